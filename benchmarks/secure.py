@@ -34,7 +34,11 @@ from strategies.base.settings import Common
 from strategies.base.transport.payload import Model
 
 RUN, STUDY = "1", "a" * 64
-SETTINGS: dict[str, Any] = {"rounds": 10_000, "weight-cap": 5.0, "secure-aggregation": True}
+SETTINGS: dict[str, Any] = {
+    "strategy": "scaffold",
+    "rounds": 10_000,
+    "secure-aggregation": True,
+}
 Vector = Any
 
 
@@ -54,7 +58,7 @@ class Ring:
         rng = np.random.default_rng(0)
         self.model = torch.from_numpy(rng.normal(size=size).astype(np.float32))
         self.trained = self.model + 0.01
-        self.round, self.weights = 1, [1] * count
+        self.round = 1
         slot = {"round": 1, "attempt": 1}
         for silo in self.silos.values():
             silo.note_samples(100)
@@ -69,7 +73,6 @@ class Ring:
             "round": self.round,
             "attempt": 1,
             "statements": [one["statement"] for one in made],
-            "weights": self.weights,
             "sealed": [one["sealed"][place] for one in made],
         }
 

@@ -114,9 +114,17 @@ def method_table() -> dict[str, dict[str, Any]]:
             "adds": s.info.adds,
             "dp": private,
             "listed": s.info.listed,
+            "sums": sum_weighting(s),
         }
         found[name] = {key: value for key, value in every.items() if value}
     return found
+
+
+def sum_weighting(method: type[PersonalizedStrategy]) -> str:
+    """Return how a method's secure sums weigh silos: samples, silos, or the setting that says it."""
+    own = keys_of(method.Settings)
+    key = "average" if "average" in own and method.info.sums else method.info.sums
+    return f"{method.info.name}.{key}" if key in own else key
 
 
 def bounded_settings() -> dict[str, str]:
@@ -159,7 +167,8 @@ def method_table_text() -> str:
         "values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means\n"
         "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;\n"
         "``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data\n"
-        "leaves with it; ``listed``: a policy must name it, ``all`` does not mean it. What is not named is not so.\n\n"
+        "leaves with it; ``listed``: a policy must name it, ``all`` does not mean it; ``sums``: how its secure sums\n"
+        "weigh silos: samples, silos (equal), or the setting with one of them. What is not named is not so.\n\n"
         "NETWORKS: the names of silofl's own networks.\n"
         "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
         "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"

@@ -30,16 +30,19 @@ from .shamir import SHARE, split
 from .statements import (
     Slot,
     Statement,
-    check_weights,
     labels_of,
     read_list,
     state,
     threshold,
+    weights_of,
     whole,
 )
 
 SUM = "secure sum"  # kind of a row in the record
-ORDER = "SELECT answer FROM disclosed WHERE kind = ? AND silo = ? AND question = ?"
+# Answers about what a round starts from, and about a round of a run, whatever it starts from
+BEFORE = (
+    "SELECT answer FROM disclosed WHERE kind = ? AND silo = ? AND (question = ? OR run LIKE ?)"
+)
 Entry = dict[str, Any]
 
 
@@ -143,7 +146,7 @@ class SecureSilo:
         return self._shared(entry)
 
     def enter(self, record: Mapping[str, Any], received: str, share: Any) -> Entered:
-        """Accept a train message: its list, its weights, its shares. ``share``: the weight that the app is to use."""
+        """Accept a train message: its list, its shares. ``share``: the weight that the app is to use."""
         slot = self._slot(record)
         entry = self._read().get(slot.order, {})
         if "answer" in entry:
@@ -160,21 +163,19 @@ class SecureSilo:
                 raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
         self._check_count(listed, len(entry["holders"]))
         run_config, names = self.agreed.run_config, [*listed]
-        weights = check_weights(record.get("weights"), listed, run_config, self.labels)
-        if share != weights[names.index(self.silo)] / sum(weights):
-            raise SiteError(f"its weight is {share!r:.40}, not what the list of weights gives")
-        texts = [one.text for one in listed.values()]
+        weights = weights_of(listed, run_config, self.labels)
+        if share != weights[self.silo] / sum(weights.values()):
+            raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
         settings = masks.settings_sha256(run_config)
         context = masks.context(
             *(self.run, slot.round, slot.attempt, received, settings),
-            [*zip(names, weights, texts, strict=True)],
+            [(name, weights[name], one.text) for name, one in listed.items()],
         )
         if entry.get("context", encoded(context)) != encoded(context):
             raise SiteError(f"round {slot.round} has come before with another model or list")
         held, faults = self._open(entry, record, names)
-        weighted = dict(zip(names, weights, strict=True))
         question = received.partition(":")[0]
-        return Entered(slot, listed, weighted, context, question, held, faults)
+        return Entered(slot, listed, weights, context, question, held, faults)
 
     def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
         """Return the masked vector, once per slot, and what the next round needs, and whose shares are none."""
@@ -277,11 +278,12 @@ class SecureSilo:
         """Write down which set, with which weights, this question is answered for. Raises SiteError after another."""
         own = digest(plain(survivors))
         with Record(self.folder).writing() as db:
-            for (before,) in db.execute(ORDER, (SUM, self.silo, question)):
+            asked = (SUM, self.silo, question, f"{slot.run}.{slot.round}.%")
+            for (before,) in db.execute(BEFORE, asked):
                 if before != own:
                     raise SiteError(
-                        "what this round starts from was summed over other silos before, and two such sums would show "
-                        "one silo's update: repeat it with the same silos, or start a run with another seed"
+                        "this round, or what it starts from, was summed over other silos before, and two such sums "
+                        "would show one silo's update: repeat it with the same silos, or start a run with another seed"
                     )
             disclose(db, SUM, silo=self.silo, run=str(slot), question=question, answer=own)
 

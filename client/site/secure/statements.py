@@ -15,6 +15,7 @@ from ..errors import SiteError
 from ..parsed import Frozen, matching, parse_values
 from ..private import load_ours
 from ..trust.envelope import SECURE, PrivateKey, seal, unseal
+from ..trust.methods import DEFAULTS, METHODS
 from ..trust.run_config import number
 from . import MOST_SILOS
 from .masks import encoded
@@ -147,19 +148,18 @@ def read_list(
     return found
 
 
-def check_weights(
-    weights: Any,
-    listed: Mapping[str, Statement],
-    run_config: Mapping[str, Any],
-    labels: Mapping[str, str],
-) -> list[int]:
-    """Return the weights of a list: all 1, or by the samples that the silos have signed. Raises SiteError.
+def weights_of(
+    listed: Mapping[str, Statement], run_config: Mapping[str, Any], labels: Mapping[str, str]
+) -> dict[str, int]:
+    """Return the weights of a list: equal, or by the samples that the silos have signed, as the method has it.
 
-    Weights that the server could choose would give a silo the sum to itself; and from sums of one round under many
-    weights, each silo's update could be computed.
+    A server that chose weights could give a silo the sum to itself. From sums with two sets of weights it could compute
+    single updates.
     """
-    counts = {name: one.samples for name, one in listed.items()}
-    own = _sums.weights_in_sum(counts, number(run_config.get("weight-cap")) or 0, labels)
-    if weights not in ([1] * len(counts), [*own.values()]):
-        raise SiteError("the list's weights are not equal, and not those of the silos' samples")
-    return [*weights]
+    by = METHODS.get(str(run_config.get("strategy")), {}).get("sums", "")
+    by = run_config.get(by, DEFAULTS.get(by, by))
+    counts = {name: one.samples if by == "samples" else 1 for name, one in listed.items()}
+    found: dict[str, int] = _sums.weights_in_sum(
+        counts, number(run_config.get("weight-cap")) or 0, labels
+    )
+    return found

@@ -140,6 +140,18 @@ def _of_people(
                 f"the study {other.study.name} was approved here on {other.when[:10]}: differencing. If your data have "
                 "changed by a few patients since, two models give these away"
             )
+            if _other_groups(study, other.study) and not other.revoked:
+                yield (
+                    f"the study {other.study.name}, approved here, has other groups of hospitals (secure-group): "
+                    "differencing. Two sums over groups of both may differ by one hospital; revoke one of the studies"
+                )
+
+
+def _other_groups(*studies: StudyProtocol) -> bool:
+    if not all(True in values(study, "secure-aggregation") for study in studies):
+        return False
+    one, other = ({*map(tuple, study.groups)} for study in studies)
+    return one != other and max(map(len, one | other), default=1) > 1
 
 
 def of_weights(file: Path, wanted: str) -> list[str]:

@@ -168,7 +168,6 @@ class SecureRounds:
             record: Any = {
                 **self._slot(),
                 "statements": texts,
-                "weights": [weights[name] for name in names],
                 "sealed": [made.sealed(name, silo) for name in names],
                 "hashes": [made.records[name]["hashes"][place:][:64] for name in names],
             }

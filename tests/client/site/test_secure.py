@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ from client.site.errors import SiteError
 from client.site.record import close_records
 from client.site.secure import masks, shamir
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import Slot, read_statement, state, threshold
-from strategies.base.aggregation.sum_weights import weights_in_sum
+from client.site.secure.statements import Slot, read_statement, state, threshold, weights_of
+from strategies.base.aggregation.sum_weights import labels_of, weights_in_sum
 
 
 @pytest.fixture
@@ -118,14 +119,13 @@ def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring: Ring) -> None:
     assert [slot[:2] for slot in json.loads(file.read_text())["slots"]] == [[1, 1]]
 
 
-@pytest.mark.parametrize("what", ["received", "weights", "settings"])
+@pytest.mark.parametrize("what", ["received", "settings"])
 def test_another_model_list_or_setting_for_one_silo_gives_noise(ring: Ring, what: str) -> None:
     vectors, masked = ring.vectors(64), {}
     for name in ring.names:
         record, received = ring.record(1, 1, ring.names, name), ""
         if name == "clinic-04":
             received = "c" * 64 if what == "received" else received
-            record["weights"] = [100 if what == "weights" else 1] * 6
             ring.settings["learning-rate"] = 0.1 if what == "settings" else 0.01
         else:
             ring.settings["learning-rate"] = 0.01
@@ -152,7 +152,7 @@ def test_a_list_that_isolates_a_silo_is_refused(ring: Ring) -> None:
     )
     own = ring.record(1, 1, ring.names[1:], "clinic-02")
     with pytest.raises(SiteError, match="lacks this silo's own last statement"):
-        ring.silos["clinic-01"].enter({**own, "weights": [1] * 5}, RECEIVED, 0.2)
+        ring.silos["clinic-01"].enter(own, RECEIVED, 0.2)
 
 
 def test_shares_that_other_silos_hold_are_refused(ring: Ring) -> None:
@@ -240,14 +240,29 @@ def test_a_replayed_or_another_rounds_slot_is_refused(ring: Ring) -> None:
 
 def test_the_server_chooses_no_weights(ring: Ring) -> None:
     record = ring.record(1, 1, ring.names, "clinic-01")
-    for bad in ([1, 1, 1, 1, 1, 2], [100, 0, 0, 0, 0, 0], [1] * 5, [1, 1, 1, 1, 1, -1], None):
-        with pytest.raises(SiteError, match="not those of the silos' samples"):
-            ring.silos["clinic-01"].enter({**record, "weights": bad}, RECEIVED, 1 / 6)
-    with pytest.raises(SiteError, match="not what the list of weights gives"):
-        ring.silos["clinic-01"].enter(record, RECEIVED, 1.0)
-    assert ring.enter("clinic-01", {**record, "weights": [100] * 6}).weights["clinic-06"] == 100
-    with pytest.raises(SiteError, match="not what the list"):
-        ring.silos["clinic-01"].enter(record, RECEIVED, 0.2)
+    for bad in (1.0, 0.2, 1, None, "1", float("nan")):
+        with pytest.raises(SiteError, match="not what the list's samples give"):
+            ring.silos["clinic-01"].enter(record, RECEIVED, bad)
+
+
+def test_a_method_weighs_in_one_way(tmp_path: Path) -> None:
+    """From sums of one run with equal weights and with those of samples, single updates could be computed."""
+    counts = dict(zip("abcdef", (100, 120, 90, 80, 110, 95), strict=True))
+    listed: Any = {name: SimpleNamespace(samples=count) for name, count in counts.items()}
+    for run, equal in (
+        ({"strategy": "fedavg"}, False),
+        ({"strategy": "scaffold"}, True),
+        ({"strategy": "fedbn"}, True),
+        ({"strategy": "fedbn", "fedbn.average": "samples"}, False),
+        ({"strategy": "per-fedavg", "per-fedavg.weighting": "uniform"}, True),
+    ):
+        found = weights_of(listed, run, labels_of([*counts]))
+        assert found == (dict.fromkeys(counts, 1) if equal else counts), run
+    ring = Ring(tmp_path, 6)
+    ring.settings["strategy"] = "fedavg"
+    ring.begin()
+    record = ring.record(1, 1, ring.names, "clinic-01")
+    assert {*ring.enter("clinic-01", record).weights.values()} == {100}
 
 
 def test_weights_are_capped_by_the_median_and_half_of_all() -> None:
@@ -299,13 +314,26 @@ def test_one_question_is_answered_for_one_set_over_all_runs(ring: Ring) -> None:
         ring.open(masked, ring.names[1:], 1, 2)
     found = ring.open(masked, ring.names, 1, 2)  # a repeat over the same set
     ring.begin(1, 3)
-    heavier = {"weights": [100] * 6}
-    silo, record = ring.silos["clinic-01"], ring.record(1, 3, ring.names, "clinic-01")
-    entered = silo.enter({**record, **heavier}, ring.received(1), 1 / 6)
-    silo.mask(vectors["clinic-01"], entered)
+    ring.settings["strategy"] = "fedavg"  # in which silos weigh 100 instead of 1
+    ring.upload(vectors, 1, 3)
     with pytest.raises(SiteError, match="summed over other silos before"):
-        silo.unmask({"round": 1, "attempt": 3, "survivors": ring.names})
+        ring.silos["clinic-01"].unmask({"round": 1, "attempt": 3, "survivors": ring.names})
     assert (found.total == plain_sum(vectors, ring.names)).all()
+
+
+def test_a_round_is_answered_for_one_set_whatever_it_starts_from(ring: Ring) -> None:
+    """A model with one bit changed, such as -0 for 0, is another question and gives the same steps."""
+    vectors, slot = ring.vectors(), {"round": 1, "attempt": 2}
+    masked, _ = ring.upload(vectors)
+    ring.open(masked, ring.names)
+    ring.begin(1, 2)
+    for name in ring.names[1:]:
+        silo = ring.silos[name]
+        entered = ring.enter(name, ring.record(1, 2, ring.names, name), "c" * 64)
+        silo.mask(vectors[name], entered)
+        with pytest.raises(SiteError, match="summed over other silos before"):
+            silo.unmask({**slot, "survivors": ring.names[1:]})
+        assert silo.unmask({**slot, "survivors": ring.names})["shares"]
 
 
 def test_false_shares_are_traced_to_their_silo(ring: Ring) -> None:

@@ -134,7 +134,6 @@ def begin(hospitals: Mapping[str, Hospital], attempt: int = 1) -> dict[str, dict
         name: {
             **slot,
             "statements": [offers[n]["statement"] for n in NAMES],
-            "weights": [1, 1, 1],
             "sealed": [offers[n]["sealed"][place] for n in NAMES],
             "hashes": [offers[n]["hashes"] for n in NAMES],
         }
@@ -163,7 +162,7 @@ def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals: dict[str, Hospit
     context = masks.context(
         *(str(RUN), 1, 1, masks.received_sha256(one.seen[0].content)),
         masks.settings_sha256(one.run),
-        [(n, 1, text) for n, text in zip(NAMES, texts, strict=True)],
+        [(n, read_statement(t).samples, t) for n, t in zip(NAMES, texts, strict=True)],
     )
     total = np.add.reduce([vector_of(masked[n]) for n in NAMES], dtype=np.uint32)
     found = open_sum(
@@ -318,7 +317,7 @@ def test_a_message_without_peers_reaches_no_app(hospitals: dict[str, Hospital]) 
     north = hospitals["north"]
     assert "names no round and attempt" in reason(north.ask("train"))
     record = sent(begin(hospitals)["north"])
-    assert "not what the list of weights gives" in reason(
+    assert "not what the list's samples give" in reason(
         north.ask("train", record, secure_share=1.0)
     )
     assert not north.seen

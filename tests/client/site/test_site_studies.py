@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -1166,6 +1167,17 @@ def test_a_draft_puts_silos_into_groups(tmp_path: Path) -> None:
             parse_study(text.replace("secure-group = 2", f"secure-group = {other}"), "f")
     file.write_text(text.replace("secure-group = 2", "secure-group = 6"))
     assert main(["study", "check", str(file)]) == 2
+    fours = parse_study(
+        text.replace("secure-group = 2", "secure-group = 4").replace("trial", "more"), "f"
+    )
+    approved = approvals.Approved(found, "me", "2026-11-26", "")
+    of_groups = [
+        line for line in dangers(fours, Policy(), [approved]) if "secure-group" in line
+    ]
+    assert "trial, approved here, has other groups of hospitals" in of_groups[0]
+    for earlier in (replace(approved, revoked="2026-11-27"), replace(approved, study=fours)):
+        lines = dangers(fours.model_copy(update={"name": "x"}), Policy(), [earlier])
+        assert not any("secure-group" in line for line in lines)
     place = studies.JoinedSilo("a", tmp_path / "state", Policy(secure_group=3, secure_peers=2))
     with pytest.raises(UserError, match="secure-group = 3, the run secure-group = 2"):
         studies.review(found, place)
