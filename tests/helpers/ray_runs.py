@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -40,9 +41,7 @@ def run_under_ray(
     app = out.parent / "app"
     with zipfile.ZipFile(io.BytesIO(build(ROOT))) as fab:
         fab.extractall(app)
-    text = " ".join(
-        f"{k}='{v}'" if isinstance(v, str) else f"{k}={v}" for k, v in values.items()
-    )
+    text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
     done = subprocess.run(
         [
             *(

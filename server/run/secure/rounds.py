@@ -196,6 +196,12 @@ class SecureRounds:
         if not self.masked:
             return total
         made, survivors = self.made, sorted(silos)
+        before = self._asked_before(made.round)
+        if missing := sorted({*before} - {*survivors}):
+            raise AttemptFailedError(
+                f"its masks were asked for over {', '.join(before)}, and now {', '.join(missing)} sent no vector: "
+                "resume the run when they are online"
+            )
         if len(survivors) < (least := threshold(len(made.holders))):
             raise AttemptFailedError(
                 f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"

@@ -110,6 +110,16 @@ def test_ray_gives_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> No
 
 
 @pytest.mark.exhaustive
+def test_ray_gives_the_same_secure_sums(ports: dict[str, str], tmp_path: Path) -> None:
+    """Integers of layers, and of their squares; masked and deployed: ``test_secure_deployed.py``."""
+    settings = {**RUN, "strategy": "fedlama", "silos": 3, "secure-aggregation": True}
+    simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
+    run_under_ray(settings, tmp_path / "there", ports)
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+    assert any("secure_silos" in row for row in rows(tmp_path / "here"))
+
+
+@pytest.mark.exhaustive
 def test_ray_maps_columns_and_labels_by_name(ports: dict[str, str], tmp_path: Path) -> None:
     """A table in another order than is declared: the numbers are those of one in the declared order."""
     (tmp_path / "turned").mkdir()

@@ -15,6 +15,8 @@ from tiny import Files, federate, random_silos, same
 from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
 from partitions.common.errors import RunFailedError
+from server.run.checkpoints import Checkpoints
+from server.run.secure.rounds import SecureRounds
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +153,47 @@ def test_a_round_that_was_asked_for_is_repeated_over_the_same_silos_only(
     secured.offline, secured.run = set(), 3
     masked, plain = go(six, tmp_path, secured, **again), go(six, tmp_path, None)
     assert same(masked.strategy.state.model, plain.strategy.state.model)
+
+
+class KilledError(BaseException):
+    """What ends the server."""
+
+
+@pytest.mark.parametrize("owner, step", [(SecureRounds, "_write_asked"), (Checkpoints, "save")])
+def test_a_server_killed_before_it_has_saved_a_sum(
+    tmp_path: Path, owner: type, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it asks for the masks of round 2, without f, or once it has opened their sum.
+
+    A resumed run asks for the same sum alone. Where e is gone, seven of nine would be enough for another one: it ends
+    with a line, and hospitals are not asked. With all eight the sum is that of before.
+    """
+    nine = random_silos(tmp_path, dict.fromkeys("abcdefghi", 6))
+    secured, folder = Secured(tmp_path, nine), {"directory": tmp_path / "run", "rounds": 2}
+    secured.lost = lambda *of: of == ("f", "train", 2)
+    done, calls = getattr(owner, step), list[int]()
+
+    def kill(self: Any, *of: Any) -> None:
+        done(self, *of) if step == "_write_asked" or not calls else None
+        calls.append(1)
+        if len(calls) == 2:
+            raise KilledError
+
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(owner, step, kill)
+        go(nine, tmp_path, secured, **folder)
+    asked = [*secured.asked]
+    assert (("a", UNMASK, 2) in asked) is (owner is Checkpoints)
+    again = {**folder, "resume": True}
+    secured.run, secured.lost = 2, lambda *of: of[:2] == ("e", "train")
+    line = "round 2, attempt 3: its masks were asked for over a, b, c, d, e, g, h, i, and now e sent no vector"
+    with pytest.raises(RunFailedError, match=f"^{line}"):
+        go(nine, tmp_path, secured, **again)
+    assert UNMASK not in [kind for _, kind, _ in secured.asked[len(asked) :]]
+    secured.run, secured.lost = 3, lambda *of: False
+    masked = go(nine, tmp_path, secured, **again)
+    close(masked, go(nine, tmp_path, absent({2}), rounds=2))
+    assert masked.values("secure_silos") == [9, 8]
 
 
 def test_three_attempts_end_the_run(six: Files, tmp_path: Path) -> None:
