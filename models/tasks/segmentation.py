@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from models.tasks.base import ENDS, SingleLossTask
 from models.training import Network, by_batch
 
 VOID = 255  # the label of an ignored pixel
+SLAB = 2**24  # most outputs of a batch that a metric takes at once
 
 
 def pixel_losses(outputs: Tensor, y: Tensor) -> Tensor:
@@ -25,15 +26,40 @@ def pixel_losses(outputs: Tensor, y: Tensor) -> Tensor:
     outputs (b, C, ...), y (b, ...) with classes 0..C-1, 0 the background; pixels of 255 are ignored. Soft Dice of a
     class is (2 sum p g + 1) / (sum p + sum g + 1), with p the softmax, and g 1 for pixels of the class, else 0.
     """
+    return loss_of_sums(*pixel_sums(outputs, y))
+
+
+def pixel_sums(outputs: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Return sums over pixels: of cross-entropies and pixels (b,), of p g, p and g (b, C - 1)."""
     counts = y != VOID
     spatial = tuple(range(1, y.dim()))
     cross = F.cross_entropy(outputs, y, reduction="none", ignore_index=VOID).sum(spatial)
-    cross = cross / counts.sum(spatial).clamp(min=1)
     p = torch.softmax(outputs, 1)[:, 1:] * counts.unsqueeze(1)
     g = torch.stack([y == c for c in range(1, outputs.shape[1])], 1).to(p.dtype)
     across = tuple(range(2, p.dim()))
-    dice = (2 * (p * g).sum(across) + 1) / (p.sum(across) + g.sum(across) + 1)
-    return cross + 1 - dice.mean(1)
+    return cross, counts.sum(spatial), (p * g).sum(across), p.sum(across), g.sum(across)
+
+
+def loss_of_sums(cross: Tensor, counts: Tensor, both: Tensor, p: Tensor, g: Tensor) -> Tensor:
+    dice = (2 * both + 1) / (p + g + 1)
+    return cross / counts.clamp(min=1) + 1 - dice.mean(1)
+
+
+def overlaps(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return |A and B| and |A| + |B| of each foreground class (b, C - 1), A the predicted pixels, B the true ones."""
+    predicted = outputs.argmax(1).masked_fill(y == VOID, VOID)
+    both, total = [], []
+    for c in range(1, outputs.shape[1]):
+        a, b = (predicted == c).flatten(1), (y == c).flatten(1)
+        both.append((a & b).sum(1))
+        total.append(a.sum(1) + b.sum(1))
+    return torch.stack(both, 1), torch.stack(total, 1)
+
+
+def in_slabs(outputs: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield outputs and labels in slabs along the first side, of about SLAB outputs each."""
+    depth = max(1, SLAB * y.shape[1] // max(1, outputs.numel()))
+    yield from zip(torch.split(outputs, depth, 2), torch.split(y, depth, 1), strict=True)
 
 
 def segmentation_loss(outputs: Tensor, y: Tensor) -> Tensor:
@@ -76,15 +102,13 @@ class Segmentation(SingleLossTask):
 
     def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss (n,) and Dice (n,) of each picture."""
-        predicted = outputs.detach().argmax(1).masked_fill(y == VOID, VOID)
-        dice = []
-        for c in range(1, outputs.shape[1]):
-            a, b = (predicted == c).flatten(1), (y == c).flatten(1)
-            total = (a.sum(1) + b.sum(1)).double()
-            dice.append(torch.where(total > 0, 2 * (a & b).sum(1) / total, torch.nan))
-        return pixel_losses(outputs.detach().double(), y).cpu(), torch.stack(dice, 1).nanmean(
-            1
-        ).cpu()
+        found = [
+            (*pixel_sums(own.double(), part.long()), *overlaps(own, part))
+            for own, part in in_slabs(outputs.detach(), y)
+        ]
+        *sums, both, total = (torch.stack(own).sum(0) for own in zip(*found, strict=True))
+        dice = torch.where(total > 0, 2 * both / total.double(), torch.nan)
+        return loss_of_sums(*sums).cpu(), dice.nanmean(1).cpu()
 
     def _summary(self, found: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
         losses, dice = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ from client.site.trust.message_rules import setting_faults
 from client.site.trust.policy import Policy
 from models.initialisation import flat_model
 from models.samples import Samples
-from models.tasks import task_of
+from models.tasks import segmentation, task_of
 from models.tasks.patches import Patches, Window, read_sides
 from partitions.common.errors import UserError
+from partitions.npz import write_npz
 from partitions.silo_file import read_silo_file
 from partitions.stored import OnDisk
 from server.results.history import History
@@ -234,3 +237,81 @@ def test_a_window_of_a_linear_network_is_the_network():
     x = torch.rand(2, 1, 7, 9, 8)
     outputs = Window((4, 4, 4))(lambda part: torch.cat([part, 1 - part], 1), x)
     torch.testing.assert_close(outputs, torch.cat([x, 1 - x], 1))
+
+
+LIMITED = """
+import resource, sys
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+import torch
+from torch import nn
+from models.flat import FlatModel
+from models.samples import Samples
+from models.tasks import segmentation, task_of
+from models.tasks.patches import Patches, Window, sliding_window
+from models.training import loss_gradient
+from partitions.npz import write_npz
+from partitions.silo_file import read_silo_file
+
+torch.set_num_threads(1)
+sides, rng = (64, 128, 128), torch.Generator().manual_seed(0)
+task, model, window = task_of("segmentation"), FlatModel(nn.Conv3d(1, 2, 1)), Window(sides)
+sliding_window()
+line = next(l for l in open("/proc/self/status") if l.startswith("VmData"))
+most = int(line.split()[1]) * 1024 + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+data = read_silo_file(Path(sys.argv[1]))
+train, test = (Samples(s.x, s.y, window=window) for s in (data.train, data.test))
+place = partial(Patches(sides, 1, 0.5).place, rng=rng)
+for x, y in train.cuts(torch.arange(len(train)).split(2), place):
+    loss_gradient(model, x, y, task.own_loss)
+print("done", len(train), task.evaluate(model, test)["dice"])
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(sys.platform != "linux", reason="limits what Linux counts")
+def test_cts_train_in_less_memory_than_they_have(tmp_path: Path) -> None:
+    """20 of 512 x 512 x 200, 3.1 GB with their outlines, in 2 GB; one of them is drawn and measured whole."""
+    whole, counts = (200, 512, 512), {"train": 18, "val": 1, "test": 1}
+    scan = np.broadcast_to(np.arange(200, dtype=np.int16)[:, None, None], (1, *whole))
+    mask = np.zeros(whole, np.uint8)
+    mask[20:40, 100:140, 200:240] = 1
+    arrays: dict[str, Any] = {"task": np.array("segmentation"), "classes": np.array(2)}
+    samples = {}
+    for split, n in counts.items():
+        for name, one in ((f"x_{split}", scan), (f"y_{split}", mask)):
+            arrays[name] = np.broadcast_to(one, (n, *one.shape))
+            samples[name] = [one] * n
+    write_npz(tmp_path / "cts.npz", arrays, samples)
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            LIMITED,
+            str(tmp_path / "cts.npz"),
+            str(2 * 10**9),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert found.stdout.startswith("done 18"), found.stderr[-2000:]
+    (tmp_path / "cts.npz").unlink()
+
+
+def test_a_large_volume_is_measured_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses and Dice of 3 samples are those of the whole."""
+    outputs = torch.randn(3, 4, 9, 6, 5, generator=rng())
+    y = torch.randint(0, 4, (3, 9, 6, 5), generator=rng(1))
+    y[0, :2] = 255
+    task = task_of("segmentation")
+    whole = task.measure(outputs, y)
+    monkeypatch.setattr(segmentation, "SLAB", 800)
+    assert len(list(segmentation.in_slabs(outputs, y))) == 5
+    assert task.measure(outputs, y) == pytest.approx(whole, rel=1e-12)
