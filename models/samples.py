@@ -20,7 +20,7 @@ from partitions.stored import OnDisk, sample_digests
 
 MOST_AT_ONCE = 512  # samples in an evaluation batch
 
-VALUES = 2**23  # most values in an evaluation batch
+VALUES = 2**22  # most values in an evaluation batch
 
 VOLUME_VALUES = 2**21  # most values in an evaluation batch of volumes
 
