@@ -7,6 +7,7 @@ are cached across messages while the process lives.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -72,11 +73,25 @@ def device_of(settings: RunSettings, context: Context) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        if share := gpu_share(os.environ):
+            torch.cuda.set_per_process_memory_fraction(share, device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(
             f"device '{name}' cannot be used here: {str(error).splitlines()[0]}"
         ) from error
     return device
+
+
+def gpu_share(environment: Mapping[str, str]) -> float:
+    """Return the silo's share of its GPU's memory, SILOFL_GPU_SHARE; 0: no limit. Raises UserError."""
+    text = environment.get("SILOFL_GPU_SHARE", "")
+    try:
+        share = float(text or 0)
+    except ValueError:
+        share = math.nan
+    if text and not 0 < share <= 1:
+        raise UserError(f"SILOFL_GPU_SHARE = {text[:40]}: above 0 and at most 1, such as 0.25")
+    return share
 
 
 # ---------------------------------------------------------------------------------------------------------------------

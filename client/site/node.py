@@ -30,6 +30,15 @@ VARIABLE = re.compile(
     r"""(?P<key>[A-Z][A-Z0-9_]*)=(?P<quote>["']?)(?P<value>[^'"$`\\#]*)(?P=quote) *"""
 )
 
+MIG = "MIG-"  # how the name of a part of a GPU starts (nvidia-smi -L)
+FIRST_GPU = "cuda:0"
+
+
+def gpu_environment(device: str, share: float | None = None) -> dict[str, str]:
+    """Return the variables by which a silo sees its MIG device alone, as its first GPU, and takes its share of one."""
+    seen = {"CUDA_VISIBLE_DEVICES": device} if device.startswith(MIG) else {}
+    return seen | ({} if share is None else {"SILOFL_GPU_SHARE": f"{share:g}"})
+
 
 @dataclass(frozen=True)
 class Site:
@@ -76,7 +85,7 @@ class Site:
         return {
             "name": self.name,
             "data": str(self.data),
-            "device": self.device,
+            "device": FIRST_GPU if self.device.startswith(MIG) else self.device,
             "state-dir": str(self.state),
         }
 

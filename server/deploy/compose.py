@@ -19,7 +19,7 @@ from textwrap import indent
 
 import yaml
 
-from client.site.node import Site
+from client.site.node import Site, gpu_environment
 from client.site.runtime.launch import THIS_MACHINE, superlink_command, supernode_command
 from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError
@@ -197,6 +197,7 @@ def silo_service(silo: SiloEntry, context: str, built: Container[str]) -> str:
         "SILOFL_DEVICE": device,
         "SILOFL_POLICY": POLICY if own_policy else silo.policy,
     }
+    environment |= gpu_environment("", silo.gpu_share)
     site = Site.from_environment({**environment, "SILOFL_SERVER": f"{SERVER}:{FLEET_PORT}"})
     volumes: list[object] = [f"{silo.name}-site:/site:ro", f"{silo.name}-state:/state"]
     volumes.append(

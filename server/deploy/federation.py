@@ -52,7 +52,8 @@ LARGEST = 1 << 20
 TAKEN = ("default", "local", "supergrid")  # entries of Flower's own configuration
 # Not in `run`
 OF_A_RUN = {"dataset", "partition", "data-dir", "silos", "agreed", "resume", "out", "hold-out"}
-DEVICE = r"cpu|cuda:\d{1,3}"
+HYPHENS = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
+DEVICE = r"cpu|cuda:\d{1,3}|MIG-[0-9A-Za-z/-]{1,100}|\d{1,3}:\d{1,3}"
 
 Name = Annotated[
     str,
@@ -69,7 +70,7 @@ class Server(Frozen):
     `public`: HOST:PORT that hospitals elsewhere use instead, of a proxy in front of the Fleet port.
     """
 
-    model_config = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
+    model_config = HYPHENS
 
     address: Annotated[
         str,
@@ -203,12 +204,17 @@ def policy_file(named: object, info: ValidationInfo[FederationPlace]) -> str:
 class SiloEntry(Frozen):
     """One silo; `data` is None for a silo with a part of the demo data."""
 
+    model_config = HYPHENS
     name: Name
-    device: Annotated[str, matching(DEVICE, "use cpu, or cuda:0 and so on")] = "cpu"
+    device: Annotated[
+        str, matching(DEVICE, "use cpu, cuda:0 and so on, MIG-UUID, or 0:1 of MIG")
+    ] = "cpu"
     data: Annotated[Path | None, PlainValidator(data_file)]
     memory: Annotated[
         str, matching(r"|[1-9]\d*(\.\d+)?[kmgKMG][bB]?", "write for example 2g or 512m")
     ] = ""
+    # The share of its GPU's memory; None: all that it gets
+    gpu_share: Annotated[float, Field(gt=0, le=1)] | None = None
     # a file, `public`, or nothing, which means the defaults
     policy: Annotated[Any, PlainValidator(policy_file)] = Field(None, validate_default=True)
     # Its weight as a number of training samples; None: as reported

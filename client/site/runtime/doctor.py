@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from client.site.node import Site
+from client.site.node import FIRST_GPU, Site, gpu_environment
 from client.site.runtime.connection import connection_checks
 from client.site.study.approvals import REQUIRED, list_approved
 from client.site.trust.pins import read_pins
@@ -24,7 +26,7 @@ def site_checks(site: Site, environment: Mapping[str, str] | None = None) -> lis
         version_check(site),
         *data_checks(site.data, site.schema),
         *state_checks(site.state),
-        device_check(site.device),
+        device_check(site),
     ]
     checks += pin_checks(site.allowed_apps)
     checks.append(policy_check(site.policy))
@@ -130,16 +132,36 @@ def state_checks(path: Path) -> list[Check]:
     return [Check("state directory", True, f"{path} can be written")]
 
 
-def device_check(device: str) -> Check:
-    """Check that PyTorch finds the silo's device."""
+KERNEL = """
+import sys, torch
+device = torch.device(sys.argv[1])
+x = torch.ones(64, 64, device=device)
+assert float((x @ x).sum()) == 64**3, "a product of matrices is wrong"
+print(torch.cuda.get_device_name(device) if device.type == "cuda" else "this machine's CPU")
+"""
+
+
+def device_check(site: Site) -> Check:
+    """Check that PyTorch computes on the silo's GPU: a product of matrices, in a process of its own."""
+    device, own = site.device, site.node_config["device"]
     if device == "cpu":
         return Check("device", True, "cpu")
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL, own],
+        env={**os.environ, **gpu_environment(device)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return Check("device", True, f"{device}: {done.stdout.strip()} computes")
     import torch
 
     count = torch.cuda.device_count()
-    number = int(device.partition(":")[2] or 0)
-    if number < count:
-        return Check("device", True, f"{device}: {torch.cuda.get_device_name(number)}")
+    if count and own in (FIRST_GPU, *(f"cuda:{i}" for i in range(count))):
+        said = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
+        fix = "nvidia-smi -L lists the GPUs, and MIG devices by their names"
+        return Check("device", False, f"{device}: {said}", f"{fix}; or set the device to cpu")
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         detail = "this PyTorch is built for CPUs"
         fix = "use the GPU image (build argument TORCH_INDEX=)"

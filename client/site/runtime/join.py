@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from client.site.node import Site
+from client.site.node import Site, gpu_environment
 from client.site.runtime.doctor import first_failure, one_line, site_checks, table
 from client.site.runtime.launch import (
     free_ports,
@@ -99,7 +99,11 @@ def _take_part(
     command = supernode_command(site, program=own_supernode(), port=port)
     environment = silo_environment(folder / "flower", template_socket=folder / "warm.sock")
     environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
-    environment |= {"SILOFL_SERVER": site.server, **way}  # the sender in the audit log
+    environment |= {
+        "SILOFL_SERVER": site.server,
+        **way,
+        **gpu_environment(site.device),
+    }  # the sender in the audit log
     return run(site, command, environment, online=folder / "online", echo=echo)
 
 

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from client.site.node import Site
+from client.site.node import Site, gpu_environment
 from client.site.runtime.launch import (
     LOOPBACK,
     THIS_MACHINE,
@@ -123,6 +123,7 @@ def start_silo(local: LocalFederation, silo: LocalSilo) -> Process:
     }
     # The server's name in the audit log
     environment |= {"SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"}
+    environment |= gpu_environment(silo.device, silo.gpu_share)
     return start_part(local, silo.name, command, environment)
 
 

@@ -34,6 +34,7 @@ class LocalSilo(Frozen):
     state_dir: str
     port: int
     policy: str = ""
+    gpu_share: float | None = None  # of its GPU's memory
 
 
 class LocalFederation(UpFederation):

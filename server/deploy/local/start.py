@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from client.site.flower import REFUSED
+from client.site.node import MIG
 from client.site.runtime.launch import LOOPBACK, THIS_MACHINE, free_ports
 from client.site.runtime.template import template_command
 from partitions.common.errors import UserError
@@ -121,7 +122,15 @@ def check_devices(federation: Federation) -> None:
 
     count = torch.cuda.device_count()
     for silo in wanted:
-        if int(silo.device.removeprefix("cuda:")) >= count:
+        if silo.device[0].isdigit():
+            raise UserError(
+                f"{federation.path}: silo {silo.name}: device {silo.device} is a container's name of a MIG device; "
+                "here it is MIG-UUID, as nvidia-smi -L lists it"
+            )
+        # PyTorch counts no MIG devices
+        if silo.device.startswith(MIG) and count:
+            continue
+        if silo.device.startswith(MIG) or int(silo.device.removeprefix("cuda:")) >= count:
             raise UserError(
                 f"{federation.path}: silo {silo.name}: device {silo.device} is not there; "
                 f"this machine has {count} GPUs that PyTorch can use"
@@ -161,6 +170,7 @@ def plan(
             state_dir=str(directory / "silos" / silo.name),
             port=old_ports.get(silo.name) or next(ports),
             policy=silo.policy,
+            gpu_share=silo.gpu_share,
         )
         for silo in federation.silos
     ]

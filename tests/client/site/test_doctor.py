@@ -2,6 +2,8 @@
 
 import datetime
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ import pytest
 from middlebox import TlsServer
 from superlink import SuperLink, superlink
 
-from client.site.node import Site
+from client.local_data import gpu_share
+from client.site.node import Site, gpu_environment
 from client.site.runtime import connection, doctor
 from client.site.runtime.connection import certificate_checks, connection_checks, key_checks
 from client.site.runtime.doctor import (
@@ -30,6 +33,7 @@ from client.site.runtime.doctor import (
 )
 from client.site.runtime.launch import free_ports
 from client.site.runtime.route import Way, port_check, resolve_check
+from partitions.common.errors import UserError
 from partitions.silo_file import Check
 from server.cli.main import main
 from server.deploy import credentials as credentials_module
@@ -231,14 +235,36 @@ def test_state_directory(tmp_path: Path) -> None:
     assert not only(state_checks(tmp_path / "file")).ok
 
 
-def test_a_gpu_that_is_not_there() -> None:
-    assert device_check("cpu").ok
-    check = device_check("cuda:97")
+@pytest.mark.parametrize("device", ["cuda:97", "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"])
+def test_a_gpu_that_is_not_there(device: str, tmp_path: Path) -> None:
+    check = device_check(Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path, device))
+    assert not check.ok and check.detail.startswith(f"{device}: ")
+    assert check.fix.endswith("or set the device to cpu")
+
+
+def test_the_device_computes(tmp_path: Path) -> None:
+    """The program that a GPU runs, on a CPU."""
+    assert device_check(Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path)).ok
+    command = [sys.executable, "-c", doctor.KERNEL]
+    assert subprocess.check_output([*command, "cpu"], text=True) == "this machine's CPU\n"
+    assert subprocess.run([*command, "meta"], capture_output=True, check=False).returncode
+
+
+def test_a_part_of_a_gpu_is_the_first_that_its_process_sees(tmp_path: Path) -> None:
+    name = "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"
     assert (
-        not check.ok
-        and "cuda:97" in check.detail
-        and check.fix.endswith("or set the device to cpu")
+        Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path, name).node_config["device"]
+        == "cuda:0"
     )
+    assert gpu_environment(name, 0.25) == {
+        "CUDA_VISIBLE_DEVICES": name,
+        "SILOFL_GPU_SHARE": "0.25",
+    }
+    assert not gpu_environment("cuda:1") and not gpu_environment("cpu")
+    assert gpu_share({}) == 0 and gpu_share(gpu_environment("cuda:0", 0.25)) == 0.25
+    for text in ("0", "1.5", "-1", "nan", "half"):
+        with pytest.raises(UserError, match="above 0 and at most 1"):
+            gpu_share({"SILOFL_GPU_SHARE": text})
 
 
 def test_versions(tmp_path: Path) -> None:

@@ -174,14 +174,25 @@ def test_server_with_an_address_listens_for_other_machines(tmp_path: Path) -> No
     )
 
 
+MIG = "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"
+
+
 def test_gpu_silos_get_their_gpu_and_know_it_as_cuda_0(tmp_path: Path) -> None:
     federation = federation_of(
         tmp_path,
         "name: net\ndemo: {dataset: digits}\nsilos:\n"
         "  - {name: a, device: 'cuda:1', data: demo, memory: 8g}\n  - {name: b, data: demo}\n"
-        "  - {name: c, device: 'cuda:0', data: demo}\n",
+        "  - {name: c, device: 'cuda:0', data: demo}\n"
+        f"  - {{name: d, device: '{MIG}', data: demo, gpu-share: 0.5}}\n"
+        "  - {name: e, device: '0:1', data: demo}\n",
     )
     services = made(federation)["services"]
+    for name, device in (("d", MIG), ("e", "0:1")):
+        (reserved,) = services[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert reserved["device_ids"] == [device]
+        assert services[name]["environment"]["SILOFL_DEVICE"] == "cuda:0"
+    assert str(services["d"]["environment"]["SILOFL_GPU_SHARE"]) == "0.5"
+    assert "SILOFL_GPU_SHARE" not in services["e"]["environment"]
     devices = services["a"]["deploy"]["resources"]["reservations"]["devices"]
     assert devices == [{"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu"]}]
     assert services["a"]["image"].endswith("-gpu") and services["a"]["mem_limit"] == "8g"

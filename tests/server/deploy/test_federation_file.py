@@ -309,7 +309,11 @@ def test_not_all_silos_are_held_out(tmp_path: Path) -> None:
         ("name: north", "name: hospital-01", "silos: the name hospital-01 is there 2 times"),
         ("name: north", "name: Nord", "silos.2.name = 'Nord': use 1 to 63"),
         ("name: north, ", "", "the key silos.2.name is missing"),
-        ('"cuda:1"', "gpu", "silos.2.device = 'gpu': use cpu, or cuda:0 and so on"),
+        ('"cuda:1"', "gpu", "silos.2.device = 'gpu': use cpu, cuda:0 and so on"),
+        ('"cuda:1"', "1:2", "silos.2.device = 62: must be a valid string"),  # YAML's base 60
+        ('"cuda:1"', "MIG-", "silos.2.device = 'MIG-': use cpu"),
+        ("memory: 4g", "gpu-share: 0", "silos.2.gpu-share = 0: must be"),
+        ("memory: 4g", "gpu-share: 1.5", "silos.2.gpu-share = 1.5: must be"),
         ('"cuda:1"', '"cuda:-1"', "silos.2.device = 'cuda:-1': use cpu"),
         ('"cuda:1"', "1", "silos.2.device = 1: must be a valid string"),
         ("memory: 4g", "memory: lots", "silos.2.memory = 'lots': write for example 2g or 512m"),
