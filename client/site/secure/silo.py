@@ -11,7 +11,7 @@ arrays. Two sums over different sets that start from one model would differ by s
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -44,6 +44,7 @@ BEFORE = (
     "SELECT answer FROM disclosed WHERE kind = ? AND silo = ? AND (question = ? OR run LIKE ?)"
 )
 Entry = dict[str, Any]
+BYTES = "="  # key of bytes in the file; no silo has this name
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class Entered:
     weights: dict[str, int]
     context: bytes
     question: str
-    held: dict[str, str]
-    faults: list[str] = field(default_factory=list)
+    held: dict[str, bytes]
+    faults: list[str]
 
 
 def _count(value: Any) -> int:
@@ -85,6 +86,15 @@ def begun(entry: Entry) -> bool:
 def hashes_of(share: bytes) -> bytes:
     """Return the SHA-256 of both halves of a share, 64 bytes."""
     return bytes.fromhex(digest(share[:SHARE]) + digest(share[SHARE:]))
+
+
+def _shared(entry: Entry) -> Entry:
+    """Return what leaves of a slot's secrets."""
+    return {key: entry[key] for key in ("statement", "sealed", "hashes") if key in entry}
+
+
+def _bytes(found: Entry) -> Any:
+    return decoded(found[BYTES]) if BYTES in found else found
 
 
 class SecureSilo:
@@ -124,7 +134,7 @@ class SecureSilo:
         if "keys" not in entry:
             private = secrets.token_bytes(32)
             text = self._state(slot, "keys", masks.public_of(private))
-            entry = {"keys": text, "seal": encoded(private)}
+            entry = {"keys": text, "seal": private}
         self._write({slot.order: entry})
         return {"statement": entry["keys"]}
 
@@ -141,9 +151,9 @@ class SecureSilo:
         if entry.get("origin", origin) != origin:
             raise SiteError(f"the shares of round {slot.round} were made for another list")
         if "b" not in entry:
-            entry |= self._share(slot, decoded(entry["seal"]), holders)
+            entry |= self._share(slot, entry["seal"], holders)
             self._write(slots)
-        return self._shared(entry)
+        return _shared(entry)
 
     def enter(self, record: Mapping[str, Any], received: str, share: Any) -> Entered:
         """Accept a train message: its list, its shares. ``share``: the weight that the app is to use."""
@@ -171,7 +181,7 @@ class SecureSilo:
             *(self.run, slot.round, slot.attempt, received, settings),
             [(name, weights[name], one.text) for name, one in listed.items()],
         )
-        if entry.get("context", encoded(context)) != encoded(context):
+        if entry.get("context", context) != context:
             raise SiteError(f"round {slot.round} has come before with another model or list")
         held, faults = self._open(entry, record, names)
         question = received.partition(":")[0]
@@ -187,26 +197,25 @@ class SecureSilo:
             "vector": own,
             "names": names,
             "weights": entered.weights,
-            "context": encoded(entered.context),
+            "context": entered.context,
             "question": entered.question,
             "held": entered.held,
         }
-        private, plus, minus = decoded(entry["s"]), list[bytes](), list[bytes]()
+        plus, minus = list[bytes](), list[bytes]()
         for name in [name for name in names if name != self.silo]:
             other = decoded(entered.statements[name].mask)
-            seed = masks.pair_seed(private, other, entered.context, name)
+            seed = masks.pair_seed(entry["s"], other, entered.context, name)
             (plus if self.silo < name else minus).append(seed)
-        plus.append(masks.self_seed(decoded(entry["b"]), entered.context))
+        plus.append(masks.self_seed(entry["b"], entered.context))
         following = Slot(self.run, slot.round + 1, 1)
         kept = {slot.order: entry}
         if following.round <= (number(self.agreed.run_config.get("rounds")) or 0):
             found, origin = slots.get(following.order, {}), self._origin(entered.statements)
             if found.get("origin") != origin:
-                found = self._share(following, decoded(entry["seal"]), entered.statements)
+                found = self._share(following, entry["seal"], entered.statements)
             kept[following.order] = found
         self._write(kept)
-        ahead = kept.get(following.order)
-        out = self._shared(ahead) if ahead else {}
+        out = _shared(kept.get(following.order, {}))
         out |= {"unreadable": entered.faults} if entered.faults else {}
         return masks.add(vector, plus, minus), out
 
@@ -223,16 +232,15 @@ class SecureSilo:
         if "answer" not in entry:
             weights = {name: entry["weights"][name] for name in survivors}
             self._note(entry["question"], weights, slot)
-            shares = [
-                self._half(entry["held"].get(name, ""), name in survivors) for name in names
-            ]
+            halves = {True: slice(SHARE), False: slice(SHARE, None)}
+            shares = [entry["held"].get(name, b"")[halves[name in survivors]] for name in names]
             kept = {key: entry[key] for key in ("names", "holders", "question")}
             slots[slot.order] = entry = {**kept, "survivors": survivors, "answer": shares}
             self._write(slots)
         if entry["survivors"] != survivors:
             raise SiteError(f"round {slot.round} was answered for other survivors")
         self.gone = [name for name in names if name not in survivors]
-        return {"shares": [decoded(share) for share in entry["answer"]]}
+        return {"shares": entry["answer"]}
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
@@ -297,25 +305,18 @@ class SecureSilo:
     def _share(self, slot: Slot, private: bytes, holders: Mapping[str, Statement]) -> Entry:
         """Return a slot's new secrets, their shares sealed to the holders, and keys to open the holders' own."""
         b, s, seal = (secrets.token_bytes(32) for _ in range(3))
-        count = len(holders)
-        shares = [
-            one + two
-            for one, two in zip(
-                split(b, count, threshold(count)),
-                split(s, count, threshold(count)),
-                strict=True,
-            )
-        ]
-        sealed, opens, held = list[str](), dict[str, str](), ""
+        halves = (split(secret, len(holders), threshold(len(holders))) for secret in (b, s))
+        shares = [one + two for one, two in zip(*halves, strict=True)]
+        sealed, opens, held = list[bytes](), dict[str, bytes](), b""
         for (name, one), share in zip(holders.items(), shares, strict=True):
             if name == self.silo:
-                held = encoded(share)
-                sealed.append("")
+                held = share
+                sealed.append(b"")
                 continue
             shared = masks.agree(private, decoded(one.seal), name)
             key = masks.sealing_key(shared, str(slot), self.silo, name)
-            sealed.append(encoded(masks.seal_shares(key, share)))
-            opens[name] = encoded(masks.sealing_key(shared, str(slot), name, self.silo))
+            sealed.append(masks.seal_shares(key, share))
+            opens[name] = masks.sealing_key(shared, str(slot), name, self.silo)
         hashes = b"".join(map(hashes_of, shares))
         text = self._state(
             slot,
@@ -326,26 +327,17 @@ class SecureSilo:
             shares=digest(hashes),
             holders=digest("\n".join(holders).encode()),
         )
-        own = {"b": encoded(b), "s": encoded(s), "seal": encoded(seal), "share": held}
-        out = {"statement": text, "sealed": sealed, "hashes": encoded(hashes)}
+        own = {"b": b, "s": s, "seal": seal, "share": held}
+        out = {"statement": text, "sealed": sealed, "hashes": hashes}
         ties = {"holders": [*holders], "opens": opens, "origin": self._origin(holders)}
         return {**own, **out, **ties}
-
-    def _shared(self, entry: Entry) -> Entry:
-        """Return what leaves of a slot's secrets."""
-        sealed = [decoded(one) for one in entry["sealed"]]
-        return {
-            "statement": entry["statement"],
-            "sealed": sealed,
-            "hashes": decoded(entry["hashes"]),
-        }
 
     def _origin(self, statements: Mapping[str, Statement]) -> str:
         return digest("\n".join(one.text for one in statements.values()).encode())
 
     def _open(
         self, entry: Entry, record: Mapping[str, Any], names: Sequence[str]
-    ) -> tuple[dict[str, str], list[str]]:
+    ) -> tuple[dict[str, bytes], list[str]]:
         """Return the shares that peers have sealed for this silo, and who sealed none, or others than it has signed.
 
         A message may have the hashes that they have signed. A false hash makes a silo name an innocent one, no more.
@@ -361,25 +353,21 @@ class SecureSilo:
             if name == self.silo:
                 continue
             try:
-                opener = ChaCha20Poly1305(decoded(entry["opens"][name]))
+                opener = ChaCha20Poly1305(entry["opens"][name])
                 share = opener.decrypt(masks.ONCE, one, None)
                 if len(share) != 2 * SHARE or (signed and hashes_of(share) != signed):
                     raise InvalidTag
-                held[name] = encoded(share)
+                held[name] = share
             except (InvalidTag, ValueError):
                 faults.append(name)
         return held, faults
-
-    def _half(self, held: str, survives: bool) -> str:
-        share = decoded(held)
-        return encoded(share[:SHARE] if survives else share[SHARE:])
 
     # --- the disk -------------------------------------------------------------------------------------------------
 
     def _read(self) -> dict[tuple[int, int], Entry]:
         """Return this run's slots by round and attempt; empty where another run was the last."""
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            found = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_bytes)
             if found["run"] != self.run:
                 return {}
             self.samples = int(found["samples"])
@@ -395,6 +383,5 @@ class SecureSilo:
         """Write this run's slots; other runs, and slots that are not among them, are erased."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         listed = [[*order, entry] for order, entry in slots.items()]
-        write_whole(
-            self.path, json.dumps({"run": self.run, "samples": self.samples, "slots": listed})
-        )
+        content = {"run": self.run, "samples": self.samples, "slots": listed}
+        write_whole(self.path, json.dumps(content, default=lambda one: {BYTES: encoded(one)}))
