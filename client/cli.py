@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,6 @@ def check_bundle(args: argparse.Namespace) -> None:
 def join(args: argparse.Namespace) -> int:
     from client.site.runtime.join import join as take_part
 
-    if args.via_ca and not args.via:
-        raise UserError("--via-ca belongs to --via URL")
     return take_part(
         args.bundle,
         args.data,
@@ -66,16 +65,20 @@ def join(args: argparse.Namespace) -> int:
         policy=args.policy,
         signed_by=args.signed_by,
         allow_older=args.allow_older,
-        via=partial(link_of, args.via, args.via_ca) if args.via else None,
+        via=link_asked(args),
         echo=lambda line: print(line, flush=True),
     )
 
 
-def link_of(url: str, ca_file: Path | None, site: Any) -> Any:
-    """Return the link of a silo to the relay at `url`."""
+def link_asked(args: argparse.Namespace) -> Callable[[Any], Any] | None:
+    """Return what makes a silo's link to the relay of `--via`; None without it. Raises UserError."""
+    if not args.via and args.via_ca:
+        raise UserError("--via-ca belongs to --via URL")
+    if not args.via:
+        return None
     from client.link.local_end import Link
 
-    return Link(url, site, ca_file)
+    return partial(Link, args.via, ca_file=args.via_ca)
 
 
 def policy(args: argparse.Namespace) -> None:
@@ -110,6 +113,20 @@ def audit(args: argparse.Namespace) -> None:
         raise UserError(f"the audit log is not whole, {len(faults)} faults: {faults[0]}")
 
 
+VIA = (
+    option(
+        "--via",
+        "URL",
+        "go through proxies to this relay of the server, https://HOST/link (default: directly)",
+        default="",
+    ),
+    option(
+        "--via-ca",
+        "FILE",
+        "CA certificates to trust on the way to it, besides this system's",
+        type=Path,
+    ),
+)
 SIGNED_BY = (
     option(
         "--signed-by",
@@ -199,18 +216,7 @@ COMMANDS = (
                 "this hospital's policy.toml (default: the bundle's)",
                 type=Path,
             ),
-            option(
-                "--via",
-                "URL",
-                "go through proxies to this relay of the server, https://HOST/link (default: directly)",
-                default="",
-            ),
-            option(
-                "--via-ca",
-                "FILE",
-                "CA certificates to trust on the way to it, besides this system's",
-                type=Path,
-            ),
+            *VIA,
             *SIGNED_BY,
         ),
         examples=(

@@ -55,6 +55,9 @@ def main(command: list[str]) -> int:
         server = Connection("registrar", "control:8000", "/server/ca.crt")
         keep_registrations(server, Path("/server/registered.json"), Path("/tmp/registered"))
     elif command[:1] == ["flower-supernode"]:
+        from contextlib import nullcontext
+
+        from client.link.local_end import Link
         from client.site.node import Site
         from client.site.runtime.launch import own_supernode, threads
         from client.site.runtime.supervisor import run
@@ -66,13 +69,14 @@ def main(command: list[str]) -> int:
         sharing = int(os.environ.get("SILOFL_SHARING") or 1)
         os.environ.setdefault("OMP_NUM_THREADS", threads(sharing))
         command = [*own_supernode(), *command[1:]]
-        return run(
-            site,
-            command,
-            os.environ,
-            online=Path("/tmp/online"),
-            echo=lambda line: print(line, flush=True),
-        )
+        with Link.of_container(site, os.environ) or nullcontext() as link:
+            return run(
+                site,
+                command,
+                {**os.environ, **(link.environment if link else {})},
+                online=Path("/tmp/online"),
+                echo=lambda line: print(line, flush=True),
+            )
     os.execvp(command[0], command)
 
 
@@ -102,6 +106,7 @@ def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
     Where the consortium signed them, who it was is remembered there, and nobody else's, nor older ones, are taken
     afterwards. `root` is for tests.
     """
+    from client.link.local_end import VIA_CA
     from client.site.trust.bundle import read_bundle
     from client.site.trust.signing import check_signed
 
@@ -119,7 +124,10 @@ def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
     give = os.chown if os.geteuid() == 0 else lambda path, user, group: None
     for path in (site, state, *state.rglob("*")):  # it may have been another user's
         give(path, int(user), int(group or user))
-    readable = dict.fromkeys(("ca.crt", "allowed-apps", "policy.toml", "schema.json"), 0o444)
+    if (own := bundle / VIA_CA).is_file():  # the hospital's: of a proxy that opens TLS
+        files[VIA_CA] = own.read_bytes()
+    names = ("ca.crt", "allowed-apps", "policy.toml", "schema.json", VIA_CA)
+    readable = dict.fromkeys(names, 0o444)
     for name, mode in {**readable, "node.key": 0o400}.items():
         target = site / name
         target.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -43,6 +43,7 @@ OPEN_SECONDS = 20.0
 POST_SECONDS = 60.0  # without a byte; the relay answers a POST that waits after 20
 MOST_CONNECTIONS = 16  # of this silo's gRPC at once; it needs one or two
 NAME = "link"
+VIA_CA = "via-ca.crt"  # beside a container's compose file, and then in /site
 
 
 class NoLink(Exception):
@@ -64,6 +65,13 @@ class Link:
         self.token = secrets.token_urlsafe(16)
         self.by_posts = False  # a proxy let no WebSocket through
         self.places = threading.Semaphore(MOST_CONNECTIONS)
+
+    @classmethod
+    def of_container(cls, site: Site, variables: Mapping[str, str]) -> "Link | None":
+        """Return the link of a silo's container, with the CA that lies beside its certificate; None without one."""
+        ca_file = site.ca_certificate.with_name(VIA_CA)
+        url = variables.get("SILOFL_VIA")
+        return cls(url, site, ca_file if ca_file.exists() else None) if url else None
 
     @property
     def environment(self) -> dict[str, str]:

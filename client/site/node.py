@@ -2,7 +2,8 @@
 
 Environment of a silo's container: `SILOFL_NAME`, `SILOFL_SERVER` (host:port), `SILOFL_DEVICE`,
 `SILOFL_ALLOWED_APPS` (see `trust.pins`), `SILOFL_POLICY` (see `trust.policy`), `SILOFL_WEIGHTS` (a folder of
-files that runs start from) and `SILOFL_FLWR` (the server's version of Flower). `Site.from_environment` defines where
+files that runs start from), `SILOFL_FLWR` (the server's version of Flower) and `SILOFL_VIA` (the server's relay, if
+the silo goes over a link). `Site.from_environment` defines where
 its files are.
 """
 
@@ -23,7 +24,7 @@ VARIABLES = (
         "SILOFL_DEVICE",
         "SILOFL_RESIDENT_MINUTES",
     ),
-    *("SILOFL_IMAGE", "SILOFL_FLWR", "SILOFL_KEY"),
+    *("SILOFL_IMAGE", "SILOFL_FLWR", "SILOFL_KEY", "SILOFL_VIA"),
 )
 
 VARIABLE = re.compile(

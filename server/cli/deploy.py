@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from client.cli import VIA
 from client.commands.table import Command, flag, option
 from partitions.common.errors import UserError
 from server.cli.options import CONNECTION, FEDERATION, FEDERATION_FILE, FILE, SIGN_WITH
@@ -200,7 +201,7 @@ def doctor(args: argparse.Namespace) -> None:
         checks = server_checks(federation, args.connection or federation.name)
     else:
         echo = partial(print, file=sys.stderr if args.json else sys.stdout)
-        subject, checks = site_doctor(what, args.data, args.policy, echo)
+        subject, checks = site_doctor(args, echo)
     print(as_json(checks) if args.json else table(checks))
     failed = [check.name for check in checks if not check.ok]
     if failed:
@@ -210,15 +211,15 @@ def doctor(args: argparse.Namespace) -> None:
 
 
 def site_doctor(
-    what: Path | None,
-    data: Path | None,
-    policy: Path | None = None,
-    echo: Callable[[str], None] = print,
+    args: argparse.Namespace, echo: Callable[[str], None] = print
 ) -> tuple[str, list[Any]]:
     """Return the name and the checks of a site: of this container, or of a bundle."""
     import tempfile
+    from contextlib import nullcontext
     from dataclasses import replace
 
+    from client.cli import link_asked
+    from client.link.local_end import Link
     from client.site.node import Site
     from client.site.runtime.doctor import site_checks
     from client.site.trust.bundle import (
@@ -229,22 +230,27 @@ def site_doctor(
         unpack,
     )
 
-    if what is None:
+    via = link_asked(args)
+    if args.what is None:
         site = Site.from_environment(os.environ)
-        site = replace(site, data=data or site.data, policy=str(policy or site.policy))
-        return site.name, site_checks(site)
-    files = read_bundle(what)
+        policy = str(args.policy or site.policy)
+        site = replace(site, data=args.data or site.data, policy=policy)
+        asked = via(site) if via else Link.of_container(site, os.environ)
+        with asked or nullcontext() as link:
+            return site.name, site_checks(site, link)
+    files = read_bundle(args.what)
     check_key(files, site_of(files, Path()))
-    check_signature(what, files, site_of(files, Path()).name, echo=echo, remember=False)
-    if data is None and not (named := site_of(files, Path()).data).is_file():
+    check_signature(args.what, files, site_of(files, Path()).name, echo=echo, remember=False)
+    if args.data is None and not (named := site_of(files, Path()).data).is_file():
         raise UserError(
             f"there is no {named}, as the bundle's .env has it: name your data file with --data FILE"
         )
     # Mode 0700; deleted afterwards with the key
     with tempfile.TemporaryDirectory(prefix="silofl-") as folder:
         unpack(files, Path(folder))
-        site = site_of(files, Path(folder), data, policy=policy)
-        return site.name, site_checks(site)
+        site = site_of(files, Path(folder), args.data, policy=args.policy)
+        with via(site) if via else nullcontext() as link:
+            return site.name, site_checks(site, link)
 
 
 OPERATOR = (FEDERATION_FILE, CONNECTION)
@@ -360,6 +366,7 @@ COMMANDS = (
             option(
                 "--policy", "FILE", "the site's policy.toml (default: the bundle's)", type=Path
             ),
+            *VIA,
             flag("--json", "as a JSON list of {check, ok, detail, fix}"),
             CONNECTION,
         ),

@@ -74,6 +74,7 @@ services:
       SILOFL_ALLOWED_APPS: /site/allowed-apps
       SILOFL_POLICY: /site/policy.toml
       SILOFL_RESIDENT_MINUTES: ${{SILOFL_RESIDENT_MINUTES}}
+      SILOFL_VIA: "${{SILOFL_VIA}}"
       https_proxy:  # of the shell that starts it, if set there
       no_proxy:
     volumes:
@@ -100,6 +101,8 @@ SILOFL_USER=10001:10001
 SILOFL_DEVICE={device}
 # How long the app stays in memory for a run's next message; 0: not at all.
 SILOFL_RESIDENT_MINUTES=10
+# Where a proxy opens TLS: the server's relay, https://SERVER/link; the proxy's CA goes beside this file, as via-ca.crt.
+SILOFL_VIA=
 SILOFL_IMAGE={image}
 SILOFL_FLWR={flwr}
 """

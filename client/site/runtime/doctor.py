@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol
 
 from client.site.node import FIRST_GPU, Site, gpu_environment
 from client.site.runtime.connection import connection_checks
@@ -20,9 +21,21 @@ from partitions.schema import load_schema
 from partitions.silo_file import Check, check_silo_file
 
 
-def site_checks(site: Site, environment: Mapping[str, str] | None = None) -> list[Check]:
-    """Run all checks of a site, in the best order for fixing them. `environment` names the proxies (None: ours)."""
-    checks = [
+class Via(Protocol):
+    """A link to the server through proxies (`client.link.local_end`)."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables with which gRPC takes the link."""
+
+    def check(self) -> Check:
+        """Check that the link carries this silo to its server."""
+
+
+def site_checks(site: Site, link: Via | None = None) -> list[Check]:
+    """Run all checks of a site, in the best order for fixing them; the last ones over the link, if it has one."""
+    checks = [link.check()] if link else []
+    checks += [
         version_check(site),
         *data_checks(site.data, site.schema),
         *state_checks(site.state),
@@ -31,7 +44,8 @@ def site_checks(site: Site, environment: Mapping[str, str] | None = None) -> lis
     checks += pin_checks(site.allowed_apps)
     checks.append(policy_check(site.policy))
     checks += study_checks(site)
-    checks += connection_checks(site, environment, sizes=True)
+    way = link.environment if link else {}
+    checks += connection_checks(site, {**os.environ, **way}, sizes=True)
     return checks
 
 

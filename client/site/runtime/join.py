@@ -1,13 +1,11 @@
 """`silofl join`: run the silo of a bundle without Docker."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
 
 from client.site.node import Site, gpu_environment
-from client.site.runtime.doctor import first_failure, one_line, site_checks, table
+from client.site.runtime.doctor import Via, first_failure, one_line, site_checks, table
 from client.site.runtime.launch import (
     free_ports,
     own_supernode,
@@ -28,18 +26,6 @@ from partitions.common.errors import UserError
 from partitions.common.files import locked, write_atomically
 from partitions.own.dataset import named
 from partitions.own.index import write_index
-from partitions.silo_file import Check
-
-
-class Via(Protocol):
-    """A link to the server through proxies (`client.link.local_end`)."""
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Variables with which gRPC takes the link."""
-
-    def check(self) -> Check:
-        """Check that the link carries this silo to its server."""
 
 
 def join(
@@ -83,9 +69,7 @@ def _take_part(
     site: Site, folder: Path, link: Via | None, policy: str, echo: Callable[[str], None]
 ) -> int:
     """Check everything, then run the SuperNode."""
-    way = link.environment if link else {}
-    checks = [link.check()] if link else []
-    checks += site_checks(site, {**os.environ, **way})
+    checks = site_checks(site, link)
     echo(table(checks))
     if fault := first_failure(checks):
         raise UserError(f"{site.name} cannot join: {one_line(fault)}")
@@ -99,11 +83,8 @@ def _take_part(
     command = supernode_command(site, program=own_supernode(), port=port)
     environment = silo_environment(folder / "flower", template_socket=folder / "warm.sock")
     environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
-    environment |= {
-        "SILOFL_SERVER": site.server,
-        **way,
-        **gpu_environment(site.device),
-    }  # the sender in the audit log
+    environment |= {"SILOFL_SERVER": site.server}  # the sender in the audit log
+    environment |= {**(link.environment if link else {}), **gpu_environment(site.device)}
     return run(site, command, environment, online=folder / "online", echo=echo)
 
 

@@ -500,8 +500,11 @@ def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(
         Path("root/clinic").rename("root/bundle")
 
     place(bundle())
+    Path("root/bundle/via-ca.crt").write_text("of a proxy")
     entry.install(Path("root"))
     there = {path.name: path.read_bytes() for path in Path("root/site").iterdir()}
+    assert there.pop("via-ca.crt") == b"of a proxy"
+    Path("root/site/via-ca.crt").unlink()
     assert set(there) == {
         "ca.crt",
         "allowed-apps",

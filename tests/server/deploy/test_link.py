@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import ssl
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -51,6 +52,7 @@ from client.site.runtime.launch import free_ports
 from client.site.runtime.route import Proxy, Way, _request
 from client.site.trust.envelope import LINK, public_pem
 from client.site.trust.keys import load_key, site_root
+from docker import entry
 from partitions.common.errors import UserError
 from server.cli.main import main
 from server.deploy.control import Control, write_connection
@@ -502,6 +504,33 @@ def test_faults_have_their_lines(
         Link(running.url, site, made.node_key("north"))
 
 
+def test_a_container_takes_the_link_of_its_variable(
+    made: Credentials, running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The proxy's CA lies beside the federation's; the SuperNode and the checks get the local end."""
+    shutil.copy(made.ca_certificate, tmp_path / "ca.crt")
+    site = replace(site_of(made), ca_certificate=tmp_path / "ca.crt")
+    ways = list[Mapping[str, str]]()
+    monkeypatch.setattr(Site, "from_environment", lambda variables: site)
+    monkeypatch.setattr("partitions.common.files.keep_private", lambda: None)
+
+    def run(site: Site, command: list[str], environment: Mapping[str, str], **_: Any) -> int:
+        ways.append(environment)
+        return 0
+
+    monkeypatch.setattr("client.site.runtime.supervisor.run", run)
+    monkeypatch.setenv("SILOFL_VIA", running.url)
+    with Link.of_container(site, os.environ) or pytest.fail("no link") as link:
+        assert "not trusted" in link.check().detail
+    shutil.copy(made.ca_certificate, tmp_path / "via-ca.crt")
+    with Link.of_container(site, os.environ) or pytest.fail("no link") as link:
+        assert link.check().ok
+    for _ in range(2):
+        assert entry.main(["flower-supernode"]) == 0
+        monkeypatch.setenv("SILOFL_VIA", "")
+    assert ways[0]["grpc_proxy"].startswith("http://silo:") and "grpc_proxy" not in ways[1]
+
+
 # --- a federation -----------------------------------------------------------------------------------------
 
 
@@ -597,6 +626,10 @@ def test_relay_and_join_as_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         relay = start("relay", "--listen", f"{HOST}:{port}", *tls)
         assert relay.stdout and "the relay listens on" in relay.stdout.readline()
         way = ["--via", f"https://localhost:{port}/link", "--via-ca", str(outer.ca_certificate)]
+        doctor = start("doctor", "joiner.tar", "--data", "data.npz", "--json", *way)
+        checks = json.loads(doctor.communicate(timeout=120)[0].partition("silofl:")[0])
+        assert checks[0]["check"] == "link" and checks[0]["ok"], checks
+        assert "proxy" in [check["check"] for check in checks if check["ok"]]
         silo = start("join", "joiner.tar", "--data", "data.npz", *way)
         online = site_root() / "joiner/online"
         wait_for(lambda: online.exists() or silo.poll() is not None, 120)
