@@ -86,7 +86,8 @@ class FlatModel:
         blocks = _blocks(module, entries)
         statistics = _entries(buffers)
         ties = _ties(module, blocks, (*entries, *statistics), self._first_names)
-        self.layout = Layout(entries, statistics, blocks, norms, ties)
+        columns = getattr(module, "tree_columns", 0)
+        self.layout = Layout(entries, statistics, blocks, norms, ties, columns)
         self.vector = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         self.gradient = torch.zeros_like(self.vector)
         self.buffers = torch.cat(

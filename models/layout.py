@@ -45,6 +45,7 @@ class Layout:
     norms: tuple[str, ...] = ()  # the batch normalisation layers, those inside blocks included
     # The tensors of two blocks: both blocks' names, then the tensor's name in the first block, which holds it.
     ties: tuple[tuple[str, str, str], ...] = ()
+    columns: int = 0  # of a table, whose numbers trees hold (models/networks/trees.py)
 
     @property
     def size(self) -> int:

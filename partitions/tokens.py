@@ -200,7 +200,8 @@ def _is_mark(character: str) -> bool:
 
 
 def _is_chinese(character: str) -> bool:
-    return any(first <= ord(character) <= last for first, last in CHINESE)
+    number = ord(character)
+    return any(first <= number <= last for first, last in CHINESE)
 
 
 def by_frequency(texts: Iterable[str]) -> Words:

@@ -74,6 +74,13 @@ def pack(mask: Tensor) -> Tensor:
     return padded @ powers(mask.device)
 
 
+def check_bits(_: object, update: Update) -> None:
+    """Raise DataError for bits that :func:`pack` does not make."""
+    whole = update.vectors["critical"] * 256
+    if bool(((whole < 0) | (whole > 255) | (whole != whole.floor())).any()):
+        raise DataError("'critical' holds other numbers than those that bits are packed in")
+
+
 def unpack(packed: Tensor, size: int) -> Tensor:
     """Return the booleans (size,) that :func:`pack` packed."""
     return ((packed.unsqueeze(1) / powers(packed.device)).floor() % 2).flatten()[:size] == 1
@@ -173,10 +180,7 @@ class FedCAC(PersonalizedStrategy):
             -(-self.layout.size // 8) if name == "critical" else super().upload_size(name, silo)
         )
 
-    def check(self, update: Update) -> None:
-        whole = update.vectors["critical"] * 256
-        if bool(((whole < 0) | (whole > 255) | (whole != whole.floor())).any()):
-            raise DataError("'critical' holds other numbers than those that bits are packed in")
+    check = check_bits
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         mean = weighted_mean(

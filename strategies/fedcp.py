@@ -21,6 +21,7 @@ the official MNIST script's; it is strong, and slows the first rounds. It is one
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ from models.layout import Layout
 from models.metrics import mmd
 from models.networks.blocks import Values
 from models.training import feature_gradient, generator
-from strategies.base.info import OWN_LOSS, MethodInfo
+from strategies.base.info import OWN_PARTS
 from strategies.base.partial import (
     PartialClient,
     PartialStrategy,
@@ -42,7 +43,7 @@ from strategies.base.partial import (
     head_blocks,
     split_parts,
 )
-from strategies.base.settings import RULES, setting
+from strategies.base.settings import setting
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def gumbel(like: Tensor) -> Tensor:
     return -torch.empty_like(like).exponential_().clamp_min(1e-30).log()
 
 
-class FedCPClient(PartialClient):
-    settings: CpSettings
+class ContextClient(PartialClient):
+    """A silo that keeps a head of its own, and a context in what it receives."""
 
     @staticmethod
     def split(layout: Layout, *_: object) -> Split:
@@ -99,6 +100,17 @@ class FedCPClient(PartialClient):
 
     def first_model(self) -> Tensor:
         return self.with_context(self.silo.initial("").clone())
+
+    def newcomer_parts(self) -> Sequence[slice]:
+        return self.model.layout.parts(head_blocks(self.model.layout, "own"))
+
+    @abstractmethod
+    def with_context(self, vector: Tensor) -> Tensor:
+        """Return the vector (Σ,) with this silo's context."""
+
+
+class FedCPClient(ContextClient):
+    settings: CpSettings
 
     def with_context(self, vector: Tensor) -> Tensor:
         """Return the vector (Σ,) with this silo's context: drawn in the first round, then from its own head."""
@@ -124,7 +136,7 @@ class FedCPClient(PartialClient):
 
     def newcomer_parts(self) -> Sequence[slice]:
         self.start = self.received
-        return self.model.layout.parts(head_blocks(self.model.layout, "own"))
+        return super().newcomer_parts()
 
     def local_update(self) -> list[Tensor]:
         layout, vector = self.model.layout, self.model.vector
@@ -146,7 +158,7 @@ class FedCPClient(PartialClient):
 
 
 class FedCP(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_PARTS(
         name="fedcp",
         title="Features split between two heads by a policy",
         paper="Zhang et al., KDD 2023, arXiv 2307.01217",
@@ -154,15 +166,7 @@ class FedCP(PartialStrategy):
         sends=("Σ + 2K² + 6K", "Σ + 2K² + 6K"),
         uploads=("shared",),
         not_dp="its policy's context and its loss mix the records of a batch",
-        own_model="layers",
-        reports="received",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
-        sums="samples",
         not_lossy="the head that is sent is half the silo's own, no step from what it received",
-        buffers="shared",
-        not_trainer=OWN_LOSS,
     )
     client = FedCPClient
     head = PolicyHead

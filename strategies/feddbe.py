@@ -29,8 +29,8 @@ from torch import Tensor
 
 from models.training import feature_gradient, loss_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_LOSS, MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_PARTS
+from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload, Update
@@ -154,24 +154,16 @@ class FedDBEClient(SiloClient):
 
 
 class FedDBE(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_PARTS(
         name="feddbe",
         title="Domain bias eliminator on FedAvg",
         paper="Zhang et al., NeurIPS 2023, arXiv 2311.14975",
         spelling="FedDBE",
         sends=("Σ + K", "Σ"),
         not_dp="in its first round silos send means of features without noise",
-        own_model="layers",
         keeps=("its bias on the features",),
         note="of the own model only the bias on the features is missing, and round 1 sends the mean features",
-        reports="received",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
-        sums="samples",
         not_lossy="in its first round silos send means of features",
-        buffers="shared",
-        not_trainer=OWN_LOSS,
     )
     client = FedDBEClient
     state_type = DbeServerState

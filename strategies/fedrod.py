@@ -28,8 +28,8 @@ from torch import Tensor
 
 from models.training import feature_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_LOSS, MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_PARTS
+from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.fedproto import members
@@ -137,23 +137,15 @@ class FedRoDClient(SiloClient):
 
 
 class FedRoD(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_PARTS(
         name="fedrod",
         title="A generic and a personal head",
         paper="Chen and Chao, ICLR 2022, arXiv 2107.00778",
         spelling="FedRoD",
         not_dp="its loss weighs classes by their counts, which are no sum over records with a bound",
-        own_model="layers",
         keeps=("its personal head",),
-        reports="received",
-        newcomer="layers",
-        late="starts",
         needs_classes=True,
-        robust=RULES,
-        sums="samples",
         lossy=True,
-        buffers="shared",
-        not_trainer=OWN_LOSS,
     )
     client = FedRoDClient
     Settings = RodSettings

@@ -31,14 +31,14 @@ import torch
 from torch import Tensor
 
 from models.layout import Layout
-from partitions.common.errors import DataError, UserError
+from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
-from strategies.fedcac import pack, unpack
+from strategies.fedcac import check_bits, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,7 @@ class FedSelect(PersonalizedStrategy):
             return -(-self.layout.size // 8)
         return super().upload_size(name, silo)
 
-    def check(self, update: Update) -> None:
-        whole = update.vectors["critical"] * 256
-        if bool(((whole < 0) | (whole > 255) | (whole != whole.floor())).any()):
-            raise DataError("'critical' holds other numbers than those that bits are packed in")
+    check = check_bits
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         w = self.state.model

@@ -26,25 +26,18 @@ identity, which it is for LN weights and biases 0 and z >= 0, and without the tw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.flat import gather
-from models.layout import Layout
 from models.networks.blocks import Values
 from models.training import feature_gradient
-from strategies.base.info import OWN_LOSS, MethodInfo
-from strategies.base.partial import (
-    PartialClient,
-    PartialStrategy,
-    Split,
-    head_blocks,
-    split_parts,
-)
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_PARTS
+from strategies.base.partial import PartialStrategy, head_blocks
+from strategies.base.settings import setting
+from strategies.fedcp import ContextClient
 from strategies.fedproto import members
 
 
@@ -94,18 +87,8 @@ class ConditionalHead(nn.Module):
         return logits
 
 
-class GPFLClient(PartialClient):
+class GPFLClient(ContextClient):
     settings: GpflSettings
-
-    @staticmethod
-    def split(layout: Layout, *_: object) -> Split:
-        return split_parts(layout, head_blocks(layout, "own", "context"))
-
-    def receive(self) -> Tensor:
-        return self.with_context(super().receive())
-
-    def first_model(self) -> Tensor:
-        return self.with_context(self.silo.initial("").clone())
 
     def with_context(self, vector: Tensor) -> Tensor:
         """Return the vector (Σ,) with this silo's context, and store the embeddings that it is computed from."""
@@ -136,9 +119,6 @@ class GPFLClient(PartialClient):
         self.train(parts=trained, correction=decay if mu else None)
         return [gather(self.model.vector, self.shared)]
 
-    def newcomer_parts(self) -> Sequence[slice]:
-        return self.model.layout.parts(head_blocks(self.model.layout, "own"))
-
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         return feature_gradient(self.model, x, y, self.guided_loss)
 
@@ -156,7 +136,7 @@ class GPFLClient(PartialClient):
 
 
 class GPFL(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_PARTS(
         name="gpfl",
         title="Global embeddings and a conditional valve",
         paper="Zhang et al., ICCV 2023, arXiv 2308.10279",
@@ -165,16 +145,8 @@ class GPFL(PartialStrategy):
         uploads=("shared",),
         not_dp="its guidance, which enters every gradient, is made of class shares without noise",
         whole=False,
-        own_model="layers",
-        reports="received",
-        newcomer="layers",
-        late="starts",
         needs_classes=True,
-        robust=RULES,
-        sums="samples",
         lossy=True,
-        buffers="shared",
-        not_trainer=OWN_LOSS,
     )
     client = GPFLClient
     head = ConditionalHead

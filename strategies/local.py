@@ -46,6 +46,7 @@ class Local(PersonalizedStrategy):
         buffers="local",
         plain_loss=True,
         trainer=True,
+        trees="also",
     )
     client = LocalClient
 

@@ -41,9 +41,9 @@ from models.flat import gather, is_finite
 from models.layout import Layout
 from models.training import feature_gradient, generator
 from partitions.common.errors import DataError, UserError
-from strategies.base.info import OWN_LOSS, MethodInfo
+from strategies.base.info import OWN_PARTS
 from strategies.base.partial import PartialClient, PartialStrategy, Split
-from strategies.base.settings import RULES, setting
+from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, RequiredArray, ServerState
 from strategies.base.transport.payload import Model, Payload, Update
 from strategies.fedproto import class_sums, means_of, members
@@ -275,7 +275,7 @@ class FdaServerState(ServerState):
 
 
 class PFedFDA(PartialStrategy):
-    info = MethodInfo(
+    info = OWN_PARTS(
         name="pfedfda",
         title="Heads from Gaussian features, shared and own",
         paper="McLaughlin and Su, NeurIPS 2024, arXiv 2411.00329",
@@ -285,17 +285,9 @@ class PFedFDA(PartialStrategy):
         not_dp="means and covariance of features leave, without noise",
         whole=False,
         per_class=True,
-        own_model="layers",
         note="its head follows from the Gaussians that are sent and from its class shares",
-        reports="received",
-        newcomer="layers",
-        late="starts",
         needs_classes=True,
-        robust=RULES,
-        sums="samples",
         not_lossy="a covariance that is rounded need not be one",
-        buffers="shared",
-        not_trainer=OWN_LOSS,
     )
     client = FDAClient
     state_type = FdaServerState

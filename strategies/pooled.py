@@ -36,6 +36,7 @@ class Pooled(PersonalizedStrategy):
         buffers="shared",
         plain_loss=True,
         trainer=True,
+        trees="also",
     )
 
     def participants(self) -> list[str]:

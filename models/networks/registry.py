@@ -43,6 +43,7 @@ from models.networks.text import (
     PlayerTransformer,
     PlayerTransformerSettings,
 )
+from models.networks.trees import TREES, Trees, TreesSettings
 from models.networks.unet import Unet, UnetSettings
 from models.networks.vit import PUBLISHED as VIT_PUBLISHED
 from models.networks.vit import VisionTransformer, VitSettings
@@ -198,6 +199,14 @@ MODELS: dict[str, ModelSpec] = {
         "tables (d,), and signals, pictures and volumes, which are flattened",
         lambda shape, classes, _: Mlp(shape, classes, ()),
         kinds=FLATTENED,
+    ),
+    TREES: ModelSpec(
+        "boosted trees, which XGBoost trains: with fedxgb, local and pooled only",
+        "Chen and Guestrin (KDD 2016)",
+        "tables (d,)",
+        Trees,
+        kinds=("table",),
+        settings=TreesSettings,
     ),
     "small-cnn": ModelSpec(
         "two padded 3x3 convolutions (32, 64), FC 128",

@@ -46,10 +46,11 @@ from strategies.base.transport.payload import Model, Update
 def check_robust(info: MethodInfo, common: Common) -> None:
     """Raise UserError if the method has no mean for the rule, or has too few silos for the number of attackers."""
     rule, f, n = common.robust, common.robust_attackers, common.silos
-    if rule not in RULES or info.receives == "nothing":
+    whole = set(info.uploads) <= set(info.unclipped)  # nothing that has a length
+    if info.receives == "nothing" or (rule not in RULES and not (whole and rule == "clip")):
         return
     if rule not in info.robust:
-        known = ", ".join(("none", "clip", "screen", *info.robust))
+        known = ", ".join(("none", *(() if whole else ("clip",)), "screen", *info.robust))
         raise UserError(
             f"robust = {rule}: {info.name} takes no mean for which it could stand, or declares none: {known} are for it"
         )

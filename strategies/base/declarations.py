@@ -45,6 +45,10 @@ VECTORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "mean features of each class, and the covariance of the features",
         (COUNTS, MEMBER, RECORDS),
     ),
+    "trees": (
+        "new trees: columns, thresholds, and a sum over the patients of each leaf",
+        (COUNTS, MEMBER, RECORDS),
+    ),
     "statistics": ("mean features of each class times its share", (COUNTS, MEMBER)),
 }
 # The meaning of the numbers that travel with the vectors, by their name in ``sends_numbers``.
@@ -73,6 +77,7 @@ def row(method: type[PersonalizedStrategy]) -> list[str]:
     vectors = [VECTORS[name] for name in info.uploads]
     inferred = dict.fromkeys(word for _, words in vectors for word in words)
     own = "; ".join([OWN[info.own_model], *([info.note] if info.note else [])])
+    keeps = ", ".join(info.keeps)
     return [
         f"`{info.name}`",
         "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)])
@@ -80,7 +85,7 @@ def row(method: type[PersonalizedStrategy]) -> list[str]:
         ", ".join(inferred) or "nothing",
         own,
         PEERS[info.receives],
-        ", ".join(info.keeps),
+        keeps,
     ]
 
 

@@ -95,6 +95,8 @@ class MethodInfo:
     plain_loss: bool = False
     # Whether each training of its silos is one by ``SiloClient.train`` with that loss, so that a trainer can make it.
     trainer: bool = False
+    # Whether it trains boosted trees (``model = trees``): them "also", or "only" them
+    trees: Literal["", "also", "only"] = ""
     not_trainer: str = "its MethodInfo does not declare `trainer`"  # the reason, if not
     # Values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
     robust: tuple[str, ...] = ()
@@ -168,6 +170,18 @@ OWN_LAYERS = partial(
     newcomer="layers",
     robust=RULES,
     lossy=True,
+)
+# A loss of its own, of which a silo keeps parts
+OWN_PARTS = partial(
+    MethodInfo,
+    own_model="layers",
+    reports="received",
+    newcomer="layers",
+    late="starts",
+    robust=RULES,
+    sums="samples",
+    buffers="shared",
+    not_trainer=OWN_LOSS,
 )
 OWN_MIXTURE = partial(_TYPICAL, receives="mixture", newcomer="mixture", not_sums=EACH_MODEL)
 

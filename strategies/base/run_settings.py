@@ -11,13 +11,15 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from models.augmentation import Augmentation, read_augmentation
 from models.networks.custom import CustomSettings, check_trainer, is_custom
 from models.networks.registry import MODELS, model_settings, resolve
+from models.networks.trees import TREES
+from models.networks.trees import check_task as check_boosted
 from models.shapes import kind_of
 from models.tasks import Task, task_of
 from models.trainable import Part
@@ -224,6 +226,7 @@ class RunSettings:
                 f"{info.name} works on samples that have one class each, which {task.name} has not"
             )
         task.check_outputs(outputs)
+        check_boosted(c.model, task, outputs)
         task.loss(c.loss, c.focal_gamma, c.label_smoothing)
         c.check_task(task)
 
@@ -277,10 +280,15 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     common = build_settings(Common, values)
     _check_names(common)
     info = method_named(common.strategy).info
+    if info.trees == "only" and common.model == "auto":
+        common = replace(common, model=TREES)
     _check_common(common, info)
     every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
     own = every[common.strategy]
     _check_method(info, common, own)
+    if info.trains:
+        more = getattr(own, "epochs", 0)
+        every[TREES].check(common, info, more)
     chosen = MODELS if common.model == "auto" else [common.model]
     models = {name: every[name] for name in chosen if name in every}
     ala = every[adding("ala").info.name] if common.ala else None

@@ -129,6 +129,16 @@ def smallest_batch(silo: Silo, common: Common) -> int:
     return max(common.min_batch_size, silo.min_batch_size, 1 + silo.model.has_batch_norm)
 
 
+def least_samples(silo: Silo, common: Common, n: int) -> int:
+    """Return the fewest samples of what leaves, for run and site. Raises UserError if ``n``, all of them, are fewer."""
+    least = max(common.min_batch_size, silo.min_batch_size)
+    if n < least:
+        raise UserError(
+            f"{silo.name}: min-batch-size = {least}, and there are {n} samples to train with"
+        )
+    return least
+
+
 def shuffled(
     silo: Silo, common: Common, n: int, rng: torch.Generator, weights: Tensor | None = None
 ) -> Iterator[Tensor]:
@@ -137,11 +147,7 @@ def shuffled(
     A last batch with fewer samples than run and silo allow (``min-batch-size``) joins the one before. Raises UserError
     if ``n`` itself is smaller.
     """
-    least = max(common.min_batch_size, silo.min_batch_size)
-    if n < least:
-        raise UserError(
-            f"{silo.name}: min-batch-size = {least}, and there are {n} samples to train with"
-        )
+    least_samples(silo, common, n)
     least = smallest_batch(silo, common)
     return batches(
         n,

@@ -18,15 +18,24 @@ TABLE = 3 * (K + 1)  # C (K + 1): prototypes of three classes
 VALVE = BODY + 3 * K + 2 * K * K + 6 * K  # GPFL: body, embeddings, valve
 PAC = FULL + TABLE + 3 * K  # FedPAC: the model, prototypes, statistics
 GAUSSIAN = BODY + 3 * K + K * (K + 1) // 2  # pFedFDA: body, means, covariance
+ENSEMBLE, NEW_TREES = 60 * 3 * 4, 2 * 3 * 4  # of three classes, two iterations a round
 # Scalars per silo in round 1, 2, ... (the last number holds for every later one); where they are drawn, of each silo.
 Flow = tuple[int, ...] | Mapping[str, tuple[int, ...]]
+
+OPTIONS: dict[str, Any] = {
+    "local_epochs": 2,
+    "batch_size": 4,
+    "learning_rate": 0.1,
+    "momentum": 0.9,
+    "optimizer_state": "keep",
+}
 
 
 def case(
     strategy: str, down: Flow = (FULL, FULL), up: Flow = (FULL, FULL), **changes: Any
 ) -> tuple[dict[str, Any], Flow, Flow]:
     network: dict[str, Any] = {
-        k: changes.pop(k) for k in ("model", "lora_rank") if k in changes
+        k: changes.pop(k) for k in ("model", "lora_rank", *OPTIONS) if k in changes
     }
     own = {
         k if "." in k else f"{strategy}.{k.rstrip('_').replace('_', '-')}": v
@@ -125,6 +134,15 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
         "fedselect", up=(FULL + 4, FULL + 4), passes=1, every=1, share=0.5, limit=0.9
     ),
     "fedsim": case("fedsim", **PART),
+    "fedxgb": case(
+        "fedxgb",
+        (ENSEMBLE, ENSEMBLE),
+        (NEW_TREES, NEW_TREES),
+        model="trees",
+        momentum=0.0,
+        optimizer_state="reset",
+        **{"trees.capacity": 60, "trees.depth": 1},
+    ),
     "fedyogi": case("fedyogi"),
     "gpfl": case("gpfl", (VALVE, VALVE), (VALVE, VALVE)),
     "gpfl, own contexts": case("gpfl", (VALVE, VALVE), (VALVE, VALVE), contexts="own"),
@@ -173,12 +191,3 @@ def every(cases: Mapping[str, Any] | Iterable[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=mark) for name, mark in marks.items()]
     )
-
-
-OPTIONS: dict[str, Any] = {
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.1,
-    "momentum": 0.9,
-    "optimizer_state": "keep",
-}

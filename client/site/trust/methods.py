@@ -61,6 +61,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsa-lora": {"uploads": True, "dp": ("local-epochs",), "sums": "samples"},
     "fedselect": {"uploads": True, "whole": True},
     "fedsim": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}, "dp": ("local-epochs",), "sums": "samples"},
+    "fedxgb": {"uploads": True, "whole": True, "listed": True},
     "fedyogi": {"uploads": True, "whole": True, "dp": ("local-epochs",), "sums": "fedyogi.average"},
     "gpfl": {"uploads": True, "sums": "samples"},
     "heurfedamp": {"uploads": True, "whole": True, "dp": ("local-epochs",)},
@@ -82,10 +83,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "scaffold": {"uploads": True, "whole": True, "dp": ("local-epochs", "1 if scaffold.option = I"), "sums": "silos"},
     "survey": {"listed": True},
 }
-NETWORKS = "auto apple-cnn fedala-cnn diversifed-cnn fedapm-cnn player-cnn player-heart player-transformer fasttext fedapm-signals fedapm-image-text mlp linear small-cnn resnet8 resnet18 resnet50 densenet121 vit-s unet"
+NETWORKS = "auto apple-cnn fedala-cnn diversifed-cnn fedapm-cnn player-cnn player-heart player-transformer fasttext fedapm-signals fedapm-image-text mlp linear trees small-cnn resnet8 resnet18 resnet50 densenet121 vit-s unet"
 KINDS: dict[str, str] = {
     "rounds": "rounds warmup-rounds",
-    "epochs": "local-epochs hold-out-epochs patches-per-volume ditto.personal-epochs fedalt.personal-epochs fedalt.shared-epochs fedas.align-epochs fedavg-ft.epochs fedbabu.epochs fedpac.head-epochs fedprox-ft.epochs fedrep.head-epochs fedrep.body-epochs fedselect.passes",
+    "epochs": "local-epochs hold-out-epochs patches-per-volume ditto.personal-epochs fedalt.personal-epochs fedalt.shared-epochs fedas.align-epochs fedavg-ft.epochs fedbabu.epochs fedpac.head-epochs fedprox-ft.epochs fedrep.head-epochs fedrep.body-epochs fedselect.passes fedxgb.epochs",
     "local-steps": "local-steps",
     "learning-rate": "learning-rate apple.dr-learning-rate fedas.align-learning-rate fedpac.head-learning-rate lp-proj.reference-learning-rate per-fedavg.step pfedme.personal-learning-rate",
     "decay": "weight-decay diversifed.lambda fedadmm.rho fedamp.lambda fedapm.rho feddyn.alpha fednova.mu fedprox.mu fedprox-ft.mu gpfl.mu heurfedamp.lambda pfedme.mu",
@@ -229,6 +230,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "fedrod.gamma": 1.0, "fedrod.start": "copy", "fedrod.predict": "personal",
     "fedselect.average": "silos", "fedselect.passes": 15, "fedselect.every": 3, "fedselect.share": 0.25, "fedselect.limit": 0.8,
     "fedsim.personal": "output", "fedsim.layers": 1,
+    "fedxgb.average": "samples", "fedxgb.epochs": 5,
     "fedyogi.average": "samples", "fedyogi.server-learning-rate": 0.01, "fedyogi.beta-1": 0.9, "fedyogi.tau": 0.001, "fedyogi.start": "tau", "fedyogi.beta-2": 0.99,
     "gpfl.lambda": 0.01, "gpfl.mu": 0.1, "gpfl.contexts": "received",
     "heurfedamp.lambda": 1.0, "heurfedamp.step": 1.0, "heurfedamp.start": "received", "heurfedamp.sigma": 0.1, "heurfedamp.self-weight": 0.1,
@@ -254,6 +256,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "resnet50.stem": "7x7",
     "resnet8.stem": "7x7",
     "scaffold.option": "II", "scaffold.server-learning-rate": 1.0, "scaffold.up": "both",
+    "trees.capacity": 1000, "trees.depth": 3, "trees.lambda": 1.0, "trees.min-child-weight": 1.0, "trees.resolution": 32,
     "unet.levels": 3, "unet.width": 16,
     "vit-s.patch": 16,
 }

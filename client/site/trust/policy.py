@@ -119,7 +119,7 @@ class Rules(Frozen):
     methods: Annotated[tuple[Method, ...], LISTED] = rule(
         ("all",),
         ("all",),
-        "methods that may run here; all: those the other rules allow, without survey, which must be listed",
+        "methods that may run here; all: those the other rules allow, without fedxgb and survey, which must be listed",
     )
     whole_model: bool = rule(
         True, True, "whether all layers of a model trained here may leave; false: some stay"

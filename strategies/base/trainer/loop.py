@@ -10,13 +10,21 @@ from itertools import islice
 from torch import Tensor
 
 from models.flat import FlatModel
+from models.networks.boosting import boost
+from models.networks.trees import Trees
 from models.optimizers import Optimizer, Sgd, make_optimizer
 from models.samples import Samples
 from models.training import Loss, MeanLoss, count_batches
 from strategies.base.info import MethodInfo
 from strategies.base.privacy import PrivateTraining, private_batches
 from strategies.base.settings import Common
-from strategies.base.silo import Silo, epochs_of, shuffled_batches, smallest_batch
+from strategies.base.silo import (
+    Silo,
+    epochs_of,
+    least_samples,
+    shuffled_batches,
+    smallest_batch,
+)
 from strategies.base.state import ClientState, Entries
 from strategies.base.trainer.task import Batch, Correction, SplitBatches, Trainer, TrainingTask
 
@@ -90,14 +98,16 @@ class TrainingLoop:
 
         If ``until()`` is true after an epoch, it ends. ``correction(vector, gradient)`` may add to each step's gradient
         (a proximal term, a control variate), with its batch in ``self.batch``; ``after()`` follows each step. ``parts``
-        trains only those parts of the vector; the rest is frozen, and not in the backward pass. ``rate``: plain steps,
-        without the run's optimiser. Each batch is taken ``repeats`` times.
+        are trained, the rest is frozen. ``rate``: plain steps, without the optimiser, ``repeats`` times on each batch.
         """
+        own = self.common.local_epochs if epochs is None else epochs
+        if isinstance(self.model.module, Trees):
+            self.boost(own)
+            return
         trained = [slice(0, len(self.model.vector))] if parts is None else list(parts)
         self.model.freeze(*self.model.layout.outside(trained))
         try:
             if self.trainer is not None:
-                own = self.common.local_epochs if epochs is None else epochs
                 task = self.training_task(correction, after, own, purpose, rate, repeats)
                 if until is not None:
                     raise task.error(f"{self.info.name} ends a training by a rule of its own")
@@ -121,6 +131,11 @@ class TrainingLoop:
         for key, optimizer in zip(keys, made, strict=True):
             self.keep_optimizer(optimizer, key)
         self.tell_loss(losses)
+
+    def boost(self, iterations: int) -> None:
+        """Append trees to ``self.model``, an ensemble."""
+        least = least_samples(self.silo, self.common, len(self.silo.train))
+        boost(self.model, self.silo.train, iterations, self.learning_rate(), least)
 
     def _step(
         self, optimizers: Sequence[Optimizer], parts: Sequence[slice], *, whole: bool

@@ -86,7 +86,7 @@ def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(
     The last silo misses a round, and a reply of the first is lost.
     """
     settings, _, _ = CASES[name]
-    options = {**settings, **DEEP, **OPTIONS, "rounds": 3, "learning_rate": 0.05}
+    options = {**DEEP, **OPTIONS, **settings, "rounds": 3, "learning_rate": 0.05}
 
     def disturb(grid: TinyGrid) -> None:
         grid.absent.add(("c", 2))
@@ -108,7 +108,8 @@ def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(
             UserError, match="wire-dtype = float16, wire-feedback = on: not for"
         ):
             go(wire_dtype="float16", wire_feedback="on")
-        go(wire_dtype="float16", rounds=1)
+        if settings["strategy"] != "fedxgb":  # which has columns to name exactly
+            go(wire_dtype="float16", rounds=1)
         return
     plain, coded = go(), go(wire_dtype="topk", wire_topk=1.0)
     for silo in three:

@@ -27,8 +27,10 @@ from strategies import strategies
 from strategies.base.settings import RULES
 
 SILOS = 2
-# There one silo trains
-METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)
+# Pooled: one silo trains; trees: XGBoost trains them on the CPU
+METHODS = sorted(
+    name for name, s in strategies().items() if not (s.info.pooled or s.info.trees == "only")
+)
 
 
 NEEDS: dict[str, dict[str, Any]] = {  # settings without which a method refuses to run

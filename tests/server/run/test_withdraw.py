@@ -47,9 +47,9 @@ def test_its_models_leave_the_checkpoints(three: Files, tmp_path: Path, name: st
     """Neither a name nor a number of it: no array of any state is one that the silo has made."""
     run = tmp_path / "run"
     settings: dict[str, Any] = {
-        **CASES[name][0],
         **DEEP,
         **OPTIONS,
+        **CASES[name][0],
         "rounds": 3,
         "directory": run,
     }

@@ -76,7 +76,7 @@ def test_the_declarations_are_what_the_messages_show(
     three: Files, name: str, tiny_bn: None
 ) -> None:
     settings, _, _ = CASES[name]
-    run = federate(three, **{**settings, **DEEP, **OPTIONS}, rounds=4)
+    run = federate(three, **{**DEEP, **OPTIONS, **settings}, rounds=4)
     method = strategies()[settings["strategy"]]
     assert (own_model(run), peers(run)) == (method.info.own_model, method.info.receives)
 

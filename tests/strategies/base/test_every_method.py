@@ -15,9 +15,11 @@ import torch
 from cases import (
     BODY,
     CASES,
+    ENSEMBLE,
     FULL,
     GAUSSIAN,
     HEAD,
+    NEW_TREES,
     OPTIONS,
     PAC,
     POLICY,
@@ -38,7 +40,8 @@ from strategies.base.transport.reporting import allowed_metrics
 
 # What a word of ``sends`` may come to here, from round 2 on; either layer of the two can be the shared one.
 UNITS: Mapping[str, set[int]] = {
-    "Σ": {FULL},
+    "Σ": {FULL, ENSEMBLE},
+    "its new trees": {NEW_TREES},
     "M Σ": {2 * FULL},
     "2 Σ": {2 * FULL},
     "k Σ": {2 * FULL},
@@ -84,7 +87,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
     @functools.cache
     def run(name: str) -> Run:
         settings, down, up = (CASES | WITH_ALA)[name]
-        return federate(three, **settings, **{**DEEP, **OPTIONS}, rounds=rounds_of(down, up))
+        return federate(three, **{**DEEP, **OPTIONS, **settings}, rounds=rounds_of(down, up))
 
     return run
 
@@ -155,7 +158,7 @@ def test_the_hospital_is_told_whose_models_travel(
         # With other local epochs than the fine-tuning's, which would else be the training
         if name.endswith("-ft"):
             run = federate(
-                three, **settings, **{**DEEP, **OPTIONS, "local_epochs": 3}, rounds=2
+                three, **{**DEEP, **OPTIONS, **settings, "local_epochs": 3}, rounds=2
             )
         own = run.personal("a")
         if any(
@@ -176,9 +179,9 @@ def test_nothing_that_goes_by_is_written_to(three: Files, name: str, tiny_bn: No
     """In one process tensors travel uncopied: a write would reach other silos, the server, or a saved state."""
     witness = Witness()
     settings = {
-        **(CASES | WITH_ALA)[name][0],
-        **OPTIONS,
         "model": "tiny-bn",
+        **OPTIONS,
+        **(CASES | WITH_ALA)[name][0],
         "participation": 0.7,
     }
     run = federate(three, **settings, rounds=3, prepare=witness)
@@ -196,9 +199,9 @@ def test_a_resumed_run_is_an_uninterrupted_one(
     keeps its personal model, and reports it as it was.
     """
     settings = {
-        **(CASES | WITH_ALA)[name][0],
-        **OPTIONS,
         "model": "tiny-bn",
+        **OPTIONS,
+        **(CASES | WITH_ALA)[name][0],
         "participation": 0.7,
         "rounds": 4,
     }

@@ -47,7 +47,7 @@ def undeclared() -> Iterator[str]:
 
 
 def options(name: str, **changes: Any) -> dict[str, Any]:
-    return {**CASES[name][0], **DEEP, **OPTIONS, "rounds": LONGER.get(name, 2), **changes}
+    return {**DEEP, **OPTIONS, **CASES[name][0], "rounds": LONGER.get(name, 2), **changes}
 
 
 def differ(one: Run, other: Run, files: Files) -> bool:
@@ -105,7 +105,8 @@ def test_batch_norm_statistics_travel_where_the_method_declares_it(
     """With ``buffers = local``, and in a method of which they are part, they stay."""
     extra: dict[str, Any] = {"lg-fedavg.pretrain": 1} if name == "lg-fedavg" else {}
     for way in ("shared", "local"):
-        run = federate(three, **options(name, model="tiny-bn", buffers=way, **extra))
+        network = CASES[name][0].get("model", "tiny-bn")
+        run = federate(three, **options(name, model=network, buffers=way, **extra))
         travel = any(BUFFERS in payload.models for _, _, payload, _ in replies_of(run))
         assert travel == (way == strategies()[name].info.buffers == "shared"), way
 

@@ -35,9 +35,9 @@ def four(tmp_path: Path) -> Files:
 
 def run_with(files: Files, settings: Mapping[str, Any], **changes: Any) -> Run:
     given = {
-        **settings,
         **DEEP,
         **OPTIONS,
+        **settings,
         "rounds": 4,
         "late_joiners": f"{LATE}={FIRST}",
         **changes,

@@ -74,9 +74,9 @@ def four(tmp_path: Path) -> Files:
 
 def run_with(files: Files, settings: Mapping[str, Any], **changes: Any) -> Run:
     given = {
-        **settings,
         **DEEP,
         **OPTIONS,
+        **settings,
         "rounds": 3,
         "evaluate_every": 3,
         "hold_out": HELD,

@@ -78,7 +78,7 @@ def test_the_cap_by_hand() -> None:
 def test_every_method_weighs_by_what_counts(three: Files, method: str, tiny_bn: None) -> None:
     """c says that it has 2^31 samples; it counts as 5 · 10. The state is, bit for bit, that of a federation in which
     c is honest and 50 are agreed: no method has a number of samples from anywhere else."""
-    options: dict[str, Any] = {**CASES[ONE_OF_EACH[method]][0], **DEEP, **OPTIONS, "rounds": 2}
+    options: dict[str, Any] = {**DEEP, **OPTIONS, **CASES[ONE_OF_EACH[method]][0], "rounds": 2}
     lied = federate(three, prepare=saying("c", "query", n_train=LIE), **options)
     agreed = federate(three, agreed='{"samples": {"c": 50}}', **options)
     assert lied.strategy.samples == agreed.strategy.samples == {"a": 6, "b": 10, "c": 50}
