@@ -60,15 +60,15 @@ class Form:
 FORMS = {"smoke": Form(2, 2, 2, 2), "short": Form(3, 10, 5, 3), "long": Form(16, 40, 10, 0)}
 COMMON: dict[str, Any] = {
     "partition": "natural",
-    "model": "mlp",
-    "mlp.hidden": "16",
-    "batch-size": 32,
     "evaluate-every": 2,
     "robust": "none",
     "weight-cap": 0.0,
     "threads": 1,
     "device": "cpu",
 }
+NETWORK: dict[str, Any] = {"model": "mlp", "mlp.hidden": "16", "batch-size": 32}
+TREES: dict[str, Any] = {"model": "trees", "local-epochs": 5}
+BOOSTED = "-trees"  # the end of a row's name, of a method that trains both
 LEARNING_RATE = "learning-rate=log(0.01,0.5)"
 SETS: dict[str, dict[str, Any]] = {
     "azpro": {"silos": 16},
@@ -93,7 +93,7 @@ SETS: dict[str, dict[str, Any]] = {
 NOTHING_TO_GAIN = "medpar"
 # What a reader asks for first, so that a table which is not finished answers it.
 FIRST = (
-    *("local", "fedavg", "pooled", "ditto", "fedavg-ft"),
+    *("local", "fedavg", "pooled", "ditto", "fedavg-ft", "fedxgb", "local-trees"),
     *("fedprox", "apfl", "fedper", "scaffold", "fedadam"),
 )
 
@@ -117,20 +117,33 @@ class Cell(NamedTuple):
 
     def settings(self, form: Form) -> dict[str, Any]:
         own: dict[str, Any] = {"dataset": self.dataset, **COMMON, **SETS[self.dataset]}
-        own |= {"rounds": form.rounds, "strategy": self.method, "seed": self.seed}
+        strategy = strategy_of(self.method)
+        if self.method.endswith(BOOSTED) or strategies()[strategy].info.trees == "only":
+            room = form.rounds * TREES["local-epochs"] * (own["silos"] + 1)
+            own |= {**TREES, "trees.capacity": room}
+        else:
+            own |= NETWORK
+        own |= {"rounds": form.rounds, "strategy": strategy, "seed": self.seed}
         return own | ({"hold-out": self.held} if self.held else {})
 
 
 def ordered_methods() -> list[str]:
-    """Return all methods that train, those of FIRST first."""
-    rest = [name for name, found in sorted(strategies().items()) if found.info.trains]
-    return [*FIRST, *(name for name in rest if name not in FIRST)]
+    """Return the rows: all methods that train, and boosted trees with those that have them, too; FIRST's first."""
+    known = {name: found.info for name, found in sorted(strategies().items())}
+    rows = [name for name, info in known.items() if info.trains]
+    rows += [name + BOOSTED for name, info in known.items() if info.trees == "also"]
+    return [*FIRST, *(name for name in rows if name not in FIRST)]
+
+
+def strategy_of(method: str) -> str:
+    return method.removesuffix(BOOSTED)
 
 
 def cells_of(dataset: str, method: str, form: Form) -> tuple[list[Cell], list[Cell]]:
     """Return a method's cells with all hospitals, by seed, and those without some, of the first seed."""
     every = [Cell(dataset, method, seed, "") for seed in range(form.seeds)]
-    newcomers = exchanges(method) and strategies()[method].info.newcomer
+    strategy = strategy_of(method)
+    newcomers = exchanges(strategy) and strategies()[strategy].info.newcomer
     if not newcomers or SETS[dataset].get("dp"):
         return every, []
     silos = [silo_name(i) for i in range(SETS[dataset]["silos"])]
@@ -145,14 +158,14 @@ def space_of(method: str) -> Space:
     These are its numbers without an upper limit and above 0: ten times less, within their range, to ten times more
     than by default.
     """
-    entries = [LEARNING_RATE]
-    for key, field in keys_of(strategies()[method].Settings, method).items():
+    entries, strategy = [LEARNING_RATE], strategy_of(method)
+    for key, field in keys_of(strategies()[strategy].Settings, strategy).items():
         value = field.default
         limited = field.metadata.keys() & {"maximum", "below"}
         if isinstance(value, float) and value > 0 and not limited:
             lowest = max(value / 10, field.metadata.get("minimum", 0.0))
             entries.append(f"{key}=log({lowest!r},{value * 10!r})")
-    return read_space(entries, [method])
+    return read_space(entries, [strategy])
 
 
 def draw_settings(cell: Cell, trial: int) -> dict[str, Any]:
@@ -178,7 +191,8 @@ def execute_trial(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
     rows, score = loop.history.rows, str(entry["score"])
     validated = values_by_round(rows, "val", str(entry["reports"]), score)
     best = max((statistics.fmean(of.values()) for of in validated.values() if of), default=None)
-    return {**line, "validation": best, "entry": {**entry, "hold_out": finished.hold_out}}
+    entry |= {"strategy": cell.method, "hold_out": finished.hold_out}
+    return {**line, "validation": best, "entry": entry}
 
 
 def best_of(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> dict[str, Any] | None:
@@ -264,6 +278,7 @@ class Worker:
 def check_plan(folder: Path, name: str) -> None:
     """Write what all runs have in common, or compare it with what is there. Raises UserError if it is another."""
     plan = {"form": name, **asdict(FORMS[name]), "common": COMMON, "sets": SETS}
+    plan |= {"network": NETWORK, "trees": TREES}
     plan["searched"] = LEARNING_RATE
     file = folder / "plan.json"
     before = read_json(file)

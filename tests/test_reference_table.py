@@ -19,6 +19,7 @@ from benchmarks.reference import (
     ordered_methods,
     read_lines,
     space_of,
+    why_refused,
 )
 from benchmarks.reference_page import cell_values, found_of
 from partitions.datasets.centres import CENTRES
@@ -160,4 +161,10 @@ def test_every_method_is_searched_by_its_rate_and_its_own_weights():
     assert {"local", "pooled", "fedavg"} < spaces.keys()
     assert spaces["fedprox"]["fedprox.mu"] == FloatDistribution(0.0001, 0.01, log=True)
     assert spaces["lp-proj"]["lp-proj.p"] == FloatDistribution(1.0, 10.0, log=True)
+    # Boosted trees beside the network, with the settings that mean something to them
+    assert {"local-trees", "pooled-trees", "fedxgb"} < spaces.keys()
+    for name in ("local-trees", "fedxgb"):
+        own = Cell("azpro", name, 0, "").settings(FORMS["short"])
+        assert own["model"] == "trees" and "batch-size" not in own
+        assert not why_refused("azpro", name, FORMS["short"])
     assert spaces["fedavgm"].keys() == {"learning-rate", "fedavgm.server-learning-rate"}
