@@ -4,6 +4,7 @@
     install [--allow-older] one-shot, at a hospital: a bundle's files into the silo's volume
     flower-superlink ...    as server.deploy.superlink, once `setup` has written its credentials; beside it
                             server.deploy.registrar
+    relay                   `silofl relay`, in a service that is off by default
     flower-supernode ...    supervised (client.site.runtime.supervisor)
     anything else           as it is, such as `silofl doctor`
 
@@ -15,11 +16,14 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from partitions.common.errors import UserError
 
 USER = 10001  # as in the Dockerfile
+# Of a relay that speaks TLS itself
+RELAY_FILES = ("/relay/chain.pem", "/relay/key.pem")
 READY_SECONDS = 600.0  # `setup` may download public data first
 
 
@@ -54,6 +58,15 @@ def main(command: list[str]) -> int:
 
         server = Connection("registrar", "control:8000", "/server/ca.crt")
         keep_registrations(server, Path("/server/registered.json"), Path("/tmp/registered"))
+    elif command[:1] == ["relay"]:
+        from server.deploy.control import Connection
+        from server.deploy.relay import relay, tls_of
+
+        files = [path if path.exists() else None for path in map(Path, RELAY_FILES)]
+        server = Connection("relay", "control:8000", "/server/ca.crt")
+        fleet = ("superlink", 9092)
+        relay(("0.0.0.0", 8082), fleet, server, tls_of(*files), partial(print, flush=True))
+        return 0
     elif command[:1] == ["flower-supernode"]:
         from contextlib import nullcontext
 

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from client.commands.table import Command, option
 from partitions.common.errors import UserError
 from server.cli.options import CONNECTION, FEDERATION_FILE
-
-if TYPE_CHECKING:
-    from ssl import SSLContext
 
 
 def relay(args: argparse.Namespace) -> None:
     from client.site.runtime.connection import split_address
     from client.site.runtime.launch import LOOPBACK
     from server.deploy.bundle import fleet_port
-    from server.deploy.control import Control, read_connection
+    from server.deploy.control import read_connection
     from server.deploy.federation import read_federation
     from server.deploy.relay import relay as serve
+    from server.deploy.relay import tls_of
 
     host, port, fault = split_address(args.listen)
     if fault:
@@ -29,32 +26,11 @@ def relay(args: argparse.Namespace) -> None:
     federation = read_federation(args.federation, check_data=False)
     connection = read_connection(args.connection or federation.name)
 
-    def registered() -> list[bytes]:
-        with Control(connection) as control:
-            return [node.public_key for node in control.nodes()]
-
     fleet = (LOOPBACK, fleet_port(federation))
     try:
-        serve((host, port), fleet, registered, context, lambda line: print(line, flush=True))
+        serve((host, port), fleet, connection, context, lambda line: print(line, flush=True))
     except OSError as error:
         raise UserError(f"the relay cannot start: {error}") from None
-
-
-def tls_of(certificate: Path | None, key: Path | None) -> SSLContext | None:
-    """Return the relay's own TLS; None if a web server in front of it speaks TLS. Raises UserError."""
-    import ssl
-
-    if bool(certificate) != bool(key):
-        raise UserError("--certificate and --key go together")
-    if not certificate:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"--certificate {certificate}, --key {key}: {reason}") from None
-    return context
 
 
 COMMANDS = (

@@ -3,6 +3,7 @@
     setup        one-shot: makes missing CA, certificates and keys, splits the demo data, registers the silos
                  (server/deploy/setup.py)
     superlink    the server; on two networks
+    relay        off by default: `silofl relay`, for hospitals behind proxies that open TLS
     SILO         one per silo, on the internal network `fleet`: only the server's Fleet port is reachable
 
 The Control API, through which code is shipped, listens only on the network `control`; its port is published on the
@@ -34,6 +35,22 @@ PINNED = "/opt/silofl/allowed-apps"  # the app of the checkout that the image wa
 POLICY = "/policy.toml"  # a silo's own policy in its container
 OWN_WORDS = ("", PUBLIC)  # policies that are not files
 
+RELAY = """
+  relay:  # docker compose --profile relay up --detach
+    <<: *container
+    image: {image}
+    pull_policy: never
+    profiles: [relay]
+    restart: unless-stopped
+    command: [relay]
+    healthcheck: {{disable: true}}
+    networks: [fleet, control]
+    # SILOFL_RELAY=443, with a folder of chain.pem and key.pem, speaks TLS itself; else a web server in front of it does
+    ports: ["${{SILOFL_RELAY:-127.0.0.1:8082}}:8082"]
+    depends_on: {{superlink: {{condition: service_healthy}}}}
+    volumes: ["server:/server:ro", "${{SILOFL_RELAY_TLS:-relay}}:/relay:ro"]
+"""
+
 TAIL = """
 networks:
   fleet: {internal: true}  # no way out, and none to the Control port
@@ -49,13 +66,15 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
     ``directory``: the file's directory; paths on this machine are written relative to it.
     ``source``: silofl's checkout, from which the images are built. Raises UserError for a silo with a service's name.
     """
-    if taken := [silo.name for silo in federation.silos if silo.name in ("setup", SERVER)]:
+    if taken := [
+        silo.name for silo in federation.silos if silo.name in ("setup", "relay", SERVER)
+    ]:
         raise UserError(
             f"{federation.path}: silo {taken[0]}: a service of ours has that name; choose another name"
         )
     runs = f"./runs/{federation.name}"
     context = os.path.relpath(source, directory)
-    volumes = ["setup", "server"]
+    volumes = ["setup", "server", "relay"]
     mounted = ["setup:/setup", "server:/server", f"{runs}:/runs"]
     if federation.demo:
         # A name means a volume, a path means a host folder: SILOFL_DATA=/srv/datasets docker compose up
@@ -66,6 +85,7 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
         mounted += [f"{silo.name}-{part}:/volumes/{part}/{silo.name}" for part in parts]
         volumes += [f"{silo.name}-{part}" for part in (*parts, "state")]
     text = head(federation, runs) + server_services(federation, runs, context, mounted)
+    text += RELAY.format(image=image("server"))
     built = set[str]()
     for silo in federation.silos:
         text += silo_service(silo, context, built)

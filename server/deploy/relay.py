@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.server import Request, Response, Server, ServerConnection, serve
@@ -37,6 +38,8 @@ from client.link.handshake import (
     requested,
     verified,
 )
+from partitions.common.errors import UserError
+from server.deploy.control import Connection, Control
 from server.deploy.posted import PATH, Posted, Visitor
 
 SOCKETS = 4  # of one link by POSTs: two, and two anew after a cut
@@ -314,14 +317,33 @@ class Door(asyncio.Protocol):
             self.inner.resume_writing()
 
 
+def tls_of(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return the relay's own TLS; None if a web server in front of it speaks TLS. Raises UserError."""
+    if bool(certificate) != bool(key):
+        raise UserError("--certificate and --key go together")
+    if not certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"--certificate {certificate}, --key {key}: {reason}") from None
+    return context
+
+
 def relay(
     listen: tuple[str, int],
     fleet: tuple[str, int],
-    registered: Callable[[], Iterable[bytes]],
+    connection: Connection,
     context: ssl.SSLContext | None,
     echo: Callable[[str], None],
 ) -> None:
     """Run a relay until SIGTERM or SIGINT. Raises OSError if the address is taken."""
+
+    def registered() -> list[bytes]:
+        with Control(connection) as control:
+            return [node.public_key for node in control.nodes()]
 
     async def run() -> None:
         stopped = asyncio.Event()

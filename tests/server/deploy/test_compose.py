@@ -69,7 +69,8 @@ def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(
 
 
 def test_twelve_silos_a_server_and_a_setup(committed: dict) -> None:
-    assert list(committed["services"]) == ["setup", "superlink", *SILOS]
+    assert list(committed["services"]) == ["setup", "superlink", "relay", *SILOS]
+    assert [n for n, one in committed["services"].items() if "profiles" in one] == ["relay"]
 
 
 @pytest.mark.parametrize("silo", SILOS)
@@ -112,7 +113,7 @@ def test_environment_and_command_of_a_silo_say_the_same(committed: dict, silo: s
     )
 
 
-@pytest.mark.parametrize("service", ["setup", "superlink", *SILOS])
+@pytest.mark.parametrize("service", ["setup", "superlink", "relay", *SILOS])
 def test_every_container_is_locked_down(committed: dict, service: str) -> None:
     found = committed["services"][service]
     assert found["init"] is True and found["read_only"] is True

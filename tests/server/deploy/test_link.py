@@ -531,6 +531,25 @@ def test_a_container_takes_the_link_of_its_variable(
     assert ways[0]["grpc_proxy"].startswith("http://silo:") and "grpc_proxy" not in ways[1]
 
 
+def test_the_relays_container_reaches_the_fleet_port_and_speaks_tls_where_it_has_a_key(
+    made: Credentials, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its service in the compose file is off unless its profile is asked for (test_compose.py)."""
+    started = list[tuple[Any, ...]]()
+    monkeypatch.setattr("server.deploy.relay.relay", lambda *given: started.append(given))
+    monkeypatch.setattr(entry, "RELAY_FILES", (tmp_path / "chain.pem", tmp_path / "key.pem"))
+    assert entry.main(["relay"]) == 0
+    shutil.copy(made.server_certificate, tmp_path / "chain.pem")
+    with pytest.raises(UserError, match="go together"):
+        entry.main(["relay"])
+    shutil.copy(made.server_key, tmp_path / "key.pem")
+    assert entry.main(["relay"]) == 0
+    for listen, fleet, connection, _, _ in started:
+        assert (listen, fleet) == (("0.0.0.0", 8082), ("superlink", 9092))
+        assert connection.address == "control:8000"
+    assert [given[3] is not None for given in started] == [False, True]
+
+
 # --- a federation -----------------------------------------------------------------------------------------
 
 
