@@ -1,41 +1,40 @@
-"""Secure sums of numbers of at least 0 of unknown magnitude: squares, sensitivities.
+"""Secure sums of numbers of at least 0 and of unknown magnitude: squares, sensitivities.
 
-Fixed point has one scale for all, so a silo sends a number x at several:
+Fixed point has one scale for all, so a silo sends a number x, times its weight, at five:
 
-    f_k(x) = min(1, 16^k x),   k = -8 ... 15,   divided by the square root of how many numbers these are
+    q_k = round(2^(20 k - 12) x)  mod 2^32,   k = 0 ... 4
 
-The server reads the mean at the finest scale at which no silo can have been cut: where the mean at the coarser one is
-below 1/16 of the least weight. There it is at least that, far above the sum's error. This holds for numbers between
-2^-60 and 2^32; larger ones count as 2^32, and smaller ones lose digits.
+A sum mod 2^32 lacks a multiple of 2^32. At the coarsest scale it is 0, and each scale tells the next finer one's: it is
+exact to N/2, so to N 2^19 of the next one's units, below 2^31 for N < 4096. What is opened at all scales is thus the
+sum alone, to N 2^-69. (A number cut at 2^32 at each scale would show the smallest silo's.) Above 2^40 all count as it.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-COUNT = 24  # numbers that travel for each
-
-
-def scales(like: Tensor) -> Tensor:
-    """Return 16^k (COUNT,), on the device of ``like``."""
-    exponents = torch.arange(COUNT, dtype=torch.float64, device=like.device) - 8
-    return 16**exponents
+COUNT = 5  # numbers that travel for each
+STEP = 2**20
+COARSEST = 2.0**-12
+WHOLE = 2**32
 
 
 def spread(numbers: Tensor) -> Tensor:
-    """Return numbers (n,) at all scales (n COUNT,), of length 1 at most."""
-    positive = numbers.double().clamp(min=0)
-    levels = (positive[:, None] * scales(numbers)).clamp(max=1)
-    return levels.flatten() / math.sqrt(max(levels.numel(), 1))
+    """Return numbers (n,) as integers at all scales (n COUNT,), from -2^31 to 2^31 - 1."""
+    bounded = numbers.double().clamp(0, 2.0**40)
+    levels = [(bounded * COARSEST * float(STEP**k)).round() for k in range(COUNT)]
+    shifted = torch.stack(levels, 1).remainder(WHOLE).long() + WHOLE // 2
+    return shifted.flatten().remainder(WHOLE) - WHOLE // 2
 
 
-def gathered(mean: Tensor, least: float) -> Tensor:
-    """Return the mean (n,) of numbers from that of their scales. ``least``: the smallest weight in the mean."""
-    levels = mean.view(-1, COUNT) * math.sqrt(max(len(mean), 1))
-    uncut = levels[:, :-1] < least / 16
-    finest = uncut.long().cumprod(1).sum(1)
-    values = levels.gather(1, finest[:, None]).squeeze(1)
-    return (values / scales(mean)[finest]).clamp(min=0)
+def gathered(integers: Tensor) -> Tensor:
+    """Return the sums (n,) from those of all scales (n COUNT,), mod 2^32."""
+    result = []
+    for levels in integers.view(-1, COUNT).tolist():
+        total = 0
+        for level in levels:
+            total *= STEP
+            total += (level - total + WHOLE // 2) % WHOLE - WHOLE // 2
+        result.append(max(total, 0) / STEP ** (COUNT - 1) / COARSEST)
+    return torch.tensor(result, dtype=torch.float64, device=integers.device)

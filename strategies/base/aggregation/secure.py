@@ -126,7 +126,7 @@ def reference(
     parts: Sequence[slice] = (),
 ) -> Tensor | None:
     """Return the point that a vector is a step from; None: from 0. ``parts``: the layers that the method shares."""
-    if name in info.steps or name in info.sums_also:
+    if name in info.steps:
         return None
     found, whole = base_of(received, name, size), received.get(GLOBAL)
     if found is not None or whole is None or name == BUFFERS or not parts:
@@ -136,16 +136,9 @@ def reference(
 
 
 def clip_length(
-    info: MethodInfo,
-    common: Common,
-    received: Mapping[str, Model],
-    centre: Tensor | None,
-    name: str,
-    size: int,
+    common: Common, received: Mapping[str, Model], centre: Tensor | None, name: str, size: int
 ) -> float:
     """Return C of a vector. A power of two: both ends compute the same number from the same vectors."""
-    if name in info.sums_also:
-        return 1.0
     if common.secure_clip:
         return common.secure_clip
     if centre is None and name != BUFFERS and GLOBAL in received:
@@ -181,13 +174,15 @@ def integers_of(
         )
     result = []
     for name, vector in vectors.items():
-        vector = spread(vector) if name in info.sums_also else vector
+        if name in info.sums_also:
+            weight = 1 / silos if info.sums_also[name] else share
+            result.append(spread(vector.double() * weight).to(torch.int32))
+            continue
         centre = reference(info, received, name, len(vector), parts)
-        clip = clip_length(info, common, received, centre, name, len(vector))
+        clip = clip_length(common, received, centre, name, len(vector))
         step = vector.double() if centre is None else vector.double() - centre.double()
         cut = clip / max(float(vector_norm(step)), clip)
-        weight = 1 / silos if info.sums_also.get(name) else share
-        result.append(step.mul_(scale(silos, clip) * cut * weight).round_().to(torch.int32))
+        result.append(step.mul_(scale(silos, clip) * cut * share).round_().to(torch.int32))
     return torch.cat(result)
 
 
@@ -234,16 +229,17 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
         total = added([strategy.unmask(added([u.vectors[ARRAY] for u in updates]), silos)])
     sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
     for name, integers in zip(names, torch.split(total, sizes), strict=True):
-        centre = reference(info, received, name, len(integers), parts)
-        clip = clip_length(info, common, received, centre, name, len(integers))
         of = alike if info.sums_also.get(name) else weights
-        came = [of[silo] for silo in silos]
-        step = integers / (scale(len(weights), clip) * (sum(came) / sum(of.values())))
+        share = sum(of[silo] for silo in silos) / sum(of.values())
+        if name in info.sums_also:
+            vectors[name] = (gathered(integers) / share).float()
+            continue
+        centre = reference(info, received, name, len(integers), parts)
+        clip = clip_length(common, received, centre, name, len(integers))
+        step = integers / (scale(len(weights), clip) * share)
         if (length := float(vector_norm(step))) > 1.001 * clip:
             return _impossible(strategy, name, length, clip)
         mean = step if centre is None else centre.to(step.device).double() + step
-        if name in info.sums_also:
-            mean = gathered(step, min(came) / sum(came))
         vectors[name] = mean.float()
     if BUFFERS in vectors:
         vectors[BUFFERS] = _without_negative(

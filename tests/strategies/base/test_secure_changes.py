@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny import (
     Files,
@@ -28,7 +29,7 @@ from two_layers import DEEP
 import strategies.fedlama
 from models.layout import Layout
 from strategies.base.aggregation.magnitudes import COUNT, gathered, spread
-from strategies.base.aggregation.secure import scale
+from strategies.base.aggregation.secure import added
 from strategies.playerfl import PLayerFL
 
 SECURE: dict[str, Any] = {"secure_aggregation": True}
@@ -105,7 +106,7 @@ def test_fedlama_has_the_spread_of_layers(
     half = len(seen) // 2
     assert half >= 1 and sum(seen[0]) > 1e-3
     for one, other in zip(seen[:half], seen[half:], strict=True):
-        assert list(other) == pytest.approx(list(one), rel=1e-3, abs=1e-7)
+        assert list(other) == pytest.approx(list(one), rel=1e-4, abs=1e-9)
 
 
 def test_fedlama_sends_squares_only_where_intervals_are_adjusted(three: Files) -> None:
@@ -185,17 +186,30 @@ def test_fedproto_leaves_out_a_silo_that_has_not_every_class(tmp_path: Path) -> 
 
 
 @given(
-    st.lists(st.lists(st.floats(1e-17, 1e8), min_size=3, max_size=3), min_size=3, max_size=20),
+    st.lists(st.lists(st.floats(0, 1e9), min_size=3, max_size=3), min_size=3, max_size=100),
     st.integers(0, 2**32 - 1),
 )
-def test_a_mean_of_any_magnitudes(numbers: list[list[float]], seed: int) -> None:
-    """In fixed point as a secure sum has it: to 1e-4 of itself, however large the numbers are."""
+@example([[2.0**40, 1e-17, 0.0]] * 100, 0)
+def test_a_sum_of_any_magnitudes(numbers: list[list[float]], seed: int) -> None:
+    """Exact to N 2^-69, however large the numbers are, and nothing but the sum.
+
+    Silos with other numbers of the same sum give the same integers, up to the rounding: no scale shows a single silo.
+    """
     weights = np.random.default_rng(seed).integers(1, 5, len(numbers))
-    shares, total = weights / weights.sum(), torch.zeros(3 * COUNT, dtype=torch.float64)
-    per_unit = scale(len(numbers), 1.0)
-    for share, one in zip(shares.tolist(), numbers, strict=True):
-        levels = spread(torch.tensor(one, dtype=torch.float64))
-        assert float(levels.norm()) <= 1 + 1e-12
-        total += (levels * (share * per_unit)).round()
-    found = gathered(total / per_unit, float(shares.min()))
-    assert found.tolist() == pytest.approx((shares @ np.array(numbers)).tolist(), rel=1e-4)
+    shares = (weights / weights.sum()).tolist()
+    parts = [[share * x for x in one] for share, one in zip(shares, numbers, strict=True)]
+
+    def opened(of: list[list[float]]) -> torch.Tensor:
+        return added(
+            [spread(torch.tensor(one, dtype=torch.float64)).to(torch.int32) for one in of]
+        )
+
+    exact = [sum(map(Fraction, column)) for column in zip(*parts, strict=True)]
+    found = gathered(opened(parts)).tolist()
+    for one, other in zip(found, exact, strict=True):
+        assert abs(Fraction(one) - other) <= len(parts) * Fraction(1, 2**69) + other / 2**50
+    alike = [[float(total / len(parts)) for total in exact]] * len(parts)
+    difference = (opened(parts) - opened(alike) + 2**31) % 2**32 - 2**31
+    scales = 2.0**-12 * 2.0 ** (20 * torch.arange(COUNT, dtype=torch.float64))
+    rounding = torch.tensor([float(total) for total in exact])[:, None] * scales * 2.0**-44
+    assert bool((difference.view(-1, COUNT).abs() <= len(parts) + 1 + rounding).all())
