@@ -15,6 +15,7 @@ from partitions.common.errors import UserError
 def check_data(args: argparse.Namespace) -> None:
     from tempfile import TemporaryDirectory
 
+    from client.site.trust.code import code_of_data
     from client.tables.importing import schema_at
     from partitions.own.dataset import named
     from partitions.own.index import write_index
@@ -35,7 +36,8 @@ def check_data(args: argparse.Namespace) -> None:
     if bad:
         raise UserError(f"{args.file}: {bad.detail}; {bad.fix}")
     if args.out:
-        print(f"{args.out}: the index, with the SHA-256 of the code; it has no sample")
+        code = code_of_data(args.out)
+        print(f"{args.out}: the index, without a sample; SHA-256 of the code: {code}")
 
 
 def request(args: argparse.Namespace) -> None:

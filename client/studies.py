@@ -117,6 +117,8 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         *(["Data schema, SHA-256", f"  {study.schema_digest}"] if study.schema_digest else []),
         *(["Initial weights, SHA-256", f"  {study.weights}"] if study.weights else []),
         *(["Trainer's source, SHA-256", f"  {study.trainer}"] if study.trainer else []),
+        *(["Own data sets' source, SHA-256"] if study.datasets else []),
+        *(f"  {name}: {found}" for name, found in sorted(study.datasets.items())),
         *(
             [f"Evaluated and not trained on: {held}"]
             if (held := ", ".join(study.held_out))

@@ -30,6 +30,7 @@ from .secure.gate import SecureMessage
 from .study.protocol import StudyProtocol, message_faults
 from .takeover import MESSAGE
 from .terms import Terms, read_terms
+from .trust.code import dataset_faults
 from .trust.message_rules import OWN_MODEL, own_model_faults, round_faults, run_faults
 from .trust.pins import AppRefusedError
 from .trust.policy import Policy, PolicyRefusedError
@@ -102,6 +103,7 @@ def check_message(message: Any, context: Any, terms: Terms, *, app: Iterable[str
     faults = list[str]()
     if study is not None:
         faults = message_faults(study, run_config, kind, sent, app, today, silo)
+        faults += dataset_faults(study.name, study.datasets, silo, Path(str(node["data"])))
     if asked == OWN_MODEL:
         faults += own_model_faults(policy, run_config, sent)
     if left:

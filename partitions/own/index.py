@@ -107,6 +107,15 @@ def write_index(name: str, out: Path) -> None:
     write_npz(out, make_index(name))
 
 
+def as_file(data: Path, folder: Path, echo: Callable[[str], None]) -> Path:
+    """Return a data file; of an own data set the index, which is made in ``folder``. Raises UserError."""
+    if not (name := "" if data.exists() else named(str(data))):
+        return data
+    echo(f"reading all samples of {name} for its index")
+    write_index(name, folder / "index.npz")
+    return folder / "index.npz"
+
+
 def index_file(folder: Path, name: str) -> Path:
     """Return where the index of an own data set lies that a federation file names."""
     return folder / f"{name.replace(':', '.')}{ENDING}"

@@ -229,26 +229,31 @@ def site_doctor(
         site_of,
         unpack,
     )
+    from partitions.own.index import as_file
 
     via = link_asked(args)
-    if args.what is None:
-        site = Site.from_environment(os.environ)
-        policy = str(args.policy or site.policy)
-        site = replace(site, data=args.data or site.data, policy=policy)
-        asked = via(site) if via else Link.of_container(site, os.environ)
-        with asked or nullcontext() as link:
-            return site.name, site_checks(site, link)
-    files = read_bundle(args.what)
-    check_key(files, site_of(files, Path()))
-    check_signature(args.what, files, site_of(files, Path()).name, echo=echo, remember=False)
-    if args.data is None and not (named := site_of(files, Path()).data).is_file():
-        raise UserError(
-            f"there is no {named}, as the bundle's .env has it: name your data file with --data FILE"
-        )
     # Mode 0700; deleted afterwards with the key
-    with tempfile.TemporaryDirectory(prefix="silofl-") as folder:
-        unpack(files, Path(folder))
-        site = site_of(files, Path(folder), args.data, policy=args.policy)
+    with tempfile.TemporaryDirectory(prefix="silofl-") as made:
+        folder, data = Path(made), args.data
+        if args.what is None:
+            site = Site.from_environment(os.environ)
+            policy = str(args.policy or site.policy)
+            data = as_file(data, folder, echo) if data else site.data
+            site = replace(site, data=data, policy=policy)
+            asked = via(site) if via else Link.of_container(site, os.environ)
+            with asked or nullcontext() as link:
+                return site.name, site_checks(site, link)
+        files = read_bundle(args.what)
+        site = site_of(files, Path())
+        check_key(files, site)
+        check_signature(args.what, files, site.name, echo=echo, remember=False)
+        if data is None and not site.data.is_file():
+            raise UserError(
+                f"there is no {site.data}, as the bundle's .env has it: name your data file with --data FILE"
+            )
+        unpack(files, folder)
+        data = as_file(data, folder, echo) if data else None
+        site = site_of(files, folder, data, policy=args.policy)
         with via(site) if via else nullcontext() as link:
             return site.name, site_checks(site, link)
 
@@ -362,7 +367,12 @@ COMMANDS = (
                 nargs="?",
                 type=Path,
             ),
-            option("--data", "FILE", "the site's data file", type=Path),
+            option(
+                "--data",
+                "FILE|MODULE:FUNCTION",
+                "the site's data file, or data set of its own code",
+                type=Path,
+            ),
             option(
                 "--policy", "FILE", "the site's policy.toml (default: the bundle's)", type=Path
             ),

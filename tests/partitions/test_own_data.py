@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from study_text import study_text
 from tiny import federate
 from torchvision_here import models_or_skip
 
 from client.site.audit_gate import cohort_of
+from client.site.study.protocol import parse_study
+from client.site.trust.code import code_of_data, dataset_faults, digest_of_code
 from models.samples import Samples
 from partitions.common.errors import DataError
 from partitions.own import dataset as own_datasets
@@ -315,6 +318,37 @@ def test_the_commands_take_it(ward, tmp_path, capsys, monkeypatch):
         )
     assert files["north"] == tmp_path / "ward_data.plain.index.npz" and len(lines) == 1
     assert all(check.ok for check in check_silo_file(files["north"]))
+
+
+def test_the_doctor_takes_it(ward, monkeypatch, capsys):
+    """In a silo's container here, whose server is not there; the data set's fault is named as a file's is."""
+    monkeypatch.setenv("SILOFL_SERVER", "127.0.0.1:1")
+    monkeypatch.setenv("SILOFL_NAME", "north")
+    assert main(["doctor", "--data", "ward_data:plain"]) == 2
+    assert "ok    data: " in capsys.readouterr().out
+    assert main(["doctor", "--data", "ward_data:breaks"]) == 2
+    assert "cannot be read (FileNotFoundError)" in capsys.readouterr().err
+
+
+def test_a_study_fixes_its_code(ward, tmp_path):
+    """The gate reads it from the index, without any import; a data file has none."""
+    write_index("ward_data:plain", tmp_path / "a.npz")
+    code = digest_of_code("ward_data:plain")
+    assert code_of_data(tmp_path / "a.npz") == code and len(code) == 64
+    np.savez(tmp_path / "file.npz", x=np.zeros((3, 2), np.float32), y=np.arange(3))
+    study = parse_study(f'{study_text()}queries = 9\n[datasets]\nnorth = "{code}"\n', "f")
+    fields: dict[str, Any] = {"study": study.name, "datasets": study.datasets}
+
+    def fault(silo: str, data: str) -> str:
+        return "".join(dataset_faults(**fields, silo=silo, data=tmp_path / data))
+
+    assert not fault("north", "a.npz") and not fault("south", "file.npz")
+    assert fault("north", "file.npz").endswith("and the data here are a data file")
+    assert fault("north", "nothing.npz") and "[datasets] no south" in fault("south", "a.npz")
+    assert not dataset_faults("heart", {}, "south", tmp_path / "a.npz")
+    source = tmp_path / "code" / "ward_data.py"
+    source.write_text(SOURCE + "# changed\n")
+    assert digest_of_code("ward_data:plain") != code
 
 
 class OfPackage:

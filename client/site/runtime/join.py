@@ -24,8 +24,7 @@ from client.site.trust.bundle import (
 from client.site.trust.keys import site_root
 from partitions.common.errors import UserError
 from partitions.common.files import locked, write_atomically
-from partitions.own.dataset import named
-from partitions.own.index import write_index
+from partitions.own.index import as_file
 
 
 def join(
@@ -55,11 +54,7 @@ def join(
     with only_one(folder, name):
         check_signature(bundle, files, name, signed_by, echo=echo, allow_older=allow_older)
         unpack(files, folder)
-        if dataset := "" if data.exists() else named(str(data)):
-            echo(f"reading all samples of {dataset} for its index")
-            data = folder / "index.npz"
-            write_index(dataset, data)
-        site = site_of(files, folder, data, device, policy)
+        site = site_of(files, folder, as_file(data, folder, echo), device, policy)
         asked = str(site.policy if policy else "")
         with via(site) if via else nullcontext() as link:
             return _take_part(site, folder, link, asked, echo)

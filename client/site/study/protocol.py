@@ -109,6 +109,8 @@ class ProtocolFile(Frozen):
     schema_digest: Sum | Literal[""] = Field("", alias="schema")
     weights: Sum | Literal[""] = ""  # the file of initial weights; empty: the seed's
     trainer: Sum | Literal[""] = ""  # the source of the setting `trainer`
+    # The source of each silo's own data set; where one is listed, others have data files
+    datasets: dict[Name, Sum] = Field(default_factory=dict, max_length=100)
     # Silos that are evaluated and do not train
     held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     # The key of each silo, for secure aggregation: no other silo is in a sum

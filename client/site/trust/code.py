@@ -1,5 +1,6 @@
 """The code at this site that a run names as MODULE:FUNCTION: its source, found without running it."""
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -18,7 +19,9 @@ def file_of(name: str) -> Path | None:
         if spec is None:
             return None
         search = spec.submodule_search_locations
-        found = Path(spec.origin) if spec.origin else None
+        found = None
+        if spec.origin:
+            found = Path(spec.origin)
     return found
 
 
@@ -27,8 +30,38 @@ def digest_of_code(name: str) -> str:
     file = file_of(name)
     if file is None:
         return ""
+    module = name.partition(":")[0]
     shared = load_ours("partitions/common", "source_sum")
-    return str(shared.source_sum(name.partition(":")[0], file))
+    return str(shared.source_sum(module, file))
+
+
+def code_of_data(path: Path) -> str:
+    """Return the SHA-256 of an own data set's source, as its index file has it (`partitions/own`); empty: no index."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            text = archive.read("code.npy")
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return ""
+    # An array of one text, behind its header
+    header = 10 + int.from_bytes(text[8:10], "little")
+    return text[header:].decode("utf-32-le", "replace").rstrip("\0")
+
+
+def dataset_faults(study: str, datasets: Mapping[str, str], silo: str, data: Path) -> list[str]:
+    """Return why the silo's data are not those of a study, which has each silo's own data set by its source."""
+    if not datasets:
+        return []
+    wanted = datasets.get(silo, "")
+    here = code_of_data(data)
+    if wanted == here:
+        return []
+    found = "a data file"
+    if here:
+        found = f"an own data set with SHA-256 {here[:16]}..."
+    asked = f"no {silo}"
+    if wanted:
+        asked = f"{silo} = {wanted[:16]}..."
+    return [f"the study {study} has in [datasets] {asked}, and the data here are {found}"]
 
 
 def trainer_faults(study: str, wanted: str, run: Mapping[str, Any]) -> list[str]:
@@ -39,7 +72,8 @@ def trainer_faults(study: str, wanted: str, run: Mapping[str, Any]) -> list[str]
     here = digest_of_code(name)
     if here and here == wanted:
         return []
-    return [
-        f"the study {study} has trainer = {wanted[:16]}..., and {name[:80]} here "
-        f"{f'has SHA-256 {here[:16]}...' if here else 'is missing'}"
-    ]
+    found = "is missing"
+    if here:
+        found = f"has SHA-256 {here[:16]}..."
+    asked = f"the study {study} has trainer = {wanted[:16]}..."
+    return [f"{asked}, and {name[:80]} here {found}"]

@@ -440,6 +440,12 @@ def test_policy_and_study_both_hold(silo: Path) -> None:
         ask(silo)
 
 
+def test_a_study_of_own_data_sets_asks_for_their_code(silo: Path) -> None:
+    approve(silo, f'{TEXT}\n[datasets]\na = "{"0" * 64}"\n')
+    with pytest.raises(PolicyRefusedError, match=r"has in \[datasets\] a = 0{16}\.\.\., and"):
+        ask(silo)
+
+
 def test_limits_hold_over_all_runs(silo: Path) -> None:
     """Three trainings in all: two in the first run, one in the second; a third run is one too many."""
     approve(silo)
