@@ -11,6 +11,7 @@ import socket
 import ssl
 import tarfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -29,100 +30,19 @@ from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import check_silo_name, unknown_name
 from partitions.schema import NO_SCHEMA, Schema
+from server.deploy.bundle_files import (
+    COMPOSE,
+    INSTALL_UNIT,
+    KEY,
+    OWN_KEY,
+    README,
+    SILO_UNIT,
+    VARIABLES,
+)
 from server.deploy.compose import CPU, FLEET_PORT, GPU, gpu_reservation, image
 from server.deploy.control import Control
 from server.deploy.federation import Federation
 from server.deploy.local.record import find_local, remote_keys, state_root
-
-COMPOSE = """\
-# One hospital silo; .env holds its settings. `docker compose up --detach` joins, `docker compose down` leaves.
-name: ${{SILOFL_NAME}}
-
-x-container: &container
-  image: ${{SILOFL_IMAGE}}
-  init: true
-  read_only: true
-  cap_drop: [ALL]
-  security_opt: ["no-new-privileges:true"]
-  tmpfs: ["/tmp:size=256m"]
-  logging: {{driver: json-file, options: {{max-size: 10m, max-file: "3"}}}}
-
-services:
-  install:  # one-shot, without network: hands the key to the user that runs the silo
-    <<: *container
-    command: [install]
-    user: "0:0"
-    cap_add: [CHOWN, DAC_OVERRIDE]
-    network_mode: none
-    restart: "no"
-    healthcheck: {{disable: true}}
-    environment: {{SILOFL_USER: "${{SILOFL_USER}}"}}
-    volumes: ["./:/bundle:ro", "site:/site", "state:/state"]
-
-  silo:
-    <<: *container
-    user: ${{SILOFL_USER}}
-    restart: unless-stopped
-    stop_grace_period: 15s
-    depends_on: {{install: {{condition: service_completed_successfully}}}}
-    command: {command}
-    environment:
-      SILOFL_NAME: ${{SILOFL_NAME}}
-      SILOFL_SERVER: ${{SILOFL_SERVER}}
-      SILOFL_DEVICE: ${{SILOFL_DEVICE}}
-      SILOFL_FLWR: ${{SILOFL_FLWR}}
-      SILOFL_ALLOWED_APPS: /site/allowed-apps
-      SILOFL_POLICY: /site/policy.toml
-      SILOFL_RESIDENT_MINUTES: ${{SILOFL_RESIDENT_MINUTES}}
-      SILOFL_VIA: "${{SILOFL_VIA}}"
-      https_proxy:  # of the shell that starts it, if set there
-      no_proxy:
-    volumes:
-      - site:/site:ro
-      - state:/state
-      - type: bind
-        source: ${{SILOFL_DATA}}
-        target: /data/data.npz
-        read_only: true
-        bind: {{create_host_path: false}}
-{deploy}
-volumes:
-  site:
-  state:
-"""
-
-VARIABLES = """\
-# The silo's name, and the address by which it reaches the server (one outbound TCP port).
-SILOFL_NAME={name}
-SILOFL_SERVER={server}
-# The data file of this hospital (check it with `silofl check-data FILE`), and who may read it, as UID:GID.
-SILOFL_DATA=./data.npz
-SILOFL_USER=10001:10001
-SILOFL_DEVICE={device}
-# How long the app stays in memory for a run's next message; 0: not at all.
-SILOFL_RESIDENT_MINUTES=10
-# Where a proxy opens TLS: the server's relay, https://SERVER/link; the proxy's CA goes beside this file, as via-ca.crt.
-SILOFL_VIA=
-SILOFL_IMAGE={image}
-SILOFL_FLWR={flwr}
-"""
-
-KEY = "This folder holds the silo's private key (node.key): keep it secret, run it in one place only."
-OWN_KEY = "It holds no private key. With Docker, unpack it where `silofl request --folder` has put the node.key."
-README = """\
-# {name}: one silo of the federation {federation}
-{key}
-1. Get the image {image} (docker load, or your registry; another name goes into .env).
-2. Write the path of your data file into .env: SILOFL_DATA=/path/to/data.npz (readable for SILOFL_USER).
-3. Check: silofl check-bundle . (who signed this, and the image); docker compose run --rm silo silofl doctor
-4. Join: docker compose up --detach; log: docker compose logs --follow silo; leave: docker compose down
-5. Approve a study, or no run is answered. Read it: docker compose exec -T silo silofl study show /dev/stdin <study.toml
-   Approve it: docker compose exec -T silo silofl approve /dev/stdin --yes --by "YOUR NAME" <study.toml
-Without Docker: silofl join {name}.tar --data /path/to/data.npz; silofl approve study.toml
-Outbound TCP to {server} is all it needs. Data, and models of methods that keep them local, stay here.
-allowed-apps lists the SHA-256 of the app builds this site runs, policy.toml says what may leave: read both first.
-Models: docker compose run --rm silo silofl export /state --silo {name} --strategy METHOD --out /state/own.safetensors
-"""
 
 
 @dataclass(frozen=True)
@@ -163,14 +83,9 @@ class Bundle:
             "flwr": importlib.metadata.version("flwr"),
             "key": KEY if self.node_key else OWN_KEY,
         }
-        placeholder = Site.from_environment(
-            {
-                "SILOFL_NAME": "${SILOFL_NAME}",
-                "SILOFL_SERVER": "${SILOFL_SERVER}",
-                "SILOFL_DEVICE": "${SILOFL_DEVICE}",
-            }
-        )
-        command = "[" + ", ".join(f'"{word}"' for word in supernode_command(placeholder)) + "]"
+        names = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_DEVICE")
+        placeholder = Site.from_environment({name: f"${{{name}}}" for name in names})
+        command = "[" + ", ".join(quoted(placeholder)) + "]"
         deploy = "" if self.device == "cpu" else gpu_reservation(self.device, 4) + "\n"
         wanted = f"SILOFL_KEY={self.fingerprint}\n" if self.fingerprint else ""
         files: dict[str, str | bytes] = {
@@ -180,6 +95,7 @@ class Bundle:
             "ca.crt": self.ca_certificate,
             "docker-compose.yml": COMPOSE.format(command=command, deploy=deploy),
             "policy.toml": default_file(studies="required"),
+            **self.units(words),
         }
         files |= {"node.key": self.node_key} if self.node_key else {}
         files |= {"schema.json": self.schema.text} if self.schema.content else {}
@@ -187,6 +103,31 @@ class Bundle:
             content = {name: as_bytes(one) for name, one in files.items()}
             files[SIGNED] = sign_bundle(content, self.signing_key, self.images)
         return files
+
+    def units(self, words: Mapping[str, str]) -> dict[str, str]:
+        """Return the units for Podman's Quadlet by file name; they are the services of the compose file."""
+        environment = {
+            "SILOFL_NAME": self.name,
+            "SILOFL_SERVER": self.server,
+            "SILOFL_DEVICE": words["device"],
+            "SILOFL_FLWR": words["flwr"],
+            "SILOFL_ALLOWED_APPS": "/site/allowed-apps",
+            "SILOFL_POLICY": "/site/policy.toml",
+            "SILOFL_RESIDENT_MINUTES": "10",
+        }
+        unit = SILO_UNIT.format(
+            name=self.name,
+            image=self.image_name,
+            command=" ".join(quoted(Site.from_environment(environment))),
+            environment=" ".join(f"{key}={value}" for key, value in environment.items()),
+            gpu=""
+            if self.device == "cpu"
+            else f"AddDevice=nvidia.com/gpu={self.device.removeprefix('cuda:')}\n",
+        )
+        return {
+            f"{self.name}.container": unit,
+            f"{self.name}-install.container": INSTALL_UNIT.format(**words),
+        }
 
     def write(self, path: Path) -> None:
         """Write the tar atomically with mode 0600. Raises UserError if the file exists."""
@@ -210,6 +151,11 @@ class Bundle:
                 member.mode = 0o600
                 member.mtime = int(time.time())
                 archive.addfile(member, io.BytesIO(data))
+
+
+def quoted(site: Site) -> list[str]:
+    """Return the words of a silo's command line, for YAML and for systemd."""
+    return [f'"{word}"' for word in supernode_command(site)]
 
 
 def as_bytes(content: str | bytes) -> bytes:

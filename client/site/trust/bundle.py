@@ -1,6 +1,7 @@
 """A site bundle at the hospital: reading, unpacking, and running it without Docker (`silofl join`).
 
     NAME/.env  allowed-apps  ca.crt  docker-compose.yml  node.key  policy.toml  README.md  schema.json  signed.json
+    NAME/NAME.container  NAME-install.container     for Podman
 
 `silofl add-silo` makes it (server/deploy/bundle.py). A bundle with `node.key` gives its holder the silo's identity. A
 hospital that made its key itself (`request.py`) gets one without: its key is at the site, or beside the unpacked
@@ -34,6 +35,7 @@ OPTIONAL = (
     "signed.json",
 )
 FILES = (".env", "allowed-apps", "ca.crt", *OPTIONAL)
+UNIT = re.compile(rf"({SILO.pattern})\.container")
 POLICY_ASKED = "policy-asked"  # in the silo's folder: the path of the file that `silofl join --policy` named
 LARGEST = 1 << 20  # bytes; every file of a bundle is a few thousand at most
 MOST_FILES = 20  # including the folder and extra entries of a tar
@@ -52,8 +54,10 @@ def read_bundle(path: Path) -> dict[str, bytes]:
     hint = "name the NAME.tar that `silofl add-silo` made, or the folder unpacked from it"
     try:
         if path.is_dir():
+            # Podman would start every unit of the folder
+            names = [*FILES, *filter(UNIT.fullmatch, sorted(os.listdir(path)))]
             files = {
-                name: _plain_file(path / name) for name in FILES if os.path.lexists(path / name)
+                name: _plain_file(path / name) for name in names if os.path.lexists(path / name)
             }
         else:
             if path.stat().st_size > MOST_FILES * LARGEST:
@@ -100,7 +104,7 @@ def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]
         file = (
             member.isreg()
             and len(place.parts) <= 2
-            and place.name in FILES
+            and (place.name in FILES or UNIT.fullmatch(place.name))
             and place.name not in seen
         )
         if (

@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 from archives import untar
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.config import parse_config_args
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
@@ -31,6 +33,7 @@ from client.site.runtime.launch import supernode_command
 from client.site.trust.bundle import read_bundle, site_of, unpack
 from client.site.trust.keys import site_root
 from client.site.trust.policy import Policy, read_policy
+from client.site.trust.signing import check_signed
 from partitions.schema import Feature, Schema
 from server.cli.main import main
 from server.deploy.bundle import Bundle, add_silo, pins, remove_silo
@@ -41,6 +44,8 @@ from server.deploy.submit import app_directory
 
 FILES = {
     ".env",
+    "clinic.container",
+    "clinic-install.container",
     "README.md",
     "allowed-apps",
     "ca.crt",
@@ -136,8 +141,8 @@ def test_an_existing_file_is_never_overwritten(tar: Path) -> None:
     assert tar.read_bytes() == before
 
 
-def test_readme_has_ten_lines() -> None:
-    assert len(str(bundle().files()["README.md"]).splitlines()) == 12
+def test_readme_has_thirteen_lines() -> None:
+    assert len(str(bundle().files()["README.md"]).splitlines()) == 13
 
 
 def filled_in(device: str = "cpu") -> dict:
@@ -193,7 +198,45 @@ def test_sites_containers_are_locked_down() -> None:
     assert supernode_command(site) == services["silo"]["command"]
 
 
+@pytest.mark.parametrize("name", ["silo", "install"])
+def test_podmans_units_are_the_compose_files_services(name: str) -> None:
+    """Command, environment, mounts and rights; both run as the hospital's own user, who is 10001 in the container."""
+    service = filled_in()["services"][name]
+    unit = f"clinic{'-install' if name == 'install' else ''}.container"
+    text = str(bundle().files()[unit]).split("[Container]\n")[1].split("\n\n[Service]")[0]
+    keys = dict[str, list[str]]()
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        keys.setdefault(key, []).append(value)
+    assert shlex.split(keys["Exec"][0]) == service["command"]
+    told = dict(word.split("=") for word in keys["Environment"][0].split())
+    assert told == {key: str(v) for key, v in service["environment"].items() if v}
+    mounted = [volume.partition(":")[2] for volume in keys["Volume"]]
+    binds = [v for v in service["volumes"] if isinstance(v, dict)]
+    wanted = [v.partition(":")[2] for v in service["volumes"] if isinstance(v, str)]
+    assert mounted == [*wanted, *(f"{bind['target']}:ro" for bind in binds)]
+    assert keys["Image"] == [service["image"]] and keys["User"] == ["10001"]
+    assert keys["UserNS"] == ["keep-id:uid=10001,gid=10001"]
+    assert ["true"] == keys["ReadOnly"] == keys["RunInit"] == keys["NoNewPrivileges"]
+    assert keys["DropCapability"] == ["all"] and "AddCapability" not in keys
+    assert keys["Tmpfs"] == service["tmpfs"] and "PublishPort" not in keys
+    assert keys.get("Network", [""])[0] == service.get("network_mode", "")
+
+
+def test_another_unit_in_a_bundles_folder_is_not_what_was_signed(tmp_path: Path) -> None:
+    """Podman would start it with the bundle's own."""
+    replace(bundle(), signing_key=Ed25519PrivateKey.generate()).write(tmp_path / "clinic.tar")
+    untar(tmp_path / "clinic.tar", tmp_path)
+    assert check_signed(
+        read_bundle(tmp_path / "clinic"), unpacked=True, folder=tmp_path, echo=str
+    )
+    (tmp_path / "clinic/other.container").write_text("[Container]\nImage=evil\n")
+    with pytest.raises(ValueError, match=r"other\.container is not what was signed"):
+        check_signed(read_bundle(tmp_path / "clinic"), unpacked=True, folder=tmp_path, echo=str)
+
+
 def test_a_bundle_for_a_gpu() -> None:
+    assert "AddDevice=nvidia.com/gpu=2\n" in str(bundle("cuda:2").files()["clinic.container"])
     service = filled_in("cuda:2")["services"]["silo"]
     assert service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] == ["2"]
     assert service["environment"]["SILOFL_DEVICE"] == "cuda:0" and service["image"].endswith(

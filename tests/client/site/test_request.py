@@ -124,7 +124,7 @@ def test_join_finds_the_sites_own_key(tmp_path: Path) -> None:
     assert not (tmp_path / "files" / "node.key").exists()
     assert (
         "holds no private key" in files["README.md"].decode()
-        and len(files["README.md"].splitlines()) == 12
+        and len(files["README.md"].splitlines()) == 13
     )
 
 

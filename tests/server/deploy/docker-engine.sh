@@ -83,6 +83,13 @@ start_engine() {
 # which the package index may be.
 base_image() {
   timeout 120 docker pull --quiet "$BASE" >/dev/null 2>&1 && { say "pulled $BASE"; return 0; }
+  base_tar
+  docker import --change 'ENV LANG=C.UTF-8' --change 'CMD ["python3"]' "$DIR/base.tar" "$BASE" >/dev/null
+  rm "$DIR/base.tar"
+  say "made $BASE"
+}
+
+base_tar() {  # also for Podman (tests/helpers/debian13.py)
   say "no registry: making $BASE of Debian $BASE_SUITE"
   [ -n "$(mirror Debian-Security)" ] || apt update
   local debian security
@@ -103,9 +110,6 @@ EOF
   mmdebstrap --mode=root --variant=minbase --include=python3,python3-venv,ca-certificates \
     --customize-hook="sh '$DIR/customize' \"\$1\"" $BASE_SUITE "$DIR/base.tar" "${suites[@]}" \
     > "$DIR/mmdebstrap.log" 2>&1 || die "mmdebstrap: $(grep '^E:' "$DIR/mmdebstrap.log" | head -1)"
-  docker import --change 'ENV LANG=C.UTF-8' --change 'CMD ["python3"]' "$DIR/base.tar" "$BASE" >/dev/null
-  rm "$DIR/base.tar"
-  say "made $BASE"
 }
 
 start() {

@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from archives import untar
+from debian13 import copy_checkout, torch_wheel
 from safetensors.torch import load_file
 
 from client.site.runtime.launch import FLOWER
@@ -140,15 +140,8 @@ class Deployment:
     """The federation under test, operated from the host as a user would."""
 
     def __init__(self, folder: Path) -> None:
-        # A copy of the checkout: its app is built again and again, and must stay the same build.
         self.source = folder / "silofl"
-        listed = run(
-            "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT
-        ).stdout
-        for name in filter(None, listed.split("\0")):
-            if (ROOT / name).is_file() and not name.startswith(("docs/", "experiments/")):
-                (self.source / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.source / name)
+        copy_checkout(self.source)
         self.runs = self.source / "runs" / NAME
         self.address, self.fleet, self.control = own_address(), free_port(), free_port()
         silos = "".join(f"  - {{name: {name}, data: demo}}\n" for name in SILOS)
@@ -157,36 +150,16 @@ class Deployment:
             f"server: {{address: {self.address}, fleet-port: {self.fleet}, control-port: {self.control}}}\n"
             f"demo: {{dataset: digits, partition: dirichlet, seed: 42}}\nsilos:\n{silos}"
         )
+        torch_wheel(folder / "wheels")
         self.environment = environment(
             PYTHONPATH=str(self.source),
             FLWR_HOME=str(folder / "flower"),
             **FLOWER,
             XDG_STATE_HOME=str(folder / "state"),
             BUILDKIT_PROGRESS="plain",
-            SILOFL_WHEELS=str(self.wheels(folder / "wheels")),
+            SILOFL_WHEELS=str(folder / "wheels"),
         )
         self.seconds: dict[str, float] = {}
-
-    def wheels(self, folder: Path) -> Path:
-        """A build context with the image's CPU build of PyTorch, where pip here finds it; else its index has one."""
-        folder.mkdir()
-        listed = (ROOT / "requirements/torch-cpu.txt").read_text()
-        torch = next(
-            line.split()[0] for line in listed.splitlines() if line.startswith("torch==")
-        )
-        wanted = ("--no-deps", "--only-binary=:all:", "--python-version=3.11", torch)
-        run(
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--dest",
-            folder,
-            *wanted,
-            check=False,
-        )
-        return folder
 
     def host(
         self, *command: str | Path, check: bool = True
