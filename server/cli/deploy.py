@@ -40,7 +40,7 @@ def compose(args: argparse.Namespace) -> None:
 
 def credentials(args: argparse.Namespace) -> None:
     from client.site.runtime.launch import THIS_MACHINE
-    from server.deploy import containers as deployed
+    from server.deploy import compose as deployed
     from server.deploy.credentials import check_certificates, ensure_credentials
     from server.deploy.federation import read_federation
     from server.deploy.local.record import state_directory

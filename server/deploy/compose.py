@@ -9,25 +9,39 @@
 The Control API, through which code is shipped, listens only on the network `control`; its port is published on the
 host's loopback interface. Volumes: `setup` (the CA's key and the demo data; not mounted by server or silos),
 `server` (its certificate and the registrations), and per silo `SILO-site` (its key), `SILO-data`, `SILO-state`.
+
+Below it are the containers as the host sees them: their record, their CA's certificate, their `flwr` connection.
 """
 
 import importlib.metadata
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Container
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 
 import yaml
 
 from client.site.node import Site, gpu_environment
-from client.site.runtime.launch import THIS_MACHINE, superlink_command, supernode_command
+from client.site.runtime.launch import (
+    LOOPBACK,
+    THIS_MACHINE,
+    superlink_command,
+    supernode_command,
+)
 from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
+from server.deploy.control import Connection, write_connection
 from server.deploy.federation import Federation, Server, SiloEntry
+from server.deploy.local.record import Deployed, state_directory, write_record
 
 # Inside the containers; on the host the default without ports in the file
 FLEET_PORT, CONTROL_PORT = 9092, 8000
+DOCKER_SECONDS = 60.0
 SERVER = "superlink"  # the server's name on the network `fleet`
 CONTROL = "control"  # the server's name on the network `control`
 CPU, GPU = "", "-gpu"
@@ -292,3 +306,59 @@ def summary(federation: Federation) -> str:
 def flow(content: object) -> str:
     """Return YAML in one line; dollar signs are doubled, because compose would substitute variables."""
     return json.dumps(content, ensure_ascii=False).replace("$", "$$")
+
+
+# --- the containers, seen from the host -----------------------------------------------------------------------
+
+
+def connect(federation: Federation, compose: Path) -> Deployed:
+    """Fetch the CA's certificate from the server's container, and write the connection.
+
+    Raises UserError if Docker is missing or the containers are not up.
+    """
+    folder = state_directory(federation.name)
+    certificate = folder / "containers-ca.crt"
+    fetch = partial(docker_compose, compose, "cp", "superlink:/server/ca.crt")
+    write_atomically(certificate, lambda temporary: fetch(str(temporary)), mode=0o600)
+    port = docker_compose(compose, "port", SERVER, str(CONTROL_PORT)).strip().rpartition(":")[2]
+    deployed = Deployed(
+        name=federation.name,
+        file=str(federation.path.absolute()),
+        runs=str(compose.absolute().parent / "runs" / federation.name),
+        demo=federation.demo.model_dump() if federation.demo else None,
+        connection=Connection(federation.name, f"{LOOPBACK}:{port}", str(certificate)),
+    )
+    write_connection(deployed.connection)
+    write_record(folder, deployed)
+    return deployed
+
+
+def docker_compose(compose: Path, *arguments: str) -> str:
+    """Run `docker compose` and return its output. Raises UserError with its last line if it fails."""
+    if shutil.which("docker") is None:
+        raise UserError("there is no docker command on this machine; `silofl up` needs none")
+    done = subprocess.run(
+        ["docker", "compose", "--file", str(compose), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=DOCKER_SECONDS,
+        check=False,
+        env={**os.environ, "COMPOSE_ANSI": "never"},
+    )
+    if done.returncode:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        reason = lines[-1].strip() if lines else f"exit code {done.returncode}"
+        raise UserError(
+            f"{compose}: docker compose {arguments[0]}: {reason}; is it up (docker compose up --wait)?"
+        )
+    return done.stdout
+
+
+def containers_exist(compose: Path) -> bool:
+    """Return whether the compose file's server has a container, running or not."""
+    if not compose.is_file() or shutil.which("docker") is None:
+        return False
+    try:
+        return bool(docker_compose(compose, "ps", "--all", "--quiet", "superlink").strip())
+    except (ValueError, subprocess.TimeoutExpired):
+        return False
