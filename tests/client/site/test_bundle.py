@@ -232,7 +232,9 @@ def test_another_unit_in_a_bundles_folder_is_not_what_was_signed(tmp_path: Path)
     )
     (tmp_path / "clinic/other.container").write_text("[Container]\nImage=evil\n")
     with pytest.raises(ValueError, match=r"other\.container is not what was signed"):
-        check_signed(read_bundle(tmp_path / "clinic"), unpacked=True, folder=tmp_path, echo=print)
+        check_signed(
+            read_bundle(tmp_path / "clinic"), unpacked=True, folder=tmp_path, echo=print
+        )
 
 
 def test_a_bundle_for_a_gpu() -> None:
