@@ -228,7 +228,7 @@ def test_another_unit_in_a_bundles_folder_is_not_what_was_signed(tmp_path: Path)
     replace(bundle(), signing_key=Ed25519PrivateKey.generate()).write(tmp_path / "clinic.tar")
     untar(tmp_path / "clinic.tar", tmp_path)
     assert check_signed(
-        read_bundle(tmp_path / "clinic"), unpacked=True, folder=tmp_path, echo=str
+        read_bundle(tmp_path / "clinic"), unpacked=True, folder=tmp_path, echo=print
     )
     (tmp_path / "clinic/other.container").write_text("[Container]\nImage=evil\n")
     with pytest.raises(ValueError, match=r"other\.container is not what was signed"):
