@@ -33,7 +33,7 @@ from typing import cast
 
 from torch import Tensor
 
-from models.features import all_features
+from models.features import all_features, class_sums, means_of, members
 from models.flat import gather
 from models.optimizers import Optimizer
 from models.training import feature_gradient, loss_gradient
@@ -47,7 +47,6 @@ from strategies.base.partial import (
 )
 from strategies.base.settings import setting
 from strategies.base.transport.payload import Update, is_number
-from strategies.fedproto import class_sums, means_of, members
 
 
 @dataclass(frozen=True)

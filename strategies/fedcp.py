@@ -21,7 +21,6 @@ the official MNIST script's; it is strong, and slows the first rounds. It is one
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,24 +94,14 @@ class ContextClient(PartialClient):
     def split(layout: Layout, *_: object) -> Split:
         return split_parts(layout, head_blocks(layout, "own", "context"))
 
-    def receive(self) -> Tensor:
-        return self.with_context(super().receive())
-
-    def first_model(self) -> Tensor:
-        return self.with_context(self.silo.initial("").clone())
-
     def newcomer_parts(self) -> Sequence[slice]:
         return self.model.layout.parts(head_blocks(self.model.layout, "own"))
-
-    @abstractmethod
-    def with_context(self, vector: Tensor) -> Tensor:
-        """Return the vector (Σ,) with this silo's context."""
 
 
 class FedCPClient(ContextClient):
     settings: CpSettings
 
-    def with_context(self, vector: Tensor) -> Tensor:
+    def placed(self, vector: Tensor) -> Tensor:
         """Return the vector (Σ,) with this silo's context: drawn in the first round, then from its own head."""
         layout = self.model.layout
         (context,) = layout.parts(head_blocks(layout, "context"))

@@ -27,22 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.features import all_features
+from models.features import all_features, class_sums, means_of
 from models.layout import Layout
 from models.training import batches, generator
 from strategies.base.info import MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split
 from strategies.base.settings import setting
 from strategies.base.transport.payload import Update
-from strategies.fedproto import (
-    PROTOTYPES,
-    check_table,
-    class_sums,
-    make_table,
-    means_of,
-    read_table,
-    table_size,
-)
+from strategies.fedproto import PROTOTYPES, check_table, make_table, read_table, table_size
 
 
 @dataclass(frozen=True)

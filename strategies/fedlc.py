@@ -22,12 +22,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from models.features import members
 from models.training import loss_gradient
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OWN_LOSS
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.fedproto import members
 
 
 @dataclass(frozen=True)

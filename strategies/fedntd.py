@@ -22,14 +22,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.features import frozen
+from models.features import frozen, members
 from models.training import taught_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OWN_LOSS
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.fedproto import NEVER, members
+from strategies.fedproto import NEVER
 
 
 @dataclass(frozen=True)

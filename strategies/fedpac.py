@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.features import all_features
+from models.features import all_features, class_sums, means_of
 from models.flat import scatter
 from models.optimizers import Optimizer
 from models.training import feature_gradient
@@ -51,9 +51,7 @@ from strategies.fedproto import (
     PROTOTYPES,
     average,
     check_table,
-    class_sums,
     make_table,
-    means_of,
     read_table,
     table_size,
 )

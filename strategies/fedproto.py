@@ -44,7 +44,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.features import all_features
+from models.features import all_features, class_sums, means_of, members
 from models.layout import Layout
 from models.training import feature_gradient
 from partitions.common.errors import DataError, UserError
@@ -62,22 +62,6 @@ PROTOTYPES = "prototypes"
 def table_size(layout: Layout) -> int:
     """Return C (K + 1)."""
     return layout.classes * (layout.features + 1)
-
-
-def members(y: Tensor, classes: int) -> Tensor:
-    """Return (n, C): 1 if a sample is of the class. (``one_hot`` would copy the labels from the device.)"""
-    return (y[:, None] == torch.arange(classes, device=y.device)).float()
-
-
-def class_sums(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Return per class the sum of the features (C, K) and the number of samples (C,)."""
-    mask = members(y, classes)
-    return mask.to(z).T @ z, mask.sum(0)
-
-
-def means_of(sums: Tensor, counts: Tensor) -> Tensor:
-    """Return mean features (C, K); 0 for a class without samples."""
-    return sums / counts.clamp_min(1)[:, None]
 
 
 def make_table(prototypes: Tensor, marks: Tensor) -> Tensor:

@@ -36,9 +36,9 @@ from models.shapes import Shape
 from models.training import generator
 from partitions.common.errors import DataError
 from strategies.base.info import OWN_LAYERS
-from strategies.base.partial import PartialClient, PartialStrategy, Split
+from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
-from strategies.base.state import Array, Arrays, ClientState, ServerState
+from strategies.base.state import Arrays, ServerState
 from strategies.base.transport.payload import Model, Payload, Update
 
 INPUTS = "inputs"
@@ -100,13 +100,11 @@ class RandomStatistics:
         self, batches: Iterable[tuple[Any, Tensor]], n: int, rng: torch.Generator
     ) -> Iterator[tuple[Any, Tensor]]:
         own = generator(rng.initial_seed(), INPUTS)
-        drawn = torch.randint(len(self.pairs), (n,), generator=own)
+        drawn = torch.randint(len(self.pairs), (n,), generator=own).to(self.pairs.device)
         if self.before is not None:
             batches = self.before.changed(batches, n, rng)
         done = 0
         for x, y in batches:
-            if not done:
-                drawn = drawn.to(y.device)
             mean, spread = self.pairs[drawn[done : done + len(y)]].unbind(1)
             done += len(y)
             yield normalised(x, mean, spread), y
@@ -115,57 +113,28 @@ class RandomStatistics:
 def statistics(samples: Samples) -> Tensor:
     """Return μ and σ of each channel (2, C), summed in float64."""
     order = [slice(i, i + samples.at_once) for i in range(0, len(samples), samples.at_once)]
-    total, square, count = 0.0, 0.0, 0
+    sums, count = [], 0
     for x, _ in samples.batches(order):
         values = x.double().transpose(0, 1).flatten(1)
-        total, square = total + values.sum(1), square + values.square().sum(1)
+        sums.append(torch.stack([values.sum(1), values.square().sum(1)]))
         count += values.shape[1]
-    mean = torch.as_tensor(total) / count
-    variance = (torch.as_tensor(square) / count - mean.square()).clamp(min=0)
-    changes = variance > 1e-12 * torch.as_tensor(square) / count
+    mean, square = torch.stack(sums).sum(0) / count
+    variance = square - mean.square()
+    changes = variance > 1e-12 * square
     return torch.stack([mean, torch.where(changes, variance, 1.0).sqrt()]).float()
 
 
-class RdnClientState(ClientState):
-    inputs = Array()  # μ_i, σ_i (2, C)
-
-
 class FedRDNClient(PartialClient):
-    state_type = RdnClientState
-    state: RdnClientState
     settings: RdnSettings
 
     @staticmethod
     def split(layout: Layout, *_: object) -> Split:
-        (own,) = layout.parts(["input"])
-        return layout.outside([own]), (own,)
+        return split_parts(layout, ["input"])
 
-    def receive(self) -> Tensor:
-        return self.with_statistics(super().receive())
-
-    def first_model(self) -> Tensor:
-        self.shared, self.private = self.parts()
-        return self.with_statistics(self.silo.initial("").clone())
-
-    def with_statistics(self, vector: Tensor) -> Tensor:
-        """Return the vector (Σ,) with the own μ and σ, and let the batches be of the pairs that are near them."""
-        if self.state.inputs is None:
-            self.state.inputs = statistics(self.silo.train)
-        own = self.state.inputs
-        pairs = own[None]
-        if INPUTS in self.models:
-            sent = self.models[INPUTS].vector.view(-1, *own.shape)
-            near = sent[self.near(sent, own)]
-            pairs = near if len(near) else pairs
-        augment: Any = RandomStatistics(pairs, self.augment)
-        self.silo = replace(self.silo, augment=augment)
-        vector[self.private[0]] = own.flatten()
+    def placed(self, vector: Tensor) -> Tensor:
+        if self.state.personal is None:
+            vector[self.private[0]] = statistics(self.silo.train).flatten()
         return vector
-
-    @property
-    def augment(self) -> Augmentation | None:
-        found: Any = self.silo.augment
-        return found.before if isinstance(found, RandomStatistics) else found
 
     def near(self, sent: Tensor, own: Tensor) -> Tensor:
         """Return bool (K,): which pairs are within ``reach`` of the own one."""
@@ -175,9 +144,17 @@ class FedRDNClient(PartialClient):
         return fits.flatten(1).all(1)
 
     def local_update(self) -> list[Tensor]:
+        vector = self.model.vector
+        own = vector[self.private[0]].clone().view(2, -1)
+        pairs = own[None]
+        if INPUTS in self.models:
+            sent = self.models[INPUTS].vector.view(-1, *own.shape)
+            near = sent[self.near(sent, own)]
+            pairs = near if len(near) else pairs
+        augment: Any = RandomStatistics(pairs, self.silo.augment)
+        self.silo = replace(self.silo, augment=augment)
         self.train(parts=self.shared)
-        assert self.state.inputs is not None
-        return [self.model.vector[self.shared[0]].clone(), self.state.inputs.flatten()]
+        return [vector[self.shared[0]].clone(), own.flatten()]
 
     def newcomer_parts(self) -> Sequence[slice]:
         return ()
@@ -240,6 +217,5 @@ class FedRDN(PartialStrategy):
             raise DataError("'inputs' holds deviations that are not above 0")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        weights = self.weights(updates)
-        self.state.model = self.mean((u.vectors["shared"] for u in updates), weights)
+        super().aggregate(updates)
         self.state.inputs.update({u.silo: u.vectors[INPUTS].clone() for u in updates})

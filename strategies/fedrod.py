@@ -26,13 +26,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.features import members
 from models.training import feature_gradient
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_PARTS
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.fedproto import members
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.features import members
 from models.flat import gather
 from models.networks.blocks import Values
 from models.training import feature_gradient
@@ -38,7 +39,6 @@ from strategies.base.info import OWN_PARTS
 from strategies.base.partial import PartialStrategy, head_blocks
 from strategies.base.settings import setting
 from strategies.fedcp import ContextClient
-from strategies.fedproto import members
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ConditionalHead(nn.Module):
 class GPFLClient(ContextClient):
     settings: GpflSettings
 
-    def with_context(self, vector: Tensor) -> Tensor:
+    def placed(self, vector: Tensor) -> Tensor:
         """Return the vector (Σ,) with this silo's context, and store the embeddings that it is computed from."""
         layout = self.model.layout
         (place,) = layout.parts(head_blocks(layout, "embeddings"))

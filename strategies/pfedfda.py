@@ -28,7 +28,7 @@ to every entry of S_l, and I; r I (``ridge``) was probably meant (unverified), a
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,23 +36,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.features import all_features
+from models.features import (
+    SHRINK,
+    Gaussians,
+    all_features,
+    discriminant,
+    estimates,
+    halves,
+    least,
+    members,
+    packed_size,
+    read_gaussians,
+)
 from models.flat import gather, is_finite
 from models.layout import Layout
 from models.training import feature_gradient, generator
 from partitions.common.errors import DataError, UserError
 from strategies.base.info import OWN_PARTS
-from strategies.base.partial import PartialClient, PartialStrategy, Split
+from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, RequiredArray, ServerState
 from strategies.base.transport.payload import Model, Payload, Update
-from strategies.fedproto import class_sums, means_of, members
 
 GAUSSIANS = "gaussians"
-SHRINK = 1e-4  # e
 MOST_FEATURES = 1024  # whose covariance travels
-GOLDEN = (math.sqrt(5) - 1) / 2
-STEPS, SWEEPS = 24, 2
+SWEEPS = 2
 
 
 @dataclass(frozen=True)
@@ -68,119 +76,25 @@ class FdaSettings:
     ridge: float = setting(1e-4, "added to the own variances", symbol="r", above=0, maximum=1)
 
 
-@dataclass(frozen=True)
-class Gaussians:
-    """Means of the classes μ (C, K) and the covariance S (K, K) of all, float64."""
-
-    means: Tensor
-    covariance: Tensor
-
-    @classmethod
-    def read(cls, vector: Tensor, classes: int, features: int) -> Gaussians:
-        """Return what :meth:`packed` wrote."""
-        means, lower = vector.double().tensor_split([classes * features])
-        covariance = lower.new_zeros(features, features)
-        rows, columns = torch.tril_indices(features, features, device=lower.device)
-        covariance[rows, columns] = lower
-        covariance[columns, rows] = lower
-        return cls(means.view(classes, features), covariance)
-
-    def packed(self) -> Tensor:
-        """Return the means and the lower triangle, (CK + K (K + 1)/2,)."""
-        size = len(self.covariance)
-        rows, columns = torch.tril_indices(size, size, device=self.covariance.device)
-        return torch.cat([self.means.flatten(), self.covariance[rows, columns]]).float()
-
-    def is_positive(self) -> bool:
-        """Return whether S has no negative eigenvalue, up to rounding."""
-        s, size = self.covariance, len(self.covariance)
-        shift = 1e-6 * s.diagonal().abs().mean() + 1e-30
-        return not torch.linalg.cholesky_ex(
-            s + shift * torch.eye(size, dtype=s.dtype, device=s.device)
-        )[1]
-
-    def mixed(self, own: Gaussians, betas: Sequence[float]) -> Gaussians:
-        return Gaussians(
-            torch.lerp(self.means, own.means, betas[0]),
-            torch.lerp(self.covariance, own.covariance, betas[1]),
-        )
-
-
-def packed_size(layout: Layout) -> int:
-    """Return CK + K (K + 1)/2."""
-    features = layout.features
-    return layout.classes * features + features * (features + 1) // 2
-
-
-def estimates(z: Tensor, y: Tensor, shared: Tensor, ridge: float) -> Gaussians:
-    """Return μ_l and S_l of features (n, K), float64. ``shared``: μ_g (C, K)."""
-    sums, counts = class_sums(z, y, len(shared))
-    means = torch.where(counts[:, None] > 0, means_of(sums, counts), shared)
-    apart = z - means[y]
-    covariance = apart.T @ apart / max(len(z) - 1, 1)
-    return Gaussians(
-        means, covariance + ridge * torch.eye(z.shape[1], dtype=z.dtype, device=z.device)
-    )
-
-
-def discriminant(of: Gaussians, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a (C, K) and b (C,) of h. ``shares``: π_i (C,). Raises UserError where S is no covariance."""
-    s, k = of.covariance, len(of.covariance)
-    shrunk = (1 - SHRINK) * s + SHRINK * s.trace() / k * torch.eye(
-        k, dtype=s.dtype, device=s.device
-    )
-    root, fault = torch.linalg.cholesky_ex(shrunk)
-    if fault:
-        raise UserError(
-            "pfedfda: the covariance of the features has no inverse; start from another seed"
-        )
-    weight = torch.cholesky_solve(of.means.T, root).T
-    return weight, shares.log() - (of.means * weight).sum(1) / 2
-
-
-def halves(y: Tensor, classes: int) -> Tensor:
-    """Return bool (n,): every second sample of each class, in their order."""
-    mask = members(y, classes)
-    return (mask.cumsum(0) * mask).sum(1) % 2 == 0
-
-
-def least(value: Callable[[float], float]) -> float:
-    """Return the argmin over [0, 1] by golden sections."""
-    low, high = 0.0, 1.0
-    a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    at_a, at_b = value(a), value(b)
-    for _ in range(STEPS):
-        if at_a <= at_b:
-            high, b, at_b = b, a, at_a
-            a = high - GOLDEN * (high - low)
-            at_a = value(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + GOLDEN * (high - low)
-            at_b = value(b)
-    return min((low, high, (low + high) / 2), key=value)
-
-
 class FDAClient(PartialClient):
     settings: FdaSettings
 
     @staticmethod
     def split(layout: Layout, *_: object) -> Split:
-        head = layout.blocks[-1].slice
-        return layout.outside([head]), (head,)
+        return split_parts(layout, [layout.blocks[-1].name])
 
     def receive(self) -> Tensor:
-        return self.adapted(super().receive(), self.models[GAUSSIANS].vector)
+        self.gaussians = read_gaussians(self.models[GAUSSIANS].vector, self.model.layout)
+        return super().receive()
 
     def first_model(self) -> Tensor:
-        self.shared, self.private = self.parts()
-        first = first_gaussians(self.model.layout, self.common.seed)
-        return self.adapted(self.silo.initial("").clone(), first)
+        other, layout = copy.copy(self), self.model.layout
+        other.gaussians = read_gaussians(first_gaussians(layout, self.common.seed), layout)
+        return other.placed(self.silo.initial("").clone())
 
-    def adapted(self, vector: Tensor, gaussians: Tensor) -> Tensor:
-        """Return the model (Σ,) whose head is of ``gaussians``, mixed with the own estimates below its body."""
-        classes, features = self.model.layout.classes, self.model.layout.features
-        self.gaussians = Gaussians.read(gaussians, classes, features)
+    def placed(self, vector: Tensor) -> Tensor:
+        """Write the head of the received Gaussians, mixed with the own estimates below the body."""
+        classes = self.model.layout.classes
         y = self.silo.train.y
         shares = members(y, classes).double().mean(0)
         self.shares = (shares + SHRINK) / (1 + classes * SHRINK)
@@ -308,20 +222,17 @@ class PFedFDA(PartialStrategy):
             packed_size(self.layout) if name == GAUSSIANS else super().upload_size(name, silo)
         )
 
-    def read(self, vector: Tensor) -> Gaussians:
-        return Gaussians.read(vector, self.layout.classes, self.layout.features)
-
     def check(self, update: Update) -> None:
         sent = update.vectors.get(GAUSSIANS)
-        if sent is not None and not self.read(sent).is_positive():
+        if sent is not None and not read_gaussians(sent, self.layout).is_positive():
             raise DataError("'gaussians' holds no covariance")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        weights, state = self.weights(updates), self.state
-        state.model = self.mean((u.vectors["shared"] for u in updates), weights)
-        state.gaussians = self.mean((u.vectors[GAUSSIANS] for u in updates), weights)
-        found = self.read(state.gaussians)
+        super().aggregate(updates)
+        mean = self.mean((u.vectors[GAUSSIANS] for u in updates), self.weights(updates))
+        found = read_gaussians(mean, self.layout)
         if not found.is_positive():
             values, vectors = torch.linalg.eigh(found.covariance)
             clipped = vectors @ values.clamp(min=0).diag() @ vectors.T
-            state.gaussians = Gaussians(found.means, clipped).packed()
+            mean = Gaussians(found.means, clipped).packed()
+        self.state.gaussians = mean

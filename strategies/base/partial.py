@@ -7,6 +7,7 @@ of block names (split). Only u travels, a vector of shape (Σ_s,), with the Batc
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -123,7 +124,15 @@ class PartialClient(SiloClient):
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
-        return scatter(self.own(), self.shared, self.models[GLOBAL].vector)
+        return self.placed(scatter(self.own(), self.shared, self.models[GLOBAL].vector))
+
+    def first_model(self) -> Tensor:
+        # A copy, so that what the received model set stays
+        return copy.copy(self).placed(self.silo.initial("").clone())
+
+    def placed(self, vector: Tensor) -> Tensor:
+        """Write what this silo computes of its own into a new vector (Σ,), and return it."""
+        return vector
 
     def personalise(self) -> Tensor:
         """Train the personal parts; shared parts and their running statistics do not change."""

@@ -93,6 +93,7 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     ),
     "feddyn": case("feddyn", alpha=0.2),
     "feddyn, as its code": case("feddyn", alpha=0.2, weights="samples", clip=0.5),
+    "fedem": case("fedem", **TWO, components=2),
     "fedfomo": case("fedfomo", down=(0, 2 * FULL)),
     "fedfomo, budget": case("fedfomo", **LATER, max_downloads=1, epsilon=0.5),
     "fedgh": case("fedgh", (HEAD, HEAD), (TABLE, TABLE), server_passes=2, server_batch_size=4),

@@ -223,7 +223,7 @@ def test_every_method_runs_on_a_part(three: Files, method: str, trainable: str) 
     size = run.strategy.layout.size
     assert all(len(run.personal(silo)) == size for silo in three)
     assert all(torch.isfinite(run.personal(silo)).all() for silo in three)
-    after = deep(trainable, head=run.settings.strategy.head).state_dict()
+    after = deep(trainable, head=run.settings.head).state_dict()
     fresh = build_seeded()
     frozen = [tensor for name, tensor in after.items() if name.endswith("fc2.weight")]
     assert torch.equal(frozen[0], fresh["fc2.weight"])

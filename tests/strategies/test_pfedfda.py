@@ -14,9 +14,9 @@ from scipy.optimize import minimize_scalar
 from tiny import Files, Numbers, federate, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient
 
+from models.features import Gaussians, discriminant, estimates, halves, least, read_gaussians
 from models.training import generator
 from strategies.base.transport.payload import array_record, decode
-from strategies.pfedfda import Gaussians, discriminant, estimates, halves, least
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
 
@@ -114,7 +114,7 @@ def test_rounds_in_numpy(three: Files) -> None:
     sent = run.sent_to("a", 1)
     first = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]
     body = first.vector.double().numpy()[FC1].copy()
-    numbers = Gaussians.read(sent["gaussians"].vector, 3, 4)
+    numbers = read_gaussians(sent["gaussians"].vector, run.strategy.layout)
     shared: Any = [numbers.means.numpy(), numbers.covariance.numpy()]
     assert np.array_equal(shared[1], np.eye(4)) and 0 <= shared[0].min() <= shared[0].max() < 1
     for r in range(1, 4):
@@ -147,7 +147,7 @@ def test_rounds_in_numpy(three: Files) -> None:
         ]
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(body, abs=2e-3)
     state: Any = run.strategy.state
-    found = Gaussians.read(state.gaussians, 3, 4)
+    found = read_gaussians(state.gaussians, run.strategy.layout)
     assert found.means.numpy() == pytest.approx(shared[0], abs=5e-3)
     assert found.covariance.numpy() == pytest.approx(shared[1], abs=5e-3)
 
@@ -185,4 +185,4 @@ def test_a_silo_whose_covariance_is_none(
     assert [r.silo for r in run.rows if r.metric == "rejected"] == ["a"]
     assert "holds no covariance" in caplog.text
     state: Any = run.strategy.state
-    assert Gaussians.read(state.gaussians, 3, 4).is_positive()
+    assert read_gaussians(state.gaussians, run.strategy.layout).is_positive()

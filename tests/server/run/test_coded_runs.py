@@ -58,6 +58,7 @@ SOUND = {
         "fedavgm",
         "fedbabu",
         "fedbn",
+        "fedem",
         "fedlc",
         "fednova",
         "fedntd",

@@ -30,8 +30,8 @@ from strategies.fedavg import FedAvg
 
 SUMS = """
     apfl ditto fedadagrad fedadam fedadmm fedala fedalt fedapm fedavg fedavg-ft fedavgm fedbabu fedbn fedcp feddbe
-    feddyn fedlama fedlc fedlp fedntd fedper fedphp fedproto fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim
-    fedyogi gpfl knn-per lg-fedavg lg-mix local lp-proj moon partialfed per-fedavg pfedfda pfedme player-fl
+    feddyn fedem fedlama fedlc fedlp fedntd fedper fedphp fedproto fedprox fedprox-ft fedrep fedrod fedsa-lora
+    fedsim fedyogi gpfl knn-per lg-fedavg lg-mix local lp-proj moon partialfed per-fedavg pfedfda pfedme player-fl
     player-fl-random scaffold
 """
 SECURE: dict[str, Any] = {"secure_aggregation": True}
