@@ -5,12 +5,13 @@ Charliecloud, on a Debian 13 of its own. It joins a federation of this machine, 
 from __future__ import annotations
 
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from archives import untar
-from debian13 import Machine, build_image, debian13
+from debian13 import IMAGE, Machine, build_image, debian13
 from trio import RUN, wait_for
 
 from server.cli.main import main
@@ -24,6 +25,18 @@ NAME = "clinic-13"
 UNITS = ".config/containers/systemd"
 # The tests' part of the cgroups has no controllers; the federation is on this machine's loopback interface.
 HERE = "[Container]\nCgroupsMode=disabled\n"
+UNIT = Path(__file__).parents[3] / "docs/systemd/silofl@.service"
+# What docs/containers.md says of Charliecloud
+EXPORT = f"""
+rm -rf silofl.image; mkdir silofl.image
+podman create --name export {IMAGE} && podman export export | tar -xf - -C silofl.image && podman rm export
+mkdir silofl.image/ch
+podman image inspect --format '{{{{join .Config.Env "\\n"}}}}' {IMAGE} >silofl.image/ch/environment
+"""
+IN_CHARLIECLOUD = """\
+#!/bin/sh
+exec ch-run --set-env --set-env=XDG_STATE_HOME="$HOME/.local/state" --home "$HOME/silofl.image" -- silofl "$@"
+"""
 QUADLET = "quadlet -user -dryrun"
 
 
@@ -126,3 +139,30 @@ def test_a_silo_under_rootless_podman_joins_trains_and_leaves(
     wait_for(lambda: not is_elsewhere(federation), 60)
     kept = built.run("podman volume ls --quiet").split()
     assert sorted(kept) == [f"{NAME}-site", f"{NAME}-state"]
+
+
+def test_join_under_charliecloud_is_a_service_of_its_user(
+    built: Machine, clinic: Path, systemd: None, federation: LocalFederation, tmp_path: Path
+) -> None:
+    """The image's export, as a plain user and without a daemon, in place of an installed silofl."""
+    built.run(EXPORT)
+    home = built.home
+    silofl, unit = (
+        home / "silofl/.venv/bin/silofl",
+        home / ".config/systemd/user/silofl@.service",
+    )
+    for file, text in ((silofl, IN_CHARLIECLOUD), (unit, UNIT.read_text())):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    silofl.chmod(0o755)
+    shutil.copy(clinic / "data.npz", home / f"{NAME}.npz")
+    with tarfile.open(home / f"{NAME}.tar", "w") as archive:
+        archive.add(clinic, NAME, filter=lambda m: None if "data.npz" in m.name else m)
+    built.own(home / "silofl")
+    built.own(home / ".config")
+    built.run(f"systemctl --user daemon-reload; systemctl --user start silofl@{NAME}")
+    assert trains(federation, tmp_path / "run")
+    built.run(f"systemctl --user stop silofl@{NAME}")
+    asked = f"systemctl --user show --property=ActiveState,Result silofl@{NAME}"
+    assert {*built.run(asked).split()} == {"ActiveState=inactive", "Result=success"}
+    assert (home / f".local/state/silofl-site/{NAME}/state").is_dir()
