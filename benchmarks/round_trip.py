@@ -2,12 +2,14 @@
 
     python -m benchmarks.round_trip [--silos 12] [--rounds 8] [--plain-rounds 3] [--repeats 2]
     python -m benchmarks.round_trip stays [--local-epochs 0] [--dataset mnist]
+    python -m benchmarks.round_trip masked [--repeats 2]
 
 Both have 12 silos on this machine, 580 k parameters that go down and come back, and no evaluation. Ours is
 `silofl up` and `silofl run --strategy fedavg --set local-epochs=0 evaluate-every=0`, with TLS, node keys, and states
 kept on disk; theirs is Flower's own SuperLink and SuperNodes with Flower's settings, FedAvg, and a client that gives
 back what it got. In turns; the first round of each run, which fetches the app, is not counted. ``stays`` compares ours
 with ours without a process that stays (`SILOFL_RESIDENT_MINUTES=0`), and counts what the machine's cores did.
+``masked`` compares runs with and without `secure-aggregation`, in turns in one federation.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import table
 from client.site.runtime.launch import FLOWER, free_ports
+from client.site.study import approvals
 from server.deploy import local, processes, submit
-from server.deploy.federation import read_federation
+from server.deploy.federation import Federation, read_federation
+from server.deploy.study_draft import app_sums, draft, known_peers
 
 PARAMETERS = 582_026  # of fedala-cnn on 28 x 28 grey pictures
 TIMEOUT_SECONDS = 900.0
@@ -93,33 +98,78 @@ server = ServerApp(server_fn=components)
 '''
 
 
-def ours(silos: int, rounds: int, dataset: str = "mnist", local_epochs: int = 0) -> list[float]:
-    """Return the seconds of silofl's rounds after the first."""
+@contextmanager
+def federated(
+    silos: int, dataset: str = "mnist"
+) -> Iterator[tuple[Path, Federation, local.LocalFederation]]:
+    """Context with a federation of demo silos, in a folder for all output."""
     with homes() as folder:
         lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
         demo = f"demo: {{dataset: {dataset}, partition: iid, seed: 42}}"
         (folder / "federation.yaml").write_text(
             "\n".join(["name: round-trip", demo, "silos:", *lines, ""])
         )
-        federation = local.up(
-            read_federation(folder / "federation.yaml"), echo=lambda line: None
-        )
+        federation = read_federation(folder / "federation.yaml")
+        up = local.up(federation, echo=lambda line: None)
         try:
-            values = {
-                "strategy": "fedavg",
-                "model": "fedala-cnn",
-                "rounds": rounds,
-                "local-epochs": local_epochs,
-            }
-            out = submit.run({**values, "evaluate-every": 0, "out": str(folder / "out")})
+            yield folder, federation, up
         finally:
-            processes.end(processes.find(federation.directory), grace=5.0)
-        with (out / "history.csv").open() as file:
-            return [
-                float(r["value"])
-                for r in csv.DictReader(file)
-                if r["metric"] == "round_seconds"
-            ][1:]
+            processes.end(processes.find(up.directory), grace=5.0)
+
+
+def later_rounds(values: Mapping[str, Any]) -> list[float]:
+    """Return the seconds of the rounds after the first of a run in the federation that is up."""
+    out = submit.run(dict(values))
+    with (out / "history.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "round_seconds"]
+    return [float(row["value"]) for row in rows][1:]
+
+
+def empty(rounds: int, local_epochs: int = 0) -> dict[str, Any]:
+    """Return the settings of rounds in which as little as possible is done."""
+    return {
+        "strategy": "fedavg",
+        "model": "fedala-cnn",
+        "rounds": rounds,
+        "local-epochs": local_epochs,
+        "evaluate-every": 0,
+    }
+
+
+def ours(silos: int, rounds: int, dataset: str = "mnist", local_epochs: int = 0) -> list[float]:
+    """Return the seconds of silofl's rounds after the first."""
+    with federated(silos, dataset) as (folder, _, _):
+        return later_rounds({**empty(rounds, local_epochs), "out": str(folder / "out")})
+
+
+def compare_masked(given: argparse.Namespace) -> None:
+    """Compare masked with unmasked runs in one federation, in turns: seconds of a later round."""
+    with federated(given.silos) as (folder, federation, up):
+        plain = empty(given.rounds)
+        seeds = [str(seed + 1) for seed in range(given.repeats)]
+        masked = {**plain, "secure-aggregation": True}
+        texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a benchmark")
+        study = draft(
+            "masked",
+            {**masked, "seed": ",".join(seeds)},
+            texts=texts,
+            end=None,
+            apps=app_sums(Path(__file__).parents[1]),
+            peers=known_peers(federation),
+        )
+        for silo in known_peers(federation):
+            approvals.approve(up.directory / "silos" / silo, silo, study, "a", "", [])
+        rows, ratios = [], []
+        for seed in seeds:
+            of = {"seed": int(seed), "out": str(folder / f"plain-{seed}")}
+            bare = statistics.median(later_rounds({**plain, **of}))
+            of |= {"study": "masked", "out": str(folder / f"masked-{seed}")}
+            with_masks = statistics.median(later_rounds({**masked, **of}))
+            ratios.append(with_masks / bare)
+            rows.append([seed, f"{bare:.2f}", f"{with_masks:.2f}", f"{ratios[-1]:.2f}"])
+            print(*rows[-1], flush=True)
+    print(table(rows, ["turn", "unmasked, s per round", "masked, s per round", "ratio"]))
+    print(f"\nmedian ratio {statistics.median(ratios):.2f}")
 
 
 def plain(silos: int, rounds: int) -> list[float]:
@@ -234,7 +284,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="?", choices=("plain", "stays"), default="plain")
+    parser.add_argument(
+        "what", nargs="?", choices=("plain", "stays", "masked"), default="plain"
+    )
     parser.add_argument("--silos", type=int, default=12)
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--local-epochs", type=int, default=0)
@@ -244,6 +296,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "stays":
         return compare_stays(given)
+    if given.what == "masked":
+        return compare_masked(given)
     rows, ratios = [], []
     for turn in range(given.repeats):
         seconds = {
