@@ -33,6 +33,7 @@ from benchmarks.reference import (
     file_of,
     ordered_methods,
     read_lines,
+    strategy_of,
     why_refused,
 )
 from partitions.common.files import write_atomically
@@ -58,6 +59,7 @@ from server.report.sections.unseen import held_out
 from server.report.study import StudyResults
 from server.results.hold_out import means, rows_of
 from server.results.summary import compare
+from strategies import strategies
 
 NAME = "reference-table"
 HEAD = (
@@ -164,12 +166,22 @@ def why_failed(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> str:
     return reasons[0] if len(reasons) == form.trials and all(reasons) else ""
 
 
+def kind_of(method: str) -> str:
+    """Return the score of an unseen hospital: as it receives the model, or where it has a part to train, after that."""
+    given = strategies()[strategy_of(method)].info.newcomer
+    return "zero_shot" if given in ("model", "mixture") else "personalised"
+
+
 def unseen_text(study: StudyResults, method: str, compared: int) -> str:
-    """Return the mean over unseen hospitals of what they receive, and its difference from training alone."""
+    """Return the mean over unseen hospitals, and its difference from training alone.
+
+    Their model is what :func:`kind_of` says.
+    """
+    kind = kind_of(method)
     pairs = [
-        (of[method]["zero_shot"], of[method]["local"])
+        (of[method][kind], of[method]["local"])
         for of in held_out(study).values()
-        if method in of and not math.isnan(of[method]["zero_shot"] + of[method]["local"])
+        if method in of and not math.isnan(of[method][kind] + of[method]["local"])
     ]
     if not pairs:
         return "–"
@@ -321,7 +333,8 @@ that the short form's 14,000 runs would take about two hours in two processes. I
 * **worst hospital**: the lowest mean over seeds of a hospital.
 * **gain over local**: in points, with the report's interval ([uncertainty](uncertainty.md)). It needs six hospitals. The
   methods of a set share its 5 % (Bonferroni), also those to come; each set is a family of its own.
-* **unseen hospital**: score of what a hospital receives that did not train. In brackets: the interval of its difference
+* **unseen hospital**: score at a hospital that did not train, of the model that it receives. With a method that leaves
+  it a part to train, it is the score after that (`hold-out-epochs`). In brackets: the interval of its difference
   from training alone, or below six hospitals the difference. Each is left out once, in groups, with a search of its
   own; first seed. A dash: not measured yet, or it does not fit.
 * **calibration**: Brier score; for a measurement the distance of mean measured and mean predicted. Lower is better.
@@ -379,9 +392,9 @@ def cell_values(line: dict[str, Any]) -> list[Any]:
     """Return what the results file says of a cell, from its best line."""
     entry = line["entry"]
     score, final = entry["score"], entry["final"]
-    new = [one["zero_shot"].get(score) for one in entry["hold_out"].values()]
-    zero_shot = statistics.fmean(new) if new and None not in new else ""
-    means_ = [final[f"{score}_mean"], final[f"{score}_worst"], zero_shot]
+    new = [one[kind_of(entry["strategy"])].get(score) for one in entry["hold_out"].values()]
+    unseen = statistics.fmean(new) if new and None not in new else ""
+    means_ = [final[f"{score}_mean"], final[f"{score}_worst"], unseen]
     size = entry["bytes_down"] + entry["bytes_up"]
     seconds = f"{entry['seconds']['total']:.2f}"
     return [

@@ -21,7 +21,7 @@ from benchmarks.reference import (
     space_of,
     why_refused,
 )
-from benchmarks.reference_page import cell_values, found_of
+from benchmarks.reference_page import cell_values, found_of, kind_of
 from partitions.datasets.centres import CENTRES
 from partitions.datasets.registry import load_dataset
 
@@ -168,3 +168,14 @@ def test_every_method_is_searched_by_its_rate_and_its_own_weights():
         assert own["model"] == "trees" and "batch-size" not in own
         assert not why_refused("azpro", name, FORMS["short"])
     assert spaces["fedavgm"].keys() == {"learning-rate", "fedavgm.server-learning-rate"}
+
+
+def test_an_unseen_hospital_trains_what_it_is_left_to_train():
+    """FedPer's newcomer has an untrained head, and Ditto's a copy to train; FedAvg's gets a whole model."""
+    kinds = {name: kind_of(name) for name in ("fedavg", "fedper", "ditto", "apple")}
+    assert kinds == {
+        "fedavg": "zero_shot",
+        "fedper": "personalised",
+        "ditto": "personalised",
+        "apple": "zero_shot",
+    }
