@@ -91,7 +91,11 @@ def data(
 @contextmanager
 def planted(fault: str, turns: np.ndarray) -> Iterator[None]:
     """Context with this fault in the mechanism; ``turns`` (n,): for each record the number of its turn."""
-    noised, total, drawn = private.noised, clipping.Clipping.total, PrivateTraining.drawn
+    noised, total, drawn = (
+        private.add_noise,
+        clipping.Clipping.total,
+        PrivateTraining.draw_batches,
+    )
 
     def without_a_layer(sum_: Tensor, deviation: float, key: bytes) -> Tensor:
         found = noised(sum_, deviation, key)

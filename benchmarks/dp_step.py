@@ -28,7 +28,7 @@ from torch import Tensor
 from models.initialisation import flat_model
 from models.networks.registry import build
 from models.privacy.clipping import Clipping
-from models.privacy.noise import derived, digest_of, noised
+from models.privacy.noise import add_noise, derive_key, digest_of
 from models.tasks.segmentation import segmentation_loss
 from models.training import own_gradient
 
@@ -159,8 +159,8 @@ def steps(
 
     def private() -> None:
         total, _ = clipping.total(x, y, loss, None, None)
-        key = derived(b"", "noise", digest_of([model.vector, total]))
-        model.gradient.copy_(noised(total, CLIP, key).div_(records))
+        key = derive_key(b"", "noise", digest_of([model.vector, total]))
+        model.gradient.copy_(add_noise(total, CLIP, key).div_(records))
         update()
 
     clipping.total(x, y, loss, None, None)  # the trial

@@ -57,9 +57,7 @@ def serve(made: Credentials) -> tuple[int, int]:
 
     async def relay() -> None:
         context = tls_of(made.server_certificate, made.server_key)
-        async with Relay(("127.0.0.1", port), lambda: keys).serving(
-            "0.0.0.0", 0, context
-        ) as one:
+        async with Relay(("127.0.0.1", port), lambda: keys).serve("0.0.0.0", 0, context) as one:
             found.append(next(iter(one.sockets)).getsockname()[1])
             ready.set()
             await server_ended.wait()

@@ -34,7 +34,7 @@ import optuna
 
 from benchmarks.common import whole_run
 from partitions.common.errors import DataError, RunFailedError, UserError
-from partitions.common.files import append, locked, write_atomically
+from partitions.common.files import append, hold_lock, write_atomically
 from partitions.common.names import silo_name, unknown_name
 from partitions.common.settings import keys_of
 from partitions.datasets.registry import load_dataset
@@ -254,7 +254,7 @@ class Worker:
         file.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(locked(file, f"{file} is another process's"))
+                held.enter_context(hold_lock(file, f"{file} is another process's"))
             except DataError:
                 return
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)

@@ -42,7 +42,7 @@ from partitions.datasets.registry import DATASETS
 from server.report.answer import calibration_of
 from server.report.html import (
     between,
-    counted,
+    count_noun,
     duration,
     number,
     percent,
@@ -50,8 +50,8 @@ from server.report.html import (
     render,
     size_text,
 )
-from server.report.inference import HOSPITALS_NEEDED, Gain, known, over_hospitals
-from server.report.methods import alone, spelled
+from server.report.inference import HOSPITALS_NEEDED, Gain, finite_or_nan, over_hospitals
+from server.report.methods import alone, spell
 from server.report.page import CSS
 from server.report.participation import worst
 from server.report.sections.evidence import over_silos
@@ -105,7 +105,7 @@ class Found:
 
     def shown(self, sign: int) -> list[str]:
         """Return the methods whose interval excludes zero on this side."""
-        return [spelled(method) for method, gain in self.gains.items() if gain.shown == sign]
+        return [spell(method) for method, gain in self.gains.items() if gain.shown == sign]
 
     @property
     def sentence(self) -> str:
@@ -114,7 +114,7 @@ class Found:
             return "Nothing is finished yet."
         if not self.gains:
             return "No gain can be read yet: training alone, or all else, is not finished."
-        silos = counted(len(self.study.silos), "centre")
+        silos = count_noun(len(self.study.silos), "centre")
         if not any(gain.has_interval for gain in self.gains.values()):
             return f"No difference is shown: an interval needs {HOSPITALS_NEEDED} centres, here are {silos}."
         parts = [
@@ -123,7 +123,7 @@ class Found:
             if (names := self.shown(sign))
         ]
         what = "; ".join(parts) or "no difference is shown"
-        of = f"Of {counted(len(self.gains), 'method')} beside training alone, in {silos}"
+        of = f"Of {count_noun(len(self.gains), 'method')} beside training alone, in {silos}"
         return f"{of}, {self.compared} sharing the 5 %: {what}."
 
 
@@ -197,12 +197,14 @@ def row_of(found: Found, method: str) -> list[str]:
     silo = worst(study, method)
     calibration = list(over_silos(study, method, calibration_of(study)[0]).values())
     spent = [
-        known(v.get("epsilon")) for run in study.of(method) for v in run["per_silo"].values()
+        finite_or_nan(v.get("epsilon"))
+        for run in study.of(method)
+        for v in run["per_silo"].values()
     ]
     size, seconds = study.cost(method)
     deviation = study.mean_score(method)[1]
     return [
-        spelled(method),
+        spell(method),
         f"{percent(study.mean_score(method)[0])} ± {percent(deviation)}",
         "–" if silo is None else f"{percent(study.score(method, silo).mean)}",
         points(gain.mean),

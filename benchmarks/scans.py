@@ -23,7 +23,7 @@ from pydicom import Dataset, dcmread
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 
-from partitions.importing.volumes.grid import resampled
+from partitions.importing.volumes.grid import resample
 
 COUNT = {"ct": 8, "nifti": 6, "xray": 20}
 SEQUENCES = ("t1", "t1ce", "t2", "flair")
@@ -122,7 +122,7 @@ def plain(kind: str, name: str) -> None:
 
 
 def onto(values: Any, *, nearest: bool = False) -> Any:
-    return resampled(values, VOLUME, np.array(values.shape) / np.array(VOLUME), nearest=nearest)
+    return resample(values, VOLUME, np.array(values.shape) / np.array(VOLUME), nearest=nearest)
 
 
 def measured(work: str, *args: str) -> tuple[float, float]:

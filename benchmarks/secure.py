@@ -28,7 +28,7 @@ from client.site.secure.statements import read_statement
 from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
-from strategies.base.aggregation.secure import added, integers_of
+from strategies.base.aggregation.secure import add_integers, integers_of
 from strategies.base.aggregation.sum_weights import groups_of
 from strategies.base.settings import Common
 from strategies.base.transport.payload import Model
@@ -93,7 +93,7 @@ class Ring:
     ) -> Vector:
         """The opened sum."""
         tensors = [torch.from_numpy(sent[name].view(np.int32)) for name in survivors]
-        total = added(tensors).remainder(2**32).numpy().astype(np.uint32)
+        total = add_integers(tensors).remainder(2**32).numpy().astype(np.uint32)
         texts = {name: self.made[name]["statement"] for name in self.names}
         settings = masks.settings_sha256(SETTINGS)
         members = [(name, 1, texts[name]) for name in self.names]

@@ -17,14 +17,14 @@ def check_data(args: argparse.Namespace) -> None:
 
     from client.site.trust.code import code_of_data
     from client.tables.importing import schema_at
-    from partitions.own.dataset import named
+    from partitions.own.dataset import resolve_name
     from partitions.own.index import write_index
     from partitions.silo_file import check_silo_file
 
     agreed = schema_at(args.schema) if args.schema else None
     with TemporaryDirectory() as folder:
         file = Path(args.file)
-        if name := "" if file.exists() else named(args.file):
+        if name := "" if file.exists() else resolve_name(args.file):
             file = Path(args.out or f"{folder}/index.npz")
             write_index(name, file)
         elif args.out:

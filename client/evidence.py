@@ -26,7 +26,7 @@ from models.evidence.measure import (
     conformal_sets,
     evidence_of,
 )
-from models.evidence.subgroups import subgroup_scores, suppressed
+from models.evidence.subgroups import find_suppressed, subgroup_scores
 from models.evidence.values import enough
 from models.privacy.noise import digest_of
 from models.samples import Samples
@@ -58,19 +58,19 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
                 f"{client.silo.name} kept no model of round {reported!r:.20}, whose evidence is asked for"
             )
         claim_evidence(client, session, least)
-        values = measured(client, session, least)
+        values = measure_evidence(client, session, least)
         if (
             "subgroups" in allowed
             and test.subgroup is not None
             and COMMON not in config["numbers"]
         ):
-            held = suppressed(test.subgroup, values)
+            held = find_suppressed(test.subgroup, values)
     return release_evidence(
         client, values, test.people, min_samples=least, policy=session.policy, suppressed=held
     )
 
 
-def measured(client: SiloClient, session: ClientSession, least: int) -> Evidence:
+def measure_evidence(client: SiloClient, session: ClientSession, least: int) -> Evidence:
     """Return the evidence that the message selects, of the model that the client holds."""
     data, test, task = session.used_data.test, client.silo.test, client.silo.task
     common = session.config["numbers"].get(COMMON)

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from client.exporting.calibration import calibrated
+from client.exporting.calibration import calibrate_card
 from client.exporting.model_card import Card, Onnx, checked_card, note_export, parse_card
 from client.exporting.onnx import onnx_of
 from client.exporting.states import find_states
@@ -102,7 +102,7 @@ def export_model(
     if temperature is not None or conformal is not None:
         net = trained_network(card)
         net.load(parts[0], *parts[1:])
-        card = calibrated(card, net, temperature, conformal, coverage)
+        card = calibrate_card(card, net, temperature, conformal, coverage)
     return write_model(out, card, parts, onnx)
 
 
@@ -262,7 +262,7 @@ def reported_round(source: Path, about: Mapping[str, Any], round: int | None) ->
 
 def trained_network(card: Card) -> FlatModel:
     """Return the network as trained in the run, with its frozen part, which a silo's state does not contain."""
-    name, shape, settings, head = described(card)
+    name, shape, settings, head = describe_network(card)
     saved = dict(card.model.part or {})
     weights = Weights(**saved.pop("weights")) if saved.get("weights") else None
     part = Part(**saved | {"weights": weights})
@@ -272,13 +272,13 @@ def trained_network(card: Card) -> FlatModel:
 
 def network(card: Card) -> FlatModel:
     """Return the network that a card describes, without its weights."""
-    name, shape, settings, head = described(card)
+    name, shape, settings, head = describe_network(card)
     return FlatModel(
         with_method(head, shape, lambda: build(name, shape, card.classes, settings))
     )
 
 
-def described(card: Card) -> tuple[str, tuple[int, ...], Any, Head]:
+def describe_network(card: Card) -> tuple[str, tuple[int, ...], Any, Head]:
     """Return name, input shape, settings and the method's own head of the network that a card describes."""
     shape = card.shape
     name, given, head = card.model.name, card.model.settings, card.model.head

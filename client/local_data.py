@@ -161,7 +161,7 @@ def agreed_data(data: SiloData, context: Context, config: Mapping[str, Any]) -> 
     return made
 
 
-def pooled(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
+def pool_silos(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
     """Return a simulated silo's data; for the first silo that trains, with the training samples of all that do.
 
     Raises UserError outside a simulation.

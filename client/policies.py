@@ -69,7 +69,7 @@ def policy_page(policy: Policy) -> str:
             *setting_faults(policy, asked),
         ]
         lines.append(
-            f"  {name:<16}  {f'refused: {faults[0]}' if faults else sent(name, strategy, run)}"
+            f"  {name:<16}  {f'refused: {faults[0]}' if faults else describe_sent(name, strategy, run)}"
         )
         lines.append(f"  {'':<16}  {with_privacy(strategy.info)}")
     lines += [
@@ -133,7 +133,7 @@ def survey(policy: Policy) -> str:
     return f"of each column counts of {policy.min_cell} patients or more, rounded; {sums}; {classes}; no model"
 
 
-def sent(
+def describe_sent(
     name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | int | float | str]
 ) -> str:
     if not strategy.info.uploads:

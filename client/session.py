@@ -28,7 +28,7 @@ from client.local_data import (
     device_of,
     is_own_file,
     open_data,
-    pooled,
+    pool_silos,
     samples_on,
     silo_name,
     silo_policy,
@@ -46,7 +46,7 @@ from client.store import StateStore
 from models.initialisation import flat_model, initial_model
 from models.samples import BYTE_MEAN, BYTE_STD
 from models.shapes import columns as table_columns
-from models.shapes import written
+from models.shapes import write_shape
 from models.standardisation import Columns, standardisation
 from models.tasks import task_of
 from models.tasks.patches import Window
@@ -184,7 +184,7 @@ class ClientSession:
         if not self.info.pooled:
             return self.own_data
         return agreed_data(
-            pooled(self.data, self.settings, self.context), self.context, self.config
+            pool_silos(self.data, self.settings, self.context), self.context, self.config
         )
 
     @cached_property
@@ -366,7 +366,7 @@ class ClientSession:
                 **more,
             },
             "input": {
-                "shape": written(self.seen_shape),
+                "shape": write_shape(self.seen_shape),
                 "dtype": data.dtype,
                 **({"patch": True} if c.patch else {}),
             },

@@ -100,7 +100,7 @@ class StateStore:
             state.save(file)
             if not self.in_memory:
                 _WRITTEN.clear()
-                _WRITTEN[file] = _stamp(file), *_mapped(file, state)
+                _WRITTEN[file] = _stamp(file), *_map_state(file, state)
             _prune(self.folder, file, server_round)
 
     def _candidates(self, server_round: int, lost: int) -> Iterator[State]:
@@ -170,7 +170,7 @@ def _read(file: Path) -> State:
     return State.load(file)
 
 
-def _mapped(file: Path, state: State) -> tuple[State, dict[str, int]]:
+def _map_state(file: Path, state: State) -> tuple[State, dict[str, int]]:
     """Return the state in a file that was just written, without a copy of an array, and :func:`_versions` of it."""
     kept = state.copy()
     kept.arrays = {name: tensor.detach() for name, tensor in kept.arrays.items()}

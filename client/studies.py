@@ -23,7 +23,7 @@ from client.site.trust.policy import Policy, read_policy
 from client.site.trust.run_config import owner
 from client.site.trust.signing import UNSIGNED, read_signer, wanted_key
 from partitions.common.errors import DataError, UserError
-from partitions.common.names import escaped
+from partitions.common.names import escape
 from strategies import strategies
 from strategies.base.declarations import NUMBERS, VECTORS
 
@@ -133,7 +133,7 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         *(f"  {name} {own}" for name, own in sorted(study.peers.items())),
         *_groups(study),
     ]
-    return "\n".join(map(escaped, lines))
+    return "\n".join(map(escape, lines))
 
 
 def noise_text(study: StudyProtocol) -> str:
@@ -340,7 +340,7 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
     return found
 
 
-def released(state: Path | None) -> list[dict[str, Any]]:
+def list_released(state: Path | None) -> list[dict[str, Any]]:
     """Return what left of each data file of this silo, by its SHA-256, the oldest first. Raises SiteError."""
     found = [
         {"cohort": cohort, **one}
@@ -369,7 +369,7 @@ def released_page(found: list[dict[str, Any]]) -> str:
         lines.append(
             f"  {data}: {one['models']:,}{asked}, {one['bytes']:,} bytes, {span}{f' ({names})' if names else ''}"
         )
-    return "\n".join(map(escaped, lines))
+    return "\n".join(map(escape, lines))
 
 
 def overview_page(studies: list[dict[str, Any]]) -> str:
@@ -387,7 +387,7 @@ def overview_page(studies: list[dict[str, Any]]) -> str:
         lines += textwrap.wrap(
             f"used: {', '.join(used)}", WIDTH, initial_indent="  ", subsequent_indent="    "
         )
-    return "\n".join(map(escaped, lines))
+    return "\n".join(map(escape, lines))
 
 
 def revoke(name: str, state: Path | None, by: str) -> None:

@@ -33,7 +33,7 @@ from client.site.trust.envelope import RECORD, fingerprint, public_pem, seal, un
 from client.site.trust.keys import load_key, own_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
-from partitions.common.names import escaped
+from partitions.common.names import escape
 
 WIDTH = 110
 Entry = Mapping[str, Any]
@@ -171,7 +171,7 @@ def record_page(record: Mapping[str, Any]) -> str:
     lines += ["", "Decisions"]
     for one in record["decisions"]:
         lines.append(f"  {one['when']}  {one['what']}, by {one['by']}")
-        lines += (line for warning in one["warnings"] for line in _wrapped(warning, "    ! "))
+        lines += (line for warning in one["warnings"] for line in _wrap(warning, "    ! "))
     lines += ["", f"What left: {record['messages']:,} messages, {record['bytes']:,} bytes"]
     for run in record["runs"]:
         span = f", rounds {run['rounds'][0]} to {run['rounds'][-1]}" if run["rounds"] else ""
@@ -180,17 +180,17 @@ def record_page(record: Mapping[str, Any]) -> str:
         )
         lines.append(f"    asked by {', '.join(run['asked-by'])}, {run['from']} to {run['to']}")
         for what, one in run["left"].items():
-            lines += _wrapped(f"{one['count']} x {what}, {one['bytes']} bytes", "    ")
+            lines += _wrap(f"{one['count']} x {what}, {one['bytes']} bytes", "    ")
     lines += ["", "What was refused or failed"] if record["errors"] else []
     lines += (
         line
         for text, count in record["errors"].items()
-        for line in _wrapped(f"{count} x {text}", "  ")
+        for line in _wrap(f"{count} x {text}", "  ")
     )
     lines += [
         "",
         "What the rules held back",
-        *_wrapped(record["withheld"] or "nothing that the app reported", "  "),
+        *_wrap(record["withheld"] or "nothing that the app reported", "  "),
     ]
     lines += [
         "",
@@ -212,16 +212,16 @@ def record_page(record: Mapping[str, Any]) -> str:
     lines += [f"  data file  SHA-256 {one}" for one in record["data"]]
     lines += [f"  app        SHA-256 {one}, as it was shipped" for one in record["apps"]]
     lines += (line for policy in record["policies"] for line in _of_policy(policy))
-    return "\n".join(map(escaped, [*lines, "", *_of_log(record)]))
+    return "\n".join(map(escape, [*lines, "", *_of_log(record)]))
 
 
 def _of_policy(policy: Mapping[str, Any]) -> Iterator[str]:
     yield f"  policy     {policy['policy'] or 'no file'}, from line {policy['from-line']}"
-    yield from _wrapped(
+    yield from _wrap(
         ", ".join(f"{key} = {json.dumps(value)}" for key, value in policy["rules"].items()),
         " " * 13,
     )
-    yield from _wrapped(
+    yield from _wrap(
         ", ".join(f"{name} {version}" for name, version in policy["versions"].items()), " " * 13
     )
 
@@ -241,7 +241,7 @@ def _of_log(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"last  {log['hash']}"
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrap(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
         text,
         WIDTH,

@@ -30,7 +30,7 @@ from client.site.errors import SiteError
 from client.site.record import Record, disclose
 from client.site.trust.policy import Policy, PolicyRefusedError
 from models.survey import ReleaseLimits, survey, table_of
-from models.survey import suppressed as is_suppressed
+from models.survey import is_suppressed as is_suppressed
 from partitions.common.errors import DataError, UserError
 from partitions.patients import fewest_changed
 from partitions.recipes.pictures import read_any
@@ -38,7 +38,7 @@ from partitions.recipes.recipe import Recipe
 from partitions.schema import Schema
 from partitions.silo_file import Contents, read_contents
 from partitions.site_split import people_digests
-from partitions.splits import Array, Split, inputs_of, is_table, joined
+from partitions.splits import Array, Split, inputs_of, is_table, join_splits
 from partitions.stored import sample_digests
 from strategies.base.survey import Answer
 
@@ -72,7 +72,7 @@ def answer_survey(session: ClientSession) -> RecordDict:
     if policy.public:
         return release_survey(session.name, made(), {})
     state = str(session.context.node_config.get("state-dir", ""))
-    answer, note = remembered(
+    answer, note = answer_once(
         made,
         digests_of(split, gaps),
         how_of(contents.schema, recipe, limits),
@@ -80,7 +80,7 @@ def answer_survey(session: ClientSession) -> RecordDict:
         state,
         session.name,
     )
-    return release_survey(session.name, answer, withheld(answer, policy, note))
+    return release_survey(session.name, answer, list_withheld(answer, policy, note))
 
 
 def samples_of(session: ClientSession) -> tuple[Split, Array | None, Contents]:
@@ -94,7 +94,7 @@ def samples_of(session: ClientSession) -> tuple[Split, Array | None, Contents]:
     contents = Contents(
         parts, data.classes, data.task, data.vocabulary, data.schema, data.recipe
     )
-    return joined([*parts.values()]), None, contents
+    return join_splits([*parts.values()]), None, contents
 
 
 @functools.lru_cache(maxsize=2)
@@ -105,7 +105,7 @@ def _own(path: Path, stamp: int) -> tuple[Split, Array | None, Contents]:
         if contents.gaps
         else None
     )
-    return joined([*contents.splits.values()]), gaps, contents
+    return join_splits([*contents.splits.values()]), gaps, contents
 
 
 def recipe_of(text: str) -> Recipe | None:
@@ -151,7 +151,7 @@ def how_of(schema: Schema, recipe: Recipe | None, limits: ReleaseLimits) -> str:
     return hashlib.sha256(json.dumps(content_parts, sort_keys=True).encode()).hexdigest()
 
 
-def withheld(
+def list_withheld(
     answer: Answer, policy: Policy, note: dict[str, list[str]]
 ) -> dict[str, list[str]]:
     """Return what is withheld, by rule, for the hospital's audit log."""
@@ -177,7 +177,7 @@ def withheld(
 KIND = "survey"  # of the rows of `disclosed` in the record
 
 
-def remembered(
+def answer_once(
     make: Callable[[], Answer],
     samples: Sequence[str],
     how: str,
@@ -195,7 +195,7 @@ def remembered(
             f"{silo} refuses: it has no state-dir to remember what it told in surveys"
         )
     try:
-        with Record(Path(state)).writing() as db:
+        with Record(Path(state)).write() as db:
             rows = db.execute(
                 "SELECT question, people, answer FROM disclosed WHERE kind = ?", (KIND,)
             ).fetchall()

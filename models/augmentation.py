@@ -78,7 +78,7 @@ class Augmentation:
                         f"augment = {name}:{pixels:g} moves pictures of {height} x {width} out of sight"
                     )
 
-    def changed(
+    def change_batches(
         self, batches: Iterable[tuple[Any, Tensor]], n: int, rng: torch.Generator
     ) -> Iterator[tuple[Any, Tensor]]:
         """Yield the batches (x, y) of one epoch of n samples, each sample with its own changes.
@@ -105,7 +105,7 @@ class Augmentation:
             part, done = slice(done, done + len(y)), done + len(y)
             for name, picture in pictures.items():
                 if any(getattr(self, change) for change in PLACE):
-                    picture, y = moved(picture, y, maps[name][part])
+                    picture, y = warp(picture, y, maps[name][part])
                 pictures[name] = self._lit(picture, light[part])
             yield pictures[""] if alone else x._replace(**pictures), y
 
@@ -202,7 +202,7 @@ def projections(start: Tensor, end: Tensor) -> Tensor:
     return torch.cat([solved, one[:, :1]], 1).view(-1, 3, 3)
 
 
-def moved(x: Tensor, y: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
+def warp(x: Tensor, y: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
     """Apply maps (b, 3, 3) to pictures (b, c, h, w) or volumes (b, c, d, h, w), and to masks (b, [d,] h, w).
 
     Labels of another form are returned unchanged.

@@ -65,7 +65,9 @@ def features_at(model: FlatModel, vector: Tensor, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def frozen(model: FlatModel, tensors: Mapping[str, Tensor], x: Any) -> tuple[Tensor, Tensor]:
+def compute_frozen(
+    model: FlatModel, tensors: Mapping[str, Tensor], x: Any
+) -> tuple[Tensor, Tensor]:
     """Return features and outputs of a batch under these tensors (``Layout.unflatten``), in evaluation mode."""
     model.module.eval()
     try:

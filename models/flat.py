@@ -32,7 +32,7 @@ from models.layout import (
     named_tensors,
     other_names,
 )
-from models.lora import merged
+from models.lora import merge_lora
 from models.precision.autocast import LossScale, compute_in
 from partitions.common.errors import UserError
 
@@ -188,7 +188,7 @@ class FlatModel:
             if name in passing
         }
 
-    def replaced(self) -> list[str]:
+    def find_replaced(self) -> list[str]:
         """Return the names of the tensors that are no views of this model any more, or are new: forward set them."""
         now = self._tensor_places()
         return [
@@ -327,7 +327,7 @@ class FlatModel:
             name: named.get(self._first_names.get(name, name), tensor).detach().cpu().clone()
             for name, tensor in whole.items()
         }
-        return merged(self.module, found)
+        return merge_lora(self.module, found)
 
 
 def _state_buffers(

@@ -32,7 +32,9 @@ def flat_model(
     part: Part = WHOLE,
 ) -> FlatModel:
     """Return the network that all silos of this process use in turn; parameters outside ``part`` come from its seed."""
-    return FlatModel(_seeded(name, shape, classes, options, part.seed, "", head, part), device)
+    return FlatModel(
+        _build_seeded(name, shape, classes, options, part.seed, "", head, part), device
+    )
 
 
 @lru_cache(maxsize=4)
@@ -50,13 +52,13 @@ def initial_model(
     @lru_cache(maxsize=2)
     def initial(purpose: str) -> Tensor:
         return FlatModel(
-            _seeded(name, shape, classes, options, seed, purpose, head, part)
+            _build_seeded(name, shape, classes, options, seed, purpose, head, part)
         ).vector
 
     return initial
 
 
-def _seeded(
+def _build_seeded(
     name: str,
     shape: Shape,
     classes: int,

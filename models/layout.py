@@ -76,7 +76,7 @@ class Layout:
                     f"this method treats some layer blocks apart, and {holder} and {other} have {tensor} in common: "
                     "choose a method that averages the whole model, or give each block a tensor of its own"
                 )
-        return _joined(b.slice for b in self.blocks if b.name in wanted)
+        return _merge_parts(b.slice for b in self.blocks if b.name in wanted)
 
     def outside(self, parts: Iterable[slice]) -> tuple[slice, ...]:
         """Return the parameters outside of all these parts, neighbours joined. A part may split a block."""
@@ -84,7 +84,7 @@ class Layout:
         free = (
             e for e in self.parameters if not any(p.start <= e.start < p.stop for p in inside)
         )
-        return _joined(slice(e.start, e.stop) for e in free)
+        return _merge_parts(slice(e.start, e.stop) for e in free)
 
     def buffer_parts(self, parts: Iterable[slice]) -> tuple[slice, ...]:
         """Return the buffers of the blocks that begin inside these parts of the vector, neighbours joined.
@@ -98,7 +98,7 @@ class Layout:
             b.name for b in self.blocks if any(p.start <= b.start < p.stop for p in inside)
         ]
         everything = len(names) == len(self.blocks)
-        return _joined(
+        return _merge_parts(
             slice(e.start, e.stop)
             for e in self.buffers
             if everything or any(e.name.startswith(f"{name}.") for name in names)
@@ -106,7 +106,7 @@ class Layout:
 
     def norm_parts(self, norm: bool = True) -> tuple[slice, ...]:
         """Return the batch normalisation layers' parts of the vector, or (``norm=False``) all other parts."""
-        return _joined(
+        return _merge_parts(
             slice(e.start, e.stop)
             for e in self.parameters
             if (e.name.rpartition(".")[0] in self.norms) == norm
@@ -114,7 +114,7 @@ class Layout:
 
     def norm_buffers(self) -> tuple[slice, ...]:
         """Return the parts of the buffers that hold the batch normalisation layers' statistics."""
-        return _joined(
+        return _merge_parts(
             slice(e.start, e.stop)
             for e in self.buffers
             if e.name.rpartition(".")[0] in self.norms
@@ -158,7 +158,7 @@ class Layout:
         return tensors
 
 
-def _joined(parts: Iterable[slice]) -> tuple[slice, ...]:
+def _merge_parts(parts: Iterable[slice]) -> tuple[slice, ...]:
     """Merge neighbouring parts, given in ascending order."""
     joined: list[slice] = []
     for part in parts:

@@ -31,9 +31,9 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return self.changed(weight, self.lora_a, self.lora_b)
+        return self.adapt_weight(weight, self.lora_a, self.lora_b)
 
-    def changed(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    def adapt_weight(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return weight + self.scale * (b @ a)
 
 
@@ -64,7 +64,7 @@ def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
     return network
 
 
-def merged(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def merge_lora(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Turn the ``state_dict`` of an adapted network into that of the network without LoRA, with the same outputs."""
     for name, layer in network.named_modules(remove_duplicate=False):
         if parametrize.is_parametrized(layer, "weight"):
@@ -75,5 +75,5 @@ def merged(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                     tensors.pop(f"{below}.{part}")
                     for part in ("original", "0.lora_a", "0.lora_b")
                 ]
-                tensors[f"{name}.weight"] = change.changed(*parts)
+                tensors[f"{name}.weight"] = change.adapt_weight(*parts)
     return tensors

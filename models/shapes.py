@@ -10,7 +10,7 @@
 | several of these | (("image", shape), ("notes", shape), ...) | a named tuple of them |
 
 A shorter text or signal is padded with zeros at its end; token 0 is no word. Of several inputs, a missing one is all
-zeros. Outside a process (a data summary, a model card, the federation file) a shape is a list, see :func:`written`.
+zeros. Outside a process (a data summary, a model card, the federation file) a shape is a list, see :func:`write_shape`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def columns(shape: Shape) -> int:
     return sum(own[0] for own in inputs_of(shape).values() if kind_of(own) == "table")
 
 
-def written(shape: Shape) -> list[int] | list[str]:
+def write_shape(shape: Shape) -> list[int] | list[str]:
     """Write a shape as a list of numbers, or of texts: ``["tokens 200 65536"]``, ``["image 3 28 28", "age 1"]``."""
     if kind_of(shape) not in ("several", "text"):
         return list(shape)
@@ -83,7 +83,7 @@ def written(shape: Shape) -> list[int] | list[str]:
 
 
 def read_shape(value: Sequence[Any]) -> Shape:
-    """Return the shape that :func:`written` wrote. Raises UserError for a list that is no shape."""
+    """Return the shape that :func:`write_shape` wrote. Raises UserError for a list that is no shape."""
     if value and all(isinstance(part, str) for part in value):
         parts = [part.split() or [""] for part in value]
         alone = len(parts) == 1 and parts[0][0] == TOKENS

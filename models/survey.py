@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from models.evidence.subgroups import released
+from models.evidence.subgroups import releasable_subgroups
 from models.standardisation import rounded_sums
 from partitions.labels import ONE_CLASS
 from partitions.recipes.recipe import Recipe
@@ -86,7 +86,7 @@ def survey(
         for c in columns
     }
     labels = dict(of_labels(split.y, schema.labels, classes, task, units, limits))
-    return {"n": rounded(len(np.unique(units)), limits), "columns": found, "labels": labels}
+    return {"n": round_count(len(np.unique(units)), limits), "columns": found, "labels": labels}
 
 
 def table_of(split: Split) -> Array:
@@ -125,9 +125,9 @@ def of_column(
 def cells(place: Array, count: int, gone: Array, units: Array, limits: ReleaseLimits) -> Item:
     """Return the count of each cell 0, 1, ... of ``count``, and that of missing values; None: suppressed."""
     names = np.where(gone, MISSING, place.astype(str))
-    kept = set(released(names, units, limits.cell))
+    kept = set(releasable_subgroups(names, units, limits.cell))
     empty = 0 if limits.exact else None
-    counts = {name: rounded(len(np.unique(units[names == name])), limits) for name in kept}
+    counts = {name: round_count(len(np.unique(units[names == name])), limits) for name in kept}
     missing = counts.get(MISSING, 0 if not gone.any() else None)
     return {MISSING: missing} | (
         {"cells": [counts.get(str(i), empty) for i in range(count)]} if count else {}
@@ -174,7 +174,7 @@ def of_labels(
             yield name, {"kind": "category", "levels": ["no", "yes"]} | item
 
 
-def rounded(count: int, limits: ReleaseLimits) -> int:
+def round_count(count: int, limits: ReleaseLimits) -> int:
     return count if limits.exact else STEP * round(count / STEP)
 
 
@@ -182,7 +182,7 @@ def digits(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def suppressed(item: Mapping[str, Any]) -> bool:
+def is_suppressed(item: Mapping[str, Any]) -> bool:
     """Return whether a cell of this column stays in the hospital."""
     return item.get(MISSING) is None or None in item.get("cells", ())
 

@@ -36,13 +36,13 @@ def weights_of(file: Path) -> Weights:
     """Return the file with its present SHA-256. Raises DataError where it cannot be read."""
     try:
         found = file.stat()
-        return _hashed(file, found.st_mtime_ns, found.st_size)
+        return _load_hashed(file, found.st_mtime_ns, found.st_size)
     except OSError as error:
         raise DataError(f"init-weights = {file}: {error.strerror}") from None
 
 
 @lru_cache(maxsize=4)
-def _hashed(file: Path, stamp: int, size: int) -> Weights:
+def _load_hashed(file: Path, stamp: int, size: int) -> Weights:
     with file.open("rb") as content:
         return Weights(str(file), hashlib.file_digest(content, "sha256").hexdigest())
 
@@ -68,7 +68,7 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
     return dict(sorted(found.items()))
 
 
-def renamed(name: str, published: tuple[tuple[str, str], ...]) -> str:
+def our_name(name: str, published: tuple[tuple[str, str], ...]) -> str:
     """Return our name of a tensor in a published file; ``published`` has patterns and replacements."""
     for pattern, replacement in published:
         name = re.sub(pattern, replacement, name)
@@ -88,7 +88,7 @@ def start_from(
     given: dict[str, Tensor] = {}
     faults = []
     for name, tensor in _tensors(weights).items():
-        ours = renamed(name, published)
+        ours = our_name(name, published)
         if not tensor.is_floating_point():
             counted = ours not in held or ours.endswith("num_batches_tracked")
             if not counted and not torch.equal(tensor, held[ours]):

@@ -157,12 +157,12 @@ def check_alike(xs: Mapping[str, Any]) -> None:
 def describe_inputs(x: Any) -> str:
     """Describe the samples in words."""
     return "; ".join(
-        f"{name}: {_described(own)}" if name else _described(own)
+        f"{name}: {_describe(own)}" if name else _describe(own)
         for name, own in inputs_of(x).items()
     )
 
 
-def _described(x: Any) -> str:
+def _describe(x: Any) -> str:
     if x.dtype == np.int32:
         return f"texts of up to {x.shape[1]} tokens"
     if x.ndim == 2:

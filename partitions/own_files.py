@@ -25,7 +25,15 @@ from partitions.reorder import reorder_data
 from partitions.schema import difference, majority
 from partitions.silo_file import map_silo_file
 from partitions.site_split import rows_of
-from partitions.splits import Array, Dataset, SiloData, Split, dtype_of, joined, loaded
+from partitions.splits import (
+    Array,
+    Dataset,
+    SiloData,
+    Split,
+    dtype_of,
+    join_splits,
+    load_splits,
+)
 
 OPTIONS = ("recipe", "by", "subsample")
 MOST_HOSPITALS = 10_000
@@ -123,7 +131,7 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
                     f"{own} has {what} {here}, and {next(iter(silos))} {there}: hospitals need the same"
                 )
         made[own] = data
-    trains = [joined([data.train, data.val]) for data in made.values()]
+    trains = [join_splits([data.train, data.val]) for data in made.values()]
     tests = [data.test for data in made.values()]
     sizes, held = [len(part) for part in trains], [len(part) for part in tests]
     groups = {
@@ -132,7 +140,7 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
         )
         for i, (own, n, m) in enumerate(zip(made, sizes, held, strict=True))
     }
-    train, test = loaded(*with_patients(trains, tests))
+    train, test = load_splits(*with_patients(trains, tests))
     return Dataset(
         name,
         train,
@@ -150,7 +158,7 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
 def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split]:
     """Return all training and all test samples; patients, if any part has them, are numbered over all hospitals."""
     if all(part.patient is None for part in trains):
-        return joined(trains), joined(tests)
+        return join_splits(trains), join_splits(tests)
     start, numbered = 0, []
     for train, test in zip(trains, tests, strict=True):
         parts = [
@@ -163,7 +171,7 @@ def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split
             [replace(s, patient=p + start) for s, p in zip((train, test), parts, strict=True)]
         )
         start += int(max(part.max(initial=-1) for part in parts)) + 1
-    return joined([own[0] for own in numbered]), joined([own[1] for own in numbered])
+    return join_splits([own[0] for own in numbered]), join_splits([own[1] for own in numbered])
 
 
 # A csv by a column
@@ -201,9 +209,9 @@ def import_by(source: DatasetSource, seed: int) -> dict[str, SiloData]:
     """Read the data of each hospital of a csv. Gaps are filled anew, from each hospital's own training part."""
     from partitions.importing.options import ImportOptions
     from partitions.importing.source import read_rows
-    from partitions.recipes.recipe import load_recipe, unfitted
+    from partitions.recipes.recipe import load_recipe, without_fit
 
-    recipe = unfitted(load_recipe(Path(source.recipe)), source.by)
+    recipe = without_fit(load_recipe(Path(source.recipe)), source.by)
     made = {}
     for own, rows in rows_by(source).items():
         try:
@@ -220,7 +228,7 @@ def import_by(source: DatasetSource, seed: int) -> dict[str, SiloData]:
 # Fewer samples
 
 
-def subsampled(dataset: Dataset, count: int, seed: int) -> Dataset:
+def subsample_dataset(dataset: Dataset, count: int, seed: int) -> Dataset:
     """Draw about ``count`` samples by seed: the same share of each hospital, and of training and test.
 
     A patient's samples stay together, so there may be some more. At least one sample, or patient, of each remains.
@@ -236,7 +244,7 @@ def subsampled(dataset: Dataset, count: int, seed: int) -> Dataset:
     keep = np.zeros(total, bool)
     for rows in whole.values():
         for part in (rows[rows < n_train], rows[rows >= n_train]):
-            keep[drawn(part, count / total, patients, rng)] = True
+            keep[draw_share(part, count / total, patients, rng)] = True
     place = np.cumsum(keep) - 1
     groups = dataset.groups and {
         own: place[rows[keep[rows]]] for own, rows in dataset.groups.items()
@@ -248,7 +256,9 @@ def subsampled(dataset: Dataset, count: int, seed: int) -> Dataset:
     return replace(dataset, train=train, test=test, groups=groups)
 
 
-def drawn(rows: Array, share: float, patients: Array | None, rng: np.random.Generator) -> Array:
+def draw_share(
+    rows: Array, share: float, patients: Array | None, rng: np.random.Generator
+) -> Array:
     """Draw a share of the rows, by whole patients."""
     if not len(rows):
         return rows

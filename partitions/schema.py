@@ -356,7 +356,7 @@ def difference(
     return ""
 
 
-def moved(own: Schema, agreed: Schema) -> list[str]:
+def find_moved(own: Schema, agreed: Schema) -> list[str]:
     """Return which parts of two matching schemas are reordered by name: "columns", "labels"."""
     pairs = {"columns": (own.names, agreed.names), "labels": (own.labels, agreed.labels)}
     return [

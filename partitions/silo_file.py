@@ -75,7 +75,7 @@ from partitions.patients import (
     read_subgroups,
 )
 from partitions.reorder import count_columns
-from partitions.schema import NO_SCHEMA, Schema, difference, moved
+from partitions.schema import NO_SCHEMA, Schema, difference, find_moved
 from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, describe_division, divide_own, rows_of
 from partitions.splits import (
@@ -85,8 +85,8 @@ from partitions.splits import (
     Split,
     dtype_of,
     inputs_of,
-    joined,
-    loaded,
+    join_splits,
+    load_splits,
 )
 from partitions.stored import one_by_one, together
 
@@ -115,7 +115,7 @@ class Contents:
     # Per split, of a table: which values are filled
     gaps: Mapping[str, Array] = field(default_factory=dict)
 
-    def divided(self) -> SiloData:
+    def divide(self) -> SiloData:
         """Return the parts of the file, or parts drawn by its samples' values. Raises DataError for too few samples."""
         made = divide_own(self.splits, self.classes, self.task, self.vocabulary)
         return replace(made, schema=self.schema, recipe=self.recipe, cohort=self.cohort)
@@ -133,7 +133,7 @@ def check_silo_file(
         checks.append(check_agreed(contents, agreed))
     if contents is not None:
         try:
-            data = contents.divided()
+            data = contents.divide()
             checks.append(Check("split", True, describe_division(contents.splits, data)))
         except ValueError as error:
             checks.append(
@@ -151,7 +151,7 @@ def check_agreed(contents: Contents, agreed: Schema) -> Check:
     ):
         detail, _, fix = reason.rpartition(": ")
         return Check(name, False, f"has {detail}", fix)
-    what = " and ".join(moved(own, agreed))
+    what = " and ".join(find_moved(own, agreed))
     how = f"{what} in another order: each run maps them by name" if what else "the file fits"
     return Check(name, True, f"{how}; SHA-256 {agreed.digest}")
 
@@ -164,7 +164,7 @@ def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
     file.
     """
     data = map_silo_file(path, task)
-    train, val, test = loaded(data.train, data.val, data.test)
+    train, val, test = load_splits(data.train, data.val, data.test)
     return replace(data, train=train, val=val, test=test)
 
 
@@ -172,7 +172,7 @@ def map_silo_file(path: str | Path, task: str = "auto") -> SiloData:
     """Read one silo's data as :func:`read_silo_file` does, but leave samples on disk, whatever their size."""
     contents = read_contents(Path(path), task)
     try:
-        return contents.divided()
+        return contents.divide()
     except ValueError as error:
         raise DataError(f"{path}: {error}; give samples for training and for testing") from None
 
@@ -198,8 +198,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
         }
     train = splits["train"]
     if "val" in splits:
-        train = joined([train, splits["val"]])
-    train, test = loaded(train, splits["test"])
+        train = join_splits([train, splits["val"]])
+    train, test = load_splits(train, splits["test"])
     for array in (train.x, train.y, test.x, test.y):
         if isinstance(array, np.ndarray):
             array.flags.writeable = False

@@ -11,8 +11,8 @@ import numpy as np
 
 from partitions.common.names import silo_name
 from partitions.datasets.registry import load_dataset
-from partitions.own.dataset import named as own_named
-from partitions.own_files import hospitals_of, parse_source, read_hospitals, subsampled
+from partitions.own.dataset import resolve_name as own_named
+from partitions.own_files import hospitals_of, parse_source, read_hospitals, subsample_dataset
 from partitions.schemes.registry import SiloIndices, partition, silo_data
 from partitions.silo_file import read_dataset_file
 from partitions.splits import Dataset, SiloData, take, unread
@@ -44,7 +44,7 @@ def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> 
         made = read_hospitals(source, seed, task)
     else:
         made = unread(load_dataset(source.name, data_dir, task))
-    return subsampled(made, source.subsample, seed)
+    return subsample_dataset(made, source.subsample, seed)
 
 
 @lru_cache(maxsize=8)

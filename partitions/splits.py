@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partitions.schema import NO_SCHEMA, Schema
-from partitions.stored import OnDisk, concatenated, fits, in_memory, rows_in
+from partitions.stored import OnDisk, concatenate, fits, in_memory, rows_in
 
 Array = npt.NDArray[Any]
 
@@ -150,7 +150,7 @@ def dtype_of(x: Any) -> str:
 def take(dataset: Dataset, indices: Array) -> Split:
     """Return the samples with these indices into train followed by test, in the order given: copies of arrays."""
     x, y = (
-        _taken(getattr(dataset.train, key), getattr(dataset.test, key), indices)
+        _take(getattr(dataset.train, key), getattr(dataset.test, key), indices)
         for key in ("x", "y")
     )
     groups = (
@@ -160,9 +160,9 @@ def take(dataset: Dataset, indices: Array) -> Split:
     return Split(x, y, *(None if group is None else group[indices] for group in groups))
 
 
-def _taken(train: Any, test: Any, indices: Array) -> Any:
+def _take(train: Any, test: Any, indices: Array) -> Any:
     if not (isinstance(train, np.ndarray) and isinstance(test, np.ndarray)):
-        return rows_in(concatenated([train, test]), indices)
+        return rows_in(concatenate([train, test]), indices)
     made = np.empty((len(indices), *train.shape[1:]), train.dtype)
     from_train = indices < len(train)
     made[from_train] = train[indices[from_train]]
@@ -175,7 +175,7 @@ def both(first: Array | None, second: Array | None) -> Array | None:
     return None if first is None or second is None else np.concatenate([first, second])
 
 
-def loaded(*splits: Split) -> list[Split]:
+def load_splits(*splits: Split) -> list[Split]:
     """Return the splits of a data set with their samples in memory, if all of them fit there."""
     if not fits(x for split in splits for x in (split.x, split.y)):
         return [*splits]
@@ -196,12 +196,12 @@ def unread(dataset: Dataset) -> Dataset:
     return replace(dataset, train=train, test=test)
 
 
-def joined(parts: Sequence[Split]) -> Split:
+def join_splits(parts: Sequence[Split]) -> Split:
     """Concatenate the samples of several parts."""
     patient, subgroup = (
         reduce(both, [getattr(part, key) for part in parts]) for key in ("patient", "subgroup")
     )
-    x, y = (concatenated([getattr(part, key) for part in parts]) for key in ("x", "y"))
+    x, y = (concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
     return Split(x, y, patient, subgroup)
 
 

@@ -132,13 +132,13 @@ class Several(_Samples):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
             return self.inputs[index]
-        return structured({name: own[index] for name, own in self.inputs.items()})
+        return structure_inputs({name: own[index] for name, own in self.inputs.items()})
 
     def part(self, rows: Array) -> Several:
         return Several({name: rows_in(own, rows) for name, own in self.inputs.items()})
 
 
-def structured(inputs: Mapping[str, Array]) -> Array:
+def structure_inputs(inputs: Mapping[str, Array]) -> Array:
     """Join several inputs in memory to one structured array (n,), its fields in the order of their names.
 
     So their order in a hospital's file has no effect.
@@ -155,7 +155,7 @@ def structured(inputs: Mapping[str, Array]) -> Array:
 def together(inputs: Mapping[str, Any]) -> Any:
     """Join several inputs of the same samples: in memory, or unread where one is stored."""
     in_memory = all(isinstance(x, np.ndarray) for x in inputs.values())
-    return structured(inputs) if in_memory else Several(inputs)
+    return structure_inputs(inputs) if in_memory else Several(inputs)
 
 
 def rows_in(x: Any, rows: Array) -> Any:
@@ -163,12 +163,12 @@ def rows_in(x: Any, rows: Array) -> Any:
     return x[rows] if isinstance(x, np.ndarray) else x.part(rows)
 
 
-def concatenated(parts: Sequence[Any]) -> Any:
+def concatenate(parts: Sequence[Any]) -> Any:
     """Return the samples of several parts, one after the other."""
     if all(isinstance(x, np.ndarray) for x in parts):
         return np.concatenate(parts)
     if names := parts[0].dtype.names:
-        return Several({name: concatenated([x[name] for x in parts]) for name in names})
+        return Several({name: concatenate([x[name] for x in parts]) for name in names})
     return OnDisk(parts, parts[0].dtype)
 
 

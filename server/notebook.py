@@ -20,7 +20,7 @@ from client.export import export_model, read_model
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from server.report.canvas import styles
-from server.report.methods import spelled
+from server.report.methods import spell
 from server.report.study import StudyResults
 from server.results.history import HEADER
 from server.results.shared_model import export_shared
@@ -189,7 +189,7 @@ class Run:
             name = str(strategy)
             by_round = own.groupby("round")[part].agg(["mean", "min", "max"])
             colour = looks[name].colour if name in looks else None
-            axes.plot(by_round.index, by_round["mean"], label=spelled(name), color=colour)
+            axes.plot(by_round.index, by_round["mean"], label=spell(name), color=colour)
             axes.fill_between(
                 by_round.index, by_round["min"], by_round["max"], alpha=0.15, color=colour
             )
@@ -211,7 +211,7 @@ class Run:
                 look = looks.get(str(name))
                 colour, marker = (look.colour, look.marker) if look else (None, "o")
                 axes.plot(
-                    means.index, means[name], marker, label=spelled(str(name)), color=colour
+                    means.index, means[name], marker, label=spell(str(name)), color=colour
                 )
             axes.tick_params(axis="x", rotation=90)
         axes.set_ylabel(f"test {self._study.task.score_label}")

@@ -125,7 +125,7 @@ class AppleClient(SiloClient):
         self.dr = (
             self._initial_dr()
             if dr is None
-            else self._grown(dr.to(self.model.device, copy=True))
+            else self._grow_dr(dr.to(self.model.device, copy=True))
         )
         return torch.mv(self.cores.t(), self.dr)
 
@@ -157,7 +157,7 @@ class AppleClient(SiloClient):
             return torch.nn.functional.one_hot(torch.tensor(self.me), len(self.p0)).to(self.p0)
         return self.p0.clone()
 
-    def _grown(self, dr: Tensor) -> Tensor:
+    def _grow_dr(self, dr: Tensor) -> Tensor:
         """Return p_i over ``self.names``: p_0j for late joiners, the others' entries scaled by 1 - sum_j p_0j."""
         known = self.state.dr_names or self.names
         new = [i for i, name in enumerate(self.names) if name not in known]
@@ -216,9 +216,9 @@ class AppleClient(SiloClient):
             if len(arrived) < len(self.names) - 1:
                 seen |= set(arrived)
             state.downloaded = sorted(seen)
-            self.replies["wanted"] = self.wanted(seen, budget)
+            self.replies["wanted"] = self.choose_downloads(seen, budget)
 
-    def wanted(self, seen: set[str], budget: int) -> list[str]:
+    def choose_downloads(self, seen: set[str], budget: int) -> list[str]:
         """Return the ``budget`` silos to download from next: unseen ones first, then by b(r)^|p_ij| (eqs. 8, 9)."""
         rng = generator(self.common.seed, self.silo.name, self.round, "downloads")
         others = [n for n in self.names if n != self.silo.name]

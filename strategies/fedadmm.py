@@ -38,7 +38,7 @@ from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Update, named
+from strategies.base.transport.payload import Update, silos_of
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,6 @@ class FedADMM(PersonalizedStrategy):
         return s.later if 0 < s.later_from <= self.round else s.eta
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        step = self.step() or len(named(updates)) / len(self.silos)
+        step = self.step() or len(silos_of(updates)) / len(self.silos)
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
         self.state.model = self.state.model + step * mean

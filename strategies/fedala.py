@@ -41,7 +41,7 @@ from models.training import generator, loss_gradient, seed_torch
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_START, MethodInfo
 from strategies.base.settings import RULES, setting
-from strategies.base.silo import shuffled
+from strategies.base.silo import shuffle_batches
 from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
 
@@ -161,7 +161,7 @@ class AlaClient(SiloClient):
         # The same batches in every epoch: see the module's docstring
         rng = generator(*of, "ala-batches")
         loss = torch.zeros(())
-        for index in shuffled(self.silo, self.common, self._sample_size(), rng):
+        for index in shuffle_batches(self.silo, self.common, self._sample_size(), rng):
             loss = loss_gradient(model, *take(index), self.loss, network)
             grad = gather(model.gradient, parts)
             weights.addcmul_(grad, difference, value=-self.ala.eta).clamp_(0, 1)

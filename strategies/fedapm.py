@@ -47,7 +47,7 @@ from strategies.base.partial import (
 )
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ClientState, Item, ServerState
-from strategies.base.transport.payload import Payload, Update, named
+from strategies.base.transport.payload import Payload, Update, silos_of
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class FedAPM(PartialStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         if self.common.secure_aggregation:
-            u, share = self.state.model, len(named(updates)) / len(self.silos)
+            u, share = self.state.model, len(silos_of(updates)) / len(self.silos)
             self.state.model = u + share * (updates[0].vector - u)
             return
         for update in updates:

@@ -77,7 +77,7 @@ class FedDBEClient(SiloClient):
             if u is None
             else u
         )
-        return self.folded(self.models[GLOBAL].vector)
+        return self.fold_bias(self.models[GLOBAL].vector)
 
     def local_update(self) -> list[Tensor]:
         self.model.load(self.models[GLOBAL].vector)
@@ -93,7 +93,7 @@ class FedDBEClient(SiloClient):
         ]
 
     def personal(self) -> Tensor:
-        return self.folded(self.model.vector)
+        return self.fold_bias(self.model.vector)
 
     def personalise(self) -> Tensor:
         """Train u, which starts at 0; w is fixed."""
@@ -102,12 +102,12 @@ class FedDBEClient(SiloClient):
         weight, bias = model.layout.linear_head()
         matrix = w[weight.start : weight.stop].view(weight.shape)
         for x, y in self.batches() if self.settings.bias else ():
-            model.load(self.folded(w))
+            model.load(self.fold_bias(w))
             loss_gradient(model, x, y, self.loss)
             self.u = self.u - self.learning_rate() * (
                 model.gradient[bias.start : bias.stop] @ matrix
             )
-        model.load(self.folded(w), self.received_buffers)
+        model.load(self.fold_bias(w), self.received_buffers)
         return model.vector
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
@@ -118,20 +118,20 @@ class FedDBEClient(SiloClient):
         model = self.model
         u = self.u
         if self.warms_up or not self.settings.bias:
-            return feature_gradient(model, x, y, self.regularised)
+            return feature_gradient(model, x, y, self.regularised_loss)
         weight, bias = model.layout.linear_head()
         w = model.vector[weight.start : weight.stop].view(weight.shape)
         b = model.vector[bias.start : bias.stop]
         plain = b.clone()
         b += w @ u
-        loss = feature_gradient(model, x, y, self.regularised)
+        loss = feature_gradient(model, x, y, self.regularised_loss)
         b.copy_(plain)
         grad = model.gradient[bias.start : bias.stop]
         self.u = u - self.learning_rate() * (grad @ w)
         model.gradient[weight.start : weight.stop] += torch.outer(grad, u).flatten()
         return loss
 
-    def regularised(self, logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
+    def regularised_loss(self, logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
         m = self.settings.momentum
         kappa = self.settings.kappa
         mean = (1 - m) * self.mean + m * z.mean(0)
@@ -141,7 +141,7 @@ class FedDBEClient(SiloClient):
             return loss
         return loss + kappa * (mean - self.models[MEAN].vector).square().mean() / 2
 
-    def folded(self, vector: Tensor) -> Tensor:
+    def fold_bias(self, vector: Tensor) -> Tensor:
         """Return w with the last bias b + W u."""
         if not self.settings.bias:
             return vector

@@ -37,7 +37,7 @@ from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Payload, Update, named
+from strategies.base.transport.payload import Payload, Update, silos_of
 
 
 @dataclass(frozen=True)
@@ -131,5 +131,5 @@ class FedDyn(PersonalizedStrategy):
         theta = self.state.model
         alpha = self.settings.alpha
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
-        h = self.state.h - alpha * len(named(updates)) / len(self.silos) * (mean - theta)
+        h = self.state.h - alpha * len(silos_of(updates)) / len(self.silos) * (mean - theta)
         self.state.model, self.state.h = mean - h / alpha, h

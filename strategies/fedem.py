@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.features import frozen
+from models.features import compute_frozen
 from models.layout import Layout
 from models.networks.blocks import Around, Values
 from models.shapes import Shape
@@ -125,7 +125,7 @@ class FedEMClient(PartialClient):
         if self.settings.components == 1:
             return super().gradient(x, y)
         with self.apart():
-            q = responsibilities(frozen(self.model, self.fixed, x)[1], y, self.before)
+            q = responsibilities(compute_frozen(self.model, self.fixed, x)[1], y, self.before)
 
             def loss(logits: Tensor, y: Tensor) -> Tensor:
                 return (q * component_losses(logits, y)).sum(1).mean()

@@ -157,11 +157,11 @@ class FedFomo(PersonalizedStrategy):
         return Payload(
             {
                 model_of(n): Model(self.state.models[n], n, made[n], self.samples[n])
-                for n in self.chosen(silo)
+                for n in self.choose_others(silo)
             }
         )
 
-    def chosen(self, silo: str) -> list[str]:
+    def choose_others(self, silo: str) -> list[str]:
         """Return the M others that this silo gets: by affinity, with probability ε at random."""
         others = [n for n in self.silos if n != silo and n in self.state.models]
         budget = self.settings.max_downloads or len(others)
@@ -197,13 +197,13 @@ class FedFomo(PersonalizedStrategy):
         if name != "model" or own is None:
             return own
         mixed = own.clone()
-        for other, weight in self.reported(update).items():
+        for other, weight in self.reported_weights(update).items():
             sent = self.sent.get(update.silo, {}).get(model_of(other))
             if sent is not None:
                 mixed.add_(sent.vector.to(own.device) - own, alpha=weight)
         return mixed
 
-    def reported(self, update: Update) -> dict[str, float]:
+    def reported_weights(self, update: Update) -> dict[str, float]:
         """Return the silo's reported weights of others' models."""
         found: dict[str, float] = json.loads(cast(str, update.numbers.get("weights", "{}")))
         return found
@@ -213,6 +213,6 @@ class FedFomo(PersonalizedStrategy):
             self.state.models[update.silo] = update.vector
             self.state.made[update.silo] = self.round
             row = self.state.affinity[update.silo]
-            for name, weight in self.reported(update).items():
+            for name, weight in self.reported_weights(update).items():
                 if name in row:
                     row[name] += float(weight)

@@ -46,7 +46,7 @@ from strategies.base.info import ONE_MODEL, OTHER_LAYERS
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Array, ClientState, Item, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Number, Payload, Update, named
+from strategies.base.transport.payload import Model, Number, Payload, Update, silos_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LamaSettings(Averaging):
     wait: int = setting(0, "rounds before the intervals are first adjusted", minimum=0)
 
 
-def flagged(layout: Layout, flags: Number) -> list[slice]:
+def flagged_parts(layout: Layout, flags: Number) -> list[slice]:
     """Return the parts of the vector of the tensors with a 1 in ``flags``."""
     pairs = zip(layout.parameters, cast(list[int], flags), strict=True)
     return [slice(e.start, e.stop) for e, flag in pairs if flag]
@@ -94,17 +94,17 @@ class FedLAMAClient(SiloClient):
     def receive(self) -> Tensor:
         layout, received = self.model.layout, self.models[GLOBAL].vector
         if not self.common.secure_aggregation:
-            return scatter(self.own(), flagged(layout, self.numbers["fresh"]), received)
+            return scatter(self.own(), flagged_parts(layout, self.numbers["fresh"]), received)
         heard = 0 if self.state.heard is None else int(self.state.heard)
         averaged = cast(list[int], self.numbers["averaged"])
-        fresh = flagged(layout, [int(r >= heard) for r in averaged])
-        self.shared = flagged(layout, self.numbers["due"])
+        fresh = flagged_parts(layout, [int(r >= heard) for r in averaged])
+        self.shared = flagged_parts(layout, self.numbers["due"])
         return scatter(self.own(), fresh, gather(received, fresh))
 
     def local_update(self) -> list[Tensor]:
         self.train()
         layout, trained = self.model.layout, self.model.vector
-        layers = gather(trained, flagged(layout, self.numbers["due"]))
+        layers = gather(trained, flagged_parts(layout, self.numbers["due"]))
         if not self.common.secure_aggregation:
             return [layers]
         self.propose(heard=torch.tensor([float(self.round)]))
@@ -153,7 +153,7 @@ class FedLAMA(PersonalizedStrategy):
         return self.round % self.settings.phi == 0 and self.round > self.settings.wait
 
     def shared_parts(self) -> list[slice]:
-        return flagged(self.layout, self.due())
+        return flagged_parts(self.layout, self.due())
 
     def upload_size(self, name: str, silo: str = "") -> int:
         if name == "layers":
@@ -176,7 +176,7 @@ class FedLAMA(PersonalizedStrategy):
         heard = self.state.heard.get(silo, 0)
         fresh = [int(server_round >= heard) for server_round in self.state.averaged]
         if heard not in self._packed:
-            self._packed[heard] = gather(self.state.model, flagged(self.layout, fresh))
+            self._packed[heard] = gather(self.state.model, flagged_parts(self.layout, fresh))
         model = Model(self._packed[heard], round=self.round - 1)
         return Payload({GLOBAL: model}, {"fresh": fresh, "due": self.due()})
 
@@ -193,9 +193,9 @@ class FedLAMA(PersonalizedStrategy):
         state.averaged = [
             self.round if now else r for now, r in zip(due, state.averaged, strict=True)
         ]
-        state.heard = {**state.heard, **dict.fromkeys(named(updates), self.round)}
+        state.heard = {**state.heard, **dict.fromkeys(silos_of(updates), self.round)}
         # A single silo cannot differ from others: its layers' excess is meaningless.
-        if self.adjusts() and len(named(updates)) > 1:
+        if self.adjusts() and len(silos_of(updates)) > 1:
             if "squares" in updates[0].vectors:
                 moved = squares_of(self.layout, state.model - before, True)
                 sums = [*(updates[0].vectors["squares"] - moved).clamp(min=0)]

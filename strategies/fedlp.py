@@ -44,7 +44,7 @@ class LpSettings:
     weights: str = setting("uniform", "how silos are weighted", choices=("uniform", "samples"))
 
 
-def sent(
+def parts_to_send(
     layout: Layout, settings: LpSettings, common: Common, silo: str, server_round: int
 ) -> list[slice]:
     """Return the parts of the vector that this silo sends in this round."""
@@ -65,7 +65,9 @@ class FedLPClient(SiloClient):
 
     def local_update(self) -> list[Tensor]:
         self.train()
-        parts = sent(self.model.layout, self.settings, self.common, self.silo.name, self.round)
+        parts = parts_to_send(
+            self.model.layout, self.settings, self.common, self.silo.name, self.round
+        )
         return [gather(self.model.vector, parts)]
 
 
@@ -90,7 +92,7 @@ class FedLP(PersonalizedStrategy):
     settings: LpSettings
 
     def sent_parts(self, silo: str) -> list[slice]:
-        return sent(self.layout, self.settings, self.common, silo, self.round)
+        return parts_to_send(self.layout, self.settings, self.common, silo, self.round)
 
     def upload_size(self, name: str, silo: str = "") -> int:
         if name == "layers":

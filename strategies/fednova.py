@@ -117,7 +117,7 @@ class FedNova(PersonalizedStrategy):
         c = self.common
         w = self.state.model
         weights = self.weights(updates)
-        shrink = self.settings.mu * c.decayed(c.learning_rate, self.round)
+        shrink = self.settings.mu * c.decay(c.learning_rate, self.round)
         steps = [cast(int, u.numbers["steps"]) for u in updates]
         moves = [
             (u.vector - w) / gradients_in(t, c.momentum, shrink) if t else torch.zeros_like(w)

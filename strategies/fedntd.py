@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from models.features import frozen, members
+from models.features import compute_frozen, members
 from models.training import taught_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
@@ -47,10 +47,10 @@ class FedNTDClient(SiloClient):
         if not self.settings.beta:
             return super().gradient(x, y)
         teacher = self.model.layout.unflatten(self.received, self.received_buffers)
-        taught = frozen(self.model, teacher, x)[1]
-        return taught_gradient(self.model, x, y, taught, self.distilled)
+        taught = compute_frozen(self.model, teacher, x)[1]
+        return taught_gradient(self.model, x, y, taught, self.distillation_loss)
 
-    def distilled(self, logits: Tensor, z: Tensor, taught: Tensor, y: Tensor) -> Tensor:
+    def distillation_loss(self, logits: Tensor, z: Tensor, taught: Tensor, y: Tensor) -> Tensor:
         s, true = self.settings, members(y, logits.shape[1]) > 0
         own, old = (
             (of / s.temperature).masked_fill(true, NEVER).log_softmax(1)

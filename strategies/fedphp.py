@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.features import frozen
+from models.features import compute_frozen
 from models.metrics import mmd
 from models.training import clip_norm, feature_gradient
 from strategies.base.client import SiloClient
@@ -84,7 +84,7 @@ class FedPHPClient(SiloClient):
         share = self.settings.lambda_
         if not share:
             return super().gradient(x, y)
-        old, taught = frozen(self.model, self._tensors, x)
+        old, taught = compute_frozen(self.model, self._tensors, x)
 
         def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
             transfer = self.term(z.flatten(1), logits, old.flatten(1), taught)

@@ -96,13 +96,13 @@ class RandomStatistics:
     pairs: Tensor
     before: Augmentation | None
 
-    def changed(
+    def change_batches(
         self, batches: Iterable[tuple[Any, Tensor]], n: int, rng: torch.Generator
     ) -> Iterator[tuple[Any, Tensor]]:
         own = generator(rng.initial_seed(), INPUTS)
         drawn = torch.randint(len(self.pairs), (n,), generator=own).to(self.pairs.device)
         if self.before is not None:
-            batches = self.before.changed(batches, n, rng)
+            batches = self.before.change_batches(batches, n, rng)
         done = 0
         for x, y in batches:
             mean, spread = self.pairs[drawn[done : done + len(y)]].unbind(1)

@@ -68,7 +68,9 @@ class SelectSettings(Averaging):
     )
 
 
-def grown(layout: Layout, mask: Tensor, change: Tensor, share: float, limit: float) -> Tensor:
+def grow_mask(
+    layout: Layout, mask: Tensor, change: Tensor, share: float, limit: float
+) -> Tensor:
     """Return the next m_i (Σ,), boolean, from the present one and the changes since the last growth."""
     result = mask.clone()
     for entry in layout.parameters:
@@ -110,7 +112,7 @@ class FedSelectClient(SiloClient):
         state.received_mask = state.personal_mask = pack(mask)
         if self.round > 1 and (self.round - 1) % s.every == 0:
             change = model.vector - state.snapshot
-            state.personal_mask = pack(grown(model.layout, mask, change, s.share, s.limit))
+            state.personal_mask = pack(grow_mask(model.layout, mask, change, s.share, s.limit))
             state.snapshot = model.vector.clone()
         w = super().receive()
         return [torch.where(mask, w, model.vector), state.received_mask]

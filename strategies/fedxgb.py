@@ -93,7 +93,7 @@ class FedXgb(PersonalizedStrategy):
         return self.common.local_epochs * self.layout.size // self.layout.parameters[0].shape[0]
 
     def check(self, update: Update) -> None:
-        rate = self.common.decayed(self.common.learning_rate, self.round)
+        rate = self.common.decay(self.common.learning_rate, self.round)
         check_nodes(self.layout, update.vector, rate * MOST_DELTA * (1 + 1e-6))
 
     def weights(self, updates: Sequence[Update]) -> list[float]:

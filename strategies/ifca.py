@@ -57,15 +57,15 @@ class IFCAClient(SiloClient):
     settings: IfcaSettings
 
     def receive(self) -> Tensor:
-        return self.chosen(
+        return self.choose_model(
             self.models[name].vector for name in cluster_names(self.settings.clusters)
         )
 
     def first_model(self) -> Tensor:
         names = cluster_names(self.settings.clusters)
-        return self.chosen(self.silo.initial("" if n == GLOBAL else n) for n in names)
+        return self.choose_model(self.silo.initial("" if n == GLOBAL else n) for n in names)
 
-    def chosen(self, models: Iterable[Tensor]) -> Tensor:
+    def choose_model(self, models: Iterable[Tensor]) -> Tensor:
         """Return the model with the lowest training loss, and note its number."""
         held = list(models)
         self.cluster = 0

@@ -32,7 +32,7 @@ from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Item, ServerState
-from strategies.base.transport.payload import Model, Payload, Update, named
+from strategies.base.transport.payload import Model, Payload, Update, silos_of
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class LGFedAvg(PartialStrategy):
         mean = self.mean((u.vector for u in updates), self.weights(updates))
         state.model = scatter(state.model, self.shared_parts(), mean)
         if self.round > pretrain > 0:
-            state.own = sorted({*state.own, *named(updates)})
+            state.own = sorted({*state.own, *silos_of(updates)})
         if self.round == pretrain and state.buffers is not None:
             shared = self.client.split(
                 self.layout, self.settings, self.round + 1, state.numbers

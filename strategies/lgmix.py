@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.features import frozen
+from models.features import compute_frozen
 from models.training import feature_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
@@ -126,7 +126,7 @@ class LgMixClient(SiloClient):
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         if self.settings.ratio >= 0:
             return super().gradient(x, y)
-        self.shared_spread.add(frozen(self.model, self.shared, x)[0])
+        self.shared_spread.add(compute_frozen(self.model, self.shared, x)[0])
 
         def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
             self.own_spread.add(z)

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.features import frozen
+from models.features import compute_frozen
 from models.training import taught_gradient
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OWN_LOSS
@@ -68,10 +68,10 @@ class MoonClient(SiloClient):
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         if not self.contrasts:
             return super().gradient(x, y)
-        z = [frozen(self.model, tensors, x)[0].flatten(1) for tensors in self.contrasts]
-        return taught_gradient(self.model, x, y, torch.cat(z, 1), self.contrasted)
+        z = [compute_frozen(self.model, tensors, x)[0].flatten(1) for tensors in self.contrasts]
+        return taught_gradient(self.model, x, y, torch.cat(z, 1), self.contrastive_loss)
 
-    def contrasted(self, outputs: Tensor, z: Tensor, others: Tensor, y: Tensor) -> Tensor:
+    def contrastive_loss(self, outputs: Tensor, z: Tensor, others: Tensor, y: Tensor) -> Tensor:
         z = z.flatten(1)
         s = self.settings
         near, far = (cosine(z, other) for other in others.chunk(2, 1))

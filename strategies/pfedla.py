@@ -81,7 +81,7 @@ def layer_weights(phi: Tensor, settings: LaSettings, layers: int, silos: int) ->
     return torch.where(total > 0, scores / total.clamp(min=1e-12), 1 / silos)
 
 
-def grown(
+def grow_hypernetwork(
     phi: Tensor, fresh: Tensor, settings: LaSettings, layers: int, silos: int, place: int
 ) -> Tensor:
     """Return φ with outputs for ``silos``: at ``place`` from ``fresh``, all others from φ, which has one silo fewer."""
@@ -153,7 +153,9 @@ class PFedLA(PersonalizedStrategy):
             fresh = first_hypernetwork(
                 self.settings, layers, n, generator(self.common.seed, "grown", name, silo)
             )
-            self.state.hyper[name] = grown(phi, fresh, self.settings, layers, n, place)
+            self.state.hyper[name] = grow_hypernetwork(
+                phi, fresh, self.settings, layers, n, place
+            )
         rng = generator(self.common.seed, "hypernetwork", silo)
         self.state.hyper[silo] = first_hypernetwork(self.settings, layers, n, rng)
 

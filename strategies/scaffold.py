@@ -38,7 +38,7 @@ from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload, Update, named
+from strategies.base.transport.payload import Model, Payload, Update, silos_of
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Scaffold(PersonalizedStrategy):
         mean = self.mean((u.vector for u in updates), equal)
         step = self.settings.server_learning_rate
         self.state.model = mean if step == 1 else x + step * (mean - x)
-        share = len(named(updates)) / len(self.silos)
+        share = len(silos_of(updates)) / len(self.silos)
         self.state.control = c + share * self.mean(changes, equal)
 
     def change(self, update: Update) -> Tensor:
@@ -177,5 +177,5 @@ class Scaffold(PersonalizedStrategy):
         x = self.state.model
         c = self.state.control
         steps = cast(int, update.numbers["steps"])
-        rate = self.common.decayed(self.common.learning_rate, self.round)
+        rate = self.common.decay(self.common.learning_rate, self.round)
         return (x - update.vector) / (steps * rate) - c if steps else torch.zeros_like(c)

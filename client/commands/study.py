@@ -34,14 +34,14 @@ def approve(args: argparse.Namespace) -> None:
 
 
 def studies(args: argparse.Namespace) -> None:
-    from client.studies import overview, overview_page, released, released_page
+    from client.studies import list_released, overview, overview_page, released_page
 
     found = overview(args.state_dir)
     if args.json:
         print(json.dumps(found, indent=1))
         return
     print(overview_page(found))
-    if text := released_page(released(args.state_dir)):
+    if text := released_page(list_released(args.state_dir)):
         print(text)
 
 

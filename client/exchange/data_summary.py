@@ -11,7 +11,7 @@ import torch
 from client.local_data import columns_in, is_own_file, weights_file
 from client.privacy.checks import check_records, released_sums
 from client.session import ClientSession
-from models.shapes import written
+from models.shapes import write_shape
 from strategies.base.transport.payload import Number
 from strategies.base.transport.reporting import SCHEMA, WITHHELD
 
@@ -31,7 +31,7 @@ def data_summary(session: ClientSession, *, late: bool = False) -> dict[str, Num
         "n_val": len(data.val),
         "n_test": len(data.test),
         "task": data.task,
-        "shape": written(session.seen_shape),
+        "shape": write_shape(session.seen_shape),
         "classes": data.classes,
         SCHEMA: replace(data.schema, dtype=data.dtype).text,
         "own_file": own_file,

@@ -67,7 +67,7 @@ def may_measure(session: ClientSession) -> bool:
         return True
     found = digest_of(session.parameters)
     model = hashlib.sha256(found + session.input_digest().encode()).hexdigest()
-    with Record(Path(str(state))).writing() as db:
+    with Record(Path(str(state))).write() as db:
         find = "SELECT DISTINCT data FROM disclosed WHERE kind = 'metrics' AND silo = ? AND model = ?"
         before = {sha256 for (sha256,) in db.execute(find, (silo, model))}
         if data in before:
@@ -105,7 +105,7 @@ def claim(session: ClientSession, question: Question) -> None:
             f"{silo} refuses: it has no state-dir to remember what it gave"
         )
     kind, own = question.kind, (question.model, question.asked)
-    with Record(Path(str(state))).writing() as db:
+    with Record(Path(str(state))).write() as db:
         find = "SELECT model, question FROM disclosed WHERE kind = ? AND silo = ? AND run = ?"
         of_run = {(model, asked) for model, asked in db.execute(find, (kind, silo, run))}
         if of_run - {own}:

@@ -54,14 +54,14 @@ def temperature_for(card: Card, net: FlatModel, file: Path) -> Temperature:
         raise UserError(
             f"--temperature: {card.task} has no probabilities to scale; it is for {', '.join(TASKS)}"
         )
-    data = fitting(card, file, "--temperature")
+    data = fitting_data(card, file, "--temperature")
     if len(data.val) < FEWEST:
         raise UserError(
             f"--temperature: {file} has {len(data.val)} validation samples, at least {FEWEST} are needed; give it "
             "x_val and y_val"
         )
     outputs, labels = outputs_and_labels(card, net, data.val)
-    temperature = fitted(card.task, outputs, labels)
+    temperature = fit_temperature(card.task, outputs, labels)
     losses = [float(loss_of(card.task, outputs / t, labels)) for t in (1.0, temperature)]
     return Temperature(
         T=temperature,
@@ -81,7 +81,7 @@ def is_as_trained(card: Card, data: SiloData) -> bool:
     } == card.samples
 
 
-def fitting(card: Card, file: Path, option: str) -> SiloData:
+def fitting_data(card: Card, file: Path, option: str) -> SiloData:
     """Return a file's data with columns and labels in the model's order. Raises UserError, naming ``option``."""
     try:
         data = reorder_data(read_silo_file(file, card.task), card.schema_parsed)
@@ -120,7 +120,7 @@ def loss_of(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
     )
 
 
-def fitted(task: str, outputs: Tensor, labels: Tensor) -> float:
+def fit_temperature(task: str, outputs: Tensor, labels: Tensor) -> float:
     """Return the T in ``T_RANGE`` that minimises the loss, by bisection of its derivative: it is convex in 1 / T."""
     low, high = 1 / T_RANGE[1], 1 / T_RANGE[0]
     for _ in range(STEPS):
@@ -153,7 +153,7 @@ def conformal_for(card: Card, net: FlatModel, file: Path, coverage: float) -> Co
         raise UserError(
             f"--coverage {coverage:g}: from {COVERAGE[0]} to {COVERAGE[1]}, for example 0.9"
         )
-    data = fitting(card, file, "--conformal")
+    data = fitting_data(card, file, "--conformal")
     test, patients = one_per_patient(data.test)
     least = math.ceil(coverage / (1 - coverage) - 1e-9)
     if len(test) < least:
@@ -214,7 +214,7 @@ def in_words(known: Conformal) -> str:
     return f"{what} of {known.coverage:.0%} of new patients like these, as computed on {known.records} test {whose}"
 
 
-def calibrated(
+def calibrate_card(
     card: Card,
     net: FlatModel,
     temperature: Path | None,

@@ -46,7 +46,7 @@ class Architecture(Frozen):
 
 
 class Input(Frozen):
-    """Shape (``models.shapes.written``) and number format of a sample."""
+    """Shape (``models.shapes.write_shape``) and number format of a sample."""
 
     shape: list[int] | list[str]
     # Of several inputs one each, as ``partitions.splits.dtype_of`` writes them

@@ -49,7 +49,7 @@ class Answering(nn.Module):
         return self.task.predictions(outputs)
 
 
-def _exported(card: Card, module: nn.Module) -> bytes:
+def _export(card: Card, module: nn.Module) -> bytes:
     """Return the ONNX file of a module that answers as the card says."""
     import onnx
 
@@ -101,7 +101,7 @@ def onnx_of(card: Card, net: FlatModel) -> tuple[bytes, float]:
         )
     module = Answering(card, net.module).eval()
     try:
-        content = _exported(card, module)
+        content = _export(card, module)
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         return content, max(
             difference(session, module, inputs(card, shape, n), name) for n in CHECKED

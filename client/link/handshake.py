@@ -34,7 +34,7 @@ def answer(key: PrivateKey, nonce: bytes) -> bytes:
     return seal(LINK, "proof", {"nonce": nonce.hex()}, key).encode()
 
 
-def verified(proof: object, nonce: bytes, registered: Container[bytes]) -> bytes | None:
+def verify(proof: object, nonce: bytes, registered: Container[bytes]) -> bytes | None:
     """Return the registered key (PEM) that an answer to the nonce proves; None if it proves none."""
     if not isinstance(proof, bytes) or len(proof) > LARGEST_ANSWER:
         return None

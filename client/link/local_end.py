@@ -95,7 +95,7 @@ class Link:
     def check(self) -> Check:
         """Check that the relay takes this silo's key and reaches the server."""
         try:
-            with self.opened():
+            with self.open_socket():
                 how = ", by POSTs: a proxy lets no WebSocket through" if self.by_posts else ""
                 return Check(
                     NAME, True, f"{self.url} carries this silo to {self.site.server}{how}"
@@ -104,7 +104,7 @@ class Link:
             return fault.check
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[ClientConnection | Posts]:
+    def open_socket(self) -> Iterator[ClientConnection | Posts]:
         """Open one link to the relay, ready for gRPC's bytes. Raises NoLink."""
         with self._carrier() as carrier:
             try:
@@ -175,19 +175,19 @@ class Link:
     def _serve(self, local: socket.socket) -> None:
         with contextlib.suppress(OSError), local:
             local.settimeout(OPEN_SECONDS)
-            if not self._wanted(local):
+            if not self._admit(local):
                 return
             local.settimeout(None)
             with self.places:
                 try:
-                    with self.opened() as remote:
+                    with self.open_socket() as remote:
                         local.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
                         carry(local, remote)
                 except NoLink as fault:
                     reason = fault.check.detail.encode("ascii", "replace").decode()
                     local.sendall(f"HTTP/1.1 502 {reason[:400]}\r\n\r\n".encode())
 
-    def _wanted(self, local: socket.socket) -> bool:
+    def _admit(self, local: socket.socket) -> bool:
         """Read a request, and answer all but a CONNECT to this silo's server with this link's token."""
         request = b""
         while b"\r\n\r\n" not in request:
@@ -270,9 +270,9 @@ def fault_of(error: Exception, way: Way, url: str) -> Check:
         )
         return Check(NAME, False, detail, fix)
     if isinstance(error, InvalidStatus):
-        return _refused(error.response.status_code, url)
+        return _refusal_check(error.response.status_code, url)
     if isinstance(error, ConnectionClosed) and error.rcvd:
-        return _closed(error.rcvd.code, url)
+        return _closing_check(error.rcvd.code, url)
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
         found = way_checks(way)[-1]
         if not found.ok:
@@ -281,7 +281,7 @@ def fault_of(error: Exception, way: Way, url: str) -> Check:
     return Check(NAME, False, f"{url}: {error or type(error).__name__}", fix)
 
 
-def _refused(status: int, url: str) -> Check:
+def _refusal_check(status: int, url: str) -> Check:
     detail = f"{url} answers {status} to a WebSocket, and takes no POST"
     if status == 404:
         return Check(
@@ -295,7 +295,7 @@ def _refused(status: int, url: str) -> Check:
     return Check(NAME, False, detail, fix)
 
 
-def _closed(code: int, url: str) -> Check:
+def _closing_check(code: int, url: str) -> Check:
     if code == UNKNOWN_KEY:
         fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server"
         return Check(NAME, False, f"the relay at {url} does not know this silo's key", fix)

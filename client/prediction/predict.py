@@ -33,7 +33,7 @@ from partitions.importing.volumes.writing import check_writable, write_masks
 from partitions.labels import ONE_CLASS
 from partitions.npz import write_npz
 from partitions.reorder import reorder_columns
-from partitions.schema import Schema, difference, few, moved, order_of
+from partitions.schema import Schema, difference, few, find_moved, order_of
 from partitions.splits import Array, dtype_of, input_shape
 
 
@@ -229,7 +229,7 @@ def check_schema(own: Schema, card: Card, data: str) -> list[int]:
             f"note: {data} names no columns: they are taken to be {few(agreed.names, 8)}",
             file=sys.stderr,
         )
-    if what := moved(own, agreed):
+    if what := find_moved(own, agreed):
         print(
             f"note: {data} has its {' and '.join(what)} in another order: mapped by name",
             file=sys.stderr,

@@ -23,7 +23,7 @@ from client.local_data import columns_in
 from client.site.record import Record, disclose
 from client.site.study.protocol import StudyProtocol
 from client.site.trust.policy import Policy, PolicyRefusedError
-from models.privacy.noise import derived
+from models.privacy.noise import derive_key
 from models.standardisation import Columns, column_sums, rounded_sums
 from partitions.common.errors import UserError
 from partitions.splits import Array, SiloData, Split
@@ -115,10 +115,10 @@ def claim_statistics(mean: Columns, std: Columns, silo: str, state: Any, run_id:
 
     Empty ones: the silo's own.
     """
-    own = derived(b"", "statistics", repr(mean), repr(std)).hex()
+    own = derive_key(b"", "statistics", repr(mean), repr(std)).hex()
     run = str(run_id)
     find = "SELECT question FROM disclosed WHERE kind = 'statistics' AND silo = ? AND run = ?"
-    with Record(Path(str(state))).writing() as db:
+    with Record(Path(str(state))).write() as db:
         before = {question for (question,) in db.execute(find, (silo, run))}
         if before - {own}:
             raise PolicyRefusedError(
@@ -155,7 +155,7 @@ def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Su
     if not state:
         return None, "it has no state-dir to remember what it gave"
     try:
-        with Record(Path(state)).writing() as db:
+        with Record(Path(state)).write() as db:
             return _release(x, part.units, policy, rule, db)
     # The record is unreadable: release nothing more
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -20,10 +20,10 @@ from flwr.app import Context
 from flwr.common import log
 
 from client.local_data import is_own_file, silo_name
-from models.privacy.noise import derived
+from models.privacy.noise import derive_key
 from models.privacy.records import check_network
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import locked
+from partitions.common.files import hold_lock
 from partitions.common.settings import values_of
 from partitions.splits import Split
 from strategies.base.client import SiloClient
@@ -85,7 +85,7 @@ def private_round(
     plan = plan_of(s, client.common, sampling, client.noised_passes(), digest.hex())
     # Gradients of each batch in a round
     uses = getattr(client.settings, "gradients_per_batch", 1)
-    from_here = derived(key, "round", client.round, digest)
+    from_here = derive_key(key, "round", client.round, digest)
     client.privacy = PrivateTraining(plan, sampling, units, from_here, client.model, uses)
 
 
@@ -142,7 +142,7 @@ def noise_key(context: Context, seed: int, run_id: str) -> bytes:
     """Return the silo's key for this run (32 bytes). Raises UserError or DataError if it cannot be saved or read."""
     name, state = silo_name(context), str(context.node_config.get("state-dir", ""))
     if state:
-        return derived(kept_key(Path(state)), "run", run_id)
+        return derive_key(kept_key(Path(state)), "run", run_id)
     if is_own_file(context):
         raise UserError(f"dp = true: {name} has no state-dir to keep the key of its noise in")
     if name not in _LOGGED:
@@ -152,14 +152,14 @@ def noise_key(context: Context, seed: int, run_id: str) -> bytes:
             "%s: a simulation, its noise is made of the seed: it protects no data that matter",
             name,
         )
-    return derived(b"", "simulation", seed, name)
+    return derive_key(b"", "simulation", seed, name)
 
 
 def kept_key(state: Path) -> bytes:
     """Return the key in this state directory; create it if there is none."""
     file = state / FILE
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with locked(
+    with hold_lock(
         state / f".{FILE}.lock", "another process of this silo makes the key of its noise"
     ):
         if not file.exists():

@@ -24,7 +24,7 @@ from .record import Record
 from .released import charge_bytes, note_reply
 from .terms import Terms
 from .trust import receipts
-from .trust.chain import digest, plain, write_whole
+from .trust.chain import canonical, digest, write_whole
 from .trust.code import digest_of_code
 
 # Environment variable that is set if the site's own process counts and logs the app's messages; and its value.
@@ -112,7 +112,7 @@ def describe_message(message: Any, context: Any, app: str, terms: Terms) -> Mess
         asked=str(message.metadata.message_type)[:MOST_TEXT],
         method=str(settings.get("strategy", ""))[:MOST_TEXT],
         app=app,
-        settings=digest(plain(settings)),
+        settings=digest(canonical(settings)),
         run_config=settings,
         rule=rule_of(terms),
         policy=policy.sha256 if policy else "",
@@ -178,7 +178,7 @@ def rule_of(terms: Terms) -> str:
     )
     if (policy := terms.policy) is None:
         return f"{builds}; no policy can be read, so only refusals leave: {terms.error}"
-    return f"{builds}; policy: {policy.where} (rules {digest(plain(rule_values(policy)))[:16]})"
+    return f"{builds}; policy: {policy.where} (rules {digest(canonical(rule_values(policy)))[:16]})"
 
 
 def folder_of(node_config: Mapping[str, Any]) -> Path:
@@ -240,7 +240,7 @@ def write_down(
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     total = sum(record["bytes"] for record in sent)
     held, record = {} if withheld is None else {"withheld": withheld}, Record(info.state)
-    with record.writing() as db:
+    with record.write() as db:
         if info.study:
             charge_bytes(db, info.study, total)
         used = {"budget": budget(db, info.study, spent, info.silo, total)}
@@ -252,18 +252,18 @@ def records(reply: Any) -> Iterable[dict[str, Any]]:
     """Describe a reply: name, type, shape, bytes and SHA-256 of each array; the keys of each other record."""
     if reply.has_error():
         reason = str(reply.error.reason or "")
-        yield {"name": "error", "text": reason[:MOST_TEXT], **measured(reason.encode())}
+        yield {"name": "error", "text": reason[:MOST_TEXT], **measure_reply(reason.encode())}
         return
     content = reply.content
     for name, arrays in content.array_records.items():
         for key, array in arrays.items():
             kind = {"dtype": str(array.dtype), "shape": [int(n) for n in array.shape]}
-            yield {"name": f"{name}/{key}", **kind, **measured(bytes(array.data))}
+            yield {"name": f"{name}/{key}", **kind, **measure_reply(bytes(array.data))}
     for found in (content.metric_records, content.config_records):
         for name, record in found.items():
             values = {str(key): record[key] for key in sorted(record)}
-            yield {"name": name, "keys": list(values), **measured(plain(values))}
+            yield {"name": name, "keys": list(values), **measure_reply(canonical(values))}
 
 
-def measured(data: bytes) -> dict[str, Any]:
+def measure_reply(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": digest(data)}

@@ -136,7 +136,7 @@ def count_message(
         ]
     elif state:
         try:
-            with Record(Path(str(state))).writing() as db:
+            with Record(Path(str(state))).write() as db:
                 faults = [] if study is None else study_faults(db, study, silo, run, kind, day)
                 faults += count_faults(db, policy, run, silo, kind, day)
                 if not faults:

@@ -38,7 +38,7 @@ def claim(state: Any, run: Names, silo: str, data: str, model: str) -> str:
     if not state:
         return "it has no state-dir to note that its own model leaves"
     numbers = ",".join(sorted(run[1]))
-    with Record(Path(str(state))).writing() as db:
+    with Record(Path(str(state))).write() as db:
         if _models(db, run, silo) - {model}:
             return "its own model leaves once per run, and another one of this run has left"
         disclose(db, KIND, silo=silo, run=run[0], data=data, model=model, question=numbers)

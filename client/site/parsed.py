@@ -8,9 +8,9 @@ from .private import load_ours
 
 _parsed: Any = load_ours("partitions/common", "parsed")
 if TYPE_CHECKING:
-    from partitions.common.parsed import Frozen, matching, shown
+    from partitions.common.parsed import Frozen, match_pattern, shorten
 else:
-    Frozen, matching, shown = _parsed.Frozen, _parsed.matching, _parsed.shown
+    Frozen, match_pattern, shorten = _parsed.Frozen, _parsed.match_pattern, _parsed.shorten
 
 Parsed = TypeVar("Parsed", bound=Frozen)
 

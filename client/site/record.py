@@ -104,7 +104,7 @@ class Record:
         self.state, self.path = state, state / FILE
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def write(self) -> Iterator[sqlite3.Connection]:
         """Run a transaction; an error in the block undoes it.
 
         Raises SiteError, one line, if the record is missing, damaged or older than the audit log, or if it cannot be
@@ -113,7 +113,7 @@ class Record:
         with self._faults():
             if not self.path.exists():
                 self._create()
-            db = self._kept("rw")
+            db = self._connection("rw")
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -134,9 +134,9 @@ class Record:
                     yield db
                 return
             try:
-                db = self._kept("ro")
+                db = self._connection("ro")
             except sqlite3.OperationalError:  # a folder that is read-only
-                db = self._kept("ro&immutable=1")
+                db = self._connection("ro&immutable=1")
             yield db
 
     def append(self, db: sqlite3.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
@@ -149,7 +149,7 @@ class Record:
         db.execute("UPDATE meta SET replies = replies + 1")
         return Log(self.state / "audit", {"id": own, "replies": count + 1}).append(entry)
 
-    def _kept(self, mode: str) -> sqlite3.Connection:
+    def _connection(self, mode: str) -> sqlite3.Connection:
         """Return this thread's connection, which stays open: to open one costs more than a message's transaction."""
         file = self.path.stat()
         key = os.getpid(), str(self.path), file.st_dev, file.st_ino
@@ -220,7 +220,7 @@ class Record:
 
     def _check_new(self) -> None:
         """Raise SiteError if a record was here before: a missing one is no fresh allowance."""
-        if self._noted():
+        if self._read_note():
             raise SiteError(
                 f"{FILE} is missing, and tells what this site has released: restore it from a backup"
             )
@@ -228,7 +228,7 @@ class Record:
     def _check(self, db: sqlite3.Connection) -> None:
         """Raise SiteError if the audit log has been written beside another record, or a newer copy of this one."""
         own, count = db.execute("SELECT id, replies FROM meta").fetchone()
-        noted = self._noted() or {"id": own, "replies": count}
+        noted = self._read_note() or {"id": own, "replies": count}
         if noted["id"] != own:
             raise SiteError(
                 f"{FILE} is not the record that belongs to this audit log: restore it from a backup"
@@ -239,7 +239,7 @@ class Record:
                 "the newest copy"
             )
 
-    def _noted(self) -> dict[str, Any]:
+    def _read_note(self) -> dict[str, Any]:
         """Return the identity and number of replies that are noted beside the audit log; empty if there are none."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             noted = json.loads((self.state / "audit" / "head.json").read_text())["record"]

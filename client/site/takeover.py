@@ -34,7 +34,7 @@ APPROVAL = "INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?)"
 def take_over(db: sqlite3.Connection, state: Path) -> list[str]:
     """Put the files of earlier versions into a new record; return their names. Raises SiteError for a damaged one."""
     try:
-        readers = _messages, _replies, _disclosed, _approvals, _data_files
+        readers = _messages, _replies, _take_disclosed, _approvals, _data_files
         names = [name for read in readers for name in read(db, state)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise SiteError(
@@ -118,7 +118,7 @@ def _total(
     db.execute(REPLY, (when, kind, count, data, run, "", study, size, 0, ""))
 
 
-def _disclosed(db: sqlite3.Connection, state: Path) -> Iterator[str]:
+def _take_disclosed(db: sqlite3.Connection, state: Path) -> Iterator[str]:
     """Take over the answers that leave once per run; of evidence the earlier versions noted no model."""
     now = utc_now()
     for model, run, numbers, *silo in _words(state / "own-models", 4):

@@ -23,7 +23,7 @@ from partitions.array_names import (
     read_names,
 )
 from partitions.common.errors import DataError, UserError
-from partitions.common.names import guarded, is_formula, unknown_name
+from partitions.common.names import guard_formula, is_formula, unknown_name
 from partitions.importing.dicom import IDENTITY, read_key
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.discovery import find_others
@@ -224,7 +224,7 @@ def about_recipe(text: str) -> dict[str, Any]:
     return {"recipe": json.loads(text)} if text else {}
 
 
-def disclosed(recipe: AnyRecipe) -> str:
+def describe_disclosed(recipe: AnyRecipe) -> str:
     """Return one line on what a recipe in a card reveals of the hospital's patients."""
     if isinstance(recipe, PictureRecipe):
         return (
@@ -258,7 +258,7 @@ def answers_csv(
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([asked.key, *columns])
     for key, row in zip(asked.keys, rows, strict=True):
-        own = guarded(key) if is_formula(key) else key
+        own = guard_formula(key) if is_formula(key) else key
         writer.writerow(
             [own, *(value if isinstance(value, str) else f"{value:.6g}" for value in row)]
         )

@@ -82,7 +82,7 @@ def groups_of(p: Array, least: int, units: Units | None = None) -> npt.NDArray[n
     edges = np.percentile(p, np.linspace(0, 100, most + 1))
     own = np.searchsorted(edges[1:-1], p)
     units = np.arange(len(p)) if units is None else units
-    return joined([[units[own == k]] for k in range(most)], least)[own]
+    return join_bins([[units[own == k]] for k in range(most)], least)[own]
 
 
 def expected_calibration_error(bins: Bins) -> float:
@@ -95,7 +95,7 @@ def expected_calibration_error(bins: Bins) -> float:
     )
 
 
-def joined(bins: Sequence[Sequence[Units]], least: int) -> npt.NDArray[np.intp]:
+def join_bins(bins: Sequence[Sequence[Units]], least: int) -> npt.NDArray[np.intp]:
     """Return for each bin the number of the joined bin that it belongs to; no joined bin is too small.
 
     ``bins``: for each bin, by kind of samples, their units. A bin needs ``least`` different units of each kind. Where

@@ -116,7 +116,7 @@ def evidence_of(
     elif isinstance(task, Survival):
         found = _of_survival(model, test, train, units, ask) if ask.horizon else {}
     elif isinstance(task, Regression):
-        each = _measured(task, model, test, ask.labels)
+        each = _measure_each(task, model, test, ask.labels)
         found = {
             prefix + k: v
             for prefix, output, truth in each
@@ -158,14 +158,14 @@ def conformal_intervals(
     """
     found: Evidence = {}
     for (prefix, output, truth), half in zip(
-        _measured(task, model, test, labels), common, strict=True
+        _measure_each(task, model, test, labels), common, strict=True
     ):
         values = interval_shares(np.abs(truth - output), units, half)
         found |= {f"{prefix}conformal_intervals": values} if _finite(values) else {}
     return found
 
 
-def _measured(
+def _measure_each(
     task: Regression, model: Network, test: Samples, labels: Sequence[str]
 ) -> Iterator[tuple[str, Array, Array]]:
     """Yield for each measurement the prefix of its values' names, and predictions and true values (n,) in its unit."""

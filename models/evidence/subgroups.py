@@ -26,7 +26,9 @@ from models.training import Network, predict
 Texts = npt.NDArray[np.str_]
 
 
-def released(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) -> list[str]:
+def releasable_subgroups(
+    groups: Texts, patients: npt.NDArray[np.int64] | None, least: int
+) -> list[str]:
     """Return the names of the subgroups whose numbers may leave. ``groups``, ``patients``: of each sample (n,)."""
     units = np.arange(len(groups)) if patients is None else patients
     counts = {str(name): len(np.unique(units[groups == name])) for name in np.unique(groups)}
@@ -42,7 +44,7 @@ def released(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) 
     return sorted(kept) if len(kept) > 1 or not hidden() else []
 
 
-def suppressed(groups: Texts, values: Evidence) -> list[str]:
+def find_suppressed(groups: Texts, values: Evidence) -> list[str]:
     """Return the subgroups that ``values`` lack, by the names of their values."""
     return [
         name
@@ -67,10 +69,12 @@ def subgroup_scores(
         dice = task.dice_by_case(model, test)
         # A case without foreground is in no number, so its patient does not count
         known = (~dice.isnan()).numpy()
-        names = released(groups[known], None if patients is None else patients[known], least)
+        names = releasable_subgroups(
+            groups[known], None if patients is None else patients[known], least
+        )
         each = {name: _of_cases(dice[torch.from_numpy(groups == name)]) for name in names}
     else:
-        names = released(groups, patients, least)
+        names = releasable_subgroups(groups, patients, least)
         outputs, labels = predict(model, test), test.labels()
         each = {
             name: _of_rows(task, outputs, labels, torch.from_numpy(groups == name))

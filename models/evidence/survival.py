@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from models.evidence.calibration import BINS, LARGEST, STEPS, Bins, Units, joined
+from models.evidence.calibration import BINS, LARGEST, STEPS, Bins, Units, join_bins
 
 Array = npt.NDArray[np.float64]
 
@@ -89,7 +89,7 @@ def risk_bins(
     if len(risk):
         groups = max(1, min(BINS, len(risk) // max(least, 20)))
         parts = np.array_split(np.argsort(risk, kind="stable"), groups)
-        own = joined(
+        own = join_bins(
             [kinds_until(time[rows], event[rows], at, units[rows]) for rows in parts], least
         )
         parts = [

@@ -42,7 +42,7 @@ def mean_over_places(x: Tensor) -> Tensor:
     return x.mean(tuple(range(2, x.dim())))
 
 
-def enlarged(x: Tensor, size: Sequence[int]) -> Tensor:
+def enlarge(x: Tensor, size: Sequence[int]) -> Tensor:
     """Interpolate a batch (b, c, [d,] h, w) linearly to ``size``."""
     return F.interpolate(
         x, list(size), mode="bilinear" if x.dim() == 4 else "trilinear", align_corners=False

@@ -56,7 +56,7 @@ def custom_network(
 ) -> nn.Module:
     """Return the network, freshly initialised. Raises UserError, one line, where it cannot be made or used."""
     drops = _check_factory(name, shape, outputs, settings.per_pixel)
-    network = _made(name, shape, outputs)
+    network = _make_network(name, shape, outputs)
     if drops:
         network.has_dropout = True  # type: ignore[assignment]
     return network
@@ -67,7 +67,7 @@ def factory_of(name: str) -> Factory:
     return load_function("model", name, "input_shape, outputs")
 
 
-def _made(name: str, shape: Shape, outputs: int) -> nn.Module:
+def _make_network(name: str, shape: Shape, outputs: int) -> nn.Module:
     try:
         network = factory_of(name)(shape, outputs)
     except ValueError as error:
@@ -100,10 +100,14 @@ def _made(name: str, shape: Shape, outputs: int) -> nn.Module:
 def _check_factory(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bool:
     with torch.random.fork_rng(devices=[]):
         factory_of(name)  # first, because the import may draw numbers, too
-    return check_network(name, shape, outputs, per_pixel, lambda: _made(name, shape, outputs))
+    return check_network(
+        name, shape, outputs, per_pixel, lambda: _make_network(name, shape, outputs)
+    )
 
 
-def _seeded(name: str, shape: Shape, make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def _make_seeded(
+    name: str, shape: Shape, make: Callable[[], nn.Module], seed: int
+) -> nn.Module:
     torch.manual_seed(seed)
     network = make()
     try:
@@ -118,7 +122,7 @@ def check_network(
 ) -> bool:
     """Raise UserError where methods cannot use the network; return whether it draws random numbers in training."""
     with torch.random.fork_rng(devices=[]):
-        network, again, other = (_seeded(name, shape, make, seed) for seed in (0, 0, 1))
+        network, again, other = (_make_seeded(name, shape, make, seed) for seed in (0, 0, 1))
         if faults := [*_in_numbers(network, again, other)]:
             raise _fault(name, shape, faults[0])
         try:
@@ -130,12 +134,12 @@ def check_network(
         x = example(shape, 2)
         wanted = (2, outputs, *(shape[1:] if per_pixel else ()))
         try:
-            trained = [_seen(network.train(), x, seed) for seed in (1, 2)]
+            trained = [_output_of(network.train(), x, seed) for seed in (1, 2)]
             flat.reset_buffers()
-            seen = [_seen(network.eval(), x, seed) for seed in (1, 2)]
+            seen = [_output_of(network.eval(), x, seed) for seed in (1, 2)]
             start = flat.vector.clone()
             flat.vector.add_(0.1)
-            moved = _seen(network, x, 1)
+            moved = _output_of(network, x, 1)
             flat.load(start)
         except Exception as error:
             raise _fault(
@@ -158,21 +162,21 @@ def check_network(
     if torch.equal(moved, seen[0]):
         raise _fault(name, shape, "its outputs stay the same whatever its parameters are")
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        if lost := _lost(flat, other, x):
+        if lost := _find_lost(flat, other, x):
             raise _fault(name, shape, lost)
     return not torch.equal(*trained)
 
 
-def _lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
+def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
     """Train a step and return what a file of the model would lose of it; empty: nothing. ``other`` takes the model.
 
     The step is done twice from one state: what the module keeps elsewhere makes the second one another.
     """
     vector, ends = flat.vector.clone(), []
-    if flat.replaced():
-        return f"its forward sets {flat.replaced()[0]} anew: change it in place, as copy_ or add_ does"
+    if flat.find_replaced():
+        return f"its forward sets {flat.find_replaced()[0]} anew: change it in place, as copy_ or add_ does"
     before = [flat.buffers.clone(), flat.integers.clone()]
-    _seen(flat.module.eval(), x, 1)
+    _output_of(flat.module.eval(), x, 1)
     if not all(map(torch.equal, before, (flat.buffers, flat.integers))):
         return "in evaluation its forward changes its buffers: let it do so in training only"
     for _ in range(2):
@@ -185,8 +189,8 @@ def _lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
                 found.square().mean().backward()
         except Exception as error:
             return f"it cannot be trained: {line_of(error)}"
-        if flat.replaced():
-            return f"its forward sets {flat.replaced()[0]} anew: change it in place, as copy_ or add_ does"
+        if flat.find_replaced():
+            return f"its forward sets {flat.find_replaced()[0]} anew: change it in place, as copy_ or add_ does"
         rate = STEP * float(vector.norm()) / max(float(flat.gradient.norm()), 1e-12)
         flat.vector.sub_(flat.gradient, alpha=rate)
         state = flat.vector.clone(), flat.buffers.clone(), flat.integers.clone()
@@ -194,18 +198,20 @@ def _lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
     if not all(map(_alike, *ends)):
         return f"a step of training from the same state is another the second time: {HIDDEN}"
     try:
-        _seen(other.eval(), x, 3)  # which may draw what a forward pass draws once
+        _output_of(other.eval(), x, 3)  # which may draw what a forward pass draws once
         other.load_state_dict(flat.state_dict())
     except (RuntimeError, KeyError, TypeError, ValueError) as error:
         return f"its saved state cannot be loaded: {line_of(error)}"
     for mode in (True, False):
-        ours, theirs = (_seen(network.train(mode), x, 1) for network in (flat.module, other))
+        ours, theirs = (
+            _output_of(network.train(mode), x, 1) for network in (flat.module, other)
+        )
         if not _alike(ours, theirs):
             return f"a copy that has loaded its saved state gives other outputs: {HIDDEN}"
     flat.load(*ends[0][1:])
-    answers = _seen(flat.module.eval(), x, 1)
+    answers = _output_of(flat.module.eval(), x, 1)
     flat.load(flat.vector, None, before[1])
-    if not _alike(answers, _seen(flat.module, x, 1)):
+    if not _alike(answers, _output_of(flat.module, x, 1)):
         return (
             "its answers depend on an integer buffer that training changes, and integers are in no model that "
             "hospitals share: let it be float32"
@@ -255,7 +261,7 @@ def _in_numbers(network: nn.Module, again: nn.Module, other: nn.Module) -> list[
 
 
 @torch.no_grad()
-def _seen(network: nn.Module, x: Any, seed: int) -> Any:
+def _output_of(network: nn.Module, x: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     found = network(x)
     return found.clone() if isinstance(found, Tensor) else found

@@ -92,13 +92,13 @@ class SignalConvolutions(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
         for layer in (self.conv1, self.conv2, self.conv3):
-            real = halved(real)
+            real = halve_mask(real)
             x = F.dropout(F.max_pool1d(layer(x), 2).relu(), self.dropout, self.training)
             x = x * real.unsqueeze(1)  # the padding stays zeros
         return x, real
 
 
-def halved(real: Tensor) -> Tensor:
+def halve_mask(real: Tensor) -> Tensor:
     """Return which steps are real after pooling by 2, (b, t) -> (b, t // 2); a first real step stays one."""
     left = real[:, 1::2].clone()
     left[:, 0] |= real[:, 0]
@@ -270,7 +270,8 @@ class Fusion(nn.Module):
     def forward(self, x: Any) -> Tensor:
         inputs = (x,) if isinstance(x, Tensor) else x
         found = [
-            self.encoded(*kind, part) for kind, part in zip(self.kinds, inputs, strict=True)
+            self.encode_input(*kind, part)
+            for kind, part in zip(self.kinds, inputs, strict=True)
         ]
         states, real = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         hidden = self.fc1(self.attention(states, real)).relu()
@@ -278,7 +279,7 @@ class Fusion(nn.Module):
         logits: Tensor = self.fc2(hidden)
         return logits
 
-    def encoded(self, start: str, kind: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_input(self, start: str, kind: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states (b, t, width) of an input, and which of them are real, not padding (b, t)."""
         if kind in ("text", "signal"):
             real = real_steps(x)

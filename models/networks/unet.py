@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from models.networks.blocks import convolution, enlarged, is_volume, max_pool
+from models.networks.blocks import convolution, enlarge, is_volume, max_pool
 from partitions.common.errors import UserError
 from partitions.common.settings import setting
 
@@ -81,7 +81,7 @@ class Unet(nn.Module):
             x = self.get_submodule(name)(max_pool(x, 2) if found else x)
             found.append(x)
         for name, beside in zip(self.ways_up, reversed(found[:-1]), strict=True):
-            x = enlarged(x, beside.shape[2:])
+            x = enlarge(x, beside.shape[2:])
             x = self.get_submodule(name)(torch.cat([x, beside], 1))
         logits: Tensor = self.out(x)
         return logits

@@ -36,7 +36,7 @@ from models.flat import FlatModel
 from models.privacy.layers import ParameterGradients, Rows, is_trained
 from models.privacy.records import (
     MEANS,
-    averaged,
+    average_loss,
     check_buffers,
     check_network,
     each_loss,
@@ -86,14 +86,14 @@ class Clipping:
         most = (
             chunk_size(x) if self.together and self._may_go_together(x, y, loss, network) else 0
         )
-        found = self._summed(x, y, loss, network, units, most)
+        found = self._sum_chunks(x, y, loss, network, units, most)
         if found is None:
             log(
                 WARNING,
                 "a sum of clipped gradients is too long or not finite: its units are added one by one",
             )
             alone = (
-                self._summed(x, y, loss, network, [one], most)
+                self._sum_chunks(x, y, loss, network, [one], most)
                 for same in units
                 for one in torch.split(same, 1)
             )
@@ -104,7 +104,7 @@ class Clipping:
             found = nothing
         return found
 
-    def _summed(
+    def _sum_chunks(
         self,
         x: Any,
         y: Tensor,
@@ -157,7 +157,7 @@ class Clipping:
         network: nn.Module | None,
     ) -> Tensor:
         """Fill the model's gradient with that of the mean of these records' losses; return that mean."""
-        return own_gradient(self.model, rows(x, index), y[index], averaged(loss), network)
+        return own_gradient(self.model, rows(x, index), y[index], average_loss(loss), network)
 
     def _add(self, total: Tensor) -> Tensor:
         """Add the model's gradient, clipped, to ``total``; return its norm before clipping."""
@@ -199,7 +199,7 @@ class Clipping:
             }
             for part in parts:
                 own = part if len(kept) == len(factors) else part.only(kept)
-                gradient = own.weighted(factors[kept])
+                gradient = own.weighted_sum(factors[kept])
                 entry = views[id(part.parameter)]
                 place = total[entry.start : entry.stop].view(entry.shape)
                 if isinstance(gradient, Rows):

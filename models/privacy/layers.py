@@ -63,7 +63,7 @@ class ParameterGradients:
         """Return the squared norms (b / k,) of the units' gradients."""
         raise NotImplementedError
 
-    def weighted(self, factors: Tensor) -> Tensor | Rows:
+    def weighted_sum(self, factors: Tensor) -> Tensor | Rows:
         """Return the sum of the samples' gradients, each times its factor (b,)."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class LinearMap(ParameterGradients):
     def square(self, k: int) -> Tensor:
         return linear_square(by_unit(self.a, k), by_unit(self.d, k))
 
-    def weighted(self, factors: Tensor) -> Tensor | Rows:
+    def weighted_sum(self, factors: Tensor) -> Tensor | Rows:
         return self._times(factors).flatten(0, -2).mT @ self.a.flatten(0, -2)
 
 
@@ -222,10 +222,10 @@ class Convolved(LinearMap):
         each = max(1, UNFOLDED // (k * d.shape[-2] * self.conv.weight[0].numel()))
         parts = zip(torch.split(self.a, each * k), torch.split(d, each), strict=True)
         return torch.cat(
-            [linear_square(by_unit(unfolded(self.conv, x), k), y) for x, y in parts]
+            [linear_square(by_unit(unfold_inputs(self.conv, x), k), y) for x, y in parts]
         )
 
-    def weighted(self, factors: Tensor) -> Tensor | Rows:
+    def weighted_sum(self, factors: Tensor) -> Tensor | Rows:
         conv = self.conv
         with in_float32():
             found: Tensor = torch.ops.aten.convolution_backward(
@@ -257,7 +257,7 @@ def in_float32() -> AbstractContextManager[None]:
     return found
 
 
-def unfolded(conv: Any, a: Tensor) -> Tensor:
+def unfold_inputs(conv: Any, a: Tensor) -> Tensor:
     """Return the inputs of each position of the outputs (b, positions, C x kernel)."""
     dims = CONVOLUTIONS[type(conv)]
     padding = [p for side in reversed(conv.padding) for p in (side, side)]
@@ -297,7 +297,7 @@ class LookedUp(LinearMap):
         squares = d.new_zeros(len(tokens)).index_add_(0, which, sums.square().sum(1))
         return at_least(squares, rows.square().sum(2).sqrt().sum(1))
 
-    def weighted(self, factors: Tensor) -> Tensor | Rows:
+    def weighted_sum(self, factors: Tensor) -> Tensor | Rows:
         return Rows(self.a.flatten().long(), self._times(factors).flatten(0, -2))
 
 
@@ -326,7 +326,7 @@ class SummedTerms(ParameterGradients):
         squares, most = (v.sum(dims).flatten(1).square().sum(1) for v in (terms, terms.abs()))
         return at_least(squares, most.sqrt())
 
-    def weighted(self, factors: Tensor) -> Tensor | Rows:
+    def weighted_sum(self, factors: Tensor) -> Tensor | Rows:
         return self._times(factors).sum((0, *self.dims))
 
 

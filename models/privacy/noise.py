@@ -29,7 +29,7 @@ BLOCK = 2**15  # numbers computed at once: they fit a core's cache
 LARGEST = 2.0**61  # of a sum, in grid steps: with the noise it is a whole number of 64 bits
 
 
-def derived(key: bytes, *purpose: str | int | bytes) -> bytes:
+def derive_key(key: bytes, *purpose: str | int | bytes) -> bytes:
     """Return the key (32 bytes) for a purpose; the silo's key cannot be computed from it."""
     message = b"".join(len(part).to_bytes(8, "big") + part for part in map(_bytes, purpose))
     return hmac.new(key, message, hashlib.sha256).digest()
@@ -50,7 +50,7 @@ def digest_of(tensors: Iterable[Tensor]) -> bytes:
 
 def uniforms(key: bytes, count: int) -> np.ndarray:
     """Return ``count`` whole numbers, uniform in 0..2^53 - 1; equal keys give equal numbers."""
-    return _drawn(key_stream(key), count)
+    return _draw_numbers(key_stream(key), count)
 
 
 def key_stream(key: bytes) -> CipherContext:
@@ -58,7 +58,7 @@ def key_stream(key: bytes) -> CipherContext:
     return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
 
-def _drawn(stream: CipherContext, count: int) -> np.ndarray:
+def _draw_numbers(stream: CipherContext, count: int) -> np.ndarray:
     """Return the next numbers of a key stream."""
     numbers: np.ndarray = np.frombuffer(
         stream.update(bytes(8 * count)), dtype="<u8"
@@ -77,13 +77,13 @@ def gaussians(key: bytes, count: int) -> Iterator[Tensor]:
     for start in range(0, count, BLOCK):
         own = min(BLOCK, count - start)
         pairs = (own + 1) // 2
-        drawn = torch.from_numpy(_drawn(stream, 2 * pairs).astype(np.float64))
+        drawn = torch.from_numpy(_draw_numbers(stream, 2 * pairs).astype(np.float64))
         radius = drawn[:pairs].add_(1.0).mul_(2.0**-BITS).log_().mul_(-2.0).sqrt_()  # of (0, 1]
         angle = drawn[pairs:].mul_(2 * math.pi * 2.0**-BITS)
         yield torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)])[:own]
 
 
-def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
+def add_noise(total: Tensor, deviation: float, key: bytes) -> Tensor:
     """Return ``total`` (d,) plus noise of this standard deviation, on the grid, rounded to the type of ``total``.
 
     Raises ValueError for a number that the grid does not have: nan and infinity would become whole numbers without

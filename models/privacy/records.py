@@ -88,7 +88,7 @@ def each_loss(
     return found
 
 
-def averaged(loss: Loss | OnFeatures) -> Loss | OnFeatures:
+def average_loss(loss: Loss | OnFeatures) -> Loss | OnFeatures:
     """Return the loss that is the mean over records of each one's loss by itself."""
     if loss in MEANS:
         return loss

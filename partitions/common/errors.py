@@ -24,7 +24,7 @@ class Problems:
         return map(str, self.found)
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
+    def collect(self) -> Iterator[None]:
         """Context that keeps a user's error instead of raising it."""
         try:
             yield

@@ -45,7 +45,7 @@ def private() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def shared() -> Iterator[None]:
+def share_new_files() -> Iterator[None]:
     """Context in which every user may read and write new files and folders."""
     before = os.umask(0)
     try:
@@ -95,7 +95,7 @@ def write_atomically(
         if durable:
             sync(path.parent)
     except OSError as error:
-        raise named(error, path) from None
+        raise name_file(error, path) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -111,10 +111,10 @@ def append(path: Path, text: str, *, durable: bool = True) -> None:
                 os.fsync(file.fileno())
         except OSError as error:
             file.truncate(before)
-            raise named(error, path) from None
+            raise name_file(error, path) from None
 
 
-def named(error: OSError, path: Path) -> OSError:
+def name_file(error: OSError, path: Path) -> OSError:
     """Return the error with the name of the file to be written, which Python adds only when opening a file."""
     return OSError(error.errno, error.strerror, str(path)) if error.errno else error
 
@@ -144,7 +144,7 @@ def _usual_mode() -> int:
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
+def hold_lock(path: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
     """Hold the lock ``path`` until the block, or the process, ends.
 
     Raises DataError with the text ``busy`` where another process still holds it after ``patience`` seconds.

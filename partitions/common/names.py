@@ -26,7 +26,7 @@ def check_silo_name(name: str) -> None:
         )
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Return the text with all characters that are not printable as Python's escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -47,13 +47,13 @@ def is_formula(text: str) -> bool:
     return bool(FORMULA.match(text)) and not NUMBER.fullmatch(text)
 
 
-def guarded(cell: str) -> str:
-    """Return text that no spreadsheet computes: formulas get an apostrophe, which :func:`unguarded` removes."""
+def guard_formula(cell: str) -> str:
+    """Return text that no spreadsheet computes: formulas get an apostrophe, which :func:`unguard_formula` removes."""
     return f"'{cell}" if FORMULA.match(cell) else cell
 
 
-def unguarded(cell: str) -> str:
-    """Return the text of which :func:`guarded` made this."""
+def unguard_formula(cell: str) -> str:
+    """Return the text of which :func:`guard_formula` made this."""
     return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 

@@ -65,7 +65,7 @@ def parse_content(kind: type[Parsed], content: object, mend: str) -> Parsed:
         ) from None
 
 
-def matching(pattern: str, allowed: str) -> AfterValidator:
+def match_pattern(pattern: str, allowed: str) -> AfterValidator:
     """Return the validator of a text that matches a pattern from its first to its last character."""
 
     def check(text: str) -> str:
@@ -102,7 +102,7 @@ def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
         "keys and values",
         " ".join(allowed.split()),
     )
-    return f"{key} = {shown(fault['input'])}: {allowed}" if key else allowed
+    return f"{key} = {shorten(fault['input'])}: {allowed}" if key else allowed
 
 
 def keys_of(kind: type[BaseModel]) -> set[str]:
@@ -115,7 +115,7 @@ def keys_of(kind: type[BaseModel]) -> set[str]:
     }
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     """Return the beginning of a value's text."""
     try:
         text = SHORT.repr(value)

@@ -101,11 +101,11 @@ def convert(key: str, value: object, f: Field[Any]) -> Value:
             if not math.isfinite(result):
                 raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{key} = {_shown(value)}: {wanted} is needed here") from None
+        raise UserError(f"{key} = {_shorten(value)}: {wanted} is needed here") from None
     return _within(key, result, f)
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     """Return the beginning of a value for a message; Python does not print a number of thousands of digits."""
     try:
         return f"{value!r:.200}"

@@ -55,7 +55,7 @@ def check_size(size: int, what: str) -> None:
         )
 
 
-def unpacked(file: IO[bytes], what: str, *, wbits: int = 31, keep: bool = True) -> bytes:
+def unpack(file: IO[bytes], what: str, *, wbits: int = 31, keep: bool = True) -> bytes:
     """Unpack a stream: gzip (``wbits`` 31, one member) or raw deflate (-15), up to :func:`largest` bytes.
 
     Without ``keep`` the bytes are only counted. Raises TooLargeError; EOFError or zlib.error for a damaged stream.

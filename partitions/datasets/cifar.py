@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import RemoteFile, decoded, download, find, places
+from partitions.datasets.download import RemoteFile, decode_once, download, find, places
 from partitions.datasets.pickles import read_pickle
 from partitions.splits import Array, Dataset, Split
 
@@ -53,7 +53,7 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
         return read_archive(found, classes)
 
     try:
-        arrays = decoded(name, sources, decode)
+        arrays = decode_once(name, sources, decode)
         splits = [
             Split(arrays[f"x_{s}"], arrays[f"y_{s}"].reshape(-1).astype(np.int64))
             for s in ("train", "test")

@@ -123,7 +123,7 @@ def download(dataset: str, file: RemoteFile, data_dir: str, sub_folder: str) -> 
             Path(temporary).unlink(missing_ok=True)
 
 
-def decoded(
+def decode_once(
     name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str, Array]]
 ) -> dict[str, Array]:
     """Decode slow files once; later calls map the decoded arrays from our cache, shared between processes.

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import decoded, places, require
+from partitions.datasets.download import decode_once, places, require
 from partitions.datasets.flamby import by_centre
 from partitions.splits import Array, Dataset
 
@@ -64,7 +64,7 @@ def load_isic(name: str, data_dir: str) -> Dataset:
             x[i] = read_isic(name, picture, prepared=folder == found[0])
         return {"x": x}
 
-    x = decoded(name, [table, *pictures], decode)["x"]
+    x = decode_once(name, [table, *pictures], decode)["x"]
     y = np.array([row.label for row in rows], np.int64)
     centre = np.array([row.centre for row in rows])
     return by_centre(
@@ -183,14 +183,14 @@ def load_ixi(name: str, data_dir: str) -> Dataset:
         y = np.empty((len(files), *IXI_SHAPE), np.uint8)
         for i, (volume, mask) in enumerate(tqdm(files, desc=name, unit="")):
             values, brain = (
-                averaged(read_stored(path, f"{name}: {path}"), IXI_SHAPE)
+                average_pool(read_stored(path, f"{name}: {path}"), IXI_SHAPE)
                 for path in (volume, mask)
             )
             x[i, ..., 0] = (values - values.mean()) / (values.std() or 1)
             y[i] = brain > 1 - 1e-6
         return {"x": x, "y": y}
 
-    arrays = decoded(name, [path for pair in files for path in pair], decode)
+    arrays = decode_once(name, [path for pair in files for path in pair], decode)
     centre = np.array([centre_of(subject) for subject in subjects])
     n_train = len(subjects) - len(tested)
     return by_centre(
@@ -246,7 +246,7 @@ def one_file(name: str, folder: Path) -> Path:
     return found[0]
 
 
-def averaged(volume: Array, shape: Sequence[int]) -> Array:
+def average_pool(volume: Array, shape: Sequence[int]) -> Array:
     """Resize the volume to another shape, as in PyTorch's adaptive average pooling.
 
     Cell i of m along an axis of n is the mean of the cells floor(i n / m) to ceil((i + 1) n / m), exclusive.

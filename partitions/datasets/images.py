@@ -10,8 +10,8 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.common.sizes import unpacked
-from partitions.datasets.download import decoded, require
+from partitions.common.sizes import unpack
+from partitions.datasets.download import decode_once, require
 from partitions.splits import Array, Dataset, Split
 
 # EMNIST
@@ -51,7 +51,7 @@ def load_emnist(name: str, data_dir: str) -> Dataset:
             arrays[f"x_{part}"] = np.ascontiguousarray(x.transpose(0, 2, 1))[..., np.newaxis]
         return arrays
 
-    arrays = decoded(name, list(paths.values()), decode)
+    arrays = decode_once(name, list(paths.values()), decode)
     splits = [
         Split(arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64))
         for part in ("train", "test")
@@ -101,7 +101,7 @@ def load_tiny_imagenet(name: str, data_dir: str) -> Dataset:
             arrays[part] = x
         return arrays
 
-    arrays = decoded(name, [path for rows in parts.values() for path, _ in rows], decode)
+    arrays = decode_once(name, [path for rows in parts.values() for path, _ in rows], decode)
     splits = [
         Split(arrays[part], np.array([label for _, label in rows], np.int64))
         for part, rows in parts.items()
@@ -158,7 +158,7 @@ def read_idx(path: Path, mend: str = "delete it and it will be downloaded again"
     """
     try:
         with path.open("rb") as file:
-            content = unpacked(file, "its content") if path.suffix == ".gz" else file.read()
+            content = unpack(file, "its content") if path.suffix == ".gz" else file.read()
         if content[:3] != b"\0\0\x08":
             raise DataError("no IDX file of bytes")
         dimensions = content[3]

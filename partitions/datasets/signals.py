@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import decoded, require
+from partitions.datasets.download import decode_once, require
 from partitions.datasets.pickles import read_pickle
 from partitions.splits import Array, Dataset, Split, split_table
 from partitions.stored import together
@@ -75,7 +75,7 @@ def load_ku_har(name: str, data_dir: str) -> Dataset:
             "who": np.array(who)[order],
         }
 
-    arrays = decoded(name, [path for path, _ in files], decode)
+    arrays = decode_once(name, [path for path, _ in files], decode)
     x = together({"acc": arrays["x"][..., :3], "gyro": arrays["x"][..., 3:]})
     who = np.char.add("participant-", arrays["who"])
     return split_table(name, x, arrays["y"].astype(np.int64), len(KUHAR_CLASSES), who)
@@ -137,7 +137,7 @@ def load_crema_d(name: str, data_dir: str) -> Dataset:
         x, y, sizes = read_clients(name, folders, clients, classes=4)
         return {"x": x, "y": y, "size": np.array(sizes)}
 
-    arrays = decoded(name, files, decode)
+    arrays = decode_once(name, files, decode)
     who = np.repeat([f"speaker-{client}" for client in clients], arrays["size"])
     return split_table(name, np.asarray(arrays["x"]), arrays["y"], 4, who)
 
@@ -166,7 +166,7 @@ def load_crisis_mmd(name: str, data_dir: str) -> Dataset:
         x, y, sizes = read_clients(name, folders, clients, classes=8, single=("image",))
         return {"x": x, "y": y, "size": np.array(sizes)}
 
-    arrays = decoded(name, files, decode)
+    arrays = decode_once(name, files, decode)
     n = int(arrays["size"][:-1].sum())
     return Dataset(
         name,
@@ -231,14 +231,16 @@ def read_clients(
         for own, features in found.items():
             parts[own] += features
     inputs = {
-        own: padded(name, folders[own], features, own in single)
+        own: pad_features(name, folders[own], features, own in single)
         for own, features in parts.items()
     }
     labels = np.array([feature.label for feature in next(iter(parts.values()))], np.int64)
     return together(inputs), labels, sizes
 
 
-def padded(name: str, folder: Path, features: Sequence[FeatureEntry], single: bool) -> Array:
+def pad_features(
+    name: str, folder: Path, features: Sequence[FeatureEntry], single: bool
+) -> Array:
     """Return the features, padded with zeros, float32 (n, steps, channels), or (n, channels) for a single step."""
     there = [feature.values.shape for feature in features if feature.values is not None]
     if not there or len({channels for _, channels in there}) > 1:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import decoded, remark, require
+from partitions.datasets.download import decode_once, remark, require
 from partitions.importing.tables import read_lines
 from partitions.splits import Array, Dataset, Split, split_table
 from partitions.tokens import LENGTH, Pieces, by_frequency, encode, read_vocabulary
@@ -117,7 +117,7 @@ def load_sent140(name: str, data_dir: str) -> Dataset:
         y = np.array([happy for _, _, happy in tweets], np.int64)
         return {"x": x[rows], "y": y[rows], "rank": ranks[rows], "vocabulary": np.array(size)}
 
-    arrays = decoded(name, sources, decode)
+    arrays = decode_once(name, sources, decode)
     used = (
         "of BERT's vocab.txt"
         if len(sources) > 1

@@ -113,7 +113,7 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
         names = recipe.classes or names
         roles["classes"] = names if task in ONE_CLASS else recipe.classes
         recipe = recipe.model_copy(update=roles)
-        recipe, gaps = fitted(found.table, recipe, places == "train")
+        recipe, gaps = fit_recipe(found.table, recipe, places == "train")
         x, vocabulary, others = read_inputs(samples, transform(found.table, recipe), take)
         notes += tuple(others)
         clear(found.table)
@@ -147,7 +147,7 @@ def clear(table: DataFrame) -> None:
         del table[column]
 
 
-def fitted(table: DataFrame, recipe: Recipe, train: Array) -> tuple[Recipe, Array]:
+def fit_recipe(table: DataFrame, recipe: Recipe, train: Array) -> tuple[Recipe, Array]:
     """Return the recipe with what the training part fills gaps with, and which values of the table are filled."""
     check_fills(table, recipe, train)
     recipe = with_fills(recipe, fit(table, recipe, train))

@@ -37,8 +37,8 @@ from partitions.importing.scans import (
     ImageInfo,
     ScanError,
     fit,
-    fitted,
-    hashed,
+    fitted_size,
+    hash_text,
     pseudonym,
     redacted_errors,
 )
@@ -147,7 +147,7 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         check_readable(dataset, path)
         header = of_frame(dataset, _frame(dataset, frame))
         check_rescale(header)
-        height, width = fitted(
+        height, width = fitted_size(
             dataset.Rows,
             dataset.Columns,
             spacing_of(header, ratio=not reading.spacing),
@@ -168,12 +168,12 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
             deep,
             pseudonym(whose),
             notes=tuple(notes),
-            acquired=acquired(dataset, header),
-            spelling=hashed(whose),
+            acquired=read_acquisition(dataset, header),
+            spelling=hash_text(whose),
         )
 
 
-def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
+def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
     """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's."""
     modality = _text(dataset, "Modality")
     colours = _text(dataset, "PhotometricInterpretation")
@@ -207,7 +207,7 @@ def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None)
                 values if deep else np.rint(values * 255).astype(np.uint8)
             )
         else:
-            picture = Image.fromarray(_coloured(array, dataset))
+            picture = Image.fromarray(_to_rgb(array, dataset))
         spacing = spacing_of(header, ratio=not reading.spacing)
         made = np.asarray(fit(picture, spacing, reading, Image.Resampling.BILINEAR))
         return made[..., np.newaxis] if made.ndim == 2 else made
@@ -218,11 +218,11 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
     values, padding = in_unit(stored, header)
     values = values.astype(np.float64)
     if window:
-        shown = _windowed(values, *window, "LINEAR_EXACT")
+        shown = _apply_window(values, *window, "LINEAR_EXACT")
     elif header.get("VOILUTSequence"):
         shown = _by_table(values, header)
     elif (given := _window_of(header)) is not None:
-        shown = _windowed(values, *given, str(header.get("VOILUTFunction") or "LINEAR"))
+        shown = _apply_window(values, *given, str(header.get("VOILUTFunction") or "LINEAR"))
     elif int(header.get("BitsStored") or 32) <= 8 and "RescaleSlope" not in header:
         shown = values / (2.0**header.BitsStored - 1)
     else:
@@ -247,7 +247,7 @@ def check_rescale(header: Dataset) -> None:
         )
 
 
-def _windowed(values: Array, centre: float, width: float, function: str) -> Array:
+def _apply_window(values: Array, centre: float, width: float, function: str) -> Array:
     """Apply pydicom's windowing, scaled to 0..1. Its output range is that of the declared 16 unsigned bits."""
     from pydicom import Dataset
     from pydicom.pixels import apply_windowing
@@ -308,7 +308,7 @@ def in_unit(stored: Array, header: Dataset) -> tuple[Array, Array]:
     return np.asarray(apply_modality_lut(stored, header)), padding
 
 
-def _coloured(array: Array, dataset: Dataset) -> Array:
+def _to_rgb(array: Array, dataset: Dataset) -> Array:
     """Return RGB as decoded by pydicom, or by the palette, uint8 (h, w, 3)."""
     if dataset.PhotometricInterpretation == "PALETTE COLOR":
         from pydicom.pixels import apply_color_lut

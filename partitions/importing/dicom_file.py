@@ -22,7 +22,7 @@ from partitions.common.sizes import (
     TooLargeError,
     check_picture,
     check_size,
-    unpacked,
+    unpack,
 )
 from partitions.importing.scans import ScanError, Unavailable
 from partitions.schema import few
@@ -116,7 +116,7 @@ def check_deflated(path: Path) -> None:
         start = file.read(144)
         meta = file.read(min(int.from_bytes(start[140:144], "little"), BLOCK))
         if start[128:138] == GROUP_LENGTH and DEFLATED in meta:
-            unpacked(file, "its file", wbits=-15, keep=False)
+            unpack(file, "its file", wbits=-15, keep=False)
         elif DEFLATED in start + meta:
             raise ScanError(
                 "its file is deflated, and its header does not say where it ends; export it uncompressed"

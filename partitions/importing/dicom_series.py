@@ -34,7 +34,7 @@ from partitions.importing.files import (
 )
 from partitions.importing.images import DICOM, SampleSource
 from partitions.importing.notes import ALL_COLUMNS, Take
-from partitions.importing.scans import hashed, parts_of, pseudonym, redacted_errors
+from partitions.importing.scans import hash_text, parts_of, pseudonym, redacted_errors
 from partitions.importing.table.source import Found
 from partitions.importing.tables import SPLIT_NAMES, Label
 from partitions.importing.targets import Answer, join_labels
@@ -125,7 +125,7 @@ def _samples(
     labels, split, patient = answer
     name = pseudonym(patient) or study.identity["patient"]
     for number, frame in _slices(study, reading.slices):
-        where, own = place_of(source, number, len(files)), hashed(patient)
+        where, own = place_of(source, number, len(files)), hash_text(patient)
         yield SampleSource(where, labels, split, name, files[number], spelling=own, part=frame)
 
 

@@ -34,7 +34,7 @@ from partitions.importing.images import (
     paths_of,
 )
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import hashed, pseudonym
+from partitions.importing.scans import hash_text, pseudonym
 from partitions.importing.table.source import Found, read_csv
 from partitions.importing.tables import SPLIT_NAMES, Label, read_lines
 from partitions.importing.volumes import volume
@@ -60,10 +60,10 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
             )
         if table:
             raise DataError("--labels-from goes with a folder of DICOM files")
-        return sliced(read_csv(source, options), options)
+        return slice_volumes(read_csv(source, options), options)
     own = None if table else only_csv(source)
     if own and not is_joined(own, source):
-        return sliced(within(read_csv(own, options), source, own), options)
+        return slice_volumes(within(read_csv(own, options), source, own), options)
     table = table or own
     if reading.outlines and (table or label or take.patient or not holds_dicom(source)):
         raise DataError(
@@ -85,7 +85,7 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
             )
         if strange := {row.labels[0] for row in rows} - set(classes):
             raise DataError(f"{source} has {len(strange)} folders besides {', '.join(classes)}")
-    return sliced(found_in_folders(rows, source, options), options)
+    return slice_volumes(found_in_folders(rows, source, options), options)
 
 
 def find_others(
@@ -102,11 +102,11 @@ def find_others(
     reading, take = recipe.reading, options.take
     whose = take, options.faults
     if source.is_file():
-        return sliced(in_file(source, options), options)
+        return slice_volumes(in_file(source, options), options)
     table = Path(options.labels_from) if options.labels_from else None
     own = None if table or unread else only_csv(source)
     if own and not is_joined(own, source):
-        return sliced(within(read_csv(own, options), source, own), options)
+        return slice_volumes(within(read_csv(own, options), source, own), options)
     table = (table or own) if labelled else None
     of_classes = (
         not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
@@ -119,7 +119,7 @@ def find_others(
         )
         return replace(found, labelled=labelled or bool(reading.outlines))
     if of_classes:
-        return sliced(
+        return slice_volumes(
             found_in_folders(list(folder_rows(source, take.patient)), source, options), options
         )
     rows = linked_inside(list(loose_rows(source)), source)
@@ -135,7 +135,7 @@ def find_others(
         [*csv_files(source), *(path for row in rows for path in paths_of(row))],
         named=False,
     )
-    return sliced(Found(rows, labelled=False, notes=notes), options)
+    return slice_volumes(Found(rows, labelled=False, notes=notes), options)
 
 
 def without_labels(recipe: PictureRecipe) -> PictureRecipe:
@@ -185,7 +185,7 @@ def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOpti
                     f"{which} {len(others)} files are no pictures ({kinds}): convert them, or take it out"
                 )
     options.faults.check(len(class_folders(source)))
-    rows = linked_inside(numbered(rows, source), source)
+    rows = linked_inside(number_samples(rows, source), source)
     return Found(
         rows,
         by="folder",
@@ -248,7 +248,7 @@ def is_joined(table: Path, source: Path) -> bool:
     return holds_dicom(source) and "file" not in read_lines(table).columns
 
 
-def numbered(rows: list[SampleSource], source: Path) -> list[SampleSource]:
+def number_samples(rows: list[SampleSource], source: Path) -> list[SampleSource]:
     """Name volumes, and files in a patient's folder, by their number among all files of the source.
 
     This is done as for DICOM files: names may contain patients' names.
@@ -275,7 +275,7 @@ def is_nifti(row: SampleSource) -> bool:
     return row.file is not None and row.file.name.lower().endswith(NIFTI)
 
 
-def sliced(found: Found, options: ImportOptions) -> Found:
+def slice_volumes(found: Found, options: ImportOptions) -> Found:
     """Return the rows with one for each requested slice of a NIfTI volume, or with whole volumes if requested."""
     reading, faults = options.reading, options.faults
     if reading.volume:
@@ -353,5 +353,10 @@ def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:
                 )
             owner = below[0] if len(below) > 1 and patient else ""
             yield SampleSource(
-                str(path), (folder.name,), split, pseudonym(owner), path, spelling=hashed(owner)
+                str(path),
+                (folder.name,),
+                split,
+                pseudonym(owner),
+                path,
+                spelling=hash_text(owner),
             )

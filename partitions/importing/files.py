@@ -123,7 +123,7 @@ def files_below(folder: Path) -> Iterator[Path]:
     return (Path(path) for path in sorted(paths, key=os.fsencode) if os.path.isfile(path))
 
 
-def unfollowed(folder: Path) -> int:
+def count_unfollowed(folder: Path) -> int:
     """Count the links to folders, which are not followed, and those to nothing."""
     walked = (
         (place, name)
@@ -195,5 +195,5 @@ def passed_over(
 
 def link_notes(source: Path) -> tuple[str, ...]:
     """Return the note on links that are not followed."""
-    links = unfollowed(source)
+    links = count_unfollowed(source)
     return (f"{links} links to folders, or to nothing, are passed over",) if links else ()

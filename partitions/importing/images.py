@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from partitions.common.errors import DataError
 from partitions.importing import dicom
 from partitions.importing.dicom_file import is_dicom
-from partitions.importing.scans import ImageInfo, fit, fitted
+from partitions.importing.scans import ImageInfo, fit, fitted_size
 from partitions.importing.signals import signal
 from partitions.importing.signals.recording import ENDINGS as SIGNALS
 from partitions.importing.signals.recording import files_of, is_signal
@@ -133,7 +133,7 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         )
     if kind_of(sample.file) == "signal":
         return signal.probe(sample.file, sample.where, reading)
-    if files := scanned(sample, reading):
+    if files := scan_files(sample, reading):
         return volume.probe(files, sample.where, reading)
     if kind_of(sample.file) == "dicom":
         return dicom.probe(sample.file, sample.where, reading, sample.part)
@@ -148,13 +148,13 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         width, height = picture.size
         if picture.getexif().get(ORIENTATION, 1) >= 5:  # rotated by 90 degrees
             width, height = height, width
-        height, width = fitted(height, width, None, reading)
+        height, width = fitted_size(height, width, None, reading)
         deep = picture.mode.startswith("I;16")
         grey = deep or picture.mode in ("1", "L", "LA")
         return ImageInfo(height, width, 1 if grey else 3, deep, notes=notes)
 
 
-def scanned(sample: SampleSource, reading: ReadOptions) -> tuple[Path, ...]:
+def scan_files(sample: SampleSource, reading: ReadOptions) -> tuple[Path, ...]:
     """Return the files of a sample that is a volume, or a slice of a NIfTI volume; none for another one."""
     if reading.volume or sample.file is None:
         return sample.files
@@ -187,7 +187,7 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
     assert sample.file is not None
     if kind_of(sample.file) == "signal":
         return signal.read(sample.file, sample.where, reading)
-    if files := scanned(sample, reading):
+    if files := scan_files(sample, reading):
         return volume.read(files, sample.where, reading, sample.part)
     if kind_of(sample.file) == "dicom":
         return dicom.read(sample.file, sample.where, reading, sample.part)

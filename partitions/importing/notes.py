@@ -102,7 +102,7 @@ def read_inputs(
         (made.cut, len(rows), f"texts are cut at {take.length} tokens (--length)"),
         (made.unknown, made.words, "words are not in the vocabulary"),
         (
-            sharing(vocabulary),
+            count_sharing(vocabulary),
             len(vocabulary.number),
             "different words share a number with another one",
         )
@@ -151,7 +151,7 @@ def new_inputs(
     return read_inputs(rows, transform(table, recipe), take)
 
 
-def sharing(vocabulary: Hashed) -> int:
+def count_sharing(vocabulary: Hashed) -> int:
     """Count the hashed words that share a token with another word."""
     tokens = np.array(list(vocabulary.number.values()))
     counts = np.bincount(tokens) if len(tokens) else np.zeros(1, int)

@@ -51,10 +51,10 @@ def pseudonym(name: str) -> str:
 
     All spellings of an identifier have the same one (``patients.identifier``).
     """
-    return hashed(identifier(name))
+    return hash_text(identifier(name))
 
 
-def hashed(text: str) -> str:
+def hash_text(text: str) -> str:
     """Return a keyed hash of a text as it is written; "" stays ""."""
     return (
         hashlib.blake2b(
@@ -65,7 +65,7 @@ def hashed(text: str) -> str:
     )
 
 
-def fitted(
+def fitted_size(
     height: int, width: int, spacing: tuple[float, float] | None, reading: ReadOptions
 ) -> tuple[int, int]:
     """Return height and width of a picture after :func:`fit`."""

@@ -280,7 +280,7 @@ def check_structure(
 ) -> None:
     """Raise DataError where columns have no name or the same one, or for ``other`` numbers of cells in lines."""
     problems = Problems()
-    with problems.collected():
+    with problems.collect():
         if any(cell.lower() in ("", "?", "nan", "na") for cell in header):
             title = (
                 "; delete the lines above the header"
@@ -290,7 +290,7 @@ def check_structure(
             raise DataError(
                 f"{path}: a column has no name in the first line; write a header that names each{title}"
             )
-    with problems.collected():
+    with problems.collect():
         if twice := sorted(
             name for name, times in Counter(header).items() if name and times > 1
         ):

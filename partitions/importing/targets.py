@@ -193,7 +193,7 @@ def _class_numbers(first: Mapping[str, str], known: int, count: int) -> dict[str
             raise DataError(f"{where}: the label is {text}; labels are class numbers 0, 1, ...")
     numbers = sorted(set(number.values()))
     if not known and (len(numbers) == 1 or numbers[-1] >= len(numbers)):
-        raise unnumbered(count, short_numbers(numbers))
+        raise numbering_error(count, short_numbers(numbers))
     return number
 
 
@@ -202,7 +202,7 @@ def _found_names(first: Mapping[str, str], count: int) -> tuple[str, ...]:
     check_spellings(first)
     found = sorted({plain_label(text) for text in first})
     if len(found) == 1:
-        raise unnumbered(
+        raise numbering_error(
             count,
             repr(found[0])
             if len(found[0]) <= LONGEST_SHOWN
@@ -228,7 +228,7 @@ def check_spellings(first: Mapping[str, str]) -> None:
             )
 
 
-def unnumbered(count: int, found: str) -> DataError:
+def numbering_error(count: int, found: str) -> DataError:
     """Return the error for labels that cannot be all classes: only one, or numbers with gaps."""
     return DataError(
         f"the {count} labels are {found}: not all classes from 0 on, two at least, are here; "

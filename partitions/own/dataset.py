@@ -48,7 +48,7 @@ class OwnFault(DataError):
             logging.getLogger("silofl").error("%s: %s", text, at_home)
 
 
-def named(text: str) -> str:
+def resolve_name(text: str) -> str:
     """Return MODULE:FUNCTION of an own data set, as it is or of an entry point; "" for any other text."""
     if NAME.fullmatch(text):
         return text
@@ -97,7 +97,7 @@ class OwnPart:
     def sample(self, row: int, seed: int | None) -> tuple[Array, Array]:
         """Read one sample, and check it against the index and the first sample."""
         try:
-            with seeded(self.dataset, seed, row):
+            with seed_sample(self.dataset, seed, row):
                 x, y = pair_of(self.dataset[row])
         except Exception as error:
             if is_out_of_memory(error):
@@ -186,7 +186,7 @@ def mask_of(y: Array) -> Array:
 
 
 @contextmanager
-def seeded(dataset: Any, seed: int | None, row: int) -> Iterator[None]:
+def seed_sample(dataset: Any, seed: int | None, row: int) -> Iterator[None]:
     """Context in which all that a sample draws at random follows from ``seed`` and its row; nothing outside does."""
     import torch
 

@@ -27,8 +27,8 @@ from partitions.own.dataset import (
     OwnFault,
     OwnPart,
     OwnSamples,
-    named,
     open_own,
+    resolve_name,
 )
 from partitions.recipes.cells import identifier
 from partitions.splits import Array
@@ -109,7 +109,7 @@ def write_index(name: str, out: Path) -> None:
 
 def as_file(data: Path, folder: Path, echo: Callable[[str], None]) -> Path:
     """Return a data file; of an own data set the index, which is made in ``folder``. Raises UserError."""
-    if not (name := "" if data.exists() else named(str(data))):
+    if not (name := "" if data.exists() else resolve_name(str(data))):
         return data
     echo(f"reading all samples of {name} for its index")
     write_index(name, folder / "index.npz")
@@ -133,7 +133,7 @@ def keep_index(path: Path, echo: Callable[[str], None]) -> None:
 
 def arrays_at(path: Path) -> dict[str, Any]:
     """Return the arrays of a data file, with samples; of an own data set in a simulation (MODULE:FUNCTION), too."""
-    name = "" if path.exists() else named(str(path))
+    name = "" if path.exists() else resolve_name(str(path))
     if not name:
         return with_samples(read_arrays(path))
     found = columns_of(open_own(name))

@@ -27,14 +27,14 @@ from partitions.recipes.cells import (
     parse_number,
 )
 from partitions.recipes.lines import Cells, Lines, Numbers, Places, cells_in
-from partitions.recipes.pipeline import shown
+from partitions.recipes.pipeline import shorten_cell
 from partitions.recipes.recipe import OPEN, Column, Recipe
 from partitions.recipes.signs import (
     MOST_NUMBERS,
     Asked,
     Signs,
     evidence_of,
-    joined,
+    join_signs,
     share_of_numbers,
     signs_of,
 )
@@ -99,11 +99,11 @@ def draft_columns(
         for name, own in cells.items()
         if share_of_numbers(own) > MOST_NUMBERS
     }
-    whole = joined(evidence.values())
+    whole = join_signs(evidence.values())
     made = []
     for name in columns:
         known = len(problems.found)
-        with problems.collected():
+        with problems.collect():
             if name in evidence:
                 made.append(
                     draft_number(
@@ -117,7 +117,7 @@ def draft_columns(
             else:
                 made.append(draft_other(name, lines, cells[name], gaps, asked, patient))
         for error in problems.found[known:]:
-            made.append(drafted(name, OPEN, why=f"QUESTION. {error}"))
+            made.append(draft_column(name, OPEN, why=f"QUESTION. {error}"))
     decimals = Counter(
         column.decimal
         for column in made
@@ -128,7 +128,7 @@ def draft_columns(
     )
 
 
-def drafted(name: str, kind: str, **fields: Any) -> Column:
+def draft_column(name: str, kind: str, **fields: Any) -> Column:
     """Return the recipe's column for the csv's column ``name``; one of an open kind cannot be read again."""
     make = Column.model_construct if kind == OPEN else Column
     return make(name=tidy(name), kind=kind, source=name if tidy(name) != name else "", **fields)
@@ -159,7 +159,7 @@ def draft_number(
         known = {cell: value for cell, value in values.items() if value is not None}
         remarks += odd_numbers(cells, lines.columns[name].counts, known)
     why = "; ".join(filter(None, remarks)) or PLAIN
-    return drafted(
+    return draft_column(
         name, "number", decimal=signs.decimal, thousands=signs.thousands, fill="median", why=why
     )
 
@@ -167,7 +167,7 @@ def draft_number(
 def no_number(name: str, where: str, cell: str, count: int) -> DataError:
     """Return the error for other cells in a column of numbers, with their count and the first one's place."""
     mend = "fill or drop such rows"
-    if shown(cell) != repr(cell):
+    if shorten_cell(cell) != repr(cell):
         mend = f"--text {name} takes it as such"
     elif LIMIT.fullmatch(cell):
         mend = "write a number in its place, such as half of the limit"
@@ -179,7 +179,9 @@ def no_number(name: str, where: str, cell: str, count: int) -> DataError:
         else ""
     )
     others = f"; {count - 1} cells more are no numbers" if count > 1 else ""
-    return DataError(f"{where}: {name} is {shown(cell)}, no number; {mend}{more}{others}")
+    return DataError(
+        f"{where}: {name} is {shorten_cell(cell)}, no number; {mend}{more}{others}"
+    )
 
 
 def odd_numbers(
@@ -236,7 +238,7 @@ def draft_other(
 ) -> Column:
     """Draft a column of dates or categories, or one that is left out, with the reason."""
     if not cells:
-        return drafted(name, "skip", why="left out: it has no values")
+        return draft_column(name, "skip", why="left out: it has no values")
     formats = date_formats(list(cells))
     if asked.dates and all(parse_date(cell, asked.dates) for cell in cells):
         formats = [asked.dates]
@@ -255,7 +257,9 @@ def draft_other(
         why = "; ".join(
             filter(None, (f"date written {formats[0]}: years since 2000-01-01", years, filled))
         )
-        return drafted(name, "date", format=formats[0], latest=latest, fill="median", why=why)
+        return draft_column(
+            name, "date", format=formats[0], latest=latest, fill="median", why=why
+        )
     return draft_category(name, lines, cells, gaps, patient)
 
 
@@ -272,8 +276,8 @@ def check_dates(name: str, cells: Mapping[str, str]) -> None:
         return
     cell, where = next(own for own in cells.items() if parse_date(own[0], form) is None)
     raise DataError(
-        f"{where}: {name} is {shown(cell)}, and other dates of it are written {form}: write all in one way, take this "
-        f"one as missing with --gaps={shlex.quote(cell)}, or leave the column out with --columns"
+        f"{where}: {name} is {shorten_cell(cell)}, and other dates of it are written {form}: write all in one way, "
+        f"take this one as missing with --gaps={shlex.quote(cell)}, or leave the column out with --columns"
     )
 
 
@@ -281,9 +285,9 @@ def draft_category(
     name: str, lines: Lines, cells: Mapping[str, str], gaps: Collection[str], patient: str
 ) -> Column:
     """Draft a column of categories; rare ones become ``other``, because their names would disclose few patients."""
-    if len(cells) > MOST_LEVELS or any(shown(cell) != repr(cell) for cell in cells):
+    if len(cells) > MOST_LEVELS or any(shorten_cell(cell) != repr(cell) for cell in cells):
         why = f"left out: {len(cells)} different texts in {len(lines)} rows; --text takes a column of notes as text"
-        return drafted(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
+        return draft_column(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
     tidied = {cell: tidy(cell) for cell in lines.columns[name].different}
     whose = patients_by(lines, name, tidied, patient)
     # The cells of each value, which may differ in blanks and line breaks
@@ -297,7 +301,7 @@ def draft_category(
     )
     if not common:
         why = f"left out: none of its values has {FEWEST} patients or more"
-        return drafted(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
+        return draft_column(name, "skip", why="; ".join([why, *remarks_on_units(cells)]))
     other = (
         next(own for own in ("other", "other values", "all others") if own not in common)
         if rare
@@ -317,7 +321,7 @@ def draft_category(
             f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them"
         )
     values = {cell: own for own in common for cell in spellings[own] if cell != own}
-    return drafted(
+    return draft_column(
         name,
         "category",
         categories=tuple(common),

@@ -165,7 +165,7 @@ def identifiers(lines: Lines, used: Sequence[str]) -> Iterator[str]:
             yield column
 
 
-def counted(lines: Lines, columns: Sequence[str]) -> str:
+def count_distinct(lines: Lines, columns: Sequence[str]) -> str:
     """Return the number of different values of each column as text."""
     return ", ".join(
         f"{column} has {len(lines.columns[column].different)}" for column in columns
@@ -186,8 +186,9 @@ def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> tuple[s
         return ()
     by = f"by {patient} " if patient else ""
     return (
-        f"{by}each of {len(lines)} rows is of another patient, but {counted(lines, repeating)} different values: one "
-        f"patient may be in training and test; --patient {repeating[0]} keeps rows with an equal one together",
+        f"{by}each of {len(lines)} rows is of another patient, but {count_distinct(lines, repeating)} different "
+        "values: one patient may be in training and test; "
+        f"--patient {repeating[0]} keeps rows with an equal one together",
     )
 
 
@@ -215,7 +216,7 @@ def patient_column(lines: Lines, asked: str | None, labels: Sequence[str]) -> st
     if any(map(names_patients, found)):
         column = found[0] if len(found) == 1 else "COLUMN"
         raise DataError(
-            f"{lines.path}: which column says whose each row is? Of {len(lines)} rows, {counted(lines, found)} "
+            f"{lines.path}: which column says whose each row is? Of {len(lines)} rows, {count_distinct(lines, found)} "
             f"different values; name it with --patient {column}, or say --no-patient if each row is of another patient"
         )
     return ""

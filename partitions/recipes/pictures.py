@@ -42,7 +42,7 @@ from partitions.recipes.recipe import (
     RecipePart,
     Text,
     check_version,
-    loaded,
+    load_toml,
     one_of,
     parse_recipe,
     read,
@@ -175,7 +175,7 @@ AnyRecipe = Recipe | PictureRecipe
 
 def load_any(path: Path) -> AnyRecipe:
     """Load the recipe of a table or of pictures from a .toml file. Raises DataError, one line that names the file."""
-    return loaded(path, parse_any)
+    return load_toml(path, parse_any)
 
 
 def read_any(text: str) -> AnyRecipe:
@@ -250,24 +250,26 @@ def check_kind(recipe: PictureRecipe) -> None:
 def expect(seen: Sequence[Acquisition]) -> Expected:
     """Return the properties that a recipe expects of other pictures, from those of its own."""
     return Expected(
-        formats=found(own.format for own in seen),
-        modalities=found(own.modality for own in seen if own.format == "dicom"),
-        planes=found(own.plane for own in seen if own.format in SCANS),
-        photometric=found(own.photometric for own in seen if own.format == "dicom"),
-        rescaled=found(ANSWERS[not own.rescaled] for own in seen if own.format == "dicom"),
-        pixel=rounded([own.pixel for own in seen]),
-        between=rounded([own.between for own in seen]),
+        formats=find_distinct(own.format for own in seen),
+        modalities=find_distinct(own.modality for own in seen if own.format == "dicom"),
+        planes=find_distinct(own.plane for own in seen if own.format in SCANS),
+        photometric=find_distinct(own.photometric for own in seen if own.format == "dicom"),
+        rescaled=find_distinct(
+            ANSWERS[not own.rescaled] for own in seen if own.format == "dicom"
+        ),
+        pixel=round_range([own.pixel for own in seen]),
+        between=round_range([own.between for own in seen]),
         rates=tuple(sorted({own.rate for own in seen if own.rate})),
         units=seen[0].units,
     )
 
 
-def found(values: Iterable[str]) -> tuple[str, ...]:
+def find_distinct(values: Iterable[str]) -> tuple[str, ...]:
     """Return the different values, sorted."""
     return tuple(sorted(set(values)))
 
 
-def rounded(sizes: Sequence[float | None]) -> tuple[float, float] | None:
+def round_range(sizes: Sequence[float | None]) -> tuple[float, float] | None:
     """Return half of the smallest and twice the largest size, to one digit; None where one is unknown."""
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):

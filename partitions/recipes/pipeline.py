@@ -83,7 +83,7 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
         faulty = np.array([bool(fault) for _, fault in read])
         for i in np.flatnonzero(faulty[codes]).tolist():
             value, fault = read[codes[i]]
-            what = f"{column.name} is {shown(pairs[codes[i]][0])}, {fault}"
+            what = f"{column.name} is {shorten_cell(pairs[codes[i]][0])}, {fault}"
             found.append((i, Misfit(lines.where(i), what, str(value or ""), column.name)))
     frame = pd.DataFrame(made, index=range(len(lines)), copy=False)
     return frame, [misfit for _, misfit in sorted(found, key=lambda own: own[0])]
@@ -122,7 +122,7 @@ def value_of(
             f"none of {few(column.levels, 8)}{nearest(cell, column.levels)}",
         )
     if column.kind == "date":
-        value, fault = elapsed(cell, column, row, gaps, formats)
+        value, fault = elapsed_time(cell, column, row, gaps, formats)
     else:
         value = parse_number(cell, column.decimal, column.thousands)
         fault = "" if value is not None else f"no number (decimal sign {column.decimal!r})"
@@ -132,7 +132,7 @@ def value_of(
     return value, fault
 
 
-def elapsed(
+def elapsed_time(
     cell: str,
     column: Column,
     row: Mapping[str, str],
@@ -269,6 +269,6 @@ def transform(made: DataFrame, recipe: Recipe) -> Array:
     return x
 
 
-def shown(cell: str) -> str:
+def shorten_cell(cell: str) -> str:
     """Return a cell for a message, without a long text, which may be a patient's."""
     return repr(cell) if len(cell) <= LONGEST_SHOWN else f"a text of {len(cell)} characters"

@@ -88,7 +88,7 @@ class RecipePart(Frozen):
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if name != "why" and (value != field.default or name in self.ALWAYS):
-                made[field.alias or name] = plain(value)
+                made[field.alias or name] = to_plain(value)
         return made
 
     @property
@@ -99,10 +99,10 @@ class RecipePart(Frozen):
         )
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a value as TOML and JSON have it."""
     if isinstance(value, tuple):
-        return [plain(own) for own in value]
+        return [to_plain(own) for own in value]
     return value.content if isinstance(value, RecipePart) else value
 
 
@@ -235,10 +235,10 @@ class Recipe(RecipePart):
 
 def load_recipe(path: Path) -> Recipe:
     """Load the recipe of a .toml file. Raises DataError, one line that names the file."""
-    return loaded(path, parse_recipe)
+    return load_toml(path, parse_recipe)
 
 
-def loaded(path: Path, parse: Callable[[object], T]) -> T:
+def load_toml(path: Path, parse: Callable[[object], T]) -> T:
     """Return the result of ``parse`` for a .toml file. Raises DataError, one line that names the file."""
     try:
         if path.stat().st_size > LONGEST_RECIPE:
@@ -368,7 +368,7 @@ def misfit_of(column: Column) -> str:
     return ""
 
 
-def unfitted(recipe: Recipe, without: str) -> Recipe:
+def without_fit(recipe: Recipe, without: str) -> Recipe:
     """Return the recipe without values fitted to a training part, and without the csv's column ``without``."""
     columns = []
     for column in recipe.columns:

@@ -16,7 +16,7 @@ from partitions.common.names import nearest
 from partitions.common.parsed import parse_content
 from partitions.recipes.cells import date_formats, latest_of
 from partitions.recipes.lines import Lines, cells_in
-from partitions.recipes.pipeline import shown
+from partitions.recipes.pipeline import shorten_cell
 from partitions.recipes.recipe import (
     MEND,
     Column,
@@ -27,7 +27,7 @@ from partitions.recipes.recipe import (
     check_column,
     check_recipe,
 )
-from partitions.recipes.signs import Asked, evidence_of, joined, signs_of
+from partitions.recipes.signs import Asked, evidence_of, join_signs, signs_of
 from partitions.recipes.toml import as_toml
 from partitions.schema import Schema, few, tidy
 
@@ -136,7 +136,7 @@ def parse_shared(schema: Schema) -> Shared:
 # Every other hospital
 
 
-def _skipped(left: Iterable[str], made: Sequence[Column]) -> Iterator[Column]:
+def _skipped_columns(left: Iterable[str], made: Sequence[Column]) -> Iterator[Column]:
     """Yield the columns that only the csv has, under names that are free."""
     taken = {column.name for column in made}
     for name in left:
@@ -161,7 +161,7 @@ def recipe_for(
     sources = find_sources(path, header, names, mapped)
     cells = {c.name: cells_in(lines, sources[c.name], gaps) for c in shared.columns}
     evidence = {name: evidence_of(own) for name, own in cells.items()}
-    whole = joined([evidence[c.name] for c in shared.columns if c.kind == "number"])
+    whole = join_signs([evidence[c.name] for c in shared.columns if c.kind == "number"])
     made = []
     for column in shared.columns:
         name, source = column.name, sources[column.name]
@@ -183,7 +183,7 @@ def recipe_for(
         values = codes_of(shared.label[0], label[0], found, labels, mapped, False)
     left = [name for name in header if name not in sources.values()]
     recipe = Recipe(
-        columns=(*made, *_skipped(left, made)),
+        columns=(*made, *_skipped_columns(left, made)),
         outputs=len(labels),
         file=FileFormat(gaps=gaps),
         label=label,
@@ -250,8 +250,9 @@ def codes_of(
     unknown = [cell for cell in cells if cell not in levels and cell not in values]
     if unknown and not other:
         raise DataError(
-            f"{cells[unknown[0]]}: {source} is {shown(unknown[0])}, and {name} has the categories {few(levels, 20)}: "
-            f"say what {few([shown(cell) for cell in unknown], 10)} mean, --codes {name}:CELL=CATEGORY, one for each"
+            f"{cells[unknown[0]]}: {source} is {shorten_cell(unknown[0])}, and {name} has the categories "
+            f"{few(levels, 20)}: say what {few([shorten_cell(cell) for cell in unknown], 10)} mean, "
+            f"--codes {name}:CELL=CATEGORY, one for each"
         )
     return values
 
@@ -265,6 +266,6 @@ def format_of(source: str, cells: Mapping[str, str], asked: Asked) -> str:
         cell = next(iter(cells), "")
         how = " or ".join(map(repr, formats)) or "FORMAT, for example %d.%m.%Y"
         raise DataError(
-            f"{cells.get(cell, source)}: {source} is {shown(cell)}: how are its dates written? --dates {how}"
+            f"{cells.get(cell, source)}: {source} is {shorten_cell(cell)}: how are its dates written? --dates {how}"
         )
     return formats[0]

@@ -120,7 +120,7 @@ def share_of_numbers(cells: Places) -> float:
     return count / max(len(cells), 1)
 
 
-def joined(found: Iterable[Evidence]) -> Evidence:
+def join_signs(found: Iterable[Evidence]) -> Evidence:
     """Return the signs of several columns."""
     whole = Evidence()
     for own in found:

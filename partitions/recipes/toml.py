@@ -19,7 +19,7 @@ def as_toml(
 
     ``about``: a comment at the beginning; ``notes``: comments above keys, and above columns (``columns.0``).
     """
-    return "\n".join([*commented(about), *lines_of(content, notes)]) + "\n"
+    return "\n".join([*comment_lines(about), *lines_of(content, notes)]) + "\n"
 
 
 def lines_of(
@@ -31,17 +31,17 @@ def lines_of(
     ]
     for key, value in table.items():
         if key not in sections:
-            yield from commented(notes.get(key, ""))
-            yield f"{bare(key)} = {written(value)}"
+            yield from comment_lines(notes.get(key, ""))
+            yield f"{bare(key)} = {write_value(value)}"
     for key in sections:
         value, name = table[key], above + bare(key)
         for i, part in enumerate([value] if isinstance(value, Mapping) else value):
             head = f"[{name}]" if isinstance(value, Mapping) else f"[[{name}]]"
             note = notes.get(key if isinstance(value, Mapping) else f"{key}.{i}", "")
-            yield from ("", *commented(note), head, *lines_of(part, notes, f"{name}."))
+            yield from ("", *comment_lines(note), head, *lines_of(part, notes, f"{name}."))
 
 
-def commented(text: str) -> Iterator[str]:
+def comment_lines(text: str) -> Iterator[str]:
     """Yield a text's lines as comments, without control characters."""
     for line in text.splitlines():
         yield "".join(c if c.isprintable() else "?" for c in f"# {line}").rstrip()
@@ -49,19 +49,19 @@ def commented(text: str) -> Iterator[str]:
 
 def bare(key: str) -> str:
     """Return a key, in quotation marks where it needs them."""
-    return key if BARE.fullmatch(key) else written(key)
+    return key if BARE.fullmatch(key) else write_value(key)
 
 
-def written(value: Any) -> str:
+def write_value(value: Any) -> str:
     """Return a value in TOML's notation on one line, or tables in a list on one each."""
     if isinstance(value, Mapping):
         return (
             "{"
-            + ", ".join(f"{bare(str(key))} = {written(own)}" for key, own in value.items())
+            + ", ".join(f"{bare(str(key))} = {write_value(own)}" for key, own in value.items())
             + "}"
         )
     if isinstance(value, list) and value and all(isinstance(own, Mapping) for own in value):
-        return "\n".join(["[", *(f"  {written(own)}," for own in value), "]"])
+        return "\n".join(["[", *(f"  {write_value(own)}," for own in value), "]"])
     if isinstance(value, list):
-        return "[" + ", ".join(map(written, value)) + "]"
+        return "[" + ", ".join(map(write_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 
-def interrupted(number: int, frame: FrameType | None) -> None:
+def on_interrupt(number: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt at Ctrl-C; during an import, end the process with one line and exit code 130.
 
     Partly loaded native libraries do not survive an exception: Python printed their tracebacks, or crashed.
@@ -31,7 +31,7 @@ def end_at_once() -> NoReturn:
 IS_PROGRAM = __name__ == "__main__" or os.path.basename(sys.argv[0]) in ("silofl", "silofl.py")
 # Else it is ignored, as with nohup
 if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGINT, on_interrupt)
 
 import argparse
 from collections.abc import Sequence
@@ -178,9 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from client.faults import explain
 
         code, text = explain(error)
-    from partitions.common.names import escaped
+    from partitions.common.names import escape
 
-    print(f"silofl{command}: {escaped(' '.join(text.split()))}", file=sys.stderr)
+    print(f"silofl{command}: {escape(' '.join(text.split()))}", file=sys.stderr)
     if IS_PROGRAM and arguments is None and code == 130:
         # A second Ctrl-C must not interrupt Python's finalisation
         signal.signal(signal.SIGINT, signal.SIG_IGN)

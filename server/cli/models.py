@@ -42,7 +42,7 @@ def print_export(card: Card, out: Path, which: str) -> None:
     """Print what was computed for an exported model, and which one it is."""
     from client.export import onnx_file
     from client.exporting.calibration import in_words
-    from client.tables.new_samples import disclosed
+    from client.tables.new_samples import describe_disclosed
     from partitions.recipes.pictures import parse_any
 
     whose = f"model of {card.silo}" if card.silo else "model of all silos"
@@ -67,7 +67,7 @@ def print_export(card: Card, out: Path, which: str) -> None:
         )
     print(f"{out}: {card.method}, seed {card.seed}, {which} {whose}: {card.when}")
     if card.recipe:
-        print(f"note: {disclosed(parse_any(card.recipe))}")
+        print(f"note: {describe_disclosed(parse_any(card.recipe))}")
 
 
 def export(args: argparse.Namespace) -> None:

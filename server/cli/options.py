@@ -121,7 +121,7 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     """Return the settings for --data, --recipe, --by and --subsample, with absolute paths. Raises UserError."""
     from urllib.parse import urlencode
 
-    from partitions.own.dataset import named
+    from partitions.own.dataset import resolve_name
     from partitions.own_files import OPTIONS, hospitals_of, parse_source
 
     given = getattr(args, "data", None) or ""
@@ -129,7 +129,7 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     if not (given or asked or "dataset" in values):
         return {}
     source = parse_source(str(given or values.get("dataset", "digits")))
-    own = named(source.name)
+    own = resolve_name(source.name)
     is_file = source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()
     if given and not (is_file or own):
         raise UserError(

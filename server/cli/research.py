@@ -88,7 +88,7 @@ def print_outcomes(out: Path) -> None:
     history = History(out / "history.csv")
     for run in read_summary(out / "summary.json")["runs"]:
         rows = history.of(run["strategy"], run["seed"])
-        print(f"{run['strategy']}-{run['seed']}: {outcome(run)}{untrained(run, rows)}")
+        print(f"{run['strategy']}-{run['seed']}: {outcome(run)}{note_untrained(run, rows)}")
 
 
 def report(args: argparse.Namespace) -> None:
@@ -100,7 +100,7 @@ def report(args: argparse.Namespace) -> None:
 LEAST_LEARNED = 0.1  # a score that training raises by less is that of an untrained network
 
 
-def untrained(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def note_untrained(run: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Return a note on a run that hardly beats its network before training, or "". ``rows``: its history."""
     from server.results.summary import values_by_round
 

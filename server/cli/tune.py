@@ -41,7 +41,7 @@ def tune(args: argparse.Namespace) -> None:
         raise UserError(
             "silofl tune needs Optuna, which is not installed: pip install -e '.[tuning]'"
         ) from None
-    from server.simulation.workers import engine_of, kept
+    from server.simulation.workers import engine_of, keep_workers
     from server.tuning.search import Request, tune
     from server.tuning.space import read_space
     from strategies.base.run_settings import defaults
@@ -64,7 +64,7 @@ def tune(args: argparse.Namespace) -> None:
     )
     try:
         engine = engine_of(args.workers)
-        with kept(args.workers):
+        with keep_workers(args.workers):
             book = tune(request, Path(str(out)).expanduser(), engine)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command goes on with the search") from None

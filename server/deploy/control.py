@@ -224,7 +224,7 @@ class Control:
         return {node.public_key for node in self._every_node() if node.status == "unregistered"}
 
     def _every_node(self) -> list[Node]:
-        with self._translated():
+        with self._translate_errors():
             answer = self._client.ListNodes(self._requests.ListNodesRequest())
         return [
             Node(
@@ -241,17 +241,17 @@ class Control:
 
     def register(self, name: str, public_key: bytes) -> int:
         """Register a node key; return the node's number."""
-        with self._translated():
+        with self._translate_errors():
             request = self._requests.RegisterNodeRequest(public_key=public_key, name=name)
             return int(self._client.RegisterNode(request).node_id)
 
     def unregister(self, node_id: int) -> None:
-        with self._translated():
+        with self._translate_errors():
             self._client.UnregisterNode(self._requests.UnregisterNodeRequest(node_id=node_id))
 
     def runs(self) -> list[FlowerRun]:
         """Return all runs, the latest first."""
-        with self._translated():
+        with self._translate_errors():
             answer = self._client.ListRuns(self._requests.ListRunsRequest())
         runs = sorted(
             answer.run_dict.values(), key=lambda run: str(run.pending_at), reverse=True
@@ -259,7 +259,7 @@ class Control:
         return [self._run(run) for run in runs]
 
     def run(self, run_id: int) -> FlowerRun:
-        with self._translated():
+        with self._translate_errors():
             answer = self._client.ListRuns(self._requests.ListRunsRequest(run_id=run_id))
         return self._run(answer.run_dict[run_id])
 
@@ -275,19 +275,19 @@ class Control:
         )
         request.fab.content = fab
         request.fab.hash_str = hashlib.sha256(fab).hexdigest()
-        with self._translated():
+        with self._translate_errors():
             return int(self._client.StartRun(request).run_id)
 
     def stop(self, run_id: int) -> bool:
         """Stop a run; return False if it had ended already."""
-        with self._translated():
+        with self._translate_errors():
             return bool(
                 self._client.StopRun(self._requests.StopRunRequest(run_id=run_id)).success
             )
 
     def log(self, run_id: int) -> str:
         """Return the server app's log so far."""
-        with self._translated():
+        with self._translate_errors():
             for part in self._client.StreamLogs(
                 self._requests.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
             ):
@@ -295,7 +295,7 @@ class Control:
         return ""
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         where = (
             f"the SuperLink at {self.connection.address} (connection {self.connection.name!r})"
         )

@@ -29,7 +29,7 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
     host = host.strip("[]")
     address = federation.server.public_host
     checks = [Check("connection", True, f"{connection_name} is {connection.address}")]
-    checks += named("control port", port_check(host, int(port)), UP)
+    checks += rename_check("control port", port_check(host, int(port)), UP)
     if not checks[-1].ok:
         return checks
     checks += exposure_checks(address, int(port))
@@ -60,7 +60,7 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
     return checks
 
 
-def named(name: str, check: Check, fix: str) -> list[Check]:
+def rename_check(name: str, check: Check, fix: str) -> list[Check]:
     """Return the check with another name and another fix."""
     return [Check(name, check.ok, check.detail, "" if check.ok else fix)]
 
@@ -87,12 +87,12 @@ def fleet_checks(federation: Federation, ca_certificate: Path) -> list[Check]:
         return checks
     if not federation.server.public:
         fix = "bring the federation up again with this file, and open the port in the firewall"
-        return checks + named("fleet port", port_check(host, port), fix)
+        return checks + rename_check("fleet port", port_check(host, port), fix)
     fix = (
         "start the proxy in front of the server (docs/proxies); where this machine cannot reach its own "
         "public address, run doctor at a hospital"
     )
-    checks += named("public address", port_check(host, port), fix)
+    checks += rename_check("public address", port_check(host, port), fix)
     if checks[-1].ok:
         shown = site_connection.certificate_checks(Way(host, port), ca_certificate)
         checks += [replace(one, name=f"public {one.name}") for one in shown]

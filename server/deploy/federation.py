@@ -39,11 +39,11 @@ from pydantic import (
     model_validator,
 )
 
-from client.site.runtime.route import bracketed
+from client.site.runtime.route import bracket_host
 from client.site.trust.policy import PUBLIC, read_policy
 from partitions.common.errors import UserError
 from partitions.common.names import SILO, nearest, unknown_name
-from partitions.common.parsed import Frozen, matching, parse_values, shown
+from partitions.common.parsed import Frozen, match_pattern, parse_values, shorten
 from partitions.common.plain_yaml import load_yaml
 from partitions.schema import NO_SCHEMA, Schema, load_schema, parse_schema
 
@@ -57,7 +57,7 @@ DEVICE = r"cpu|cuda:\d{1,3}|MIG-[0-9A-Za-z/-]{1,100}|\d{1,3}:\d{1,3}"
 
 Name = Annotated[
     str,
-    matching(
+    match_pattern(
         SILO.pattern, "use 1 to 63 lower-case letters, digits and hyphens, a letter first"
     ),
 ]
@@ -74,7 +74,7 @@ class Server(Frozen):
 
     address: Annotated[
         str,
-        matching(
+        match_pattern(
             r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?", "use a host name or an IP address"
         ),
     ] = "127.0.0.1"
@@ -82,7 +82,7 @@ class Server(Frozen):
     control_port: Port = 0
     public: Annotated[
         str,
-        matching(
+        match_pattern(
             r"|([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[1-9]\d{0,4}",
             "use HOST:PORT, as in fl.example.org:443",
         ),
@@ -95,7 +95,7 @@ class Server(Frozen):
 
     def reached_at(self, fleet_port: int) -> str:
         """Return HOST:PORT by which hospitals reach the server that listens on this Fleet port."""
-        return self.public or f"{bracketed(self.address)}:{fleet_port}"
+        return self.public or f"{bracket_host(self.address)}:{fleet_port}"
 
     @model_validator(mode="after")
     def ports_differ(self) -> Self:
@@ -146,7 +146,7 @@ def check_settings(
 
     known = [key for key in defaults() if allowed(key)]
     if wrong := next((key for key in values if key not in known), ""):
-        raise UserError(f"unknown setting {shown(wrong)}{nearest(wrong, known)}")
+        raise UserError(f"unknown setting {shorten(wrong)}{nearest(wrong, known)}")
     parse_settings({**values, **others})
 
 
@@ -183,10 +183,10 @@ def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | No
 
 def own_dataset(content: dict[object, object], folder: Path) -> Path:
     """Return where `silofl up` makes the index of a data set of one's own, beside the federation file."""
-    from partitions.own.dataset import named
+    from partitions.own.dataset import resolve_name
     from partitions.own.index import index_file
 
-    name = named(str(content.get("dataset", "")))
+    name = resolve_name(str(content.get("dataset", "")))
     if set(content) != {"dataset"} or not name:
         raise UserError("must be a path, `demo`, or {dataset: MODULE:FUNCTION}")
     return index_file(folder.absolute(), name)
@@ -207,11 +207,11 @@ class SiloEntry(Frozen):
     model_config = HYPHENS
     name: Name
     device: Annotated[
-        str, matching(DEVICE, "use cpu, cuda:0 and so on, MIG-UUID, or 0:1 of MIG")
+        str, match_pattern(DEVICE, "use cpu, cuda:0 and so on, MIG-UUID, or 0:1 of MIG")
     ] = "cpu"
     data: Annotated[Path | None, PlainValidator(data_file)]
     memory: Annotated[
-        str, matching(r"|[1-9]\d*(\.\d+)?[kmgKMG][bB]?", "write for example 2g or 512m")
+        str, match_pattern(r"|[1-9]\d*(\.\d+)?[kmgKMG][bB]?", "write for example 2g or 512m")
     ] = ""
     # The share of its GPU's memory; None: all that it gets
     gpu_share: Annotated[float, Field(gt=0, le=1)] | None = None

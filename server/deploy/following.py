@@ -134,7 +134,7 @@ def follow(control: Control, run_id: int, progress: RunFollower) -> None:
 def reason_of(control: Control, run_id: int, progress: RunFollower, details: str) -> str:
     """Return why a run failed: the server app's error, else Flower's details, else the end of the log."""
     if progress.error:
-        return plain(progress.error)
+        return plain_reason(progress.error)
     lines: list[str] = []
     with contextlib.suppress(ConnectionError):
         lines = [line.strip() for line in control.log(run_id).splitlines() if line.strip()]
@@ -148,9 +148,9 @@ def reason_of(control: Control, run_id: int, progress: RunFollower, details: str
     log = state_root() / control.connection.name / "logs" / "superlink.log"
     if not details and log.exists():
         details = " | ".join(last_lines(log, 3))
-    return plain(details) or "the SuperLink gives no reason"
+    return plain_reason(details) or "the SuperLink gives no reason"
 
 
-def plain(reason: str) -> str:
+def plain_reason(reason: str) -> str:
     """Return a reason with Flower's `<class 'a.B'>:<'text'>` replaced by `B: text`."""
     return re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*?)'>", r"\1: \2", reason)

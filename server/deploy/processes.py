@@ -35,7 +35,7 @@ class Process:
 
     def runs(self) -> bool:
         """Return whether this process still runs, with the same start time; a zombie does not."""
-        return _started(self.pid) == self.started
+        return _start_time(self.pid) == self.started
 
 
 def start(
@@ -63,7 +63,7 @@ def spawn(
     child = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     # Otherwise `subprocess` could reap it, and `exit_code` would not get its exit code
     child.returncode = 0
-    return Process(child.pid, _started(child.pid) or 0, part)
+    return Process(child.pid, _start_time(child.pid) or 0, part)
 
 
 def find(directory: Path) -> list[Process]:
@@ -89,14 +89,14 @@ def find(directory: Path) -> list[Process]:
         except OSError:  # just ended
             continue
         for variable in environment.split(b"\0"):
-            if variable.startswith(wanted) and (started := _started(int(entry))) is not None:
+            if variable.startswith(wanted) and (started := _start_time(int(entry))) is not None:
                 found.append(
                     Process(int(entry), started, variable[len(wanted) :].decode(), command)
                 )
     parts = {str(process.pid): process.part for process in found}
     for pid, command in hidden:
         parent = command.partition("--parent-pid ")[2].split(" ")[0]
-        if parent in parts and _is_own(pid) and (started := _started(pid)) is not None:
+        if parent in parts and _is_own(pid) and (started := _start_time(pid)) is not None:
             found.append(Process(pid, started, parts[parent], command))
     return sorted(found, key=lambda process: (process.started, process.pid))
 
@@ -143,7 +143,7 @@ def _is_own(pid: int) -> bool:
     return False
 
 
-def _started(pid: int) -> int | None:
+def _start_time(pid: int) -> int | None:
     """Return the start time of a running process (field 22 of its stat); None for a zombie or no process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -71,7 +71,7 @@ def register(control: Control, wanted: dict[str, str]) -> dict[str, str]:
                 control.register(name, key.encode())
         return known
 
-    return answered(once)
+    return repeat_call(once)
 
 
 def renew_shut_out(
@@ -88,7 +88,7 @@ def renew_shut_out(
     return renewed
 
 
-def answered(call: Callable[[], T]) -> T:
+def repeat_call(call: Callable[[], T]) -> T:
     """Return the result of a Control API call, repeated until the SuperLink answers.
 
     Raises RunFailedError if it does not answer within two minutes.

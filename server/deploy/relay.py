@@ -36,7 +36,7 @@ from client.link.handshake import (
     answer_of,
     new_nonce,
     requested,
-    verified,
+    verify,
 )
 from partitions.common.errors import UserError
 from server.deploy.control import Connection, Control
@@ -82,7 +82,7 @@ class Relay:
         self.tasks = set[asyncio.Task[None]]()
 
     @contextlib.asynccontextmanager
-    async def serving(
+    async def serve(
         self, host: str, port: int, context: ssl.SSLContext | None = None
     ) -> AsyncIterator[Server]:
         """Serve while the context is open."""
@@ -207,7 +207,7 @@ class Relay:
         nonce = new_nonce()
         async with asyncio.timeout(self.limits.handshake):
             await silo.send(nonce)
-            return verified(await silo.recv(), nonce, self.keys)
+            return verify(await silo.recv(), nonce, self.keys)
 
     async def _handle(self, silo: ServerConnection | Posted) -> None:
         try:
@@ -350,7 +350,7 @@ def relay(
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         one = Relay(fleet, registered, echo=echo)
-        async with one.serving(*listen, context):
+        async with one.serve(*listen, context):
             echo(f"the relay listens on {listen[0]}:{listen[1]}{PATH}; Ctrl-C ends it")
             await stopped.wait()
 

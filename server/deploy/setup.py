@@ -21,7 +21,7 @@ from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.federation import Federation, read_federation
 from server.deploy.local.demo_data import split_demo
-from server.deploy.registrar import answered, register, renew_shut_out
+from server.deploy.registrar import register, renew_shut_out, repeat_call
 
 
 def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
@@ -59,7 +59,7 @@ def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
     )
     with Control(connection) as control:
         names = [silo.name for silo in federation.silos]
-        for name in answered(lambda: renew_shut_out(control, credentials, names)):
+        for name in repeat_call(lambda: renew_shut_out(control, credentials, names)):
             copy(credentials.node_key(name), root / "volumes/site" / name / "node.key")
             print(
                 f"{name} was removed and is in the federation file: it has a new key",

@@ -85,7 +85,7 @@ def draft(
     Raises UserError for invalid settings.
     """
     if values.get("strategy") == EVALUATE:
-        values = _undivided(values)
+        values = _drop_division(values)
     runs, settings = _bound(values)
     today = datetime.now(UTC).date()
     lines = [
@@ -118,7 +118,7 @@ def draft(
     return "\n".join(lines) + "\n"
 
 
-def _undivided(values: Mapping[str, object]) -> dict[str, object]:
+def _drop_division(values: Mapping[str, object]) -> dict[str, object]:
     """Return the settings without those that divide simulated data: hospitals evaluate on their own splits."""
     division = f"{values.get('partition')}."
     return {

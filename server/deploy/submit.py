@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from client.site.trust.apps import build
 from partitions.common.errors import RunFailedError, UserError
-from partitions.common.files import shared, write_atomically
+from partitions.common.files import share_new_files, write_atomically
 from server.deploy.control import Control, read_connection
 from server.deploy.federation import read_federation
 from server.deploy.following import POLL_SECONDS, RunFollower, follow
@@ -79,7 +79,7 @@ def run(
             theirs = up.in_container(out)
         file = up.file if isinstance(up, LocalFederation) else ""
         # The server in its container is another user
-        with shared() if theirs != out else contextlib.nullcontext():
+        with share_new_files() if theirs != out else contextlib.nullcontext():
             directory = open_directory(out, config, file, resume=first.resume)
             fill(directory.path)
         for one in runs:

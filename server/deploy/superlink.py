@@ -48,14 +48,14 @@ def in_place_of(command: Sequence[str]) -> list[str]:
 def main() -> None:
     """Start Flower's SuperLink with long polling in `PullMessages` and with size limits."""
     servicer = internal("FleetServicer")
-    servicer.PullMessages = waiting(servicer.PullMessages)
+    servicer.PullMessages = wait_for_messages(servicer.PullMessages)
     ReplyBounds().install(servicer)
     internal("superlink_server").GRPC_MAX_MESSAGE_LENGTH = MOST_CALL
     sys.argv[0] = "flower-superlink"
     internal("flower_superlink")()
 
 
-def waiting(pull: Pull, most: int = MOST_WAITING) -> Pull:
+def wait_for_messages(pull: Pull, most: int = MOST_WAITING) -> Pull:
     """Return ``pull``, a servicer's method, delayed until there is a message or :data:`WAIT_SECONDS` are over."""
     room = threading.BoundedSemaphore(most)
     times: Counter[str] = Counter()

@@ -18,17 +18,17 @@ from markupsafe import Markup
 
 from server.report.html import (
     between,
-    counted,
+    count_noun,
+    format_duration,
     hospitals_of,
     markup,
     number,
     percent,
     points,
     size_text,
-    spoken,
 )
-from server.report.inference import HOSPITALS_NEEDED, Gain, known, over_hospitals
-from server.report.methods import alone, spelled
+from server.report.inference import HOSPITALS_NEEDED, Gain, finite_or_nan, over_hospitals
+from server.report.methods import alone, spell
 from server.report.participation import MARK, worst
 from server.report.sections.evidence import measurements_of, over_silos
 from server.report.sections.unseen import held_out
@@ -75,7 +75,7 @@ def answer(study: StudyResults) -> Answer | None:
 def gain_part(found: GainVerdict) -> Markup:
     """Return yes, no or not yet certain, with the gain over training alone and its interval."""
     lose = found.harmed
-    name = spelled(found.method)
+    name = spell(found.method)
     interval = between(found.gain)
     score = found.study.task.score_label
     gain = markup(
@@ -83,7 +83,7 @@ def gain_part(found: GainVerdict) -> Markup:
     )
     gain += markup(" (95&#8239;% interval {})", interval) if interval else Markup()
     gain += markup(" in {}", found.tested_in)
-    losers = markup("{} {} shown to lose", named(lose), "is" if len(lose) == 1 else "are")
+    losers = markup("{} {} shown to lose", name_losers(lose), "is" if len(lose) == 1 else "are")
     if found.shown > 0:
         if lose:
             return markup(
@@ -103,10 +103,10 @@ def gain_part(found: GainVerdict) -> Markup:
     return markup("Not yet certain: {} has {}{}", name, gain, why)
 
 
-def named(lose: Mapping[str, Gain]) -> Markup:
+def name_losers(lose: Mapping[str, Gain]) -> Markup:
     """Return silos with their losses."""
     each = [markup("{} ({})", silo, points(gain.mean)) for silo, gain in lose.items()]
-    more = [counted(len(each) - MOST_NAMES, "other")] if len(each) > MOST_NAMES else []
+    more = [count_noun(len(each) - MOST_NAMES, "other")] if len(each) > MOST_NAMES else []
     return Markup(", ").join([*each[:MOST_NAMES], *more])
 
 
@@ -114,21 +114,21 @@ def worst_part(found: GainVerdict) -> Markup:
     """Return the lowest score of a hospital beside its score with ``base``, also without hospitals seldom there."""
     first = worst(found.study, found.method)
     assert first is not None
-    text = markup("the worst hospital, {}", reached(found, first))
+    text = markup("the worst hospital, {}", describe_reached(found, first))
     if first in found.rare and (second := worst(found.study, found.method, found.rare)):
-        text += markup("; without {} {}", MARK, reached(found, second))
+        text += markup("; without {} {}", MARK, describe_reached(found, second))
     return text
 
 
-def reached(found: GainVerdict, silo: str) -> Markup:
+def describe_reached(found: GainVerdict, silo: str) -> Markup:
     """Return a hospital's score with both methods and its number of test samples: a minimum is low by chance, too."""
     study = found.study
     base = found.base
     own = study.score(base, silo).mean
-    over = "alone" if base == alone() else f"with {spelled(base)}"
+    over = "alone" if base == alone() else f"with {spell(base)}"
     beside = "" if math.isnan(own) else markup(" ({}&#8239;% {})", percent(own), over)
     tested = sorted(set(study.sizes(silo, "n_test")) - {0})
-    of = f" of {counted(tested[0], 'test sample')}" if tested else ""
+    of = f" of {count_noun(tested[0], 'test sample')}" if tested else ""
     return markup(
         "{}, reaches {}&#8239;%{}{}",
         silo,
@@ -153,7 +153,7 @@ def unseen_part(study: StudyResults, best: str) -> Markup:
     mine, other = (percent(statistics.fmean(side)) for side in zip(*pairs, strict=True))
     differences = [a - b for a, b in pairs] if mine != other else []
     word = decide(
-        differences, study.compared(best, alone()), "a gain is shown", "a loss is shown"
+        differences, study.count_compared(best, alone()), "a gain is shown", "a loss is shown"
     )
     what = markup("{}&#8239;% as it comes, {}&#8239;% alone", mine, other)
     missing = (
@@ -212,10 +212,12 @@ def cost_part(found: GainVerdict) -> Markup:
     study = found.study
     best = found.method
     size, seconds = study.cost(best)
-    price = markup("cost: {} and {}", size_text(size), spoken(seconds))
+    price = markup("cost: {} and {}", size_text(size), format_duration(seconds))
     if not study.config.get("dp"):
         return price + ", without differential privacy"
-    spent = [known(v.get("epsilon")) for r in study.of(best) for v in r["per_silo"].values()]
+    spent = [
+        finite_or_nan(v.get("epsilon")) for r in study.of(best) for v in r["per_silo"].values()
+    ]
     if any(map(math.isnan, spent)):
         return price + ", with differential privacy, whose epsilon not every hospital has sent"
     far = (
@@ -249,7 +251,7 @@ def condition(found: GainVerdict) -> str:
     count = sum(1 for m in study.methods if m != alone())
     chosen = f"chosen among {count} on {'validation' if study.chosen_on == 'val' else 'the same test'} data"
     ran = sorted({r["rounds"] for m in (found.method, found.base) for r in study.of(m)})
-    rounds = f"{ran[0]} to {ran[-1]} rounds" if len(ran) > 1 else counted(ran[0], "round")
+    rounds = f"{ran[0]} to {ran[-1]} rounds" if len(ran) > 1 else count_noun(ran[0], "round")
     late = f"; {', '.join(study.joined)} joined late" if study.joined else ""
     late += (
         "; tuned on the split of other seeds, whose test samples these may be"
@@ -258,6 +260,6 @@ def condition(found: GainVerdict) -> str:
     )
     return (
         f"Drawn from {of}{hospitals_of(len(study.silos))}, each tested on its own samples; {data}; {rounds}{late}; "
-        f"{counted(len(found.seeds), 'seed')}"
+        f"{count_noun(len(found.seeds), 'seed')}"
         + (f"; the method was {chosen}." if count > 1 else ".")
     )

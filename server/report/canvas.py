@@ -144,7 +144,7 @@ def chart(draw: Callable[..., str]) -> Callable[..., Markup]:
         try:
             return Markup(draw(*given, **options))
         except Exception as error:
-            return Markup(undrawn(draw.__name__, error))
+            return Markup(log_undrawn(draw.__name__, error))
 
     return drawing
 
@@ -154,7 +154,7 @@ def in_widths(draw: Callable[..., Markup], *given: Any, wide: float = 820) -> li
     return [found for width in (wide, 350) if (found := draw(*given, width))]
 
 
-def undrawn(name: str, error: Exception) -> str:
+def log_undrawn(name: str, error: Exception) -> str:
     """Log why a chart could not be drawn; return the text in its place."""
     logging.getLogger("silofl").error(
         "the report's chart %s could not be drawn", name, exc_info=error
@@ -200,11 +200,11 @@ def short_names(names: Sequence[str]) -> tuple[list[str], str]:
     return list(names), ""
 
 
-def clipped(name: str, length: int) -> str:
+def clip_name(name: str, length: int) -> str:
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
-def thinned(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
+def thin_names(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
     step = math.ceil(len(names) / most)
     return list(range(0, len(names), step)), list(names[::step])
 
@@ -230,7 +230,7 @@ def room_for(names: Iterable[str]) -> float:
 def silo_names(names: Sequence[str]) -> tuple[list[str], str]:
     """Return the names for an axis, short ones and cut off, and their common prefix."""
     short, prefix = short_names(names)
-    return [clipped(name, 18) for name in short], prefix
+    return [clip_name(name, 18) for name in short], prefix
 
 
 def line(axes: Any, x: Sequence[float], y: Sequence[float], style: Style) -> None:
@@ -244,7 +244,7 @@ def line(axes: Any, x: Sequence[float], y: Sequence[float], style: Style) -> Non
 Ends = Sequence[tuple[float, str, Style | None]]
 
 
-def lined(
+def finish_lines(
     canvas: Canvas, ends: Ends, x: str, *, rounds: bool = True, percent: bool = True
 ) -> None:
     """Finish a chart of lines: its axes, the label of ``x``, and a label at the right end of each line."""

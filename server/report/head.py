@@ -16,8 +16,9 @@ from server.report.answer import worst_part
 from server.report.html import (
     a_score,
     between,
-    counted,
+    count_noun,
     duration,
+    format_duration,
     hospitals_of,
     markup,
     percent,
@@ -25,10 +26,9 @@ from server.report.html import (
     render,
     scores,
     size_text,
-    spoken,
 )
 from server.report.inference import SEEDS_NEEDED, Gain
-from server.report.methods import alone, baseline_name, exchanges, spelled
+from server.report.methods import alone, baseline_name, exchanges, spell
 from server.report.participation import MARK, rounds_missed, worst
 from server.report.study import StudyResults
 from server.report.verdict import GainVerdict, verdict
@@ -49,7 +49,9 @@ def where(study: StudyResults) -> Markup:
         bits.append(f"{Path(str(about.get('dataset', ''))).name}, {about.get('partition', '')}")
     bits += [hospitals_of(len(study.silos))] if study.silos else []
     seeds = (
-        f"seed {study.seeds[0]}" if len(study.seeds) == 1 else counted(len(study.seeds), "seed")
+        f"seed {study.seeds[0]}"
+        if len(study.seeds) == 1
+        else count_noun(len(study.seeds), "seed")
     )
     bits += [seeds] if study.seeds else []
     file = next(
@@ -76,12 +78,11 @@ def headline(study: StudyResults) -> tuple[str, str]:
     method = study.best or study.methods[0]
     base = study.base
     bytes_, seconds = study.cost(method)
-    price = Markup(
-        re.sub(r"(\d) ", "\\1&nbsp;", f"at a cost of {size_text(bytes_)} and {spoken(seconds)}")
-    )
+    cost = f"at a cost of {size_text(bytes_)} and {format_duration(seconds)}"
+    price = Markup(re.sub(r"(\d) ", "\\1&nbsp;", cost))
     if base is None:
         mean = percent(study.mean_score(method)[0])
-        how = spelled(method) if exchanges(method) else "Training alone"
+        how = spell(method) if exchanges(method) else "Training alone"
         add = (
             markup("<code>{}</code>", alone())
             if exchanges(method)
@@ -109,7 +110,7 @@ def headline(study: StudyResults) -> tuple[str, str]:
     found = verdict(study, method, base)
     if not found.gains:
         return (
-            markup("{} cannot be compared with {}", spelled(method), baseline_name(base)),
+            markup("{} cannot be compared with {}", spell(method), baseline_name(base)),
             f"No hospital has reported {a_score(study)} for both.",
         )
     return markup("{}, {}", claim(found), price), caution(found)
@@ -117,7 +118,7 @@ def headline(study: StudyResults) -> tuple[str, str]:
 
 def claim(found: GainVerdict) -> Markup:
     """Return the sentence on the mean gain: its value, and whether it is shown."""
-    name = spelled(found.method)
+    name = spell(found.method)
     over = baseline_name(found.base)
     score = found.study.task.score_label
     emphasis = "shown" if found.shown else "not-shown"
@@ -179,7 +180,9 @@ def single_gains(found: GainVerdict) -> list[str]:
     if not sizes:
         return []
     many = (
-        counted(sizes[0], "sample") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} samples"
+        count_noun(sizes[0], "sample")
+        if len(sizes) == 1
+        else f"{sizes[0]} to {sizes[-1]} samples"
     )
     clear = sum(gain.shown > 0 for gain in found.gains.values())
     tested = len(found.gains)
@@ -238,13 +241,13 @@ def tiles(study: StudyResults) -> Markup:
         ]
     mean, deviation = study.mean_score(method)
     others = [
-        f"{spelled(m)} {percent(study.mean_score(m)[0])}" for m in study.columns if m != method
+        f"{spell(m)} {percent(study.mean_score(m)[0])}" for m in study.columns if m != method
     ]
     if not math.isnan(deviation):
         others = [f"± {percent(deviation)} over seeds", *others]
     value = markup("{}<small>&#8239;%</small>", percent(mean))
     below = " · ".join(others) or "over hospitals, each counting alike"
-    tiles.append((f"Mean {study.task.score_label}, {spelled(method)}", value, below))
+    tiles.append((f"Mean {study.task.score_label}, {spell(method)}", value, below))
     bytes_, seconds = study.cost(method)
     size, _, unit = size_text(bytes_).partition(" ")
     took = f"sent and received, in {duration(seconds)}"
@@ -285,7 +288,7 @@ def faults_of(study: StudyResults) -> list[str]:
     asked = int(study.config.get("rounds", 0))
     for key in study.planned:
         event = last.get(key, {})
-        name = f"{spelled(key[0])}, seed {key[1]}"
+        name = f"{spell(key[0])}, seed {key[1]}"
         rounds = min(max((r.round for r in study.history.of(*key)), default=0), asked)
         if event.get("event") == "error":
             where = f"after round {rounds}" if rounds else "before its first round ended"

@@ -42,13 +42,13 @@ def environment() -> Environment:
 
 
 @cache
-def compiled(template: str) -> Template:
+def compile_template(template: str) -> Template:
     return environment().from_string(template)
 
 
 def render(template: str, **values: object) -> Markup:
     """Return a template rendered with these values; every value is escaped unless it is already markup."""
-    return Markup(compiled(template).render(**values))
+    return Markup(compile_template(template).render(**values))
 
 
 def markup(text: str, *values: object) -> Markup:
@@ -85,7 +85,7 @@ def number(value: float, digits: int) -> str:
     return "–" if math.isnan(value) else f"{value:.{digits}f}".replace("-", "−")
 
 
-def plain(value: float, digits: int = 4, *, zeros: bool = True) -> str:
+def format_number(value: float, digits: int = 4, *, zeros: bool = True) -> str:
     """Return a number with so many digits that count, without an exponent; ``zeros``: also those at its end."""
     trim: Literal["k", "-"] = "k" if zeros else "-"
     text = np.format_float_positional(
@@ -101,12 +101,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def spoken(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration for a sentence: ``2.5 minutes``."""
     if seconds < 0.5:
         return "less than a second"
     if seconds < 60:
-        return counted(round(seconds), "second")
+        return count_noun(round(seconds), "second")
     return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
@@ -126,13 +126,13 @@ def typical(values: Mapping[int, float]) -> float:
     return float(np.median(list(values.values()))) if values else 0.0
 
 
-def counted(n: int, noun: str) -> str:
+def count_noun(n: int, noun: str) -> str:
     """Return a number with its noun: ``1 hospital``, ``12 hospitals``."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def hospitals_of(n: int) -> str:
-    return counted(n, "hospital")
+    return count_noun(n, "hospital")
 
 
 def between(gain: Gain, digits: int = 1) -> str:

@@ -86,7 +86,7 @@ def spread(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else NAN
 
 
-def known(value: object) -> float:
+def finite_or_nan(value: object) -> float:
     """Return the value; ``nan`` if it is not a finite number."""
     number = (
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

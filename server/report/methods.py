@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from strategies import strategies
 
 
-def spelled(method: str) -> str:
+def spell(method: str) -> str:
     """Return the method's name in the spelling of its paper."""
     known = strategies()
     return (known[method].info.spelling if method in known else "") or method

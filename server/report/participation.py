@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from server.report.methods import spelled
+from server.report.methods import spell
 from server.report.study import StudyResults
 
 # A silo that took part in fewer rounds than this share of the median silo's is marked
@@ -92,7 +92,7 @@ def opened_sums(study: StudyResults) -> list[str]:
     for (method, seed), found in sorted(rows.items()):
         of, sums = len(study.silos), [int(n) for n in found["secure_silos"] if n]
         sizes = "-".join(dict.fromkeys(map(str, (min(sums), max(sums))))) if sums else "no"
-        line = f"{spelled(method)}, seed {seed}: {len(sums)} sums of {sizes} of {of} hospitals"
+        line = f"{spell(method)}, seed {seed}: {len(sums)} sums of {sizes} of {of} hospitals"
         if repeated := sum(n > 1 for n in found["secure_attempts"]):
             line += f", {repeated} of them repeated"
         if lost := len(found["secure_silos"]) - len(sums):
@@ -112,6 +112,5 @@ def silo_rounds(study: StudyResults, metric: str) -> list[tuple[str, int, str, i
         for silo, reason in (event.get(metric) or {}).items()
     }
     return [
-        (spelled(key[0]), *key[1:], n, reasons.get(key, ""))
-        for key, n in sorted(counts.items())
+        (spell(key[0]), *key[1:], n, reasons.get(key, "")) for key, n in sorted(counts.items())
     ]

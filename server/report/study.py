@@ -21,8 +21,8 @@ from server.report.inference import (
     Score,
     Tested,
     accuracy_interval,
+    finite_or_nan,
     from_intervals,
-    known,
     over_hospitals,
     silo_interval,
     spread,
@@ -64,7 +64,7 @@ class StudyResults:
                 r.silo and r.metric == self.task.score for r in self.history.of(*key)
             )
             if key not in self.finished and key[0] in strategies() and evaluated:
-                runs.append(self._unfinished(*key))
+                runs.append(self._read_unfinished(*key))
         order = [*baselines(), *(name for name, _ in self.planned)]
         rank = {name: place for place, name in reversed(list(enumerate(order)))}
         return compare(
@@ -74,7 +74,7 @@ class StudyResults:
             )
         )
 
-    def _unfinished(self, strategy: str, seed: int) -> dict[str, Any]:
+    def _read_unfinished(self, strategy: str, seed: int) -> dict[str, Any]:
         rows = self.history.of(strategy, seed)
         silos: dict[str, dict[str, int]] = defaultdict(lambda: {"n_train": 0, "n_test": 0})
         for row in rows:
@@ -174,7 +174,9 @@ class StudyResults:
         if method not in self._values:
             self._values[method] = {
                 (name, r["seed"]): Tested(
-                    score := known(v[self.task.score]), v["n_test"], self._interval(score, v)
+                    score := finite_or_nan(v[self.task.score]),
+                    v["n_test"],
+                    self._interval(score, v),
                 )
                 for r in self.of(method)
                 for name, v in r["per_silo"].items()
@@ -184,7 +186,7 @@ class StudyResults:
     def _interval(self, score: float, values: Mapping[str, Any]) -> Interval:
         """Return the interval of a score that the silo sent, or Wilson's for an accuracy."""
         if ENDS[0] in self.task.metrics:
-            return known(values[ENDS[0]]), known(values[ENDS[1]])
+            return finite_or_nan(values[ENDS[0]]), finite_or_nan(values[ENDS[1]])
         return accuracy_interval(score, values["n_test"])
 
     def score(self, method: str, silo: str) -> Score:
@@ -232,7 +234,8 @@ class StudyResults:
     def mean_gain(self, method: str, base: str, without: Collection[str] = ()) -> Gain:
         """Return the mean gain over silos, with equal weights (:func:`over_hospitals`)."""
         return over_hospitals(
-            list(self.silo_means(method, base, without).values()), self.compared(method, base)
+            list(self.silo_means(method, base, without).values()),
+            self.count_compared(method, base),
         )
 
     def silo_means(
@@ -246,7 +249,7 @@ class StudyResults:
             if found[s] and s not in without
         }
 
-    def compared(self, method: str, base: str) -> int:
+    def count_compared(self, method: str, base: str) -> int:
         """Return the number of methods that share the 5 % of their intervals (Bonferroni).
 
         Validation data choose :attr:`best` without a look at test data: it comes first, with 5 % of its own.

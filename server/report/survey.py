@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from models.survey import MISSING
 from partitions.common.files import write_atomically
-from server.report.html import counted, hospitals_of, plain, render
+from server.report.html import count_noun, format_number, hospitals_of, render
 from server.report.page import CSS
 from server.results.survey import OTHERS, PAGE, Finding, Surveyed, cell_names, read_survey
 from strategies.base.survey import PARTS
@@ -59,7 +59,7 @@ def survey_page(found: Surveyed) -> str:
         PAGE_TEXT,
         css=Markup(CSS),
         silos=hospitals_of(len(found.answers)),
-        count=counted(len(found.findings), "finding"),
+        count=count_noun(len(found.findings), "finding"),
         found=found.findings,
         tables=tables,
         nothing=nothing_found(found),
@@ -87,7 +87,7 @@ def holders(found: Surveyed, key: str, name: str) -> list[tuple[str, Mapping[str
 def cells(n: int, item: Mapping[str, Any]) -> list[str]:
     """Return patients, share of missing values, mean and deviation as text."""
     missing = HELD if item[MISSING] is None else f"{item[MISSING] / n:.0%}" if n else "0%"
-    moments = [plain(item[key]) if key in item else "–" for key in ("mean", "sd")]
+    moments = [format_number(item[key]) if key in item else "–" for key in ("mean", "sd")]
     return [str(n), missing, *moments]
 
 
@@ -97,7 +97,7 @@ def histogram(item: Mapping[str, Any]) -> tuple[list[tuple[str, int, bool]], lis
         return bars(item), [], " · ".join(map(str, item["levels"]))
     return (
         bars(item),
-        [plain(end, zeros=False) for end in item["range"]] if item.get("cells") else [],
+        [format_number(end, zeros=False) for end in item["range"]] if item.get("cells") else [],
         "",
     )
 
@@ -132,11 +132,11 @@ def survey_text(found: Surveyed) -> list[str]:
                 ]
                 counts = f"  {', '.join(levels)}" if levels else ""
                 lines.append(
-                    f"  {silo}: {counted(int(n), 'patient')}, missing {missing}{moments}{counts}"
+                    f"  {silo}: {count_noun(int(n), 'patient')}, missing {missing}{moments}{counts}"
                 )
     lines += [
         "",
-        counted(len(found.findings), "finding") if found.findings else nothing_found(found),
+        count_noun(len(found.findings), "finding") if found.findings else nothing_found(found),
     ]
     return lines + [line_of(finding) for finding in found.findings]
 

@@ -39,7 +39,7 @@ class GainVerdict:
     @property
     def compared(self) -> int:
         """Number of methods that share the 5 % of the intervals."""
-        return self.study.compared(self.method, self.base)
+        return self.study.count_compared(self.method, self.base)
 
     @property
     def seeds(self) -> list[int]:
@@ -67,7 +67,9 @@ def verdict(study: StudyResults, method: str, base: str) -> GainVerdict:
     without = study.mean_gain(method, base, few) if few else None
     shown = gain.shown if gain.shown == (without or gain).shown else 0
     why = "" if shown else reason(len(gains), len(few), gain)
-    settled_by = "" if shown else settling(study, method, base, few if gain.shown else ())
+    settled_by = (
+        "" if shown else estimate_settling(study, method, base, few if gain.shown else ())
+    )
     return GainVerdict(study, method, base, gains, gain, rare, without, shown, why, settled_by)
 
 
@@ -82,10 +84,12 @@ def reason(silos: int, rare: int, gain: Gain) -> str:
     return "it rests on hospitals that took part in few rounds"
 
 
-def settling(study: StudyResults, method: str, base: str, without: Collection[str]) -> str:
+def estimate_settling(
+    study: StudyResults, method: str, base: str, without: Collection[str]
+) -> str:
     """Return the numbers of hospitals and of seeds that would settle it, if average and spread stay as they are."""
     values = study.silo_means(method, base, without)
-    methods = study.compared(method, base)
+    methods = study.count_compared(method, base)
     if len(values) < 2:
         return f"It takes {HOSPITALS_NEEDED} hospitals or more to settle it."
     hospitals = hospitals_to_settle(list(values.values()), methods)

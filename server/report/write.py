@@ -16,7 +16,7 @@ from partitions.common.files import write_atomically
 from partitions.common.output import columns
 from partitions.simulated import divide
 from server.report.html import between, number, percent, points
-from server.report.methods import spelled
+from server.report.methods import spell
 from server.report.page import page
 from server.report.participation import rounds_missed, seldom
 from server.report.study import StudyResults
@@ -72,7 +72,7 @@ def silo_table(study: StudyResults) -> str:
     Notes on damaged states are added at the end.
     """
     methods, best, base = study.methods, study.best, study.base
-    rows = [["silo", "test", *(spelled(m) for m in methods)]]
+    rows = [["silo", "test", *(spell(m) for m in methods)]]
     for silo in study.silos:
         cells = [study.score(m, silo) for m in methods]
         n_test = max((c.n_test for c in cells), default=0)
@@ -85,7 +85,7 @@ def silo_table(study: StudyResults) -> str:
         rows = [
             [*row, text]
             for row, text in zip(
-                rows, [f"{spelled(best)} gains", *map(points, gains)], strict=True
+                rows, [f"{spell(best)} gains", *map(points, gains)], strict=True
             )
         ]
     if study.ranks:
@@ -121,7 +121,7 @@ def gain_line(study: StudyResults, best: str, base: str) -> str:
         if found.shown
         else f"not yet certain: {found.why}"
     )
-    return f"{spelled(best)} against {spelled(base)}: {points(found.gain.mean)} points, {why}".translate(
+    return f"{spell(best)} against {spell(base)}: {points(found.gain.mean)} points, {why}".translate(
         TERMINAL
     )
 

@@ -42,20 +42,22 @@ def collect_evidence(
     strategy: PersonalizedStrategy, exchange: Exchanges, note: Callable[[str], object]
 ) -> dict[str, Evidence]:
     """Return by silo the evidence for its reported model (rounds in ``strategy.plan.shown``)."""
-    found = _asked(strategy, strategy.plan.shown, exchange, note, {})
-    names = measured(strategy)
+    found = _ask_silos(strategy, strategy.plan.shown, exchange, note, {})
+    names = measurement_names(strategy)
     keys: list[Sequence[str]] = [
         [f"{MEASUREMENT}{name}.conformal_width"] for name in names
     ] or [OWN]
     common = [threshold for own in keys if (threshold := _common(found, own)) is not None]
     if len(common) == len(keys):
         asked: Number = common if names else common[0]
-        for silo, values in _asked(strategy, found, exchange, note, {COMMON: asked}).items():
+        for silo, values in _ask_silos(
+            strategy, found, exchange, note, {COMMON: asked}
+        ).items():
             found[silo].update(values)
     return found
 
 
-def measured(strategy: PersonalizedStrategy) -> list[str]:
+def measurement_names(strategy: PersonalizedStrategy) -> list[str]:
     """Return the names of the predicted measurements if there are several; empty for one, or for another task."""
     if strategy.plan.numbers["task"] != "regression":
         return []
@@ -76,7 +78,7 @@ def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
     return min(common, max(threshold for _, threshold in pairs))
 
 
-def _asked(
+def _ask_silos(
     strategy: PersonalizedStrategy,
     silos: Iterable[str],
     exchange: Exchanges,
@@ -86,7 +88,7 @@ def _asked(
     names = {strategy.silos[silo].node_id: silo for silo in silos}
     messages = [_message(strategy, silo, numbers) for silo in names.values()]
     replies = exchange([m for m in messages if m.metadata.dst_node_id != OFFLINE])
-    labels = measured(strategy)
+    labels = measurement_names(strategy)
     found, faults = read_replies(
         replies, names, lambda r, _: read_evidence(r.content.get("metrics"), labels)
     )

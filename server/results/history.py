@@ -14,7 +14,7 @@ from typing import Any
 
 from partitions.common.errors import DataError
 from partitions.common.files import append, write_atomically
-from partitions.common.names import guarded, unguarded
+from partitions.common.names import guard_formula, unguard_formula
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Row:
         )
         value = "" if math.isnan(self.value) else repr(float(self.value))
         return [
-            *[guarded(str(text)) for text in texts],
+            *[guard_formula(str(text)) for text in texts],
             value,
             "" if self.n is None else str(self.n),
         ]
@@ -66,11 +66,11 @@ def _read(text: str, path: Path) -> list[Row]:
         next(reader, None)  # the header
         for strategy, seed, round, silo, split, snapshot, metric, value, n in reader:
             number = float(value) if value else math.nan
-            name, of, kind, what = map(unguarded, (silo, split, snapshot, metric))
+            name, of, kind, what = map(unguard_formula, (silo, split, snapshot, metric))
             count = int(n) if n else None
             rows.append(
                 Row(
-                    unguarded(strategy),
+                    unguard_formula(strategy),
                     int(seed),
                     int(round),
                     name,
@@ -147,7 +147,7 @@ class History:
             self._write()
         return len(self.rows) < before
 
-    def missing(self, strategy: str, seed: int, rounds: int) -> list[int]:
+    def missing_rounds(self, strategy: str, seed: int, rounds: int) -> list[int]:
         """Return the rounds from 1 to ``rounds`` without rows."""
         here = {r.round for r in self.of(strategy, seed)}
         return [number for number in range(1, rounds + 1) if number not in here]
@@ -208,7 +208,7 @@ class SiloCost:
     steps: int
 
 
-def spent(rows: Iterable[Row]) -> dict[str, SiloCost]:
+def spent_by_silo(rows: Iterable[Row]) -> dict[str, SiloCost]:
     """Return each silo's cost in a run, from its last reply. Empty without differential privacy."""
     # PyTorch comes with it
     from strategies.base.transport.reporting import DELTA, EPSILON, STEPS
@@ -231,7 +231,7 @@ def budgets_of(history: History, unit: str) -> list[dict[str, Any]]:
     """
     runs: dict[str, list[tuple[str, SiloCost]]] = defaultdict(list)
     for strategy, seed in dict.fromkeys((row.strategy, row.seed) for row in history.rows):
-        for silo, cost in spent(history.of(strategy, seed)).items():
+        for silo, cost in spent_by_silo(history.of(strategy, seed)).items():
             runs[silo].append((f"{strategy}-{seed}", cost))
     return [
         {

@@ -201,8 +201,8 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
         ylabel="class",
         title=f"{manifest['dataset']}, {manifest['partition']}, seed {manifest['seed']}",
     )
-    axes.set_xticks(*thinned([silo["name"] for silo in silos]), rotation=90)
-    axes.set_yticks(*thinned([str(label) for label in range(classes)]))
+    axes.set_xticks(*thin_ticks([silo["name"] for silo in silos]), rotation=90)
+    axes.set_yticks(*thin_ticks([str(label) for label in range(classes)]))
     axes.set_axisbelow(True)
     axes.grid(color="0.9", linewidth=0.6)
     for samples in legend_sizes(int(counts.max())):
@@ -214,7 +214,7 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
     )
 
 
-def thinned(names: Sequence[str]) -> tuple[list[int], list[str]]:
+def thin_ticks(names: Sequence[str]) -> tuple[list[int], list[str]]:
     """Return tick positions and labels, at most about fifty of them."""
     step = math.ceil(len(names) / 50)
     return list(range(0, len(names), step)), list(names[::step])

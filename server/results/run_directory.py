@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import append, locked, write_atomically
+from partitions.common.files import append, hold_lock, write_atomically
 from partitions.common.settings import toml_text
 from server.results.checkpoint import load_checkpoint
 from server.results.reading import read_events
@@ -100,7 +100,7 @@ class RunDirectory:
         directory = cls(path.expanduser())
         directory._check_place(resume, member)
         directory.path.mkdir(parents=True, exist_ok=True)
-        with directory.held(LINGER_SECONDS if resume else 0.0):
+        with directory.hold(LINGER_SECONDS if resume else 0.0):
             # No other process has come in between
             found = directory._check_place(resume, member)
             if not (found and member):
@@ -126,19 +126,19 @@ class RunDirectory:
         return found
 
     @contextlib.contextmanager
-    def held(self, patience: float = 0.0) -> Iterator[None]:
+    def hold(self, patience: float = 0.0) -> Iterator[None]:
         """Lock the directory. Raises DataError if another process still holds it after ``patience`` seconds."""
         with contextlib.ExitStack() as stack:
             # Another user's directory: a run without a lock is acceptable
             with contextlib.suppress(PermissionError):
                 busy = f"{self.path}: another run is writing to it; silofl stop ends it"
-                stack.enter_context(locked(self.own / LOCK, busy, patience))
+                stack.enter_context(hold_lock(self.own / LOCK, busy, patience))
             yield
 
     def check_free(self) -> None:
         """Raise DataError if another process holds this directory."""
         if (self.path / LOCK).exists():
-            with self.held():
+            with self.hold():
                 pass
 
     def _check_same(self, config: Mapping[str, Value]) -> None:

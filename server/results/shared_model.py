@@ -17,7 +17,7 @@ from torch import Tensor
 from client.export import when, write_model
 from client.exporting.model_card import Card, checked_card
 from models.initialisation import flat_model
-from models.shapes import columns, kind_of, read_shape, written
+from models.shapes import columns, kind_of, read_shape, write_shape
 from models.trainable import WHOLE
 from partitions.common.errors import UserError
 from server.results.checkpoint import NAMES, REPORTED, load_checkpoint, shared_arrays
@@ -30,7 +30,7 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import SCHEMA
 
 
-def _reported(state: State) -> dict[int, dict[str, Tensor]]:
+def _reported_model(state: State) -> dict[int, dict[str, Tensor]]:
     """Return the shared model of the reported round, by the round; empty if it is not kept."""
     if REPORTED + GLOBAL not in state.arrays:
         return {}
@@ -65,7 +65,7 @@ def export_shared(
         raise UserError(
             f"{c.strategy} has no model that all silos share: export a silo's with --silo NAME"
         )
-    kept = {state.numbers["round"] + 1: newest, **_reported(state)}
+    kept = {state.numbers["round"] + 1: newest, **_reported_model(state)}
     final = final_of(source, run)
     shown = (
         (final.get("round") or state.numbers.get("reported"))
@@ -118,7 +118,7 @@ def model_card(
         },
         "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
         "input": {
-            "shape": written(shape),
+            "shape": write_shape(shape),
             "dtype": "float32" if kind_of(shape) == "table" else None,
             **({"patch": True} if c.patch else {}),
         },

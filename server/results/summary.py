@@ -20,7 +20,7 @@ import torch
 from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
-from server.results.history import History, Row, SiloCost, joined_in, spent
+from server.results.history import History, Row, SiloCost, joined_in, spent_by_silo
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from strategies import strategies
@@ -121,7 +121,7 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         metric: values_by_round(rows, "test", snapshot, task.score, metric).get(chosen or 0, {})
         for metric in (*task.secondary_metrics, *(end for end in ENDS if end in task.metrics))
     }
-    costs = spent(rows)
+    costs = spent_by_silo(rows)
     return {
         "strategy": run.strategy,
         "seed": run.seed,
@@ -167,7 +167,7 @@ def _over_silos(
     name = run.task.score
     return {
         f"{name}_mean": _number(_mean(score)),
-        f"{name}_weighted": _number(_weighted(score, tested)),
+        f"{name}_weighted": _number(_weighted_mean(score, tested)),
         f"{name}_worst": _number(min(score.values(), default=math.nan)),
         **{
             f"{metric}_mean": _number(_mean(others[metric]))
@@ -278,7 +278,7 @@ def _mean(values: Mapping[str, float]) -> float:
     return sum(values.values()) / len(values) if values else math.nan
 
 
-def _weighted(values: Mapping[str, float], counts: Mapping[str, int]) -> float:
+def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> float:
     total = sum(counts[n] for n in values)
     return sum(v * counts[n] for n, v in values.items()) / total if total else math.nan
 

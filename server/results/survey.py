@@ -22,7 +22,7 @@ from typing import Any
 from models.survey import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
-from partitions.common.names import guarded
+from partitions.common.names import guard_formula
 from strategies.base.survey import PARTS, Answer
 
 TIME = (
@@ -78,7 +78,7 @@ FACTORS = (
 )
 
 
-def known(ratio: float, column: str) -> tuple[str, float]:
+def known_ratio(ratio: float, column: str) -> tuple[str, float]:
     """Return a phrase for the units with this ratio (own values to the others') and their factor; empty: none."""
     found: list[tuple[bool, float, str, float]] = []
     for factor in FACTORS:
@@ -162,7 +162,7 @@ def findings(
                 for silo, answer in answers.items()
                 if name in answer[part]
             }
-            found += _lacking(name, items, answers) if len(items) < len(answers) else []
+            found += _find_lacking(name, items, answers) if len(items) < len(answers) else []
             for silo, (n, item) in items.items():
                 others = [other for own, other in items.items() if own != silo]
                 if len(others) >= OTHERS:
@@ -173,7 +173,9 @@ def findings(
     return found
 
 
-def _lacking(name: str, items: Mapping[str, Any], answers: Mapping[str, Any]) -> list[Finding]:
+def _find_lacking(
+    name: str, items: Mapping[str, Any], answers: Mapping[str, Any]
+) -> list[Finding]:
     """Return a finding for each silo without a column that most silos have."""
     if len(items) * 2 <= len(answers):
         return []
@@ -229,7 +231,7 @@ def _of_numbers(
     if mean * of > 0 and sd > 0 and spread > 0:
         ratio, of_spreads = mean / of, sd / spread
         if max(ratio, 1 / ratio) >= RATIO and 1 / LIKE <= ratio / of_spreads <= LIKE:
-            unit, times = known(ratio, name)
+            unit, times = known_ratio(ratio, name)
             cause = f"{ratio:.3g} times as large, in mean and deviation alike: {unit or 'a constant factor'}"
             look = f"`factor = {1 / times:.4g}` (1 / {times:.4g}) and `unit` of {column}"
             yield "unit", f"{against}: {cause}", look
@@ -283,7 +285,7 @@ def _of_category(
     usual = [value / sum(usual) for value in usual] if sum(usual) else usual
     look = f'`values` (or --codes) of "{name}", without its old fill-value'
     first, second, apart = (
-        _exchanged(here, usual) if len(levels) <= MOST_EXCHANGED else (0, 0, math.inf)
+        _find_exchanged(here, usual) if len(levels) <= MOST_EXCHANGED else (0, 0, math.inf)
     )
     if variation(here, usual) >= APART and apart <= ALIKE:
         what = f"as elsewhere if {levels[first]!r} and {levels[second]!r} change places"
@@ -302,7 +304,7 @@ def variation(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 2
 
 
-def _exchanged(here: Sequence[float], usual: Sequence[float]) -> tuple[int, int, float]:
+def _find_exchanged(here: Sequence[float], usual: Sequence[float]) -> tuple[int, int, float]:
     """Return the two categories whose exchange brings the shares nearest to the usual ones, and the distance."""
     best = (0, 0, math.inf)
     for i in range(len(here)):
@@ -344,7 +346,7 @@ def write_survey(folder: Path, found: Surveyed) -> None:
     }
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     buffer = io.StringIO()
-    rows = ([guarded(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(found))
+    rows = ([guard_formula(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(found))
     csv.writer(buffer, lineterminator="\n").writerows([HEADER, *rows])
     write_atomically(folder / CSV, buffer.getvalue())
 

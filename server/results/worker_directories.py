@@ -64,7 +64,7 @@ class WorkerDirectories:
         which = (run.common.strategy, run.common.seed)
         if not part.own.is_dir():
             return []
-        with part.held():
+        with part.hold():
             new_events = self.follow(run)
             if part.history.exists():
                 others = [

@@ -97,7 +97,7 @@ class LoopState:
         self.shared = {
             name: arrays.pop(REPORTED + name) for name in NAMES if REPORTED + name in arrays
         }
-        self.newcomers = NewcomerPayloads.unpacked(arrays, saved.numbers.get("newcomers", {}))
+        self.newcomers = NewcomerPayloads.unpack(arrays, saved.numbers.get("newcomers", {}))
         strategy.state = strategy.state_type(arrays, saved.numbers["strategy"])
         self.seconds, self.total_bytes = saved.numbers["seconds"], saved.numbers["bytes"]
         self.lost = dict(saved.numbers.get("lost", {}))
@@ -183,7 +183,7 @@ class Checkpoints:
         key = self.settings.run_key
         which = (self.settings.common.strategy, self.settings.common.seed)
         note, digest = self.reporter.note, self.history.digest(*which)
-        if missing := self.history.missing(*which, done):
+        if missing := self.history.missing_rounds(*which, done):
             numbers = ", ".join(map(str, missing))
             note(
                 f"history.csv has nothing of {key} in rounds {numbers}, of {done} that are done: it was damaged"
@@ -209,7 +209,7 @@ class Checkpoints:
             "run_id": run_state.run_id,
             "silos": sorted(strategy.silos),
             "cards": registration.summaries,
-            "facts": registration.data_spec.saved(),
+            "facts": registration.data_spec.to_json(),
             "statistics": run_state.statistics,
             "keys": registration.keys,
             "lost": run_state.lost,
@@ -223,7 +223,7 @@ class Checkpoints:
             "reported": reported,
         }
         kept = {REPORTED + name: array for name, array in run_state.shared.items()}
-        newcomers, numbers["newcomers"] = run_state.newcomers.packed()
+        newcomers, numbers["newcomers"] = run_state.newcomers.pack()
         save_checkpoint(
             self.folder, State({**strategy.state.arrays, **kept, **newcomers}, numbers)
         )

@@ -89,7 +89,9 @@ class Collector:
         replies = []
         for reply in exchange.run(messages):
             message = asked[reply.metadata.src_node_id]
-            reply = checked(reply, message, expected_records(message, strategy), most(message))
+            reply = verify_reply(
+                reply, message, expected_records(message, strategy), most(message)
+            )
             if reply.has_error():
                 name = self.registration.name_of(reply.metadata.src_node_id)
                 self.reporter.silo_fault(name, reason_of(reply.error.reason))
@@ -138,7 +140,7 @@ class Collector:
     def _report_reply(self, node: int, seconds: float) -> None:
         if hasattr(self.grid, "seconds"):  # silos of this process compute one after the other
             return
-        self.reporter.replied(self.registration.name_of(node), seconds)
+        self.reporter.log_reply(self.registration.name_of(node), seconds)
 
     def _note_disconnected(self, node: int) -> None:
         """Report once that a silo has disconnected in the middle of a round."""
@@ -241,7 +243,9 @@ def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[st
     return {"config", "metrics", *(names if trains else ())}
 
 
-def checked(reply: Message, asked: Message, records: Collection[str], most: int) -> Message:
+def verify_reply(
+    reply: Message, asked: Message, records: Collection[str], most: int
+) -> Message:
     """Return the reply, or a one-line error if it is too large or holds records that were not requested."""
     if not reply.has_error():
         try:

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from models.training import use_threads
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import write_atomically
-from partitions.common.names import guarded
+from partitions.common.names import guard_formula
 from server.results.history import History, Row
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
@@ -49,7 +49,7 @@ class Cell:
 
     def cells(self) -> list[str]:
         _, _, _, silo, split, _, metric, value, n = self.row.cells()
-        return [guarded(self.model), silo, split, metric, value, n]
+        return [guard_formula(self.model), silo, split, metric, value, n]
 
 
 class EvaluationLoop:
@@ -242,7 +242,7 @@ def add_cells(matrix: Path, cells: Sequence[Cell], silos: Sequence[str]) -> None
     with io.StringIO(matrix.read_text() if matrix.exists() else "", newline="") as text:
         rows = list(csv.reader(text))[1:]
     measured = {(row[0], row[1]) for row in rows}
-    places = {guarded(silo): at for at, silo in enumerate(silos)}
+    places = {guard_formula(silo): at for at, silo in enumerate(silos)}
     rows += [
         row for cell in cells if (row := cell.cells()) and (row[0], row[1]) not in measured
     ]

@@ -126,7 +126,8 @@ class Exchange:
                     self.on_reply(answered.metadata.src_node_id, seconds)
             now = time.monotonic()
             self.limit = min(
-                self.policy.timeout, self.policy.limit(len(messages), took) + self._moving()
+                self.policy.timeout,
+                self.policy.limit(len(messages), took) + self._longest_move(),
             )
             if now - started > self.limit:
                 break
@@ -167,7 +168,7 @@ class Exchange:
         """Return whether a reply may still come."""
         return bool(self.waiting or (self.policy.resend and self.lost))
 
-    def _moving(self) -> float:
+    def _longest_move(self) -> float:
         """Return the longest time that an awaited node spent in long transfers; it extends the limit."""
         return max(
             (self.moving.get(self.sent[n].metadata.dst_node_id, 0.0) for n in self.waiting),
@@ -258,14 +259,14 @@ class Exchange:
         # group id makes that hash unpredictable for other senders.
         for message in messages:
             message.metadata.group_id = group_id(self.most(message))
-        names = self._pushed(messages)
+        names = self._push_all(messages)
         pushed = list(zip(names, messages, strict=True))
         self.sent |= {name: message for name, message in pushed if name}
         self.waiting |= {name for name in names if name}
         gone = Error(CODES.NODE_UNAVAILABLE, "the server does not know it any more")
         return [Message(gone, reply_to=message) for name, message in pushed if not name]
 
-    def _pushed(self, messages: Sequence[Message]) -> list[str]:
+    def _push_all(self, messages: Sequence[Message]) -> list[str]:
         for pause in PUSH_PAUSES:
             try:
                 return list(self.grid.push_messages(messages))

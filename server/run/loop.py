@@ -106,7 +106,7 @@ class RoundLoop:
         check_patience(self.common, strategy.silos.values())
         self.done = self.checkpoints.restore(self.state, strategy, saved, self.registration)
         self.recorder.rewind(strategy, self.registration.task, self.done)
-        self.registration.joined = self.recorder.joined()
+        self.registration.joined = self.recorder.joined_rounds()
         self.stopping.check(self.done)
         strategy.follow(self.plan())
         if self.done < self.last:
@@ -120,7 +120,7 @@ class RoundLoop:
         r = self.registration
         recorder = self.recorder
         shown = recorder.chosen.of(r.silos)
-        attended = recorder.attended()
+        attended = recorder.count_attended()
         joined = dict(r.joined)
         plan = RoundPlan(
             dict(r.silos), self.state.numbers, {}, self.last, shown, attended, joined
@@ -207,7 +207,7 @@ class RoundLoop:
         try:
             strategy.aggregate_train(strategy.round, replies)
         except AttemptFailedError as error:
-            self.secure.failed(strategy.round, error)
+            self.secure.repeat_round(strategy.round, error)
             return False
         self.secure.done()
         strategy.aggregate_evaluate(strategy.round, replies)
@@ -240,7 +240,7 @@ class RoundLoop:
                 rows + self.recorder.totals(rounds + 1, seconds, strategy.bytes_down, 0)
             )
             self.recorder.chosen.add(rows)
-            self.reporter.closed(strategy, rows, self.registration.task)
+            self.reporter.log_closing(strategy, rows, self.registration.task)
             self.closing.collect(strategy, self.state, self.checkpoints.folder)
             self.state.seconds["total"] += time.perf_counter() - started
         self.done = rounds + 1

@@ -37,7 +37,7 @@ class NewcomerPayloads:
     round: int = 0
     payloads: dict[str, Payload] = field(default_factory=dict)
 
-    def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return arrays and numbers for the checkpoint."""
         arrays, silos = dict[str, Tensor](), dict[str, Any]()
         for name, payload in self.payloads.items():
@@ -49,9 +49,7 @@ class NewcomerPayloads:
         return arrays, {"round": self.round, "silos": silos}
 
     @classmethod
-    def unpacked(
-        cls, arrays: dict[str, Tensor], numbers: Mapping[str, Any]
-    ) -> NewcomerPayloads:
+    def unpack(cls, arrays: dict[str, Tensor], numbers: Mapping[str, Any]) -> NewcomerPayloads:
         """Return the value stored in a checkpoint, and remove its entries from the checkpoint's ``arrays``."""
         payloads = {}
         for name, of in numbers.get("silos", {}).items():

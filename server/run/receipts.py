@@ -30,7 +30,7 @@ from client.site.trust.receipts import (
     sign_receipt,
 )
 from partitions.common.files import append
-from partitions.common.parsed import Frozen, matching
+from partitions.common.parsed import Frozen, match_pattern
 from strategies.base.transport.reporting import LONGEST_NAME, printable
 
 MOST_LINES = 2**53
@@ -41,7 +41,7 @@ class LogHead(Frozen):
 
     silo: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
     line: Annotated[int, Field(ge=1, le=MOST_LINES)]
-    hash: Annotated[str, matching("[0-9a-f]{64}", "must be a SHA-256")]
+    hash: Annotated[str, match_pattern("[0-9a-f]{64}", "must be a SHA-256")]
 
 
 @dataclass

@@ -118,7 +118,7 @@ class Recorder:
                 ]
         return sorted(rows, key=lambda row: (row.silo, row.metric))
 
-    def attended(self) -> dict[str, int]:
+    def count_attended(self) -> dict[str, int]:
         """Return by silo the number of its rounds with differential privacy in this run."""
         if not self.common.dp:
             return {}
@@ -131,7 +131,7 @@ class Recorder:
             )
         )
 
-    def joined(self) -> dict[str, int]:
+    def joined_rounds(self) -> dict[str, int]:
         """Return the silos that joined during the run, each with its first round."""
         return joined_in(self.history.of(self.common.strategy, self.common.seed))
 

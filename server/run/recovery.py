@@ -69,7 +69,7 @@ class Recovery:
             raise UserError(refusal([damage for damage in found if damage not in repaired]))
         if start is None:
             for damage in found:
-                self.reporter.note(lost(damage, strategy.round), about="state")
+                self.reporter.note(describe_lost(damage, strategy.round), about="state")
             self.lost_now = {damage.silo: damage.round for damage in found}
         self.repaired |= {damage.silo for damage in repaired}
         return start
@@ -114,7 +114,7 @@ def gone_back(start: Start) -> str:
     return f"{describe(start.repaired)}: the run {where} and repeats the rounds after it"
 
 
-def lost(damage: Damage, server_round: int) -> str:
+def describe_lost(damage: Damage, server_round: int) -> str:
     """Return a one-line message on a lost state."""
     kept = max(damage.kept, default=0)
     then = f"goes on from its state of round {kept}" if kept else "begins anew"

@@ -91,7 +91,7 @@ class Reporter:
             **details,
         )
 
-    def refused(self, reason: str) -> None:
+    def log_refused(self, reason: str) -> None:
         """Log that a node is refused."""
         log(WARNING, "refused: %s", reason)
         if self.directory is not None:
@@ -127,11 +127,13 @@ class Reporter:
             silos=asked,
         )
 
-    def replied(self, name: str, seconds: float) -> None:
+    def log_reply(self, name: str, seconds: float) -> None:
         """Report a silo's reply, ``seconds`` after the start of the exchange; it may still be rejected later."""
         self.event("reply", silo=name, seconds=seconds)
 
-    def closed(self, strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task) -> None:
+    def log_closing(
+        self, strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task
+    ) -> None:
         """Report the closing evaluation."""
         self.event(
             "closed",

@@ -62,7 +62,7 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
         RunDirectory(run).check_free()
     lines = []
     for run in runs:
-        with RunDirectory(run).held():
+        with RunDirectory(run).hold():
             done = _withdraw(name, run)
         if done:
             left = [log for log in LOGS if (run / log).exists()]
@@ -196,7 +196,7 @@ def _clean_config(file: Path, name: str) -> bool:
 def _clean_summary(run: Path, name: str) -> bool:
     """Compute the entries of the others anew: the old means would reveal the silo's values."""
     summary = read_summary(run / "summary.json")
-    before, held, named = summary["runs"], summary.get("hold_out", {}), _named(name)
+    before, held, named = summary["runs"], summary.get("hold_out", {}), _name_pattern(name)
     left_texts = [
         json.dumps([entry.get("left_out", {}), entry.get("hold_out", {})]) for entry in before
     ]
@@ -292,7 +292,7 @@ def _clean_survey(run: Path, name: str) -> list[str]:
     return done
 
 
-def _named(name: str) -> re.Pattern[str]:
+def _name_pattern(name: str) -> re.Pattern[str]:
     """Return a pattern that finds the name as a whole word."""
     return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
 
@@ -301,7 +301,7 @@ def _clean_progress(file: Path, name: str) -> bool:
     """Delete the lines that name the silo, and those that are no events."""
     lines = file.read_text(errors="replace").splitlines()
     kept = [json.dumps(without(event, name, [])) for event in read_events(file)]
-    kept = [line for line in kept if not _named(name).search(line)]
+    kept = [line for line in kept if not _name_pattern(name).search(line)]
     if kept == lines:
         return False
     write_atomically(file, "".join(f"{line}\n" for line in kept))

@@ -90,7 +90,7 @@ def simulate(
             )
         values, record = tuned_study(tuned, values)
     trackers = open_trackers(log)
-    groups, runs, without = planned(values, hold_out)
+    groups, runs, without = plan_runs(values, hold_out)
     for run in (*runs, *without):
         check_trains(run)
         check_run(run)
@@ -118,7 +118,7 @@ def simulate(
     return directory.path
 
 
-def planned(
+def plan_runs(
     values: Mapping[str, object], hold_out: str | None
 ) -> tuple[Groups, list[RunSettings], list[RunSettings]]:
     """Return the held-out groups, the runs with all silos, and the runs without each group. Raises UserError.
@@ -293,8 +293,8 @@ def run_one(
     grid = InProcessGrid(client_app, run.common.silos, run.flat(), state_path)
     grid.answered = None if bar is None else silos_shown(bar.bar, run.label)
     write_manifest(directory, run)
-    with errors_recorded(directory, run), tracked(run, directory, trackers):
-        with flower_identity(), frozen():
+    with errors_recorded(directory, run), track(run, directory, trackers):
+        with flower_identity(), freeze_objects():
             federation = RoundLoop(grid, run, directory, watch)
             federation.run(until)
         if not federation.ended:
@@ -320,7 +320,7 @@ def silos_shown(bar: tqdm[Any], label: str) -> Callable[[int, int], None]:
 
 
 @contextlib.contextmanager
-def tracked(
+def track(
     run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracker]
 ) -> Iterator[None]:
     """Start the trackers, and end them with the run."""
@@ -336,7 +336,7 @@ def tracked(
 
 
 @contextlib.contextmanager
-def frozen() -> Iterator[None]:
+def freeze_objects() -> Iterator[None]:
     """Exclude existing objects from garbage collection: several hundred thousand, mostly of libraries.
 
     Scanning them repeatedly takes a tenth of the time of small rounds.

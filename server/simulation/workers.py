@@ -181,7 +181,11 @@ class SideBySide:
         else:
             why = self.errors.get(run.label)
             if why is None:
-                why = killed(-code) if code < 0 else f"its process ended with exit code {code}"
+                why = (
+                    describe_signal(-code)
+                    if code < 0
+                    else f"its process ended with exit code {code}"
+                )
                 directories.directory.progress(
                     "error", strategy=strategy, seed=seed, message=why
                 )
@@ -211,7 +215,7 @@ class SideBySide:
             tracker.end(failed=failed)
 
 
-def killed(number: int) -> str:
+def describe_signal(number: int) -> str:
     """Return why a process ended by a signal, in words."""
     memory = (
         "; if memory ran out: lower --workers or batch-size" if number == signal.SIGKILL else ""
@@ -282,7 +286,7 @@ def work(path: str, key: str, resume: bool, until: int = 0) -> int:
     run = next(run for run in runs if run.run_key == key)
     part = RunDirectory(Path(path), key)
     try:
-        with private(), part.held():
+        with private(), part.hold():
             run_one(run, part, until=until)
     except Exception as error:
         if is_fault(error) or os.environ.get("SILOFL_TRACEBACK"):
@@ -334,7 +338,7 @@ def cluster(ray: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept(workers: str) -> Iterator[None]:
+def keep_workers(workers: str) -> Iterator[None]:
     """Keep one Ray connection for all engine calls in the block."""
     if workers != "ray":
         yield

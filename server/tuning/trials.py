@@ -28,10 +28,10 @@ from client.site.budget.accounting import epsilon_of
 from client.site.budget.run_cost import KEPT
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
-from partitions.common.names import guarded
+from partitions.common.names import guard_formula
 from partitions.common.settings import toml_text
 from server.results.chosen import Chosen, mean
-from server.results.history import History, spent
+from server.results.history import History, spent_by_silo
 from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory, newest_states
 from server.tuning.space import text_of
@@ -68,7 +68,10 @@ class Trial:
     def row(self, keys: Sequence[str]) -> list[str]:
         """Return the trial's row of ``trials.csv``."""
         score = "" if self.score is None else repr(self.score)
-        own = [guarded(text_of(self.values[key])) if key in self.values else "" for key in keys]
+        own = [
+            guard_formula(text_of(self.values[key])) if key in self.values else ""
+            for key in keys
+        ]
         return [str(self.number), self.strategy, self.state, str(self.rounds), score, *own]
 
 
@@ -255,7 +258,7 @@ def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
         return {}
     states = newest_states(directory.checkpoint(run.run_key) / "silos")
     found: Releases = {}
-    for silo, cost in spent(
+    for silo, cost in spent_by_silo(
         History(directory.history).of(run.common.strategy, run.common.seed)
     ).items():
         kept = states[silo].numbers.get(KEPT, []) if silo in states else []

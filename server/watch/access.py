@@ -121,9 +121,9 @@ class Guard:
         """Return the answer to a request that is refused or redirected; None to pass it on."""
         host = request.headers.get("host", "")
         if not self.token and host_name(host) not in LOOPBACK:
-            return refused(f"this page is read as http://127.0.0.1, not as {host[:80]!r}")
+            return refuse(f"this page is read as http://127.0.0.1, not as {host[:80]!r}")
         if from_elsewhere(request.headers, host):
-            return refused("a page of another site may not read this one")
+            return refuse("a page of another site may not read this one")
         if not self.token or request.url.path == OPEN:
             return None
         if request.url.path == "/" and self._is_token(request.query_params.get("token", "")):
@@ -137,7 +137,7 @@ class Guard:
             cookie(request.headers, host)
         ):
             return None
-        return refused(self.hint, 401)
+        return refuse(self.hint, 401)
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
@@ -178,6 +178,6 @@ def cookie(headers: Mapping[str, str], host: str) -> str:
     return found.value if found else ""
 
 
-def refused(why: str, status: int = 403) -> Response:
+def refuse(why: str, status: int = 403) -> Response:
     headers = {"www-authenticate": "Bearer"} if status == 401 else {}
     return PlainTextResponse(f"refused: {why}\n", status, headers=headers)

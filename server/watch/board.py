@@ -84,7 +84,7 @@ class WatchedRun:
     def pace(self) -> float | None:
         return statistics.fmean(self.seconds) if self.seconds else None
 
-    def left(self) -> float | None:
+    def remaining_seconds(self) -> float | None:
         """Return the estimated seconds to the end from the last rounds; None if unknown."""
         pace = self.pace()
         known = self.state == "running" and pace is not None and self.rounds
@@ -124,7 +124,7 @@ class Board:
 
     def take(self, event: Event) -> None:
         """Process one event; unknown kinds are ignored."""
-        found = checked(event, self.own)
+        found = check_event(event, self.own)
         kind = found["event"]
         strategy = found["strategy"]
         seed = found["seed"]
@@ -301,7 +301,7 @@ class Board:
             **self._overview(run),
             **{key: getattr(run, key) for key in kept},
             "pace": run.pace(),
-            "left": run.left(),
+            "left": run.remaining_seconds(),
             "curve": run.curve[::-1][::every][::-1],
             "silos": [
                 asdict(silo)
@@ -317,7 +317,7 @@ WHOLE = ("seed", "round", "rounds", "number", "bytes", "bytes_down", "bytes_up")
 TABLES = ("samples", "left_out", "silos", "per_silo", "epsilon", "rejected", "bounded")
 
 
-def checked(event: Event, own: str) -> dict[str, Any]:
+def check_event(event: Event, own: str) -> dict[str, Any]:
     """Return an event's fields; a field of another type is empty, and on a site's own page so are other silos."""
     found: dict[str, Any] = {key: line(event.get(key)) for key in TEXTS}
     found |= {key: whole(event.get(key)) for key in WHOLE}

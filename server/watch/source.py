@@ -61,12 +61,12 @@ class WatchSource:
         if self.silo:
             found = self.folder.glob(f"*/*/{glob.escape(self.silo)}/run-*/{PROGRESS}")
             # Of each method and seed
-            newest = {file.parents[2]: file for file in sorted(found, key=_modified)}
-            ordered = sorted(newest.values(), key=_modified)
+            newest = {file.parents[2]: file for file in sorted(found, key=_modified_at)}
+            ordered = sorted(newest.values(), key=_modified_at)
             return [file for file in ordered if file.parents[3] == ordered[-1].parents[3]]
         if (self.folder / "config.toml").is_file() or (self.folder / PROGRESS).is_file():
             return [file for file in [self.folder / PROGRESS] if file.exists()]
-        return sorted(self.folder.glob(f"*/{PROGRESS}"), key=_modified)[-1:]
+        return sorted(self.folder.glob(f"*/{PROGRESS}"), key=_modified_at)[-1:]
 
     def poll(self) -> bool:
         """Process new events; return whether there were any. Raises OSError if the folder cannot be read."""
@@ -95,7 +95,7 @@ class WatchSource:
         )
 
 
-def _modified(file: Path) -> float:
+def _modified_at(file: Path) -> float:
     try:
         return file.stat().st_mtime
     except FileNotFoundError:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from partitions.common.names import escaped
+from partitions.common.names import escape
 from partitions.common.output import columns, output_fault
 from server.watch.source import WatchSource
 
@@ -31,7 +31,7 @@ def lines(picture: Mapping[str, Any], title: str) -> Iterator[str]:
     run = picture["run"]
     if run is None:
         hint = "; silofl audit has messages that were refused" if picture["site"] else ""
-        yield f"{escaped(title)}: no run has begun{hint}"
+        yield f"{escape(title)}: no run has begun{hint}"
         return
     where = (
         "closing evaluation"
@@ -39,10 +39,10 @@ def lines(picture: Mapping[str, Any], title: str) -> Iterator[str]:
         else f"round {run['round']}"
     )
     left = f", about {seconds(run['left'])} to the end" if run["left"] is not None else ""
-    method = f"{escaped(run['strategy'])} seed {run['seed']}"
-    yield f"{escaped(title)}: {method}, {run['state']}, {where} of {run['rounds']}{left}, {run['bytes'] / 1e6:.1f} MB"
-    yield from (escaped(text) for text in (run["why"], run["transfer"]) if text)
-    score = escaped(run["score"]) or "score"
+    method = f"{escape(run['strategy'])} seed {run['seed']}"
+    yield f"{escape(title)}: {method}, {run['state']}, {where} of {run['rounds']}{left}, {run['bytes'] / 1e6:.1f} MB"
+    yield from (escape(text) for text in (run["why"], run["transfer"]) if text)
+    score = escape(run["score"]) or "score"
     head = [
         "silo",
         "now",
@@ -53,7 +53,7 @@ def lines(picture: Mapping[str, Any], title: str) -> Iterator[str]:
         "missed",
         "epsilon",
     ]
-    rows = [[escaped(cell) for cell in row(silo, picture["now"])] for silo in run["silos"]]
+    rows = [[escape(cell) for cell in row(silo, picture["now"])] for silo in run["silos"]]
     table = columns([head, *(cells[:-1] for cells in rows)])
     yield table[0]
     yield from (
@@ -68,15 +68,15 @@ def row(silo: Mapping[str, Any], now: float) -> list[str]:
         silo["name"],
         f"{doing} {seconds(now - silo['since'])}" if doing and silo["since"] else doing or "-",
         "-" if silo["seconds"] is None else seconds(silo["seconds"]),
-        *(shown(silo[key]) for key in ("validation", "test")),
-        shown(silo["gain"], "+.4f"),
+        *(format_cell(silo[key]) for key in ("validation", "test")),
+        format_cell(silo["gain"], "+.4f"),
         str(silo["missed"]),
-        shown(silo["epsilon"], ".3g"),
+        format_cell(silo["epsilon"], ".3g"),
         silo["left_out"] or silo["bounded"],
     ]
 
 
-def shown(value: float | None, form: str = ".4f") -> str:
+def format_cell(value: float | None, form: str = ".4f") -> str:
     return "-" if value is None else format(value, form)
 
 

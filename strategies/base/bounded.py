@@ -23,18 +23,18 @@ from partitions.common.errors import UserError
 from strategies.base.info import MethodInfo
 from strategies.base.robust import (
     breakdown_point,
-    chosen,
-    clipped,
-    diverging,
+    choose,
+    clip_step,
     estimate,
     excess,
     excludable,
+    find_diverging,
+    find_opposing,
     gram_of,
     length_limits,
-    opposing,
     outliers,
     plausible_counts,
-    tolerated,
+    tolerated_faults,
     units,
 )
 from strategies.base.settings import ATTACKER_RULES, KRUM, RULES, Common
@@ -105,16 +105,18 @@ class UpdateBounds:
             silo: math.ceil(count / self.common.batch_size) for silo, count in counts.items()
         }
         measures = units(norms, self._lengths(names, updates), batches)
-        beyond = diverging(norms, measures)
+        beyond = find_diverging(norms, measures)
         for silo, reason in beyond.items():
             self.strategy.reject(silo, reason)
         kept = [i for i, update in enumerate(updates) if update.silo not in beyond]
         updates = [updates[i] for i in kept]
-        if screens and (f := tolerated(len(updates))):
+        if screens and (f := tolerated_faults(len(updates))):
             ratios = outliers(
                 norms, measures, length_limits(norms, measures, self.common.robust_clip, f)
             )
-            facing = updates if gram is None else self._facing(updates, gram[kept][:, kept])
+            facing = (
+                updates if gram is None else self._drop_opposing(updates, gram[kept][:, kept])
+            )
             return self._clip(facing, ratios, to=1.0)
         if rule in ("clip", "screen"):
             return self._clip(updates, outliers(norms, measures, self.common.robust_clip))
@@ -167,9 +169,9 @@ class UpdateBounds:
                 found.setdefault(name, []).append(float(centre.norm()))
         return {name: statistics.median_low(lengths) for name, lengths in found.items()}
 
-    def _facing(self, updates: list[Update], gram: Tensor) -> list[Update]:
+    def _drop_opposing(self, updates: list[Update], gram: Tensor) -> list[Update]:
         """Return the updates without up to f whose steps oppose the others; ``gram`` (n, n): the inner products."""
-        against = opposing(gram, excludable(len(updates)))
+        against = find_opposing(gram, excludable(len(updates)))
         for i, cosine in against.items():
             self._bound(
                 updates[i].silo,
@@ -210,14 +212,14 @@ class UpdateBounds:
         for name, ratio in ratios.items():
             vector, centre = update.vectors[name], self.centre(name, update)
             centre = None if centre is None else centre.to(vector.device)
-            cut[name] = clipped(vector, centre, factor / ratio)
+            cut[name] = clip_step(vector, centre, factor / ratio)
         return cut
 
     def _choose(self, names: Sequence[str], updates: list[Update]) -> list[Update]:
         """Return the updates that Krum or Multi-Krum chooses."""
         rule = self.common.robust
         f = breakdown_point(rule, len(updates), self.common.robust_attackers)
-        taken = chosen(
+        taken = choose(
             rule, [torch.cat([self._step(name, u) for name in names]) for u in updates], f
         )
         for i, update in enumerate(updates):

@@ -137,7 +137,7 @@ class SiloClient(TrainingLoop, NumPyClient):
         copies = self.late and self.info.newcomer in ("model", "copy") and GLOBAL in self.models
         return self.models[GLOBAL].vector if copies else self.silo.initial("")
 
-    def untrained(self) -> tuple[Tensor, Tensor] | None:
+    def untrained_model(self) -> tuple[Tensor, Tensor] | None:
         """Return the silo's own model (Σ,) and running statistics before its first training; None afterwards."""
         if self.state.personal is not None:
             return None

@@ -34,7 +34,7 @@ from models.flat import FlatModel, is_finite
 from models.privacy.accountant import OutOfRangeError, Releases, noise_multiplier_for
 from models.privacy.clipping import Clipping
 from models.privacy.layers import is_trained
-from models.privacy.noise import derived, digest_of, noised, poisson_sample, seed
+from models.privacy.noise import add_noise, derive_key, digest_of, poisson_sample, seed
 from models.training import Loss, OnFeatures, seed_torch
 from partitions.common.errors import UserError
 from partitions.common.memory import is_out_of_memory
@@ -220,15 +220,15 @@ class PrivateTraining:
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Return a random generator with a seed that only the silo can compute."""
-        return torch.Generator().manual_seed(seed(derived(self.key, "generator", *purpose)))
+        return torch.Generator().manual_seed(seed(derive_key(self.key, "generator", *purpose)))
 
-    def drawn(
+    def draw_batches(
         self, call: int, epoch: int, device: torch.device
     ) -> list[tuple[Tensor, list[Tensor] | None]]:
         """Return an epoch's batches: the records of each, and its rows by patient."""
         found = []
         for step in range(self.sampling.steps_of_epoch(epoch)):
-            key = derived(self.key, "sample", call, epoch, step)
+            key = derive_key(self.key, "sample", call, epoch, step)
             chosen = poisson_sample(key, self.units.count, self.sampling.rate)
             found.append(self._records(chosen, device))
         return found
@@ -266,9 +266,11 @@ class PrivateTraining:
         batch.uses -= 1
         self.gradients += 1
         total, value = self.clipping.total(x, y, loss, network, batch.groups)
-        key = derived(self.key, "noise", self.gradients, digest_of([self.model.vector, total]))
+        key = derive_key(
+            self.key, "noise", self.gradients, digest_of([self.model.vector, total])
+        )
         deviation = self.plan.noise_multiplier * self.plan.clip_norm * self.uses**0.5
-        self.model.gradient.copy_(noised(total, deviation, key).div_(self.sampling.divisor))
+        self.model.gradient.copy_(add_noise(total, deviation, key).div_(self.sampling.divisor))
         for entry, parameter in zip(
             self.model.layout.parameters, self.model.parameters, strict=True
         ):
@@ -343,7 +345,7 @@ def quietly(
 def round_digest(tensors: Mapping[str, Tensor], values: Sequence[object]) -> bytes:
     """Return a digest (32 bytes) of all inputs of a round: arrays by name, and everything else as text."""
     names = sorted(tensors)
-    return derived(
+    return derive_key(
         digest_of(tensors[name] for name in names), *names, *(repr(value) for value in values)
     )
 
@@ -356,12 +358,12 @@ def private_batches(
     call, device = training.calls, silo.train.device
     seed_torch(training.generator("dropout", call))
     for epoch in range(epochs):
-        drawn = training.drawn(call, epoch, device)
+        drawn = training.draw_batches(call, epoch, device)
         taken: Iterator[tuple[Any, Tensor]] = silo.train.batches(
             index for index, _ in drawn if len(index)
         )
         if augment is not None:
-            taken = augment.changed(
+            taken = augment.change_batches(
                 taken,
                 sum(len(index) for index, _ in drawn),
                 training.generator("augment", call, epoch),

@@ -143,7 +143,7 @@ def krum_scores(squares: Tensor, f: int) -> list[float]:
     return scores
 
 
-def chosen(rule: str, vectors: Sequence[Tensor], f: int) -> list[int]:
+def choose(rule: str, vectors: Sequence[Tensor], f: int) -> list[int]:
     """Return the indices of the vectors that Krum or Multi-Krum chooses, ascending; ties go to the first."""
     scores = krum_scores(squared_distances(vectors), f)
     order = sorted(range(len(vectors)), key=lambda i: scores[i])
@@ -239,13 +239,16 @@ def units(
     return found
 
 
-def diverging(norms: Norms, units: Norms) -> dict[str, str]:
+def find_diverging(norms: Norms, units: Norms) -> dict[str, str]:
     """Return silos with a step over a thousand times its measure (which counts as at least 1), with the reasons."""
     found: dict[str, str] = {}
     for name, of in norms.items():
         for silo, norm in of.items():
             if norm > EXPLODED * max(units[name][silo], 1.0):
-                reason = f"{called(name)} exploded: its step of length {norm:.3g} is over {EXPLODED} times the others'"
+                reason = (
+                    f"{display_name(name)} exploded: its step of length {norm:.3g} "
+                    f"is over {EXPLODED} times the others'"
+                )
                 found.setdefault(silo, reason)
     return found
 
@@ -263,19 +266,19 @@ def outliers(
     return found
 
 
-def clipped(vector: Tensor, centre: Tensor | None, share: float) -> Tensor:
+def clip_step(vector: Tensor, centre: Tensor | None, share: float) -> Tensor:
     """Return the vector with this share of its step."""
     return vector * share if centre is None else centre + (vector - centre) * share
 
 
-def called(name: str) -> str:
+def display_name(name: str) -> str:
     return "the model" if name in ("model", "shared", "layers") else f"'{name}'"
 
 
 def excess(ratios: Mapping[str, float], bound: str) -> str:
     """Return a text that names a silo's steps that were too long, with their ratios."""
     parts = [
-        f"{called(name)} moved {ratio:.3g} times as far as the median silo's"
+        f"{display_name(name)} moved {ratio:.3g} times as far as the median silo's"
         for name, ratio in ratios.items()
     ]
     return f"{', '.join(parts)} ({bound})"
@@ -288,14 +291,14 @@ LEAST = 8
 OPPOSED = 0.1  # times the median length: a longer projection against g opposes it
 
 
-def tolerated(n: int) -> int:
+def tolerated_faults(n: int) -> int:
     """Return f, the number of silos among n that may send anything."""
     return n // 4
 
 
 def excludable(n: int) -> int:
     """Return how many of n silos may be excluded because of their direction: 0 of fewer than eight."""
-    return tolerated(n) if n >= LEAST else 0
+    return tolerated_faults(n) if n >= LEAST else 0
 
 
 def next_largest(values: Collection[float], f: int) -> float:
@@ -307,7 +310,9 @@ def plausible_counts(counts: Mapping[str, int], agreed: Collection[str]) -> dict
     """Return the counts by silo; those not agreed on are at most 1.25 times the (f + 1)-th largest."""
     if not counts:
         return {}
-    most = max(int(COUNT_SLACK * next_largest(counts.values(), tolerated(len(counts)))), 1)
+    most = max(
+        int(COUNT_SLACK * next_largest(counts.values(), tolerated_faults(len(counts)))), 1
+    )
     return {
         silo: count if silo in agreed else min(count, most) for silo, count in counts.items()
     }
@@ -327,7 +332,7 @@ def length_limits(norms: Norms, units: Norms, clip: float, f: int) -> dict[str, 
     return limits
 
 
-def opposing(gram: Tensor, f: int) -> dict[int, float]:
+def find_opposing(gram: Tensor, f: int) -> dict[int, float]:
     """Return the indices of up to f steps that oppose the others, with their cosines.
 
     ``gram``: from :func:`~strategies.base.robust.gram_of`.

@@ -29,7 +29,7 @@ from partitions.common.names import nearest
 from partitions.common.plugins import STRATEGIES, plugins
 from partitions.common.settings import build_settings, defaults_of, values_of
 from partitions.datasets.registry import DATASETS
-from partitions.own.dataset import named as own_named
+from partitions.own.dataset import resolve_name as own_named
 from partitions.own_files import parse_source
 from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
@@ -148,7 +148,7 @@ class RunSettings:
         own = self.strategy.client
         if self.ala is None:
             return own
-        added: type[SiloClient] = cast(Any, adding("ala")).added_to(own, self.ala)
+        added: type[SiloClient] = cast(Any, method_added_by("ala")).added_to(own, self.ala)
         return added
 
     @property
@@ -182,7 +182,7 @@ class RunSettings:
         c = self.common
         values = values_of(c) | values_of(self.method, c.strategy)
         if self.ala is not None:
-            values |= values_of(self.ala, adding("ala").info.name)
+            values |= values_of(self.ala, method_added_by("ala").info.name)
         values |= values_of(self.privacy, DP) | values_of(self.partition, c.partition)
         return values | {
             k: v for name, own in self.models.items() for k, v in values_of(own, name).items()
@@ -255,7 +255,7 @@ def augmentation(text: str) -> Augmentation | None:
     return read_augmentation(text) if text else None
 
 
-def adding(key: str) -> type[PersonalizedStrategy]:
+def method_added_by(key: str) -> type[PersonalizedStrategy]:
     """Return the method that the common setting ``key`` adds to others."""
     return next(s for s in strategies().values() if s.info.adds == key)
 
@@ -291,7 +291,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         every[TREES].check(common, info, more)
     chosen = MODELS if common.model == "auto" else [common.model]
     models = {name: every[name] for name in chosen if name in every}
-    ala = every[adding("ala").info.name] if common.ala else None
+    ala = every[method_added_by("ala").info.name] if common.ala else None
     privacy = every[DP] if common.dp else None
     return RunSettings(common, own, every.get(common.partition), models, ala, privacy)
 

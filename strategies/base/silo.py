@@ -75,7 +75,9 @@ def epochs_of(
         """Return the batches of one pass over the samples."""
         of = (silo.name, server_round, purpose, number)
         draws = generator(common.seed, "draws", *of)
-        order = shuffled(silo, common, len(silo.train), rng, sample_weights(silo, common))
+        order = shuffle_batches(
+            silo, common, len(silo.train), rng, sample_weights(silo, common)
+        )
         if patches is None:
             taken = silo.train.batches(order, draws.initial_seed())
         else:
@@ -83,7 +85,9 @@ def epochs_of(
             taken = silo.train.cuts(order, place, draws.initial_seed())
         if augment is None:
             return taken
-        return augment.changed(taken, len(silo.train), generator(common.seed, "augment", *of))
+        return augment.change_batches(
+            taken, len(silo.train), generator(common.seed, "augment", *of)
+        )
 
     for epoch in range(epochs):
         numbers = range(epoch * passes, (epoch + 1) * passes)
@@ -139,7 +143,7 @@ def least_samples(silo: Silo, common: Common, n: int) -> int:
     return least
 
 
-def shuffled(
+def shuffle_batches(
     silo: Silo, common: Common, n: int, rng: torch.Generator, weights: Tensor | None = None
 ) -> Iterator[Tensor]:
     """Yield one epoch's batches of ``n`` training samples, as indices; all batches of all methods are drawn here.

@@ -46,8 +46,8 @@ from strategies.base.transport.payload import (
     check_statistics,
     encode,
     model_of,
-    named,
     read_update,
+    silos_of,
     wire_bytes,
 )
 from strategies.base.transport.reporting import metrics_of_reply, printable, read_replies
@@ -279,7 +279,7 @@ class PersonalizedStrategy(Strategy):
             buffers = (u.vectors[BUFFERS] for u in usable)
             self.state.buffers = self.mean(buffers, self.weights(usable))
         self.aggregate(usable)
-        self.state.counted = self.state.counted | dict.fromkeys(named(usable), self.round)
+        self.state.counted = self.state.counted | dict.fromkeys(silos_of(usable), self.round)
         return None, None
 
     def aggregate_evaluate(

@@ -174,7 +174,7 @@ def test_what_was_given_outlives_the_process_and_nothing_is_given_where_it_is_lo
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
     first = summary(file, state)
     assert summary(file, state, seed=2)["sum"] == first["sum"]  # the rounding draws nothing
-    with Record(state).writing() as db:
+    with Record(state).write() as db:
         db.execute("UPDATE disclosed SET answer = '{'")
     assert "cannot be remembered" in summary(file, state, seed=2)["sums_withheld"]
     (state / "record.sqlite").unlink()
@@ -293,7 +293,7 @@ def test_a_patient_of_many_records_is_one_in_the_difference_of_two_versions(
     assert summary(records(file, x, came), state)["sums_withheld"] == held
     assert summary(records(file, corrected, whose[:600]), state)["sums_withheld"] == held
     assert summary(records(file, x[:600], whose[:600]), state)["sum"] == first["sum"]
-    with Record(state).writing() as db:
+    with Record(state).write() as db:
         # As 0.2.0 did
         db.execute("UPDATE disclosed SET answer = json_remove(answer, '$.patients')")
     assert summary(records(file, x, came), state)["sums_withheld"] == held

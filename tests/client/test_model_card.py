@@ -18,7 +18,7 @@ from client.export import CARD, card_file, export_model, read_model
 from client.exporting.model_card import Card
 from client.prediction.predict import predict_file
 from partitions.common.errors import DataError, UserError
-from partitions.common.names import guarded, is_formula, unguarded
+from partitions.common.names import guard_formula, is_formula, unguard_formula
 from partitions.common.parsed import parse_json
 from partitions.schema import parse_schema
 from server.cli.main import main
@@ -220,7 +220,7 @@ def test_deep_and_long_cards_are_refused(tmp_path: Path) -> None:
 def test_labels_that_a_spreadsheet_computes_are_refused(name: str) -> None:
     with pytest.raises(DataError, match=r"begins with .*, which a spreadsheet computes"):
         parse_schema({"labels": ["well", name]})
-    assert guarded(name) == f"'{name}" and unguarded(guarded(name)) == name
+    assert guard_formula(name) == f"'{name}" and unguard_formula(guard_formula(name)) == name
 
 
 @pytest.mark.parametrize("name", ["-1", "+2.5", "well", "1-2", "a@b"])

@@ -24,7 +24,7 @@ from client.exporting.onnx import Answering, onnx_of
 from client.prediction.predict import predict_file
 from models.flat import FlatModel
 from models.networks.registry import build, spec_of
-from models.shapes import written
+from models.shapes import write_shape
 from partitions.common.errors import UserError
 from server.cli.main import main
 
@@ -39,7 +39,7 @@ def bare(name: str, shape: tuple[Any, ...]) -> tuple[Card, FlatModel]:
     own = spec_of(name).settings
     card = Card.model_construct(
         model=Architecture(name=name, settings={}),
-        input=Input(shape=written(shape), dtype="float32"),
+        input=Input(shape=write_shape(shape), dtype="float32"),
         task="segmentation" if name == "unet" else "multiclass",
         normalisation=None,
     )
@@ -76,7 +76,7 @@ def test_what_cannot_be_translated_is_refused_in_one_line(name: str) -> None:
 def test_several_inputs_are_refused() -> None:
     card, net = bare("mlp", (3,))
     card = card.model_copy(
-        update={"input": Input(shape=written((("a", (3,)), ("b", (4,)))), dtype="float32")}
+        update={"input": Input(shape=write_shape((("a", (3,)), ("b", (4,)))), dtype="float32")}
     )
     with pytest.raises(UserError, match="takes several inputs"):
         onnx_of(card, net)

@@ -222,7 +222,7 @@ def test_what_cannot_be_is_one_line(
 
 
 def test_where_the_studys_file_is_gone(silo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Record(silo).writing() as db:
+    with Record(silo).write() as db:
         db.execute("DELETE FROM approvals")
     code, out, _ = run(capsys, str(silo), "--study", "heart")
     assert (

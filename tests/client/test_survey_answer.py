@@ -195,7 +195,7 @@ def test_the_same_data_get_the_same_answer(site: Site) -> None:
 def test_one_patient_more_changes_nothing(site: Site, data: Path) -> None:
     """Differencing: below min-sum-samples changes the answer stays the earlier one, with its day; beyond, a new one."""
     first = site.answer()
-    with Record(site.folder / "state").writing() as db:
+    with Record(site.folder / "state").write() as db:
         db.execute("UPDATE disclosed SET answer = json_set(answer, '$.day', '2026-01-02')")
 
     def drop(count: int) -> Callable[[dict[str, np.ndarray]], None]:
@@ -255,7 +255,7 @@ def test_other_borders_over_data_that_changed_a_little_are_refused(site: Site) -
 
 def test_a_memory_that_is_damaged_or_missing_tells_nothing(site: Site) -> None:
     site.answer()
-    with Record(site.folder / "state").writing() as db:
+    with Record(site.folder / "state").write() as db:
         db.execute("UPDATE disclosed SET answer = '[{'")
     with pytest.raises(RunFailedError, match="cannot be remembered"):
         site.answer()

@@ -14,7 +14,7 @@ from predictions import read_csv
 from tiny import federate, random_silos, rows_of, write_silo
 
 from client.export import export_model
-from client.exporting.calibration import T_RANGE, fitted
+from client.exporting.calibration import T_RANGE, fit_temperature
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from server.cli.main import main
@@ -28,13 +28,15 @@ def test_it_is_statsmodels() -> None:
     x = torch.tensor(np.log((p := 1 / (1 + np.exp(-z))) / (1 - p)))
     labels = torch.tensor(event).long()
     two = torch.stack([torch.zeros(80, dtype=torch.float64), x], 1)
-    assert fitted("multiclass", two, labels) == pytest.approx(3.7572759060378447, abs=1e-9)
-    assert fitted("multilabel", x[:, None], labels[:, None].float()) == pytest.approx(
+    assert fit_temperature("multiclass", two, labels) == pytest.approx(
+        3.7572759060378447, abs=1e-9
+    )
+    assert fit_temperature("multilabel", x[:, None], labels[:, None].float()) == pytest.approx(
         3.7572759060378447, abs=1e-9
     )
     # What it would be is beyond
-    assert fitted("multiclass", 1e3 * two, labels) == pytest.approx(T_RANGE[1])
-    assert fitted(
+    assert fit_temperature("multiclass", 1e3 * two, labels) == pytest.approx(T_RANGE[1])
+    assert fit_temperature(
         "multiclass", two * 0 + torch.eye(2)[labels].double(), labels
     ) == pytest.approx(T_RANGE[0])
 

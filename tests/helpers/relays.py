@@ -29,7 +29,7 @@ class Running:
 
     async def _run(self) -> None:
         self.over = asyncio.Event()
-        async with self.relay.serving(HOST, 0, self.context) as server:
+        async with self.relay.serve(HOST, 0, self.context) as server:
             self.port = next(iter(server.sockets)).getsockname()[1]
             self.ready.set()
             await self.over.wait()

@@ -15,9 +15,9 @@ from models.augmentation import (
     CORNERS,
     MOST,
     Augmentation,
-    moved,
     projections,
     read_augmentation,
+    warp,
 )
 from models.shapes import batch_type
 from models.training import generator
@@ -41,7 +41,7 @@ def change(
     assert augmentation is not None
     y = torch.arange(len(x)) if y is None else y
     parts = list(
-        augmentation.changed(
+        augmentation.change_batches(
             zip(x.split(batch), y.split(batch), strict=True), len(x), generator(seed, "x")
         )
     )
@@ -238,7 +238,7 @@ def test_shapes_that_cannot_be_changed_so(
 
 def test_identity_is_the_picture() -> None:
     x = pictures(3)
-    out, _ = moved(x, torch.zeros(3), torch.eye(3).repeat(3, 1, 1))
+    out, _ = warp(x, torch.zeros(3), torch.eye(3).repeat(3, 1, 1))
     torch.testing.assert_close(out, x, atol=1e-5, rtol=0)
 
 
@@ -249,7 +249,7 @@ def test_of_several_inputs_the_pictures_are_changed_as_they_would_be_alone() -> 
 
     def changed(batch: Any) -> Any:
         return next(
-            iter(augmentation.changed([(batch, y)], 6, torch.Generator().manual_seed(0)))
+            iter(augmentation.change_batches([(batch, y)], 6, torch.Generator().manual_seed(0)))
         )[0]
 
     found = changed(x)

@@ -20,7 +20,7 @@ from models.metrics import loss_function
 from models.networks.fusion import Gru
 from models.privacy import layers
 from models.privacy.clipping import Clipping, length
-from models.privacy.noise import derived, noised
+from models.privacy.noise import add_noise, derive_key
 from models.tasks.multilabel import binary_loss
 from models.tasks.regression import square_loss
 from models.tasks.segmentation import segmentation_loss
@@ -170,7 +170,7 @@ def test_a_unit_adds_at_most_the_clip_norm(
     for units in (list(torch.arange(6).split(1)), [torch.tensor(rows) for rows in PATIENTS]):
         torch.manual_seed(seed)
         whole, _ = clipping.total(x, y, loss, None, units)
-        assert bool(torch.isfinite(noised(whole, CLIP, derived(b"", "k"))).all())
+        assert bool(torch.isfinite(add_noise(whole, CLIP, derive_key(b"", "k"))).all())
         assert float(length(whole)) <= len(units) * CLIP * 1.001
         torch.manual_seed(seed)
         others, _ = clipping.total(x, y, loss, None, units[:-1])
@@ -316,7 +316,7 @@ def test_no_record_counts_for_more_where_its_weighted_gradient_underflows(size: 
 def test_a_sum_that_the_noise_s_grid_does_not_have_is_no_number(value: float) -> None:
     """As a whole number, nan would be -2^63, far beyond every noise."""
     with pytest.raises(OverflowError, match="not finite, or too large for its noise"):
-        noised(torch.tensor([0.0, value]), 1.0, derived(b"", "k"))
+        add_noise(torch.tensor([0.0, value]), 1.0, derive_key(b"", "k"))
 
 
 def test_a_gpu_s_convolutions_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

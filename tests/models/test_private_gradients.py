@@ -16,7 +16,14 @@ from models.flat import FlatModel
 from models.initialisation import flat_model
 from models.networks.fusion import Gru
 from models.privacy.clipping import Clipping, chunk_size, length
-from models.privacy.noise import GRID, derived, digest_of, gaussians, noised, poisson_sample
+from models.privacy.noise import (
+    GRID,
+    add_noise,
+    derive_key,
+    digest_of,
+    gaussians,
+    poisson_sample,
+)
 from models.tasks.multilabel import binary_loss
 from models.tasks.segmentation import segmentation_loss
 from models.trainable import Part
@@ -385,17 +392,19 @@ def test_chunks_hold_fewer_of_larger_records() -> None:
 
 def test_noise_lies_on_a_grid_whatever_the_sum() -> None:
     """Two sums that differ by less than float64 tells at the noise's size still give multiples of one step."""
-    key = derived(b"k", "noise")
+    key = derive_key(b"k", "noise")
     for total in (torch.tensor([1.0, 1e-9, 3.3]), torch.tensor([0.1, 0.7, -123.456])):
-        found = noised(total.double(), 2.0, key) / (2.0 * GRID)
+        found = add_noise(total.double(), 2.0, key) / (2.0 * GRID)
         assert bool((found == found.round()).all())
-    assert torch.equal(noised(total, 2.0, key), noised(total, 2.0, key))
-    assert not torch.equal(noised(total, 2.0, key), noised(total, 2.0, derived(b"k", "other")))
+    assert torch.equal(add_noise(total, 2.0, key), add_noise(total, 2.0, key))
+    assert not torch.equal(
+        add_noise(total, 2.0, key), add_noise(total, 2.0, derive_key(b"k", "other"))
+    )
 
 
 def test_noise_is_normal() -> None:
     """Mean, deviation, kurtosis and tails of 400,000 numbers; the bounds are five standard errors."""
-    z = torch.cat(list(gaussians(derived(b"k", "z"), 400_000))).numpy()
+    z = torch.cat(list(gaussians(derive_key(b"k", "z"), 400_000))).numpy()
     assert (
         abs(z.mean()) < 5 / 632
         and abs(z.std() - 1) < 5 / 894
@@ -407,10 +416,10 @@ def test_noise_is_normal() -> None:
 
 def test_poisson_samples_draw_each_unit_by_itself() -> None:
     """A unit that is added changes nothing about the others: their draws stay."""
-    key = derived(b"k", "sample")
+    key = derive_key(b"k", "sample")
     few, many = poisson_sample(key, 100, 0.3), poisson_sample(key, 101, 0.3)
     assert few.tolist() == [i for i in many.tolist() if i < 100]
-    counts = [len(poisson_sample(derived(b"k", i), 1000, 0.05)) for i in range(200)]
+    counts = [len(poisson_sample(derive_key(b"k", i), 1000, 0.05)) for i in range(200)]
     assert (
         abs(np.mean(counts) - 50) < 5 * 6.9 / 200**0.5 and abs(np.var(counts) / 47.5 - 1) < 0.5
     )
@@ -418,7 +427,9 @@ def test_poisson_samples_draw_each_unit_by_itself() -> None:
 
 
 def test_keys_are_told_apart_by_every_part_of_their_purpose() -> None:
-    assert derived(b"k", "ab", "c") != derived(b"k", "a", "bc") != derived(b"", "a", "bc")
+    assert (
+        derive_key(b"k", "ab", "c") != derive_key(b"k", "a", "bc") != derive_key(b"", "a", "bc")
+    )
     assert (
         digest_of([torch.zeros(2)])
         != digest_of([torch.zeros(2, 1)])

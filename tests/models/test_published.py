@@ -13,7 +13,7 @@ from torchvision_here import models_or_skip
 
 from models.networks.registry import build, spec_of
 from models.networks.vit import VitSettings
-from models.weights import renamed
+from models.weights import our_name
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
         for parameter in theirs.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     own_names = {
-        renamed(key, spec_of(name).published): tensor
+        our_name(key, spec_of(name).published): tensor
         for key, tensor in theirs.state_dict().items()
     }
     # Strict: the same names and shapes, none missing, none too many
@@ -64,7 +64,7 @@ def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
             {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
         )
     named = {
-        renamed(key, spec_of(name).published): gradient
+        our_name(key, spec_of(name).published): gradient
         for key, gradient in gradients[1].items()
     }
     assert named.keys() == gradients[0].keys() == dict(ours.named_parameters()).keys()
@@ -80,7 +80,7 @@ def test_they_start_as_torchvision_does(torchvision_models: Any, name: str) -> N
     own, seen = dict(ours.named_parameters()), 0
     for key, tensor in theirs.named_parameters():
         if tensor.dim() == 4 and tensor.numel() > 30_000:
-            assert own[renamed(key, spec_of(name).published)].std().item() == pytest.approx(
+            assert own[our_name(key, spec_of(name).published)].std().item() == pytest.approx(
                 tensor.std().item(), rel=0.02
             )
             seen += 1
@@ -103,6 +103,6 @@ def test_the_transformers_names_in_timms_files() -> None:
         "block11.attn.qkv.bias",
         "block0.mlp.fc2.weight",
     ]
-    assert [renamed(name, spec_of("vit-s").published) for name in timm] == ours
+    assert [our_name(name, spec_of("vit-s").published) for name in timm] == ours
     same = [*ours, "norm.weight", "head.bias"]
-    assert [renamed(name, spec_of("vit-s").published) for name in same] == same
+    assert [our_name(name, spec_of("vit-s").published) for name in same] == same

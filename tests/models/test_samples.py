@@ -12,7 +12,7 @@ from models.flat import FlatModel
 from models.samples import Samples, at_once
 from models.training import predict
 from partitions.site_split import rows_of
-from partitions.splits import Dataset, Split, inputs_of, joined, take
+from partitions.splits import Dataset, Split, inputs_of, join_splits, take
 from partitions.stored import OnDisk, sample_digests, together
 
 RNG = np.random.default_rng(5)
@@ -92,7 +92,10 @@ def test_rows_of_stored_samples_are_chosen_and_not_read() -> None:
         np.asarray(disk)
     for a, b in (
         (rows_of(whole, rows), rows_of(there, rows)),
-        (joined([whole, rows_of(whole, rows)]), joined([there, rows_of(there, rows)])),
+        (
+            join_splits([whole, rows_of(whole, rows)]),
+            join_splits([there, rows_of(there, rows)]),
+        ),
         (
             take(Dataset("a", whole, rows_of(whole, rows), 2), rows),
             take(Dataset("a", there, rows_of(there, rows), 2), rows),
@@ -106,7 +109,7 @@ def test_rows_of_stored_samples_are_chosen_and_not_read() -> None:
     both = together({"a": stored(x), "b": y})
     assert np.array_equal(both.part(rows)["b"], y[rows])
     assert np.array_equal(sample_digests(both), sample_digests(together({"a": x, "b": y})))
-    assert [*inputs_of(joined([Split(both, y), Split(both, y)]).x)] == ["a", "b"]
+    assert [*inputs_of(join_splits([Split(both, y), Split(both, y)]).x)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

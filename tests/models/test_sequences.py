@@ -18,7 +18,7 @@ from models.networks.fusion import (
     Gru,
     ImageTextSettings,
     SignalsSettings,
-    halved,
+    halve_mask,
 )
 from models.networks.registry import build
 from models.networks.text import (
@@ -178,7 +178,7 @@ def test_poolings_halve_the_lengths() -> None:
     lengths = [[0, 1, 5, 15, 16]]
     real = torch.arange(16) < torch.tensor(lengths[0])[:, None]
     for _ in range(3):
-        real = halved(real)
+        real = halve_mask(real)
         lengths.append(real.sum(1).tolist())
     assert lengths[1:] == [[0, 1, 2, 7, 8], [0, 1, 1, 3, 4], [0, 1, 1, 1, 2]]
     assert real.shape == (5, 2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.shapes import columns, example, inputs_of, kind_of, read_shape, written
+from models.shapes import columns, example, inputs_of, kind_of, read_shape, write_shape
 
 TEXT = ("tokens", 5, 9)
 SEVERAL = (("image", (1, 2, 3)), ("notes", TEXT), ("age", (2,)), ("lab", (3,)))
@@ -26,7 +26,7 @@ SEVERAL = (("image", (1, 2, 3)), ("notes", TEXT), ("age", (2,)), ("lab", (3,)))
     ],
 )
 def test_a_shape_is_written_down_and_read_again(shape: Any, kind: str, text: list[Any]) -> None:
-    assert (kind_of(shape), written(shape), read_shape(text)) == (kind, text, shape)
+    assert (kind_of(shape), write_shape(shape), read_shape(text)) == (kind, text, shape)
 
 
 @pytest.mark.parametrize(

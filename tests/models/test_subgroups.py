@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from models.evidence.subgroups import released, subgroup_scores
+from models.evidence.subgroups import releasable_subgroups, subgroup_scores
 from models.flat import FlatModel
 from models.metrics import wilson_interval
 from models.samples import Samples
@@ -38,13 +38,13 @@ def of_counts(**counts: int) -> np.ndarray:
 def test_small_cells_and_their_neighbours_are_suppressed(
     counts: dict[str, int], kept: list[str]
 ) -> None:
-    assert released(of_counts(**counts), None, 10) == kept
+    assert releasable_subgroups(of_counts(**counts), None, 10) == kept
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(1, 30))
 def test_nothing_small_follows_by_subtraction(sizes: list[int], least: int) -> None:
     groups = np.array([f"g{k}" for k, n in enumerate(sizes) for _ in range(n)])
-    kept = released(groups, None, least)
+    kept = releasable_subgroups(groups, None, least)
     shown = [int((groups == name).sum()) for name in kept]
     assert all(n >= least for n in shown)
     assert not kept or len(groups) - sum(shown) == 0 or len(groups) - sum(shown) >= least
@@ -54,8 +54,8 @@ def test_patients_are_counted_and_not_samples() -> None:
     """b has 20 samples of 2 patients."""
     groups = of_counts(a=40, b=20, c=20)
     patients = np.concatenate([np.arange(40), np.repeat([100, 101], 10), np.arange(200, 220)])
-    assert released(groups, patients, 10) == []
-    assert released(groups, patients, 2) == ["a", "b", "c"]
+    assert releasable_subgroups(groups, patients, 10) == []
+    assert releasable_subgroups(groups, patients, 2) == ["a", "b", "c"]
 
 
 def test_scores_are_the_tasks_own() -> None:

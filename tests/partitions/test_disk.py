@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from partitions.common.files import fresh_folder, locked, private, shared, write_atomically
+from partitions.common.files import (
+    fresh_folder,
+    hold_lock,
+    private,
+    share_new_files,
+    write_atomically,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -69,7 +75,7 @@ def test_what_is_written_is_its_users_alone_unless_asked_otherwise(
         with private():
             assert write_all(tmp_path_factory.mktemp("private")) == {"d700", "-600"}
         assert write_all(tmp_path_factory.mktemp("after")) == {"d755", "-644"}
-        with shared():
+        with share_new_files():
             assert write_all(tmp_path_factory.mktemp("shared")) == {"d777", "-666"}
         monkeypatch.setenv("SILOFL_SHARED", "1")
         with private():
@@ -116,11 +122,11 @@ def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(tmp_path: 
     assert other.stdout is not None and other.stdout.readline() == "held\n"
     with (
         pytest.raises(ValueError, match="somebody else is at it"),
-        locked(lock, "somebody else is at it"),
+        hold_lock(lock, "somebody else is at it"),
     ):
         pass
     threading.Timer(0.3, other.kill).start()
-    with locked(lock, "it ends in time", patience=60):
+    with hold_lock(lock, "it ends in time", patience=60):
         other.communicate(timeout=1)  # it has ended
-    with locked(lock, "free again"):
+    with hold_lock(lock, "free again"):
         pass

@@ -263,7 +263,9 @@ def test_averaging_is_pytorch_s_adaptive_pooling():
     expected = torch.nn.functional.adaptive_avg_pool3d(
         torch.from_numpy(volume)[None], (3, 6, 7)
     )[0]
-    np.testing.assert_allclose(flamby_pictures.averaged(volume, (3, 6, 7)), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        flamby_pictures.average_pool(volume, (3, 6, 7)), expected, atol=1e-6
+    )
 
 
 def test_ixi_test_parts_are_drawn_as_flamby_does(tmp_path):

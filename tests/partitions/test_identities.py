@@ -20,7 +20,7 @@ from partitions.importing.table.draft import shared_recipe
 from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Lines
 from partitions.recipes.people import check_identifiers
-from partitions.recipes.recipe import load_recipe, parse_recipe, unfitted
+from partitions.recipes.recipe import load_recipe, parse_recipe, without_fit
 from partitions.recipes.shared import Mapped, schema_of
 from partitions.silo_file import check_silo_file
 from server.cli.main import main
@@ -155,7 +155,7 @@ def test_the_century_is_the_recipe_s(tmp_path: Path) -> None:
     assert made.recipe is not None
     path = tmp_path / "own.toml"
     other = (
-        unfitted(made.recipe, "wert")
+        without_fit(made.recipe, "wert")
         .toml()
         .replace(f"latest = {datetime.now().year}", "latest = 1950")
     )

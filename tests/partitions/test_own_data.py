@@ -362,8 +362,11 @@ def test_an_installed_package_s_set_has_a_name(monkeypatch):
         "partitions.common.own_code.entry_points",
         lambda **asked: [OfPackage] if asked == found else [],
     )
-    assert own_datasets.named("ward") == "ward_data:plain"
-    assert own_datasets.named("other") == "" and own_datasets.named("a.b:c") == "a.b:c"
+    assert own_datasets.resolve_name("ward") == "ward_data:plain"
+    assert (
+        own_datasets.resolve_name("other") == ""
+        and own_datasets.resolve_name("a.b:c") == "a.b:c"
+    )
 
 
 # The libraries

@@ -13,7 +13,7 @@ from partitions.common.names import silo_names
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
-from partitions.own_files import DatasetSource, parse_source, subsampled
+from partitions.own_files import DatasetSource, parse_source, subsample_dataset
 from partitions.recipes.recipe import load_recipe, parse_recipe, read
 from partitions.schemes.registry import partition, silo_data
 from partitions.silo_file import read_silo_file
@@ -249,15 +249,15 @@ def test_bad_sources(text):
 def test_fewer_samples_of_each_hospital_and_part(tmp_path):
     """62 of 124: half of 36 + 4, of 20 + 4 and of 56 + 4; by the same seed the same ones."""
     whole = open_dataset(str(centres(tmp_path / "centres")), "", 7)
-    half = subsampled(whole, 62, 3)
+    half = subsample_dataset(whole, 62, 3)
     silos = partition(half, "natural", silos=3, seed=1, validation=0.0)
     assert [(len(s.train), len(s.test)) for s in silos] == [(18, 2), (10, 2), (28, 2)]
     for silo, name in zip(silos, "abc", strict=True):
         assert set(silo_data(half, silo).train.x[:, 1].tolist()) == {ord(name)}
-    again, other = subsampled(whole, 62, 3), subsampled(whole, 62, 4)
+    again, other = subsample_dataset(whole, 62, 3), subsample_dataset(whole, 62, 4)
     np.testing.assert_array_equal(half.train.x, again.train.x)
     assert not np.array_equal(half.train.x, other.train.x)
     assert (
-        subsampled(whole, 124, 3) is whole
+        subsample_dataset(whole, 124, 3) is whole
         and len(open_dataset("digits#subsample=100", "", 1).labels) == 100
     )

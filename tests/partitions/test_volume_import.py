@@ -18,7 +18,7 @@ from volumes import AXIAL, SHAPE, box, values, write_rtstruct, write_seg, write_
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
 from partitions.importing.volumes import volume
-from partitions.importing.volumes.grid import RAS, Grid, resampled
+from partitions.importing.volumes.grid import RAS, Grid, resample
 from partitions.importing.volumes.outlines import inside
 from partitions.importing.volumes.series import read_series
 from partitions.importing.volumes.writing import write_segmentation
@@ -378,13 +378,13 @@ def test_resampling_turns_back_whatever_the_axes():
     for order in ((0, 1, 2), (1, 2, 0), (2, 1, 0)):
         grid = Grid((4, 5, 6), affine[:, [*order, 3]])
         voxels = rng.random(grid.shape)
-        np.testing.assert_array_equal(grid.turned_back(grid.turned(voxels)), voxels)
+        np.testing.assert_array_equal(grid.turned_back(grid.turn(voxels)), voxels)
         turned = grid.canonical
         index = np.array([1, 2, 3, 1])
         there = np.linalg.inv(turned.affine) @ grid.affine @ index
-        assert grid.turned(voxels)[tuple(np.rint(there[:3]).astype(int))] == voxels[1, 2, 3]
+        assert grid.turn(voxels)[tuple(np.rint(there[:3]).astype(int))] == voxels[1, 2, 3]
         assert (np.abs(turned.affine[:3, :3]).argmax(0) == (2, 1, 0)).all()
-    np.testing.assert_allclose(resampled(voxels, voxels.shape, np.ones(3)), voxels, atol=1e-6)
+    np.testing.assert_allclose(resample(voxels, voxels.shape, np.ones(3)), voxels, atol=1e-6)
 
 
 # The whole command

@@ -89,7 +89,7 @@ def test_a_simulation_on_a_full_disk_stops_and_is_resumed(
             try:
                 no_room(path)
             except OSError as error:
-                raise files.named(error, path) from None
+                raise files.name_file(error, path) from None
             add(path, text, durable=durable)
 
         for module in ("server.results.history", "server.results.run_directory"):

@@ -16,7 +16,7 @@ from tiny import random_silos
 from models.survey import BINS, MISSING
 from server.cli.main import main
 from server.report.survey import survey_text
-from server.results.survey import FACTORS, Surveyed, findings, known, read_survey
+from server.results.survey import FACTORS, Surveyed, findings, known_ratio, read_survey
 from server.run.withdrawal import withdraw
 
 
@@ -314,7 +314,7 @@ def test_factors_are_those_of_molar_masses() -> None:
         "phos": 30.974,
     }
     for word, mass in masses.items():
-        assert known(mass / 10, word)[1] == pytest.approx(mass / 10, rel=1e-3)
+        assert known_ratio(mass / 10, word)[1] == pytest.approx(mass / 10, rel=1e-3)
     for word, mass in {"creat": 113.12, "bili": 584.66, "uric": 168.11}.items():
-        assert known(1e4 / mass, word)[1] == pytest.approx(1e4 / mass, rel=1e-3)
-    assert known(1.01, "gluc") == ("", 1.01) and len(FACTORS) > 20
+        assert known_ratio(1e4 / mass, word)[1] == pytest.approx(1e4 / mass, rel=1e-3)
+    assert known_ratio(1.01, "gluc") == ("", 1.01) and len(FACTORS) > 20

@@ -25,7 +25,7 @@ from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.tuned import tuned_study
 from server.run.loop import RoundLoop
-from server.simulation.workers import Job, engine_of, kept, work
+from server.simulation.workers import Job, engine_of, keep_workers, work
 from server.tuning.search import Request, budgets, tune
 from server.tuning.space import read_space
 from server.tuning.trials import STORAGE, Book, score_of, together
@@ -550,7 +550,7 @@ def test_trials_on_ray(table: Path, tmp_path: Path) -> None:
     import ray
 
     small: dict[str, Any] = {"strategies": ["fedavg"], "space": SPACE[:1], "rounds": 3}
-    with kept("ray"):
+    with keep_workers("ray"):
         search(request(table, "halving", 3, **small), tmp_path / "ray", engine_of("ray"))
         assert ray.is_initialized()
     assert not ray.is_initialized()

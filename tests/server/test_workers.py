@@ -296,7 +296,7 @@ def test_ctrl_c_while_a_process_still_holds_its_directory(table: Path, tmp_path:
 
     def stop(key: str) -> None:
         if key == "apple-1":
-            held.enter_context(RunDirectory(out, key).held())
+            held.enter_context(RunDirectory(out, key).hold())
             raise KeyboardInterrupt
 
     with held, pytest.raises(KeyboardInterrupt, match=r"^continue with silofl simulate"):
@@ -345,7 +345,7 @@ def test_a_run_that_is_at_work_is_left_alone(table: Path, tmp_path: Path) -> Non
     ) as directory:
         WorkerDirectories(directory, runs).hand_out()
     with (
-        RunDirectory(tmp_path / "run", "fedavg-1").held(),
+        RunDirectory(tmp_path / "run", "fedavg-1").hold(),
         pytest.raises(ValueError, match="another run is writing to it"),
     ):
         study({**given, "resume": True})

@@ -563,7 +563,7 @@ def draws(
     common = client.common
     for seed in range(count):
         client.common = dataclasses.replace(common, seed=seed)
-        yield tuple(client.wanted(seen, budget))
+        yield tuple(client.choose_downloads(seen, budget))
 
 
 def test_what_was_never_downloaded_is_wanted_first() -> None:
@@ -601,7 +601,9 @@ def test_the_base_of_the_draw(
         "multinomial",
         lambda w, *a, **k: (asked.append(w), draw(w, *a, **k))[1],  # type: ignore[func-returns-value]
     )
-    drawing_client([5.0, 1.0, -2.0, 0.0, 0.5], server_round).wanted(set("bcde"), budget)
+    drawing_client([5.0, 1.0, -2.0, 0.0, 0.5], server_round).choose_downloads(
+        set("bcde"), budget
+    )
     weights = np.array([base**1.0, base**2.0, 1.0, base**0.5])
     assert (asked[0] / asked[0].sum()).tolist() == pytest.approx(
         weights / weights.sum(), rel=1e-9

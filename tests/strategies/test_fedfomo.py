@@ -342,7 +342,7 @@ def a_strategy(silos: int, seed: int = 7, **changes: Any) -> FedFomo:
 def choices(strategy: FedFomo, rounds: range) -> list[list[str]]:
     result = []
     for strategy.round in rounds:
-        result.append(strategy.chosen("s0"))
+        result.append(strategy.choose_others("s0"))
     return result
 
 

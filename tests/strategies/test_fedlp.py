@@ -17,7 +17,7 @@ from models.layout import Block, Layout
 from server.run.reporter import Progress
 from strategies.base.settings import Common
 from strategies.base.transport.payload import array_record
-from strategies.fedlp import LpSettings, sent
+from strategies.fedlp import LpSettings, parts_to_send
 
 Draws = dict[tuple[str, int], list[slice]]
 WHOLE: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
@@ -29,7 +29,7 @@ def draw(monkeypatch: pytest.MonkeyPatch, draws: Draws) -> None:
     ) -> list[slice]:
         return draws[silo, server_round]
 
-    monkeypatch.setattr(strategies.fedlp, "sent", fixed)
+    monkeypatch.setattr(strategies.fedlp, "parts_to_send", fixed)
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -122,12 +122,14 @@ def test_the_draw() -> None:
     layout = Layout((), (), tuple(Block(f"block{i}", i, i + 1) for i in range(50)))
     settings, common = LpSettings(keep=0.3), Common(seed=5)
     draws = [
-        sent(layout, settings, common, silo, r) for silo in ("a", "b") for r in range(1, 101)
+        parts_to_send(layout, settings, common, silo, r)
+        for silo in ("a", "b")
+        for r in range(1, 101)
     ]
     assert abs(sum(map(len, draws)) / (200 * 50) - 0.3) < 0.02
     assert len({tuple(part.start for part in d) for d in draws}) == 200
-    assert sent(layout, settings, common, "a", 1) == draws[0]
-    assert sent(layout, settings, Common(seed=6), "a", 1) != draws[0]
+    assert parts_to_send(layout, settings, common, "a", 1) == draws[0]
+    assert parts_to_send(layout, settings, Common(seed=6), "a", 1) != draws[0]
 
 
 def test_other_layers_than_were_drawn_are_left_out(three: Files) -> None:

@@ -12,7 +12,7 @@ from two_layers import DEEP, deep_gradient, replies_of
 
 from partitions.common.errors import UserError
 from strategies.fedcac import unpack
-from strategies.fedselect import grown
+from strategies.fedselect import grow_mask
 
 WEIGHTS = (slice(0, 12), slice(16, 28))  # of fc1 and fc2; the others are biases
 
@@ -105,7 +105,7 @@ def test_the_personal_part_overshoots_its_limit(two: Files) -> None:
     change = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
     found = []
     for _ in range(8):
-        mask = grown(layout, mask, change, 0.25, 0.8)
+        mask = grow_mask(layout, mask, change, 0.25, 0.8)
         found.append(float(mask[:750].float().mean()))
     assert found == pytest.approx(
         [0.25, 0.438, 0.578, 0.684, 0.763, 0.822, 0.822, 0.822], abs=5e-3

@@ -81,7 +81,7 @@ def data_file(
     except ValueError as error:
         raise SiteError(f"its data file cannot be counted: {error}") from None
     own = {*found["samples"]}
-    with record.writing() as db:
+    with record.write() as db:
         earlier = db.execute("SELECT sha256, samples FROM data_files ORDER BY sha256")
         links = " ".join(
             name for name, samples in earlier if not own.isdisjoint(samples.split())

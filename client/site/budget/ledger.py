@@ -98,7 +98,7 @@ class Ledger(Chain):
                     "the state directory is an older copy, or another one; restore the newest"
                 )
             if count_paid(db, release):
-                return self._unchanged(db, release, policy)
+                return self._read_unchanged(db, release, policy)
             return self._charge(db, release, policy)
 
     def note_reply(self, release: Release, reply: str, policy: Policy) -> SpentEpsilon:
@@ -114,7 +114,7 @@ class Ledger(Chain):
                     "SELECT reply FROM sent WHERE message = ?", (release.key,)
                 )
             }
-            spent, count = self._unchanged(db, release, policy), count_paid(db, release)
+            spent, count = self._read_unchanged(db, release, policy), count_paid(db, release)
             if reply in sent and count:
                 return spent
             if count <= len(sent):
@@ -125,7 +125,7 @@ class Ledger(Chain):
     @contextlib.contextmanager
     def open(self) -> Iterator[sqlite3.Connection]:
         """Open the record in a transaction, with all lines of the ledger in it. Raises SiteError, OSError."""
-        with self.held(), Record(self.state).writing() as db:
+        with self.hold(), Record(self.state).write() as db:
             number, own, files = db.execute("SELECT ledger, hash, files FROM meta").fetchone()
             if (
                 read_head(self.folder) != ((number, own) if number else None)
@@ -181,7 +181,7 @@ class Ledger(Chain):
         )
         return SpentEpsilon(before, after, delta)
 
-    def _unchanged(
+    def _read_unchanged(
         self, db: sqlite3.Connection, release: Release, policy: Policy
     ) -> SpentEpsilon:
         of_cohort = self.of_cohort(db, release.data)

@@ -14,7 +14,7 @@ from client.site.trust.audit import settings_of, verify
 from client.site.trust.chain import read_head
 from client.site.trust.policy import Policy
 from client.site.trust.run_config import is_private
-from partitions.common.names import escaped
+from partitions.common.names import escape
 
 
 def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
@@ -58,11 +58,11 @@ def budget_of(
             for (run_id, run), of_run in runs.items()
         ],
         "data": versions,
-        "uncovered": uncovered(state, versions),
+        "uncovered": find_uncovered(state, versions),
     }
 
 
-def uncovered(state: Path, versions: Sequence[str]) -> list[str]:
+def find_uncovered(state: Path, versions: Sequence[str]) -> list[str]:
     """Return the runs that got something of these data without differential privacy, as far as the log goes back."""
     entries = verify(state / "audit").entries
     settings = settings_of(entries)
@@ -98,14 +98,14 @@ def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> s
             f"ok    {head[0]} lines: none changed, missing or moved",
             f"last  {head[1]}  (keep it elsewhere)",
         ]
-    return "\n".join(map(escaped, lines)).rstrip("\n")
+    return "\n".join(map(escape, lines)).rstrip("\n")
 
 
 def run_page(found: Sequence[Mapping[str, Any]]) -> str:
     """Return a text with the cost of a run directory's runs for each silo."""
     lines = [line for one in found for line in _of_cohort(one)]
     return (
-        "\n".join(map(escaped, lines)).rstrip("\n")
+        "\n".join(map(escape, lines)).rstrip("\n")
         or "no run here had differential privacy (dp = true)"
     )
 

@@ -20,7 +20,7 @@ from ..audit_gate import refuse
 from ..flower import internal
 from ..messages import pass_gate
 from ..terms import Terms, written_terms
-from ..trust.pins import AppRefusedError, check_pin, content_sum, refused
+from ..trust.pins import AppRefusedError, check_pin, content_sum, log_refusal
 from .replying import names_in
 from .worker import WorkerEndedError, Workers
 
@@ -81,14 +81,14 @@ def answer_message(workers: Workers, message: Any, task: Any, state: Any) -> Any
             head = {"fab": [run.fab_id, run.fab_version, fab.hash_str], "identity": identity}
             return workers.ask({**head, "terms": written_terms(terms)}, message, context)
         except Exception as error:
-            return failed(message, error)
+            return failure_reply(message, error)
 
     reply = pass_gate(message, context, own_sum or digest, answer, check_app)
     state.set_run_series_context(run.series_id, context)
     return reply
 
 
-def failed(message: Any, error: Exception) -> Any:
+def failure_reply(message: Any, error: Exception) -> Any:
     """Return the reply to a message whose app has not answered."""
     if isinstance(error, WorkerEndedError):
         return refuse(message, str(error), "CLIENT_APP_CRASHED")
@@ -107,7 +107,7 @@ def check_folder(unpacked: Path, fab_id: str, fab_version: str, fab_hash: str) -
     """
     if f"{fab_id.replace('/', '.', 1)}.{fab_version}.{fab_hash[:8]}" != unpacked.name:
         fields = f"{fab_id[:80]!r}, {fab_version[:80]!r}, {fab_hash[:80]!r}"
-        raise refused(
+        raise log_refusal(
             f"app {unpacked.name} refused: the server names another folder to load it from: {fields}"
         )
     return unpacked

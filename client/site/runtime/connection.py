@@ -158,7 +158,7 @@ def _foreign_certificate(error: ssl.SSLCertVerificationError, way: Way) -> Check
     name = "certificate chain"
     detail = f"not issued by this federation's CA ({error.verify_message})"
     try:  # it is read, not trusted
-        shown = _shown(way)
+        shown = _shown_certificate(way)
         certificate = load_der_x509_certificate(shown)
         subject = certificate.subject.rfc4514_string()
         issuer = certificate.issuer.rfc4514_string()
@@ -180,7 +180,7 @@ def _foreign_certificate(error: ssl.SSLCertVerificationError, way: Way) -> Check
     return Check(name, False, detail, fix)
 
 
-def _shown(way: Way) -> bytes:
+def _shown_certificate(way: Way) -> bytes:
     """Return the certificate that the server shows, unverified, as DER."""
     context = ssl._create_unverified_context()
     with way.connect() as plain, context.wrap_socket(plain, server_hostname=way.host) as tls:
@@ -205,7 +205,9 @@ def _behind(way: Way) -> str:
     """Return by how much this clock is slow at least: silofl's certificates begin an hour before they are made."""
 
     try:  # this certificate is not verified; only its date is read
-        begins = load_der_x509_certificate(_shown(way)).not_valid_before_utc.timestamp()
+        begins = load_der_x509_certificate(
+            _shown_certificate(way)
+        ).not_valid_before_utc.timestamp()
     except (OSError, ValueError):
         return ""
     return f": this machine's clock is {int((begins - time.time()) // HOUR) + 1} h or more behind the server's"

@@ -16,7 +16,7 @@ from client.site.runtime.connection import connection_checks
 from client.site.study.approvals import REQUIRED, list_approved
 from client.site.trust.pins import read_pins
 from client.site.trust.policy import read_policy
-from partitions.common.names import escaped
+from partitions.common.names import escape
 from partitions.schema import load_schema
 from partitions.silo_file import Check, check_silo_file
 
@@ -54,7 +54,7 @@ def table(checks: Iterable[Check]) -> str:
     lines = []
     for check in checks:
         mark = "ok  " if check.ok else "FAIL"
-        lines.append(f"{mark}  {check.name}: {_shown(check.detail)}")
+        lines.append(f"{mark}  {check.name}: {_one_line(check.detail)}")
         if not check.ok:
             lines.append(f"      fix: {check.fix}")
     return "\n".join(lines)
@@ -76,12 +76,12 @@ def as_json(checks: Iterable[Check]) -> str:
 
 def one_line(check: Check) -> str:
     """Return a failure and its fix in one line."""
-    return f"{check.name}: {_shown(check.detail)}; {check.fix}"
+    return f"{check.name}: {_one_line(check.detail)}; {check.fix}"
 
 
-def _shown(detail: str) -> str:
+def _one_line(detail: str) -> str:
     """Return a detail, which may have a server's words, in one line of printable characters."""
-    return escaped(" ".join(detail.split()))
+    return escape(" ".join(detail.split()))
 
 
 # --- this machine -----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from client.site.trust.bundle import (
 )
 from client.site.trust.keys import site_root
 from partitions.common.errors import UserError
-from partitions.common.files import locked, write_atomically
+from partitions.common.files import hold_lock, write_atomically
 from partitions.own.index import as_file
 
 
@@ -87,7 +87,7 @@ def _take_part(
 def only_one(folder: Path, name: str) -> Iterator[None]:
     """Allow one `join` of a silo on this machine at a time."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with locked(
+    with hold_lock(
         folder / "lock",
         f"{name} runs on this machine already: a bundle runs in one place at a time",
     ):

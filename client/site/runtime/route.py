@@ -51,7 +51,7 @@ class Proxy(NamedTuple):
     @property
     def name(self) -> str:
         """Its address and its variable, without the password."""
-        return f"{bracketed(self.host)}:{self.port} ({self.variable})"
+        return f"{bracket_host(self.host)}:{self.port} ({self.variable})"
 
 
 class Way(NamedTuple):
@@ -65,7 +65,7 @@ class Way(NamedTuple):
 
     @property
     def server(self) -> str:
-        return f"{bracketed(self.host)}:{self.port}"
+        return f"{bracket_host(self.host)}:{self.port}"
 
     @property
     def options(self) -> list[tuple[str, object]]:
@@ -73,7 +73,7 @@ class Way(NamedTuple):
         if self.proxy is None:
             return [("grpc.enable_http_proxy", 0)]
         login = f"{quote(self.proxy.login, safe=':')}@" if self.proxy.login else ""
-        url = f"http://{login}{bracketed(self.proxy.host)}:{self.proxy.port}"
+        url = f"http://{login}{bracket_host(self.proxy.host)}:{self.proxy.port}"
         return [("grpc.http_proxy", url)]
 
     def connect(self) -> socket.socket:
@@ -83,7 +83,7 @@ class Way(NamedTuple):
         return tunnel(self, self.proxy)
 
 
-def bracketed(host: str) -> str:
+def bracket_host(host: str) -> str:
     """Return a host as written before a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
@@ -101,9 +101,9 @@ def way_to(host: str, port: int, environment: Mapping[str, str] | None = None) -
     variable = next((name for name in VARIABLES if name in variables), "")
     value = variables.get(variable, "")
     if not value:
-        return Way(host, port, None, *_unused(named, removed if not variable else ""))
+        return Way(host, port, None, *_explain_unused(named, removed if not variable else ""))
     try:
-        proxy = _parsed(variable, value)
+        proxy = _parse_proxy(variable, value)
     except ValueError:
         note = f"{variable} is no URL as http://HOST:PORT, so gRPC goes straight"
         return Way(host, port, None, note, f"write {variable}=http://HOST:PORT")
@@ -121,7 +121,7 @@ def way_to(host: str, port: int, environment: Mapping[str, str] | None = None) -
     return Way(host, port, proxy)
 
 
-def _unused(named: Mapping[str, str], removed: str) -> tuple[str, str]:
+def _explain_unused(named: Mapping[str, str], removed: str) -> tuple[str, str]:
     """Return why no proxy is used although a variable names one, and the remedy; nothing if none does."""
     upper = next((name.upper() for name in VARIABLES if named.get(name.upper())), "")
     if removed:
@@ -136,7 +136,7 @@ def _unused(named: Mapping[str, str], removed: str) -> tuple[str, str]:
     return "", ""
 
 
-def _parsed(variable: str, value: str) -> Proxy | None:
+def _parse_proxy(variable: str, value: str) -> Proxy | None:
     """Return the proxy of a URL; None if its scheme is not http. Raises ValueError if it is no URL."""
     scheme, mark, rest = value.partition("://")
     if not mark or not scheme.isalnum():
@@ -291,7 +291,7 @@ def _login_wanted(way: Way, proxy: Proxy, asked: list[str]) -> Check:
     if "basic" not in map(str.lower, kinds):
         fix = f"{YOUR_IT} to let {way.server} through without one: gRPC can only do Basic"
         return Check(PROXY, False, what, fix)
-    url = f"{proxy.variable}=http://USER:PASSWORD@{bracketed(proxy.host)}:{proxy.port}"
+    url = f"{proxy.variable}=http://USER:PASSWORD@{bracket_host(proxy.host)}:{proxy.port}"
     fix = f"set {url}, with %40 for @ in the password"
     if proxy.login:
         user = proxy.login.partition(":")[0]

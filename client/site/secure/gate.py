@@ -42,7 +42,7 @@ class SecureMessage:
         # No array leaves but a masked one
         self.closed = secure or terms.rules.secure_aggregation == REQUIRED
         if self.own and not secure:
-            raise self._refused(
+            raise self._refusal(
                 "the run has secure-aggregation = false, and a message asks for it"
             )
         study = terms.study
@@ -56,7 +56,7 @@ class SecureMessage:
                     share = dict(message.content.config_records.get("config", {})).get(SHARE)
                     self.entered = self.silo.enter(self.record, received, share)
             except (SiteError, OSError) as error:
-                raise self._refused(error) from None
+                raise self._refusal(error) from None
 
     def reply(self, answer: Callable[[], Any]) -> Any:
         """Return the reply: this silo's own, or the app's with masks. Raises PolicyRefusedError: it must not leave."""
@@ -71,7 +71,7 @@ class SecureMessage:
                 self.silo.note_samples(max(whole(summary.get("n_train")), 1))
             return reply
         except (SiteError, OSError) as error:
-            raise self._refused(error) from None
+            raise self._refusal(error) from None
 
     def _own(self) -> Any:
         from flwr.app import Message, RecordDict
@@ -114,7 +114,7 @@ class SecureMessage:
         self.note |= {"silos": len(self.entered.statements)}
         self.note |= {"unreadable": self.entered.faults} if self.entered.faults else {}
 
-    def _refused(self, fault: object) -> PolicyRefusedError:
+    def _refusal(self, fault: object) -> PolicyRefusedError:
         return PolicyRefusedError(f"{self.name} refuses: {fault}")
 
 

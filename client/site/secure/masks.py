@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..errors import SiteError
 from ..study.protocol import FREE
-from ..trust.chain import digest, plain
+from ..trust.chain import canonical, digest
 from ..trust.receipts import ASKED
 from . import SHARE
 
@@ -33,11 +33,11 @@ PER_SILO = {ASKED, SHARE, "counted", "reported", "attended", "state_lost"}
 ONCE = bytes(12)  # a nonce: each key seals one text
 
 
-def encoded(data: bytes) -> str:
+def encode(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def decoded(text: str) -> bytes:
+def decode(text: str) -> bytes:
     return base64.b64decode(text)
 
 
@@ -56,12 +56,12 @@ def received_sha256(content: Any) -> str:
     ]
     config = dict(content.config_records.get("config", {}))
     common = {key: config[key] for key in config.keys() - PER_SILO}
-    return f"{digest(plain({'arrays': found}))}:{digest(plain(common))}"
+    return f"{digest(canonical({'arrays': found}))}:{digest(canonical(common))}"
 
 
 def settings_sha256(run_config: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a run's settings, without those that do not affect a silo's training."""
-    return digest(plain({key: run_config[key] for key in run_config.keys() - FREE}))
+    return digest(canonical({key: run_config[key] for key in run_config.keys() - FREE}))
 
 
 def context(
@@ -75,13 +75,13 @@ def context(
     """Return the SHA-256 of all that a slot's silos agree on. ``members``: name, weight and statement of each."""
     listed = [(name, weight, digest(text.encode())) for name, weight, text in members]
     agreed = {"run": run, "round": round, "attempt": attempt, "received": received}
-    return bytes.fromhex(digest(plain({**agreed, "settings": settings, "members": listed})))
+    return bytes.fromhex(digest(canonical({**agreed, "settings": settings, "members": listed})))
 
 
 # --- seeds and streams ------------------------------------------------------------------------------------------------
 
 
-def derived(secret: bytes, info: bytes) -> bytes:
+def derive(secret: bytes, info: bytes) -> bytes:
     """Return 32 bytes that HKDF derives from a secret for one purpose."""
     return HKDF(SHA256(), 32, None, info).derive(secret)
 
@@ -101,12 +101,12 @@ def public_of(private: bytes) -> bytes:
 
 def self_seed(secret: bytes, context: bytes) -> bytes:
     """Return the seed of a silo's self mask."""
-    return derived(secret, b"silofl self mask 1" + context)
+    return derive(secret, b"silofl self mask 1" + context)
 
 
 def pair_seed(private: bytes, public: bytes, context: bytes, whose: str = "a peer") -> bytes:
     """Return the seed of the mask that two silos share, one adds and the other subtracts."""
-    return derived(agree(private, public, whose), b"silofl pair mask 1" + context)
+    return derive(agree(private, public, whose), b"silofl pair mask 1" + context)
 
 
 def add(vector: Vector, plus: Iterable[bytes], minus: Iterable[bytes]) -> Vector:
@@ -126,7 +126,7 @@ def add(vector: Vector, plus: Iterable[bytes], minus: Iterable[bytes]) -> Vector
 
 def sealing_key(shared: bytes, slot: str, sender: str, holder: str) -> bytes:
     """Return the key that seals the shares of one silo for another, once. ``slot``: of the secrets."""
-    return derived(shared, f"silofl share 1\0{slot}\0{sender}\0{holder}".encode())
+    return derive(shared, f"silofl share 1\0{slot}\0{sender}\0{holder}".encode())
 
 
 def seal_shares(key: bytes, shares: bytes) -> bytes:

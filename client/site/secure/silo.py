@@ -21,11 +21,11 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from ..errors import SiteError
 from ..record import Record, disclose
-from ..trust.chain import digest, plain, write_whole
+from ..trust.chain import canonical, digest, write_whole
 from ..trust.envelope import PrivateKey
 from ..trust.run_config import number
 from . import masks
-from .masks import Vector, decoded, encoded
+from .masks import Vector, decode, encode
 from .shamir import SHARE, split
 from .statements import (
     Slot,
@@ -78,7 +78,7 @@ def _count(value: Any) -> int:
     return value
 
 
-def begun(entry: Entry) -> bool:
+def has_begun(entry: Entry) -> bool:
     """Return whether a slot was asked for; the one after it has its secrets before that."""
     return "keys" in entry or "names" in entry
 
@@ -94,7 +94,7 @@ def _shared(entry: Entry) -> Entry:
 
 
 def _bytes(found: Entry) -> Any:
-    return decoded(found[BYTES]) if BYTES in found else found
+    return decode(found[BYTES]) if BYTES in found else found
 
 
 class SecureSilo:
@@ -125,7 +125,9 @@ class SecureSilo:
             raise SiteError(
                 "its data summary has not left in this run: the server asks for it first"
             )
-        if slot.order < max((order for order in slots if begun(slots[order])), default=(0, 0)):
+        if slot.order < max(
+            (order for order in slots if has_begun(slots[order])), default=(0, 0)
+        ):
             raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
         if "names" in entry:
             raise SiteError(
@@ -203,7 +205,7 @@ class SecureSilo:
         }
         plus, minus = list[bytes](), list[bytes]()
         for name in [name for name in names if name != self.silo]:
-            other = decoded(entered.statements[name].mask)
+            other = decode(entered.statements[name].mask)
             seed = masks.pair_seed(entry["s"], other, entered.context, name)
             (plus if self.silo < name else minus).append(seed)
         plus.append(masks.self_seed(entry["b"], entered.context))
@@ -284,8 +286,8 @@ class SecureSilo:
 
     def _note(self, question: str, survivors: Mapping[str, int], slot: Slot) -> None:
         """Write down which set, with which weights, this question is answered for. Raises SiteError after another."""
-        own = digest(plain(survivors))
-        with Record(self.folder).writing() as db:
+        own = digest(canonical(survivors))
+        with Record(self.folder).write() as db:
             asked = (SUM, self.silo, question, f"{slot.run}.{slot.round}.%")
             for (before,) in db.execute(BEFORE, asked):
                 if before != own:
@@ -313,7 +315,7 @@ class SecureSilo:
                 held = share
                 sealed.append(b"")
                 continue
-            shared = masks.agree(private, decoded(one.seal), name)
+            shared = masks.agree(private, decode(one.seal), name)
             key = masks.sealing_key(shared, str(slot), self.silo, name)
             sealed.append(masks.seal_shares(key, share))
             opens[name] = masks.sealing_key(shared, str(slot), name, self.silo)
@@ -322,7 +324,7 @@ class SecureSilo:
             slot,
             "round",
             masks.public_of(seal),
-            mask=encoded(masks.public_of(s)),
+            mask=encode(masks.public_of(s)),
             secrets=f"{digest(b)}:{digest(s)}",
             shares=digest(hashes),
             holders=digest("\n".join(holders).encode()),
@@ -384,4 +386,4 @@ class SecureSilo:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         listed = [[*order, entry] for order, entry in slots.items()]
         content = {"run": self.run, "samples": self.samples, "slots": listed}
-        write_whole(self.path, json.dumps(content, default=lambda one: {BYTES: encoded(one)}))
+        write_whole(self.path, json.dumps(content, default=lambda one: {BYTES: encode(one)}))

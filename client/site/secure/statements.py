@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..errors import SiteError
-from ..parsed import Frozen, matching, parse_values
+from ..parsed import Frozen, match_pattern, parse_values
 from ..private import load_ours
 from ..trust.envelope import SECURE, PrivateKey, seal, unseal
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.run_config import number
 from . import MOST_SILOS
-from .masks import encoded
+from .masks import encode
 
 LONGEST = 4096  # characters of a statement
 # The rules that the server follows
@@ -27,10 +27,10 @@ labels_of, whole = _sums.labels_of, _sums.whole
 
 # 32 bytes in base64, each in one way
 Key = Annotated[
-    str, matching("([A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=)?", "must be 32 bytes in base64")
+    str, match_pattern("([A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=)?", "must be 32 bytes in base64")
 ]
-Sha = Annotated[str, matching("([0-9a-f]{64})?", "must be a SHA-256")]
-Shas = Annotated[str, matching("([0-9a-f]{64}:[0-9a-f]{64})?", "must be two SHA-256 sums")]
+Sha = Annotated[str, match_pattern("([0-9a-f]{64})?", "must be a SHA-256")]
+Shas = Annotated[str, match_pattern("([0-9a-f]{64}:[0-9a-f]{64})?", "must be two SHA-256 sums")]
 Number = Annotated[int, Field(ge=1, le=2**31)]
 
 
@@ -88,7 +88,7 @@ def state(
     """Return a silo's signed statement. ``public``: the key to seal shares with; ``more``: of phase "round"."""
     empty = {"mask": "", "secrets": "", "shares": "", "holders": "", "group": ""}
     fields = {"study": study, **vars(slot), "phase": phase, "silo": silo, "samples": samples}
-    return seal(SECURE, "statement", {**fields, "seal": encoded(public), **empty, **more}, key)
+    return seal(SECURE, "statement", {**fields, "seal": encode(public), **empty, **more}, key)
 
 
 def read_statement(text: str) -> Statement:

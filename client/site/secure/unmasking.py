@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ..errors import SiteError
 from ..trust.chain import digest
 from . import masks
-from .masks import Vector, decoded
+from .masks import Vector, decode
 from .shamir import SHARE, combine
 from .statements import Statement, threshold
 
@@ -58,7 +58,7 @@ def open_sum(
             minus.append(masks.self_seed(secrets[name], context))
             continue
         for other in survivors:
-            key = decoded(statements[other].mask)
+            key = decode(statements[other].mask)
             seed = masks.pair_seed(secrets[name], key, context)
             (minus if other < name else plus).append(seed)
     return Opened(masks.add(total, plus, minus), false)

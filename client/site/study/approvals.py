@@ -69,7 +69,7 @@ def approve(
     Another version of a study that holds is refused: a person has to revoke that one first.
     """
     study, listed, record = parse_study(text, "study.toml"), [*warnings], Record(state)
-    with record.writing() as db:
+    with record.write() as db:
         before = _find(db, study.name)
         if before and not before.revoked and before.study.digest != study.digest:
             raise SiteError(
@@ -86,7 +86,7 @@ def approve(
 def revoke(state: Path, silo: str, name: str, by: str) -> None:
     """End a study at once: its next message is refused. Raises SiteError if there is none of this name."""
     record = Record(state)
-    with record.writing() as db:
+    with record.write() as db:
         found = db.execute("SELECT revoked FROM approvals WHERE name = ?", (name,)).fetchone()
         if found is None:
             raise SiteError(

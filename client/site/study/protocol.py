@@ -30,14 +30,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from ..errors import SiteError
-from ..parsed import Frozen, matching, parse_values, read_toml, shown
+from ..parsed import Frozen, match_pattern, parse_values, read_toml, shorten
 from ..private import load_ours
 from ..trust.code import trainer_faults
-from ..trust.envelope import SIGNATURE, STUDY, PrivateKey, body_of, prefixed, sign, verify
+from ..trust.envelope import SIGNATURE, STUDY, PrivateKey, add_prefix, body_of, sign, verify
 from ..trust.message_rules import uploads
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.policy import Metrics, Policy
-from ..trust.run_config import methods_of, number, owner, plain
+from ..trust.run_config import methods_of, number, owner, to_plain
 
 # Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
 _FREE = """study out resume checkpoint-every threads device data-dir dataset partition silos agreed min-silos
@@ -49,14 +49,14 @@ NO_COMBAT = {"survey.harmonize": "", "survey.covariates": "", "survey.shrink": T
 MOST = 2**53
 _sums: Any = load_ours("strategies/base/aggregation", "sum_weights")
 MEND = "`silofl study new` writes a protocol with every key"
-NAME = matching(
+NAME = match_pattern(
     r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "must be 1 to 63 lower-case letters, digits and hyphens"
 )
 Name = Annotated[str, NAME]
-Text = Annotated[str, matching(r"(?s).*\S.*", "must be a text")]
-Sum = Annotated[str, matching("[0-9a-f]{64}", "must be a SHA-256, 64 hexadecimal digits")]
+Text = Annotated[str, match_pattern(r"(?s).*\S.*", "must be a text")]
+Sum = Annotated[str, match_pattern("[0-9a-f]{64}", "must be a SHA-256, 64 hexadecimal digits")]
 Fingerprint = Annotated[
-    str, matching("SHA256:[0-9a-f]{64}", "must be SHA256: and 64 hexadecimal digits")
+    str, match_pattern("SHA256:[0-9a-f]{64}", "must be SHA256: and 64 hexadecimal digits")
 ]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 
@@ -158,7 +158,7 @@ class StudyProtocol(ProtocolFile):
 def sign_study(text: str, key: PrivateKey) -> str:
     """Return a protocol's file with this key's signature; an existing signature is replaced."""
     body = body_of(text)
-    signed = sign(prefixed(STUDY, body), key)
+    signed = sign(add_prefix(STUDY, body), key)
     return (
         body
         + SIGNATURE
@@ -172,7 +172,7 @@ def signer_of(text: str) -> str:
         return ""
     try:
         return verify(
-            prefixed(STUDY, body_of(text)), tomllib.loads(text.rpartition(SIGNATURE)[2])
+            add_prefix(STUDY, body_of(text)), tomllib.loads(text.rpartition(SIGNATURE)[2])
         )
     except ValueError as error:
         what = error if isinstance(error, SiteError) else "its signature is damaged"
@@ -212,13 +212,13 @@ def _settings(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
         if key not in DEFAULTS or key in FREE:
             why = "no study fixes it" if key in FREE else "this silofl has no such setting"
             why = "ComBat left silofl in 0.3.0" if key in NO_COMBAT else why
-            raise SiteError(f"{path}: [settings] {shown(key)}: {why}; leave it out")
+            raise SiteError(f"{path}: [settings] {shorten(key)}: {why}; leave it out")
         if fault := _constraint_fault(allowed, DEFAULTS[key]):
-            raise SiteError(f"{path}: [settings] {key} = {shown(allowed)}: {fault}")
+            raise SiteError(f"{path}: [settings] {key} = {shorten(allowed)}: {fault}")
     methods = flat.get("strategy", DEFAULTS["strategy"])
     for name in methods if isinstance(methods, list) else [methods]:
         if name not in METHODS:
-            raise SiteError(f"{path}: [settings] strategy: there is no method {shown(name)}")
+            raise SiteError(f"{path}: [settings] strategy: there is no method {shorten(name)}")
     return {"strategy": DEFAULTS["strategy"], **flat}
 
 
@@ -272,7 +272,7 @@ def allows(allowed: Any, value: Any) -> bool:
 def _same(wanted: Any, value: Any) -> bool:
     if isinstance(wanted, bool) or isinstance(value, bool):
         return str(wanted).lower() == str(value).lower()
-    return bool(plain(wanted) == plain(value))
+    return bool(to_plain(wanted) == to_plain(value))
 
 
 def words(allowed: Any) -> str:

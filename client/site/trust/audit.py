@@ -27,7 +27,7 @@ from typing import Any
 
 from ..errors import SiteError
 from . import chain
-from .chain import EVERY, Chain, ChainVerdict, digest, plain
+from .chain import EVERY, Chain, ChainVerdict, canonical, digest
 from .message_rules import OWN_MODEL
 
 LARGEST_SETTINGS = 1 << 18  # bytes of a run's settings; a run with more gets no reply
@@ -61,7 +61,7 @@ class Log(Chain):
         super().__init__(folder)
         self.record = {} if record is None else {"record": record}
 
-    def completed(
+    def complete(
         self, entry: Mapping[str, Any], number: int, file: str
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return the entry with its run's settings, or a reference to their line in this file; and the places to note.
@@ -71,12 +71,12 @@ class Log(Chain):
         noted = noted_settings(self.folder)
         lines = noted["lines"] if noted["file"] == file else {}
         if "run-config" in entry:
-            if (size := len(plain(entry["run-config"]))) > LARGEST_SETTINGS:
+            if (size := len(canonical(entry["run-config"]))) > LARGEST_SETTINGS:
                 raise SiteError(
                     f"the run has {size} bytes of settings, and the log keeps at most {LARGEST_SETTINGS}"
                 )
             once = {key: entry[key] for key in ONCE if key in entry}
-            run = f"{entry['run-id']} {digest(plain(once))}"
+            run = f"{entry['run-id']} {digest(canonical(once))}"
             if run in lines:
                 entry = {k: v for k, v in entry.items() if k not in ONCE} | {
                     "settings-line": lines[run]
@@ -114,7 +114,7 @@ def settings_of(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, 
     found: dict[int, Mapping[str, Any]] = {}
     for entry in entries:
         settings = entry.get("run-config", found.get(entry.get("settings-line", 0)))
-        if settings is not None and digest(plain(settings)) == entry["settings"]:
+        if settings is not None and digest(canonical(settings)) == entry["settings"]:
             found[entry["line"]] = settings
     return found
 

@@ -16,7 +16,7 @@ from client.site.trust.bundle import find_state
 from client.site.trust.chain import ChainVerdict
 from client.site.trust.methods import DEFAULTS
 from partitions.common.errors import UserError
-from partitions.common.names import escaped
+from partitions.common.names import escape
 
 Entry = Mapping[str, Any]
 
@@ -74,7 +74,7 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
     others = sorted({entry["time"][:7] for entry in entries} - {month})
     if others:
         lines += ["", f"other months: {', '.join(others)} (--month)"]
-    return "\n".join(map(escaped, lines))
+    return "\n".join(map(escape, lines))
 
 
 def of_run(

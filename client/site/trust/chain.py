@@ -44,7 +44,7 @@ class Chain:
         self.folder = folder
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Lock the chain against other processes. Raises OSError if the folder is not writable."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -59,7 +59,7 @@ class Chain:
 
         Raises OSError if that fails; then nothing may leave.
         """
-        with self.held():
+        with self.hold():
             return self.write(entry)
 
     def write(self, entry: Mapping[str, Any]) -> tuple[int, str]:
@@ -69,7 +69,7 @@ class Chain:
             {"torn": digest(torn)} if torn else {}
         )
         file = self._file()
-        entry, note = self.completed(entry, number + 1, file.name)
+        entry, note = self.complete(entry, number + 1, file.name)
         text, own = chain_line({**head, **entry})
         self._write(text, file)
         # An older head tells of fewer lines, which is no fault; so its new name need not be on the disk.
@@ -77,7 +77,7 @@ class Chain:
         write_whole(self.folder / "head.json", head_text, sync_name=False)
         return number + 1, own
 
-    def completed(
+    def complete(
         self, entry: Mapping[str, Any], number: int, file: str
     ) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return the entry as written in this line of this file, and what `head.json` notes in addition."""
@@ -158,7 +158,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def plain(values: Mapping[str, Any]) -> bytes:
+def canonical(values: Mapping[str, Any]) -> bytes:
     """Return values as canonical text: equal values give equal text."""
     return json.dumps(values, sort_keys=True, default=lambda value: value.hex()).encode()
 

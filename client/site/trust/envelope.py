@@ -92,7 +92,7 @@ def seal(
 ) -> str:
     """Return fields as a signed text in JSON; ``name``: of the text in it."""
     text = json.dumps({"kind": kind, **fields})
-    return json.dumps({name: text, **sign(prefixed(kind, text), key)}, indent=indent)
+    return json.dumps({name: text, **sign(add_prefix(kind, text), key)}, indent=indent)
 
 
 def unseal(kind: str, name: str, content: str | bytes) -> tuple[dict[str, Any], str]:
@@ -108,7 +108,7 @@ def unseal(kind: str, name: str, content: str | bytes) -> tuple[dict[str, Any], 
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = kind.removeprefix("silofl ").rpartition(" ")[0]
         raise SiteError(f"it is no {what} ({type(error).__name__})") from None
-    return fields, verify(prefixed(kind, text), outer)
+    return fields, verify(add_prefix(kind, text), outer)
 
 
 def body_of(text: str) -> str:
@@ -117,7 +117,7 @@ def body_of(text: str) -> str:
     return body.rstrip("\n") + "\n"
 
 
-def prefixed(kind: str, text: str) -> str:
+def add_prefix(kind: str, text: str) -> str:
     """Return a text as it is signed."""
     return f"{kind}\0{text}"
 

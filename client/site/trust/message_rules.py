@@ -6,7 +6,7 @@ from typing import Any
 
 from .methods import DEFAULTS, METHODS, NETWORKS, SETTINGS
 from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
-from .run_config import is_private, is_secure, number, of_method, owner, plain
+from .run_config import is_private, is_secure, number, of_method, owner, to_plain
 
 OWN_MODEL = "evaluate.own_model"  # message type for the silo's own model; as in strategies/base/evaluation.py
 PASSES = "patches-per-volume"
@@ -177,7 +177,7 @@ def sends_whole(method: str, run: Mapping[str, Any]) -> str:
     for name, values in whole.items():
         key = f"{method}.{name}"
         given = run.get(key)
-        if given is None or plain(given) in map(plain, values):
+        if given is None or to_plain(given) in map(to_plain, values):
             return f"the run strategy = {method} with {key} = {given}, which sends all layers"
     return ""
 

@@ -30,13 +30,13 @@ def check_pin(digest: str, app: bytes = b"") -> None:
     try:
         allowed = set(read_pins(pins))
     except OSError as error:
-        raise refused(
+        raise log_refusal(
             f"app {content_sum(app) or digest} refused: cannot read the allowed apps: {error}"
         ) from None
     if not any(one in allowed for one in sums_of(digest, app)):
         where = "SILOFL_ALLOWED_APPS" if is_sums(pins) else pins
         its = content_sum(app) or digest
-        raise refused(
+        raise log_refusal(
             f"app {its} refused: its SHA-256 is not among the {len(allowed)} listed in {where}"
         )
 
@@ -73,7 +73,7 @@ def sums_of(digest: str, app: bytes) -> Iterator[str]:
     yield content_sum(app)
 
 
-def refused(line: str) -> AppRefusedError:
+def log_refusal(line: str) -> AppRefusedError:
     """Log the line and return the error with it."""
     print(f"ERROR: {line}", file=sys.stderr, flush=True)
     return AppRefusedError(line)

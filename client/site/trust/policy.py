@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, ConfigDict, Field
 
 from ..errors import SiteError
-from ..parsed import Frozen, matching, parse_values, read_toml, shown
+from ..parsed import Frozen, match_pattern, parse_values, read_toml, shorten
 from .methods import METHODS
 
 PUBLIC = "public"  # in place of a file: the data are public
@@ -98,7 +98,8 @@ def among(*known: str) -> AfterValidator:
 LISTED = Field(strict=False)  # a tuple, which files have as a list
 Method = Annotated[str, among("all", *METHODS)]
 Module = Annotated[
-    str, matching(r"(?a:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", 'must be a module, "app" or "all"')
+    str,
+    match_pattern(r"(?a:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)", 'must be a module, "app" or "all"'),
 ]
 Metrics = Annotated[tuple[Annotated[str, among(*METRICS, SCORE, *EVIDENCE)], ...], LISTED]
 Least = Annotated[int, Field(ge=1, le=NO_LIMIT)]
@@ -314,8 +315,8 @@ def parse_policy(text: str, path: str) -> Policy:
     content = read_toml(text, path, "a rule is a line such as peers = false")
     if content.get("combat", False) is not False:
         raise SiteError(
-            f"{path}: combat = {shown(content['combat'])}: ComBat left silofl in 0.3.0; delete the line, and harmonise "
-            "a csv before its import, or ask for runs with normalization=silo"
+            f"{path}: combat = {shorten(content['combat'])}: ComBat left silofl in 0.3.0; delete the line, "
+            "and harmonise a csv before its import, or ask for runs with normalization=silo"
         )
     retired = tuple(key for key in RETIRED if content.pop(key, None) is not None)
     rules = parse_values(Rules, content, path, "`silofl policy` prints all rules")

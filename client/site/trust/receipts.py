@@ -98,7 +98,7 @@ def keep_receipt(
     if kind == "query" and not config.get(ASKED):
         return None
     try:
-        receipt = _checked(config.get(ASKED), run_id, silo, folder)
+        receipt = _check_receipt(config.get(ASKED), run_id, silo, folder)
         _keep(receipt, folder)
         return {"line": receipt.line, "hash": receipt.hash, "key": receipt.key}
     except (SiteError, OSError) as error:
@@ -111,7 +111,7 @@ def keep_receipt(
     return {"fault": fault}
 
 
-def _checked(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:
+def _check_receipt(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:
     """Return the receipt in a message. Raises SiteError if it is not for this log; its text continues after "and"."""
     if not text:
         raise SiteError("the server gives no receipt for the audit log")

@@ -39,7 +39,7 @@ def owner(key: str) -> str:
     return key.rpartition(".")[0]
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a setting as the app parses it: text that is a number as a number, a list of names without commas."""
     found = number(value)
     return " ".join(str(value).replace(",", " ").split()) if found is None else found

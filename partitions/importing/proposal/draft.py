@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.importing.discovery import find_others, find_rows, sliced
+from partitions.importing.discovery import find_others, find_rows, slice_volumes
 from partitions.importing.files import Faults
 from partitions.importing.images import probe
 from partitions.importing.options import ImportOptions
@@ -50,7 +50,7 @@ def propose_pictures(source: Path, options: ImportOptions) -> str:
     draft = as_signals if any(info.rate for info in infos) else as_recipe
     recipe = draft(options, infos, roles)
     ask_of_scans(options, found, infos, roles)
-    return written(layout, options, found, recipe, roles, [*notes, *count_notes(infos)])
+    return write_draft(layout, options, found, recipe, roles, [*notes, *count_notes(infos)])
 
 
 def infos_of(
@@ -92,7 +92,7 @@ def samples_of(layout: SourceLayout, options: ImportOptions, known: bool) -> Fou
         return find_rows(layout.source, own)
     blank = PictureRecipe(pictures=made_by((1, 1, 1), "uint8", options.reading))
     if layout.kind == "list":
-        return sliced(read_csv(layout.source, replace(own, pictures=blank)), own)
+        return slice_volumes(read_csv(layout.source, replace(own, pictures=blank)), own)
     return find_others(layout.source, blank, replace(own, pictures=blank), labelled=False)
 
 
@@ -257,7 +257,7 @@ def ask_of_scans(
         )
 
 
-def written(
+def write_draft(
     layout: SourceLayout,
     options: ImportOptions,
     found: Inventory,

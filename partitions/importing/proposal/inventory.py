@@ -186,17 +186,17 @@ def inspect_dicom(found: Inventory, path: Path) -> None:
     series = f"{study} {key['series']}"
     found.series[series] += frames
     found.slices = max(found.slices, found.series[series])
-    for what, value in described(dataset):
+    for what, value in describe_header(dataset):
         found.count(what, value)
     spacing = dicom.spacing_of(dicom_file.of_frame(dataset, 0))
     if spacing:
         found.pixels.append(min(spacing))
 
 
-def described(dataset: Dataset) -> Iterator[tuple[str, str]]:
+def describe_header(dataset: Dataset) -> Iterator[tuple[str, str]]:
     """Yield (property, value) of a header for the properties that pictures should share."""
     header = dicom_file.of_frame(dataset, 0)
-    taken = dicom.acquired(dataset, header)
+    taken = dicom.read_acquisition(dataset, header)
     yield "modality", taken.modality or "none"
     yield (
         "photometric interpretation",
@@ -229,7 +229,7 @@ def lines_of(found: Inventory) -> Iterator[str]:
     if found.studies:
         yield from lines_of_series(found)
     for what, values in found.values.items():
-        yield f"{what}: {ranked(values)}"
+        yield f"{what}: {rank_values(values)}"
     if found.pixels:
         low, high = min(found.pixels), max(found.pixels)
         yield (
@@ -238,7 +238,7 @@ def lines_of(found: Inventory) -> Iterator[str]:
             else f"a pixel: {low:.3g} to {high:.3g} mm"
         )
     if found.objects:
-        yield f"without a picture, by modality: {ranked(found.objects)}"
+        yield f"without a picture, by modality: {rank_values(found.objects)}"
     for reason, places in found.faults.items():
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
         yield f"DOES NOT FIT ({len(places)}): {reason}: {', '.join(places[:3])}{more}"
@@ -254,7 +254,7 @@ def lines_of_series(found: Inventory) -> Iterator[str]:
         yield f"{found.nameless} pictures have no PatientID"
 
 
-def ranked(values: Counter[str]) -> str:
+def rank_values(values: Counter[str]) -> str:
     """Return the most frequent values with their numbers."""
     more = len(values) - MOST_SHOWN
     shown = ", ".join(f"{value} ({count})" for value, count in values.most_common(MOST_SHOWN))

@@ -72,10 +72,10 @@ def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
     """Return the layout of a source. Raises DataError."""
     table = Path(options.labels_from) if options.labels_from else None
     if source.is_file():
-        return listed(source, options)
+        return list_layout(source, options)
     own = None if table else only_csv(source)
     if own and not is_joined(own, source):
-        return listed(own, options)
+        return list_layout(own, options)
     files = list(files_below(source))
     placed = [(place_of(source, i, len(files)), path) for i, path in enumerate(files)]
     if holds_dicom(source):
@@ -107,7 +107,7 @@ def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
     )
 
 
-def listed(table: Path, options: ImportOptions) -> SourceLayout:
+def list_layout(table: Path, options: ImportOptions) -> SourceLayout:
     """Return the layout of a csv that lists files. Raises DataError where it lists none."""
     lines = read_lines(table, options.take.separator, options.take.encoding)
     if "file" not in lines.columns:
@@ -175,7 +175,7 @@ def task_of_table(
                 else "in alphabetical order; --labels names those of all hospitals"
             )
             roles.reasons["classes"] = (
-                f"{where}: {counted(Counter(sample.labels[0] for sample in samples))}"
+                f"{where}: {count_values(Counter(sample.labels[0] for sample in samples))}"
             )
     except DataError as error:
         roles.questions["label"] = str(error)
@@ -223,7 +223,7 @@ def about_columns(columns: Sequence[str], lines: Lines) -> Iterator[str]:
         yield f"and {len(columns) - MOST_COLUMNS} more"
 
 
-def counted(values: Counter[str]) -> str:
+def count_values(values: Counter[str]) -> str:
     """Return the count of each value, without small counts."""
     return ", ".join(
         f"{name} {count if count >= FEWEST else f'fewer than {FEWEST}'}"
@@ -274,7 +274,7 @@ def labels_of_folders(layout: SourceLayout, options: ImportOptions, roles: Roles
                 f"{layout.source} has {len(strange)} folders besides {', '.join(options.labels)}"
             )
         roles.made |= {"classes": tuple(options.labels), "task": "multiclass"}
-        roles.reasons["classes"] = f"as asked for: {counted(layout.folders)}"
+        roles.reasons["classes"] = f"as asked for: {count_values(layout.folders)}"
     elif layout.scans:
         roles.questions["label"] = (
             f"are the {len(names)} folders of the first level the classes? Then run --propose again with --labels, "
@@ -282,7 +282,9 @@ def labels_of_folders(layout: SourceLayout, options: ImportOptions, roles: Roles
         )
     else:
         roles.made |= {"classes": tuple(names), "task": "multiclass"}
-        roles.reasons["classes"] = f"the folders of the first level: {counted(layout.folders)}"
+        roles.reasons["classes"] = (
+            f"the folders of the first level: {count_values(layout.folders)}"
+        )
         roles.questions["classes"] = (
             f"are these folders the classes of all hospitals, in this order: {', '.join(names)}? {by_csv}"
         )

@@ -92,7 +92,7 @@ def open_recording(path: Path) -> Recording:
     return (_wfdb if name.endswith(WFDB) else _dicom if is_dicom(path) else _edf)(path)
 
 
-def _made(
+def _make_recording(
     kind: str, channels: Sequence[tuple[str, str, float, int]], values: Any, **more: Any
 ) -> Recording:
     """Return the recording of channels, each a name, unit, rate and number of steps. Raises ScanError."""
@@ -137,7 +137,7 @@ def _wfdb(path: Path) -> Recording:
         made = wfdb.rdrecord(record, channels=list(places), sampto=to, smooth_frames=False)
         return [np.asarray(own, np.float64) for own in made.e_p_signal]
 
-    return _made("wfdb", channels, values)
+    return _make_recording("wfdb", channels, values)
 
 
 def _edf(path: Path) -> Recording:
@@ -171,7 +171,7 @@ def _edf(path: Path) -> Recording:
     # Code, sex, birth date and name, as EDF+ has them; plain EDF may have any text there.
     words = edf.local_patient_identification.split()
     coded = len(words) > 3 and words[1] in ("F", "M", "X") and words[0] != "X"
-    return _made("edf", channels, values, patient=words[0] if coded else "")
+    return _make_recording("edf", channels, values, patient=words[0] if coded else "")
 
 
 def _dicom(path: Path) -> Recording:
@@ -187,7 +187,7 @@ def _dicom(path: Path) -> Recording:
     defined = list(group.ChannelDefinitionSequence)
     if len(defined) != group.NumberOfWaveformChannels:
         raise ScanError("its header defines another number of channels than it has")
-    channels = [(_meaning(own), _unit(own), rate, steps) for own in defined]
+    channels = [(_channel_name(own), _unit(own), rate, steps) for own in defined]
 
     def values(places: Sequence[int], seconds: float) -> list[Array]:
         from pydicom.waveforms import multiplex_array
@@ -204,7 +204,7 @@ def _dicom(path: Path) -> Recording:
         return [_physical(made[:, i], defined[i]) for i in places]
 
     patient = str(dataset.get("PatientID") or "").strip()
-    return _made(
+    return _make_recording(
         "dicom-waveform",
         channels,
         values,
@@ -213,7 +213,7 @@ def _dicom(path: Path) -> Recording:
     )
 
 
-def _meaning(channel: Any) -> str:
+def _channel_name(channel: Any) -> str:
     """Return a DICOM channel's name: its label, or what its source's code means."""
     source = channel.get("ChannelSourceSequence") or []
     return (

@@ -16,7 +16,13 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.sizes import check_picture
-from partitions.importing.scans import ImageInfo, ScanError, hashed, pseudonym, redacted_errors
+from partitions.importing.scans import (
+    ImageInfo,
+    ScanError,
+    hash_text,
+    pseudonym,
+    redacted_errors,
+)
 from partitions.importing.signals.recording import Recording, open_recording
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.schema import few
@@ -80,7 +86,7 @@ def probe(path: Path, where: str, reading: ReadOptions) -> ImageInfo:
         whose = recording.patient
         return ImageInfo(
             *(chosen.steps, 1, len(names), True, pseudonym(whose), tuple(notes), taken),
-            spelling=hashed(whose),
+            spelling=hash_text(whose),
             rate=chosen.rate,
         )
 
@@ -109,7 +115,7 @@ def read(path: Path, where: str, reading: ReadOptions) -> Array:
             if missing := int((~np.isfinite(values)).sum()):
                 name = recording.names[place]
                 raise ScanError(f"its channel {name} has {missing} steps without a value")
-            scaled = resampled(
+            scaled = resample_channel(
                 values * recording.scales[place], recording.rates[place], chosen.rate
             )
             kept = scaled[: chosen.steps]
@@ -117,7 +123,7 @@ def read(path: Path, where: str, reading: ReadOptions) -> Array:
         return made
 
 
-def resampled(values: Array, own: float, rate: float) -> Array:
+def resample_channel(values: Array, own: float, rate: float) -> Array:
     """Return a channel of ``own`` Hz at another rate; beyond its ends it follows the line through both."""
     if own == rate:
         return values

@@ -19,7 +19,7 @@ from partitions.importing.tables import (
     read_lines,
 )
 from partitions.recipes.cells import GAPS, is_number
-from partitions.recipes.draft import draft_columns, drafted, find_gaps
+from partitions.recipes.draft import draft_column, draft_columns, find_gaps
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.people import (
     MOST_TRIED,
@@ -54,7 +54,7 @@ def draft_recipe(
     roles = tuple(name for name in columns if name != OPEN)
     features, notes = chosen_columns(lines, roles, "" if patient == OPEN else patient, take)
     if patient != OPEN:
-        with problems.collected():
+        with problems.collect():
             check_identifiers(lines, patient)
         notes = (*notes, *divided_patients(lines, patient, (*roles, *take.columns)))
     gaps = find_gaps(lines, features, take.asked)
@@ -62,14 +62,14 @@ def draft_recipe(
     found, decimal = draft_columns(lines, features, gaps, asked, patient, problems)
     for column in found:
         if column.kind == "skip" and (name := column.origin) in take.columns:
-            with problems.collected():
+            with problems.collect():
                 raise DataError(
                     f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}"
                 )
-    with problems.collected():
+    with problems.collect():
         decimal = label_sign(lines, roles, gaps, asked, decimal)
     used = {*features, *columns, "split", take.text, patient}
-    skipped = tuple(drafted(name, "skip") for name in header if name not in used)
+    skipped = tuple(draft_column(name, "skip") for name in header if name not in used)
     recipe = Recipe(
         columns=(*found, *skipped),
         label=columns,
@@ -107,7 +107,7 @@ def draft_roles(
     label = options.survival or options.label
     columns: tuple[str, ...] = (OPEN,)
     patient = OPEN
-    with problems.collected():
+    with problems.collect():
         if not label and "label" not in header:
             raise DataError(
                 f"{path} has no column label; name the label's column with --label: {list_columns(header)}"
@@ -118,9 +118,9 @@ def draft_roles(
                 f"{path}: {take.text} is the text and the label; name another column with --label"
             )
         for name in columns:
-            with problems.collected():
+            with problems.collect():
                 check_labelled(lines, name, name if len(columns) > 1 else "label")
-    with problems.collected():
+    with problems.collect():
         patient = patient_column(lines, take.patient, (*columns, *take.columns))
     return columns, patient
 

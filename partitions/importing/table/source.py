@@ -12,7 +12,7 @@ from partitions.common.names import unknown_name
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import hashed, pseudonym
+from partitions.importing.scans import hash_text, pseudonym
 from partitions.importing.signals.recording import with_ending
 from partitions.importing.table.draft import draft_recipe
 from partitions.importing.tables import (
@@ -166,7 +166,7 @@ def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) 
         common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
         file = with_ending(path.parent / row["file"])
         rows.append(
-            SampleSource(where, *common, file=file, mask=mask, spelling=hashed(key), key=key)
+            SampleSource(where, *common, file=file, mask=mask, spelling=hash_text(key), key=key)
         )
     return Found(
         rows,
@@ -243,7 +243,7 @@ def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: 
     keys, texts = (
         lines.columns.get(name, empty) for name in (recipe.patient, recipe.text.column)
     )
-    whose = {key: (pseudonym(key), hashed(key)) for key in dict.fromkeys(keys)}
+    whose = {key: (pseudonym(key), hash_text(key)) for key in dict.fromkeys(keys)}
     # Labels and split of each combination of cells
     known: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
     names, rows = (*columns, "split"), list[SampleSource]()

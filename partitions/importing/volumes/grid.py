@@ -69,15 +69,15 @@ class Grid:
             self.affine @ own.inv_ornt_aff(transform, self.shape),
         )
 
-    def turned(self, values: Array) -> Array:
+    def turn(self, values: Array) -> Array:
         """Turn values (n0, n1, n2) to canonical axes."""
-        return self._turned(values, self.orientation, CANONICAL)
+        return self._turn_part(values, self.orientation, CANONICAL)
 
     def turned_back(self, values: Array) -> Array:
         """Turn values from canonical axes to those of the source."""
-        return self._turned(values, CANONICAL, self.orientation)
+        return self._turn_part(values, CANONICAL, self.orientation)
 
-    def _turned(self, values: Array, start: Array, end: Array) -> Array:
+    def _turn_part(self, values: Array, start: Array, end: Array) -> Array:
         own = load_nibabel().orientations
         return np.asarray(own.apply_orientation(values, own.ornt_transform(start, end)))
 
@@ -110,7 +110,7 @@ def steps(grid: Grid, reading: ReadOptions) -> tuple[tuple[int, int, int], Array
     return reading.volume, np.array(reading.voxel) / grid.canonical.spacing
 
 
-def resampled(
+def resample(
     values: Array, shape: Sequence[int], step: Array, *, nearest: bool = False
 ) -> Array:
     """Resample values (n0, n1, n2) to ``shape`` voxels, each ``step`` old voxels wide, about the centre; 0 outside."""

@@ -24,7 +24,7 @@ def read_stored(path: Path, where: str) -> Array:
         image = load(path)
         if len(shape_of(image)) != 3:
             raise ScanError("its file is a series in time")
-        return stored(image)
+        return stored_values(image)
 
 
 def load(path: Path) -> Any:
@@ -65,7 +65,7 @@ def grid_of(image: Any, *, straight: bool) -> Grid:
     return grid
 
 
-def stored(image: Any) -> Array:
+def stored_values(image: Any) -> Array:
     """Return a volume's values along the file's own axes, float32; of several times or channels the first."""
     first = (..., *[0] * (len(image.shape) - 3))
     values = np.asarray(
@@ -78,7 +78,7 @@ def stored(image: Any) -> Array:
 @lru_cache(maxsize=1)
 def stored_classes(path: Path, changed: int) -> Array:
     """Read the classes of a mask along the file's own axes, uint8 (i, j, k). Raises ScanError for other values."""
-    values = np.nan_to_num(stored(load(path)), copy=False)
+    values = np.nan_to_num(stored_values(load(path)), copy=False)
     classes = np.rint(values)
     if classes.min() < 0 or classes.max() > 255 or np.abs(values - classes).max() > 1e-3:
         raise ScanError(

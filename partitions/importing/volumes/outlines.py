@@ -169,11 +169,11 @@ def contours(dataset: Dataset, grid: Grid) -> Iterator[tuple[str, Any]]:
         drawn = list(roi.get("ContourSequence") or [])
         yield (
             names.get(int(roi.ReferencedROINumber), ""),
-            lambda drawn=drawn: filled(drawn, grid),
+            lambda drawn=drawn: fill_outline(drawn, grid),
         )
 
 
-def filled(drawn: Sequence[Dataset], grid: Grid) -> Array:
+def fill_outline(drawn: Sequence[Dataset], grid: Grid) -> Array:
     """Return the voxels inside an outline's contours."""
     made = np.zeros(grid.shape, bool)
     back = np.linalg.inv(grid.affine)

@@ -26,9 +26,9 @@ from partitions.importing.dicom import (
     KIND,
     PIXELS,
     PLACE,
-    acquired,
     in_unit,
     place_of,
+    read_acquisition,
     spacing_of,
     warnings_of,
 )
@@ -94,8 +94,8 @@ def read_series(files: Sequence[Path]) -> Series:
         )
     first = planes[0]
     check_picture((len(planes), *first.pixels), "its volume")
-    planes, grid = stacked(planes)
-    taken = acquired(dataset, of_frame(dataset, 0))
+    planes, grid = stack_planes(planes)
+    taken = read_acquisition(dataset, of_frame(dataset, 0))
     patient = str(dataset.get("PatientID") or "").strip()
     return Series(tuple(planes), grid, taken, tuple(dict.fromkeys(notes)), patient)
 
@@ -115,7 +115,7 @@ def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
     return Plane(path, frame, position, axes, spacing, size)
 
 
-def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
+def stack_planes(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
     """Return the slices in the order of their positions, and their grid. Raises ScanError where they are no volume."""
     first = planes[0]
     if len(planes) < 2:

@@ -22,14 +22,14 @@ from partitions.importing.scans import (
     ImageInfo,
     ScanError,
     fit,
-    fitted,
-    hashed,
+    fitted_size,
+    hash_text,
     parts_of,
     pseudonym,
     redacted_errors,
 )
 from partitions.importing.volumes import nifti
-from partitions.importing.volumes.grid import Grid, resampled, same_place, steps
+from partitions.importing.volumes.grid import Grid, resample, same_place, steps
 from partitions.importing.volumes.outlines import draw
 from partitions.importing.volumes.series import read_series, values_of
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -68,7 +68,7 @@ def open_scan(files: Sequence[Path], *, whole: bool) -> Scan:
     """Read the headers of a scan, to be used as a whole or slice by slice. Raises ScanError."""
     if not is_nifti(files):
         series = read_series(files)
-        whose = pseudonym(series.patient), hashed(series.patient)
+        whose = pseudonym(series.patient), hash_text(series.patient)
         return Scan(
             series.grid, series.acquired, series.notes, whose, lambda: values_of(series)
         )
@@ -80,11 +80,11 @@ def open_scan(files: Sequence[Path], *, whole: bool) -> Scan:
         )
 
     def values() -> tuple[Array, Array]:
-        found = nifti.stored(image)
+        found = nifti.stored_values(image)
         return found, ~np.isfinite(found)
 
     # The volume counts as a patient, so that its slices are all in one split.
-    whose = (hashed(str(files[0].resolve())),) * 2
+    whose = (hash_text(str(files[0].resolve())),) * 2
     notes = (FIRST,) * several
     return Scan(
         nifti.grid_of(image, straight=whole),
@@ -111,7 +111,7 @@ def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
         turned, (whose, spelling) = scan.grid.canonical, scan.patient
         taken = replace(scan.acquired, pixel=min(turned.pixel))
         if not reading.volume:
-            sides = fitted(*turned.shape[1:], turned.pixel, reading)
+            sides = fitted_size(*turned.shape[1:], turned.pixel, reading)
             return ImageInfo(*sides, 1, True, whose, scan.notes, taken)
         notes = scan.notes + (NO_UNIT_WINDOW,) * (taken.modality == "CT" and not reading.window)
         taken = replace(taken, between=float(turned.spacing[0]))
@@ -131,17 +131,17 @@ def read(
             ]
         scan = open_scan(files, whole=True)
         shape, step = steps(scan.grid, reading)
-        values = scan.grid.turned(shown(scan, reading.window))
-        return resampled(values, shape, step).astype(np.float32)[..., np.newaxis]
+        values = scan.grid.turn(scale_window(scan, reading.window))
+        return resample(values, shape, step).astype(np.float32)[..., np.newaxis]
 
 
 @lru_cache(maxsize=1)  # the slices of a volume are read consecutively
 def shown_of_file(
     path: Path, changed: int, window: tuple[float, float] | None
 ) -> tuple[Grid, Array]:
-    """Return the grid of a NIfTI file, and its values as :func:`shown`."""
+    """Return the grid of a NIfTI file, and its values as :func:`scale_window`."""
     scan = open_scan((path,), whole=False)
-    return scan.grid, shown(scan, window)
+    return scan.grid, scale_window(scan, window)
 
 
 def slice_of(
@@ -152,14 +152,14 @@ def slice_of(
     resampling: Image.Resampling,
 ) -> Array:
     """Return an axial slice (h, w), of the requested size; None: the middle one."""
-    turned = grid.turned(values)
+    turned = grid.turn(values)
     picture = Image.fromarray(
         np.ascontiguousarray(turned[len(turned) // 2 if part is None else part])
     )
     return np.asarray(fit(picture, grid.canonical.pixel, reading, resampling))
 
 
-def shown(scan: Scan, window: tuple[float, float] | None) -> Array:
+def scale_window(scan: Scan, window: tuple[float, float] | None) -> Array:
     """Read a scan's values as 0..1, float32; in place, because a volume may take a large share of the free memory."""
     values, padding = scan.values()
     if window:
@@ -209,7 +209,7 @@ def read_mask(
             classes = nifti.stored_classes(masks[0], masks[0].stat().st_mtime_ns)
             if not whole:
                 return slice_of(own, classes, part, reading, Image.Resampling.NEAREST)
-            turned = own.turned(classes)
+            turned = own.turn(classes)
         elif is_nifti(files):
             raise ScanError("its mask is DICOM, and its volume NIfTI; convert one of them")
         elif not reading.outlines:
@@ -217,9 +217,9 @@ def read_mask(
                 "its outlines need names: --outlines A,B makes them the classes 1 and 2"
             )
         else:
-            turned = grid.turned(draw(masks, reading.outlines, grid))
+            turned = grid.turn(draw(masks, reading.outlines, grid))
         shape, step = steps(grid, reading)
-        return resampled(turned, shape, step, nearest=True)
+        return resample(turned, shape, step, nearest=True)
 
 
 def as_source(
@@ -230,5 +230,5 @@ def as_source(
         grid = open_scan(files, whole=True).grid
         _, step = steps(grid, reading)
         return grid.turned_back(
-            resampled(mask, grid.canonical.shape, 1 / step, nearest=True)
+            resample(mask, grid.canonical.shape, 1 / step, nearest=True)
         ), grid

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import locked, state_home, write_atomically
+from partitions.common.files import hold_lock, state_home, write_atomically
 from partitions.common.parsed import Frozen, parse_json
 from server.deploy import processes
 from server.deploy.control import Connection, read_connection
@@ -162,7 +162,7 @@ def write_record(folder: Path, up: UpFederation) -> None:
 @contextlib.contextmanager
 def only_one(directory: Path) -> Iterator[None]:
     """Allow one `up` or `down` of a federation at a time. Raises DataError if another one is in progress."""
-    with locked(
+    with hold_lock(
         directory / "lock",
         f"another `silofl up` or `silofl down` of {directory.name!r} is at work; wait for it",
     ):

@@ -17,13 +17,13 @@ from server.report.canvas import (
     ORANGE,
     Canvas,
     chart,
+    finish_lines,
     line,
-    lined,
     room_for,
     styles,
 )
 from server.report.html import duration, lines, markup, render, size_text, typical
-from server.report.methods import keeps, sends_numbers, spelled, uploads
+from server.report.methods import keeps, sends_numbers, spell, uploads
 from server.report.sections.evidence import evidence_that_left, own_models_that_left
 from server.report.study import StudyResults
 from server.results.history import Row
@@ -54,7 +54,7 @@ def cost_section(study: StudyResults) -> Markup:
         COST,
         seeds=len(study.seeds),
         head=["Method", *map(lines, HEAD.split(","))],
-        rows=[(spelled(method), cost_row(study, method)) for method in study.methods],
+        rows=[(spell(method), cost_row(study, method)) for method in study.methods],
         bytes=bytes_per_round(study),
         seconds=seconds_per_round(study),
     )
@@ -84,7 +84,7 @@ def mean_seconds(study: StudyResults, method: str, part: str) -> str:
 @chart
 def bytes_per_round(study: StudyResults) -> str:
     """Draw each method's bytes per round, one bar for down and one for up."""
-    names = list(map(spelled, study.methods))
+    names = list(map(spell, study.methods))
     c = Canvas(340, 46 * len(names) + 40, (8 + room_for(names), 66, 4, 36))
     a, rows, most = c.axes, np.arange(len(names)), 1.0
     for key, arrow, shift, look in (
@@ -112,16 +112,16 @@ def bytes_per_round(study: StudyResults) -> str:
 @chart
 def seconds_per_round(study: StudyResults) -> str:
     """Draw the wall time of every round, one line per method."""
-    c = Canvas(340, 230, (40, 26 + room_for(map(spelled, study.methods)), 8, 42))
+    c = Canvas(340, 230, (40, 26 + room_for(map(spell, study.methods)), 8, 42))
     look = styles(study)
     ends = []
     for method in study.methods:
         if found := study.training_seconds(method):
             line(c.axes, list(found), list(found.values()), look[method])
-            ends.append((list(found.values())[-1], spelled(method), look[method]))
+            ends.append((list(found.values())[-1], spell(method), look[method]))
     c.axes.set_ylim(bottom=0)
     c.axes.set_ylabel("seconds")
-    lined(c, ends, "round", percent=False)
+    finish_lines(c, ends, "round", percent=False)
     return c.svg("seconds", "Seconds per round of each method.")
 
 
@@ -135,8 +135,8 @@ def left_section(study: StudyResults) -> Markup:
         metrics=", ".join(sorted({row.metric for row in values_that_left(study)})) or "none",
         allowed=", ".join(study.task.metrics),
         evidence=", ".join(evidence_that_left(study)),
-        kept=[(spelled(m), what) for m in study.methods if m not in own for what in keeps(m)],
-        own=[(spelled(m), ", ".join(silos)) for m, silos in own.items()],
+        kept=[(spell(m), what) for m in study.methods if m not in own for what in keeps(m)],
+        own=[(spell(m), ", ".join(silos)) for m, silos in own.items()],
         head=["Method", "Vectors", lines("per hospital|and round"), "Other numbers"],
         rows=[left_row(method, sent) for method in study.methods],
         silo_head=[
@@ -165,7 +165,7 @@ def left_row(method: str, sent: Sent) -> dict[str, object]:
     vectors, numbers = (
         ", ".join(names) or "none" for names in (uploads(method), sends_numbers(method))
     )
-    return {"name": spelled(method), "vectors": vectors, "size": text, "numbers": numbers}
+    return {"name": spell(method), "vectors": vectors, "size": text, "numbers": numbers}
 
 
 def silo_row(study: StudyResults, silo: str, sent: Sent) -> list[object]:

@@ -14,9 +14,9 @@ from markupsafe import Markup
 from models.evidence.calibration import THRESHOLDS
 from models.evidence.measure import CALIBRATION, MEASUREMENT, PREFIX
 from server.report.canvas import MUTED, Canvas, chart, percent_axis, styles
-from server.report.html import markup, number, percent, plain, render
-from server.report.inference import NAN, known
-from server.report.methods import spelled
+from server.report.html import format_number, markup, number, percent, render
+from server.report.inference import NAN, finite_or_nan
+from server.report.methods import spell
 from server.report.study import StudyResults
 from strategies import strategies
 from strategies.base.evaluation import sends_own_model
@@ -73,7 +73,9 @@ TEMPLATE = """{% from "macros" import table, cells, explained with context %}
 def value(study: StudyResults, method: str, silo: str, key: str) -> float:
     """Return a value of a silo's evidence, mean over seeds; ``nan`` if no seed has it."""
     each = [r["per_silo"].get(silo, {}) for r in study.of(method)]
-    found = [known(values.get(key, values.get("evidence", {}).get(key))) for values in each]
+    found = [
+        finite_or_nan(values.get(key, values.get("evidence", {}).get(key))) for values in each
+    ]
     return statistics.fmean(v) if (v := [v for v in found if not math.isnan(v)]) else NAN
 
 
@@ -160,8 +162,8 @@ def evidence_section(study: StudyResults) -> Markup:
         TEMPLATE,
         head=["Hospital", *(["Measurement"] if measured[0] else []), *columns],
         rows=[(silo, cells(study, methods, silo, prefix)) for silo, prefix in pairs],
-        first=spelled(methods[0]),
-        second=spelled(methods[1]) if len(methods) > 1 else "",
+        first=spell(methods[0]),
+        second=spell(methods[1]) if len(methods) > 1 else "",
         panels=[
             (
                 f"{silo}: {name_of(prefix)}" if prefix else silo,
@@ -180,7 +182,7 @@ def evidence_section(study: StudyResults) -> Markup:
         groups=groups,
         chance=f"{BY_CHANCE * len(groups) * len(methods):.2g}",
         tested=tested_text(study),
-        group_head=["Hospital", "Subgroup", "Test", *map(spelled, methods)],
+        group_head=["Hospital", "Subgroup", "Test", *map(spell, methods)],
         score=study.task.score_label,
     )
 
@@ -197,13 +199,17 @@ def group_rows(
             rows.append(
                 (
                     silo,
-                    [key.removeprefix(PREFIX), n, *(scored(found.get(key)) for found in each)],
+                    [
+                        key.removeprefix(PREFIX),
+                        n,
+                        *(format_score(found.get(key)) for found in each),
+                    ],
                 )
             )
     return rows
 
 
-def scored(values: Sequence[float] | None) -> Markup:
+def format_score(values: Sequence[float] | None) -> Markup:
     """Return a score in per cent, or an error in the label's unit, with its interval below."""
     if values is None:
         return Markup("–")
@@ -262,7 +268,11 @@ def texts_of(study: StudyResults, method: str, silo: str, prefix: str) -> list[s
 
 def short(found: float | None) -> str:
     """Return a number in the label's unit with three digits."""
-    return "–" if math.isnan(known(found)) else plain(float(found or 0), 3, zeros=False)
+    return (
+        "–"
+        if math.isnan(finite_or_nan(found))
+        else format_number(float(found or 0), 3, zeros=False)
+    )
 
 
 def diagrams(
@@ -299,7 +309,7 @@ def reliability_diagram(study: StudyResults, silo: str, bins: Values, place: int
     percent_axis(c.axes.yaxis)
     return c.svg(
         f"reliability-{place}",
-        f"Reliability diagram of {silo} with {', '.join(map(spelled, bins))}.",
+        f"Reliability diagram of {silo} with {', '.join(map(spell, bins))}.",
     )
 
 
@@ -314,7 +324,7 @@ def value_diagram(study: StudyResults, whose: str, bins: Values, key: str) -> st
     c.axes.set(xlabel="predicted", ylabel="measured")
     return c.svg(
         f"values-{key}",
-        f"Mean measurement by prediction in {whose} with {', '.join(map(spelled, bins))}.",
+        f"Mean measurement by prediction in {whose} with {', '.join(map(spell, bins))}.",
     )
 
 
@@ -368,5 +378,5 @@ def net_benefit_chart(study: StudyResults, silo: str, benefits: Values, place: i
     a.grid(axis="y")
     percent_axis(a.xaxis)
     return c.svg(
-        f"benefit-{place}", f"Net benefit in {silo} with {', '.join(map(spelled, benefits))}."
+        f"benefit-{place}", f"Net benefit in {silo} with {', '.join(map(spell, benefits))}."
     )

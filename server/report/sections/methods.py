@@ -33,7 +33,7 @@ from server.report.html import (
     with_spread,
 )
 from server.report.inference import HOSPITALS_NEEDED
-from server.report.methods import alone, baseline_name, baselines, reports, spelled
+from server.report.methods import alone, baseline_name, baselines, reports, spell
 from server.report.participation import MARK, mean_without, rounds_missed, seldom, worst
 from server.report.study import StudyResults
 from server.results.summary import round_name
@@ -80,17 +80,17 @@ def methods_section(study: StudyResults) -> Markup:
         terms=terms(study),
         rare_text=rounds_missed(seldom(study, study.methods)),
         mark=MARK,
-        compared=in_widths(compared, study) if several else None,
-        base=spelled(study.base) if study.base else "",
+        compared=in_widths(draw_gains, study) if several else None,
+        base=spell(study.base) if study.base else "",
         needed=HOSPITALS_NEEDED,
         word=study.task.score_label,
         gains=gain_rows(study),
         gain_head=["Method", lines("Mean gain,|points"), Markup("95&#8239;%<br>interval"), "p"],
-        first=spelled(study.best)
-        if study.best and study.compared(study.best, study.base or "") == 1
+        first=spell(study.best)
+        if study.best and study.count_compared(study.best, study.base or "") == 1
         else "",
         every=every_method(study),
-        every_head=["Hospital", *map(spelled, study.methods)],
+        every_head=["Hospital", *map(spell, study.methods)],
     )
 
 
@@ -115,7 +115,7 @@ def method_row(study: StudyResults, method: str) -> dict[str, Any]:
         )
     rate = math.nan if method in baselines() else study.final(method, "incentivized_rate")[0]
     return {
-        "name": spelled(method),
+        "name": spell(method),
         "key": method,
         "snapshot": "model before" if reports(method) == "received" else "model after",
         "cells": [
@@ -140,7 +140,7 @@ def gain_rows(study: StudyResults) -> list[tuple[str, list[Markup | str]]]:
             gain = study.mean_gain(method, base)
             p = "< 0.001" if gain.p < 0.001 else number(gain.p, 3)
             mean = markup("{}<small>{}</small>", points(gain.mean), hospitals_of(len(silos)))
-            rows.append((spelled(method), [mean, between(gain) or "–", p]))
+            rows.append((spell(method), [mean, between(gain) or "–", p]))
     return rows
 
 
@@ -216,13 +216,13 @@ def every_method(study: StudyResults) -> list[tuple[str, list[tuple[str, Markup]
 
 
 @chart
-def compared(study: StudyResults, width: float) -> str:
+def draw_gains(study: StudyResults, width: float) -> str:
     """Draw each method's gain over the baseline: a mark per silo, the mean and its interval."""
     look, base = styles(study), study.base or alone()
     methods = sorted(
         (m for m in study.methods if m != base), key=lambda m: -study.mean_gain(m, base).mean
     )
-    names = list(map(spelled, methods))
+    names = list(map(spell, methods))
     c = Canvas(width, 40 * len(methods) + 50, (8 + room_for(names), 60, 6, 44))
     a = c.axes
     for row, method in enumerate(methods):
@@ -252,9 +252,9 @@ def compared(study: StudyResults, width: float) -> str:
     a.set_yticks(range(len(methods)), names)
     a.grid(axis="x")
     percent_axis(a.xaxis)
-    a.set_xlabel(f"gain over {spelled(base)}, points of test {study.task.score_label}")
+    a.set_xlabel(f"gain over {spell(base)}, points of test {study.task.score_label}")
     a.spines["left"].set_visible(False)
     return c.svg(
         f"compared{width:g}",
-        f"Mean gain over {spelled(base)} of each method with its 95 % interval.",
+        f"Mean gain over {spell(base)} of each method with its 95 % interval.",
     )

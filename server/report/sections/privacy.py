@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from server.report.canvas import Canvas, chart, in_widths, line, lined, room_for, styles
+from server.report.canvas import Canvas, chart, finish_lines, in_widths, line, room_for, styles
 from server.report.html import capital, percent, render
-from server.report.methods import reports, spelled
+from server.report.methods import reports, spell
 from server.report.study import StudyResults
-from server.results.history import spent
+from server.results.history import spent_by_silo
 
 Points = list[tuple[float, float]]
 TEMPLATE = """{% from "macros" import table, cells, widths, explained with context %}
@@ -36,7 +36,7 @@ def privacy_section(study: StudyResults) -> Markup:
         several=sum(len(study.of(method)) for method in methods) > 1,
         head=["Hospital", "Method, seed", "Epsilon", "Delta", "Steps", capital(study)],
         rows=list(privacy_rows(study, methods)),
-        without=[spelled(m) for m in study.methods if m not in methods],
+        without=[spell(m) for m in study.methods if m not in methods],
         figure=in_widths(score_by_epsilon, study),
         word=study.task.score_label,
     )
@@ -55,13 +55,13 @@ def privacy_rows(study: StudyResults, methods: list[str]) -> Iterator[tuple[str,
     for run in (run for method in methods for run in study.of(method)):
         key = run["strategy"], run["seed"]
         end = "" if key in study.finished else ", not finished"
-        for silo, cost in spent(study.history.of(*key)).items():
+        for silo, cost in spent_by_silo(study.history.of(*key)).items():
             score = run["per_silo"].get(silo, {}).get(study.task.score)
             values = [f"{cost.epsilon:.2f}", f"{cost.delta:.1g}", f"{cost.steps:,}"]
             yield (
                 silo,
                 [
-                    f"{spelled(key[0])}, {key[1]}{end}",
+                    f"{spell(key[0])}, {key[1]}{end}",
                     *values,
                     "withheld" if score is None else percent(score),
                 ],
@@ -95,7 +95,7 @@ def bought(study: StudyResults, method: str, silo: str) -> Points:
 def score_by_epsilon(study: StudyResults, width: float) -> str:
     """Draw each silo's score against its epsilon, and the mean over silos; empty without scores."""
     methods, look, ends = private_methods(study), styles(study), []
-    right = 26 + room_for(map(spelled, methods))
+    right = 26 + room_for(map(spell, methods))
     c = Canvas(width, 320 if width > 500 else 270, (38, right, 10, 42))
     for method in methods:
         lines = [points for silo in study.silos if (points := bought(study, method, silo))]
@@ -109,9 +109,9 @@ def score_by_epsilon(study: StudyResults, width: float) -> str:
                 *(map(statistics.fmean, zip(*step, strict=True)) for step in steps), strict=True
             )
             line(c.axes, x, y, look[method])
-            ends.append((y[-1], spelled(method), look[method]))
+            ends.append((y[-1], spell(method), look[method]))
     if not ends:
         return ""
-    lined(c, ends, "epsilon spent in the run", rounds=False)
+    finish_lines(c, ends, "epsilon spent in the run", rounds=False)
     label = f"Test {study.task.score_label} against spent epsilon, a thin line per silo, a thick one for their mean."
     return c.svg(f"by-epsilon{width:g}", label)

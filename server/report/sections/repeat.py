@@ -46,7 +46,7 @@ def commands(study: StudyResults) -> list[str]:
         and not study.simulated
     ):
         return _of_flower(study, named | changed)
-    pairs = [shlex.quote(f"{k}={plain(v)}") for k, v in changed.items()]
+    pairs = [shlex.quote(f"{k}={format_value(v)}") for k, v in changed.items()]
     main = f"--strategy {shlex.quote(str(c['strategy']))} --rounds {c.get('rounds')} --seed {c.get('seed')}"
     sets = f" --set {' '.join(pairs)}" if pairs else ""
     if study.simulated:
@@ -126,9 +126,9 @@ def exports(study: StudyResults, method: str, source: str, silo: str) -> list[st
     return lines
 
 
-def plain(value: object) -> str:
+def format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def toml(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else plain(value)
+    return f'"{value}"' if isinstance(value, str) else format_value(value)

@@ -15,14 +15,14 @@ from server.report.canvas import (
     Canvas,
     Style,
     chart,
+    finish_lines,
     in_widths,
     line,
-    lined,
     room_for,
     styles,
 )
 from server.report.html import capital, render
-from server.report.methods import reports, spelled
+from server.report.methods import reports, spell
 from server.report.study import StudyResults
 from server.results.summary import early_stop
 
@@ -57,10 +57,10 @@ def rounds_section(study: StudyResults) -> Markup:
         capital=capital(study),
         word=study.task.score_label,
         by_round=in_widths(by_round, study),
-        panels=[(spelled(m), before_after(study, m)) for m in shown],
+        panels=[(spell(m), before_after(study, m)) for m in shown],
         methods=len(methods),
         stopped=[
-            f"{spelled(run['strategy'])}, seed {run['seed']}, {why}" for run, why in stopped
+            f"{spell(run['strategy'])}, seed {run['seed']}, {why}" for run, why in stopped
         ],
     )
 
@@ -68,7 +68,7 @@ def rounds_section(study: StudyResults) -> Markup:
 @chart
 def by_round(study: StudyResults, width: float) -> str:
     """Draw each method's mean score over silos, for its reported snapshot, by rounds of training."""
-    right = 26 + room_for(map(spelled, study.methods))
+    right = 26 + room_for(map(spell, study.methods))
     c = Canvas(width, 360 if width > 500 else 290, (38, right, 10, 42))
     look = styles(study)
     ends = []
@@ -85,8 +85,8 @@ def by_round(study: StudyResults, width: float) -> str:
                 list(curve), *ranges, color=look[method].colour, alpha=0.12, linewidth=0
             )
         line(c.axes, list(curve), means, look[method])
-        ends.append((means[-1], spelled(method), look[method]))
-    lined(c, ends, "rounds of training")
+        ends.append((means[-1], spell(method), look[method]))
+    finish_lines(c, ends, "rounds of training")
     return c.svg(
         f"by-round{width:g}",
         f"Mean test {study.task.score_label} over hospitals by round and method.",
@@ -113,6 +113,6 @@ def before_after(study: StudyResults, method: str) -> str:
             ends.append((means[-1], snapshot, style))
     lowest = min((y for y, _, _ in ends), default=0.0)
     c.axes.set_ylim(max(lowest - 0.1, LOWEST) if lowest < 0 else -0.02, 1.02)
-    lined(c, ends, "round")
-    label = f"{spelled(method)}: mean test {study.task.score_label} by round before and after local training."
+    finish_lines(c, ends, "round")
+    label = f"{spell(method)}: mean test {study.task.score_label} by round before and after local training."
     return c.svg(f"before-{method}", label)

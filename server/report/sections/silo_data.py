@@ -25,13 +25,13 @@ from server.report.canvas import (
     VERMILLION,
     Canvas,
     chart,
-    clipped,
+    clip_name,
+    finish_lines,
     in_widths,
-    lined,
     room_for,
     short_names,
     silo_names,
-    thinned,
+    thin_names,
 )
 from server.report.html import render
 from server.report.study import StudyResults
@@ -99,8 +99,8 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
             "color": MUTED,
         }
         a.annotate(f"{n} samples" if turned else str(n), at, (cell / 2 + 6, 0), **beside)
-    silo_ticks = thinned(names, 48)
-    class_ticks = thinned([str(i) for i in range(classes)], 30)
+    silo_ticks = thin_names(names, 48)
+    class_ticks = thin_names([str(i) for i in range(classes)], 30)
     across, down = (silo_ticks, class_ticks) if turned else (class_ticks, silo_ticks)
     a.set_xticks(*across, rotation=90 if turned and not prefix else 0)
     a.set_yticks(*down)
@@ -193,8 +193,8 @@ def relationship_map(found: Relationships, width: float) -> str:
                 fontsize=min(11.0, cell * 0.36),
                 weight=weight,
             )
-    a.set_xticks(*thinned(names, 48), rotation=0 if prefix else 90)
-    a.set_yticks(*thinned(names, 48))
+    a.set_xticks(*thin_names(names, 48), rotation=0 if prefix else 90)
+    a.set_yticks(*thin_names(names, 48))
     a.set_xlabel(f"takes from hospital j ({prefix}…)" if prefix else "takes from hospital j")
     as_matrix(a, n, n)
     label = "Directed relationships of all hospitals after the last round, row i from column j."
@@ -218,11 +218,11 @@ def trajectories(found: Relationships, own: bool) -> str:
             look = {"color": BLUE if first else next(looks), "linewidth": 2.4 if first else 1.6}
             look["linestyle"] = DASHES[j % len(DASHES)]
             ends.append(
-                (float(values[-1]), clipped(names[j] if prefix else found.names[j], 12), None)
+                (float(values[-1]), clip_name(names[j] if prefix else found.names[j], 12), None)
             )
         c.axes.plot(found.rounds, values, **look)
     c.axes.axhline(0, color=INK, linewidth=0.8)
-    lined(c, ends, "round", percent=False)
+    finish_lines(c, ends, "round", percent=False)
     what = "of every hospital to itself" if own else f"of {found.names[0]} to all hospitals"
     return c.svg(
         f"dr-{'own' if own else 'first'}", f"Directed relationships {what} over the rounds."

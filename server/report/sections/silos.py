@@ -17,15 +17,15 @@ from server.report.canvas import (
     Canvas,
     Style,
     chart,
-    clipped,
+    clip_name,
     in_widths,
     percent_axis,
     room_for,
     styles,
 )
-from server.report.html import between, capital, counted, markup, percent, points, render
+from server.report.html import between, capital, count_noun, markup, percent, points, render
 from server.report.inference import SEEDS_NEEDED, Gain, Score
-from server.report.methods import spelled
+from server.report.methods import spell
 from server.report.participation import (
     MARK,
     Rounds,
@@ -67,10 +67,10 @@ def silos_section(study: StudyResults) -> Markup:
         Markup('Hospital<small class="phone">train + test</small>'),
         "Train",
         "Test",
-        *map(spelled, methods),
+        *map(spell, methods),
     ]
     if base:
-        head.append(markup("Gain of {}<br>over {}", spelled(best), spelled(base)))
+        head.append(markup("Gain of {}<br>over {}", spell(best), spell(base)))
     known = any(not math.isnan(study.score(m, s).mean) for m in methods for s in study.silos)
     return render(
         TEMPLATE,
@@ -86,7 +86,7 @@ def silos_section(study: StudyResults) -> Markup:
         rare_text=rounds_missed(rare),
         mark=MARK,
         joined=[
-            f"{silo} joined late: it took part from round {first} on ({', '.join(map(spelled, own))})"
+            f"{silo} joined late: it took part from round {first} on ({', '.join(map(spell, own))})"
             for silo, by_round in study.joined.items()
             for first, own in by_round.items()
         ],
@@ -191,22 +191,15 @@ def losers(study: StudyResults) -> Markup:
     ]
     other = Markup()
     if study.personalised not in (None, best):
-        other = markup(
-            " The best personalised method was {}.", spelled(study.personalised or "")
-        )
+        other = markup(" The best personalised method was {}.", spell(study.personalised or ""))
     if not lose:
         return markup(
-            "No hospital scores lower with {} than with {}.{}",
-            spelled(best),
-            spelled(base),
-            other,
+            "No hospital scores lower with {} than with {}.{}", spell(best), spell(base), other
         )
     if len(lose) > 6:
-        lose = [*lose[:5], markup("{}", counted(len(lose) - 5, "other"))]
+        lose = [*lose[:5], markup("{}", count_noun(len(lose) - 5, "other"))]
     names = Markup(", ").join(lose)
-    return markup(
-        "Lower with {} than with {}: {}.{}", spelled(best), spelled(base), names, other
-    )
+    return markup("Lower with {} than with {}: {}.{}", spell(best), spell(base), names, other)
 
 
 def _gain_column(a: Any, gain: Sequence[Gain]) -> None:
@@ -234,7 +227,7 @@ def gains(study: StudyResults, width: float) -> str:
     gain = {s: study.gain(best, base, s) for s in order} if base else {}
     if base:
         order.sort(key=lambda s: -gain[s].mean if not math.isnan(gain[s].mean) else 9)
-    names = [clipped(silo, 18) for silo in order]
+    names = [clip_name(silo, 18) for silo in order]
     margins = (8 + room_for(names), 52 if base else 14, 40, 40)
     c = Canvas(width, 24 * len(order) + 96, margins)
     a = c.axes
@@ -260,7 +253,7 @@ def gains(study: StudyResults, width: float) -> str:
     a.set_xlabel(f"test {study.task.score_label}, %")
     a.spines["left"].set_visible(False)
     _legend(c, study, look, best, narrow=width < 500)
-    listed = ", ".join(map(spelled, methods))
+    listed = ", ".join(map(spell, methods))
     label = f"Test {study.task.score_label} per hospital with {listed}; the numbers are in the table below."
     return c.svg(f"gains{width:g}", label)
 
@@ -324,9 +317,9 @@ def _legend(
     """Add the legend of the methods above the chart."""
     marks: list[Any] = [
         *(
-            c.axes.plot(
-                [], [], look[m].marker, **look[m].mark, markersize=7.5, label=spelled(m)
-            )[0]
+            c.axes.plot([], [], look[m].marker, **look[m].mark, markersize=7.5, label=spell(m))[
+                0
+            ]
             for m in study.columns
         )
     ]

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from server.report.html import duration, lines, render, size_text, with_spread
 from server.report.inference import spread
-from server.report.methods import spelled
+from server.report.methods import spell
 from server.report.study import StudyResults
 from server.results.tuned import STATES
 
@@ -60,9 +60,7 @@ def tuning_section(study: StudyResults) -> Markup:
             *map(lines, head),
             *([lines("Epsilon|of all trials")] if private else []),
         ],
-        rows=[
-            (spelled(method), cells(searches, method, private=private)) for method in methods
-        ],
+        rows=[(spell(method), cells(searches, method, private=private)) for method in methods],
         unsearched=study.unsearched,
         searched=", ".join(str(search["seed"]) for search in searches),
         space=[f"{key} = {form}" for key, form in asked["space"].items()],
@@ -89,7 +87,8 @@ def cells(searches: Sequence[Search], method: str, *, private: bool) -> list[str
         duration(total["seconds"]),
         with_spread(statistics.fmean(scores), spread(scores), "%"),
         "; ".join(
-            ", ".join(f"{k} {shown(v)}" for k, v in one["values"].items()) for one in best
+            ", ".join(f"{k} {format_value(v)}" for k, v in one["values"].items())
+            for one in best
         ),
         *(
             [", ".join(largest(search["privacy"].get(method, {}))[0] for search in searches)]
@@ -105,5 +104,5 @@ def largest(spent: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
     return ("–", "–") if most is None else (f"{most['epsilon']:.2f}", f"{most['delta']:.1g}")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)

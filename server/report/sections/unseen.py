@@ -11,8 +11,8 @@ from typing import Any
 from markupsafe import Markup
 
 from server.report.html import between, hospitals_of, percent, points, render
-from server.report.inference import HOSPITALS_NEEDED, known, over_hospitals
-from server.report.methods import alone, spelled
+from server.report.inference import HOSPITALS_NEEDED, finite_or_nan, over_hospitals
+from server.report.methods import alone, spell
 from server.report.study import StudyResults
 from server.results.hold_out import results_in
 
@@ -42,7 +42,7 @@ def held_out(study: StudyResults) -> dict[str, dict[str, Scores]]:
 
 
 def scores_of(values: Mapping[str, Any]) -> Scores:
-    return {kind: known(values.get(kind)) for kind in KINDS}
+    return {kind: finite_or_nan(values.get(kind)) for kind in KINDS}
 
 
 def unseen_section(study: StudyResults) -> Markup:
@@ -67,10 +67,10 @@ def unseen_section(study: StudyResults) -> Markup:
         ],
         rows=[
             (
-                spelled(method),
+                spell(method),
                 mean_row(
                     [of[method] for of in found.values() if method in of],
-                    study.compared(method, alone()),
+                    study.count_compared(method, alone()),
                 ),
             )
             for method in methods
@@ -117,7 +117,7 @@ def each_rows(
     for silo, of in sorted(found.items()):
         for method in methods:
             if method in of:
-                yield silo, [spelled(method), *(percent(of[method][kind]) for kind in KINDS)]
+                yield silo, [spell(method), *(percent(of[method][kind]) for kind in KINDS)]
 
 
 def mean(values: Sequence[float]) -> float:

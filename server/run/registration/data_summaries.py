@@ -154,7 +154,7 @@ class LateJoiners:
             if joiner.first <= server_round
         }
 
-    def awaited(self, silos: Mapping[str, Any]) -> bool:
+    def awaits(self, silos: Mapping[str, Any]) -> bool:
         """Return whether a hospital other than the run's ``silos`` may still join."""
         return bool(self.common.late.keys() - silos.keys()) or self.common.late_joiners == ANY
 
@@ -339,7 +339,7 @@ class SummaryRequests:
                 )
         except ImpostorError as error:
             found.impostors[node] = str(error)
-            self.reporter.refused(str(error))
+            self.reporter.log_refused(str(error))
             return
         except (UserError, DataError) as error:
             found.faults[node] = _cannot_take_part(node, str(error))

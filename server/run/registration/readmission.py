@@ -31,7 +31,7 @@ class Readmission:
         They take part from this round on. A node that answers with an error is asked again in the next round.
         """
         offline = any(info.node_id == OFFLINE for info in self.registration.silos.values())
-        if offline or self.late.awaited(self.registration.silos):
+        if offline or self.late.awaits(self.registration.silos):
             for node, summary in self._newly_online().items():
                 self._receive(node, summary, server_round)
         if due := self.late.due(server_round):

@@ -15,14 +15,14 @@ from flwr.serverapp import Grid
 from models.shapes import read_shape
 from models.tasks import Task, task_of
 from partitions.common.errors import UserError
-from partitions.schema import few, moved, read_schema
+from partitions.schema import few, find_moved, read_schema
 from server.results.run_directory import RunDirectory
 from server.run.receipts import Receipts
 from server.run.registration.data_summaries import Candidates, LateJoiners, SummaryRequests
 from server.run.reporter import Progress, Reporter
 from strategies.base.aggregation.secure import weights_of
 from strategies.base.info import OFFLINE, SiloInfo
-from strategies.base.robust import COUNT_SLACK, tolerated
+from strategies.base.robust import COUNT_SLACK, tolerated_faults
 from strategies.base.run_settings import RunSettings
 from strategies.base.settings import Common
 from strategies.base.state import State
@@ -75,7 +75,7 @@ def _note_mapped(summaries: Summaries, spec: DataSpec, reporter: Reporter) -> No
     agreed = spec.schema
     own = {name: read_schema(summary.get(SCHEMA, "")) for name, summary in summaries.items()}
     for name, schema in own.items():
-        if moves := moved(schema, agreed):
+        if moves := find_moved(schema, agreed):
             reporter.note(
                 f"{name} has its {' and '.join(moves)} in another order: it maps them by name"
             )
@@ -128,7 +128,7 @@ def _bound_of_count(strategy: PersonalizedStrategy, common: Common, silo: str) -
     capped = strategy.plan.with_silos(strategy.silos.values(), replace(common, robust="none"))
     if capped.samples[silo] == screened.samples[silo]:
         return f"{common.weight_cap:g} times the median (weight-cap)"
-    return f"{COUNT_SLACK:g} times the largest but {tolerated(len(strategy.silos))} (robust = screen)"
+    return f"{COUNT_SLACK:g} times the largest but {tolerated_faults(len(strategy.silos))} (robust = screen)"
 
 
 class Registration:
@@ -326,4 +326,4 @@ def data_spec_of(summaries: Iterable[Summary]) -> dict[str, Any]:
     own_file = any(s["own_file"] for s in summaries)
     classes = max(s["classes"] for s in summaries)
     shape, task = read_shape(summaries[0]["shape"]), summaries[0].get("task", "multiclass")
-    return DataSpec(own_file, shape, classes, task).saved()
+    return DataSpec(own_file, shape, classes, task).to_json()

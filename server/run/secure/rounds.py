@@ -64,7 +64,7 @@ class Shares:
     def silos(self) -> list[str]:
         return sorted(self.statements)
 
-    def sealed(self, owner: str, holder: str) -> bytes:
+    def seal_of(self, owner: str, holder: str) -> bytes:
         """Return what one silo has sealed for another."""
         found: list[bytes] = self.records[owner]["sealed"]
         return found[self.holders.index(holder)]
@@ -168,7 +168,7 @@ class SecureRounds:
             record: Any = {
                 **self._slot(),
                 "statements": texts,
-                "sealed": [made.sealed(name, silo) for name in names],
+                "sealed": [made.seal_of(name, silo) for name in names],
                 "hashes": [made.records[name]["hashes"][place:][:64] for name in names],
             }
             message.content[RECORD] = ConfigRecord(record)
@@ -244,7 +244,7 @@ class SecureRounds:
                 f"too few silos could read the shares of {', '.join(bad)}, left out until the run is resumed"
             )
 
-    def failed(self, server_round: int, error: AttemptFailedError) -> None:
+    def repeat_round(self, server_round: int, error: AttemptFailedError) -> None:
         """Prepare to repeat the round. Raises RunFailedError after the last attempt."""
         line = f"round {server_round}, attempt {self.attempt}: {error}"
         if self.attempt == MOST_ATTEMPTS:

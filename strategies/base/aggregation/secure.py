@@ -41,7 +41,7 @@ from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS, GLOBAL
 from strategies.base.transport.error_feedback import base_of
-from strategies.base.transport.payload import Model, Update, named, tensor_of
+from strategies.base.transport.payload import Model, Update, silos_of, tensor_of
 
 FEWEST = 3  # silos: of a sum of two, each knows the other's part
 TIMES = 4.0  # C, in lengths of what was received, before it becomes a power of two
@@ -204,7 +204,7 @@ def with_sum(reply: Message, update: Update, size: int) -> Update:
     return replace(update, vectors={ARRAY: integers}, bytes=4 * size)
 
 
-def added(vectors: Sequence[Tensor]) -> Tensor:
+def add_integers(vectors: Sequence[Tensor]) -> Tensor:
     """Return the sum of integers mod 2^32, from -2^31 to 2^31 - 1, as int64."""
     total = torch.zeros_like(vectors[0], dtype=torch.int64)
     for vector in vectors:
@@ -220,13 +220,15 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
             WARNING, "round %d: no group of silos is whole; it changes no model", strategy.round
         )
         return []
-    silos, common, info = named(updates), strategy.common, strategy.info
+    silos, common, info = silos_of(updates), strategy.common, strategy.info
     weights, received = weights_of(strategy, strategy.sent), strategy.sent[silos[0]]
     alike = dict.fromkeys(weights, 1)
     parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
     total = torch.empty(0)
     if names:
-        total = added([strategy.unmask(added([u.vectors[ARRAY] for u in updates]), silos)])
+        total = add_integers(
+            [strategy.unmask(add_integers([u.vectors[ARRAY] for u in updates]), silos)]
+        )
     sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
     for name, integers in zip(names, torch.split(total, sizes), strict=True):
         of = alike if info.sums_also.get(name) else weights
@@ -251,8 +253,8 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
 
 
 def _of_whole_groups(strategy: Any, updates: Sequence[Update]) -> list[Update]:
-    kept = whole(named(updates), labels_in(strategy))
-    for silo in sorted({*named(updates)} - {*kept}):
+    kept = whole(silos_of(updates), labels_in(strategy))
+    for silo in sorted({*silos_of(updates)} - {*kept}):
         strategy.reject(silo, "a silo of its group is missing (secure-group)")
     return [update for update in updates if update.silo in kept]
 

@@ -52,7 +52,7 @@ class TrainingLoop:
 
     def learning_rate(self, first: float | None = None) -> float:
         """Return η of this round, or a method's own rate: ``first``, times lr-decay per round since the first."""
-        return self.common.decayed(
+        return self.common.decay(
             self.common.learning_rate if first is None else first, self.round
         )
 

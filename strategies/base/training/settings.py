@@ -116,7 +116,7 @@ class LocalTraining:
         1.0, "focusing parameter of the focal loss", symbol="γ", minimum=0, maximum=5
     )
 
-    def decayed(self, rate: float, server_round: int) -> float:
+    def decay(self, rate: float, server_round: int) -> float:
         """Return this round's value of a learning rate: times lr-decay per round since the first, and its schedule.
 
         The schedule is torch's LinearLR over the warm-up, then its CosineAnnealingLR or StepLR. After the last round,

@@ -97,7 +97,7 @@ def part(
 def write_change(change: Tensor, dtype: str, share: float = 0.01) -> Encoded:
     """Encode a change (n,), with or without a residual; ``share``: the share of its numbers that topk keeps."""
     if dtype == "int8":
-        tensors = _quantised(change)
+        tensors = _quantise(change)
     elif dtype == "topk":
         places = largest(change, max(1, round(share * len(change))))
         tensors = {"places": places.to(torch.int32), "values": change[places]}
@@ -122,7 +122,7 @@ def read_change(encoded: Encoded, size: int) -> Tensor:
     return widen(part(encoded, "vector", shape=(size,)), encoded.dtype)
 
 
-def _quantised(change: Tensor) -> dict[str, Tensor]:
+def _quantise(change: Tensor) -> dict[str, Tensor]:
     """Return integers from -127 to 127 and a scale per block, nearest to the change (halves round to even)."""
     count = -(-len(change) // BLOCK)
     blocks = torch.nn.functional.pad(change, (0, count * BLOCK - len(change))).view(

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from models.shapes import Shape, columns, read_shape, written
+from models.shapes import Shape, columns, read_shape, write_shape
 from partitions.common.errors import UserError
 from partitions.labels import MOST_CLASSES, ONE_CLASS, TASKS
 from partitions.schema import (
@@ -64,11 +64,11 @@ class DataSpec:
         """Return the values by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the values in their JSON form."""
         return (
             self.values
-            | {"shape": written(self.shape)}
+            | {"shape": write_shape(self.shape)}
             | {key: self.values[key].content for key in SCHEMAS}
         )
 
@@ -199,7 +199,8 @@ def reconcile(
         for s in rest
     }
     used = {
-        name: reordered(summary, spec.get(SCHEMA, NO_SCHEMA)) for name, summary in kept.items()
+        name: reorder_columns(summary, spec.get(SCHEMA, NO_SCHEMA))
+        for name, summary in kept.items()
     }
     for name, (ratio, column) in _usual(used).items():
         times = f"values in column {column + 1} that are {ratio:.3g} times those of the others"
@@ -236,7 +237,7 @@ def _agreed_value(
     )
 
 
-def reordered(summary: dict[str, Any], agreed: Schema) -> dict[str, Any]:
+def reorder_columns(summary: dict[str, Any], agreed: Schema) -> dict[str, Any]:
     """Return a data summary with the sums of its columns in the agreed order, then those of a regression's labels."""
     own = _value(summary, SCHEMA)
     d = columns(read_shape(summary["shape"]))

@@ -286,7 +286,7 @@ class Update:
         return next(iter(self.vectors.values()))
 
 
-def named(updates: Iterable[Update]) -> list[str]:
+def silos_of(updates: Iterable[Update]) -> list[str]:
     """Return the silos that the updates are of."""
     return [silo for update in updates for silo in update.silos or (update.silo,)]
 

@@ -17,11 +17,11 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 
 from models.metrics import RANGES
 from models.privacy.accountant import LEAST_NOISE, ORDERS
-from models.shapes import columns, read_shape, written
+from models.shapes import columns, read_shape, write_shape
 from models.tasks import TASKS, all_metrics
 from partitions.common.errors import DataError
-from partitions.common.names import escaped
-from partitions.common.parsed import shown
+from partitions.common.names import escape
+from partitions.common.parsed import shorten
 from partitions.labels import MOST_CLASSES
 from partitions.schema import read_schema
 
@@ -65,7 +65,7 @@ def read_metrics(record: object) -> dict[str, float]:
         if name not in allowed:
             raise DataError(f"'{name[:80]}' is no metric that is known here")
         if isinstance(value, list) or not _in_range(name, value):
-            raise DataError(f"the metric '{name}' is {shown(value)}")
+            raise DataError(f"the metric '{name}' is {shorten(value)}")
     found = {
         name: float(value) for name, value in record.items() if not isinstance(value, list)
     }
@@ -133,7 +133,7 @@ def printable(text: object) -> str:
     surrogate pair) become their Python escapes.
     """
     line = " ".join(str(text)[: 4 * LONGEST].split())
-    shown = escaped(line)
+    shown = escape(line)
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
 
 
@@ -243,7 +243,7 @@ def _is_name(name: object) -> bool:
 def is_shape(value: object) -> bool:
     """Return whether a sample may have this shape, in the notation of models/shapes.py."""
     try:
-        return isinstance(value, list) and written(read_shape(value)) == value
+        return isinstance(value, list) and write_shape(read_shape(value)) == value
     except ValueError:
         return False
 

@@ -112,7 +112,7 @@ SETTINGS = {"batch-size": 64, "learning-rate": 1.0, "strategy": "apple", "resume
 def of_run(number: int, settings: dict[str, Any] = SETTINGS, **changes: Any) -> dict[str, Any]:
     return (
         entry(number)
-        | {"settings": digest(chain.plain(settings)), "run-config": settings}
+        | {"settings": digest(chain.canonical(settings)), "run-config": settings}
         | changes
     )
 

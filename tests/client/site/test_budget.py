@@ -276,7 +276,7 @@ def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path: Path) 
             file.unlink()
             (state / "budget" / "head.json").unlink()
         else:
-            with Record(state).writing() as db:
+            with Record(state).write() as db:
                 db.execute("DELETE FROM data_files")
         with pytest.raises(SiteError, match="restore the state directory"):
             ledger.charge(message(replace(data, sha256="b"), 3), NO_BUDGET)
@@ -312,7 +312,7 @@ def old_state(state: Path) -> Ledger:
         "data": "a",
         "note": chain.digest(note.encode()),
     }
-    with ledger.held():
+    with ledger.hold():
         ledger.write({**entry, **COST.fields})
     return ledger
 

@@ -184,7 +184,7 @@ def test_a_log_from_before_goes_on(node: dict[str, Any]) -> None:
         "asked": "train",
         "method": "fedavg",
         "app": "",
-        "settings": chain.digest(chain.plain(settings)),
+        "settings": chain.digest(chain.canonical(settings)),
     }
     audit.Log(Path(node["state-dir"]) / "audit").append(
         {**entry, "rule": "", "bytes": 0, "sent": [], "run-config": settings}

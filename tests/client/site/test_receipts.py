@@ -14,7 +14,7 @@ from client.site.errors import SiteError
 from client.site.trust import chain, receipts
 from client.site.trust.audit import Log, verify
 from client.site.trust.chain import chain_line
-from client.site.trust.envelope import BUNDLE, prefixed, sign
+from client.site.trust.envelope import BUNDLE, add_prefix, sign
 from client.site.trust.policy import Policy, PolicyRefusedError, parse_policy
 from client.site.trust.receipts import ASKED, FILE, KEY_FILE, keep_receipt, sign_receipt
 from server.cli.main import main
@@ -268,6 +268,6 @@ def test_what_is_signed_is_a_receipt_and_nothing_else() -> None:
     with pytest.raises(SiteError, match="it is no receipt"):
         receipts.read_receipt(json.dumps({**text, "receipt": own}))
     # The same text, signed behind no kind, or behind another one
-    for kind in ("", prefixed(BUNDLE, "")):
+    for kind in ("", add_prefix(BUNDLE, "")):
         with pytest.raises(SiteError, match="its signature is wrong"):
             receipts.read_receipt(json.dumps({**text, **sign(kind + text["receipt"], KEY)}))

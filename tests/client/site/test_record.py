@@ -51,7 +51,7 @@ def ask(state: Path, run: str = "1") -> None:
 
 def reply(state: Path) -> None:
     record = Record(state)
-    with record.writing() as db:
+    with record.write() as db:
         note_reply(db, record, ENTRY)
 
 
@@ -66,7 +66,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def test_only_its_owner_reads_it(state: Path) -> None:
-    with Record(state).writing():
+    with Record(state).write():
         modes = {file.name: file.stat().st_mode & 0o777 for file in state.glob(f"*{FILE}*")}
     assert modes and set(modes.values()) == {0o600}
     assert not list(state.glob(".*.new"))
@@ -137,7 +137,7 @@ def test_a_wal_of_a_record_that_is_gone_does_not_enter_a_new_one(state: Path) ->
     assert in_fork(counts_and_dies) == -signal.SIGKILL and (state / f"{FILE}-wal").exists()
     shutil.rmtree(state / "audit")
     (state / FILE).unlink()
-    with Record(state).writing() as db:
+    with Record(state).write() as db:
         assert db.execute("SELECT count(*) FROM messages").fetchone() == (0,)
 
 
@@ -164,7 +164,7 @@ def test_an_older_copy_allows_nothing(state: Path, tmp_path: Path) -> None:
 
 def _die_before_the_commit(state: Path) -> None:
     record = Record(state)
-    with record.writing() as db:
+    with record.write() as db:
         note_reply(db, record, ENTRY)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -199,7 +199,7 @@ def test_a_journal_for_a_file_system_of_the_network(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(site_record, "is_remote", lambda folder: True)
-    with Record(state).writing() as db:
+    with Record(state).write() as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         db.execute(MESSAGE, ("2026-01-01", "2", "a", "query", ""))
         assert not (state / f"{FILE}-wal").exists()

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from client.site.trust import signing
 from client.site.trust.bundle import check, check_signature, read_bundle
-from client.site.trust.envelope import BUNDLE, fingerprint, prefixed, public_pem, sign
+from client.site.trust.envelope import BUNDLE, add_prefix, fingerprint, public_pem, sign
 from client.site.trust.keys import load_signing_key, make_signing_key, site_root
 from client.site.trust.request import make_request
 from client.site.trust.signing import NEWEST, SIGNED, sign_bundle, signed_by
@@ -263,7 +263,7 @@ def test_a_signed_manifest_that_is_none(key: str, value: object, fault: str) -> 
     def change(files: dict[str, bytes]) -> None:
         fields = json.loads(json.loads(files[SIGNED])["manifest"]) | {key: value}
         odd = json.dumps({k: v for k, v in fields.items() if v is not None})
-        signed_json(files, {"manifest": odd, **sign(prefixed(BUNDLE, odd), OURS)})
+        signed_json(files, {"manifest": odd, **sign(add_prefix(BUNDLE, odd), OURS)})
 
     with pytest.raises(
         ValueError, match=rf"the bundle's {SIGNED}: {fault}.*; ask for the bundle again"
@@ -346,7 +346,7 @@ def test_a_signature_that_is_none(kind: str) -> None:
         elif kind == "another curve":
             signed_json(files, {"public-key": pem})
         elif kind == "another manifest":
-            signed_json(files, {"manifest": odd, **sign(prefixed(BUNDLE, odd), OURS)})
+            signed_json(files, {"manifest": odd, **sign(add_prefix(BUNDLE, odd), OURS)})
         else:
             signed_json(files, {"signature": "*"})
 

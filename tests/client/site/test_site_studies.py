@@ -637,7 +637,7 @@ def test_what_left_of_which_data(silo: Path, capsys: pytest.CaptureFixture[str])
         sums[0] == sums[1] == hashlib.sha256(b"one").hexdigest()
         and sums[2] == hashlib.sha256(b"two").hexdigest()
     )
-    found = studies.released(silo)
+    found = studies.list_released(silo)
     assert [(one["models"], one["bytes"], one["studies"]) for one in found] == [
         (2, 20, {"heart": 2}),
         (1, 10, {"": 1}),
@@ -1079,7 +1079,7 @@ def reply_of(silo: Path, run: str, size: int, cohort: str) -> None:
         "sent": [],
     }
     record = Record(silo)
-    with record.writing() as db:
+    with record.write() as db:
         note_reply(
             db, record, {**entry, "cohort": cohort, "bytes": size, "study": {"name": "heart"}}
         )
@@ -1089,7 +1089,7 @@ def test_what_left_is_remembered_though_the_log_is_moved_away(silo: Path) -> Non
     for run, size, cohort in (("1", 10, "x"), ("2", 20, "x"), ("2", 5, "y")):
         reply_of(silo, run, size, cohort)
     shutil.rmtree(silo / "audit")
-    first, second = studies.released(silo)
+    first, second = studies.list_released(silo)
     assert (first["cohort"], first["models"], first["bytes"], first["runs"]) == (
         "x",
         2,
@@ -1106,7 +1106,7 @@ def _release_until_killed(silo: Path) -> None:
 
 def test_what_is_about_to_leave_counts_though_the_process_was_killed(silo: Path) -> None:
     assert in_fork(partial(_release_until_killed, silo)) == -signal.SIGKILL
-    assert studies.released(silo)[0]["models"] == 1
+    assert studies.list_released(silo)[0]["models"] == 1
 
 
 def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_an_import_is_not_broken_into(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", end)
     monkeypatch.setattr(os, "write", lambda file, text: len(text))
     with pytest.raises(SystemExit) as ended:
-        module.interrupted(
+        module.on_interrupt(
             2,
             frames(
                 "torch/__init__.py",
@@ -107,7 +107,7 @@ def test_an_import_is_not_broken_into(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     assert ended.value.code == 130
     with pytest.raises(KeyboardInterrupt):
-        module.interrupted(2, frames("models/training.py", "server/simulation/simulate.py"))
+        module.on_interrupt(2, frames("models/training.py", "server/simulation/simulate.py"))
 
 
 def test_the_command_line_itself_may_be_interrupted(

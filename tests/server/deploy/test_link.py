@@ -43,7 +43,7 @@ from client.link.handshake import (
     answered,
     new_nonce,
     request,
-    verified,
+    verify,
 )
 from client.link.local_end import Link
 from client.site.node import Site
@@ -266,14 +266,14 @@ FIELDS = st.dictionaries(
 @given(st.text() | FIELDS.map(json.dumps) | st.lists(FIELDS).map(json.dumps))
 def test_no_answer_breaks_the_relay(text: str) -> None:
     nonce, known = new_nonce(), {public_pem(KEY).strip()}
-    assert verified(text.encode(), nonce, known) is None
+    assert verify(text.encode(), nonce, known) is None
 
 
 def test_an_answer_is_for_one_nonce_and_one_registered_key() -> None:
     nonce, known = new_nonce(), {public_pem(KEY).strip()}
-    assert verified(answer(KEY, nonce), nonce, known) in known
-    assert verified(answer(KEY, nonce), nonce, set()) is None
-    assert verified(answer(KEY, new_nonce()), nonce, known) is None
+    assert verify(answer(KEY, nonce), nonce, known) in known
+    assert verify(answer(KEY, nonce), nonce, set()) is None
+    assert verify(answer(KEY, new_nonce()), nonce, known) is None
 
 
 def test_flowers_signature_of_a_time_is_none_of_the_links() -> None:

@@ -19,7 +19,7 @@ from client.site.record import Record
 from client.site.study import approvals
 from client.site.study.protocol import parse_study
 from client.site.trust import audit, receipts
-from client.studies import released
+from client.studies import list_released
 from client.study_record import read_export
 from server.cli.main import main
 from server.deploy import local, processes, submit
@@ -97,7 +97,7 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     assert count_used_up(state, parse_study(text, "f"))["bytes"] == sum(
         entry["bytes"] for entry in entries
     )
-    (cohort,) = released(state)
+    (cohort,) = list_released(state)
     assert (cohort["models"], cohort["studies"]) == (3, {"": 2, "trial": 1}) and len(
         cohort["cohort"]
     ) == 64
@@ -227,7 +227,7 @@ def through_own_models(tmp_path: Path, directory: Path) -> None:
         assert db.execute(
             "SELECT count(*) FROM disclosed WHERE kind = 'own model'"
         ).fetchone() == (1,)
-    assert sum(cohort["own_models"] for cohort in released(state)) == 1
+    assert sum(cohort["own_models"] for cohort in list_released(state)) == 1
     # A server that hides it
     shutil.rmtree(tmp_path / "own-3" / "checkpoint" / "fedper-42" / FOLDER)
     submit.run({**run, "rounds": 2, "resume": True, "out": str(tmp_path / "own-3")})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from partitions.common.files import private, shared
+from partitions.common.files import private, share_new_files
 from server.cli.main import main
 from server.deploy import registrar, setup
 from server.deploy.control import Connection, Node, write_connection
@@ -299,7 +299,7 @@ def test_a_run_directory_of_the_host_as_the_server_sees_it(
 
 def test_a_run_directory_for_the_server_in_its_container(tmp_path: Path) -> None:
     """The host's user opens it, the server's, another one, reads its settings and writes to it."""
-    with private(), shared():
+    with private(), share_new_files():
         directory = open_directory(
             tmp_path / "runs" / "today", {"strategy": "fedavg"}, "federation.yaml", resume=False
         )

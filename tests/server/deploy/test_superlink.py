@@ -46,7 +46,7 @@ from server.deploy.superlink import (
     MOST_TIMES,
     WAIT_SECONDS,
     ReplyBounds,
-    waiting,
+    wait_for_messages,
 )
 from server.run.limits import group_id
 
@@ -80,7 +80,7 @@ class Clock:
 
 # A call that the caller has given up; a call that has been answered
 ENDED: SimpleQueue[bool] = SimpleQueue()
-pull = waiting(FleetServicer.PullMessages, most=2)
+pull = wait_for_messages(FleetServicer.PullMessages, most=2)
 
 
 class Waiting(FleetServicer):

@@ -147,9 +147,9 @@ def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path: Path) -
     chosen = StudyResults(
         make_run(tmp_path / "val", luck, counts=counts, validation=dict.fromkeys(luck, 0.6))
     )
-    assert [chosen.compared(m, "local") for m in (str(chosen.best), "ditto")] == [1, 8]
+    assert [chosen.count_compared(m, "local") for m in (str(chosen.best), "ditto")] == [1, 8]
     study = StudyResults(make_run(tmp_path / "not", luck, counts=counts, validation=None))
-    assert study.compared(str(study.best), "local") == 8
+    assert study.count_compared(str(study.best), "local") == 8
 
 
 def test_the_worst_silo_is_named_with_its_size(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from server.report.sections.privacy import (
     private_methods,
 )
 from server.report.study import StudyResults
-from server.results.history import History, Row, budgets_of, spent
+from server.results.history import History, Row, budgets_of, spent_by_silo
 from server.simulation.simulate import simulate
 
-UNDRAWN = canvas.undrawn  # the tests of other modules raise in its place
+UNDRAWN = canvas.log_undrawn  # the tests of other modules raise in its place
 RUN = {
     "strategy": "fedavg",
     "dataset": "digits",
@@ -60,7 +60,7 @@ def test_a_chart_that_fails_stops_no_page(
     study: StudyResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An epsilon of an earlier version's history that no axis can hold."""
-    monkeypatch.setattr(canvas, "undrawn", UNDRAWN)
+    monkeypatch.setattr(canvas, "log_undrawn", UNDRAWN)
     monkeypatch.setattr(privacy, "epsilon_by_round", lambda *_: {1: 1e308, 2: 1.5})
     found = page(study)
     assert (
@@ -80,7 +80,7 @@ def test_what_an_epsilon_has_bought(study: StudyResults) -> None:
 
 
 def test_the_last_reply_says_what_a_run_has_cost(study: StudyResults) -> None:
-    found = spent(study.history.of("fedavg", 42))
+    found = spent_by_silo(study.history.of("fedavg", 42))
     assert {silo: (cost.epsilon, cost.steps) for silo, cost in found.items()} == dict.fromkeys(
         study.silos, (1.5, 8)
     )

@@ -12,7 +12,7 @@ from flwr.app import Message, MetricRecord
 from tiny import Run, TinyGrid, array_record, federate, random_silos, tensor_of
 
 from partitions.common.errors import DataError
-from server.results.history import spent
+from server.results.history import spent_by_silo
 from strategies.base.transport.reporting import PRIVACY, read_metrics
 
 PRIVATE: dict[str, Any] = {"dp": True, "batch_size": 10, "learning_rate": 0.1}
@@ -52,14 +52,14 @@ def run_with(
 
 def test_an_epsilon_without_differential_privacy_is_none(tmp_path: Path) -> None:
     run = run_with(tmp_path, {"epsilon": 0.0, "delta": 1e-5, "dp_steps": 0.0})
-    assert not spent(run.rows) and not {row.metric for row in run.rows} & {*PRIVACY}
+    assert not spent_by_silo(run.rows) and not {row.metric for row in run.rows} & {*PRIVACY}
 
 
 def test_an_epsilon_that_no_noise_costs_is_rejected_and_the_others_have_a_report(
     tmp_path: Path,
 ) -> None:
     run = run_with(tmp_path, {"epsilon": 1e308}, **PRIVATE)
-    assert set(spent(run.rows)) == {"b", "c"}
+    assert set(spent_by_silo(run.rows)) == {"b", "c"}
     assert {row.silo for row in run.rows if row.metric == "rejected"} == {"a"}
 
 
@@ -67,7 +67,7 @@ def test_a_rejected_replys_epsilon_is_recorded(tmp_path: Path) -> None:
     """The server has seen the reply, so its patients have paid."""
     run = run_with(tmp_path, {}, vector=math.nan, **PRIVATE)
     assert {row.silo for row in run.rows if row.metric == "rejected"} == {"a"}
-    costs = spent(run.rows)
+    costs = spent_by_silo(run.rows)
     assert costs["a"] == costs["b"] == costs["c"] and costs["a"].epsilon > 0
 
 

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, Error, Message
 from flwr.common.constant import ErrorCode
 from tiny import Files, Run, TinyGrid, federate, round_of
 
-from partitions.common.names import guarded, unguarded
+from partitions.common.names import guard_formula, unguard_formula
 from server.deploy.following import RunFollower
 from server.report.write import write_report
 from server.results.history import HEADER, History, Row
@@ -194,7 +194,7 @@ def test_what_replies_hold_is_quoted_harmlessly(three: Files) -> None:
 )
 def test_no_cell_is_a_formula(tmp_path: Path, name: str) -> None:
     """And what is read back is what was written."""
-    assert guarded("\r=1") == "'\r=1" and unguarded(guarded("\r=1")) == "\r=1"
+    assert guard_formula("\r=1") == "'\r=1" and unguard_formula(guard_formula("\r=1")) == "\r=1"
     row = Row("fedavg", 7, 1, name, "test", "received", "accuracy", -0.5, 3)
     History(tmp_path / "history.csv").add([row])
     with (tmp_path / "history.csv").open(newline="") as file:

@@ -660,7 +660,7 @@ def test_two_processes_do_not_write_one_run_directory(
     ready, says = os.pipe()
 
     def hold() -> None:
-        with RunDirectory(directory.path).held():
+        with RunDirectory(directory.path).hold():
             os.write(says, b"1")
             signal.pause()
 
@@ -668,7 +668,7 @@ def test_two_processes_do_not_write_one_run_directory(
     try:
         assert os.read(ready, 1) == b"1"
         refused = "another run is writing to it; silofl stop ends it"
-        with pytest.raises(ValueError, match=refused), directory.held():
+        with pytest.raises(ValueError, match=refused), directory.hold():
             pass
         with pytest.raises(ValueError, match=refused):
             directory.check_free()

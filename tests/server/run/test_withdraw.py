@@ -245,7 +245,7 @@ def test_a_run_that_is_going_on_is_refused(three: Files, tmp_path: Path) -> None
     federate(three, strategy="fedavg", rounds=1, directory=run)
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     with (
-        RunDirectory(run).held(),
+        RunDirectory(run).hold(),
         pytest.raises(ValueError, match="another run is writing to it"),
     ):
         withdraw("a", [run])

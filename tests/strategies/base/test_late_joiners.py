@@ -19,7 +19,7 @@ from strategies import strategies
 from strategies.apple import Apple, AppleServerState
 from strategies.base.state import State
 from strategies.feddyn import DynServerState
-from strategies.pfedla import LaSettings, first_hypernetwork, grown, layer_weights
+from strategies.pfedla import LaSettings, first_hypernetwork, grow_hypernetwork, layer_weights
 from strategies.scaffold import ScaffoldServerState
 
 LATE, FIRST = "b", 3
@@ -152,8 +152,8 @@ def test_a_hypernetwork_grows_and_keeps_what_it_has() -> None:
     s = LaSettings(embedding=5, hidden=6)
     rng = torch.Generator().manual_seed(0)
     phi, fresh = (first_hypernetwork(s, 2, n, rng) for n in (3, 4))
-    made = grown(phi, fresh, s, 2, 4, place=1)
-    muted = grown(phi, torch.zeros_like(fresh), s, 2, 4, place=1)
+    made = grow_hypernetwork(phi, fresh, s, 2, 4, place=1)
+    muted = grow_hypernetwork(phi, torch.zeros_like(fresh), s, 2, 4, place=1)
     old, new = layer_weights(phi, s, 2, 3), layer_weights(muted, s, 2, 4)
     rows = old.sum(1) > 0
     torch.testing.assert_close(new[:, [0, 2, 3]][rows], old[rows])

@@ -242,7 +242,7 @@ def test_a_step_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     files = {name: write_silo(tmp_path / f"{name}.npz", x, y) for name, (x, y) in rows.items()}
     noise = torch.tensor([0.5, -0.25, 0.125, 0.0])
     monkeypatch.setattr(
-        module, "noised", lambda total, deviation, key: total.double() + deviation * noise
+        module, "add_noise", lambda total, deviation, key: total.double() + deviation * noise
     )
     settings: dict[str, Any] = {
         "dp__clip_norm": 0.8,
@@ -278,7 +278,7 @@ def test_a_record_moves_a_step_by_its_sensitivity_at_most(
     """One record more, with the same noise: w moves by at most η C / B, whatever the record is."""
     import strategies.base.privacy as module
 
-    monkeypatch.setattr(module, "noised", lambda total, deviation, key: total.double())
+    monkeypatch.setattr(module, "add_noise", lambda total, deviation, key: total.double())
     # Every unit is drawn, and what is divided by stays that of ten records.
     monkeypatch.setattr(Sampling, "rate", property(lambda _: 1.0))
     monkeypatch.setattr(Sampling, "divisor", property(lambda _: 10.0))
@@ -400,7 +400,7 @@ def test_several_gradients_of_a_batch_have_more_noise_each(
         deviations.append(deviation)
         return total
 
-    monkeypatch.setattr("strategies.base.privacy.noised", noised)
+    monkeypatch.setattr("strategies.base.privacy.add_noise", noised)
     model, sampling = flat_model("linear", (3,), 2, None, "cpu"), Sampling(4, 4, 4)
     plan = plan_of(
         Privacy(clip_norm=0.5, noise_multiplier=2.0), Common(batch_size=4), sampling, [1], ""
@@ -578,7 +578,10 @@ def test_a_late_joiner_s_samples_are_others() -> None:
         private_round(client, Privacy(), Units(64), b"key", {**config, **more})
         assert client.privacy is not None
         drawn.append(
-            [index.tolist() for index, _ in client.privacy.drawn(1, 0, torch.device("cpu"))]
+            [
+                index.tolist()
+                for index, _ in client.privacy.draw_batches(1, 0, torch.device("cpu"))
+            ]
         )
     assert drawn[0] == drawn[1] != drawn[2]
 
@@ -601,7 +604,10 @@ def test_what_changes_the_rounding_of_a_sum_draws_other_samples(change: dict[str
         private_round(client, Privacy(), Units(64), b"key", config, more.get("network"))
         assert client.privacy is not None
         drawn.append(
-            [index.tolist() for index, _ in client.privacy.drawn(1, 0, torch.device("cpu"))]
+            [
+                index.tolist()
+                for index, _ in client.privacy.draw_batches(1, 0, torch.device("cpu"))
+            ]
         )
     assert drawn[0] == drawn[2] != drawn[1]
 

@@ -32,9 +32,9 @@ from server.run.reporter import Progress
 from strategies.base.bounded import UpdateBounds
 from strategies.base.robust import (
     breakdown_point,
-    chosen,
-    clipped,
-    diverging,
+    choose,
+    clip_step,
+    find_diverging,
     geometric_median,
     krum_scores,
     median,
@@ -54,7 +54,7 @@ def vectors(*rows: Sequence[float]) -> list[Tensor]:
 def apply(rule: str, given: Sequence[Tensor], f: int) -> Tensor:
     """What a rule makes of silos that count alike."""
     if rule in KRUM:
-        return torch.stack([given[i] for i in chosen(rule, given, f)]).mean(0)
+        return torch.stack([given[i] for i in choose(rule, given, f)]).mean(0)
     if rule == "geometric-median":
         return geometric_median(given)
     return median(given) if rule == "median" else trimmed_mean(given, f)
@@ -88,7 +88,7 @@ def test_krum_by_hand() -> None:
     """
     given = vectors([0], [1], [2], [4], [100])
     assert krum_scores(squared_distances(given), 1) == [5, 2, 5, 13, 18820]
-    assert chosen("krum", given, 1) == [1] and chosen("multi-krum", given, 1) == [0, 1, 2, 3]
+    assert choose("krum", given, 1) == [1] and choose("multi-krum", given, 1) == [0, 1, 2, 3]
     assert apply("multi-krum", given, 1).tolist() == [1.75]
 
 
@@ -116,8 +116,8 @@ def test_clip_by_hand() -> None:
     assert outliers(norms, measures, 10) == {"d": {"model": 250.0}}
     assert outliers(norms, measures, 250) == {}  # at the bound is within it
     (vector,), (centre,) = vectors([301, 400]), vectors([1, 0])
-    assert clipped(vector, centre, 10 / 250).tolist() == pytest.approx([13, 16])
-    assert clipped(vector - centre, None, 10 / 250).tolist() == pytest.approx([12, 16])
+    assert clip_step(vector, centre, 10 / 250).tolist() == pytest.approx([13, 16])
+    assert clip_step(vector - centre, None, 10 / 250).tolist() == pytest.approx([12, 16])
 
 
 def test_who_has_more_samples_goes_further_and_a_still_federation_measures_nothing() -> None:
@@ -148,7 +148,7 @@ def test_what_explodes_is_told_by_its_step() -> None:
 
     def found(steps: dict[str, float], sent: float, name: str = "model") -> dict[str, str]:
         norms = {name: steps}
-        return diverging(norms, units(norms, {name: sent}, ALIKE))
+        return find_diverging(norms, units(norms, {name: sent}, ALIKE))
 
     assert found({"a": 1.0, "b": 2.0, "c": 2001.0}, 5.0) == {
         "c": "the model exploded: its step of length 2e+03 is over 1000 times the others'"
@@ -226,7 +226,7 @@ def test_one_silo_and_equal_silos_come_out_to_the_bit(rule: str) -> None:
     for n in (1, 2, 3, 7, 12):
         given = [one.clone() for _ in range(n)]
         found = (
-            given[chosen(rule, given, 0)[0]]
+            given[choose(rule, given, 0)[0]]
             if rule in KRUM
             else apply(rule, given, breakdown_point(rule, n, 3))
         )
@@ -314,7 +314,7 @@ def test_running_statistics_and_shared_layers_too(
     shared, buffers = sent_in(run, 1, "shared"), sent_in(run, 1, "buffers")
     sent = run.sent_to("a", 2)
     if rule in KRUM:  # of the same silos
-        taken = chosen(rule, [torch.cat(pair) for pair in zip(shared, buffers, strict=True)], 1)
+        taken = choose(rule, [torch.cat(pair) for pair in zip(shared, buffers, strict=True)], 1)
         expected = [torch.stack([of[i] for i in taken]).mean(0) for of in (shared, buffers)]
     else:
         expected = [apply(rule, shared, 1), apply(rule, buffers, 1)]
@@ -329,7 +329,7 @@ def test_scaffolds_two_vectors(five: Files, rule: str) -> None:
     models, changes = sent_in(run, 1), sent_in(run, 1, "control")
     start = run.sent_to("a", 1)["global"].vector
     if rule == "krum":
-        (i,) = chosen(
+        (i,) = choose(
             "krum", [torch.cat([m - start, c]) for m, c in zip(models, changes, strict=True)], 1
         )
         expected = models[i], changes[i] / 5

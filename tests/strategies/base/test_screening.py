@@ -35,12 +35,12 @@ from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.robust import (
     STRIP,
     excludable,
+    find_opposing,
     gram_of,
     length_limits,
-    opposing,
     outliers,
     plausible_counts,
-    tolerated,
+    tolerated_faults,
     weighted_mean,
 )
 from strategies.base.run_settings import parse_settings
@@ -55,7 +55,7 @@ SIZES = dict(zip("abcdefgh", (8, 10, 8, 7, 9, 10, 8, 9), strict=True))
 
 
 def test_f_is_a_quarter() -> None:
-    assert [tolerated(n) for n in (1, 3, 4, 7, 8, 12)] == [0, 0, 1, 1, 2, 3]
+    assert [tolerated_faults(n) for n in (1, 3, 4, 7, 8, 12)] == [0, 0, 1, 1, 2, 3]
     assert [excludable(n) for n in (1, 3, 4, 7, 8, 12)] == [0, 0, 0, 0, 2, 3]
 
 
@@ -92,7 +92,7 @@ def gram(steps: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def against(rows: list[list[float]], f: int) -> dict[int, float]:
-    return opposing(gram([torch.tensor(row) for row in rows]), f)
+    return find_opposing(gram([torch.tensor(row) for row in rows]), f)
 
 
 def test_inner_products_strip_by_strip() -> None:
@@ -129,10 +129,10 @@ def test_honest_silos_that_cancel_exclude_nobody() -> None:
     apart[0] = 1.4 * apart[0] + 0.2 * axes[1]
     products = gram(apart)
     cosines = products.sum(0) / products.diagonal().sqrt()
-    assert float(cosines.min()) < -0.1 and opposing(products, 3) == {}
+    assert float(cosines.min()) < -0.1 and find_opposing(products, 3) == {}
     forward = torch.tensor([1.0, 0, 0, 0, 0, 0])
-    assert list(opposing(gram([-forward, *[forward] * 11]), 3)) == [0]
-    assert list(opposing(gram([-forward, *[forward] * 6, *axes[1:]]), 3)) == [0]
+    assert list(find_opposing(gram([-forward, *[forward] * 11]), 3)) == [0]
+    assert list(find_opposing(gram([-forward, *[forward] * 6, *axes[1:]]), 3)) == [0]
 
 
 @pytest.mark.parametrize("n", [4, 8])
@@ -165,7 +165,7 @@ def test_the_order_of_silos_does_not_matter() -> None:
     ]
     steps = dict(zip("abcdefgh", [*honest, -honest[0], -5 * honest[1]], strict=True))
     for order in itertools.islice(itertools.permutations(steps), 0, None, 4001):
-        found = opposing(gram([steps[name] for name in order]), 2)
+        found = find_opposing(gram([steps[name] for name in order]), 2)
         assert {order[i] for i in found} == {"g", "h"}
 
 

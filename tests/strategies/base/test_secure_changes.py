@@ -29,7 +29,7 @@ from two_layers import DEEP
 import strategies.fedlama
 from models.layout import Layout
 from strategies.base.aggregation.magnitudes import COUNT, gathered, spread
-from strategies.base.aggregation.secure import added
+from strategies.base.aggregation.secure import add_integers
 from strategies.playerfl import PLayerFL
 
 SECURE: dict[str, Any] = {"secure_aggregation": True}
@@ -200,7 +200,7 @@ def test_a_sum_of_any_magnitudes(numbers: list[list[float]], seed: int) -> None:
     parts = [[share * x for x in one] for share, one in zip(shares, numbers, strict=True)]
 
     def opened(of: list[list[float]]) -> torch.Tensor:
-        return added(
+        return add_integers(
             [spread(torch.tensor(one, dtype=torch.float64)).to(torch.int32) for one in of]
         )
 

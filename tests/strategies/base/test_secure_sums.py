@@ -22,7 +22,7 @@ from partitions.common.errors import RunFailedError, UserError
 from partitions.common.settings import keys_of
 from server.cli.main import main
 from strategies import strategies
-from strategies.base.aggregation.secure import added, integers_of, scale, weights_of
+from strategies.base.aggregation.secure import add_integers, integers_of, scale, weights_of
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS
 from strategies.base.transport.payload import array_record, tensor_of
@@ -274,7 +274,7 @@ def test_the_error_of_a_sum(silos: int, seed: int, clip: float, longer: bool) ->
         integers.append(encoded(vector, share, silos, clip))
         length = float(np.linalg.norm(vector.double().numpy()))
         exact += share * vector.double().numpy() * min(1, clip / max(length, 1e-300))
-    total = added(integers).double().numpy() / scale(silos, clip)
+    total = add_integers(integers).double().numpy() / scale(silos, clip)
     assert np.abs(total - exact).max() <= 1.0001 * silos * clip * 2**-32
 
 
@@ -282,8 +282,8 @@ def test_the_order_of_a_sum_does_not_matter(three: Files) -> None:
     vectors = [torch.randint(-(2**31), 2**31, (50,), dtype=torch.int32) for _ in range(5)]
     whole = sum(v.long() for v in vectors)
     wrapped = (np.asarray(whole) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
-    assert same(added(vectors), torch.from_numpy(wrapped).long())
-    assert same(added(vectors), added(vectors[::-1]))
+    assert same(add_integers(vectors), torch.from_numpy(wrapped).long())
+    assert same(add_integers(vectors), add_integers(vectors[::-1]))
 
 
 @pytest.mark.parametrize(

@@ -285,11 +285,11 @@ def test_a_schedule_over_rounds_is_torchs(schedule: str, warm: int) -> None:
     first = lr_scheduler.LinearLR(optimizer, 1 / (warm + 1), 1.0, max(warm, 1))
     both = lr_scheduler.SequentialLR(optimizer, [first, after[schedule]], [warm])
     for server_round in range(1, 13):
-        ours = common.decayed(0.5, server_round)
+        ours = common.decay(0.5, server_round)
         assert ours == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-6), server_round
         optimizer.step()
         both.step()
-    assert common.decayed(0.5, 13) == common.decayed(0.5, 12)  # where newcomers train
+    assert common.decay(0.5, 13) == common.decay(0.5, 12)  # where newcomers train
 
 
 @pytest.mark.parametrize(
