@@ -20,12 +20,12 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 52_000,
-    "partitions": 110_000,
-    "strategies": 82_000,
-    "client": 100_000,
-    "server": 130_000,
-    "tests": 650_000,
+    "models": 51_800,
+    "partitions": 105_000,
+    "strategies": 81_400,
+    "client": 94_700,
+    "server": 123_400,
+    "tests": 630_100,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -116,10 +116,10 @@ def planted(fault: str, turns: np.ndarray) -> Iterator[None]:
         ]
 
     patches: dict[str, Any] = {
-        "none": (PrivateTraining, "drawn", drawn),
-        "layer": (private, "noised", without_a_layer),
+        "none": (PrivateTraining, "draw_batches", drawn),
+        "layer": (private, "add_noise", without_a_layer),
         "average": (clipping.Clipping, "total", after_averaging),
-        "fixed": (PrivateTraining, "drawn", by_turns),
+        "fixed": (PrivateTraining, "draw_batches", by_turns),
     }
     owner, name, value = patches[fault]
     with mock.patch.object(owner, name, value):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import table, whole_run
-from strategies.base.aggregation.sum_weights import groups_of
+from partitions.common.sum_weights import groups_of
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update

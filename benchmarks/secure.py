@@ -28,8 +28,8 @@ from client.site.secure.statements import read_statement
 from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
+from partitions.common.sum_weights import groups_of
 from strategies.base.aggregation.secure import add_integers, integers_of
-from strategies.base.aggregation.sum_weights import groups_of
 from strategies.base.settings import Common
 from strategies.base.transport.payload import Model
 

@@ -18,11 +18,11 @@ from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
 from client.studies import corners
 from partitions.common.errors import UserError
+from partitions.common.sum_weights import groups_of
 from server.deploy.credentials import Credentials
 from server.deploy.federation import Federation
 from server.deploy.local.record import remote_keys, state_root
 from strategies.base.aggregation.secure import FEWEST
-from strategies.base.aggregation.sum_weights import groups_of
 from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.settings import Common

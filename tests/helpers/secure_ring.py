@@ -18,7 +18,7 @@ from client.site.secure.statements import Statement, read_statement, threshold
 from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
-from strategies.base.aggregation.sum_weights import groups_of
+from partitions.common.sum_weights import groups_of
 
 RUN, STUDY, RECEIVED = "7", "a" * 64, "b" * 64
 SETTINGS: dict[str, Any] = {

@@ -278,6 +278,8 @@ def settings_of(files: Files, **changes: Any) -> RunSettings:
 
 def one_block(method: str) -> dict[str, Any]:
     """Settings with which a method runs on a network of one layer block: what it keeps in the silo is all of it."""
+    if method == "fedxgb":
+        return {"model": "trees", "trees__capacity": 60, "trees__depth": 1, "momentum": 0.0}
     own = issubclass(strategies()[method].Settings, PartialSettings)
     return {f"{method}__personal": "all"} if own else {}
 

@@ -110,8 +110,8 @@ def test_file_and_directory_are_synced(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    imports = "from partitions.common.files import locked\nfrom pathlib import Path\n"
-    hold = imports + f"with locked(Path({str(lock)!r}), ''):\n"
+    imports = "from partitions.common.files import hold_lock\nfrom pathlib import Path\n"
+    hold = imports + f"with hold_lock(Path({str(lock)!r}), ''):\n"
     other = subprocess.Popen(
         [sys.executable, "-c", hold + "    print('held', flush=True); input()"],
         stdin=subprocess.PIPE,

@@ -21,7 +21,7 @@ from .masks import encode
 
 LONGEST = 4096  # characters of a statement
 # The rules that the server follows
-_sums: Any = load_ours("strategies/base/aggregation", "sum_weights")
+_sums: Any = load_ours("partitions/common", "sum_weights")
 labels_of, whole = _sums.labels_of, _sums.whole
 
 

@@ -47,7 +47,7 @@ TEXTS = ("purpose", "contact", "results", "retention")
 # Of earlier versions, as unused
 NO_COMBAT = {"survey.harmonize": "", "survey.covariates": "", "survey.shrink": True}
 MOST = 2**53
-_sums: Any = load_ours("strategies/base/aggregation", "sum_weights")
+_sums: Any = load_ours("partitions/common", "sum_weights")
 MEND = "`silofl study new` writes a protocol with every key"
 NAME = match_pattern(
     r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "must be 1 to 63 lower-case letters, digits and hyphens"

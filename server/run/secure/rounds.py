@@ -32,9 +32,9 @@ from client.site.secure.unmasking import open_sum
 from client.site.trust.chain import digest
 from partitions.common.errors import RunFailedError
 from partitions.common.files import write_atomically
+from partitions.common.sum_weights import whole
 from server.run.collector import Collector
 from strategies.base.aggregation.secure import weights_of
-from strategies.base.aggregation.sum_weights import whole
 from strategies.base.info import OFFLINE, RoundPlan
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, encode

@@ -9,7 +9,7 @@ most 2^31 - N + N/2. Its largest error is N C 2^-32, from rounding. The method a
 vectors of a silo, BatchNorm statistics too, travel as one and have the same share. n_i is 1, or the silo's number of
 samples, at most ``weight-cap`` times the median and half of all: each hospital computes it too, so that a server cannot
 choose weights that show single updates. What a federation file agrees on is not used. With ``secure-group`` a sum has
-all silos of a group or none, and they weigh the same (``sum_weights.py``).
+all silos of a group or none, and they weigh the same (``partitions/common/sum_weights.py``).
 
 C is ``secure-clip``, or a power of two by the length of what was received. A longer step is cut at the silo, which
 bounds a silo as ``robust = clip`` does. A mean step longer than C is impossible: a silo sent nonsense, and nothing
@@ -35,8 +35,8 @@ from torch.linalg import vector_norm
 from models.flat import gather, scatter
 from models.layout import Layout
 from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.sum_weights import groups_of, labels_of, weights_in_sum, whole
 from strategies.base.aggregation.magnitudes import gathered, spread
-from strategies.base.aggregation.sum_weights import groups_of, labels_of, weights_in_sum, whole
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS, GLOBAL

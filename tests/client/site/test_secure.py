@@ -24,7 +24,7 @@ from client.site.record import close_records
 from client.site.secure import masks, shamir
 from client.site.secure.silo import SecureSilo
 from client.site.secure.statements import Slot, read_statement, state, threshold, weights_of
-from strategies.base.aggregation.sum_weights import labels_of, weights_in_sum
+from partitions.common.sum_weights import labels_of, weights_in_sum
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from secure_ring import Ring, Symbolic, plain_sum, refusing, restore
 from client.site.errors import SiteError
 from client.site.record import close_records
 from client.site.secure.statements import threshold
-from strategies.base.aggregation.sum_weights import groups_of, labels_of, weights_in_sum, whole
+from partitions.common.sum_weights import groups_of, labels_of, weights_in_sum, whole
 
 
 def test_the_groups_are_in_the_order_of_names() -> None:
