@@ -1,4 +1,4 @@
-"""docs/tutorial.md by its own commands alone, in an empty folder: each does what the page shows below it."""
+"""The tutorials by their own commands alone, in an empty folder: each does what the page shows below it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import sys
 from pathlib import Path
 
 import forks
+import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def steps() -> list[tuple[str, list[str]]]:
+def steps(page: str) -> list[tuple[str, list[str]]]:
     """The page's commands in order, each with the lines that it shows."""
     found: list[tuple[str, list[str]]] = []
-    for block in re.findall(
-        r"^```console\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    ):
+    for block in re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         goes_on = ""  # what ends a command of several lines
         for line in block.splitlines():
             if goes_on:
@@ -51,21 +50,32 @@ def shown(said: str, expected: list[str]) -> str:
     return ""
 
 
-def test_the_whole_way(tmp_path: Path) -> None:
+# MONAI takes its time to be imported, in each command anew
+LONG = pytest.param(
+    "radiology", 10, 4, marks=[pytest.mark.exhaustive, pytest.mark.timeout(1800)]
+)
+
+
+@pytest.mark.parametrize("page, commands, ours", [("tutorial", 20, 10), LONG])
+def test_the_whole_way(tmp_path: Path, page: str, commands: int, ours: int) -> None:
     """A step without an "exit code" on the page ends with 0; every line that the page shows is there, in order."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, program in (("silofl", f"-S {forks.__file__} {tmp_path}/forks"), ("python", "")):
+    silofl = (
+        "-m server.cli.main" if page == "radiology" else f"-S {forks.__file__} {tmp_path}/forks"
+    )
+    for name, program in (("silofl", silofl), ("python", "")):
         (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
         (tools / name).chmod(0o755)
     paths = {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(PAGE.parents[1]),
+        "PYTHONPATH": f"{tmp_path / 'work'}{os.pathsep}{ROOT}",
     }
     folder = tmp_path / "work"
     folder.mkdir()
-    found = steps()
-    assert len(found) > 20 and sum(command.startswith("silofl") for command, _ in found) >= 10
+    found = steps((ROOT / f"docs/{page}.md").read_text("utf-8"))
+    assert len(found) >= commands
+    assert sum(command.startswith("silofl") for command, _ in found) >= ours
     with forks.server(tmp_path):
         for command, expected in found:
             done = subprocess.run(
