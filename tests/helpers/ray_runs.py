@@ -41,7 +41,10 @@ def run_under_ray(
     app = out.parent / "app"
     with zipfile.ZipFile(io.BytesIO(build(ROOT))) as fab:
         fab.extractall(app)
-    text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+    text = " ".join(
+        f"{key}='{value}'" if isinstance(value, str) else f"{key}={json.dumps(value)}"
+        for key, value in values.items()
+    )
     done = subprocess.run(
         [
             *(
