@@ -27,6 +27,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
+from partitions.common.parsed import shorten
 from partitions.splits import Array
 from partitions.stored import OnDisk, in_batches
 
@@ -117,8 +118,8 @@ def stated_task(arrays: Mapping[str, Array], asked: str) -> str:
     task = str(stated.item()) if stated.size == 1 and stated.dtype.kind == "U" else "?"
     if task not in TASKS:
         raise Fault(
-            f"task is no text of {', '.join(TASKS)}{nearest(task, TASKS)}",
-            "save task=numpy.array('multilabel')",
+            f"task is {shorten(task)}, none of {', '.join(TASKS)}{nearest(task, TASKS)}",
+            "save task=numpy.array('multiclass'), which two classes are too, or another of these",
         )
     if asked not in ("auto", task):
         raise Fault(

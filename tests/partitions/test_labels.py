@@ -91,9 +91,9 @@ def test_what_labels_look_like(
         ({"y": np.arange(20) % 2, "task": "survival"}, r"y is \(20, 1\)"),
         (
             {"y": np.arange(20) % 2, "task": "surviva"},
-            "task is no text of multiclass, .*did you mean",
+            "task is 'surviva', none of multiclass, .*did you mean",
         ),
-        ({"y": np.arange(20) % 2, "task": 3}, "task is no text of multiclass"),
+        ({"y": np.arange(20) % 2, "task": 3}, r"task is '\?', none of multiclass"),
         ({"x": PICTURES, "y": PICTURES * 0}, "has masks of 0 alone"),
         (
             {"x": PICTURES, "y": PICTURES % 2 * 255},
