@@ -270,7 +270,8 @@ def test_a_line_that_is_cut_whenever_it_is_idle_loses_no_round(
 
 def inspecting(proxies: Proxies, gateway: Credentials, ca: Path, more: str = "") -> int:
     """Return the port of a squid that opens TLS with certificates of its own."""
-    database = FOLDER / "certificates"
+    # Of its own: a squid whose certificates vanish ends
+    database = FOLDER / f"certificates-{'websocket' if more else 'posts'}"
     shutil.rmtree(database, ignore_errors=True)
     program = proxies.root / "usr/lib/squid/security_file_certgen"
     subprocess.run(

@@ -90,7 +90,8 @@ def only(rows: list[Any]) -> list[list[str]]:
     return comparable([r for r in rows if r.silo not in ("", HELD)])
 
 
-@every([name for name in EVERY if name != "pooled"])
+# With one β the newcomer's is 0 here: its head is the received one
+@every([name for name in EVERY if name not in ("pooled", "pfedfda, one")])
 def test_a_newcomer_gets_what_its_method_declares(
     four: Files, name: str, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
