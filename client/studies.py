@@ -224,7 +224,7 @@ def review(study: StudyProtocol, place: JoinedSilo, samples: int | None = None) 
 
 def _peer_faults(study: StudyProtocol, place: JoinedSilo) -> Iterator[str]:
     """Yield why no masked vector of a study could leave here."""
-    training, policy = study.trainers, place.policy
+    training, policy = study.training_peers, place.policy
     if True not in values(study, "secure-aggregation") or place.name in study.held_out:
         return
     if place.name not in training:

@@ -101,7 +101,7 @@ class ContextClient(PartialClient):
 class FedCPClient(ContextClient):
     settings: CpSettings
 
-    def placed(self, vector: Tensor) -> Tensor:
+    def place_own(self, vector: Tensor) -> Tensor:
         """Return the vector (Σ,) with this silo's context: drawn in the first round, then from its own head."""
         layout = self.model.layout
         (context,) = layout.parts(head_blocks(layout, "context"))

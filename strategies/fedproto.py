@@ -116,7 +116,7 @@ def average(
     ).flatten()
 
 
-def divided(table: Tensor, classes: int) -> Tensor:
+def divide_table(table: Tensor, classes: int) -> Tensor:
     """Return the server's table from a mean of prototypes times marks, and of marks (secure sums)."""
     products, marks = read_table(table, classes)
     return make_table(products / marks.clamp(min=LEAST)[:, None], (marks >= LEAST).float())
@@ -296,7 +296,7 @@ class FedProto(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         if self.common.secure_aggregation:
-            self.state.prototypes = divided(updates[0].vector, self.layout.classes)
+            self.state.prototypes = divide_table(updates[0].vector, self.layout.classes)
             return
         by_samples = self.settings.weighting == "samples"
         weights = [float(u.samples) if by_samples else 1.0 for u in updates]

@@ -56,7 +56,7 @@ class RdnSettings:
     )
 
 
-def normalised(x: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+def normalise(x: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
     """Return (x - μ) / σ for x (b, C, ...) and statistics (C,) or (b, C)."""
     places = [1] * (x.dim() - 2)
     mean, spread = (part.reshape(*part.shape, *places) for part in (mean, spread))
@@ -72,7 +72,7 @@ class Statistics(nn.Module):
         self.spread = nn.Parameter(torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        return normalised(x, self.mean, self.spread)
+        return normalise(x, self.mean, self.spread)
 
 
 class Normalising(Around):
@@ -107,7 +107,7 @@ class RandomStatistics:
         for x, y in batches:
             mean, spread = self.pairs[drawn[done : done + len(y)]].unbind(1)
             done += len(y)
-            yield normalised(x, mean, spread), y
+            yield normalise(x, mean, spread), y
 
 
 def statistics(samples: Samples) -> Tensor:
@@ -131,7 +131,7 @@ class FedRDNClient(PartialClient):
     def split(layout: Layout, *_: object) -> Split:
         return split_parts(layout, ["input"])
 
-    def placed(self, vector: Tensor) -> Tensor:
+    def place_own(self, vector: Tensor) -> Tensor:
         if self.state.personal is None:
             vector[self.private[0]] = statistics(self.silo.train).flatten()
         return vector

@@ -90,7 +90,7 @@ class ConditionalHead(nn.Module):
 class GPFLClient(ContextClient):
     settings: GpflSettings
 
-    def placed(self, vector: Tensor) -> Tensor:
+    def place_own(self, vector: Tensor) -> Tensor:
         """Return the vector (Σ,) with this silo's context, and store the embeddings that it is computed from."""
         layout = self.model.layout
         (place,) = layout.parts(head_blocks(layout, "embeddings"))

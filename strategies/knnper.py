@@ -84,7 +84,7 @@ class Neighbours(nn.Module):
         votes, logits = self.both(x)
         if self.share is None:
             return torch.stack([votes, logits])
-        return self.mixed(votes, logits, self.share)
+        return self.mix(votes, logits, self.share)
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return v(x) and the logits of a batch (b, C)."""
@@ -105,7 +105,7 @@ class Neighbours(nn.Module):
         result.scatter_add_(1, self.labels[index], weights / weights.sum(1, keepdim=True))
         return result
 
-    def mixed(self, votes: Tensor, logits: Tensor, share: float) -> Tensor:
+    def mix(self, votes: Tensor, logits: Tensor, share: float) -> Tensor:
         if not share:
             return logits
         if self.settings.mix == "logits":
@@ -120,7 +120,7 @@ class Neighbours(nn.Module):
         votes, logits = torch.cat(pairs, 1)
         y = samples.labels()
         scores = [
-            task.measure(self.mixed(votes, logits, i / GRID), y)[task.score]
+            task.measure(self.mix(votes, logits, i / GRID), y)[task.score]
             for i in range(GRID + 1)
         ]
         return scores.index(max(scores)) / GRID

@@ -90,9 +90,9 @@ class FDAClient(PartialClient):
     def first_model(self) -> Tensor:
         other, layout = copy.copy(self), self.model.layout
         other.gaussians = read_gaussians(first_gaussians(layout, self.common.seed), layout)
-        return other.placed(self.silo.initial("").clone())
+        return other.place_own(self.silo.initial("").clone())
 
-    def placed(self, vector: Tensor) -> Tensor:
+    def place_own(self, vector: Tensor) -> Tensor:
         """Write the head of the received Gaussians, mixed with the own estimates below the body."""
         classes = self.model.layout.classes
         y = self.silo.train.y

@@ -22,15 +22,15 @@ class Duplex:
 
     def recv(self, size: int) -> bytes:
         """Return the next bytes; none at the end."""
-        return self._done(partial(self.tls.recv, size))
+        return self._in_turn(partial(self.tls.recv, size))
 
     def sendall(self, data: bytes) -> None:
         """Send all bytes."""
         rest = memoryview(data)
         while rest:
-            rest = rest[self._done(partial(self.tls.send, rest)) :]
+            rest = rest[self._in_turn(partial(self.tls.send, rest)) :]
 
-    def _done(self, step: Callable[[], T]) -> T:
+    def _in_turn(self, step: Callable[[], T]) -> T:
         while True:
             waiting = select.poll()
             with self.turn:

@@ -57,7 +57,7 @@ def request(token: bytes, direction: bytes, number: int, data: bytes) -> bytes:
     return token + direction + number.to_bytes(8) + data
 
 
-def requested(body: bytes) -> tuple[bytes, bytes, int, bytes]:
+def read_request(body: bytes) -> tuple[bytes, bytes, int, bytes]:
     """Return token, direction, number and data of a body; what is missing is empty, or 0."""
     token, direction = body[:TOKEN_BYTES], body[TOKEN_BYTES : TOKEN_BYTES + 1]
     return (
@@ -73,7 +73,7 @@ def answer_of(code: int, data: bytes) -> bytes:
     return code.to_bytes(2) + data
 
 
-def answered(body: bytes) -> tuple[int, bytes]:
+def read_answer(body: bytes) -> tuple[int, bytes]:
     """Return code and data of an answer. Raises OSError if it is no relay's."""
     if not 2 <= len(body) <= POST_BYTES + 2:
         raise OSError("the answer is none of a relay")

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.frames import Close
 from websockets.http11 import Response
 
-from client.link.handshake import DOWN, OPEN, POST_BYTES, UP, answered, request
+from client.link.handshake import DOWN, OPEN, POST_BYTES, UP, read_answer, request
 
 # Seconds before what had no answer is sent again
 PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -74,7 +74,7 @@ class Line:
         """Return the bytes of the answer. Raises OSError, InvalidStatus, or ConnectionClosed with the relay's code."""
         for pause in (*pauses, None):
             try:
-                code, data = answered(self._post(body))
+                code, data = read_answer(self._post(body))
                 break
             except (OSError, HTTPException, InvalidStatus) as error:
                 self.drop()

@@ -85,7 +85,7 @@ class Bundle:
         }
         names = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_DEVICE")
         placeholder = Site.from_environment({name: f"${{{name}}}" for name in names})
-        command = "[" + ", ".join(quoted(placeholder)) + "]"
+        command = "[" + ", ".join(quote_words(placeholder)) + "]"
         deploy = "" if self.device == "cpu" else gpu_reservation(self.device, 4) + "\n"
         wanted = f"SILOFL_KEY={self.fingerprint}\n" if self.fingerprint else ""
         files: dict[str, str | bytes] = {
@@ -118,7 +118,7 @@ class Bundle:
         unit = SILO_UNIT.format(
             name=self.name,
             image=self.image_name,
-            command=" ".join(quoted(Site.from_environment(environment))),
+            command=" ".join(quote_words(Site.from_environment(environment))),
             environment=" ".join(f"{key}={value}" for key, value in environment.items()),
             gpu=""
             if self.device == "cpu"
@@ -153,7 +153,7 @@ class Bundle:
                 archive.addfile(member, io.BytesIO(data))
 
 
-def quoted(site: Site) -> list[str]:
+def quote_words(site: Site) -> list[str]:
     """Return the words of a silo's command line, for YAML and for systemd."""
     return [f'"{word}"' for word in supernode_command(site)]
 

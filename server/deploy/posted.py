@@ -86,11 +86,11 @@ class Posted:
                         lambda: self.down is not None or self.code or superseded()
                     )
         if number == self.next[direction] and turn == self.turn[direction]:
-            return self._taken(data) if direction == UP else self._given()
+            return self._take(data) if direction == UP else self._give()
         repeated = number == self.next[direction] - 1 and direction == DOWN
         return answer_of(OPEN, self.last if repeated else b"")
 
-    def _taken(self, data: bytes) -> bytes:
+    def _take(self, data: bytes) -> bytes:
         if not self.code:
             self.up = data
             self.told = not data  # it ends the link, and asks no more
@@ -98,7 +98,7 @@ class Posted:
             self._tell()
         return answer_of(self.code, b"")
 
-    def _given(self) -> bytes:
+    def _give(self) -> bytes:
         if self.code and self.down is None:
             self.told = True
             self._tell()

@@ -35,7 +35,7 @@ from client.link.handshake import (
     UNKNOWN_KEY,
     answer_of,
     new_nonce,
-    requested,
+    read_request,
     verify,
 )
 from partitions.common.errors import UserError
@@ -174,8 +174,8 @@ class Relay:
     async def answer(self, body: bytes) -> bytes:
         """Return the answer to a POST."""
         if not body:
-            return self._greeted()
-        token, direction, number, data = requested(body)
+            return self._greet()
+        token, direction, number, data = read_request(body)
         session = self.sessions.get(token)
         if session is None or session.busy >= SOCKETS:
             return answer_of(NO_LINK, b"")
@@ -186,7 +186,7 @@ class Relay:
             session.busy -= 1
             session.seen = asyncio.get_running_loop().time()
 
-    def _greeted(self) -> bytes:
+    def _greet(self) -> bytes:
         unsigned = sum(one not in self.links for one in self.sessions.values())
         if len(self.links) >= self.limits.links or unsigned >= self.limits.unsigned:
             return answer_of(TOO_MANY, b"")

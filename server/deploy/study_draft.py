@@ -213,10 +213,10 @@ def check(text: str, path: str) -> StudyProtocol:
             f"{path}: {empty[0]} has no words: a committee reads {', '.join(TEXTS)}"
         )
     least = max(FEWEST, *map(int, values(study, "secure-group")))
-    if True in values(study, "secure-aggregation") and len(study.trainers) < least:
+    if True in values(study, "secure-aggregation") and len(study.training_peers) < least:
         raise UserError(
-            f"{path}: [peers] has {len(study.trainers)} silos that train: secure-aggregation = true needs at least "
-            f'{least}, each as NAME = "SHA256:..." of its key (silofl study new --peer)'
+            f"{path}: [peers] has {len(study.training_peers)} silos that train: secure-aggregation = true "
+            f'needs at least {least}, each as NAME = "SHA256:..." of its key (silofl study new --peer)'
         )
     for method in study.methods:
         for run in corners(study, method):

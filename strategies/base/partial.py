@@ -124,13 +124,13 @@ class PartialClient(SiloClient):
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
-        return self.placed(scatter(self.own(), self.shared, self.models[GLOBAL].vector))
+        return self.place_own(scatter(self.own(), self.shared, self.models[GLOBAL].vector))
 
     def first_model(self) -> Tensor:
         # A copy, so that what the received model set stays
-        return copy.copy(self).placed(self.silo.initial("").clone())
+        return copy.copy(self).place_own(self.silo.initial("").clone())
 
-    def placed(self, vector: Tensor) -> Tensor:
+    def place_own(self, vector: Tensor) -> Tensor:
         """Write what this silo computes of its own into a new vector (Σ,), and return it."""
         return vector
 

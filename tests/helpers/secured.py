@@ -46,7 +46,7 @@ class Secured:
             study=SimpleNamespace(
                 name="heart",
                 digest="ab" * 32,
-                trainers=signers,
+                training_peers=signers,
                 held_out=(),
                 groups=groups or [[name] for name in sorted(names)],
             ),

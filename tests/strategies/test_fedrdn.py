@@ -16,7 +16,7 @@ from two_layers import DEEP, deep_gradient
 from models.samples import Samples
 from models.training import generator
 from strategies.base.transport.payload import array_record, decode
-from strategies.fedrdn import normalised, statistics
+from strategies.fedrdn import normalise, statistics
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
 INPUT = slice(0, 6)  # μ and σ of three columns, below the network
@@ -27,7 +27,7 @@ def test_statistics_by_hand() -> None:
     x = np.array([[1, 5], [3, 5]], np.float32)
     found = statistics(Samples(x, np.array([0, 1])))
     assert found.tolist() == [[2, 5], [1, 1]]
-    assert normalised(torch.tensor([[3.0, 7.0]]), *found).tolist() == [[1, 2]]
+    assert normalise(torch.tensor([[3.0, 7.0]]), *found).tolist() == [[1, 2]]
     pictures = np.zeros((2, 2, 2, 1), np.float32)
     pictures[0] = 4
     assert statistics(Samples(pictures, np.array([0, 1]))).tolist() == [[2], [2]]
@@ -89,7 +89,7 @@ def standardised(folder: Path, files: Files) -> Mapping[str, Path]:
         rows = torch.from_numpy(x.astype(np.float32))
         pair = statistics(Samples(rows.numpy(), y))
         found[name] = write_silo(
-            folder / f"{name}.npz", normalised(rows, *pair).numpy(), y.tolist(), 3
+            folder / f"{name}.npz", normalise(rows, *pair).numpy(), y.tolist(), 3
         )
     return found
 

@@ -142,7 +142,7 @@ def open_silo(name: str, context: Any, terms: Terms) -> SecureSilo:
         )
     if not state:
         raise SiteError("it has no state-dir to keep keys and answers in")
-    peers, own = study.trainers, fingerprint(public_pem(key))
+    peers, own = study.training_peers, fingerprint(public_pem(key))
     if peers.get(name) != own:
         raise SiteError(
             f"the study {study.name} has [peers] {name} = {peers.get(name, '(none)')}, and this silo's key is {own}"

@@ -88,7 +88,7 @@ def hashes_of(share: bytes) -> bytes:
     return bytes.fromhex(digest(share[:SHARE]) + digest(share[SHARE:]))
 
 
-def _shared(entry: Entry) -> Entry:
+def public_part(entry: Entry) -> Entry:
     """Return what leaves of a slot's secrets."""
     return {key: entry[key] for key in ("statement", "sealed", "hashes") if key in entry}
 
@@ -155,7 +155,7 @@ class SecureSilo:
         if "b" not in entry:
             entry |= self._share(slot, entry["seal"], holders)
             self._write(slots)
-        return _shared(entry)
+        return public_part(entry)
 
     def enter(self, record: Mapping[str, Any], received: str, share: Any) -> Entered:
         """Accept a train message: its list, its shares. ``share``: the weight that the app is to use."""
@@ -217,7 +217,7 @@ class SecureSilo:
                 found = self._share(following, entry["seal"], entered.statements)
             kept[following.order] = found
         self._write(kept)
-        out = _shared(kept.get(following.order, {}))
+        out = public_part(kept.get(following.order, {}))
         out |= {"unreadable": entered.faults} if entered.faults else {}
         return masks.add(vector, plus, minus), out
 

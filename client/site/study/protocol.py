@@ -142,7 +142,7 @@ class StudyProtocol(ProtocolFile):
         return tuple(found) if isinstance(found, list) else (found,)
 
     @property
-    def trainers(self) -> dict[str, str]:
+    def training_peers(self) -> dict[str, str]:
         """The fingerprints of the peers that train."""
         return {name: own for name, own in self.peers.items() if name not in self.held_out}
 
@@ -150,7 +150,7 @@ class StudyProtocol(ProtocolFile):
     def groups(self) -> list[list[str]]:
         """The peers that train, in groups that are in a sum as a whole or not; empty if they are too few."""
         found: list[list[str]] = _sums.groups_of(
-            self.trainers, self.settings.get("secure-group", 1)
+            self.training_peers, self.settings.get("secure-group", 1)
         )
         return found
 

@@ -28,7 +28,7 @@ def spread(numbers: Tensor) -> Tensor:
     return shifted.flatten().remainder(WHOLE) - WHOLE // 2
 
 
-def gathered(integers: Tensor) -> Tensor:
+def gather_sums(integers: Tensor) -> Tensor:
     """Return the sums (n,) from those of all scales (n COUNT,), mod 2^32."""
     result = []
     for levels in integers.view(-1, COUNT).tolist():

@@ -36,7 +36,7 @@ from models.flat import gather, scatter
 from models.layout import Layout
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.sum_weights import groups_of, labels_of, weights_in_sum, whole
-from strategies.base.aggregation.magnitudes import gathered, spread
+from strategies.base.aggregation.magnitudes import gather_sums, spread
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS, GLOBAL
@@ -234,7 +234,7 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
         of = alike if info.sums_also.get(name) else weights
         share = sum(of[silo] for silo in silos) / sum(of.values())
         if name in info.sums_also:
-            vectors[name] = (gathered(integers) / share).float()
+            vectors[name] = (gather_sums(integers) / share).float()
             continue
         centre = reference(info, received, name, len(integers), parts)
         clip = clip_length(common, received, centre, name, len(integers))

@@ -40,8 +40,8 @@ from client.link.handshake import (
     TOO_MANY,
     UP,
     answer,
-    answered,
     new_nonce,
+    read_answer,
     request,
     verify,
 )
@@ -385,15 +385,15 @@ def test_each_number_is_taken_once_and_answered_alike(
         for step in steps:
             way = UP if step.startswith("up") else DOWN
             if step.endswith("again") and numbers[way]:
-                answer = answered(await silo.answer(way, numbers[way] - 1, b"other"))
+                answer = read_answer(await silo.answer(way, numbers[way] - 1, b"other"))
                 assert answer == (OPEN, last if way == DOWN else b"")
             elif step.endswith("next"):
-                assert answered(await silo.answer(way, numbers[way] + 1, b"x"))[0] == NO_LINK
+                assert read_answer(await silo.answer(way, numbers[way] + 1, b"x"))[0] == NO_LINK
             elif step == "up" and waiting and len(got) == numbers[UP]:
                 await silo.answer(UP, numbers[UP], waiting.pop(0))
                 numbers[UP] += 1
             elif step == "down" and len(got) < numbers[UP]:
-                code, last = answered(await silo.answer(DOWN, numbers[DOWN], b""))
+                code, last = read_answer(await silo.answer(DOWN, numbers[DOWN], b""))
                 assert code == OPEN
                 got.append(last)
                 numbers[DOWN] += 1
@@ -414,10 +414,10 @@ def test_no_post_breaks_the_relay_or_opens_anything(body: bytes) -> None:
 
     async def run() -> None:
         relay = Relay((HOST, 1), list, Limits(unsigned=1))
-        code, token = answered(await relay.answer(body))
+        code, token = read_answer(await relay.answer(body))
         assert (code, len(token)) == ((NO_LINK, 0) if body else (OPEN, 32))
         if not body:
-            assert answered(await relay.answer(b"")) == (TOO_MANY, b"")
+            assert read_answer(await relay.answer(b"")) == (TOO_MANY, b"")
         for task in relay.tasks:
             task.cancel()
 

@@ -28,7 +28,7 @@ from two_layers import DEEP
 
 import strategies.fedlama
 from models.layout import Layout
-from strategies.base.aggregation.magnitudes import COUNT, gathered, spread
+from strategies.base.aggregation.magnitudes import COUNT, gather_sums, spread
 from strategies.base.aggregation.secure import add_integers
 from strategies.playerfl import PLayerFL
 
@@ -205,7 +205,7 @@ def test_a_sum_of_any_magnitudes(numbers: list[list[float]], seed: int) -> None:
         )
 
     exact = [sum(map(Fraction, column)) for column in zip(*parts, strict=True)]
-    found = gathered(opened(parts)).tolist()
+    found = gather_sums(opened(parts)).tolist()
     for one, other in zip(found, exact, strict=True):
         assert abs(Fraction(one) - other) <= len(parts) * Fraction(1, 2**69) + other / 2**50
     alike = [[float(total / len(parts)) for total in exact]] * len(parts)
