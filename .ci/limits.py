@@ -20,11 +20,11 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 51_800,
-    "partitions": 105_000,
-    "strategies": 81_400,
-    "client": 94_700,
-    "server": 123_400,
+    "models": 51_100,
+    "partitions": 104_900,
+    "strategies": 82_000,
+    "client": 94_600,
+    "server": 123_300,
     "tests": 630_100,
 }
 NO_CODE = {

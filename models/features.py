@@ -1,11 +1,9 @@
-"""Features: the inputs of a network's last layer block, their statistics, and the embedding rows of a batch."""
+"""Features: the inputs of a network's last layer block, their class means, and the embedding rows of a batch."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from models.flat import FlatModel
-from models.layout import Layout
 from models.samples import Samples, halved_once
-from partitions.common.errors import UserError
-
-SHRINK = 1e-4  # of a covariance towards a multiple of I, and of class shares towards equal ones
-GOLDEN = (math.sqrt(5) - 1) / 2
-STEPS = 24  # of a search by golden sections
 
 
 @contextmanager
@@ -99,7 +91,7 @@ def all_features(model: FlatModel, samples: Samples) -> Tensor:
     return found
 
 
-# ---- Statistics of features ----------------------------------------------------------------------------------------
+# ---- Sums of classes -----------------------------------------------------------------------------------------------
 
 
 def members(y: Tensor, classes: int) -> Tensor:
@@ -116,82 +108,3 @@ def class_sums(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 def means_of(sums: Tensor, counts: Tensor) -> Tensor:
     """Return mean features (C, K); 0 for a class without samples."""
     return sums / counts.clamp_min(1)[:, None]
-
-
-@dataclass(frozen=True)
-class Gaussians:
-    """Means of the classes μ (C, K) and the covariance S (K, K) of all, float64."""
-
-    means: Tensor
-    covariance: Tensor
-
-    def packed(self) -> Tensor:
-        """Return the means and the lower triangle, (CK + K (K + 1)/2,)."""
-        size = len(self.covariance)
-        rows, columns = torch.tril_indices(size, size, device=self.covariance.device)
-        return torch.cat([self.means.flatten(), self.covariance[rows, columns]]).float()
-
-    def is_positive(self) -> bool:
-        """Return whether S has no negative eigenvalue, up to rounding."""
-        values = torch.linalg.eigvalsh(self.covariance)
-        return bool(values[0] >= -1e-6 * values[-1])
-
-    def mixed(self, own: Gaussians, betas: Sequence[float]) -> Gaussians:
-        return Gaussians(
-            torch.lerp(self.means, own.means, betas[0]),
-            torch.lerp(self.covariance, own.covariance, betas[1]),
-        )
-
-
-def read_gaussians(vector: Tensor, layout: Layout) -> Gaussians:
-    """Return what :meth:`Gaussians.packed` wrote."""
-    classes, features = layout.classes, layout.features
-    means, lower = vector.double().tensor_split([classes * features])
-    covariance = lower.new_zeros(features, features)
-    rows, columns = torch.tril_indices(features, features, device=lower.device)
-    covariance[rows, columns] = lower
-    covariance[columns, rows] = lower
-    return Gaussians(means.view(classes, features), covariance)
-
-
-def packed_size(layout: Layout) -> int:
-    """Return CK + K (K + 1)/2."""
-    features = layout.features
-    return layout.classes * features + features * (features + 1) // 2
-
-
-def estimates(z: Tensor, y: Tensor, shared: Tensor, ridge: float) -> Gaussians:
-    """Return μ_l and S_l of features (n, K), float64. ``shared``: μ_g (C, K)."""
-    sums, counts = class_sums(z, y, len(shared))
-    means = torch.where(counts[:, None] > 0, means_of(sums, counts), shared)
-    apart = z - means[y]
-    covariance = apart.T @ apart / max(len(z) - 1, 1)
-    return Gaussians(means, covariance + ridge * z.new_ones(z.shape[1]).diag())
-
-
-def discriminant(of: Gaussians, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a (C, K) and b (C,) of h. ``shares``: π_i (C,). Raises UserError where S is no covariance."""
-    s, k = of.covariance, len(of.covariance)
-    shrunk = (1 - SHRINK) * s + SHRINK * s.trace() / k * s.new_ones(k).diag()
-    root, fault = torch.linalg.cholesky_ex(shrunk)
-    if fault:
-        raise UserError(
-            "the covariance of the features has no inverse; start from another seed"
-        )
-    weight = torch.cholesky_solve(of.means.T, root).T
-    return weight, shares.log() - (of.means * weight).sum(1) / 2
-
-
-def halves(y: Tensor, classes: int) -> Tensor:
-    """Return bool (n,): every second sample of each class, in their order."""
-    mask = members(y, classes)
-    return (mask.cumsum(0) * mask).sum(1) % 2 == 0
-
-
-def least(value: Callable[[float], float]) -> float:
-    """Return the argmin over [0, 1] by golden sections."""
-    low, high = 0.0, 1.0
-    for _ in range(STEPS):
-        a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-        low, high = (low, b) if value(a) <= value(b) else (a, high)
-    return min((low, high, (low + high) / 2), key=value)

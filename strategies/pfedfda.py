@@ -29,6 +29,7 @@ to every entry of S_l, and I; r I (``ridge``) was probably meant (unverified), a
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,18 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.features import (
-    SHRINK,
-    Gaussians,
-    all_features,
-    discriminant,
-    estimates,
-    halves,
-    least,
-    members,
-    packed_size,
-    read_gaussians,
-)
+from models.features import all_features, class_sums, means_of, members
 from models.flat import gather, is_finite
 from models.layout import Layout
 from models.training import feature_gradient, generator
@@ -61,6 +51,9 @@ from strategies.base.transport.payload import Model, Payload, Update
 GAUSSIANS = "gaussians"
 MOST_FEATURES = 1024  # whose covariance travels
 SWEEPS = 2
+SHRINK = 1e-4  # of a covariance towards a multiple of I, and of class shares towards equal ones
+GOLDEN = (math.sqrt(5) - 1) / 2
+STEPS = 24  # of a search by golden sections
 
 
 @dataclass(frozen=True)
@@ -74,6 +67,85 @@ class FdaSettings:
         choices=("two", "one", "none"),
     )
     ridge: float = setting(1e-4, "added to the own variances", symbol="r", above=0, maximum=1)
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Means of the classes μ (C, K) and the covariance S (K, K) of all, float64."""
+
+    means: Tensor
+    covariance: Tensor
+
+    def pack(self) -> Tensor:
+        """Return the means and the lower triangle, (CK + K (K + 1)/2,)."""
+        size = len(self.covariance)
+        rows, columns = torch.tril_indices(size, size, device=self.covariance.device)
+        return torch.cat([self.means.flatten(), self.covariance[rows, columns]]).float()
+
+    def is_positive(self) -> bool:
+        """Return whether S has no negative eigenvalue, up to rounding."""
+        values = torch.linalg.eigvalsh(self.covariance)
+        return bool(values[0] >= -1e-6 * values[-1])
+
+    def mix(self, own: Gaussians, betas: Sequence[float]) -> Gaussians:
+        return Gaussians(
+            torch.lerp(self.means, own.means, betas[0]),
+            torch.lerp(self.covariance, own.covariance, betas[1]),
+        )
+
+
+def read_gaussians(vector: Tensor, layout: Layout) -> Gaussians:
+    """Return what :meth:`Gaussians.pack` wrote."""
+    classes, features = layout.classes, layout.features
+    means, lower = vector.double().tensor_split([classes * features])
+    covariance = lower.new_zeros(features, features)
+    rows, columns = torch.tril_indices(features, features, device=lower.device)
+    covariance[rows, columns] = lower
+    covariance[columns, rows] = lower
+    return Gaussians(means.view(classes, features), covariance)
+
+
+def packed_size(layout: Layout) -> int:
+    """Return CK + K (K + 1)/2."""
+    features = layout.features
+    return layout.classes * features + features * (features + 1) // 2
+
+
+def estimates(z: Tensor, y: Tensor, shared: Tensor, ridge: float) -> Gaussians:
+    """Return μ_l and S_l of features (n, K), float64. ``shared``: μ_g (C, K)."""
+    sums, counts = class_sums(z, y, len(shared))
+    means = torch.where(counts[:, None] > 0, means_of(sums, counts), shared)
+    apart = z - means[y]
+    covariance = apart.T @ apart / max(len(z) - 1, 1)
+    return Gaussians(means, covariance + ridge * z.new_ones(z.shape[1]).diag())
+
+
+def discriminant(of: Gaussians, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a (C, K) and b (C,) of h. ``shares``: π_i (C,). Raises UserError where S is no covariance."""
+    s, k = of.covariance, len(of.covariance)
+    shrunk = (1 - SHRINK) * s + SHRINK * s.trace() / k * s.new_ones(k).diag()
+    root, fault = torch.linalg.cholesky_ex(shrunk)
+    if fault:
+        raise UserError(
+            "the covariance of the features has no inverse; start from another seed"
+        )
+    weight = torch.cholesky_solve(of.means.T, root).T
+    return weight, shares.log() - (of.means * weight).sum(1) / 2
+
+
+def halves(y: Tensor, classes: int) -> Tensor:
+    """Return bool (n,): every second sample of each class, in their order."""
+    mask = members(y, classes)
+    return (mask.cumsum(0) * mask).sum(1) % 2 == 0
+
+
+def least(value: Callable[[float], float]) -> float:
+    """Return the argmin over [0, 1] by golden sections."""
+    low, high = 0.0, 1.0
+    for _ in range(STEPS):
+        a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+        low, high = (low, b) if value(a) <= value(b) else (a, high)
+    return min((low, high, (low + high) / 2), key=value)
 
 
 class FDAClient(PartialClient):
@@ -115,7 +187,7 @@ class FDAClient(PartialClient):
         if self.settings.betas == "none" or not is_finite(z):
             return shared
         own = estimates(z, y, shared.means, self.settings.ridge)
-        return shared.mixed(own, self.best_betas(z, y))
+        return shared.mix(own, self.best_betas(z, y))
 
     def best_betas(self, z: Tensor, y: Tensor) -> Sequence[float]:
         second, shared = halves(y, len(self.shares)), self.gaussians
@@ -129,7 +201,7 @@ class FDAClient(PartialClient):
         def loss(betas: Sequence[float]) -> float:
             total = 0.0
             for own, rows, labels in folds:
-                weight, bias = discriminant(shared.mixed(own, betas), self.shares)
+                weight, bias = discriminant(shared.mix(own, betas), self.shares)
                 logits = F.linear(rows, weight, bias)
                 total += float(F.cross_entropy(logits, labels, reduction="sum"))
             return total
@@ -151,7 +223,7 @@ class FDAClient(PartialClient):
             z, y = (torch.cat(parts) for parts in zip(*self.passed, strict=True))
         mixed = self.own_gaussians(z, y)
         self.place_head(self.model.vector, mixed)
-        return [gather(self.model.vector, self.shared), mixed.packed()]
+        return [gather(self.model.vector, self.shared), mixed.pack()]
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
@@ -181,7 +253,7 @@ def first_gaussians(layout: Layout, seed: int) -> Tensor:
             "network with a narrower last layer"
         )
     means = torch.rand(classes, features, generator=generator(seed, "gaussians"))
-    return Gaussians(means.double(), torch.eye(features, dtype=torch.float64)).packed()
+    return Gaussians(means.double(), torch.eye(features, dtype=torch.float64)).pack()
 
 
 class FdaServerState(ServerState):
@@ -234,5 +306,5 @@ class PFedFDA(PartialStrategy):
         if not found.is_positive():
             values, vectors = torch.linalg.eigh(found.covariance)
             clipped = vectors @ values.clamp(min=0).diag() @ vectors.T
-            mean = Gaussians(found.means, clipped).packed()
+            mean = Gaussians(found.means, clipped).pack()
         self.state.gaussians = mean

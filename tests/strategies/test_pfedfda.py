@@ -14,9 +14,9 @@ from scipy.optimize import minimize_scalar
 from tiny import Files, Numbers, federate, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient
 
-from models.features import Gaussians, discriminant, estimates, halves, least, read_gaussians
 from models.training import generator
 from strategies.base.transport.payload import array_record, decode
+from strategies.pfedfda import Gaussians, discriminant, estimates, halves, least, read_gaussians
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
 
