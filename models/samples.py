@@ -114,6 +114,11 @@ class Samples:
         kept = self._kept or self._inputs(self._read(index))
         return kept.take(index if self._kept else slice(None)), self.labels(index)
 
+    def in_order(self, size: int = 0) -> list[slice]:
+        """Return the slices of all samples in their order, ``size`` in each (0: ``at_once``)."""
+        size = size or self.at_once
+        return [slice(i, i + size) for i in range(0, len(self), size)]
+
     def batches(
         self, order: Iterable[Index], draws: int | None = None
     ) -> Iterator[tuple[Any, Tensor]]:

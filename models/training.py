@@ -232,7 +232,7 @@ def by_batch(
     model.module.eval()
 
     def found(size: int) -> list[T]:
-        parts = samples.batches(slice(i, i + size) for i in range(0, len(samples), size))
+        parts = samples.batches(samples.in_order(size))
         window = samples.window
         return [
             of(model.module(x) if window is None else window(model.module, x), y)

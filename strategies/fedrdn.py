@@ -112,9 +112,8 @@ class RandomStatistics:
 
 def statistics(samples: Samples) -> Tensor:
     """Return μ and σ of each channel (2, C), summed in float64."""
-    order = [slice(i, i + samples.at_once) for i in range(0, len(samples), samples.at_once)]
     sums, count = [], 0
-    for x, _ in samples.batches(order):
+    for x, _ in samples.batches(samples.in_order()):
         values = x.double().transpose(0, 1).flatten(1)
         sums.append(torch.stack([values.sum(1), values.square().sum(1)]))
         count += values.shape[1]

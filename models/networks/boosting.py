@@ -30,7 +30,6 @@ from partitions.common.errors import UserError
 
 Array = npt.NDArray[np.float32]
 MOST_DELTA = 10.0  # XGBoost's max_delta_step
-PIECE = 512  # samples at a time
 
 
 def boost(model: FlatModel, train: Samples, epochs: int, rate: float, least: int) -> None:
@@ -66,7 +65,7 @@ def boost(model: FlatModel, train: Samples, epochs: int, rate: float, least: int
 def _data(module: Trees, train: Samples) -> tuple[Array, Array, Array]:
     """Return the training samples, their labels, and the ensemble's sums, in float32 and tree by tree as XGBoost's."""
     step, found = module.settings.resolution, []
-    for x, y in train.batches(slice(i, i + PIECE) for i in range(0, len(train), PIECE)):
+    for x, y in train.batches(train.in_order()):
         with torch.no_grad():
             # Before the first tree there is 0
             leaves = module.leaves(x).cpu().numpy()

@@ -163,10 +163,9 @@ class TrainingLoop:
         loaders = {"train": SplitBatches(endless, count * passes, repeats)}
         for split in ("val", "test"):
             samples: Samples = getattr(silo, split)
-            starts = range(0, len(samples), samples.at_once)
-            order = [slice(i, i + samples.at_once) for i in starts]
+            order = samples.in_order()
             loaders[split] = SplitBatches(
-                (samples.batches(order) for _ in range(MOST_EPOCHS)), len(starts)
+                (samples.batches(order) for _ in range(MOST_EPOCHS)), len(order)
             )
 
         def note(batch: Batch | None) -> None:
