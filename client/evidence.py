@@ -74,22 +74,18 @@ def measure_evidence(client: SiloClient, session: ClientSession, least: int) -> 
     """Return the evidence that the message selects, of the model that the client holds."""
     data, test, task = session.used_data.test, client.silo.test, client.silo.task
     common = session.config["numbers"].get(COMMON)
-    labels = agreed_schema(session.config).labels
+    labels, network = agreed_schema(session.config).labels, client.predicting()
     if common is not None:
         thresholds = thresholds_of(common, task, test)
         if not enough(data.units, least):
             return {}
         if isinstance(task, Regression):
-            return conformal_intervals(
-                task, client.predicting(), test, data.units, thresholds, labels
-            )
-        return conformal_sets(client.predicting(), test, data.units, thresholds[0])
+            return conformal_intervals(task, network, test, data.units, thresholds, labels)
+        return conformal_sets(network, test, data.units, thresholds[0])
     ask = Ask(least, client.common.evidence_horizon, labels)
-    values = evidence_of(task, client.predicting(), test, client.silo.train, data.units, ask)
+    values = evidence_of(task, network, test, client.silo.train, data.units, ask)
     if data.subgroup is not None:
-        values |= subgroup_scores(
-            task, client.predicting(), test, data.subgroup, data.patient, least
-        )
+        values |= subgroup_scores(task, network, test, data.subgroup, data.patient, least)
     return values
 
 
