@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class Found:
     left_out: dict[str, str]
     missing: list[str]
 
-    @property
+    @cached_property
     def gains(self) -> dict[str, Gain]:
         """Each method's gain over training alone, with the report's interval."""
         if self.study is None or alone() not in self.study.methods:

@@ -24,8 +24,8 @@ from client.exporting.states import find_states
 from client.reported import CANDIDATE, REPORTED, array_of
 from client.tables.new_samples import about_recipe
 from models.flat import FlatModel
-from models.initialisation import Head, flat_model
-from models.networks.blocks import with_method
+from models.initialisation import flat_model
+from models.networks.blocks import Make, with_method
 from models.networks.custom import CustomSettings, is_custom
 from models.networks.registry import build, spec_of
 from models.trainable import WHOLE, Part
@@ -278,7 +278,7 @@ def network(card: Card) -> FlatModel:
     )
 
 
-def describe_network(card: Card) -> tuple[str, tuple[int, ...], Any, Head]:
+def describe_network(card: Card) -> tuple[str, tuple[int, ...], Any, Make]:
     """Return name, input shape, settings and the method's own head of the network that a card describes."""
     shape = card.shape
     name, given, head = card.model.name, card.model.settings, card.model.head

@@ -18,8 +18,6 @@ from models.trainable import WHOLE, Part, freeze
 from models.training import generator, seed_torch
 from models.weights import start_from
 
-Head = Make
-
 
 @lru_cache(maxsize=4)
 def flat_model(
@@ -28,7 +26,7 @@ def flat_model(
     classes: int,
     options: Any,
     device: str,
-    head: Head = None,
+    head: Make = None,
     part: Part = WHOLE,
 ) -> FlatModel:
     """Return the network that all silos of this process use in turn; parameters outside ``part`` come from its seed."""
@@ -44,7 +42,7 @@ def initial_model(
     classes: int,
     options: Any,
     seed: int,
-    head: Head = None,
+    head: Make = None,
     part: Part = WHOLE,
 ) -> Callable[[str], Tensor]:
     """Return ``initial(purpose)``: the initial vector (Σ,) for (seed, purpose), equal in every process."""
@@ -65,7 +63,7 @@ def _build_seeded(
     options: Any,
     seed: int,
     purpose: str,
-    head: Head,
+    head: Make,
     part: Part,
 ) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):

@@ -140,11 +140,11 @@ class Link:
         return posts
 
     def _websocket(self) -> ClientConnection:
+        # With wss:// two threads would use one TLS state at once
+        tls = cast(socket.socket, Duplex(self._tls()))
         return connect(
             f"ws://{self.way.server}{self.path}",
-            sock=cast(
-                socket.socket, Duplex(self._tls())
-            ),  # wss:// would read and write it at once
+            sock=tls,
             open_timeout=OPEN_SECONDS,
             compression=None,
             ping_timeout=None,  # a ping waits behind a model on a slow line

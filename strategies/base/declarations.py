@@ -77,7 +77,6 @@ def row(method: type[PersonalizedStrategy]) -> list[str]:
     vectors = [VECTORS[name] for name in info.uploads]
     inferred = dict.fromkeys(word for _, words in vectors for word in words)
     own = "; ".join([OWN[info.own_model], *([info.note] if info.note else [])])
-    keeps = ", ".join(info.keeps)
     return [
         f"`{info.name}`",
         "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)])
@@ -85,7 +84,7 @@ def row(method: type[PersonalizedStrategy]) -> list[str]:
         ", ".join(inferred) or "nothing",
         own,
         PEERS[info.receives],
-        keeps,
+        ", ".join(info.keeps),
     ]
 
 
