@@ -20,12 +20,12 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 51_100,
+    "models": 52_500,
     "partitions": 104_900,
-    "strategies": 82_000,
-    "client": 94_600,
-    "server": 123_300,
-    "tests": 630_100,
+    "strategies": 83_500,
+    "client": 97_500,
+    "server": 124_500,
+    "tests": 634_000,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
