@@ -25,6 +25,7 @@ import logging
 import os
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -178,7 +179,7 @@ def draw_settings(cell: Cell, trial: int) -> dict[str, Any]:
 
 def execute_trial(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
     """Execute one run, and return its line: validation score and summary, or why there is none."""
-    values = draw_settings(cell, trial)
+    values, started = draw_settings(cell, trial), time.process_time()
     line = {"seed": cell.seed, "held": cell.held, "trial": trial, "values": values}
     try:
         loop = whole_run({**cell.settings(form), **values})
@@ -192,6 +193,7 @@ def execute_trial(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
     validated = values_by_round(rows, "val", str(entry["reports"]), score)
     best = max((statistics.fmean(of.values()) for of in validated.values() if of), default=None)
     entry |= {"strategy": cell.method, "hold_out": finished.hold_out}
+    entry["seconds"]["total"] = time.process_time() - started
     return {**line, "validation": best, "entry": entry}
 
 

@@ -342,7 +342,8 @@ that the short form's 14,000 runs would take about two hours in two processes. I
   own; first seed. A dash: not measured yet, or it does not fit.
 * **calibration**: Brier score; for a measurement the distance of mean measured and mean predicted. Lower is better.
 * **epsilon**: largest of a hospital's, for one run. The trials of the search are not in it.
-* **bytes**, **seconds**: of one run. The machine had other work, so seconds compare roughly.
+* **bytes**, **seconds**: of one run. Seconds are the process's CPU; the first 1,868 runs' are by the clock of a machine
+  with other work, so they compare roughly.
 
 All train a network of 16 hidden units, but three rows: FedXgbBagging, local-trees and pooled-trees boost five trees in a
 round at each hospital.
