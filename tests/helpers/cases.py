@@ -5,7 +5,7 @@ For the network of ``two_layers.DEEP``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -186,9 +186,31 @@ WITH_ALA = {
 }
 
 
+# The first case of each method.
+ONE_OF_EACH = {settings["strategy"]: name for name, (settings, _, _) in reversed(CASES.items())}
+# A method of each kind: what travels, what a silo keeps, what the server makes of it.
+TYPICAL = (
+    *("local", "fedavg", "fedprox", "fedala", "apple", "ditto", "fedfomo", "fedper", "fedbn"),
+    *("scaffold", "apfl", "partialfed", "ifca", "fedproto", "pfedfda", "fedxgb"),
+)
+
+
 def every(cases: Mapping[str, Any] | Iterable[str]) -> pytest.MarkDecorator:
     """A test for each case; what is another variant of a method that is there, `make test-all` runs."""
-    marks = {name: pytest.mark.exhaustive if "," in name else () for name in cases}
+    return _some("name", cases, lambda name: "," not in name)
+
+
+def typical(
+    cases: Mapping[str, Any] | Iterable[str], argument: str = "name"
+) -> pytest.MarkDecorator:
+    """A test for each case, of which `make test` runs those of TYPICAL: each takes several whole runs."""
+    return _some(argument, cases, lambda name: name in TYPICAL)
+
+
+def _some(
+    argument: str, cases: Iterable[str], often: Callable[[str], bool]
+) -> pytest.MarkDecorator:
+    marks = {name: () if often(name) else pytest.mark.exhaustive for name in cases}
     return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=mark) for name, mark in marks.items()]
+        argument, [pytest.param(name, marks=mark) for name, mark in marks.items()]
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from cases import typical
 from tiny import Files, Numbers, federate, gradient, one_block, rows_of
 from torch import Tensor
 
@@ -207,13 +208,13 @@ def test_what_is_sent_is_what_is_trained(three: Files) -> None:
 
 
 @pytest.mark.parametrize("trainable", ["head", "head,fc1.*"])
-@pytest.mark.parametrize(
-    "method",
+@typical(
     [
         name
         for name, s in strategies().items()
         if not s.info.pooled and name not in ("fedbn", "fedsa-lora", "fedxgb")
     ],
+    "method",
 )
 def test_every_method_runs_on_a_part(three: Files, method: str, trainable: str) -> None:
     """Two rounds; all models have the part's size, and the frozen layers are what they were."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import typical
 from tiny import STILL, Files, comparable, federate, keep_weights_at, rows_of, same, settings_of
 from two_layers import deep_gradient, replies_of
 
@@ -30,7 +31,7 @@ def test_fedavg_with_ala_is_fedala(three: Files) -> None:
     assert same(module.strategy.state.arrays["global"], method.strategy.state.arrays["global"])
 
 
-@pytest.mark.parametrize("name", sorted(n for n, s in strategies().items() if s.info.ala))
+@typical(sorted(n for n, s in strategies().items() if s.info.ala))
 def test_ala_changes_every_method_that_takes_it(three: Files, name: str, tiny_bn: None) -> None:
     """From round 3 at the latest the received model is a mixture (FedAMP and DiversiFed receive nothing in round 1)."""
     needed: dict[str, dict[str, Any]] = {

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import typical
 from tiny import Files, federate, simulated
 
 from models.networks.registry import resolve
@@ -83,8 +84,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    "method", sorted(name for name, method in strategies().items() if not method.info.pooled)
+@typical(
+    sorted(name for name, method in strategies().items() if not method.info.pooled), "method"
 )
 def test_every_method_takes_every_input(silos: Files, kind: str, method: str) -> None:
     """Two rounds: every silo answers, what it says is finite, and its own model is kept, is finite and has moved."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS
+from cases import CASES, OPTIONS, typical
 from flwr.app import Message
 from study_text import study_text
 from tiny import Files, TinyGrid, federate, random_silos
@@ -72,7 +72,7 @@ def test_by_hand() -> None:
         check_received("a", 1, torch.nextafter(last, torch.tensor(9.0)), last, 1.0, first=True)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@typical(METHODS)
 def test_an_honest_server_is_never_refused(
     three: Files, under: Callable[[float], None], name: str, tiny_bn: None
 ) -> None:
@@ -114,7 +114,7 @@ NO_START = ("lp-proj",)
 LOCAL = [name for name in METHODS if strategies()[name].info.receives == "nothing"]
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in LOCAL])
+@typical([name for name in METHODS if name not in LOCAL])
 def test_a_crafted_first_model_is_refused(
     five: Files, under: Callable[[float], None], name: str, tiny_bn: None
 ) -> None:

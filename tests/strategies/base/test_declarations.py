@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from cases import CASES, OPTIONS
+from cases import CASES, OPTIONS, typical
 from tiny import Files, Run, federate, rows_of, same, write_silo
 from torch import Tensor
 from two_layers import DEEP, replies_of
@@ -71,7 +70,7 @@ def peers(run: Run) -> str:
     return "mean" if any(down.values()) else "nothing"
 
 
-@pytest.mark.parametrize("name", CASES)
+@typical(CASES)
 def test_the_declarations_are_what_the_messages_show(
     three: Files, name: str, tiny_bn: None
 ) -> None:

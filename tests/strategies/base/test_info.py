@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS
+from cases import CASES, OPTIONS, typical
 from tiny import Files, Run, federate, random_silos, same, settings_of
 from two_layers import DEEP, replies_of
 
@@ -60,7 +60,7 @@ def differ(one: Run, other: Run, files: Files) -> bool:
     return not kept or not all(same(one.personal(silo), other.personal(silo)) for silo in files)
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if strategies()[n].info.robust])
+@typical([n for n in METHODS if strategies()[n].info.robust])
 @pytest.mark.parametrize(
     "rules", [FEW_RULES, pytest.param(RULES, marks=pytest.mark.exhaustive)], ids=["few", "all"]
 )
@@ -86,7 +86,7 @@ def test_an_undeclared_robust_rule_is_refused(five: Files, name: str, tiny_bn: N
             settings_of(five, **options(name, robust=rule, robust_attackers=1))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@typical(METHODS)
 def test_a_lossy_codec_changes_the_result_or_is_refused(
     three: Files, name: str, tiny_bn: None
 ) -> None:
@@ -98,7 +98,7 @@ def test_a_lossy_codec_changes_the_result_or_is_refused(
             settings_of(three, **lossy)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@typical(METHODS)
 def test_batch_norm_statistics_travel_where_the_method_declares_it(
     three: Files, name: str, tiny_bn: None
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS, WITH_ALA, every
+from cases import CASES, OPTIONS, WITH_ALA, typical
 from tiny import Files, Run, comparable, federate, random_silos, round_of, same, simulated
 from two_layers import DEEP
 
@@ -49,7 +49,7 @@ def before(run: Run) -> list[list[str]]:
     return comparable([r for r in run.rows if r.round < FIRST], without=("round_seconds",))
 
 
-@every(EVERY)
+@typical(EVERY)
 def test_a_late_joiner_takes_part_from_its_round_on(
     four: Files, name: str, tiny_bn: None
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS, WITH_ALA, every
+from cases import CASES, OPTIONS, WITH_ALA, typical
 from tiny import Files, Run, comparable, federate, random_silos, same
 from torch import Tensor
 from two_layers import DEEP, replies_of
@@ -91,7 +91,7 @@ def only(rows: list[Any]) -> list[list[str]]:
 
 
 # With one β the newcomer's is 0 here: its head is the received one
-@every([name for name in EVERY if name not in ("pooled", "pfedfda, one")])
+@typical([name for name in EVERY if name not in ("pooled", "pfedfda, one")])
 def test_a_newcomer_gets_what_its_method_declares(
     four: Files, name: str, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +165,7 @@ def test_every_method_declares_its_newcomers() -> None:
     assert {settings["strategy"] for settings, *_ in EVERY.values()} == set(strategies())
 
 
-@every([n for n in EVERY if n not in ("pooled", "fedfomo", "fedproto")])
+@typical([n for n in EVERY if n not in ("pooled", "fedfomo", "fedproto")])
 def test_no_epochs_leave_the_model_that_arrived(
     name: str, four: Files, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

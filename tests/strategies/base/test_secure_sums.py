@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import CASES, OPTIONS
+from cases import CASES, OPTIONS, typical
 from flwr.app import ArrayRecord, Message
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,7 +73,7 @@ def test_another_method_is_refused_with_its_reason(three: Files, name: str) -> N
     assert "does not declare" not in reason
 
 
-@pytest.mark.parametrize("name", CALLED)
+@typical(CALLED)
 def test_the_sum_is_the_mean(whole: Files, name: str, tiny_bn: None) -> None:
     """What a method's server makes of one mean is what it makes of single updates, up to the rounding."""
     rounds = called(name, rounds=3)
@@ -92,7 +92,7 @@ def test_the_sum_is_the_mean(whole: Files, name: str, tiny_bn: None) -> None:
     assert bool(also) == (summed.values("bytes_up") != plain.values("bytes_up"))
 
 
-@pytest.mark.parametrize("name", CALLED)
+@typical(CALLED)
 def test_all_silos_of_a_round_receive_the_same(whole: Files, name: str, tiny_bn: None) -> None:
     """Masks cancel only then: a number for one silo could make its step the only one."""
     run = federate(whole, **called(name, rounds=3), **SECURE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS
+from cases import CASES, ONE_OF_EACH, OPTIONS, typical
 from tiny import Run, comparable, federate, random_silos
 from two_layers import DEEP
 
@@ -16,7 +16,6 @@ from partitions.common.errors import RunFailedError, UserError
 from strategies import strategies
 from strategies.base.run_settings import parse_settings
 
-ONE_OF_EACH = {of["strategy"]: name for name, (of, _, _) in reversed(CASES.items())}
 PLAIN = "trainers.plain:train"
 
 
@@ -43,7 +42,7 @@ def count_steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return steps
 
 
-@pytest.mark.parametrize("method", ONE_OF_EACH)
+@typical(ONE_OF_EACH, "method")
 def test_a_plain_loop_gives_the_built_in_trainings_bits(
     method: str, tmp_path: Path, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

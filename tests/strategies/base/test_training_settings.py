@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import CASES, OPTIONS
+from cases import CASES, ONE_OF_EACH, OPTIONS, typical
 from tiny import federate, random_silos
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -234,10 +234,7 @@ def test_accumulated_parts_are_the_batch() -> None:
     torch.testing.assert_close(made.model.vector, plain(made, sgd))
 
 
-ONE_OF_EACH = {of["strategy"]: name for name, (of, _, _) in reversed(CASES.items())}
-
-
-@pytest.mark.parametrize("method", ONE_OF_EACH)
+@typical(ONE_OF_EACH, "method")
 def test_every_method_adds_up_the_parts_of_a_batch_or_refuses(
     method: str, tmp_path: Path, tiny_bn: None
 ) -> None:

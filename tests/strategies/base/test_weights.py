@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import CASES, OPTIONS
+from cases import CASES, ONE_OF_EACH, OPTIONS, typical
 from flwr.app import ConfigRecord, Message
 from tiny import (
     Files,
@@ -34,7 +34,6 @@ from strategies.base.transport.data_summary import sample_weights
 from strategies.base.transport.payload import decode
 
 LIE = 2**31
-ONE_OF_EACH = {settings["strategy"]: name for name, (settings, _, _) in reversed(CASES.items())}
 
 
 def saying(
@@ -74,7 +73,7 @@ def test_the_cap_by_hand() -> None:
     assert sample_weights({"a": 1}, 5.0) == {"a": 1} and sample_weights({}, 5.0) == {}
 
 
-@pytest.mark.parametrize("method", ONE_OF_EACH)
+@typical(ONE_OF_EACH, "method")
 def test_every_method_weighs_by_what_counts(three: Files, method: str, tiny_bn: None) -> None:
     """c says that it has 2^31 samples; it counts as 5 · 10. The state is, bit for bit, that of a federation in which
     c is honest and 50 are agreed: no method has a number of samples from anywhere else."""
