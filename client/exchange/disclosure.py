@@ -62,9 +62,10 @@ def may_measure(session: ClientSession) -> bool:
     They may not if metrics of this model have left from data that differ in fewer than ``min-sum-samples`` patients.
     """
     context, policy, silo = session.context, session.policy, session.name
-    state, data = context.node_config.get("state-dir"), cohort_of(context.node_config)
+    state = context.node_config.get("state-dir")
     if not is_own_file(context) or policy.public or not state:
         return True
+    data = cohort_of(context.node_config)
     found = digest_of(session.parameters)
     model = hashlib.sha256(found + session.input_digest().encode()).hexdigest()
     with Record(Path(str(state))).write() as db:
