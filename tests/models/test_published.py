@@ -35,7 +35,15 @@ THEIRS: dict[str, tuple[Callable[[Any], nn.Module], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", THEIRS)
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18"]
+    + [
+        pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in THEIRS
+        if name != "resnet18"
+    ],
+)
 def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
     """Every tensor finds its place by its name; then outputs are equal, and after a step in training they still are.
 

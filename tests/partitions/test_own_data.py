@@ -438,8 +438,9 @@ def ours():
 @pytest.mark.parametrize(
     ("library", "source", "shape"),
     [
-        ("monai.transforms", MONAI, (1, 8, 8)),
-        ("torchio", TORCHIO, (1, 4, 5, 6)),
+        # They take long to import
+        pytest.param("monai.transforms", MONAI, (1, 8, 8), marks=pytest.mark.exhaustive),
+        pytest.param("torchio", TORCHIO, (1, 4, 5, 6), marks=pytest.mark.exhaustive),
         ("torchvision.transforms.v2", VISION, (3, 8, 8)),
     ],
 )

@@ -77,7 +77,14 @@ def test_large_files_give_the_samples_of_small_ones(
     assert both is None or len(both.train) == len(whole.train)
 
 
-@pytest.mark.parametrize("kind", ["multilabel", "segmentation", "balls", "notes", "stays"])
+@pytest.mark.parametrize(
+    "kind",
+    ["segmentation", "notes"]
+    + [
+        pytest.param(kind, marks=pytest.mark.exhaustive)
+        for kind in ("multilabel", "balls", "stays")
+    ],
+)
 def test_a_run_from_disk_gives_the_numbers_of_a_run_from_memory(
     kind: str, tmp_path: Path, on_disk: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +236,7 @@ def limited(file: Path, in_memory: int, extra: int) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="limits what Linux counts")
 def test_a_set_trains_and_is_divided_in_half_of_its_size(tmp_path: Path) -> None:
     """Of anonymous memory: that of the mapped file is not counted, and the kernel takes it back."""

@@ -57,7 +57,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("method", ["ditto", "fedper", "apfl"])
+@pytest.mark.parametrize(
+    "method",
+    ["ditto", *(pytest.param(m, marks=pytest.mark.exhaustive) for m in ("fedper", "apfl"))],
+)
 def test_the_whole_matrix_of_a_server_without_states(
     runs: Path, tmp_path: Path, method: str
 ) -> None:

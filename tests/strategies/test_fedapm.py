@@ -186,7 +186,10 @@ def test_invariant_after_every_aggregation(three: Files, rounds: int) -> None:
     assert max(float(s["dual"].abs().max()) for s in states) > 1e-3
 
 
-@pytest.mark.parametrize(("participation", "rounds"), [(1.0, 40), (0.5, 120)])
+@pytest.mark.parametrize(
+    ("participation", "rounds"),
+    [(1.0, 40), pytest.param(0.5, 120, marks=pytest.mark.exhaustive)],
+)
 def test_quadratics_converge_to_the_consensus_optimum(
     tmp_path: Path, participation: float, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

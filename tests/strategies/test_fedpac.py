@@ -67,8 +67,7 @@ def test_small_coefficients_are_none() -> None:
     assert weights(np.array([[0.0], [100.0]]), np.ones(2)).tolist() == [[1, 0], [0, 1]]
 
 
-@pytest.mark.parametrize("n", [2, 3, 7, 20])
-@pytest.mark.parametrize("rank", [1, 4, 30])
+@pytest.mark.parametrize(("n", "rank"), [(2, 1), (3, 30), (7, 4), (20, 1), (20, 30)])
 def test_the_optimum_on_the_simplex(n: int, rank: int) -> None:
     """Its conditions: on the support the grad is a' P a, elsewhere not lower; and against projected gradients."""
     rng = np.random.default_rng(n + rank)

@@ -28,7 +28,9 @@ def opened(name: str) -> Callable[[int, Path], bool]:
     ("moment", "last"),
     [
         (opened("_multiarray_umath"), "silofl: interrupted"),  # NumPy's
-        (opened("libtorch_cpu"), "silofl: interrupted"),
+        pytest.param(
+            opened("libtorch_cpu"), "silofl: interrupted", marks=pytest.mark.exhaustive
+        ),
         (
             lambda _, out: (out / "progress.jsonl").exists(),
             "silofl simulate: interrupted; continue with silofl simulate",

@@ -321,6 +321,7 @@ def imports_of(package: str) -> set[str]:
     return names
 
 
+@pytest.mark.exhaustive
 def test_a_silos_image_has_what_a_silo_imports() -> None:
     """Every third-party module that models, strategies, partitions and client import is a requirement of the
     silo's image, or comes with one that is (requirements of requirements, by the installed metadata)."""

@@ -130,6 +130,7 @@ def test_ray_maps_columns_and_labels_by_name(ports: dict[str, str], tmp_path: Pa
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
+@pytest.mark.exhaustive
 def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Path) -> None:
     """Of models that the silos have sent, the whole of it; else what needs none."""
     matrix = evaluate(here, tmp_path / "a", "all")

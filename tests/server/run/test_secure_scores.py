@@ -26,6 +26,7 @@ def score(out: Path, values: dict[str, Any]) -> float:
     return statistics.fmean(silo["accuracy"] for silo in run["per_silo"].values())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "values", SETS, ids=lambda values: f"{values['dataset']}-{values['model']}"
 )
