@@ -103,7 +103,7 @@ class Reporter:
             log(ERROR, "%s reports an exception: %s", name, reason)
 
     def transfer(self, line: str) -> None:
-        """Log the progress of a long transfer."""
+        """Log the progress of a long transfer, or of the wait for silos."""
         log(INFO, "%s", line)
         self.event("transfer", message=line)
 

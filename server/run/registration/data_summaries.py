@@ -224,7 +224,10 @@ class SummaryRequests:
                 log(WARNING, "goes on with %d of %d silos", len(online), expected)
                 return online
             if len(online) != announced:
-                log(INFO, "%d of %d silos are here", len(online), expected)
+                self.reporter.transfer(
+                    f"{len(online)} of {expected} silos are here, and the run waits: silofl status (of containers: "
+                    "silofl doctor federation.yaml) shows who is online"
+                )
                 announced = len(online)
             time.sleep(0.5)
 

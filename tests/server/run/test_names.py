@@ -171,7 +171,8 @@ def test_an_impostor_beside_the_hospital_stops_nobody(three: Files, intruder: Fi
     assert not [r for r in run.rows if r.metric == "rejected"]
 
 
-def test_an_impostor_is_no_silo_that_is_waited_for(intruder: Files) -> None:
+def test_an_impostor_is_no_silo_that_is_waited_for(intruder: Files, tmp_path: Path) -> None:
+    """While the run waits, `silofl run` prints how many are here."""
     with pytest.raises(
         RuntimeError,
         match=r"here are 2: a, c; refused: node 3 calls itself b, and its key is regis",
@@ -181,8 +182,11 @@ def test_an_impostor_is_no_silo_that_is_waited_for(intruder: Files) -> None:
             strategy="fedavg",
             rounds=1,
             round_timeout=0.1,
+            directory=tmp_path / "run",
             prepare=registered(own_keys(*"acx"), {"x": "b"}),
         )
+    said = (tmp_path / "run/progress.jsonl").read_text()
+    assert "2 of 3 silos are here, and the run waits: silofl status" in said
 
 
 @pytest.mark.parametrize(
