@@ -177,10 +177,12 @@ def add_silo(
 ) -> Bundle:
     """Register a new silo with the key of its request, or a key made here, and write its bundle to `out`.
 
+    A silo that is registered with its request's key gets a new bundle.
+
     Raises UserError if the name is taken or invalid, the file exists, or the server's certificate is not valid for the
     address in the bundle.
     """
-    check_newcomer(federation, control, name, request)
+    known = is_registered(federation, control, name, request)
     if out.exists():
         raise UserError(f"{out} is there already: remove it, or give --out another name")
     ca = Path(control.connection.root_certificates)
@@ -200,38 +202,40 @@ def add_silo(
         schema=federation.schema,
     )
     public = public_pem(key) if key else cast(JoinRequest, request).public_key
-    node = control.register(name, public)
+    node = None if known else control.register(name, public)
     try:
         bundle.write(out)
         write_atomically(remote_key(federation, name), public)
     except BaseException:
-        control.unregister(node)
+        if node is not None:
+            control.unregister(node)
         raise
     return bundle
 
 
-def check_newcomer(
+def is_registered(
     federation: Federation, control: Control, name: str, request: JoinRequest | None
-) -> None:
-    """Raise UserError if another silo already has the name, or the key of the request."""
+) -> bool:
+    """Return whether the silo is registered with its request's key. Raises UserError if another one has name or key."""
     check_silo_name(name)
     if any(silo.name == name for silo in federation.silos):
         raise UserError(
             f"{name} is a silo of {federation.path} already; a bundle is for another one"
         )
-    nodes = control.nodes()
-    if any(node.name == name for node in nodes):
-        raise UserError(
-            f"{name} is registered already: choose another name, or `silofl remove-silo {name}` first"
-        )
-    if request and (
-        twin := next(
-            (n for n in nodes if fingerprint(n.public_key) == request.fingerprint), None
-        )
-    ):
-        raise UserError(
-            f"this key is registered already, as {twin.name}: one key per silo, so ask with a new one"
-        )
+    for node in control.nodes():
+        same_key = request and fingerprint(node.public_key) == request.fingerprint
+        if node.name == name and same_key:
+            return True
+        if node.name == name:
+            raise UserError(
+                f"{name} is registered already, with another key: choose another name, or `silofl remove-silo {name}` "
+                "first"
+            )
+        if same_key:
+            raise UserError(
+                f"this key is registered already, as {node.name}: one key per silo, so ask with a new one"
+            )
+    return False
 
 
 def signing_key_file(federation: Federation) -> Path:

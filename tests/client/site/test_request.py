@@ -191,11 +191,19 @@ def test_a_request_is_signed_in(
     unpack(files, tmp_path / "files")  # the server knows the key
     assert not first_failure(connection_checks(site_of(files, tmp_path / "files")))
 
+    assert main(["add-silo", "--request", "clinic.request", "--out", "new.tar"]) == 0
+    assert read_bundle(Path("new.tar")) == files  # and the registration stays
+    assert not first_failure(connection_checks(site_of(files, tmp_path / "files")))
+
+    assert main(["request", "clinic", "--folder", "another"]) == 0
     own_key(site_root() / "twin").parent.mkdir()
     own_key(site_root() / "twin").write_bytes(own_key(site_root() / "clinic").read_bytes())
     make_request("twin", None, None)
     for arguments, reason in (
-        (["--request", "clinic.request", "--out", "b.tar"], "clinic is registered already"),
+        (
+            ["--request", "another/clinic.request", "--out", "b.tar"],
+            "clinic is registered already, with another key",
+        ),
         (
             ["--request", "twin.request"],
             "this key is registered already, as clinic: one key per silo",
