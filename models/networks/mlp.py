@@ -29,7 +29,8 @@ class Mlp(nn.Module):
         for side in input_shape:
             features *= side
         widths = (features, *hidden, classes)
-        self.layers = self.block_names = tuple(f"fc{index}" for index in range(1, len(widths)))
+        self.layers = tuple(f"fc{index}" for index in range(1, len(widths)))
+        self.block_names = self.layers
         sizes = zip(self.layers, widths[:-1], widths[1:], strict=True)
         for name, inputs, outputs in sizes:
             self.add_module(name, nn.Linear(inputs, outputs))
@@ -37,7 +38,8 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(-self.input_dimensions)
         for name in self.layers[:-1]:
-            x = self.get_submodule(name)(x).relu()
+            x = self.get_submodule(name)(x)
+            x = x.relu()
             if self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
         x = self.get_submodule(self.layers[-1])(x)

@@ -18,6 +18,7 @@ TABLE = 3 * (K + 1)  # C (K + 1): prototypes of three classes
 VALVE = BODY + 3 * K + 2 * K * K + 6 * K  # GPFL: body, embeddings, valve
 PAC = FULL + TABLE + 3 * K  # FedPAC: the model, prototypes, statistics
 GAUSSIAN = BODY + 3 * K + K * (K + 1) // 2  # pFedFDA: body, means, covariance
+SIMPLEX = BODY + 2 * 3 * K + 3  # Floco: body, two corners, bias
 ENSEMBLE, NEW_TREES = 60 * 3 * 4, 2 * 3 * 4  # of three classes, two iterations a round
 # Scalars per silo in round 1, 2, ... (the last number holds for every later one); where they are drawn, of each silo.
 Flow = tuple[int, ...] | Mapping[str, tuple[int, ...]]
@@ -145,6 +146,8 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
         **{"trees.capacity": 60, "trees.depth": 1},
     ),
     "fedyogi": case("fedyogi"),
+    # Two corners and the bias; a silo's point from round 2 on
+    "floco": case("floco", (SIMPLEX, SIMPLEX + 2), (SIMPLEX, SIMPLEX), corners=2, tau=1),
     "gpfl": case("gpfl", (VALVE, VALVE), (VALVE, VALVE)),
     "gpfl, own contexts": case("gpfl", (VALVE, VALVE), (VALVE, VALVE), contexts="own"),
     "heurfedamp": case("heurfedamp", **LATER, sigma=3.0),

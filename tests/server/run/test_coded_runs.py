@@ -67,7 +67,7 @@ SOUND = {
         "fedprox",
         "fedprox-ft",
     ),
-    *("fedrep", "fedrod", "fedsa-lora", "fedsim", "fedyogi"),
+    *("fedrep", "fedrod", "fedsa-lora", "fedsim", "fedyogi", "floco"),
     *("gpfl", "knn-per", "local", "moon", "per-fedavg", "pfedme", "pooled"),
 }
 

@@ -23,6 +23,7 @@ from cases import (
     OPTIONS,
     PAC,
     POLICY,
+    SIMPLEX,
     TABLE,
     VALVE,
     WITH_ALA,
@@ -45,7 +46,9 @@ UNITS: Mapping[str, set[int]] = {
     "M Σ": {2 * FULL},
     "2 Σ": {2 * FULL},
     "k Σ": {2 * FULL},
-    "Σ_s": {BODY, HEAD, 6},  # FedSA-LoRA's: A of rank 2
+    # FedSA-LoRA's: A of rank 2
+    "Σ_s": {BODY, HEAD, SIMPLEX, 6},
+    "Σ_s + M": {SIMPLEX + 2},
     "0": {0},
     "≤ Σ": set(range(FULL + 1)),
     "p Σ": set(range(FULL + 1)),

@@ -28,6 +28,7 @@ OWN: Mapping[str, Callable[[SiloClient], list[slice]]] = {
     "fedpac": lambda client: [client.model.head],
     "fedrod": lambda client: [client.model.head],
     "fedrdn": lambda client: [],
+    "floco": lambda client: [],
     "feddbe": lambda client: [
         slice(s.start, s.stop) for s in client.model.layout.linear_head()[1:]
     ],

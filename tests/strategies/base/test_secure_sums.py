@@ -31,8 +31,8 @@ from strategies.fedavg import FedAvg
 SUMS = """
     apfl ditto fedadagrad fedadam fedadmm fedala fedalt fedapm fedavg fedavg-ft fedavgm fedbabu fedbn fedcp feddbe
     feddyn fedem fedlama fedlc fedlp fedntd fedper fedphp fedproto fedprox fedprox-ft fedrep fedrod fedsa-lora
-    fedsim fedyogi gpfl knn-per lg-fedavg lg-mix local lp-proj moon partialfed per-fedavg pfedfda pfedme player-fl
-    player-fl-random scaffold
+    fedsim fedyogi floco gpfl knn-per lg-fedavg lg-mix local lp-proj moon partialfed per-fedavg pfedfda pfedme
+    player-fl player-fl-random scaffold
 """
 SECURE: dict[str, Any] = {"secure_aggregation": True}
 # With a setting that sums need another value of
@@ -44,6 +44,7 @@ CALLED = [
 ]
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "fedlp": {"fedlp.keep": 1.0},
+    "floco": {"floco.tau": 0},
     "player-fl": {"player-fl.combine": "mean"},
     "player-fl-random": {"player-fl-random.combine": "mean"},
 }
