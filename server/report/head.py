@@ -4,269 +4,133 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from server.report.answer import worst_part
-from server.report.html import (
-    a_score,
-    between,
-    count_noun,
-    duration,
-    format_duration,
-    hospitals_of,
-    markup,
-    percent,
-    points,
-    render,
-    scores,
-    size_text,
-)
-from server.report.inference import SEEDS_NEEDED, Gain
-from server.report.methods import alone, baseline_name, exchanges, spell
-from server.report.participation import MARK, rounds_missed, worst
+from server.report.html import render, sentences
+from server.report.inference import SEEDS_NEEDED
+from server.report.methods import exchanges, spell
+from server.report.participation import rounds_missed
 from server.report.study import StudyResults
 from server.report.verdict import GainVerdict, verdict
 
 BY_CHANCE = 0.025  # share of hospitals without any gain whose 95 % interval lies above zero
+WHERE = """<b>{{ study.path.resolve().name }}</b>{% if study.split %} · {{ study.split|join(", ") }}{% endif %}
+{% if study.silos %} · {{ study.silos|length|hospitals }}{% endif %}
+{% set seeds = study.seeds %}
+{% if seeds %} · {% if seeds|length == 1 %}seed {{ seeds[0] }}{% else %}{{ seeds|length|noun("seed") }}{% endif %}{% endif %} · {{ day }}"""
+SENTENCE = """{% macro price() %}{% set bytes, seconds = study.cost(method) %}
+{{ ("at a cost of " ~ bytes|size ~ " and " ~ seconds|long)|unbroken }}{% endmacro %}
+{% if not study.runs %}{{ "The run failed" if failed else "There are no results yet" }}
+{% elif silent %}The {{ "accuracies" if word == "accuracy" else word ~ " values" }} stayed in the hospitals
+{% elif not base %}{{ method|spell if exchanged else "Training alone" }} reaches
+{{ study.mean_score(method)[0]|percent }}&#8239;% mean {{ word }} over {{ known|hospitals }}, {{ price() }}
+{% elif not found.gains %}{{ method|spell }} cannot be compared with {{ base|baseline }}
+{% else %}{{ method|spell }}
+{{ {1: "gains over", 0: "against", -1: "loses against"}[found.shown] }} {{ base|baseline }}:
+<em class="{{ "shown" if found.shown else "not-shown" }}">{{ found.gain.mean|points }} points</em> of {{ word }} on average
+in {{ found.tested_in }}{% if not found.shown %}, not yet certain ({{ found.why }}){% endif %}, {{ price() }}
+{% endif %}"""
+LEAD = """{% set a_score = ("a " if word[0] in "CD" else "an ") ~ word %}
+{% if not study.runs %}No hospital has reported {{ a_score }}.
+{% elif silent %}Every hospital's test set is too small for its metrics to be sent. They are in the hospitals' own logs.
+{% elif not base %}What a hospital gains is not known: run
+{% if exchanged %}<code>{{ alone() }}</code>{% else %}a method that shares something{% endif %} in the same study to compare.
+{% elif not found.gains %}No hospital has reported {{ a_score }} for both.
+{% else %}
+{% if found.shown %}The average is clear of zero{{ brackets(found.gain) }}.{% else %}{{ found.settled_by }}{% endif %}
+{% if found.compared > 1 %} No validation data: the method was chosen on the test data, and an interval counts
+{{ found.compared }} methods.{% endif %}
+{% set sizes, tested = study.tested(found.gains), found.gains|length %}
+{% set clear = found.gains.values()|selectattr("shown", "gt", 0)|list|length %}
+{% if sizes %} Each hospital is tested on its own
+{{ sizes[0]|noun("sample") if sizes|length == 1 else "%s to %s samples"|format(sizes[0], sizes[-1]) }},
+which leaves a single hospital's gain uncertain:
+{% if not clear %}no gain is larger than chance alone could explain.{% else %}the 95&#8239;%
+{{ "interval of one gain lies" if clear == 1 else "intervals of %s gains lie"|format(clear) }} above zero.
+Chance alone puts about {{ "%.2g"|format(by_chance * tested) }} of {{ tested }} there.{% endif %}{% endif %}
+{% set seeds = found.seeds|length %}
+{{ " One seed was run" if seeds == 1 else " %s seeds were run"|format(seeds) }}
+{%- if seeds < study.seeds|length %} with both methods{% endif %}
+{%- if seeds < needed %}: how much others would change this is not counted.
+{% else %}, with averages from {{ found.seed_means|min|points }} to {{ found.seed_means|max|points }}.{% endif %}
+{% if found.without %} {{ mark }} {{ missed }}: without {{ "it" if found.rare|length == 1 else "them" }} the average is
+{{ found.without.mean|points }} points{{ brackets(found.without) }}.{% endif %}
+{% if base != alone() %} The {{ worst_hospital(found) }}.{% endif %}
+{% set missing = study.silos|length - tested %}
+{% if missing %} {{ missing|hospitals }} sent no {{ word }} and {{ "is" if missing == 1 else "are" }} not counted.{% endif %}
+{% endif %}"""
 FAULTS = """{% if faults or notes %}<div class="fault">{% for fault in faults %}<p>{{ fault }}.</p>{% endfor %}
-{% if notes %}<p>From the run's log:</p>{% for when, message, times in notes %}<p><span class="note">{{ when }}</span> {{ message }}.{% if times != 1 %} ({{ times }} times){% endif %}</p>{% endfor %}{% endif %}
+{% if notes %}<p>From the run's log:</p>{% for note in notes %}
+<p><span class="note">{{ note.time.replace("T", " ").replace("Z", " UTC") or "time not recorded" }}</span> {{ note.message }}.
+{%- if note.times != 1 %} ({{ note.times }} times){% endif %}</p>{% endfor %}{% endif %}
 </div>{% endif %}"""
-TILES = """<dl class="tiles"{% if tiles|length < 4 %} style="grid-template-columns: repeat({{ tiles|length }}, 1fr)"{% endif %}>
-{% for name, value, below in tiles %}<div><dt>{{ name }}</dt><dd>{{ value }}</dd><dd>{{ below }}</dd></div>{% endfor %}</dl>"""
+TILES = """{% if study.runs %}{% set dot, br = joiner(" · "), joiner("<br>") %}
+{% set mean, deviation = study.mean_score(method) %}{% set bytes, seconds = study.cost(method) %}
+{% set number, unit = (bytes|size).split(" ") %}
+<dl class="tiles"{% if not found %} style="grid-template-columns: repeat(2, 1fr)"{% endif %}>
+{% if found %}{% set up, level, down = study.counts(method, study.base) %}{% set interval = found.gain|between %}
+<div><dt>Hospitals that score higher</dt><dd>{{ up }}<small> of {{ up + level + down }}</small></dd><dd>{{ level }} level, {{ down }} lower</dd></div>
+<div><dt>{{ {1: "Mean gain", 0: "Mean gain, not yet certain", -1: "Mean loss"}[found.shown] }}</dt><dd>{{ found.gain.mean|points }}<small> points</small></dd><dd>{% if interval %}{{ br()|safe }}95&#8239;% interval {{ interval }}{% endif %}
+{%- if not found.shown and found.why != interval %}{{ br()|safe }}{{ found.why }}{% endif %}
+{%- if found.without %}{{ br()|safe }}without {{ mark }} {{ found.without.mean|points }}{% endif %}</dd></div>{% endif %}
+<div><dt>Mean {{ study.task.score_label }}, {{ method|spell }}</dt><dd>{{ mean|percent }}<small>&#8239;%</small></dd><dd>{% if deviation is known %}{{ dot() }}± {{ deviation|percent }} over seeds{% endif %}
+{%- for other in study.columns if other != method %}
+{{ dot() }}{{ other|spell }} {{ study.mean_score(other)[0]|percent }}
+{%- else %}{% if deviation is not known %}over hospitals, each counting alike{% endif %}{% endfor %}</dd></div>
+<div><dt>Cost of one run</dt><dd>{{ number }}<small> {{ unit }}</small></dd><dd>sent and received, in {{ seconds|duration }}</dd></div></dl>{% endif %}"""
 
 
 def where(study: StudyResults) -> Markup:
     """Return the line above the headline: run, data, silos, seeds, date."""
-    about = study.manifest or study.config
-    bits: list[str] = [markup("<b>{}</b>", study.path.resolve().name)]
-    if study.manifest or study.simulated:
-        bits.append(f"{Path(str(about.get('dataset', ''))).name}, {about.get('partition', '')}")
-    bits += [hospitals_of(len(study.silos))] if study.silos else []
-    seeds = (
-        f"seed {study.seeds[0]}"
-        if len(study.seeds) == 1
-        else count_noun(len(study.seeds), "seed")
-    )
-    bits += [seeds] if study.seeds else []
-    file = next(
-        (
-            f
-            for f in ("summary.json", "history.csv", "config.toml")
-            if (study.path / f).exists()
-        ),
-        "",
-    )
-    bits.append(time.strftime("%-d %B %Y", time.localtime((study.path / file).stat().st_mtime)))
-    return Markup(" · ").join(bits)
-
-
-def headline(study: StudyResults) -> tuple[str, str]:
-    """Return the sentence at the top, and the caution below it."""
-    if not study.runs:
-        sentence = "The run failed" if faults_of(study) else "There are no results yet"
-        return sentence, f"No hospital has reported {a_score(study)}."
-    if all(worst(study, method) is None for method in study.methods):
-        return f"The {scores(study)} stayed in the hospitals", (
-            "Every hospital's test set is too small for its metrics to be sent. They are in the hospitals' own logs."
-        )
-    method = study.best or study.methods[0]
-    base = study.base
-    bytes_, seconds = study.cost(method)
-    cost = f"at a cost of {size_text(bytes_)} and {format_duration(seconds)}"
-    price = Markup(re.sub(r"(\d) ", "\\1&nbsp;", cost))
-    if base is None:
-        mean = percent(study.mean_score(method)[0])
-        how = spell(method) if exchanges(method) else "Training alone"
-        add = (
-            markup("<code>{}</code>", alone())
-            if exchanges(method)
-            else "a method that shares something"
-        )
-        known = [
-            s
-            for s in study.silos
-            if any(not math.isnan(study.score(m, s).mean) for m in study.methods)
-        ]
-        silos = hospitals_of(len(known))
-        return (
-            markup(
-                "{} reaches {}&#8239;% mean {} over {}, {}",
-                how,
-                mean,
-                study.task.score_label,
-                silos,
-                price,
-            ),
-            markup(
-                "What a hospital gains is not known: run {} in the same study to compare.", add
-            ),
-        )
-    found = verdict(study, method, base)
-    if not found.gains:
-        return (
-            markup("{} cannot be compared with {}", spell(method), baseline_name(base)),
-            f"No hospital has reported {a_score(study)} for both.",
-        )
-    return markup("{}, {}", claim(found), price), caution(found)
-
-
-def claim(found: GainVerdict) -> Markup:
-    """Return the sentence on the mean gain: its value, and whether it is shown."""
-    name = spell(found.method)
-    over = baseline_name(found.base)
-    score = found.study.task.score_label
-    emphasis = "shown" if found.shown else "not-shown"
-    gain = points(found.gain.mean)
-    measured = markup('<em class="{}">{} points</em> of {} on average', emphasis, gain, score)
-    if not found.shown:
-        return markup(
-            "{} against {}: {} in {}, not yet certain ({})",
-            name,
-            over,
-            measured,
-            found.tested_in,
-            found.why,
-        )
-    word = "gains over" if found.shown > 0 else "loses against"
-    return markup("{} {} {}: {} in {}", name, word, over, measured, found.tested_in)
-
-
-def caution(found: GainVerdict) -> Markup:
-    """Return the limits of the headline: uncertainty, seeds, missed rounds, the worst hospital, missing scores."""
-    text: list[str] = [average(found), *single_gains(found), seeds_apart(found)]
-    if found.without is not None:
-        it = "it" if len(found.rare) == 1 else "them"
-        mean = points(found.without.mean)
-        ends = in_brackets(found.without)
-        missed = rounds_missed(found.rare)
-        text.append(
-            markup(
-                "{} {}: without {} the average is {} points{}.", MARK, missed, it, mean, ends
-            )
-        )
-    if found.base != alone():  # else the answer below says it
-        lowest = worst_part(found)
-        text.append(markup("{}{}.", lowest[0].upper(), lowest[1:]))
-    if missing := len(found.study.silos) - len(found.gains):
-        are = "is" if missing == 1 else "are"
-        text.append(
-            f"{hospitals_of(missing)} sent no {found.study.task.score_label} and {are} not counted."
-        )
-    return Markup(" ").join(text)
-
-
-def seeds_apart(found: GainVerdict) -> str:
-    """Return a sentence on the seeds: the interval holds for these, and how far their averages lie apart."""
-    seeds = found.seeds
-    ran = "One seed was run" if len(seeds) == 1 else f"{len(seeds)} seeds were run"
-    ran += " with both methods" if len(seeds) < len(found.study.seeds) else ""
-    if len(seeds) < SEEDS_NEEDED:
-        return f"{ran}: how much others would change this is not counted."
-    means = [found.study.seed_mean(found.method, found.base, seed) for seed in seeds]
-    return markup(
-        "{}, with averages from {} to {}.", ran, points(min(means)), points(max(means))
+    files = (study.path / name for name in ("summary.json", "history.csv", "config.toml"))
+    written = next(file for file in files if file.exists()).stat().st_mtime
+    return sentences(
+        WHERE, study=study, day=time.strftime("%-d %B %Y", time.localtime(written))
     )
 
 
-def single_gains(found: GainVerdict) -> list[str]:
-    """Return a sentence on the number of silos whose own gain is clear of zero, and the number by chance alone."""
-    sizes = sorted({n for silo in found.gains for n in found.study.sizes(silo, "n_test")} - {0})
-    if not sizes:
-        return []
-    many = (
-        count_noun(sizes[0], "sample")
-        if len(sizes) == 1
-        else f"{sizes[0]} to {sizes[-1]} samples"
-    )
-    clear = sum(gain.shown > 0 for gain in found.gains.values())
-    tested = len(found.gains)
-    text = f"Each hospital is tested on its own {many}, which leaves a single hospital's gain uncertain: "
-    if clear == 0:
-        return [f"{text}no gain is larger than chance alone could explain."]
-    word = "the 95&#8239;% interval of one gain lies"
-    if clear > 1:
-        word = f"the 95&#8239;% intervals of {clear} gains lie"
-    chance = f"Chance alone puts about {BY_CHANCE * tested:.2g} of {tested} there."
-    return [markup("{}{} above zero. {}", text, Markup(word), chance)]
+def headline(study: StudyResults) -> tuple[Markup, Markup]:
+    """Return the sentence at the top, and the caution below it: the limits of what it says."""
+    scored = [
+        silo
+        for silo in study.silos
+        if any(not math.isnan(study.score(method, silo).mean) for method in study.methods)
+    ]
+    found = compared(study)
+    values = {
+        "study": study,
+        "word": study.task.score_label,
+        "method": study.headed,
+        "base": study.base,
+        "found": found,
+        "failed": bool(faults_of(study)),
+        "silent": not scored,
+        "known": len(scored),
+        "exchanged": exchanges(study.headed),
+        "by_chance": BY_CHANCE,
+        "needed": SEEDS_NEEDED,
+        "missed": rounds_missed(found.rare) if found else "",
+    }
+    return sentences(SENTENCE, **values), sentences(LEAD, **values)
 
 
-def average(found: GainVerdict) -> Markup:
-    """Return a sentence on the average's interval, or on what would settle it where it is not certain."""
-    text = markup("{}", found.settled_by)
-    if found.shown:
-        text = markup("The average is clear of zero{}.", in_brackets(found.gain))
-    if (methods := found.compared) > 1:
-        text += f" No validation data: the method was chosen on the test data, and an interval counts {methods} methods."
-    return text
-
-
-def in_brackets(gain: Gain) -> Markup:
-    """Return a gain's interval in brackets; empty if unknown."""
-    return markup(" (95&#8239;% interval {})", between(gain)) if gain.has_interval else Markup()
+def compared(study: StudyResults) -> GainVerdict | None:
+    """Return the verdict on the headline's method; None if there is no baseline to compare it with."""
+    return verdict(study, study.headed, study.base) if study.base else None
 
 
 def faults(study: StudyResults) -> Markup:
     """Render the runs that did not end and the notes of the run's log; empty if there are none."""
-    notes = [
-        (
-            n.time.replace("T", " ").replace("Z", " UTC") or "time not recorded",
-            n.message,
-            n.times,
-        )
-        for n in notes_of(study)
-    ]
-    return render(FAULTS, faults=faults_of(study), notes=notes)
+    return render(FAULTS, faults=faults_of(study), notes=notes_of(study))
 
 
 def tiles(study: StudyResults) -> Markup:
     """Render up to four figures below the headline; empty without results."""
-    if not study.runs:
-        return Markup()
-    tiles: list[tuple[str, str, str]] = []
-    method = study.best or study.methods[0]
-    base = study.base
-    if base and study.best:
-        found = verdict(study, method, base)
-        up, level, down = study.counts(method, base)
-        higher = markup("{}<small> of {}</small>", up, up + level + down)
-        tiles += [
-            ("Hospitals that score higher", higher, f"{level} level, {down} lower"),
-            mean_gain(found),
-        ]
-    mean, deviation = study.mean_score(method)
-    others = [
-        f"{spell(m)} {percent(study.mean_score(m)[0])}" for m in study.columns if m != method
-    ]
-    if not math.isnan(deviation):
-        others = [f"± {percent(deviation)} over seeds", *others]
-    value = markup("{}<small>&#8239;%</small>", percent(mean))
-    below = " · ".join(others) or "over hospitals, each counting alike"
-    tiles.append((f"Mean {study.task.score_label}, {spell(method)}", value, below))
-    bytes_, seconds = study.cost(method)
-    size, _, unit = size_text(bytes_).partition(" ")
-    took = f"sent and received, in {duration(seconds)}"
-    tiles.append(("Cost of one run", markup("{}<small> {}</small>", size, unit), took))
-    return render(TILES, tiles=tiles)
-
-
-def mean_gain(found: GainVerdict) -> tuple[str, str, str]:
-    """Return the tile with the mean gain, and whether it is shown by the headline's decision."""
-    interval = between(found.gain)
-    below = [markup("95&#8239;% interval {}", interval)] if interval else []
-    name = "Mean gain" if found.shown > 0 else "Mean loss"
-    if not found.shown:
-        name = "Mean gain, not yet certain"
-        below += [] if found.why == interval else [markup("{}", found.why)]
-    if found.without is not None:
-        below.append(markup("without {} {}", MARK, points(found.without.mean)))
-    value = markup("{}<small> points</small>", points(found.gain.mean))
-    return name, value, Markup("<br>").join(below)
+    return render(TILES, study=study, method=study.headed, found=compared(study))
 
 
 @dataclass(frozen=True)

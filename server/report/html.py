@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Literal
@@ -14,6 +15,8 @@ from jinja2 import DictLoader, Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from server.report.inference import EXACT, Gain
+from server.report.methods import alone, baseline_name, spell
+from server.report.participation import MARK, worst
 from server.report.study import StudyResults
 
 MACROS = """
@@ -24,7 +27,17 @@ MACROS = """
 {% macro cells(values) %}{% for value in values %}<td>{{ value }}</td>{% endfor %}{% endmacro %}
 {% macro widths(pair) %}<div class="wide">{{ pair[0] }}</div><div class="narrow">{{ pair[1] }}</div>{% endmacro %}
 {% macro explained() %}<details class="note"><summary>What is this?</summary>{{ caller() }}</details>{% endmacro %}
-{% macro rare(text, mark) %}{% if text %}<p class="note">{{ mark }} {{ text }}. Scores are those of the last round that a hospital took part in.</p>{% endif %}{% endmacro %}
+{% macro rare(text) %}{% if text %}<p class="note">{{ mark }} {{ text }}. Scores are those of the last round that a hospital took part in.</p>{% endif %}{% endmacro %}
+{% macro spread(pair, form="percent", digits=1) %}{{ pair[0]|percent if form == "percent" else pair[0]|number(digits) }}{% if pair[1] is known %}<small>±&#8202;{{ pair[1]|percent if form == "percent" else pair[1]|number(digits) }}</small>{% endif %}{% endmacro %}
+{% macro gain_cell(gain) %}<td class="{{ ["", "up", "down"][gain.shown] }}">{{ gain.mean|points }}{% set interval = gain|between(0) %}{% if interval %}<small>{{ interval }}</small>{% endif %}</td>{% endmacro %}
+{% macro brackets(gain) %}{% if gain.has_interval %} (95&#8239;% interval {{ gain|between }}){% endif %}{% endmacro %}
+{% macro reached(found, silo) %}{% set own, tested = found.study.score(found.base, silo).mean, found.study.tested([silo]) %}
+{{ silo }}, reaches {{ found.study.score(found.method, silo).mean|percent }}&#8239;%{% if own is known %} ({{ own|percent }}&#8239;% {{ "alone" if found.base == alone() else "with " ~ found.base|spell }}){% endif %}
+{% if tested %} of {{ tested[0]|noun("test sample") }}{% endif %}{% endmacro %}
+{% macro worst_hospital(found) %}{% set first = worst(found.study, found.method) %}
+worst hospital, {{ reached(found, first) }}{% if first in found.rare %}{% set second = worst(found.study, found.method, found.rare) %}{% if second %}; without {{ mark }} {{ reached(found, second) }}{% endif %}{% endif %}{% endmacro %}
+"""
+IMPORT = """{% from "macros" import table, cells, widths, explained, rare, spread, gain_cell, brackets, reached, worst_hospital with context %}
 """
 
 
@@ -32,23 +45,51 @@ MACROS = """
 def environment() -> Environment:
     """Return the templates' environment: values are escaped, and a missing value is an error."""
     loader = DictLoader({"macros": MACROS})
-    return Environment(
+    found = Environment(
         loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.filters |= {
+        "percent": percent,
+        "points": points,
+        "number": number,
+        "noun": count_noun,
+        "hospitals": hospitals_of,
+        "spell": spell,
+        "size": size_text,
+        "duration": duration,
+        "long": format_duration,
+        "between": between,
+        "capital": capital,
+        "baseline": baseline_name,
+        "unbroken": lambda text: Markup(re.sub(r"(\d) ", r"\1&nbsp;", text)),
+    }
+    found.tests["known"] = lambda value: not math.isnan(value)
+    found.globals |= {
+        "alone": alone,
+        "baseline_name": baseline_name,
+        "mark": MARK,
+        "worst": worst,
+    }
+    return found
 
 
 @cache
 def compile_template(template: str) -> Template:
-    return environment().from_string(template)
+    return environment().from_string(IMPORT + template)
 
 
 def render(template: str, **values: object) -> Markup:
     """Return a template rendered with these values; every value is escaped unless it is already markup."""
     return Markup(compile_template(template).render(**values))
+
+
+def sentences(template: str, **values: object) -> Markup:
+    """Return a template's text with one space for each sequence of spaces and line ends."""
+    return Markup(re.sub(r"[ \n]+", " ", render(template, **values)).strip())
 
 
 def markup(text: str, *values: object) -> Markup:
@@ -142,33 +183,6 @@ def between(gain: Gain, digits: int = 1) -> str:
     )
 
 
-def with_spread(mean: float, deviation: float, show: str) -> Markup:
-    """Return a mean with the standard deviation over seeds below it. ``show``: "%" or a number of digits."""
-    mean_text, deviation_text = (
-        percent(v) if show == "%" else number(v, int(show)) for v in (mean, deviation)
-    )
-    below = (
-        Markup()
-        if math.isnan(deviation)
-        else markup("<small>±&#8202;{}</small>", deviation_text)
-    )
-    return markup("{}", mean_text) + below
-
-
 def capital(study: StudyResults) -> str:
     """Return the score's name with a capital."""
     return study.task.score_label[0].upper() + study.task.score_label[1:]
-
-
-def a_score(study: StudyResults) -> str:
-    """Return the score's name with its article."""
-    return f"{'a' if study.task.score_label.startswith(('C', 'D')) else 'an'} {study.task.score_label}"
-
-
-def scores(study: StudyResults) -> str:
-    """Return the score's name in the plural."""
-    return (
-        "accuracies"
-        if study.task.score_label == "accuracy"
-        else f"{study.task.score_label} values"
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,14 @@ class StudyResults:
         searched = {search["seed"] for search in self.searches}
         return [seed for seed in self.seeds if searched and seed not in searched]
 
+    @property
+    def split(self) -> tuple[str, ...]:
+        """The simulated data set and its partition; empty if the data are the silos' own."""
+        if not (self.manifest or self.simulated):
+            return ()
+        about = self.manifest or self.config
+        return Path(str(about.get("dataset", ""))).name, str(about.get("partition", ""))
+
     @cached_property
     def joined(self) -> dict[str, dict[int, list[str]]]:
         """Methods by silo and first round, for silos that joined during a run."""
@@ -199,9 +207,18 @@ class StudyResults:
         interval = scored[0].interval if len(scored) == 1 else UNKNOWN
         return Score(statistics.fmean(scores), spread(scores), interval, n_test)
 
+    def top_score(self, silo: str) -> float:
+        """Return the highest score of a method in one silo; ``nan`` if none is known."""
+        scores = [self.score(method, silo).mean for method in self.methods]
+        return max((score for score in scores if not math.isnan(score)), default=NAN)
+
     def sizes(self, silo: str, part: str) -> list[int]:
         """Return a silo's ``n_train`` or ``n_test``: the different values over runs, ascending."""
         return sorted({r["per_silo"][silo][part] for r in self.runs if silo in r["per_silo"]})
+
+    def tested(self, silos: Iterable[str]) -> list[int]:
+        """Return the different sizes of these silos' test parts, ascending, without empty ones."""
+        return sorted({n for silo in silos for n in self.sizes(silo, "n_test")} - {0})
 
     def differences(self, method: str, base: str) -> dict[str, dict[int, Gain]]:
         """Return by silo and seed the difference of ``method`` and ``base``, without withheld scores."""
@@ -264,11 +281,6 @@ class StudyResults:
             {seed for seeds in self.differences(method, base).values() for seed in seeds}
         )
 
-    def seed_mean(self, method: str, base: str, seed: int) -> float:
-        """Return the mean difference of one seed over the silos that have it."""
-        found = self.differences(method, base).values()
-        return statistics.fmean(seeds[seed].mean for seeds in found if seed in seeds)
-
     def counts(self, method: str, base: str) -> tuple[int, int, int]:
         """Return the numbers of silos with a gain, with equal scores, and with a loss."""
         signs = [gain.sign for gain in self.gains(method, base).values()]
@@ -297,6 +309,11 @@ class StudyResults:
     def best(self) -> str | None:
         """The method of the headline: the best one with an exchange, on the split :attr:`chosen_on`."""
         return max(self._candidates, key=self._score, default=None)
+
+    @property
+    def headed(self) -> str:
+        """The method of the headline: :attr:`best`, or the first one if none has an exchange; empty without results."""
+        return self.best or next(iter(self.methods), "")
 
     @cached_property
     def personalised(self) -> str | None:
@@ -347,6 +364,11 @@ class StudyResults:
         size = statistics.fmean(r["bytes_down"] + r["bytes_up"] for r in self.of(method))
         return size, statistics.fmean(r["seconds"].get("total") or 0.0 for r in self.of(method))
 
+    def mean_seconds(self, method: str, part: str) -> float:
+        """Return the seconds of one part of a method's runs, mean over seeds; ``nan`` if unknown."""
+        found = [s for r in self.of(method) if (s := r["seconds"].get(part)) is not None]
+        return statistics.fmean(found) if found else NAN
+
     # -- over the rounds ----------------------------------------------------------------------------------------------
 
     @cached_property
@@ -375,11 +397,11 @@ class StudyResults:
     def _score_rows(self) -> list[Row]:
         return [r for r in self.silo_rows if r.split == "test" and r.metric == self.task.score]
 
-    def per_round(self, method: str, metric: str) -> dict[int, float]:
-        """Return by round the mean over seeds of ``round_seconds``, ``bytes_down`` or ``bytes_up``."""
+    def per_round(self, method: str, metric: str, silo: str = "") -> dict[int, float]:
+        """Return by round the mean over seeds of a metric that has no split: of the whole round, or of a silo."""
         found: dict[int, list[float]] = defaultdict(list)
         for r in self.history.rows:
-            if r.strategy == method and r.metric == metric and not r.silo:
+            if (r.strategy, r.metric, r.silo, r.split) == (method, metric, silo, ""):
                 found[r.round].append(r.value)
         return {k: statistics.fmean(v) for k, v in sorted(found.items())}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,14 @@ class GainVerdict:
     @property
     def seeds(self) -> list[int]:
         return self.study.paired_seeds(self.method, self.base)
+
+    @property
+    def seed_means(self) -> list[float]:
+        """The mean gain of each seed over the silos that have it."""
+        found = self.study.differences(self.method, self.base).values()
+        return [
+            statistics.fmean(of[seed].mean for of in found if seed in of) for seed in self.seeds
+        ]
 
     @property
     def tested_in(self) -> str:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
 
 import numpy as np
 from markupsafe import Markup
@@ -22,63 +20,35 @@ from server.report.canvas import (
     room_for,
     styles,
 )
-from server.report.html import duration, lines, markup, render, size_text, typical
+from server.report.html import render, size_text, typical
 from server.report.methods import keeps, sends_numbers, spell, uploads
 from server.report.sections.evidence import evidence_that_left, own_models_that_left
 from server.report.study import StudyResults
-from server.results.history import Row
 
-COST = """{% from "macros" import table, cells with context %}
-<h2>What it cost</h2><p class='lead'>Bytes of model vectors over all hospitals, and wall time{% if seeds > 1 %} of one run, mean over seeds{% endif %}.</p>
-{% call table(head) %}<tbody>{% for name, values in rows %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
-<div class='panels two' style='margin-top:20px'><figure><h3>Bytes per round</h3>{{ bytes }}</figure><figure><h3>Seconds per round</h3>{{ seconds }}</figure></div>"""
-LEFT = """{% from "macros" import table, cells with context %}
-<h2>What left each hospital</h2><p class='lead'>Everything that leaves a hospital passes one gate, is on its list, and is logged there.</p><ul>
+COST = """<h2>What it cost</h2><p class='lead'>Bytes of model vectors over all hospitals, and wall time{% if study.seeds|length > 1 %} of one run, mean over seeds{% endif %}.</p>
+{% call table(["Method"] + "Down<br>per round,Up<br>per round,Bytes<br>in all,Median<br>round,Slowest<br>round,Run,of it<br>training,of it<br>exchange,of it<br>aggregation".split(",")|map("safe")|list) %}<tbody>{% for method in study.methods %}{% set bytes, seconds = study.cost(method) %}{% set each = study.training_seconds(method) %}<tr><th scope="row">{{ method|spell }}</th>
+{% for size in (typical(study.per_round(method, "bytes_down")), typical(study.per_round(method, "bytes_up")), bytes) %}<td>{{ size|size }}</td>{% endfor %}
+{% for time in (typical(each), each.values()|max|default(0.0), seconds) %}<td>{{ time|duration }}</td>{% endfor %}
+{% for part in ("train", "communicate", "aggregate") %}{% set mean = study.mean_seconds(method, part) %}<td>{% if mean is known %}{{ mean|duration }}{% else %}–{% endif %}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}
+<div class='panels two' style='margin-top:20px'><figure><h3>Bytes per round</h3>{{ charts.bytes }}</figure><figure><h3>Seconds per round</h3>{{ charts.seconds }}</figure></div>"""
+LEFT = """<h2>What left each hospital</h2><p class='lead'>Everything that leaves a hospital passes one gate, is on its list, and is logged there.</p><ul>
 <li><b>Once, the data summary</b>: name, numbers of training, validation and test samples, task, input shape, number of classes, names of columns and labels with declared units and ranges, number format, device, software versions; for tables and measurements, each column's sum and sum of squares where all hospitals agree on one standardisation (<code>normalization = "agreed"</code>).</li>
 <li><b>Every round, model vectors</b> and the method's own numbers, as below (and BatchNorm averages where the model has them and <code>buffers = "shared"</code>).</li>
-<li><b>Every evaluated round, metrics</b>: {{ metrics }} (allowed: {{ allowed }}), over at least the set number of patients; seconds; sample counts.</li>
-{% if evidence %}<li><b>Once, at the end, evidence</b>: {{ evidence }}, over at least the set number of patients. Of two classes it tells how many test samples are of each.</li>
-{% endif %}{% for method, silos in own %}<li><b>Once, at the end, a hospital's own model</b> with all its layers (<code>keep-models = "reported"</code>; {{ method }}): {{ silos or "of none so far" }}.</li>
-{% endfor %}<li><b>Never</b>: samples, labels, {% if evidence %}other {% endif %}label counts, predictions, {% for method, what in kept %}{{ method }}: {{ what }}, {% endfor %}personal layers and personal models that a method does not name below{% if own %}, but for the models above{% endif %}.</li></ul>
-{% call table(head, "wordy") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}</th><td class="text"><code>{{ row.vectors }}</code></td><td>{{ row.size }}</td><td class="text"><code>{{ row.numbers }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
+<li><b>Every evaluated round, metrics</b>: {{ values|map(attribute="metric")|unique(true)|sort(case_sensitive=true)|join(", ") or "none" }} (allowed: {{ study.task.metrics|join(", ") }}), over at least the set number of patients; seconds; sample counts.</li>
+{% if evidence %}<li><b>Once, at the end, evidence</b>: {{ evidence|join(", ") }}, over at least the set number of patients. Of two classes it tells how many test samples are of each.</li>
+{% endif %}{% for method, silos in own.items() %}<li><b>Once, at the end, a hospital's own model</b> with all its layers (<code>keep-models = "reported"</code>; {{ method|spell }}): {{ silos|join(", ") or "of none so far" }}.</li>
+{% endfor %}<li><b>Never</b>: samples, labels, {% if evidence %}other {% endif %}label counts, predictions, {% for method in study.methods if method not in own %}{% for what in keeps(method) %}{{ method|spell }}: {{ what }}, {% endfor %}{% endfor %}personal layers and personal models that a method does not name below{% if own %}, but for the models above{% endif %}.</li></ul>
+{% call table(["Method", "Vectors", "per hospital<br>and round"|safe, "Other numbers"], "wordy") %}<tbody>{% for method in study.methods %}{% set size = sizes[method] %}<tr><th scope="row">{{ method|spell }}</th><td class="text"><code>{{ uploads(method)|join(", ") or "none" }}</code></td><td>{% if size %}{{ size|size }}<small>{{ "{:,.0f}".format(size / 4) }} numbers</small>{% else %}–{% endif %}</td><td class="text"><code>{{ sends_numbers(method)|join(", ") or "none" }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
 <h3>Per hospital</h3>
-{% call table(silo_head, "dense") %}<tbody>{% for silo, values in silos %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}"""
-HEAD = "Down|per round,Up|per round,Bytes|in all,Median|round,Slowest|round,Run,of it|training,of it|exchange,of it|aggregation"
+{% call table(["Hospital", "Replies with<br>metrics"|safe, "Model<br>vectors"|safe, "Metric<br>values"|safe], "dense") %}<tbody>{% for silo in study.silos %}{% set own = values|selectattr("silo", "equalto", silo)|list %}<tr><th scope="row">{{ silo }}</th><td>{{ replies[silo] }}</td><td>{{ sums[silo]|size }}</td><td>{{ "{:,}".format(own|length) }}</td></tr>{% endfor %}</tbody>{% endcall %}"""
 
 
 def cost_section(study: StudyResults) -> Markup:
     """Render bytes and seconds of each method; empty without results."""
     if not study.runs:
         return Markup()
-    return render(
-        COST,
-        seeds=len(study.seeds),
-        head=["Method", *map(lines, HEAD.split(","))],
-        rows=[(spell(method), cost_row(study, method)) for method in study.methods],
-        bytes=bytes_per_round(study),
-        seconds=seconds_per_round(study),
-    )
-
-
-def cost_row(study: StudyResults, method: str) -> list[str]:
-    """Return a method's sizes and durations."""
-    seconds = study.training_seconds(method)
-    total, time = study.cost(method)
-    sizes = (
-        *(typical(study.per_round(method, key)) for key in ("bytes_down", "bytes_up")),
-        total,
-    )
-    times = (typical(seconds), max(seconds.values(), default=0.0), time)
-    parts = (
-        mean_seconds(study, method, part) for part in ("train", "communicate", "aggregate")
-    )
-    return [*map(size_text, sizes), *map(duration, times), *parts]
-
-
-def mean_seconds(study: StudyResults, method: str, part: str) -> str:
-    """Return the duration of one part of a method's runs, mean over seeds."""
-    found = [r["seconds"][part] for r in study.of(method) if r["seconds"].get(part) is not None]
-    return duration(statistics.fmean(found)) if found else "–"
+    charts = {"bytes": bytes_per_round(study), "seconds": seconds_per_round(study)}
+    return render(COST, study=study, typical=typical, charts=charts)
 
 
 @chart
@@ -129,63 +99,33 @@ def left_section(study: StudyResults) -> Markup:
     """Render what left the silos, by method and by silo; empty without results."""
     if not study.runs:
         return Markup()
-    own, sent = own_models_that_left(study), bytes_up(study)
+    values = [row for row in study.silo_rows if not math.isnan(row.value)]
+    replies = {(row.silo, row.strategy, row.seed, row.round) for row in values}
+    shares, sums = defaultdict[str, list[float]](list), Counter[str]()
+    for (method, silo), each in bytes_up(study).items():
+        shares[method] += each
+        sums[silo] += sum(each)  # type: ignore[assignment]
     return render(
         LEFT,
-        metrics=", ".join(sorted({row.metric for row in values_that_left(study)})) or "none",
-        allowed=", ".join(study.task.metrics),
-        evidence=", ".join(evidence_that_left(study)),
-        kept=[(spell(m), what) for m in study.methods if m not in own for what in keeps(m)],
-        own=[(spell(m), ", ".join(silos)) for m, silos in own.items()],
-        head=["Method", "Vectors", lines("per hospital|and round"), "Other numbers"],
-        rows=[left_row(method, sent) for method in study.methods],
-        silo_head=[
-            "Hospital",
-            lines("Replies with|metrics"),
-            lines("Model|vectors"),
-            lines("Metric|values"),
-        ],
-        silos=[(silo, silo_row(study, silo, sent)) for silo in study.silos],
+        study=study,
+        values=values,
+        evidence=evidence_that_left(study),
+        own=own_models_that_left(study),
+        keeps=keeps,
+        uploads=uploads,
+        sends_numbers=sends_numbers,
+        sizes={
+            m: sorted(each)[len(each) // 2]
+            for m in study.methods
+            if (each := shares[m] or [0.0])
+        },
+        replies=Counter(silo for silo, *_ in replies),
+        sums=sums,
     )
 
 
-# (method, silo) -> bytes of each round and seed
-Sent = Mapping[tuple[str, str], Sequence[float]]
-
-
-def left_row(method: str, sent: Sent) -> dict[str, object]:
-    """Return what a silo sends by a method: the vectors, their typical size, and other numbers."""
-    shares = sorted(share for (m, _), each in sent.items() if m == method for share in each)
-    size = shares[len(shares) // 2] if shares else 0.0
-    text = (
-        markup("{}<small>{} numbers</small>", size_text(size), f"{size / 4:,.0f}")
-        if size
-        else "–"
-    )
-    vectors, numbers = (
-        ", ".join(names) or "none" for names in (uploads(method), sends_numbers(method))
-    )
-    return {"name": spell(method), "vectors": vectors, "size": text, "numbers": numbers}
-
-
-def silo_row(study: StudyResults, silo: str, sent: Sent) -> list[object]:
-    """Return what a silo sent with all methods: replies with metrics, bytes of vectors, metric values."""
-    values = [row for row in values_that_left(study) if row.silo == silo]
-    size = sum(sum(each) for (_, name), each in sent.items() if name == silo)
-    return [
-        len({(r.strategy, r.seed, r.round) for r in values}),
-        size_text(size),
-        f"{len(values):,}",
-    ]
-
-
-def values_that_left(study: StudyResults) -> list[Row]:
-    """Return the rows of the silos' metrics that were not withheld."""
-    return [row for row in study.silo_rows if not math.isnan(row.value)]
-
-
-def bytes_up(study: StudyResults) -> Sent:
-    """Return the bytes of vectors that each silo sent: in each round an equal share of those that trained.
+def bytes_up(study: StudyResults) -> dict[tuple[str, str], list[float]]:
+    """Return by method and silo the bytes of vectors sent: in each round an equal share of those that trained.
 
     All that replied count if training reports no metrics.
     """
@@ -193,7 +133,8 @@ def bytes_up(study: StudyResults) -> Sent:
     replied: dict[tuple[str, int, int], set[str]] = defaultdict(set)
     for r in study.silo_rows:
         (trained if r.split == "train" else replied)[r.strategy, r.seed, r.round].add(r.silo)
-    senders, found = {**replied, **trained}, defaultdict(list)
+    senders = {**replied, **trained}
+    found = defaultdict[tuple[str, str], list[float]](list)
     for r in study.history.rows:
         if r.metric == "bytes_up" and r.value:
             here = senders.get((r.strategy, r.seed, r.round), ())

@@ -4,23 +4,22 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator
 
 from markupsafe import Markup
 
 from server.report.canvas import Canvas, chart, finish_lines, in_widths, line, room_for, styles
-from server.report.html import capital, percent, render
+from server.report.html import render
 from server.report.methods import reports, spell
 from server.report.study import StudyResults
-from server.results.history import spent_by_silo
+from server.results.history import SiloCost, spent_by_silo
 
-Points = list[tuple[float, float]]
-TEMPLATE = """{% from "macros" import table, cells, widths, explained with context %}
+TEMPLATE = """{% set unit, word = study.config["dp.unit"]|default("record"), study.task.score_label %}
+{% set without = study.methods|reject("in", methods)|map("spell")|list %}
 <h2>What differential privacy cost</h2><p class='lead'>Protected is a {{ unit }}: all that a hospital sent in a run tells little of any single one. Epsilon bounds how little; delta is the chance that the bound fails.</p>
-{% call table(head, "dense") %}<tbody>{% for silo, values in rows %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+{% call table(["Hospital", "Method, seed", "Epsilon", "Delta", "Steps", study|capital], "dense") %}<tbody>{% for silo, run, cost, score in rows %}<tr><th scope="row">{{ silo }}</th><td>{{ run }}</td><td>{{ "%.2f"|format(cost.epsilon) }}</td><td>{{ "%.1g"|format(cost.delta) }}</td><td>{{ "{:,}".format(cost.steps) }}</td><td>{{ "withheld" if score is none else score|percent }}</td></tr>{% endfor %}</tbody>{% endcall %}
 {% call explained() %}<dl class='terms'><dt>Epsilon</dt><dd>With or without one {{ unit }}, the probability of anything that the hospital can send differs by a factor of at most e to the power of epsilon. Below 1 is strong, above 10 is weak.</dd><dt>Not covered</dt><dd>Numbers of samples, seconds, what other runs sent, and models that a hospital keeps for itself.</dd></dl>{% endcall %}
-<p class="note">Each row is one run by itself, as the hospital's last reply said: a round whose reply was lost is not in it.{% if several %} Runs on the same data add up.{% endif %} A hospital's own ledger adds all runs (<code>silofl budget</code>).{% if simulated %} In a simulation the noise comes from the seed: these numbers show what a deployed run costs. They protect no data.{% endif %}{% if without %} Without differential privacy: {{ without|join(", ") }}.{% endif %}</p>
+<p class="note">Each row is one run by itself, as the hospital's last reply said: a round whose reply was lost is not in it.{% if several %} Runs on the same data add up.{% endif %} A hospital's own ledger adds all runs (<code>silofl budget</code>).{% if study.simulated %} In a simulation the noise comes from the seed: these numbers show what a deployed run costs. They protect no data.{% endif %}{% if without %} Without differential privacy: {{ without|join(", ") }}.{% endif %}</p>
 {% if figure %}<figure>{{ widths(figure) }}<figcaption>Test {{ word }} in per cent against the epsilon spent so far: a thin line per hospital, a thick one for their mean.</figcaption></figure>{% endif %}"""
 
 
@@ -31,14 +30,11 @@ def privacy_section(study: StudyResults) -> Markup:
         return Markup()
     return render(
         TEMPLATE,
-        unit=str(study.config.get("dp.unit", "record")),
-        simulated=study.simulated,
+        study=study,
+        methods=methods,
         several=sum(len(study.of(method)) for method in methods) > 1,
-        head=["Hospital", "Method, seed", "Epsilon", "Delta", "Steps", capital(study)],
         rows=list(privacy_rows(study, methods)),
-        without=[spell(m) for m in study.methods if m not in methods],
         figure=in_widths(score_by_epsilon, study),
-        word=study.task.score_label,
     )
 
 
@@ -50,40 +46,29 @@ def private_methods(study: StudyResults) -> list[str]:
     return [method for method in study.methods if method in private]
 
 
-def privacy_rows(study: StudyResults, methods: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield a row for each silo and run."""
+def privacy_rows(
+    study: StudyResults, methods: list[str]
+) -> Iterator[tuple[str, str, SiloCost, float | None]]:
+    """Yield silo, run, cost and score for each silo and run."""
     for run in (run for method in methods for run in study.of(method)):
         key = run["strategy"], run["seed"]
         end = "" if key in study.finished else ", not finished"
         for silo, cost in spent_by_silo(study.history.of(*key)).items():
             score = run["per_silo"].get(silo, {}).get(study.task.score)
-            values = [f"{cost.epsilon:.2f}", f"{cost.delta:.1g}", f"{cost.steps:,}"]
-            yield (
-                silo,
-                [
-                    f"{spell(key[0])}, {key[1]}{end}",
-                    *values,
-                    "withheld" if score is None else percent(score),
-                ],
-            )
+            yield silo, f"{spell(key[0])}, {key[1]}{end}", cost, score
 
 
 def epsilon_by_round(study: StudyResults, method: str, silo: str) -> dict[int, float]:
     """Return the epsilon that a silo has spent in a run after each round, mean over seeds."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for row in study.history.rows:
-        if (row.strategy, row.silo, row.metric, row.split) == (method, silo, "epsilon", ""):
-            found[row.round].append(row.value)
-    return {number: statistics.fmean(values) for number, values in sorted(found.items())}
+    return study.per_round(method, "epsilon", silo)
 
 
-def bought(study: StudyResults, method: str, silo: str) -> Points:
+def bought(study: StudyResults, method: str, silo: str) -> list[tuple[float, float]]:
     """Return (epsilon, score) of a silo by round, for the method's reported snapshot, if both are known.
 
     The model received in round r has the privacy cost of the rounds before it.
     """
-    spent = epsilon_by_round(study, method, silo)
-    snapshot = reports(method)
+    spent, snapshot = epsilon_by_round(study, method, silo), reports(method)
     shift = 1 if snapshot == "received" else 0
     curve = study.curve(method, snapshot, silo)
     return [

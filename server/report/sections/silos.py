@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -23,12 +23,11 @@ from server.report.canvas import (
     room_for,
     styles,
 )
-from server.report.html import between, capital, count_noun, markup, percent, points, render
+from server.report.html import points, render
 from server.report.inference import SEEDS_NEEDED, Gain, Score
 from server.report.methods import spell
 from server.report.participation import (
     MARK,
-    Rounds,
     mean_without,
     opened_sums,
     rounds_missed,
@@ -38,18 +37,37 @@ from server.report.participation import (
 from server.report.study import StudyResults
 
 SMALL = 30  # a test set with fewer samples is marked as small
-TEMPLATE = """{% from "macros" import table, cells, widths, rare with context %}
-<h2>What each hospital gained</h2><p class='lead'>{{ lead }}</p>
+MOST_LOSERS = 6  # with more, the lead names five
+TEMPLATE = """{% macro span(values) %}{{ [values[0], values[-1]]|unique|join("–") if values else "–" }}{% endmacro %}
+{% set several, word, base = study.seeds|length > 1, study.task.score_label, study.base %}
+<h2>What each hospital gained</h2><p class='lead'>
+{%- if not gained %}The {{ word }} of every hospital's model on the hospital's own test data.
+{%- else %}
+{%- if lose %}Lower with {{ best|spell }} than with {{ base|spell }}: {% for silo, gain in (lose.items()|list)[:few if lose|length <= few else few - 1] %}
+{{ ", " if not loop.first }}<span class="nb">{{ silo }} ({{ gain.mean|points }})</span>{% endfor %}
+{%- if lose|length > few %}, {{ (lose|length - few + 1)|noun("other") }}{% endif %}.
+{%- else %}No hospital scores lower with {{ best|spell }} than with {{ base|spell }}.{% endif %}
+{%- if study.personalised not in (none, best) %} The best personalised method was {{ study.personalised|spell }}.{% endif %}{% endif %}</p>
 <figure>{% if figure %}{{ widths(figure) }}{% endif %}</figure>
-{% call table(head, "silos") %}<tbody>
-{% for row in rows %}<tr><th scope="row">{{ row.silo }}{{ row.mark }}<small class="phone">{{ row.train }} + {{ row.test }}</small></th><td class="desk">{{ row.train }}</td><td class="desk">{{ row.test }}{% if row.small %}<small>small</small>{% endif %}</td>
-{%- for kind, text in row.cells %}<td class="{{ kind }}">{{ text }}</td>{% endfor %}</tr>{% endfor %}
-</tbody><tfoot>{% for name, values in means %}<tr><th scope="row">{{ name }}</th><td class="desk"></td><td class="desk"></td>{{ cells(values) }}</tr>{% endfor %}</tfoot>{% endcall %}
-<p class='note' style='margin-top:12px'>{{ intervals }}</p>
-{% if withheld %}<p class="note">Withheld by the hospital because too few test samples stand behind them: {{ withheld|join(", ") }}.</p>{% endif %}
-{{ rare(rare_text, mark) }}
-{% if joined %}<p class="note">{{ joined|join("; ") }}. Its gain compares runs in which it trained for fewer rounds than the others; training alone counts from the round in which it joined that run.</p>{% endif %}
-{% if sums %}<p class="note">Secure aggregation: {% if simulated %}hospitals' updates were added as integers; in a simulation nothing is masked.{% else %}hospitals masked their updates, and the server opened their sums alone.{% endif %} {{ sums|join(". ") }}. Each hospital cut its own step.</p>{% endif %}
+{% call table(['Hospital<small class="phone">train + test</small>'|safe, "Train", "Test"] + study.columns|map("spell")|list + ([("Gain of %s<br>over %s"|safe)|format(best|spell, base|spell)] if base else []), "silos") %}<tbody>
+{% for silo in study.silos %}{% set train, test = span(study.sizes(silo, "n_train")), study.sizes(silo, "n_test") %}
+<tr><th scope="row">{{ silo }}{{ mark if silo in rare_silos }}<small class="phone">{{ train }} + {{ span(test) }}</small></th><td class="desk">{{ train }}</td><td class="desk">{{ span(test) }}{% if test and 0 < test[0] < small %}<small>small</small>{% endif %}</td>
+{%- for method in study.columns %}{% set score = study.score(method, silo) %}<td class="{{ "main" if method == best and study.columns|length > 1 }}">
+{%- if score.mean is not known and silo in study.withheld %}<small>withheld</small>{% else %}{{ score.mean|percent }}{% endif %}
+{%- if score.interval[0] is known %}<small>{{ score.interval[0]|percent(0) }}–{{ score.interval[1]|percent(0) }}</small>{% endif %}
+{%- if score.spread is known %}<small>±&#8202;{{ score.spread|percent }}</small>{% endif %}</td>{% endfor %}
+{% if base %}{{ gain_cell(gained[silo]) }}{% endif %}</tr>{% endfor %}
+</tbody><tfoot><tr><th scope="row">Mean</th><td class="desk"></td><td class="desk"></td>
+{%- for method in study.columns %}<td>{{ study.mean_score(method)[0]|percent }}</td>{% endfor %}
+{%- if base %}<td>{{ study.mean_gain(best, base).mean|points }}</td>{% endif %}</tr>
+{% if rare_silos %}<tr><th scope="row">without {{ mark }}</th><td class="desk"></td><td class="desk"></td>
+{%- for mean in without %}<td>{{ mean|percent }}</td>{% endfor %}
+{%- if base %}<td>{{ study.mean_gain(best, base, rare_silos).mean|points }}</td>{% endif %}</tr>{% endif %}</tfoot>{% endcall %}
+<p class='note' style='margin-top:12px'>{{ study|capital }} in per cent on the hospital's own test samples, {% if several %}mean and standard deviation over seeds{% else %}with {{ "Wilson's" if study.task.score == "accuracy" else "its" }} 95&#8239;% interval below{% endif %}. {% if base %}The gain's interval counts {% if several %}seeds (from {{ seeds_needed }} on) and {% endif %}test samples. It takes the two tests as independent, because which samples were right never leaves a hospital; it is wider than it need be. A gain is in colour where its interval excludes zero.{% endif %}</p>
+{% if study.withheld %}<p class="note">Withheld by the hospital because too few test samples stand behind them: {{ study.withheld|join(", ") }}.</p>{% endif %}
+{{ rare(rare_text) }}
+{% if study.joined %}<p class="note">{% set semicolon = joiner("; ") %}{% for silo, by_round in study.joined.items() %}{% for first, own in by_round.items() %}{{ semicolon() }}{{ silo }} joined late: it took part from round {{ first }} on ({{ own|map("spell")|join(", ") }}){% endfor %}{% endfor %}. Its gain compares runs in which it trained for fewer rounds than the others; training alone counts from the round in which it joined that run.</p>{% endif %}
+{% if sums %}<p class="note">Secure aggregation: {% if study.simulated %}hospitals' updates were added as integers; in a simulation nothing is masked.{% else %}hospitals masked their updates, and the server opened their sums alone.{% endif %} {{ sums|join(". ") }}. Each hospital cut its own step.</p>{% endif %}
 {% for title, found in absences if found %}<h3>{{ title }}</h3>
 {% call table(["Hospital", "Method, seed", "Rounds", "Last reason"], "reasons") %}<tbody>{% for method, seed, silo, n, reason in found %}<tr><th scope="row">{{ silo }}</th><td>{{ method }}, {{ seed }}</td><td>{{ n }}</td><td class="text">{{ reason }}</td></tr>{% endfor %}</tbody>{% endcall %}
 {% endfor %}"""
@@ -59,147 +77,29 @@ def silos_section(study: StudyResults) -> Markup:
     """Render the section; empty without results."""
     if not study.runs:
         return Markup()
-    best = study.best or study.methods[0]
-    base = study.base
-    methods = study.columns
+    methods, base = study.columns, study.base
     rare = seldom(study, methods)
-    head = [
-        Markup('Hospital<small class="phone">train + test</small>'),
-        "Train",
-        "Test",
-        *map(spell, methods),
-    ]
-    if base:
-        head.append(markup("Gain of {}<br>over {}", spell(best), spell(base)))
     known = any(not math.isnan(study.score(m, s).mean) for m in methods for s in study.silos)
+    gained = {s: study.gain(study.headed, base, s) for s in study.silos} if base else {}
     return render(
         TEMPLATE,
-        lead=losers(study),
+        study=study,
+        best=study.headed,
         figure=in_widths(gains, study) if known else None,
-        head=head,
-        rows=[
-            silo_row(study, silo, best, MARK if silo in rare else "") for silo in study.silos
-        ],
-        means=list(mean_rows(study, methods, rare)),
-        intervals=intervals(study),
-        withheld=study.withheld,
+        gained=gained,
+        lose={silo: gain for silo, gain in gained.items() if gain.sign < 0},
+        few=MOST_LOSERS,
+        small=SMALL,
+        seeds_needed=SEEDS_NEEDED,
+        rare_silos=rare,
         rare_text=rounds_missed(rare),
-        mark=MARK,
-        joined=[
-            f"{silo} joined late: it took part from round {first} on ({', '.join(map(spell, own))})"
-            for silo, by_round in study.joined.items()
-            for first, own in by_round.items()
-        ],
+        without=[mean_without(study, m, rare) for m in methods],
         sums=opened_sums(study),
-        simulated=study.simulated,
         absences=[
             ("Rounds that went on without a hospital", silo_rounds(study, "rejected")),
             ("Rounds in which a hospital's step was bounded", silo_rounds(study, "bounded")),
         ],
     )
-
-
-def silo_row(study: StudyResults, silo: str, best: str, mark: str) -> dict[str, Any]:
-    """Return the values of one row of the table."""
-    n_test = study.sizes(silo, "n_test")
-    cells = []
-    for method in study.columns:
-        score = study.score(method, silo)
-        low, high = score.interval
-        text = markup("{}", percent(score.mean))
-        if math.isnan(score.mean) and silo in study.withheld:
-            text = Markup("<small>withheld</small>")
-        if not math.isnan(low):
-            text += markup("<small>{}–{}</small>", percent(low, 0), percent(high, 0))
-        if not math.isnan(score.spread):
-            text += markup("<small>±&#8202;{}</small>", percent(score.spread))
-        cells.append(("main" if method == best and len(study.columns) > 1 else "", text))
-    if study.base:
-        cells.append(gain_cell(study.gain(best, study.base, silo)))
-    return {
-        "silo": silo,
-        "mark": mark,
-        "train": span(study.sizes(silo, "n_train")),
-        "test": span(n_test),
-        "small": bool(n_test and 0 < n_test[0] < SMALL),
-        "cells": cells,
-    }
-
-
-def span(values: Sequence[int]) -> str:
-    """Return ``40``, or ``28–50`` if seeds differ."""
-    return "–".join(map(str, dict.fromkeys([values[0], values[-1]]))) if values else "–"
-
-
-def intervals(study: StudyResults) -> Markup:
-    """Return the explanation of the table's small numbers."""
-    several = len(study.seeds) > 1
-    wilson = "Wilson's" if study.task.score == "accuracy" else "its"
-    what = (
-        "mean and standard deviation over seeds"
-        if several
-        else f"with {wilson} 95&#8239;% interval below"
-    )
-    about = f"{capital(study)} in per cent on the hospital's own test samples, {what}. "
-    if study.base:
-        seeds = f"seeds (from {SEEDS_NEEDED} on) and " if several else ""
-        about += (
-            f"The gain's interval counts {seeds}test samples. It takes the two tests as independent, because which "
-            "samples were right never leaves a hospital; it is wider than it need be. A gain is in colour where its "
-            "interval excludes zero."
-        )
-    return Markup(about)
-
-
-def mean_rows(
-    study: StudyResults, methods: Sequence[str], rare: Mapping[str, Rounds]
-) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the rows of means: over all silos and, if some silos missed many rounds, without these."""
-    best = study.best
-    base = study.base
-
-    def row(means: Iterable[float], without: Collection[str]) -> list[str]:
-        gain = [points(study.mean_gain(best, base, without).mean)] if best and base else []
-        return [*map(percent, means), *gain]
-
-    yield "Mean", row((study.mean_score(m)[0] for m in methods), ())
-    if rare:
-        yield f"without {MARK}", row((mean_without(study, m, rare) for m in methods), rare)
-
-
-def gain_cell(gain: Gain) -> tuple[str, Markup]:
-    """Return the class and the text of a gain's cell."""
-    interval = between(gain, 0)
-    below = markup("<small>{}</small>", interval) if interval else Markup()
-    return {1: "up", 0: "", -1: "down"}[gain.shown], markup("{}", points(gain.mean)) + below
-
-
-def losers(study: StudyResults) -> Markup:
-    """Return a sentence on the silos that score lower with the best method."""
-    best = study.best
-    base = study.base
-    if not best or not base:
-        return markup(
-            "The {} of every hospital's model on the hospital's own test data.",
-            study.task.score_label,
-        )
-    each = {s: study.gain(best, base, s) for s in study.silos}
-    lose = [
-        markup('<span class="nb">{} ({})</span>', s, points(g.mean))
-        for s, g in each.items()
-        if g.sign < 0
-    ]
-    other = Markup()
-    if study.personalised not in (None, best):
-        other = markup(" The best personalised method was {}.", spell(study.personalised or ""))
-    if not lose:
-        return markup(
-            "No hospital scores lower with {} than with {}.{}", spell(best), spell(base), other
-        )
-    if len(lose) > 6:
-        lose = [*lose[:5], markup("{}", count_noun(len(lose) - 5, "other"))]
-    names = Markup(", ").join(lose)
-    return markup("Lower with {} than with {}: {}.{}", spell(best), spell(base), names, other)
 
 
 def _gain_column(a: Any, gain: Sequence[Gain]) -> None:
@@ -219,8 +119,7 @@ def gains(study: StudyResults, width: float) -> str:
     """
     look = styles(study)
     methods = study.columns
-    best = study.best or study.methods[0]
-    base = study.base
+    best, base = study.headed, study.base
     order = [
         s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in methods)
     ]

@@ -20,8 +20,8 @@ from studies import checked, make_run
 from benchmarks.coverage import difference, interval_of, study
 from server.report.canvas import Canvas, percent_axis
 from server.report.head import headline, tiles
+from server.report.html import render
 from server.report.inference import Gain, over_hospitals, silo_interval
-from server.report.sections.silos import gain_cell
 from server.report.study import StudyResults
 from server.report.write import silo_table, write_report
 
@@ -199,7 +199,8 @@ def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds() -> None:
 def test_a_silos_gain_has_a_colour_where_its_interval_excludes_zero(
     interval: tuple[float, float], kind: str
 ) -> None:
-    assert gain_cell(Gain(sum(interval) / 2, interval))[0] == kind
+    gain = Gain(sum(interval) / 2, interval)
+    assert f'<td class="{kind}">' in render("{{ gain_cell(gain) }}", gain=gain)
 
 
 def test_an_unknown_number_of_patients_leaves_one_silo_without_an_interval(

@@ -101,7 +101,7 @@ def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path: Path) -> None:
     )
     assert "3 to 9 rounds" in condition(verdict(cut, "apple", "local"))
     assert "with epsilon at most 2.5 so far." in said(cut)
-    assert {row[0] for _, row in privacy_rows(cut, ["apple"])} == {"APPLE, 42, not finished"}
+    assert {run for _, run, *_ in privacy_rows(cut, ["apple"])} == {"APPLE, 42, not finished"}
 
 
 def test_epsilon_of_one_run_is_not_that_of_the_study(tmp_path: Path) -> None:
