@@ -97,11 +97,6 @@ def markup(text: str, *values: object) -> Markup:
     return Markup(text).format(*values)
 
 
-def lines(text: str) -> Markup:
-    """Return a heading, with a line break for each ``|``."""
-    return Markup("<br>").join(text.split("|"))
-
-
 def percent(value: float, digits: int = 1) -> str:
     """Return a share in per cent; ``–`` if unknown."""
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -50,11 +51,11 @@ class StudyResults:
         self.events = read_events(path / "progress.jsonl")
         self.manifest: dict[str, Any] | None = read_json(path / "manifest.json")
         self.summary = read_summary(path / "summary.json")
+        # Of finished runs
+        self.summarised: list[dict[str, Any]] = self.summary["runs"]
         self.runs = self._all_runs()
         self._values: dict[str, dict[tuple[str, int], Tested]] = {}
         self._differences: dict[tuple[str, str], dict[str, dict[int, Gain]]] = {}
-
-    # -- what there is ------------------------------------------------------------------------------------------------
 
     def _all_runs(self) -> list[dict[str, Any]]:
         """Return the summary's entries, and an entry for each run that began and did not end."""
@@ -80,26 +81,21 @@ class StudyResults:
         for row in rows:
             if row.silo and row.split in ("train", "test") and row.n is not None:
                 silos[row.silo][f"n_{row.split}"] = row.n
+
+        def total(metric: str) -> float:
+            return sum(row.value for row in rows if row.metric == metric)
+
         run = FinishedRun(
             strategy=strategy,
             seed=seed,
             rounds=max(r.round for r in rows),
             silos=silos,
-            total_bytes={
-                k: int(sum(r.value for r in rows if r.metric == f"bytes_{k}"))
-                for k in ("down", "up")
-            },
-            seconds={"total": sum(r.value for r in rows if r.metric == "round_seconds")},
+            total_bytes={key: int(total(f"bytes_{key}")) for key in ("down", "up")},
+            seconds={"total": total("round_seconds")},
             weight_cap=float(self.config.get("weight-cap", 0)),
             task=self.task,
         )
         return run_summary(self.history, run)
-
-    @cached_property
-    def summarised(self) -> list[dict[str, Any]]:
-        """The summary's entries, which are those of finished runs."""
-        runs: list[dict[str, Any]] = self.summary["runs"]
-        return runs
 
     @cached_property
     def finished(self) -> set[tuple[str, int]]:
@@ -131,11 +127,9 @@ class StudyResults:
     @cached_property
     def planned(self) -> list[tuple[str, int]]:
         """Every (strategy, seed) of the configuration."""
-        names = [
-            n.strip() for n in str(self.config.get("strategy", "")).split(",") if n.strip()
-        ]
+        names = filter(None, map(str.strip, str(self.config.get("strategy", "")).split(",")))
         seeds = [int(s) for s in str(self.config.get("seed", "0")).split(",")]
-        return [(n, s) for s in seeds for n in names]
+        return [(name, seed) for seed, name in itertools.product(seeds, names)]
 
     @property
     def searches(self) -> list[dict[str, Any]]:
@@ -171,8 +165,6 @@ class StudyResults:
         """Whether all silos were simulated: their states are in the run directory."""
         return any(self.path.glob("checkpoint/*/silos"))
 
-    # -- comparing methods --------------------------------------------------------------------------------------------
-
     def of(self, method: str) -> list[dict[str, Any]]:
         """Return a method's summary entries, one per seed."""
         return [r for r in self.runs if r["strategy"] == method]
@@ -206,11 +198,6 @@ class StudyResults:
         scores = [tested.score for tested in scored]
         interval = scored[0].interval if len(scored) == 1 else UNKNOWN
         return Score(statistics.fmean(scores), spread(scores), interval, n_test)
-
-    def top_score(self, silo: str) -> float:
-        """Return the highest score of a method in one silo; ``nan`` if none is known."""
-        scores = [self.score(method, silo).mean for method in self.methods]
-        return max((score for score in scores if not math.isnan(score)), default=NAN)
 
     def sizes(self, silo: str, part: str) -> list[int]:
         """Return a silo's ``n_train`` or ``n_test``: the different values over runs, ascending."""
@@ -289,10 +276,9 @@ class StudyResults:
     @cached_property
     def chosen_on(self) -> str:
         """The split on which the best method was chosen: ``val``, or ``test`` if no silo has validation data."""
+        rows = self.history.rows
         return (
-            "val"
-            if any(r.split == "val" and not math.isnan(r.value) for r in self.history.rows)
-            else "test"
+            "val" if any(r.split == "val" and not math.isnan(r.value) for r in rows) else "test"
         )
 
     def _score(self, method: str) -> float:
@@ -364,13 +350,6 @@ class StudyResults:
         size = statistics.fmean(r["bytes_down"] + r["bytes_up"] for r in self.of(method))
         return size, statistics.fmean(r["seconds"].get("total") or 0.0 for r in self.of(method))
 
-    def mean_seconds(self, method: str, part: str) -> float:
-        """Return the seconds of one part of a method's runs, mean over seeds; ``nan`` if unknown."""
-        found = [s for r in self.of(method) if (s := r["seconds"].get(part)) is not None]
-        return statistics.fmean(found) if found else NAN
-
-    # -- over the rounds ----------------------------------------------------------------------------------------------
-
     @cached_property
     def silo_rows(self) -> list[Row]:
         """The rows of silos' metrics."""
@@ -414,7 +393,5 @@ class StudyResults:
     def withheld(self) -> list[str]:
         """Silos that withheld a score because it is computed from too few samples."""
         unknown = {r.silo for r in self._score_rows if math.isnan(r.value)}
-        return sorted(
-            unknown
-            - {r.silo for r in self.silo_rows if r.split == "test" and r.metric == "loss"}
-        )
+        lossy = (r for r in self.silo_rows if (r.split, r.metric) == ("test", "loss"))
+        return sorted(unknown - {r.silo for r in lossy})

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -29,7 +30,7 @@ COST = """<h2>What it cost</h2><p class='lead'>Bytes of model vectors over all h
 {% call table(["Method"] + "Down<br>per round,Up<br>per round,Bytes<br>in all,Median<br>round,Slowest<br>round,Run,of it<br>training,of it<br>exchange,of it<br>aggregation".split(",")|map("safe")|list) %}<tbody>{% for method in study.methods %}{% set bytes, seconds = study.cost(method) %}{% set each = study.training_seconds(method) %}<tr><th scope="row">{{ method|spell }}</th>
 {% for size in (typical(study.per_round(method, "bytes_down")), typical(study.per_round(method, "bytes_up")), bytes) %}<td>{{ size|size }}</td>{% endfor %}
 {% for time in (typical(each), each.values()|max|default(0.0), seconds) %}<td>{{ time|duration }}</td>{% endfor %}
-{% for part in ("train", "communicate", "aggregate") %}{% set mean = study.mean_seconds(method, part) %}<td>{% if mean is known %}{{ mean|duration }}{% else %}–{% endif %}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}
+{% for part in ("train", "communicate", "aggregate") %}{% set mean = mean_seconds(study, method, part) %}<td>{{ "–" if mean is none else mean|duration }}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}
 <div class='panels two' style='margin-top:20px'><figure><h3>Bytes per round</h3>{{ charts.bytes }}</figure><figure><h3>Seconds per round</h3>{{ charts.seconds }}</figure></div>"""
 LEFT = """<h2>What left each hospital</h2><p class='lead'>Everything that leaves a hospital passes one gate, is on its list, and is logged there.</p><ul>
 <li><b>Once, the data summary</b>: name, numbers of training, validation and test samples, task, input shape, number of classes, names of columns and labels with declared units and ranges, number format, device, software versions; for tables and measurements, each column's sum and sum of squares where all hospitals agree on one standardisation (<code>normalization = "agreed"</code>).</li>
@@ -48,7 +49,13 @@ def cost_section(study: StudyResults) -> Markup:
     if not study.runs:
         return Markup()
     charts = {"bytes": bytes_per_round(study), "seconds": seconds_per_round(study)}
-    return render(COST, study=study, typical=typical, charts=charts)
+    return render(COST, study=study, typical=typical, mean_seconds=mean_seconds, charts=charts)
+
+
+def mean_seconds(study: StudyResults, method: str, part: str) -> float | None:
+    """Return the seconds of one part of a method's runs, mean over seeds; None if unknown."""
+    found = [s for r in study.of(method) if (s := r["seconds"].get(part)) is not None]
+    return statistics.fmean(found) if found else None
 
 
 @chart

@@ -57,7 +57,7 @@ TEMPLATE = """{% set several, task, base = study.seeds|length > 1, study.task, s
 {% call table(["Method", "Mean gain,<br>points"|safe, "95&#8239;%<br>interval"|safe, "p"]) %}<tbody>{% for method, silos, gain in gains %}<tr><th scope="row">{{ method|spell }}</th><td>{{ gain.mean|points }}<small>{{ silos|hospitals }}</small></td><td>{{ gain|between or "–" }}</td><td>{{ "< 0.001" if gain.p < 0.001 else gain.p|number(3) }}</td></tr>{% endfor %}</tbody>{% endcall %}
 {% call explained() %}<p>Student's t over the hospitals' gains in {{ word }}, each a mean over its seeds, from {{ needed }} hospitals on. The spread between hospitals contains the error of their test patients. The hospitals count as drawn independently from hospitals like these, and the interval holds for these seeds. Intervals and p values are corrected for the number of methods (Bonferroni){% if study.best and study.count_compared(study.best, base or "") == 1 %}; {{ study.best|spell }}, which validation data chose, comes first and has its 5&#8239;% to itself{% endif %}. The headline is decided by the same interval.</p>{% endcall %}{% endif %}
 {% if study.methods|length > study.columns|length or study.methods|length > 3 %}<h3>All methods per hospital</h3><p class='note'>Test {{ word }} in per cent{% if base %}, and the paired difference to {{ base|spell }}{% endif %}; the best of each hospital in bold.</p>
-{% call table(["Hospital"] + study.methods|map("spell")|list) %}<tbody>{% for silo in study.silos %}{% set top = study.top_score(silo) %}<tr><th scope="row">{{ silo }}</th>{% for method in study.methods %}{% set score = study.score(method, silo) %}<td class="{{ "best" if score.mean >= top - 1e-9 }}">{{ spread((score.mean, score.spread)) }}{% if base and method != base %}<small>{{ study.gain(method, base, silo).mean|points }}</small>{% endif %}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}"""
+{% call table(["Hospital"] + study.methods|map("spell")|list) %}<tbody>{% for silo in study.silos %}{% set top = top_score(study, silo) %}<tr><th scope="row">{{ silo }}</th>{% for method in study.methods %}{% set score = study.score(method, silo) %}<td class="{{ "best" if score.mean >= top - 1e-9 }}">{{ spread((score.mean, score.spread)) }}{% if base and method != base %}<small>{{ study.gain(method, base, silo).mean|points }}</small>{% endif %}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}"""
 
 
 def methods_section(study: StudyResults) -> Markup:
@@ -75,6 +75,7 @@ def methods_section(study: StudyResults) -> Markup:
         mean_without=mean_without,
         reports=reports,
         rounds_text=rounds_text,
+        top_score=top_score,
         baselines=baselines(),
         rare_text=rounds_missed(seldom(study, study.methods)),
         compared=in_widths(draw_gains, study) if len(others) > 1 else None,
@@ -86,6 +87,12 @@ def methods_section(study: StudyResults) -> Markup:
             if (silos := study.silo_means(method, base))
         ],
     )
+
+
+def top_score(study: StudyResults, silo: str) -> float:
+    """Return the highest score of a method in one silo; ``nan`` if none is known."""
+    scores = [study.score(method, silo).mean for method in study.methods]
+    return max((score for score in scores if not math.isnan(score)), default=math.nan)
 
 
 def rounds_text(study: StudyResults, method: str, which: str) -> str:
