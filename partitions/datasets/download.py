@@ -1,4 +1,4 @@
-"""Finding, downloading and caching the files of public data sets."""
+"""Finding, downloading, reading and caching the files of public data sets."""
 
 from __future__ import annotations
 
@@ -9,26 +9,123 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.splits import Array
+from partitions.splits import Array, Dataset, Split, split_table
 
 TIMEOUT = 30  # seconds without a byte before a download fails
 
 
 @dataclass(frozen=True)
-class RemoteFile:
-    """A public file: its name, its address, and its published MD5."""
+class Description:
+    """One entry of ``sets.toml``, which explains its keys."""
+
+    title: str
+    classes: int
+    load: str
+    task: str = "multiclass"
+    folders: Sequence[str] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    url: str = ""
+    whence: str = ""
+    mend: str = "replace or delete it"
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A public data set that is to be loaded: its name, data-dir and description."""
 
     name: str
-    url: str
-    md5: str
+    data_dir: str
+    described: Description
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What only this set's loader knows."""
+        return self.described.about
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders in which its files are looked for."""
+        return places(self.data_dir, self.described.folders)
+
+    def fault(self, text: str) -> DataError:
+        """Return an error that names the data set."""
+        return DataError(f"{self.name}: {text}")
+
+    def find(self, *names: str) -> Path | None:
+        """Return the first of these files or folders (in order of folders, then of names) that exists, or None."""
+        paths = (folder / name for folder in self.folders for name in names)
+        return next((path for path in paths if path.exists()), None)
+
+    def fetch(self, file: str, *others: str) -> Path:
+        """Return the file, or the first of ``others`` beside it; where none exists, it is downloaded."""
+        return self.find(file.rpartition("/")[2], *others) or self.download(file)
+
+    def download(self, file: str, key: str = "") -> Path:
+        """Download one of its files; ``key``: its name among ``files``, if it has another one there."""
+        own = self.described
+        return download(
+            self.name, own.url + file, own.files[key or file], self.data_dir, own.folders[0]
+        )
+
+    def require(self, *names: str) -> Path:
+        """Return :meth:`find`; none is downloaded. Raises DataError, one line, where none exists."""
+        if found := self.find(*names):
+            return found
+        raise self.fault(
+            f"there is no {' or '.join(names)}; {self.described.whence}, and put it into {self.folders[0]}, or name "
+            "its folder with data-dir or SILOFL_DATA"
+        )
+
+    @contextmanager
+    def reading(self, place: object) -> Iterator[None]:
+        """Context that names the file, or a line in it, in errors of reading. Raises DataError."""
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever the reader of a damaged file raises
+            raise self.fault(
+                f"{place} cannot be read ({error}); {self.described.mend}"
+            ) from error
+
+    def once(
+        self, files: Sequence[Path], decode: Callable[[], Mapping[str, Array]]
+    ) -> dict[str, Array]:
+        """Decode files once (:func:`decode_once`)."""
+        return decode_once(self.name, files, decode)
+
+    def in_parts(self, train: Split, test: Split, **more: Any) -> Dataset:
+        """Return a data set with its own training and test samples."""
+        own = self.described
+        return Dataset(self.name, train, test, own.classes, task=own.task, **more)
+
+    def divided(self, x: Any, y: Array, groups: Array | None = None, **more: Any) -> Dataset:
+        """Return a data set without parts, divided by a fixed seed (``splits.split_table``)."""
+        own = self.described
+        return split_table(self.name, x, y, own.classes, groups, task=own.task, **more)
+
+    def remark(self, line: str) -> None:
+        """Log a warning in Flower's log that readers of results need for this data set."""
+        logging.getLogger("flwr").warning("%s: %s", self.name, line)
+
+
+def read_rgb(path: Path) -> Array:
+    """Read a picture, uint8 (h, w, 3); grey ones become colour."""
+    from PIL import Image
+
+    with Image.open(path) as opened:
+        return np.asarray(opened.convert("RGB"))
 
 
 def cache_dir() -> Path:
@@ -61,61 +158,47 @@ def places(data_dir: str, sub_folders: Sequence[str]) -> list[Path]:
     ]
 
 
-def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
-    """Return the first of these files (in order of folders, then of names) that exists, or None."""
-    return next(
-        (folder / name for folder in folders for name in names if (folder / name).is_file()),
-        None,
-    )
-
-
-def found_or_downloaded(
-    dataset: str, file: RemoteFile, data_dir: str, sub_folders: Sequence[str]
-) -> Path:
-    """Return the file from the folders of :func:`places`, or else download it into the first of ``sub_folders``."""
-    return find([file.name], places(data_dir, sub_folders)) or download(
-        dataset, file, data_dir, sub_folders[0]
-    )
-
-
 def md5_of(path: Path) -> str:
     """Return a file's MD5 in hexadecimal; it identifies published files, and is no protection."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def download(dataset: str, file: RemoteFile, data_dir: str, sub_folder: str) -> Path:
-    """Download a file with a progress bar into data-dir (or our cache) and check its MD5.
+def download(
+    dataset: str, url: str, md5: str, data_dir: str, sub_folder: str, name: str = ""
+) -> Path:
+    """Download a file with a progress bar into data-dir (or our cache) and check its published MD5.
 
     It is written under a temporary name and renamed, so that an interrupted download leaves nothing behind.
 
     Raises DataError, naming the file and its folder, where it cannot be downloaded or is not the published one.
     """
     folder = (Path(data_dir).expanduser() if data_dir else cache_dir()) / sub_folder
-    advice = f"put {file.name} into {folder}, or name its folder with data-dir or SILOFL_DATA"
+    name = name or url.rpartition("/")[2]
+    advice = f"put {name} into {folder}, or name its folder with data-dir or SILOFL_DATA"
     temporary: str | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (
-            urllib.request.urlopen(file.url, timeout=TIMEOUT) as reply,
+            urllib.request.urlopen(url, timeout=TIMEOUT) as reply,
             tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as out,
         ):
             temporary = out.name
             total = int(reply.headers.get("Content-Length") or 0) or None
-            with tqdm.wrapattr(reply, "read", total=total, desc=file.name, unit="B") as source:
+            with tqdm.wrapattr(reply, "read", total=total, desc=name, unit="B") as source:
                 shutil.copyfileobj(source, out, 1 << 20)
         found = md5_of(Path(temporary))
-        if found != file.md5:
+        if found != md5:
             raise DataError(
-                f"{dataset}: {file.url} gave a file with MD5 {found} instead of {file.md5}; try again, or {advice}"
+                f"{dataset}: {url} gave a file with MD5 {found} instead of {md5}; try again, or {advice}"
             )
         Path(temporary).chmod(0o644)
-        os.replace(temporary, folder / file.name)
-        return folder / file.name
+        os.replace(temporary, folder / name)
+        return folder / name
     except OSError as error:  # URLError, timeouts and an unwritable folder alike
         reason = getattr(error, "reason", error)
         raise DataError(
-            f"{dataset}: {file.name} is not on this machine and could not be downloaded from {file.url} "
+            f"{dataset}: {name} is not on this machine and could not be downloaded from {url} "
             f"({reason}); {advice}"
         ) from error
     finally:
@@ -175,26 +258,3 @@ def cached_folder(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
-
-
-def require(
-    dataset: str, names: Sequence[str], sub_folders: Sequence[str], data_dir: str, whence: str
-) -> Path:
-    """Return the first of these files or folders that exists; none is downloaded. ``whence``: its source, for messages.
-
-    Raises DataError, one line, where none exists.
-    """
-    folders = places(data_dir, sub_folders)
-    for folder in folders:
-        for name in names:
-            if (folder / name).exists():
-                return folder / name
-    raise DataError(
-        f"{dataset}: there is no {' or '.join(names)}; {whence}, and put it into {folders[0]}, or name its folder with "
-        "data-dir or SILOFL_DATA"
-    )
-
-
-def remark(dataset: str, line: str) -> None:
-    """Log a warning in Flower's log that readers of results need for this data set."""
-    logging.getLogger("flwr").warning("%s: %s", dataset, line)

@@ -9,29 +9,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import decode_once, places, require
+from partitions.datasets.download import Source, read_rgb
 from partitions.datasets.flamby import by_centre
 from partitions.splits import Array, Dataset
 
-ISIC_PLACES = ("isic2019", "ISIC2019", "fed_isic2019")
 ISIC_PICTURES = "ISIC_2019_Training_Input"  # the challenge's folder; the name of FLamby's begins with it, too
-ISIC_CENTRES = (
-    "BCN",
-    "HAM_vidir_molemax",
-    "HAM_vidir_modern",
-    "HAM_rosendahl",
-    "MSK",
-    "HAM_vienna_dias",
-)
-ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 # Pixels: the shorter side after resizing, and the side of the central crop
 ISIC_SHORT, ISIC_SIDE = 224, 200
 
 
-def load_isic(name: str, data_dir: str) -> Dataset:
+def load_isic(source: Source) -> Dataset:
     """Fed-ISIC2019: 23,247 dermatoscopic pictures of six centres, 8 classes, uint8 200 x 200 x 3.
 
     It needs FLamby's list ``train_test_split`` (centres and test parts) and, beside it, the pictures: those of FLamby's
@@ -40,36 +31,31 @@ def load_isic(name: str, data_dir: str) -> Dataset:
     FLamby, but without JPEG in between. The central 200 x 200 pixels are kept, as of FLamby's test pictures (it crops
     training pictures at random). The pictures are read once, with 3 GB of memory, then mapped from the cache.
     """
-    whence = (
-        "it is in FLamby (flamby/datasets/fed_isic2019/dataset_creation_scripts), and the challenge's folder "
-        f"{ISIC_PICTURES} goes beside it"
-    )
-    table = require(name, ["train_test_split"], ISIC_PLACES, data_dir, whence)
-    rows = isic_rows(name, table)
+    table = source.require("train_test_split")
+    rows = isic_rows(source, table)
     found = [table.parent / f"{ISIC_PICTURES}{ending}" for ending in ("_preprocessed", "")]
     folder = next((one for one in found if one.is_dir()), None)
     if folder is None:
-        raise DataError(
-            f"{name}: there is no folder {found[1]}; unpack the challenge's {ISIC_PICTURES}.zip there"
+        raise source.fault(
+            f"there is no folder {found[1]}; unpack the challenge's {ISIC_PICTURES}.zip there"
         )
     pictures = [folder / f"{row.picture}.jpg" for row in rows]
     if missing := [picture for picture in pictures if not picture.is_file()]:
-        raise DataError(
-            f"{name}: {len(missing)} of {len(rows)} pictures are missing, first {missing[0]}"
+        raise source.fault(
+            f"{len(missing)} of {len(rows)} pictures are missing, first {missing[0]}"
         )
 
     def decode() -> dict[str, Array]:
         x = np.empty((len(pictures), ISIC_SIDE, ISIC_SIDE, 3), np.uint8)
-        for i, picture in enumerate(tqdm(pictures, desc=name, unit="")):
-            x[i] = read_isic(name, picture, prepared=folder == found[0])
+        for own, picture in zip(x, tqdm(pictures, desc=source.name, unit=""), strict=True):
+            own[:] = read_isic(source, picture, prepared=folder == found[0])
         return {"x": x}
 
-    x = decode_once(name, [table, *pictures], decode)["x"]
+    x = source.once([table, *pictures], decode)["x"]
     y = np.array([row.label for row in rows], np.int64)
     centre = np.array([row.centre for row in rows])
-    return by_centre(
-        name, x, y, centre, sum(not row.test for row in rows), ISIC_CENTRES, len(ISIC_CLASSES)
-    )
+    n_train = sum(not row.test for row in rows)
+    return by_centre(source, x, y, centre, n_train, source.about["centres"])
 
 
 class IsicRow(NamedTuple):
@@ -81,45 +67,35 @@ class IsicRow(NamedTuple):
     test: bool
 
 
-def isic_rows(name: str, table: Path) -> list[IsicRow]:
+def isic_rows(source: Source, table: Path) -> list[IsicRow]:
     """Read FLamby's list, training pictures first; ``fold2`` (``train_0`` ... ``test_5``) is the division by centre."""
-    rows = []
+    rows, centres, classes = [], source.about["centres"], source.described.classes
     with table.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.DictReader(file), 2):
-            try:
+            with source.reading(f"{table}, line {number},"):
                 part, _, centre = row["fold2"].partition("_")
                 if part not in ("train", "test") or "/" in row["image"]:
                     raise DataError(f"a picture {row['image']} in {row['fold2']}")
                 label, place = int(float(row["target"])), int(centre)
-                if not (0 <= label < len(ISIC_CLASSES) and 0 <= place < len(ISIC_CENTRES)):
+                if not (0 <= label < classes and 0 <= place < len(centres)):
                     raise DataError(f"class {label} of centre {place}")
-                rows.append(IsicRow(row["image"], label, ISIC_CENTRES[place], part == "test"))
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(
-                    f"{name}: {table}, line {number}, cannot be read ({error}); copy it again"
-                ) from error
+                rows.append(IsicRow(row["image"], label, centres[place], part == "test"))
     return sorted(rows, key=lambda row: row.test)
 
 
-def read_isic(name: str, path: Path, prepared: bool) -> Array:
+def read_isic(source: Source, path: Path, prepared: bool) -> Array:
     """Read the central crop of one picture, uint8 (200, 200, 3)."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as opened:
-            picture = opened.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{name}: {path} cannot be read ({error}); copy it again") from error
+    with source.reading(path):
+        array = read_rgb(path)
     if not prepared:
+        picture = Image.fromarray(array)
         ratio = ISIC_SHORT / min(picture.size)
-        picture = picture.resize(
-            (int(picture.width * ratio), int(picture.height * ratio)), Image.Resampling.BILINEAR
-        )
-    array = np.asarray(picture) if prepared else shades_of_grey(np.asarray(picture))
+        size = int(picture.width * ratio), int(picture.height * ratio)
+        array = shades_of_grey(np.asarray(picture.resize(size, Image.Resampling.BILINEAR)))
     top, left = (array.shape[0] - ISIC_SIDE) // 2, (array.shape[1] - ISIC_SIDE) // 2
     if min(top, left) < 0:
-        raise DataError(
-            f"{name}: {path} is {array.shape[1]} x {array.shape[0]}, less than {ISIC_SIDE} pixels on a side"
+        raise source.fault(
+            f"{path} is {array.shape[1]} x {array.shape[0]}, less than {ISIC_SIDE} pixels on a side"
         )
     return array[top : top + ISIC_SIDE, left : left + ISIC_SIDE]
 
@@ -138,16 +114,12 @@ def shades_of_grey(picture: Array, power: int = 6) -> Array:
     return np.clip(whitened, 0, 255).astype(np.uint8)
 
 
-IXI_PLACES = ("ixi-tiny", "ixi", "fed_ixi", "IXI-Dataset")
-# Subjects; in the order in which FLamby draws the test parts
-IXI_SIZES = {"HH": 181, "Guys": 311, "IOP": 74}
-IXI_CENTRES = ("Guys", "HH", "IOP")
 IXI_SHAPE = (48, 60, 48)
 IXI_SUBJECT = re.compile(r"IXI(\d{3})-(HH|Guys|IOP)-\d+")
 IXI_TRAIN, IXI_SEED = 0.8, 10
 
 
-def load_ixi(name: str, data_dir: str) -> Dataset:
+def load_ixi(source: Source) -> Dataset:
     """Fed-IXI Tiny: T1 volumes of 566 brains from three hospitals in London, float32 48 x 60 x 48, and their masks.
 
     It needs the folder ``IXI_sample`` of the archive that FLamby names, with ``SUBJECT/T1/*.nii.gz`` and
@@ -156,76 +128,68 @@ def load_ixi(name: str, data_dir: str) -> Dataset:
     and 15 subjects: from ``metadata_tiny.csv`` beside ``IXI_sample`` if it exists, else drawn as in FLamby. The volumes
     are read once, then mapped from the cache.
     """
-    folders = [*places(data_dir, IXI_PLACES)]
     found = (
         one
-        for folder in folders
+        for folder in source.folders
         for one in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample")))
     )
     root = next((one for one in found if one.is_dir()), None)
     if root is None:
-        raise DataError(
-            f"{name}: there is no folder IXI_sample; unpack the archive that FLamby's fed_ixi/common.py names into "
-            f"{folders[0]}, or name its folder with data-dir or SILOFL_DATA"
+        raise source.fault(
+            "there is no folder IXI_sample; unpack the archive that FLamby's fed_ixi/common.py names into "
+            f"{source.folders[0]}, or name its folder with data-dir or SILOFL_DATA"
         )
     subjects = sorted(path.name for path in root.iterdir() if IXI_SUBJECT.fullmatch(path.name))
-    tested = ixi_test(name, root, subjects)
+    tested = ixi_test(source, root, subjects)
     subjects.sort(key=tested.__contains__)
     files = [
-        tuple(one_file(name, root / subject / kind) for kind in ("T1", "label"))
+        one_file(source, root / subject / kind)
         for subject in subjects
+        for kind in ("T1", "label")
     ]
 
     def decode() -> dict[str, Array]:
         from partitions.importing.volumes.nifti import read_stored
 
-        x = np.empty((len(files), *IXI_SHAPE, 1), np.float32)
-        y = np.empty((len(files), *IXI_SHAPE), np.uint8)
-        for i, (volume, mask) in enumerate(tqdm(files, desc=name, unit="")):
-            values, brain = (
-                average_pool(read_stored(path, f"{name}: {path}"), IXI_SHAPE)
-                for path in (volume, mask)
-            )
-            x[i, ..., 0] = (values - values.mean()) / (values.std() or 1)
-            y[i] = brain > 1 - 1e-6
+        x = np.empty((len(subjects), *IXI_SHAPE, 1), np.float32)
+        y = np.empty((len(subjects), *IXI_SHAPE), np.uint8)
+        for i, path in enumerate(tqdm(files, desc=source.name, unit="")):
+            values = average_pool(read_stored(path, f"{source.name}: {path}"), IXI_SHAPE)
+            if i % 2:
+                y[i // 2] = values > 1 - 1e-6
+            else:
+                x[i // 2, ..., 0] = (values - values.mean()) / (values.std() or 1)
         return {"x": x, "y": y}
 
-    arrays = decode_once(name, [path for pair in files for path in pair], decode)
+    arrays = source.once(files, decode)
     centre = np.array([centre_of(subject) for subject in subjects])
     n_train = len(subjects) - len(tested)
-    return by_centre(
-        name, arrays["x"], arrays["y"], centre, n_train, IXI_CENTRES, 2, "segmentation"
-    )
+    return by_centre(source, arrays["x"], arrays["y"], centre, n_train, source.about["centres"])
 
 
-def ixi_test(name: str, root: Path, subjects: Sequence[str]) -> set[str]:
+def ixi_test(source: Source, root: Path, subjects: Sequence[str]) -> set[str]:
     """Return the subjects for testing."""
     table = root.parent / "metadata_tiny.csv"
     if table.is_file():
         with table.open(encoding="utf-8", newline="") as file:
             parts = {row.get("Patient ID"): row.get("Split") for row in csv.DictReader(file)}
-        if strange := [
-            s for s in subjects if parts.get(str(int(s[3:6]))) not in ("train", "test")
-        ]:
-            raise DataError(
-                f"{name}: {table} says neither train nor test of {strange[0]}; copy it again"
+        of = {subject: parts.get(str(int(subject[3:6]))) for subject in subjects}
+        if strange := [subject for subject in subjects if of[subject] not in ("train", "test")]:
+            raise source.fault(
+                f"{table} says neither train nor test of {strange[0]}; copy it again"
             )
-        return {subject for subject in subjects if parts[str(int(subject[3:6]))] == "test"}
-    own = {
-        centre: [subject for subject in subjects if centre_of(subject) == centre]
-        for centre in IXI_SIZES
-    }
-    for centre, number in IXI_SIZES.items():
-        if len(own[centre]) != number:
-            raise DataError(
-                f"{name}: {root} has {len(own[centre])} of the {number} subjects of {centre}; unpack the whole "
-                f"archive, or put FLamby's metadata_tiny.csv, which has the test parts, into {root.parent}"
-            )
+        return {subject for subject in subjects if of[subject] == "test"}
     rng = np.random.RandomState(IXI_SEED)
     tested = set()
-    for ours in own.values():
-        n_train = round(len(ours) * IXI_TRAIN)
-        drawn = ["train"] * n_train + ["test"] * (len(ours) - n_train)
+    for centre, number in source.about["sizes"].items():
+        ours = [subject for subject in subjects if centre_of(subject) == centre]
+        if len(ours) != number:
+            raise source.fault(
+                f"{root} has {len(ours)} of the {number} subjects of {centre}; unpack the whole "
+                f"archive, or put FLamby's metadata_tiny.csv, which has the test parts, into {root.parent}"
+            )
+        n_train = round(number * IXI_TRAIN)
+        drawn = ["train"] * n_train + ["test"] * (number - n_train)
         rng.shuffle(drawn)
         tested |= {subject for subject, part in zip(ours, drawn, strict=True) if part == "test"}
     return tested
@@ -236,12 +200,12 @@ def centre_of(subject: str) -> str:
     return subject.split("-")[1]
 
 
-def one_file(name: str, folder: Path) -> Path:
+def one_file(source: Source, folder: Path) -> Path:
     """Return the only volume in a folder. Raises DataError for none or several."""
     found = sorted(folder.glob("*.nii.gz"))
     if len(found) != 1:
-        raise DataError(
-            f"{name}: {folder} has {len(found)} files *.nii.gz, not one; unpack the archive again"
+        raise source.fault(
+            f"{folder} has {len(found)} files *.nii.gz, not one; unpack the archive again"
         )
     return found[0]
 

@@ -12,7 +12,6 @@ import io
 import math
 import shutil
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -20,82 +19,38 @@ from typing import IO
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import RemoteFile, cached_folder, download, find, places
+from partitions.datasets.download import Source, cached_folder, download
 from partitions.npz import read_array
 from partitions.splits import Array, Dataset, Split
 
-# Title and number of classes of the sets of medmnist 3. Kept here because importing medmnist costs seconds.
-MEDMNIST = {
-    "pathmnist": ("colon pathology", 9),
-    "chestmnist": ("chest X-ray, 14 findings", 14),
-    "dermamnist": ("dermatoscope", 7),
-    "octmnist": ("retinal OCT", 4),
-    "pneumoniamnist": ("chest X-ray, pneumonia", 2),
-    "retinamnist": ("fundus camera, diabetic retinopathy grade", 5),
-    "breastmnist": ("breast ultrasound", 2),
-    "bloodmnist": ("blood cell microscope", 8),
-    "tissuemnist": ("kidney cortex microscope", 8),
-    "organamnist": ("abdominal CT, axial", 11),
-    "organcmnist": ("abdominal CT, coronal", 11),
-    "organsmnist": ("abdominal CT, sagittal", 11),
-    "organmnist3d": ("abdominal CT, organs", 11),
-    "nodulemnist3d": ("chest CT, lung nodules", 2),
-    "adrenalmnist3d": ("abdominal CT, shape of adrenal glands", 2),
-    "fracturemnist3d": ("chest CT, rib fractures", 3),
-    "vesselmnist3d": ("brain MRA, shape of vessels, aneurysms", 2),
-    "synapsemnist3d": ("electron microscope, synapses", 2),
-}
-# The others are multiclass
-MEDMNIST_TASKS = {"chestmnist": "multilabel", "retinamnist": "ordinal"}
-TRAIN, TEST = ("train", "val"), ("test",)
+PARTS = {"train": ("train", "val"), "test": ("test",)}
 
 
-def medmnist_sets() -> dict[str, tuple[str, int]]:
-    """Return every name (``pathmnist`` for 28 pixels, ``pathmnist-64`` and so on) with title and number of classes."""
-    found = {}
-    for size in (28, 64, 128, 224):
-        for flag, (title, classes) in MEDMNIST.items():
-            sides = [str(size)] * (3 if flag.endswith("3d") else 2)
-            if len(sides) == 2 or size <= 64:
-                found[flag if size == 28 else f"{flag}-{size}"] = (
-                    f"{title}, {'x'.join(sides)}",
-                    classes,
-                )
-    return found
-
-
-def load_medmnist(name: str, data_dir: str) -> Dataset:
+def load_medmnist(source: Source) -> Dataset:
     """Load a MedMNIST set with its official task; the training samples are its training and validation parts.
 
     Raises DataError where its file cannot be found or downloaded, or is not valid.
     """
-    flag, _, side = name.partition("-")
-    size = int(side or 28)
+    flag, _, side = source.name.partition("-")
+    size, own = int(side or 28), source.described
     file_name = f"{flag}_{size}.npz" if side else f"{flag}.npz"
-    path = find(
-        [file_name], [*places(data_dir, ("medmnist", "MedMNIST")), Path.home() / ".medmnist"]
-    )
+    at_home = Path.home() / ".medmnist" / file_name
+    path = source.find(file_name) or (at_home if at_home.is_file() else None)
     if path is None:
         from medmnist.info import INFO  # imports torch
 
         url, md5 = (INFO[flag][f"{key}_{size}" if side else key] for key in ("url", "MD5"))
-        path = download(name, RemoteFile(file_name, url, md5), data_dir, "medmnist")
-    classes, task = MEDMNIST[flag][1], MEDMNIST_TASKS.get(flag, "multiclass")
-    try:
-        y = {part: _labels(path, part, task, classes) for part in (*TRAIN, *TEST)}
-        x = _pictures(name, path, (size,) * (3 if flag.endswith("3d") else 2))
-        for parts, pictures in zip((TRAIN, TEST), x, strict=True):
-            labels = sum(len(y[part]) for part in parts)
-            if len(pictures) != labels:
-                raise DataError(
-                    f"{' and '.join(parts)}: {len(pictures)} pictures for {labels} labels"
-                )
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{name}: {path} cannot be read ({error}); replace or delete it"
-        ) from error
-    train = Split(x[0], np.concatenate([y[part] for part in TRAIN]))
-    return Dataset(name, train, Split(x[1], y["test"]), classes, task=task)
+        path = download(source.name, url, md5, source.data_dir, own.folders[0], file_name)
+    sides = (size,) * (3 if flag.endswith("3d") else 2)
+    splits = []
+    with source.reading(path):
+        pictures = _pictures(source.name, path, sides)
+        for x, parts in zip(pictures, PARTS.values(), strict=True):
+            y = np.concatenate([_labels(path, part, own.task, own.classes) for part in parts])
+            if len(x) != len(y):
+                raise DataError(f"{' and '.join(parts)}: {len(x)} pictures for {len(y)} labels")
+            splits.append(Split(x, y))
+    return source.in_parts(*splits)
 
 
 def _labels(path: Path, part: str, task: str, classes: int) -> Array:
@@ -112,28 +67,23 @@ def _labels(path: Path, part: str, task: str, classes: int) -> Array:
     return y
 
 
-def _pictures(name: str, path: Path, size: tuple[int, ...]) -> tuple[Array, Array]:
+def _pictures(name: str, path: Path, size: tuple[int, ...]) -> list[Array]:
     """Return pictures for training and for testing, uint8 (n, *size, c), mapped; without a cache, in memory."""
-    parts = {"train": TRAIN, "test": TEST}
 
     def unpack(folder: Path) -> None:
-        for key, members in parts.items():
+        for key, members in PARTS.items():
             with (folder / f"{key}.npy").open("wb") as out:
                 _join(path, members, size, out)
 
-    folder = cached_folder(name, [path], unpack)
-    if folder is not None:
-        train, test = (
-            np.load(folder / f"{key}.npy", mmap_mode="r", allow_pickle=False) for key in parts
-        )
-        return train, test
+    if folder := cached_folder(name, [path], unpack):
+        return [np.load(folder / f"{key}.npy", mmap_mode="r") for key in PARTS]
     found = []
-    for members in parts.values():
+    for members in PARTS.values():
         buffer = io.BytesIO()
         _join(path, members, size, buffer)
         buffer.seek(0)
         found.append(np.load(buffer, allow_pickle=False))
-    return found[0], found[1]
+    return found
 
 
 def _join(path: Path, parts: Sequence[str], size: tuple[int, ...], out: IO[bytes]) -> None:

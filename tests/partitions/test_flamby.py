@@ -12,12 +12,15 @@ import torch
 from PIL import Image
 from scans import write_nifti
 
-from partitions.datasets import flamby, flamby_pictures, registry
-from partitions.datasets.registry import load_dataset
+from partitions.datasets import flamby_pictures, registry
+from partitions.datasets.download import Source
+from partitions.datasets.registry import DATASETS, load_dataset
 from partitions.importing.volumes import nifti
 from partitions.schemes.registry import partition
 from partitions.splits import take
 
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
+IXI = Source("ixi-tiny", "", DATASETS["ixi-tiny"])
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 # Heart disease
@@ -63,7 +66,7 @@ def rows(hospital: int) -> list[str]:
 
 def test_columns_of_chest_pain_and_ecg_are_those_of_all_hospitals(tmp_path):
     """Patient 50 of the second hospital: pain 2, ECG 1. Pains 2, 3 and ECGs 1, 2 have a column each, 1 and 0 none."""
-    for i, hospital in enumerate(flamby.HEART_MD5):
+    for i, hospital in enumerate(HOSPITALS):
         (tmp_path / f"processed.{hospital}.data").write_text("\n".join(rows(i)) + "\n")
     data = load_dataset("heart-flamby", str(tmp_path))
     x = np.concatenate([data.train.x, data.test.x])
@@ -80,7 +83,7 @@ def test_columns_of_chest_pain_and_ecg_are_those_of_all_hospitals(tmp_path):
 
 
 def test_a_hospital_of_one_class_is_split_without_classes(tmp_path):
-    for i, hospital in enumerate(flamby.HEART_MD5):
+    for i, hospital in enumerate(HOSPITALS):
         lines = rows(i) if i else [line[:-1] + "2" for line in rows(i)]
         (tmp_path / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
     data = load_dataset("heart-flamby", str(tmp_path))
@@ -274,12 +277,12 @@ def test_ixi_test_parts_are_drawn_as_flamby_does(tmp_path):
     291 (35, 230 to 234, 238, 290, 291).
     """
     subjects = [
-        subject(k, centre) for centre, n in flamby_pictures.IXI_SIZES.items() for k in range(n)
+        subject(k, centre) for centre, n in IXI.about["sizes"].items() for k in range(n)
     ]
-    tested = flamby_pictures.ixi_test("ixi-tiny", tmp_path / "IXI_sample", subjects)
+    tested = flamby_pictures.ixi_test(IXI, tmp_path / "IXI_sample", subjects)
     places = {
         centre: [int(s[3:6]) for s in sorted(tested) if flamby_pictures.centre_of(s) == centre]
-        for centre in flamby_pictures.IXI_CENTRES
+        for centre in IXI.about["centres"]
     }
     assert {centre: len(parts) for centre, parts in places.items()} == {
         "Guys": 62,

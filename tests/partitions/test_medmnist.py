@@ -14,9 +14,9 @@ import torch
 from models.samples import Samples
 from models.tasks import task_of
 from partitions.datasets import medmnist
-from partitions.datasets.medmnist import MEDMNIST, MEDMNIST_TASKS, medmnist_sets
 from partitions.datasets.registry import DATASETS, load_dataset
 
+SETS = {name: own for name, own in DATASETS.items() if own.load.startswith("medmnist")}
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
@@ -36,22 +36,14 @@ def test_medmnist_table_is_medmnists_own():
         n: [28] + [int(key[4:]) for key in entry if key.startswith("url_")]
         for n, entry in own.items()
     }
-    assert set(medmnist_sets()) == {
+    assert set(SETS) == {
         n if s == 28 else f"{n}-{s}" for n, known in sizes.items() for s in known
     }
-    assert {name: classes for name, (_, classes) in MEDMNIST.items()} == {
-        n: len(e["label"]) for n, e in own.items()
-    }
-    assert set(medmnist_sets()) <= set(DATASETS)
     words = {"multilabel": "multi-label, binary-class", "ordinal": "ordinal-regression"}
-    told = {
-        words.get(MEDMNIST_TASKS.get(name, ""), "") or entry["task"]
-        for name, entry in own.items()
-    }
-    assert {name for name, entry in own.items() if entry["task"] in words.values()} == set(
-        MEDMNIST_TASKS
-    )
-    assert told == {"multi-class", "binary-class", *words.values()}
+    for name, entry in own.items():
+        task = words.get(SETS[name].task, entry["task"])
+        assert (SETS[name].classes, task) == (len(entry["label"]), entry["task"])
+        assert task in ("multi-class", "binary-class") or SETS[name].task in words
 
 
 def write_medmnist(path: Path, **changes: Any) -> None:
@@ -130,7 +122,7 @@ def test_pneumoniamnist_itself(monkeypatch):
 # Every size, and the official evaluator
 
 
-@pytest.mark.parametrize("name", medmnist_sets())
+@pytest.mark.parametrize("name", SETS)
 def test_metrics_are_those_of_the_official_evaluator(tmp_path: Path, name: str) -> None:
     """AUC and ACC of random predictions, on a file in the official layout of each set and size."""
     flag, _, side = name.partition("-")

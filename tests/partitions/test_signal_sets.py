@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partitions.datasets.registry import _load, load_dataset
-from partitions.datasets.signals import KUHAR_CLASSES
+from partitions.datasets.registry import DATASETS, _load, load_dataset
 from partitions.schemes.registry import partition
 from partitions.splits import take
 
@@ -27,7 +26,7 @@ def own_places(monkeypatch, tmp_path):
 
 def kuhar_file(root: Path, label: int, person: int, rows: int, number: int = 1) -> Path:
     """Eight columns, no header; row r has its time, r, r^2, -r, the time again, person, 3 r, label + r."""
-    path = root / KUHAR_CLASSES[label] / f"{person}_A_{number}.csv"
+    path = root / DATASETS["ku-har"].about["classes"][label] / f"{person}_A_{number}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     r = np.arange(rows, dtype=np.float64)
     table = np.stack(

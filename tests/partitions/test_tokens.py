@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from partitions.datasets.download import Source
+from partitions.datasets.registry import DATASETS
 from partitions.datasets.texts import read_news
 from partitions.tokens import (
     Hashed,
@@ -89,6 +91,7 @@ def test_a_hash_is_the_same_in_every_process():
     assert answers[0][0] == answers[1][0] and answers[0][1] != answers[1][1]
 
 
+NEWS = Source("ag-news", "", DATASETS["ag-news"])
 DATA = Path(os.environ.get("SILOFL_DATA") or ROOT.parent / "shared" / "data")
 
 
@@ -103,9 +106,7 @@ def test_what_a_hash_gives_away(buckets, news, found, right, guess):
     """The figures of docs/attacks.md, in per cent, mean of ten silos: whoever knows which rows of an embedding changed,
     those of the tokens that occur, and the words of all other news, hashes these and looks.
     """
-    texts = [
-        set(basic_english(text)) for text, _ in read_news("ag-news", DATA / "ag_news/test.csv")
-    ]
+    texts = [set(basic_english(text)) for text, _ in read_news(NEWS, DATA / "ag_news/test.csv")]
     rng, hashed = np.random.default_rng(0), Hashed(buckets)
     shares = []
     for _ in range(10):
