@@ -78,20 +78,27 @@ def _load(name: str, data_dir: str, environment: str, cache: str) -> Dataset:
 
 def read_descriptions() -> Iterator[tuple[str, Description]]:
     """Yield the names and descriptions in ``sets.toml``; MedMNIST's (``pathmnist``, ``pathmnist-64``) last."""
-    content = tomllib.loads(Path(__file__).with_name("sets.toml").read_text("utf-8"))
+    path = Path(__file__).with_name("sets.toml")
+    content = tomllib.loads(path.read_text("utf-8"))
     medmnist = content.pop("medmnist")
     for name, own in content.items():
         base = content.get(own.pop("like", ""), {})
-        about = base.get("about", {}) | own.get("about", {})
-        yield name, Description(**{**base, **own, "about": about})
+        own["about"] = base.get("about", {}) | own.get("about", {})
+        yield name, Description(**{**base, **own})
     for size in SIZES:
         for flag, (title, classes, *task) in medmnist.items():
-            deep = flag.endswith("3d")
-            if not deep or size in SIZES[:2]:
-                title_of = f"{title}, {'x'.join([str(size)] * (3 if deep else 2))}"
-                made = Description(title_of, classes, "medmnist:load_medmnist", *task)
-                name = flag if size == SIZES[0] else f"{flag}-{size}"
-                yield name, replace(made, folders=("medmnist", "MedMNIST"))
+            sides = 3 if flag.endswith("3d") else 2
+            if sides == 3 and size > 64:
+                continue
+            shape = "x".join([str(size)] * sides)
+            made = Description(
+                f"{title}, {shape}",
+                classes,
+                "medmnist:load_medmnist",
+                task[0] if task else "multiclass",
+                folders=("medmnist", "MedMNIST"),
+            )
+            yield (flag if size == SIZES[0] else f"{flag}-{size}"), made
 
 
 DATASETS = dict(read_descriptions())

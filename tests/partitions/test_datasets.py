@@ -19,9 +19,10 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_diabetes
 
-from partitions.datasets import cifar, registry
+from partitions.datasets import pictures as picture_sets
+from partitions.datasets import registry
 from partitions.datasets.download import Source, download, places
-from partitions.datasets.images import read_files
+from partitions.datasets.pictures import read_files
 from partitions.datasets.registry import DATASETS, load_dataset
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -186,7 +187,7 @@ def published(tmp_path, monkeypatch):
 
 
 def test_download(published, tmp_path, capfd):
-    path = download("some", *published, str(tmp_path / "data"), "sub")
+    path = download("some", published[0], published[1], str(tmp_path / "data"), "sub")
     assert path == tmp_path / "data" / "sub" / "remote.bin"
     assert path.read_bytes() == b"x" * 3_000_000
     assert [p.name for p in path.parent.iterdir()] == ["remote.bin"]
@@ -195,7 +196,7 @@ def test_download(published, tmp_path, capfd):
 
 def test_download_without_data_dir_goes_to_the_cache(published, tmp_path):
     assert (
-        download("some", *published, "", "sub")
+        download("some", published[0], published[1], "", "sub")
         == tmp_path / "cache" / "silofl" / "sub" / "remote.bin"
     )
 
@@ -472,7 +473,7 @@ def test_cifar10_tiles_are_decoded_once(tmp_path, monkeypatch):
     np.testing.assert_array_equal(data.test.x[:, 31, 0, 0], test)
     assert data.train.y.tolist() == y.tolist()
 
-    monkeypatch.setattr(cifar, "read_tiles", None)
+    monkeypatch.setattr(picture_sets, "read_tiles", None)
     registry._load.cache_clear()
     again = load_dataset("cifar10", str(tmp_path))
     assert isinstance(again.train.x, np.memmap)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from scans import write_nifti
 
-from partitions.datasets import flamby_pictures, registry
+from partitions.datasets import flamby, registry
 from partitions.datasets.download import Source
 from partitions.datasets.registry import DATASETS, load_dataset
 from partitions.importing.volumes import nifti
@@ -144,7 +144,7 @@ def test_isic_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
             )
             assert data.labels[silo.train].tolist() == [(centre + i) % 8 for i in range(3)]
         registry._load.cache_clear()
-        monkeypatch.setattr(flamby_pictures, "read_isic", None)
+        monkeypatch.setattr(flamby, "read_isic", None)
 
 
 def test_isic_as_the_challenge_has_it(tmp_path):
@@ -163,16 +163,13 @@ def test_shades_of_grey():
     1.414. A picture of one grey stays; white does not overflow; a channel without light leaves all as they are.
     """
     picture = np.array([[[20, 10, 30], [40, 20, 0]]], np.uint8)
-    assert flamby_pictures.shades_of_grey(picture, 1).tolist() == [[[14, 14, 42], [28, 28, 0]]]
+    assert flamby.shades_of_grey(picture, 1).tolist() == [[[14, 14, 42], [28, 28, 0]]]
     grey = np.full((3, 3, 3), 77, np.uint8)
-    assert np.abs(flamby_pictures.shades_of_grey(grey).astype(int) - 77).max() <= 1
+    assert np.abs(flamby.shades_of_grey(grey).astype(int) - 77).max() <= 1
     bright = np.array([[[255, 255, 0], [255, 0, 60]]], np.uint8)
-    assert (
-        flamby_pictures.shades_of_grey(bright)[0, 0, 1]
-        == flamby_pictures.shades_of_grey(bright)[0, 0].max()
-    )
+    assert flamby.shades_of_grey(bright)[0, 0, 1] == flamby.shades_of_grey(bright)[0, 0].max()
     dark = np.array([[[9, 0, 1]]], np.uint8)
-    assert flamby_pictures.shades_of_grey(dark).tolist() == dark.tolist()
+    assert flamby.shades_of_grey(dark).tolist() == dark.tolist()
 
 
 @pytest.mark.parametrize(
@@ -266,9 +263,7 @@ def test_averaging_is_pytorch_s_adaptive_pooling():
     expected = torch.nn.functional.adaptive_avg_pool3d(
         torch.from_numpy(volume)[None], (3, 6, 7)
     )[0]
-    np.testing.assert_allclose(
-        flamby_pictures.average_pool(volume, (3, 6, 7)), expected, atol=1e-6
-    )
+    np.testing.assert_allclose(flamby.average_pool(volume, (3, 6, 7)), expected, atol=1e-6)
 
 
 def test_ixi_test_parts_are_drawn_as_flamby_does(tmp_path):
@@ -279,9 +274,9 @@ def test_ixi_test_parts_are_drawn_as_flamby_does(tmp_path):
     subjects = [
         subject(k, centre) for centre, n in IXI.about["sizes"].items() for k in range(n)
     ]
-    tested = flamby_pictures.ixi_test(IXI, tmp_path / "IXI_sample", subjects)
+    tested = flamby.ixi_test(IXI, tmp_path / "IXI_sample", subjects)
     places = {
-        centre: [int(s[3:6]) for s in sorted(tested) if flamby_pictures.centre_of(s) == centre]
+        centre: [int(s[3:6]) for s in sorted(tested) if flamby.centre_of(s) == centre]
         for centre in IXI.about["centres"]
     }
     assert {centre: len(parts) for centre, parts in places.items()} == {

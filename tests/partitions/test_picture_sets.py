@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from partitions.datasets import images
+from partitions.datasets import pictures
 from partitions.datasets.registry import _load, load_dataset
 from partitions.schemes.registry import partition
 
@@ -112,7 +112,7 @@ def tiny(root: Path, classes: int = 5) -> Path:
 
 
 def test_classes_in_the_order_of_their_ids(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "TINY_CLASSES", 5)
+    monkeypatch.setattr(pictures, "TINY_CLASSES", 5)
     tiny(tmp_path / "tiny-imagenet-200")
     for _ in range(2):
         data = load_dataset("tiny-imagenet", str(tmp_path))
@@ -147,7 +147,7 @@ def test_faults_of_tiny_imagenet(tmp_path, monkeypatch):
     root = tiny(tmp_path / "tiny-imagenet-200")
     with pytest.raises(ValueError, match=r"train has 5 classes of 200"):
         load_dataset("tiny-imagenet", str(tmp_path))
-    monkeypatch.setattr(images, "TINY_CLASSES", 5)
+    monkeypatch.setattr(pictures, "TINY_CLASSES", 5)
     table = root / "val" / "val_annotations.txt"
     right = table.read_text()
     for wrong, fault in (

@@ -21,7 +21,7 @@ from partitions import npz, stored
 from partitions.common import sizes
 from partitions.common.errors import DataError
 from partitions.common.sizes import VARIABLE, check_size, largest
-from partitions.datasets.images import read_idx
+from partitions.datasets.pictures import read_idx
 from partitions.importing import dicom
 from partitions.importing.source import import_source
 from partitions.importing.tables import read_lines
