@@ -84,7 +84,7 @@ class Ring:
         config = {"secure_share": 1 / len(self.names), "participants": len(self.names)}
         common, info = Common(secure_aggregation=True), SimpleNamespace(steps=())
         received = {"global": Model(self.model)}
-        integers = integers_of(info, common, {"model": self.trained}, received, config)  # type: ignore[arg-type]
+        integers, _ = integers_of(info, common, {"model": self.trained}, received, config)  # type: ignore[arg-type]
         entered = self.silos[name].enter(record, self.received(), config["secure_share"])
         return self.silos[name].mask(integers.numpy().view(np.uint32), entered)
 
@@ -150,7 +150,7 @@ def measure(count: int, size: int, repeats: int, folder: Path) -> list[str]:
 def _check(total: Vector, ring: Ring, survivors: int) -> None:
     """All silos moved equally, so the sum is this many times one silo's integers."""
     config = {"secure_share": 1 / len(ring.names), "participants": len(ring.names)}
-    one = integers_of(
+    one, _ = integers_of(
         SimpleNamespace(steps=()),  # type: ignore[arg-type]
         Common(secure_aggregation=True),
         {"model": ring.trained},

@@ -84,7 +84,7 @@ class FedADMMClient(SiloClient):
         new = dual + s.rho * (w - theta)
         before = self.last() if s.since == "own" else theta
         change = (w - before) + (new - dual) / s.rho
-        self.propose(primal=w.clone(), dual=new)
+        self.propose_step("change", primal=(before, w.clone()), dual=(dual, new))
         return [change]
 
     def noised_passes(self) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ class FedAPMClient(PartialClient):
         if not self.common.secure_aggregation:
             return [z]
         before = gather(self.silo.initial(""), self.shared) if state.z is None else state.z
-        self.propose(z=z)
+        self.propose_step("shared", z=(before, z))
         return [u + (z - before)]
 
     def noised_passes(self) -> tuple[int, ...]:

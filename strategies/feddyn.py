@@ -83,7 +83,8 @@ class FedDynClient(SiloClient):
                 clip_norm(g, clip)
 
         self.train(correction=correct)
-        self.propose(dual=own - alpha * (self.model.vector - centre))
+        new = own - alpha * (self.model.vector - centre)
+        self.propose_step("model", dual=(own, new))
         return [self.model.vector.clone()]
 
 

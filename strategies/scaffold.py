@@ -96,7 +96,7 @@ class ScaffoldClient(SiloClient):
 
         self.train(correction=correct)
         new = at_received if at_received is not None else total / steps if steps else own
-        self.propose(control=new)
+        self.propose_step("control", control=(own, new))
         if self.settings.up == "model":
             self.replies["steps"] = steps
             return [self.model.vector.clone()]

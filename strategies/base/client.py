@@ -75,6 +75,8 @@ class SiloClient(TrainingLoop, NumPyClient):
         self.replies: dict[str, Number] = {}
         self.encoded: dict[str, Encoded] = {}  # the uploaded vectors that travel encoded
         self.integers: Tensor | None = None  # all of them, with ``secure-aggregation``
+        # By vector that is sent: what a step in it moves in the state, before and after
+        self.moved: dict[str, Mapping[str, tuple[Tensor, Tensor]]] = {}
         self.train_loss = float("nan")
         self.trainer = (
             load_function("trainer", common.trainer, "task") if common.trainer else None
@@ -287,14 +289,27 @@ class SiloClient(TrainingLoop, NumPyClient):
         """Set entries of the state that it takes over in its next round, if the server counts this one."""
         propose(self.state, self.round, arrays)
 
+    def propose_step(self, of: str, **steps: tuple[Tensor, Tensor]) -> None:
+        """Propose entries that a step moves from one value to another, as far as the vector ``of`` has it.
+
+        A secure sum may have a part of it only: a silo that took over all would differ from what the server adds.
+        """
+        self.moved[of] = steps
+
     def _encode(self, vectors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
         """Set what travels in place of the vectors: ``integers`` of them all, or ``encoded`` ones."""
-        common, received = self.common, self.models
+        common, received, cuts = self.common, self.models, dict[str, float]()
         if common.secure_aggregation:
             parts = getattr(self, "shared", ())
-            self.integers = integers_of(self.info, common, vectors, received, config, parts)
+            self.integers, cuts = integers_of(
+                self.info, common, vectors, received, config, parts
+            )
         else:
             self.encoded = encode_vectors(common, self.state, vectors, received, self.round)
+        for of, steps in self.moved.items():
+            cut = cuts[of] if cuts else 1.0
+            for name, (old, new) in steps.items():
+                self.propose(**{name: new if cut == 1 else old.lerp(new, cut)})
 
     def _load_buffers(self) -> None:
         """Load the buffers of the previous personal model, or the initial ones."""

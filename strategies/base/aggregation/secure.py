@@ -160,10 +160,10 @@ def integers_of(
     received: Mapping[str, Model],
     config: Mapping[str, Any],
     parts: Sequence[slice] = (),
-) -> Tensor:
-    """Return a silo's vectors as one vector of integers, int32. ``config``: of its message, with its share and N.
+) -> tuple[Tensor, dict[str, float]]:
+    """Return a silo's vectors as one vector of integers, int32, and by how much each step was cut, at most 1.
 
-    Raises UserError for a share with which a sum could wrap.
+    ``config``: of its message, with its share and N. Raises UserError for a share with which a sum could wrap.
     """
     share, silos = config.get(SHARE), config.get("participants")
     if not (isinstance(share, float) and isinstance(silos, int)) or not (
@@ -172,7 +172,7 @@ def integers_of(
         raise UserError(
             f"the message's share {share!r:.40} of {silos!r:.40} silos is not between 0 and 1, of {FEWEST} or more"
         )
-    result = []
+    result, cuts = [], dict[str, float]()
     for name, vector in vectors.items():
         if name in info.sums_also:
             weight = 1 / silos if info.sums_also[name] else share
@@ -181,9 +181,9 @@ def integers_of(
         centre = reference(info, received, name, len(vector), parts)
         clip = clip_length(common, received, centre, name, len(vector))
         step = vector.double() if centre is None else vector.double() - centre.double()
-        cut = clip / max(float(vector_norm(step)), clip)
+        cuts[name] = cut = clip / max(float(vector_norm(step)), clip)
         result.append(step.mul_(scale(silos, clip) * cut * share).round_().to(torch.int32))
-    return torch.cat(result)
+    return torch.cat(result), cuts
 
 
 # ---- The server's half ---------------------------------------------------------------------------------------------

@@ -21,10 +21,11 @@ from tiny import (
     federate,
     random_silos,
     round_of,
+    same,
     train_replies,
     write_silo,
 )
-from two_layers import DEEP
+from two_layers import DEEP, confirmed
 
 import strategies.fedlama
 from models.layout import Layout
@@ -107,6 +108,35 @@ def test_fedlama_has_the_spread_of_layers(
     assert half >= 1 and sum(seen[0]) > 1e-3
     for one, other in zip(seen[:half], seen[half:], strict=True):
         assert list(other) == pytest.approx(list(one), rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "method, server, silos",
+    [
+        ("scaffold", "control", lambda of: of("control")),
+        ("feddyn", "h", lambda of: of("dual")),
+        ("fedapm", "global", lambda of: of("z")),
+        ("fedadmm", "global", lambda of: of("primal") + of("dual") / 0.2),
+    ],
+)
+def test_a_silo_takes_over_the_step_that_was_cut(
+    three: Files, method: str, server: str, silos: Any
+) -> None:
+    """What the server has is the mean of what silos have, if they take over what they sent.
+
+    These are c_i, g_i, z_i, and w_i + y_i / rho. Here C cuts every step.
+    """
+    rho = {f"{method}__rho": 0.2} if method in ("fedapm", "fedadmm") else {}
+    cut = {**OPTIONS, "rounds": 4, "learning_rate": 0.3, "secure_clip": 0.01, **SECURE}
+    run = federate(three, strategy=method, **cut, **rho)
+
+    def mean(name: str) -> torch.Tensor:
+        return torch.stack([confirmed(run, silo, name) for silo in three]).mean(0)
+
+    found = run.strategy.state.arrays[server]
+    torch.testing.assert_close(silos(mean), found, rtol=0, atol=1e-6)
+    free = federate(three, strategy=method, **{**cut, "secure_clip": 0.0}, **rho)
+    assert not same(free.strategy.state.arrays[server], found)
 
 
 def test_fedlama_sends_squares_only_where_intervals_are_adjusted(three: Files) -> None:

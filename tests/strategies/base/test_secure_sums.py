@@ -255,7 +255,7 @@ def test_every_setting_runs_or_is_refused(tmp_path: Path, key: str) -> None:
 def encoded(step: torch.Tensor, share: float, silos: int, clip: float) -> torch.Tensor:
     config = {"secure_share": share, "participants": silos}
     common = Common(secure_aggregation=True, secure_clip=clip)
-    return integers_of(FedAvg.info, common, {"model": step}, {}, config)
+    return integers_of(FedAvg.info, common, {"model": step}, {}, config)[0]
 
 
 @given(
