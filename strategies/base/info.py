@@ -254,6 +254,8 @@ class RoundPlan:
     left_out: Mapping[str, str] = field(default_factory=dict)
     # Silo -> its group in sums, as the silos state it; empty: by the setting
     groups: Mapping[str, str] = field(default_factory=dict)
+    # Silo -> its weight in the sum that was asked for in this round before
+    weights: Mapping[str, int] = field(default_factory=dict)
     # Attempts at the next round so far, with this one
     attempt: int = 1
 

@@ -16,3 +16,5 @@ ARRAYS, ARRAY = ("masked", "sum")
 SHARE = "secure_share"  # in a train message's config: this silo's weight as a share of all
 KEYS, START, UNMASK = "query.secure_keys", "query.secure_start", "query.secure_unmask"
 MOST_SILOS = 100  # in one list
+OTHER_SUM = "was summed over other silos before"  # in a refusal that no repeat changes
+KEPT = 3  # the last questions whose weights server and silos keep

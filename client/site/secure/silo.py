@@ -24,7 +24,7 @@ from ..record import Record, disclose
 from ..trust.chain import canonical, digest, write_whole
 from ..trust.envelope import PrivateKey
 from ..trust.run_config import number
-from . import masks
+from . import KEPT, OTHER_SUM, masks
 from .masks import Vector, decode, encode
 from .shamir import SHARE, split
 from .statements import (
@@ -107,6 +107,8 @@ class SecureSilo:
         self.path = folder / "secure" / f"{quote(silo, safe='')}.json"
         self.labels = labels_of(agreed.groups)
         self.samples = 0
+        # Of the last questions, over all runs: the weights of the list that this silo masked its vector for
+        self.weighed: dict[str, dict[str, int]] = {}
         self.gone: list[str] = []  # silos of the list that the last `unmask` did not name
 
     def note_samples(self, count: int) -> None:
@@ -175,7 +177,15 @@ class SecureSilo:
                 raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
         self._check_count(listed, len(entry["holders"]))
         run_config, names = self.agreed.run_config, [*listed]
+        question = received.partition(":")[0]
         weights = weights_of(listed, run_config, self.labels)
+        if record.get("again"):
+            before = self.weighed.get(question, {})
+            if not listed.keys() <= before.keys():
+                raise SiteError(
+                    f"it has no weights of an earlier attempt at round {slot.round}"
+                )
+            weights = {name: before[name] for name in listed}
         if share != weights[self.silo] / sum(weights.values()):
             raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
         settings = masks.settings_sha256(run_config)
@@ -186,7 +196,6 @@ class SecureSilo:
         if entry.get("context", context) != context:
             raise SiteError(f"round {slot.round} has come before with another model or list")
         held, faults = self._open(entry, record, names)
-        question = received.partition(":")[0]
         return Entered(slot, listed, weights, context, question, held, faults)
 
     def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
@@ -195,14 +204,9 @@ class SecureSilo:
         entry, names, own = slots[slot.order], [*entered.statements], digest(vector.tobytes())
         if entry.get("vector", own) != own:
             raise SiteError(f"another vector of round {slot.round} has left under these masks")
-        entry |= {
-            "vector": own,
-            "names": names,
-            "weights": entered.weights,
-            "context": entered.context,
-            "question": entered.question,
-            "held": entered.held,
-        }
+        entry |= {"vector": own, "names": names, "held": entered.held}
+        entry |= {"weights": entered.weights, "question": entered.question}
+        entry["context"] = entered.context
         plus, minus = list[bytes](), list[bytes]()
         for name in [name for name in names if name != self.silo]:
             other = decode(entered.statements[name].mask)
@@ -216,6 +220,8 @@ class SecureSilo:
             if found.get("origin") != origin:
                 found = self._share(following, entry["seal"], entered.statements)
             kept[following.order] = found
+        weighed = {**self.weighed, entered.question: entered.weights}
+        self.weighed = dict([*weighed.items()][-KEPT:])
         self._write(kept)
         out = public_part(kept.get(following.order, {}))
         out |= {"unreadable": entered.faults} if entered.faults else {}
@@ -292,8 +298,8 @@ class SecureSilo:
             for (before,) in db.execute(BEFORE, asked):
                 if before != own:
                     raise SiteError(
-                        "this round, or what it starts from, was summed over other silos before, and two such sums "
-                        "would show one silo's update: repeat it with the same silos, or start a run with another seed"
+                        f"this round, or what it starts from, {OTHER_SUM}, and two such sums would show one silo's "
+                        "update: resume the run from its newest checkpoint, with the same silos"
                     )
             disclose(db, SUM, silo=self.silo, run=str(slot), question=question, answer=own)
 
@@ -370,6 +376,7 @@ class SecureSilo:
         """Return this run's slots by round and attempt; empty where another run was the last."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_bytes)
+            self.weighed = found["weights"]
             if found["run"] != self.run:
                 return {}
             self.samples = int(found["samples"])
@@ -386,4 +393,5 @@ class SecureSilo:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         listed = [[*order, entry] for order, entry in slots.items()]
         content = {"run": self.run, "samples": self.samples, "slots": listed}
+        content |= {"weights": self.weighed}
         write_whole(self.path, json.dumps(content, default=lambda one: {BYTES: encode(one)}))

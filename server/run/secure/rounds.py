@@ -25,7 +25,7 @@ from flwr.app import ConfigRecord, Message, MessageType
 from torch import Tensor
 
 from client.site.errors import SiteError
-from client.site.secure import KEYS, MOST_SILOS, RECORD, START, UNMASK, masks
+from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
 from client.site.secure.shamir import SHARE
 from client.site.secure.statements import Statement, read_statement, threshold
 from client.site.secure.unmasking import open_sum
@@ -42,7 +42,7 @@ from strategies.base.transport.reporting import printable
 
 MOST_ATTEMPTS = 3  # at one round
 SEALED = 2 * SHARE + 16  # bytes of a silo's two shares, sealed for another
-FILE = "secure.json"  # in the checkpoint's folder: the last round whose masks were asked for, and its silos
+FILE = "secure.json"  # in the checkpoint's folder: the last rounds whose masks were asked for, and silos' weights
 Record = Mapping[str, Any]
 
 
@@ -83,7 +83,7 @@ class SecureRounds:
         self.note = collector.reporter.note
         self.path = None if folder is None else folder / FILE
         self.settings = masks.settings_sha256(run_config)
-        self.asked: dict[str, Any] = {}
+        self.asked: dict[str, dict[str, int]] = {}
         if self.path is not None and self.path.exists():
             self.asked = json.loads(self.path.read_text("utf-8"))
         self.made, self.following = Shares(), Shares()
@@ -94,6 +94,8 @@ class SecureRounds:
             set()
         )  # silos whose shares too few could read, in this process
         self.attempt, self.context = 1, b""
+        self.weights: dict[str, int] = {}  # of the round's sum
+        self.refused = ""  # the first refusal of the last question
 
     @property
     def masked(self) -> bool:
@@ -122,12 +124,12 @@ class SecureRounds:
         if (self.made.round, self.made.attempt) != slot or {*here} - {*self.made.silos}:
             self.made = self._start(strategy, slot, here)
         before = self._asked_before(server_round)
-        if missing := sorted({*before} - {*self.made.silos}):
+        if missing := sorted(before.keys() - {*self.made.silos}):
             raise RunFailedError(
                 f"round {server_round} was begun over {', '.join(before)}, and another sum would show single updates: "
                 f"{', '.join(missing)} must be online; then resume the run"
             )
-        listed = before or self._whole(self.made.silos)
+        listed = [*before] or self._whole(self.made.silos)
         if len(listed) < (least := threshold(len(strategy.silos))):
             raise RunFailedError(
                 f"round {server_round}: {len(listed)} silos have keys for a sum, and {least} of {len(strategy.silos)} "
@@ -143,7 +145,11 @@ class SecureRounds:
         )
         left_out = {n: reasons.get(n, reason) for n in strategy.silos if n not in listed}
         return replace(
-            strategy.plan, left_out=left_out, groups=self.labels, attempt=self.attempt
+            strategy.plan,
+            left_out=left_out,
+            groups=self.labels,
+            weights=before,
+            attempt=self.attempt,
         )
 
     def attach(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
@@ -153,7 +159,8 @@ class SecureRounds:
             return
         nodes = strategy.plan.nodes
         names = sorted(nodes[message.metadata.dst_node_id] for message in trains)
-        weights, made = weights_of(strategy, names), self.made
+        self.weights = weights = weights_of(strategy, names)
+        made = self.made
         texts = [made.statements[name].text for name in names]
         members = [(name, weights[name], text) for name, text in zip(names, texts, strict=True)]
         received = masks.received_sha256(trains[0].content)
@@ -170,6 +177,7 @@ class SecureRounds:
                 "statements": texts,
                 "sealed": [made.seal_of(name, silo) for name in names],
                 "hashes": [made.records[name]["hashes"][place:][:64] for name in names],
+                "again": bool(strategy.plan.weights),
             }
             message.content[RECORD] = ConfigRecord(record)
 
@@ -197,7 +205,7 @@ class SecureRounds:
             return total
         made, survivors = self.made, sorted(silos)
         before = self._asked_before(made.round)
-        if missing := sorted({*before} - {*survivors}):
+        if missing := sorted(before.keys() - {*survivors}):
             raise AttemptFailedError(
                 f"its masks were asked for over {', '.join(before)}, and now {', '.join(missing)} sent no vector: "
                 "resume the run when they are online"
@@ -213,6 +221,12 @@ class SecureRounds:
         if len(answers) < least:  # once more: a repeat of the round costs a training
             silent = {*survivors} - answers.keys()
             answers |= self._ask(strategy, UNMASK, dict.fromkeys(sorted(silent), question))
+        if len(answers) < least:
+            line = f"{len(answers)} of {len(survivors)} silos have answered how to open its sum, and {least} are needed"
+            line += f" ({self.refused})" if self.refused else ""
+            if OTHER_SUM in line:
+                raise RunFailedError(f"round {made.round}: {line}")
+            raise AttemptFailedError(line)
         try:
             opened = open_sum(
                 total.remainder(2**32).cpu().numpy().astype(np.uint32),
@@ -292,11 +306,13 @@ class SecureRounds:
             content[RECORD] = ConfigRecord(dict(record))
             node, ttl = strategy.silos[name].node_id, strategy.common.round_timeout
             messages.append(Message(content, dst_node_id=node, message_type=kind, ttl=ttl))
-        answers = dict[str, Record]()
+        answers, self.refused = dict[str, Record](), ""
         for reply in self.collector.exchange(messages, strategy, {}) if messages else ():
             silo = strategy.plan.nodes[reply.metadata.src_node_id]
             if reply.has_error():
-                self.note(f"{silo} does not answer {kind}: {printable(reply.error.reason)}")
+                line = f"{silo} does not answer {kind}: {printable(reply.error.reason)}"
+                self.refused = self.refused or line
+                self.note(line)
             else:
                 answers[silo] = dict(reply.content.config_records.get(RECORD, {}))
         return answers
@@ -342,12 +358,13 @@ class SecureRounds:
 
     # --- the disk -------------------------------------------------------------------------------------------------
 
-    def _asked_before(self, server_round: int) -> list[str]:
-        """Return the silos whose sum was asked for in this round before; empty if there was none."""
-        return [*self.asked["silos"]] if self.asked.get("round") == server_round else []
+    def _asked_before(self, server_round: int) -> dict[str, int]:
+        """Return the silos whose sum was asked for in this round before, and their weights; empty if there was none."""
+        return self.asked.get(str(server_round), {})
 
     def _write_asked(self, survivors: Sequence[str]) -> None:
-        self.asked = {"round": self.made.round, "silos": [*survivors]}
+        self.asked[str(self.made.round)] = {name: self.weights[name] for name in survivors}
+        self.asked = dict([*self.asked.items()][-KEPT:])
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path, json.dumps(self.asked))

@@ -93,7 +93,12 @@ def check_secure(info: MethodInfo, common: Common, own: Any) -> None:
 
 
 def weights_of(strategy: Any, silos: Collection[str]) -> dict[str, int]:
-    """Return n_i of the silos of a round, sorted by name: samples, or 1 where the method weights silos equally."""
+    """Return n_i of the silos of a round, sorted by name: samples, or 1 where the method weights silos equally.
+
+    A round that is repeated after its masks were asked for has the weights of then.
+    """
+    if before := strategy.plan.weights:
+        return {silo: before[silo] for silo in sorted(silos)}
     by = strategy.info.sums
     by = getattr(strategy.settings, "average", getattr(strategy.settings, by, by))
     counts = {

@@ -321,6 +321,20 @@ def test_one_question_is_answered_for_one_set_over_all_runs(ring: Ring) -> None:
     assert (found.total == plain_sum(vectors, ring.names)).all()
 
 
+def test_a_repeat_has_the_weights_of_before(ring: Ring) -> None:
+    """Where the server says so, and for the silos of before only; a silo without them refuses."""
+    ring.settings["strategy"] = "fedavg"
+    ring.upload(ring.vectors())  # each weighs 100
+    ring.settings["strategy"] = "scaffold"  # in which each weighs 1
+    ring.begin(1, 2, ring.names[:5])
+    record = {**ring.record(1, 2, ring.names[:5], "clinic-01"), "again": True}
+    assert {*ring.enter("clinic-01", record).weights.values()} == {100}
+    assert {*ring.enter("clinic-01", {**record, "again": False}).weights.values()} == {1}
+    for received in ("c" * 64, ring.received(2)):
+        with pytest.raises(SiteError, match="no weights of an earlier attempt at round 1"):
+            ring.enter("clinic-01", record, received)
+
+
 def test_a_round_is_answered_for_one_set_whatever_it_starts_from(ring: Ring) -> None:
     """A model with one bit changed, such as -0 for 0, is another question and gives the same steps."""
     vectors, slot = ring.vectors(), {"round": 1, "attempt": 2}

@@ -162,6 +162,59 @@ def test_a_round_that_was_asked_for_is_repeated_over_the_same_silos_only(
     assert same(masked.strategy.state.model, plain.strategy.state.model)
 
 
+def test_a_repeat_has_the_weights_of_the_list_in_which_the_round_began(tmp_path: Path) -> None:
+    """f vanishes, so the median of those left is another one, and by it the largest silo would weigh less.
+
+    Then masks are asked for in vain, in the run and in its resume: hospitals would refuse other weights for good.
+    """
+    sizes = {"a": 90, "b": 5, "c": 5, "d": 6, "e": 6, "f": 7}
+    six = random_silos(tmp_path, sizes)
+    secured, folder = Secured(tmp_path, six), {"directory": tmp_path / "run", "rounds": 2}
+
+    def lose(silo: str, kind: str, number: int) -> bool:
+        if (silo, kind, number) == ("f", "train", 2):
+            secured.offline = {"f"}
+            return True
+        return silo in "de" and (kind, number) == (UNMASK, 2)
+
+    secured.lost = lose
+    line = r"^round 2, attempt 3: 3 of 5 silos have answered how to open its sum, and 4 are needed \(d does not answer"
+    with pytest.raises(RunFailedError, match=line):
+        go(six, tmp_path, secured, **folder)
+    secured.run, secured.lost, secured.offline = 2, lambda *of: False, set()
+    masked = go(six, tmp_path, secured, **folder, resume=True)
+    close(masked, go(six, tmp_path, absent({2}), rounds=2))
+    assert masked.values("secure_silos") == [6, 5]
+
+
+def test_a_resume_from_an_older_checkpoint(six: Files, tmp_path: Path) -> None:
+    """The newest is damaged: the rounds since the one before have the silos of then. Without knowing them: one line."""
+    secured, folder = Secured(tmp_path, six), {"directory": tmp_path / "run", "rounds": 3}
+    secured.lost = lambda *of: of == ("f", "train", 3)
+    go(six, tmp_path, secured, **folder)
+    saved = {
+        file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
+    }
+    (newest,) = [file for file in saved if file.name == "server.safetensors"]
+    secured.lost = lambda *of: False
+    for run, kept in ((2, False), (3, True)):
+        for file, content in saved.items():
+            file.write_bytes(content)
+        flip(newest)
+        secured.run = run
+        if kept:
+            assert go(six, tmp_path, secured, **folder, resume=True).values("secure_silos") == [
+                6,
+                6,
+                5,
+            ]
+            continue
+        newest.with_name("secure.json").unlink()
+        line = r"^round 3: 1 of 6 silos [^\n]* \(a does not answer [^\n]* a refuses: [^\n]* was summed over "
+        with pytest.raises(RunFailedError, match=line):
+            go(six, tmp_path, secured, **folder, resume=True)
+
+
 class KilledError(BaseException):
     """What ends the server."""
 
