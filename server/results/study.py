@@ -6,17 +6,23 @@ A setting of a single run has the run's name as a prefix, as for tuned methods: 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flwr.app import Context, RecordDict
+from torch import Tensor
 
 from client.local_data import device_of
+from models.flat import FlatModel
 from models.initialisation import flat_model
+from models.privacy.records import check_network
 from models.tasks import task_of
 from partitions.common.errors import UserError
 from partitions.simulated import divide
+from strategies.base.info import OFFLINE, RoundPlan, SiloInfo
 from strategies.base.run_settings import RunSettings, defaults, parse_settings
 from strategies.base.settings import Value
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.training.patches import seen_shape
 
 RUN = "run."
@@ -120,15 +126,42 @@ def study_config(runs: list[RunSettings]) -> dict[str, Value]:
 
 
 def check_run(run: RunSettings) -> None:
-    """Load and split the data and build the network, so that errors are raised before anything is written."""
+    """Split the data, build the network and start the method, so that errors are raised before anything is written."""
     device_of(run, server_context(run))
-    whole, _ = divide(run.division)
+    whole, parts = divide(run.division)
     task = task_of(whole.task)
     run.check_task(task, whole.classes)
     shape = seen_shape(run.common, whole.input_shape, whole.task)
     run.augmentation_for(shape)
     name, options = run.model_for(shape, whole.task)
-    flat_model(name, shape, whole.classes, options, "cpu", run.head, run.part())
+    model = flat_model(name, shape, whole.classes, options, "cpu", run.head, run.part())
+    silos = [SiloInfo(p.name, OFFLINE, len(p.train), len(p.val), len(p.test)) for p in parts]
+    # The run itself logs its warnings
+    logging.disable(logging.WARNING)
+    try:
+        start_strategy(run, model, silos, lambda purpose: model.vector)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def start_strategy(
+    run: RunSettings,
+    model: FlatModel,
+    silos: Iterable[SiloInfo],
+    initial: Callable[[str], Tensor],
+) -> PersonalizedStrategy:
+    """Return the strategy in its state before round 1. Raises UserError where the method does not fit the network."""
+    c, info = run.common, run.strategy.info
+    if run.privacy is not None and info.dp == "gradient":
+        check_network(model.module)
+    if c.buffers == "shared" and not info.buffers and model.layout.buffer_size:
+        raise UserError(
+            f"buffers = shared: {c.strategy} does not declare what it does with BatchNorm statistics "
+            "(MethodInfo.buffers); buffers = local keeps them in the silos"
+        )
+    strategy = run.strategy(c, run.method, model.layout)
+    strategy.initialise(RoundPlan(last=c.rounds).with_silos(silos, c), initial)
+    return strategy
 
 
 def server_context(run: RunSettings) -> Context:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from models.initialisation import flat_model, initial_model
-from models.privacy.records import check_network
 from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
+from server.results.study import start_strategy
 from server.run.checkpoints import LoopState
 from server.run.registration.registration import Registration, note_weights, without_sums
-from strategies.base.info import RoundPlan, SiloInfo
+from strategies.base.info import SiloInfo
 from strategies.base.run_settings import RunSettings
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy
@@ -42,22 +42,8 @@ def prepare(
         )
     run_state.weights = sha256
     model = flat_model(name, spec.shape, spec.classes, options, "cpu", head, part)
-    if settings.privacy is not None and settings.strategy.info.dp == "gradient":
-        check_network(model.module)
-    if (
-        c.buffers == "shared"
-        and not settings.strategy.info.buffers
-        and model.layout.buffer_size
-    ):
-        raise UserError(
-            f"buffers = shared: {c.strategy} does not declare what it does with BatchNorm statistics "
-            "(MethodInfo.buffers); buffers = local keeps them in the silos"
-        )
-    strategy = settings.strategy(c, settings.method, model.layout)
-    plan = RoundPlan(last=c.rounds).with_silos(registration.silos.values(), c)
-    strategy.initialise(
-        plan, initial_model(name, spec.shape, spec.classes, options, c.seed, head, part)
-    )
+    initial = initial_model(name, spec.shape, spec.classes, options, c.seed, head, part)
+    strategy = start_strategy(settings, model, registration.silos.values(), initial)
     note_weights(strategy, c, registration.reporter)
     if not run_state.statistics:
         run_state.statistics = {

@@ -88,6 +88,23 @@ def test_a_study_is_its_single_runs(study: Path, table: Path, tmp_path: Path) ->
     assert {p.name for p in (study / "checkpoint").iterdir()} == keys
 
 
+@pytest.mark.parametrize(
+    "method, changes, line",
+    [
+        ("fedbn", {}, "fedbn keeps batch normalisation"),
+        ("fedfomo", {"validation": 0.0}, "fedfomo weighs models on validation data"),
+        ("fedselect", {"weight_decay": 0.1}, "fedselect holds single weights fixed"),
+    ],
+)
+def test_a_method_that_does_not_fit_is_refused_before_another_runs(
+    table: Path, tmp_path: Path, method: str, changes: dict[str, Any], line: str
+) -> None:
+    given = values(table, tmp_path / "run", strategy=f"local,{method}", **changes)
+    with pytest.raises(UserError, match=line):
+        simulate(given, quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_config_repeats_the_study(study: Path, tmp_path: Path) -> None:
     again = simulate(
         {**read_toml(study / "config.toml"), "out": str(tmp_path / "again")}, quiet=True
