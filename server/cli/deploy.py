@@ -41,7 +41,11 @@ def compose(args: argparse.Namespace) -> None:
 def credentials(args: argparse.Namespace) -> None:
     from client.site.runtime.launch import THIS_MACHINE
     from server.deploy import compose as deployed
-    from server.deploy.credentials import check_certificates, ensure_credentials
+    from server.deploy.credentials import (
+        check_certificates,
+        ensure_credentials,
+        load_certificate,
+    )
     from server.deploy.federation import read_federation
     from server.deploy.local.record import state_directory
 
@@ -58,7 +62,8 @@ def credentials(args: argparse.Namespace) -> None:
         silos=[silo.name for silo in federation.silos],
         hosts={*THIS_MACHINE, federation.server.address, federation.server.public_host},
     )
-    for check in check_certificates(made.server_certificate, made.ca_certificate):
+    both = map(load_certificate, (made.server_certificate, made.ca_certificate))
+    for check in check_certificates(*both):
         print(f"{check.name}: {check.detail}")
     print(
         f"keys of {len(federation.silos)} silos in {made.directory}; `silofl up` writes the connection"

@@ -34,6 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from client.site.trust.keys import load_key, make_signing_key, new_key, write_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
+from partitions.silo_file import Check
 
 CA_YEARS = 10
 SERVER_DAYS = 825
@@ -85,16 +86,6 @@ class Credentials:
     def renew(self, name: str) -> None:
         """Replace the key pair of silo ``name``."""
         _make_node_key(self, name)
-
-
-@dataclass(frozen=True)
-class CertificateCheck:
-    """One line of a table of checks: its name, result, details, and how to fix a failure."""
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str = ""
 
 
 def ensure_credentials(
@@ -149,50 +140,40 @@ def load_certificate(path: Path) -> x509.Certificate:
 
 
 def check_certificates(
-    certificate: Path,
-    ca_certificate: Path,
-    *,
-    host: str = "",
-    now: datetime.datetime | None = None,
-) -> list[CertificateCheck]:
-    """Check that `certificate` was issued by the CA, is for `host`, and stays valid for 30 days.
-
-    `now` is for tests. Raises UserError if a file cannot be read.
-    """
-    moment = now or _now()
-    ca = load_certificate(ca_certificate)
-    server = load_certificate(certificate)
+    server: x509.Certificate, ca: x509.Certificate, host: str = ""
+) -> list[Check]:
+    """Check that the server's certificate was issued by the CA, is for `host`, and stays valid for 30 days."""
+    moment = _now()
     checks = []
-    for name, path, one in (("CA", ca_certificate, ca), ("server", certificate, server)):
+    for name, one in (("CA", ca), ("server", server)):
         left = one.not_valid_after_utc - moment
+        ok = left > datetime.timedelta(days=RENEW_DAYS)
+        detail = f"valid until {one.not_valid_after_utc:%Y-%m-%d} ({left.days} days)"
         fix = RENEW if one is server else "make a new CA and give it to every silo"
         if moment < one.not_valid_before_utc:
+            ok, fix = False, "set this machine's clock"
             detail = f"not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-            ok = False
-            fix = "set this machine's clock"
         elif left <= datetime.timedelta(0):
-            detail = f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}"
-            ok = False
-        else:
-            ok = left > datetime.timedelta(days=RENEW_DAYS)
-            detail = f"valid until {one.not_valid_after_utc:%Y-%m-%d} ({left.days} days)"
-        checks.append(
-            CertificateCheck(f"{name} certificate's dates", ok, detail, "" if ok else fix)
-        )
-    try:
-        server.verify_directly_issued_by(ca)
-        issued = True
-    except (ValueError, TypeError, InvalidSignature):
-        issued = False
-    detail = f"issued by {ca_certificate}" if issued else f"not issued by {ca_certificate}"
+            detail = f"expired on {one.not_valid_after_utc:%Y-%m-%d}"
+        checks.append(Check(f"{name} certificate's dates", ok, detail, "" if ok else fix))
+    issued = _is_issued(server, ca)
+    detail = f"{'' if issued else 'not '}issued by {ca.subject.rfc4514_string()}"
     fix = "" if issued else "ask the server's operator for its CA certificate"
-    checks.append(CertificateCheck("chain", issued, detail, fix))
+    checks.append(Check("chain", issued, detail, fix))
     if host:
         names = sorted(str(name.value) for name in _names_of(server))
         ok = _alternative_names([host]) <= _names_of(server)
         fix = "" if ok else f"use one of these names, or add {host} to the certificate"
-        checks.append(CertificateCheck("names", ok, f"for {', '.join(names)}", fix))
+        checks.append(Check("names", ok, f"for {', '.join(names)}", fix))
     return checks
+
+
+def _is_issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def _now() -> datetime.datetime:
@@ -225,13 +206,8 @@ def _server_certificate_serves(
         return False
     certificate = load_certificate(credentials.server_certificate)
     left = certificate.not_valid_after_utc - _now()
-    if left <= datetime.timedelta(days=RENEW_DAYS) or not wanted <= _names_of(certificate):
-        return False
-    try:
-        certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
+    lasts = left > datetime.timedelta(days=RENEW_DAYS)
+    return lasts and wanted <= _names_of(certificate) and _is_issued(certificate, ca)
 
 
 def _make_ca(credentials: Credentials) -> None:

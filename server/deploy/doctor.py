@@ -2,9 +2,10 @@
 
 import socket
 import ssl
-import tempfile
 from dataclasses import replace
 from pathlib import Path
+
+from cryptography.x509 import load_pem_x509_certificate
 
 from client.site.runtime import connection as site_connection
 from client.site.runtime.connection import split_address
@@ -13,7 +14,7 @@ from client.site.runtime.route import TIMEOUT_SECONDS, Way, port_check, resolve_
 from partitions.silo_file import Check
 from server.deploy.bundle import fleet_port
 from server.deploy.control import Control, read_connection
-from server.deploy.credentials import check_certificates
+from server.deploy.credentials import check_certificates, load_certificate
 from server.deploy.federation import Federation
 
 UP = "bring it up: silofl up, or docker compose up --wait and silofl credentials"
@@ -106,13 +107,5 @@ def certificate_checks(host: str, port: int, ca_certificate: Path, address: str)
         pem = ssl.get_server_certificate((host, port), timeout=TIMEOUT_SECONDS)
     except OSError as error:
         return [Check("certificate", False, f"{host}:{port}: {error}", UP)]
-    with tempfile.NamedTemporaryFile("w", suffix=".crt") as file:
-        file.write(pem)
-        file.flush()
-        found = check_certificates(Path(file.name), ca_certificate, host=address)
-    return [
-        Check(
-            one.name, one.ok, one.detail.replace(file.name, "the server's certificate"), one.fix
-        )
-        for one in found
-    ]
+    shown = load_pem_x509_certificate(pem.encode())
+    return check_certificates(shown, load_certificate(ca_certificate), address)

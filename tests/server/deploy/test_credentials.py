@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
@@ -150,17 +151,21 @@ def test_half_a_ca_is_never_replaced(made: Credentials, lost: str) -> None:
     assert contents(made) == before
 
 
-def test_checks(made: Credentials, tmp_path: Path) -> None:
-    def failing(**changes: object) -> list[str]:
-        arguments: dict[str, object] = {
-            "certificate": made.server_certificate,
-            "ca_certificate": made.ca_certificate,
-        }
-        found = check_certificates(**(arguments | changes))  # type: ignore[arg-type]
+def test_checks(made: Credentials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, ca = map(load_certificate, (made.server_certificate, made.ca_certificate))
+    stranger = ensure_credentials(tmp_path / "stranger", silos=(), hosts=HOSTS)
+
+    def failing(
+        host: str = "", ca: x509.Certificate = ca, now: datetime.datetime | None = None
+    ) -> list[str]:
+        with monkeypatch.context() as patch:
+            if now:
+                patch.setattr(credentials, "_now", lambda: now)
+            found = check_certificates(own, ca, host)
         assert all(check.ok or check.fix for check in found)
         return [check.name for check in found if not check.ok]
 
-    ends = load_certificate(made.server_certificate).not_valid_after_utc
+    ends = own.not_valid_after_utc
     day = datetime.timedelta(days=1)
     assert failing(host="fl.example.org") == []
     assert failing(host="10.1.1.1") == ["names"]
@@ -173,7 +178,6 @@ def test_checks(made: Credentials, tmp_path: Path) -> None:
         "CA certificate's dates",
         "server certificate's dates",
     ]
-    stranger = ensure_credentials(tmp_path / "stranger", silos=(), hosts=HOSTS)
-    assert failing(ca_certificate=stranger.ca_certificate) == ["chain"]
+    assert failing(ca=load_certificate(stranger.ca_certificate)) == ["chain"]
     with pytest.raises(ValueError, match="is not a certificate in PEM format"):
-        check_certificates(made.server_key, made.ca_certificate)
+        load_certificate(made.server_key)
