@@ -78,8 +78,10 @@ class Line:
                 break
             except (OSError, HTTPException, InvalidStatus) as error:
                 self.drop()
+                if pause is None and isinstance(error, HTTPException):
+                    raise OSError(str(error) or type(error).__name__) from None
                 if pause is None:
-                    raise _as_os_error(error) from None
+                    raise
             threading.Event().wait(pause)
         if code != OPEN:
             raise ConnectionClosedError(Close(code, ""), None)
@@ -100,11 +102,3 @@ class Line:
         if self.http:
             self.http.close()
         self.http = None
-
-
-def _as_os_error(error: Exception) -> Exception:
-    return (
-        OSError(str(error) or type(error).__name__)
-        if isinstance(error, HTTPException)
-        else error
-    )

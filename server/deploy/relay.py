@@ -9,6 +9,7 @@ import contextlib
 import logging
 import secrets
 import signal
+import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -76,7 +77,7 @@ class Relay:
         self.fleet, self.registered, self.limits, self.echo = fleet, registered, limits, echo
         self.keys: frozenset[bytes] = frozenset()
         self.over = False
-        self.doors = set[Door]()
+        self.doors: dict[asyncio.Transport, socket.socket] = {}
         self.links: dict[ServerConnection | Posted, bytes] = {}
         self.sessions: dict[bytes, Posted] = {}  # by their tokens
         self.tasks = set[asyncio.Task[None]]()
@@ -111,9 +112,9 @@ class Relay:
             watch.cancel()
             server.close()
             self.over = True
-            for door in list(self.doors):
-                if not isinstance(door.inner, ServerConnection):
-                    door.transport.abort()
+            for transport in self.doors:
+                if not isinstance(transport.get_protocol(), ServerConnection):
+                    transport.abort()
             tasks = list(self.tasks)
             for task in tasks:
                 task.cancel()
@@ -162,8 +163,9 @@ class Relay:
     # --- POSTs --------------------------------------------------------------------------------------------
 
     def full(self) -> bool:
-        """Whether there are more TCP connections than strangers and links may have; in the end no new one."""
-        return self.over or len(self.doors) > self.limits.unsigned + SOCKETS * len(self.links)
+        """Whether there are as many TCP connections as strangers and links may have; in the end no new one."""
+        self.doors = {way: one for way, one in self.doors.items() if one.fileno() >= 0}
+        return self.over or len(self.doors) >= self.limits.unsigned + SOCKETS * len(self.links)
 
     def admit(self, begin: bytes) -> tuple[int, float]:
         """Return the bytes and seconds of a POST that begins so: few unless it is of a link."""
@@ -269,27 +271,27 @@ class Relay:
 
 
 class Door(asyncio.Protocol):
-    """One TCP connection, counted from its begin on: of a WebSocket, or of POSTs, by its first byte."""
+    """The begin of a TCP connection, counted from then on: of a WebSocket, or of POSTs, by its first byte."""
 
     def __init__(self, relay: Relay, websocket: Callable[[], ServerConnection]) -> None:
         self.relay, self.websocket = relay, websocket
-        self.inner: asyncio.Protocol | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.relay.doors.add(self)
         loop = asyncio.get_running_loop()
         self.timer = loop.call_later(self.relay.limits.handshake, transport.abort)
         if self.relay.full():
             transport.abort()
+        else:
+            self.relay.doors[transport] = transport.get_extra_info("socket")
 
     def data_received(self, data: bytes) -> None:
-        if self.inner is None:
-            self.timer.cancel()
-            self.inner = self._stream() if data[:1] == b"P" else self.websocket()
-            self.inner.connection_made(self.transport)
-        self.inner.data_received(data)
+        self.timer.cancel()
+        inner = self._stream() if data[:1] == b"P" else self.websocket()
+        self.transport.set_protocol(inner)
+        inner.connection_made(self.transport)
+        inner.data_received(data)
 
     def _stream(self) -> asyncio.Protocol:
         relay, reader = self.relay, asyncio.StreamReader(FRAME_BYTES)
@@ -301,20 +303,6 @@ class Door(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.timer.cancel()
-        self.relay.doors.discard(self)
-        if self.inner:
-            self.inner.connection_lost(exc)
-
-    def eof_received(self) -> bool | None:
-        return self.inner.eof_received() if self.inner else None
-
-    def pause_writing(self) -> None:
-        if self.inner:
-            self.inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        if self.inner:
-            self.inner.resume_writing()
 
 
 def tls_of(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

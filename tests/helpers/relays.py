@@ -36,8 +36,8 @@ class Running:
 
     def cut(self) -> None:
         """Cut all links."""
-        for door in list(self.relay.doors):
-            self.loop.call_soon_threadsafe(door.transport.abort)
+        for transport in list(self.relay.doors):
+            self.loop.call_soon_threadsafe(transport.abort)
 
     @property
     def url(self) -> str:

@@ -160,7 +160,8 @@ def test_bytes_go_both_ways_and_only_with_the_token_to_the_server(
         connection, answered = dial(link)
         assert answered == "HTTP/1.1 200 Connected"
         there_and_back(connection)
-    wait_for(lambda: not (running.relay.links or running.relay.doors), 30)
+    relay = running.relay
+    wait_for(lambda: not (relay.links or relay.full() or relay.doors), 30)
     assert not running.relay.sessions
 
 
@@ -339,6 +340,22 @@ def test_where_no_websocket_comes_through_posts_do(
         check = link.check()
         assert check.ok and "by POSTs: a proxy lets no WebSocket through" in check.detail
         there_and_back(dial(link)[0])
+
+
+def test_posts_pass_a_proxy_that_wants_a_password(
+    made: Credentials, plain: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        Inspector(made.server_certificate, made.server_key, plain.port) as inspector,
+        HttpProxy(target=inspector.port, login="u:p@x") as proxy,
+    ):
+        monkeypatch.setenv("https_proxy", f"http://u:p%40x@{HOST}:{proxy.port}")
+        with Link(f"https://{NAME}/link", site_of(made), made.ca_certificate) as link:
+            there_and_back(dial(link)[0])
+            assert link.by_posts and inspector.posts and len(proxy.asked) > 1
+        monkeypatch.setenv("https_proxy", f"http://u:q@{HOST}:{proxy.port}")
+        refused = Link(f"https://{NAME}/link", site_of(made), made.ca_certificate).check()
+        assert "refuses the password of u" in refused.detail
 
 
 def test_whatever_is_lost_or_doubled_every_byte_comes_once(
