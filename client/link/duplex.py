@@ -3,11 +3,14 @@
 import select
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+# Until more of a record has come, which a slow line brings in pieces: each of them would wake this thread
+PIECES_SECONDS = 0.001
 
 
 class Duplex:
@@ -31,6 +34,7 @@ class Duplex:
             rest = rest[self._in_turn(partial(self.tls.send, rest)) :]
 
     def _in_turn(self, step: Callable[[], T]) -> T:
+        waited = False
         while True:
             waiting = select.poll()
             with self.turn:
@@ -40,7 +44,10 @@ class Duplex:
                     waiting.register(self.tls, select.POLLIN)
                 except ssl.SSLWantWriteError:
                     waiting.register(self.tls, select.POLLOUT)
+            if waited:
+                time.sleep(PIECES_SECONDS)
             waiting.poll()
+            waited = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tls, name)
