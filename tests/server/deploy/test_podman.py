@@ -4,6 +4,7 @@ Charliecloud, on a Debian 13 of its own. It joins a federation of this machine, 
 
 from __future__ import annotations
 
+import json
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -12,23 +13,28 @@ from pathlib import Path
 import pytest
 from archives import untar
 from debian13 import IMAGE, Machine, build_image, debian13
-from trio import RUN, wait_for
+from trio import RUN, bring_up, wait_for
 
+from client.site.runtime.launch import LOOPBACK, free_ports
 from server.cli.main import main
 from server.deploy import submit
-from server.deploy.local import LocalFederation
+from server.deploy.local import LocalFederation, status
 from server.results.history import History
 
 pytestmark = [pytest.mark.network, pytest.mark.deployed, pytest.mark.timeout(1800)]
 
 NAME = "clinic-13"
 UNITS = ".config/containers/systemd"
-# The tests' part of the cgroups has no controllers; the federation is on this machine's loopback interface.
+# The tests' part of the cgroups has no controllers
 HERE = "[Container]\nCgroupsMode=disabled\n"
+# By which Podman's default network reaches the federation on this machine's loopback interface
+HOST = "192.0.2.1"
+PASTA = f'[network]\npasta_options = ["--map-host-loopback", "{HOST}"]\n'
+NEXT = "silofl-silo:next"
 UNIT = Path(__file__).parents[3] / "docs/systemd/silofl@.service"
 # What docs/containers.md says of Charliecloud
 EXPORT = f"""
-rm -rf silofl.image; mkdir silofl.image
+rm -rf silofl.image silofl.next; mkdir silofl.image
 podman create --name export {IMAGE} && podman export export | tar -xf - -C silofl.image && podman rm export
 mkdir silofl.image/ch
 podman image inspect --format '{{{{join .Config.Env "\\n"}}}}' {IMAGE} >silofl.image/ch/environment
@@ -53,35 +59,56 @@ def built(machine: Machine) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def clinic(machine: Machine, federation: LocalFederation, folder: Path) -> Path:
-    """A bundle's folder where Podman finds its units, with data and a policy that asks for no study."""
-    tar, units = folder / f"{NAME}.tar", machine.home / UNITS
-    file = str(folder / "federation.yaml")
-    assert main(["add-silo", NAME, "--federation", file, "--out", str(tar)]) == 0
+def federation(folder: Path) -> LocalFederation:
+    path, (port,) = folder / "federation.yaml", free_ports(1)
+    server = f"server: {{public: '{HOST}:{port}', fleet-port: {port}}}\n"
+    path.write_text(path.read_text() + server)
+    return bring_up(folder)
+
+
+@pytest.fixture
+def clinic(machine: Machine, federation: LocalFederation) -> Iterator[Path]:
+    """A bundle's folder where Podman finds its units, with data."""
+    units = machine.home / UNITS
     shutil.rmtree(units, ignore_errors=True)
     units.mkdir(parents=True)
-    untar(tar, units)
-    policy = units / NAME / "policy.toml"
+    unpack(federation, units)
+    shutil.copy(federation.silos[1].data, units / NAME / "data.npz")
+    for unit in (NAME, f"{NAME}-install"):
+        (units / f"{unit}.container.d").mkdir()
+        (units / f"{unit}.container.d/test.conf").write_text(HERE)
+    (machine.home / ".config/containers/containers.conf").write_text(PASTA)
+    machine.own(machine.home / ".config")
+    yield units / NAME
+    shutil.rmtree(units, ignore_errors=True)
+
+
+def unpack(federation: LocalFederation, folder: Path, image: str = IMAGE) -> None:
+    """Unpack a new bundle for the hospital's own key, with a policy that asks for no study."""
+    file = Path(federation.file)
+    own, tar = file.parent / NAME, file.parent / f"{NAME}.tar"
+    assert main(["request", NAME, "--folder", str(own)]) == 0
+    tar.unlink(missing_ok=True)
+    asked = ["--request", str(own / f"{NAME}.request"), "--image", image, "--out", str(tar)]
+    assert main(["add-silo", *asked, "--federation", str(file)]) == 0
+    untar(tar, folder)
+    shutil.copy(own / "node.key", folder / NAME)
+    policy = folder / NAME / "policy.toml"
     policy.write_text(
         policy.read_text().replace('studies = "required"', 'studies = "optional"')
     )
-    shutil.copy(federation.silos[1].data, units / NAME / "data.npz")
-    for unit, own in ((NAME, HERE + "Network=host\n"), (f"{NAME}-install", HERE)):
-        (units / f"{unit}.container.d").mkdir()
-        (units / f"{unit}.container.d/test.conf").write_text(own)
+
+
+@pytest.fixture
+def systemd(machine: Machine) -> Iterator[None]:
+    """The user's systemd, as after a login: it starts the units that it finds."""
+    machine.run(f"podman volume rm --force {NAME}-site {NAME}-state")
     # This machine tells nobody that its network is there
     waits = machine.home / ".config/systemd/user/podman-user-wait-network-online.service"
     waits.parent.mkdir(parents=True, exist_ok=True)
     waits.unlink(missing_ok=True)
     waits.symlink_to("/dev/null")
     machine.own(machine.home / ".config")
-    return units / NAME
-
-
-@pytest.fixture
-def systemd(machine: Machine) -> Iterator[None]:
-    """The user's systemd, as after a login."""
-    machine.run(f"podman volume rm --force {NAME}-site {NAME}-state")
     process = machine.start("/usr/lib/systemd/systemd --user")
     answers = "systemctl --user is-system-running"
     wait_for(lambda: machine.run(answers, check=False).split()[-1:] == ["running"], 60)
@@ -91,23 +118,24 @@ def systemd(machine: Machine) -> Iterator[None]:
 
 
 def trains(federation: LocalFederation, out: Path) -> bool:
-    """Whether the hospital takes part in both rounds of a run."""
+    """Whether the hospital takes part in a run."""
     wait_for(lambda: is_elsewhere(federation), 120)
     directory = submit.run(
-        {**RUN, "strategy": "fedavg", "rounds": 2, "silos": 4, "out": str(out)}
+        {**RUN, "strategy": "fedavg", "rounds": 1, "silos": 4, "out": str(out)}
     )
     rows = History(directory / "history.csv").rows
-    return {row.round for row in rows if row.silo == NAME and row.snapshot == "personal"} >= {
-        1,
-        2,
-    }
+    return any(row.silo == NAME and row.snapshot == "personal" for row in rows)
 
 
 def is_elsewhere(federation: LocalFederation) -> bool:
-    from server.deploy.local import status
-
     silos = status(federation)["elsewhere"]
     return any(silo["name"] == NAME and silo["state"] == "online" for silo in silos)
+
+
+def kept(state: Path) -> tuple[str, int]:
+    """The record's identity, and how many replies it has counted."""
+    record = json.loads((state / "audit/head.json").read_text())["record"]
+    return record["id"], record["replies"]
 
 
 def test_quadlet_takes_a_bundles_units_and_refuses_a_wrong_key(
@@ -115,12 +143,11 @@ def test_quadlet_takes_a_bundles_units_and_refuses_a_wrong_key(
 ) -> None:
     said = machine.run(QUADLET)
     assert f"---{NAME}.service---" in said and f"---{NAME}-install.service---" in said
-    odd = clinic.parent / f"{NAME}.container.d/odd.conf"
-    odd.write_text("[Container]\nReadOnyl=true\n")
-    try:
-        assert "unsupported key 'ReadOnyl'" in machine.run(QUADLET, check=False)
-    finally:
-        odd.unlink()
+    own = clinic.parent / f"{NAME}.container.d/own.conf"
+    own.write_text("[Container]\nEnvironment=SILOFL_VIA=https://a.example/link\n")
+    assert "--env SILOFL_VIA=https://a.example/link" in machine.run(QUADLET)
+    own.write_text("[Container]\nReadOnyl=true\n")
+    assert "unsupported key 'ReadOnyl'" in machine.run(QUADLET, check=False)
 
 
 def test_a_silo_under_rootless_podman_joins_trains_and_leaves(
@@ -128,21 +155,44 @@ def test_a_silo_under_rootless_podman_joins_trains_and_leaves(
 ) -> None:
     built.run(f"systemctl --user start {NAME}")
     assert trains(federation, tmp_path / "run")
+    inspect = (
+        f"podman inspect {NAME} --format '{{{{.HostConfig.NetworkMode}}}} {{{{.ImageName}}}}'"
+    )
+    assert built.run(inspect).split() == ["pasta", f"localhost/{IMAGE}"]
     seen = built.run(
         f"podman exec {NAME} sh -c 'id -u; touch /opt/x /site/x /data/x 2>&1 | grep -c Read-only;"
-        " grep CapEff /proc/self/status; ls /state | head -1'"
+        " grep CapEff /proc/self/status'"
     ).split()
-    assert seen[:4] == ["10001", "3", "CapEff:", "0" * 16]
+    assert seen == ["10001", "3", "CapEff:", "0" * 16]
     assert f"{UNITS}/{NAME}" in built.run(f"systemctl --user show --property SourcePath {NAME}")
+    site, state = (
+        built.home / f".local/share/containers/storage/volumes/{NAME}-{of}/_data"
+        for of in ("site", "state")
+    )
+    key, (record, replies) = (site / "node.key").read_bytes(), kept(state)
+
+    built.run(f"podman tag {IMAGE} {NEXT}")
+    unpack(federation, clinic.parent, NEXT)
+    built.own(clinic)
+    built.run(f"systemctl --user daemon-reload; systemctl --user restart {NAME}")
+    assert trains(federation, tmp_path / "next")
+    assert built.run(inspect).split() == ["pasta", f"localhost/{NEXT}"]
+    assert (site / "node.key").read_bytes() == key and kept(state) == (record, 2 * replies)
+
     built.run(f"systemctl --user stop {NAME}")
     assert not built.run("podman ps --all --quiet")
     wait_for(lambda: not is_elsewhere(federation), 60)
-    kept = built.run("podman volume ls --quiet").split()
-    assert sorted(kept) == [f"{NAME}-site", f"{NAME}-state"]
+    shutil.rmtree(clinic)
+    built.run("systemctl --user daemon-reload")
+    assert "not found" in built.run(f"systemctl --user start {NAME}", check=False)
+    volumes = [f"{NAME}-site", f"{NAME}-state"]
+    assert sorted(built.run("podman volume ls --quiet").split()) == volumes
+    built.run(f"podman volume rm {' '.join(volumes)}")
+    assert not state.exists()
 
 
 def test_join_under_charliecloud_is_a_service_of_its_user(
-    built: Machine, clinic: Path, systemd: None, federation: LocalFederation, tmp_path: Path
+    built: Machine, systemd: None, federation: LocalFederation, tmp_path: Path
 ) -> None:
     """The image's export, as a plain user and without a daemon, in place of an installed silofl."""
     built.run(EXPORT)
@@ -155,14 +205,44 @@ def test_join_under_charliecloud_is_a_service_of_its_user(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     silofl.chmod(0o755)
-    shutil.copy(clinic / "data.npz", home / f"{NAME}.npz")
-    with tarfile.open(home / f"{NAME}.tar", "w") as archive:
-        archive.add(clinic, NAME, filter=lambda m: None if "data.npz" in m.name else m)
-    built.own(home / "silofl")
-    built.own(home / ".config")
-    built.run(f"systemctl --user daemon-reload; systemctl --user start silofl@{NAME}")
+    shutil.copy(federation.silos[1].data, home / f"{NAME}.npz")
+    state = home / f".local/state/silofl-site/{NAME}"
+    shutil.rmtree(state, ignore_errors=True)
+    bundle(federation, tmp_path, home)
+    for folder in (home / "silofl", home / ".config"):
+        built.own(folder)
+    built.run(f"systemctl --user daemon-reload; systemctl --user enable --now silofl@{NAME}")
     assert trains(federation, tmp_path / "run")
-    built.run(f"systemctl --user stop silofl@{NAME}")
+    key, (record, replies) = (state / "node.key").read_bytes(), kept(state / "state")
+
+    stops(built, federation, "stop")
+    (home / "silofl.image").rename(home / "silofl.next")
+    silofl.write_text(IN_CHARLIECLOUD.replace("silofl.image", "silofl.next"))
+    bundle(federation, tmp_path, home)
+    built.run(f"systemctl --user start silofl@{NAME}")
+    assert trains(federation, tmp_path / "next")
+    assert (state / "node.key").read_bytes() == key
+    assert kept(state / "state") == (record, 2 * replies)
+
+    stops(built, federation, "disable --now")
+    asked = f"systemctl --user is-enabled silofl@{NAME}"
+    assert built.run(asked, check=False).split() == ["disabled"]
+    assert (state / "node.key").exists() and (state / "state/audit").is_dir()
+
+
+def bundle(federation: LocalFederation, folder: Path, home: Path) -> None:
+    """The hospital's bundle, whose server this machine's network reaches."""
+    shutil.rmtree(folder / NAME, ignore_errors=True)
+    unpack(federation, folder)
+    settings = folder / NAME / ".env"
+    settings.write_text(settings.read_text().replace(HOST, LOOPBACK))
+    with tarfile.open(home / f"{NAME}.tar", "w") as archive:
+        archive.add(folder / NAME, NAME)
+
+
+def stops(machine: Machine, federation: LocalFederation, how: str) -> None:
+    """SIGTERM reaches the SuperNode, which tells its server that it leaves."""
+    machine.run(f"systemctl --user {how} silofl@{NAME}")
     asked = f"systemctl --user show --property=ActiveState,Result silofl@{NAME}"
-    assert {*built.run(asked).split()} == {"ActiveState=inactive", "Result=success"}
-    assert (home / f".local/state/silofl-site/{NAME}/state").is_dir()
+    assert {*machine.run(asked).split()} == {"ActiveState=inactive", "Result=success"}
+    wait_for(lambda: not is_elsewhere(federation), 60)
