@@ -62,8 +62,8 @@ def credentials(args: argparse.Namespace) -> None:
         silos=[silo.name for silo in federation.silos],
         hosts={*THIS_MACHINE, federation.server.address, federation.server.public_host},
     )
-    both = map(load_certificate, (made.server_certificate, made.ca_certificate))
-    for check in check_certificates(*both):
+    ca = load_certificate(made.ca_certificate)
+    for check in check_certificates(load_certificate(made.server_certificate), ca):
         print(f"{check.name}: {check.detail}")
     print(
         f"keys of {len(federation.silos)} silos in {made.directory}; `silofl up` writes the connection"
