@@ -22,8 +22,6 @@ from pathlib import Path
 from partitions.common.errors import UserError
 
 USER = 10001  # as in the Dockerfile
-# Of a relay that speaks TLS itself
-RELAY_FILES = ("/relay/chain.pem", "/relay/key.pem")
 READY_SECONDS = 600.0  # `setup` may download public data first
 
 
@@ -62,10 +60,11 @@ def main(command: list[str]) -> int:
         from server.deploy.control import Connection
         from server.deploy.relay import relay, tls_of
 
-        files = [path if path.exists() else None for path in map(Path, RELAY_FILES)]
+        # Of a relay that speaks TLS itself
+        files = map(Path, ("/relay/chain.pem", "/relay/key.pem"))
+        tls = tls_of(*(path if path.exists() else None for path in files))
         server = Connection("relay", "control:8000", "/server/ca.crt")
-        fleet = ("superlink", 9092)
-        relay(("0.0.0.0", 8082), fleet, server, tls_of(*files), partial(print, flush=True))
+        relay(("0.0.0.0", 8082), ("superlink", 9092), server, tls, partial(print, flush=True))
         return 0
     elif command[:1] == ["flower-supernode"]:
         from contextlib import nullcontext

@@ -230,7 +230,9 @@ def deployment(engine: None) -> Iterator[Deployment]:
         finally:
             # pytest shows it where setup failed
             print(made.compose("logs", "--tail", "30", check=False).stdout)
-            made.compose("down", "--volumes", "--timeout", "5", check=False)
+            made.compose(
+                "--profile", "relay", "down", "--volumes", "--timeout", "5", check=False
+            )
             for image in sorted({*IMAGES} & images() - had):
                 run("docker", "image", "rm", image, check=False)
 
@@ -543,7 +545,23 @@ def test_an_app_that_the_site_has_not_pinned_is_refused(
     clinic.up("--force-recreate")
 
 
-def test_thirteen_silos_train_fedala(deployment: Deployment, clinic: Clinic) -> None:
+def test_thirteen_silos_train_fedala(
+    deployment: Deployment, clinic: Clinic, tmp_path: Path
+) -> None:
+    """The thirteenth goes over a link, to the relay's service, which speaks TLS itself."""
+    outer, port = (
+        ensure_credentials(tmp_path, silos=(), hosts=(deployment.address,)),
+        free_port(),
+    )
+    relay = deployment.source / "relay"
+    relay.mkdir()
+    for made, name in ((outer.server_certificate, "chain.pem"), (outer.server_key, "key.pem")):
+        (relay / name).write_bytes(made.read_bytes())
+    deployment.environment |= {"SILOFL_RELAY": str(port), "SILOFL_RELAY_TLS": str(relay)}
+    deployment.compose("--profile", "relay", "up", "--detach", "relay")
+    (clinic.folder / "via-ca.crt").write_bytes(outer.ca_certificate.read_bytes())
+    clinic.set("SILOFL_VIA", f"https://{deployment.address}:{port}/link")
+    clinic.up("--force-recreate")
     silo = json.loads(run("docker", "inspect", f"{THIRTEENTH}-silo-1").stdout)[0]
     # None of the server's
     assert set(silo["NetworkSettings"]["Networks"]) == {f"{THIRTEENTH}_default"}
@@ -551,6 +569,9 @@ def test_thirteen_silos_train_fedala(deployment: Deployment, clinic: Clinic) -> 
     assert clinic.inside("python", "-c", KNOCK, *doors).split() == ["open", "closed"]
     checked = clinic.compose("run", "--rm", "-T", "silo", "silofl", "doctor").stdout
     assert "FAIL" not in checked and "1 pinned by SHA-256" in checked
+    assert (
+        f"{port}/link carries this silo to {deployment.address}:{deployment.fleet}" in checked
+    )
     config = 'strategy="fedala" rounds=2 silos=13'
     # A bundle's policy wants a study that its hospital has approved
     directory = deployment.flower_run(config)
@@ -670,7 +691,7 @@ def test_a_server_that_restarts_knows_its_silos(deployment: Deployment) -> None:
 
 
 def test_down_leaves_nothing_running(deployment: Deployment) -> None:
-    deployment.compose("down", "--timeout", "10")
+    deployment.compose("--profile", "relay", "down", "--timeout", "10")
     assert deployment.compose("ps", "--all", "--quiet").stdout == ""
     for port in (deployment.fleet, deployment.control):
         with (

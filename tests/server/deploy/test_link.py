@@ -58,7 +58,7 @@ from server.cli.main import main
 from server.deploy.control import Control, write_connection
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.posted import Posted, Visitor
-from server.deploy.relay import Limits, Relay
+from server.deploy.relay import Limits, Relay, tls_of
 from server.deploy.submit import app_directory
 from server.simulation.simulate import simulate
 
@@ -517,6 +517,8 @@ def test_faults_have_their_lines(
     ):
         with pytest.raises(UserError, match=r"--via .*: no address of a relay"):
             Link(url, site)
+    with pytest.raises(UserError, match="--certificate and --key go together"):
+        tls_of(made.server_certificate, None)
     with pytest.raises(UserError, match=r"--via-ca .*: .*PEM certificates"):
         Link(running.url, site, made.node_key("north"))
 
@@ -546,25 +548,6 @@ def test_a_container_takes_the_link_of_its_variable(
         assert entry.main(["flower-supernode"]) == 0
         monkeypatch.setenv("SILOFL_VIA", "")
     assert ways[0]["grpc_proxy"].startswith("http://silo:") and "grpc_proxy" not in ways[1]
-
-
-def test_the_relays_container_reaches_the_fleet_port_and_speaks_tls_where_it_has_a_key(
-    made: Credentials, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Its service in the compose file is off unless its profile is asked for (test_compose.py)."""
-    started = list[tuple[Any, ...]]()
-    monkeypatch.setattr("server.deploy.relay.relay", lambda *given: started.append(given))
-    monkeypatch.setattr(entry, "RELAY_FILES", (tmp_path / "chain.pem", tmp_path / "key.pem"))
-    assert entry.main(["relay"]) == 0
-    shutil.copy(made.server_certificate, tmp_path / "chain.pem")
-    with pytest.raises(UserError, match="go together"):
-        entry.main(["relay"])
-    shutil.copy(made.server_key, tmp_path / "key.pem")
-    assert entry.main(["relay"]) == 0
-    for listen, fleet, connection, _, _ in started:
-        assert (listen, fleet) == (("0.0.0.0", 8082), ("superlink", 9092))
-        assert connection.address == "control:8000"
-    assert [given[3] is not None for given in started] == [False, True]
 
 
 # --- a federation -----------------------------------------------------------------------------------------

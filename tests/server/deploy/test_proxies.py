@@ -55,12 +55,14 @@ netdb_filename none
 coredump_dir /tmp
 shutdown_lifetime 0 seconds
 """
-WITH_LOGIN = """\
-http_port 127.0.0.1:{port}
-acl fleet port {fleet}
+LOGIN = """\
 auth_param basic program {root}/usr/lib/squid/basic_fake_auth
 acl known proxy_auth REQUIRED
-http_access allow CONNECT fleet known
+"""
+WITH_LOGIN = f"""\
+http_port 127.0.0.1:{{port}}
+acl fleet port {{fleet}}
+{LOGIN}http_access allow CONNECT fleet known
 """
 # It opens TLS with certificates of its own.
 INSPECTING = """\
@@ -72,6 +74,7 @@ ssl_bump bump all
 tls_outgoing_options cafile={ca}
 http_access allow all
 """
+PASSWORD = f"{LOGIN}http_access deny CONNECT !known\n"
 WEBSOCKETS = "http_upgrade_request_protocols websocket allow all\n"
 TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")  # nginx makes these folders
 SMALL: dict[str, Any] = {**RUN, "strategy": "fedavg"}
@@ -268,10 +271,10 @@ def test_a_line_that_is_cut_whenever_it_is_idle_loses_no_round(
     assert deployed(SMALL, tmp_path / "out") == direct
 
 
-def inspecting(proxies: Proxies, gateway: Credentials, ca: Path, more: str = "") -> int:
+def inspecting(proxies: Proxies, gateway: Credentials, ca: Path, more: str) -> int:
     """Return the port of a squid that opens TLS with certificates of its own."""
     # Of its own: a squid whose certificates vanish ends
-    database = FOLDER / f"certificates-{'websocket' if more else 'posts'}"
+    database = FOLDER / f"certificates-{'websocket' if more == WEBSOCKETS else 'posts'}"
     shutil.rmtree(database, ignore_errors=True)
     program = proxies.root / "usr/lib/squid/security_file_certgen"
     subprocess.run(
@@ -284,7 +287,7 @@ def inspecting(proxies: Proxies, gateway: Credentials, ca: Path, more: str = "")
     trusted = FOLDER / "outer.crt"  # for squid's user
     trusted.write_bytes(ca.read_bytes())
     places = {"gateway": str(both), "database": str(database), "ca": str(trusted)}
-    return proxies.start("squid", {"listen": INSPECTING + more, **places})
+    return proxies.start("squid", {"listen": more + INSPECTING, **places})
 
 
 def test_links_pass_a_web_server_and_a_squid_that_opens_tls(
@@ -294,7 +297,7 @@ def test_links_pass_a_web_server_and_a_squid_that_opens_tls(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A squid lets WebSockets through only where it is told to; else the link is one of POSTs."""
+    """A squid lets WebSockets through only where it is told to; else the link is one of POSTs, here with a password."""
     outer = ensure_credentials(tmp_path / "outer", silos=(), hosts=("localhost", NAME))
     gateway = ensure_credentials(tmp_path / "gateway", silos=(), hosts=(NAME,))
     with Control(running.connection) as control:
@@ -309,7 +312,8 @@ def test_links_pass_a_web_server_and_a_squid_that_opens_tls(
     web = f"https://localhost:{proxies.start('nginx-link.conf', changes)}/link"
     far = f"https://{NAME}:{relays[1].port}/link"
     squids = [
-        inspecting(proxies, gateway, outer.ca_certificate, more) for more in ("", WEBSOCKETS)
+        inspecting(proxies, gateway, outer.ca_certificate, more)
+        for more in (PASSWORD, WEBSOCKETS)
     ]
     with contextlib.ExitStack() as stack:
         for one in relays:
@@ -321,7 +325,8 @@ def test_links_pass_a_web_server_and_a_squid_that_opens_tls(
         ):
             with monkeypatch.context() as patch:
                 if squid:
-                    patch.setenv("https_proxy", f"http://{LOOPBACK}:{squid}")
+                    login = "user:password@" if squid == squids[0] else ""
+                    patch.setenv("https_proxy", f"http://{login}{LOOPBACK}:{squid}")
                 site = site_of(running, f"{NAME}:443", tmp_path, name)
                 link = stack.enter_context(Link(url, site, ca))
             check = link.check()
