@@ -69,13 +69,20 @@ def serve(made: Credentials) -> tuple[int, int]:
     return port, found[0]
 
 
-def end(folder: Path, host: str, port: int, relay: int, way: str) -> None:
+def start_end(
+    folder: Path, name: str, server: str, url: str, way: str
+) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Start a hospital's end, with the credentials in a folder; return its process, and the variables for gRPC."""
+    process = again(["end", name, server, url, way, "--folder", str(folder)])
+    printed: IO[str] = process.stdout  # type: ignore[assignment]
+    return process, json.loads(printed.readline())
+
+
+def end(folder: Path, name: str, server: str, url: str, way: str) -> None:
     """Be the hospital's end until standard input ends."""
-    made = made_in(folder)
-    site = Site(
-        "north", f"{host}:{port}", made.ca_certificate, made.node_key("north"), Path(), Path()
-    )
-    with Link(f"https://{host}:{relay}/link", site, made.ca_certificate) as link:
+    made = Credentials(folder)
+    site = Site(name, server, made.ca_certificate, made.node_key(name), Path(), Path())
+    with Link(url, site, made.ca_certificate) as link:
         link.by_posts = way == "posts"
         print(json.dumps(link.environment), flush=True)
         sys.stdin.read()
@@ -94,21 +101,9 @@ def measure(args: argparse.Namespace) -> None:
     for way in WAYS:
         options: list[tuple[str, object]] = [*SIZES, ("grpc.enable_http_proxy", 0)]
         if way != "direct":
-            command = [
-                *["end", "--folder"],
-                str(args.folder),
-                "--way",
-                way,
-                "--host",
-                args.host,
-            ]
-            command += ["--port", str(args.port), "--relay", str(args.relay)]
-            ends[way] = again(command)
-            printed: IO[str] = ends[way].stdout  # type: ignore[assignment]
-            options = [
-                *SIZES,
-                ("grpc.http_proxy", json.loads(printed.readline())["grpc_proxy"]),
-            ]
+            server, url = f"{args.host}:{args.port}", f"https://{args.host}:{args.relay}/link"
+            ends[way], variables = start_end(args.folder, "north", server, url, way)
+            options = [*SIZES, ("grpc.http_proxy", variables["grpc_proxy"])]
         channel = grpc.secure_channel(f"{args.host}:{args.port}", ca, options=options)
         calls[way] = channel.unary_unary("/x/Echo")
         calls[way](b"x", timeout=60)
@@ -175,12 +170,12 @@ def main() -> None:
         ("relay", 0),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
-    for name in ("host", "way"):
-        parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--host", default="")
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("of_end", nargs="*")
     args = parser.parse_args()
     if args.role == "end":
-        return end(args.folder, args.host, args.port, args.relay, args.way)
+        return end(args.folder, *args.of_end)
     if args.role == "silo":
         args.port, args.relay = map(int, sys.stdin.readline().split())
         return measure(args)

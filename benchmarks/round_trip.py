@@ -3,13 +3,15 @@
     python -m benchmarks.round_trip [--silos 12] [--rounds 8] [--plain-rounds 3] [--repeats 2]
     python -m benchmarks.round_trip stays [--local-epochs 0] [--dataset mnist]
     python -m benchmarks.round_trip masked [--repeats 2]
+    python -m benchmarks.round_trip linked [--repeats 2]
 
 Both have 12 silos on this machine, 580 k parameters that go down and come back, and no evaluation. Ours is
 `silofl up` and `silofl run --strategy fedavg --set local-epochs=0 evaluate-every=0`, with TLS, node keys, and states
 kept on disk; theirs is Flower's own SuperLink and SuperNodes with Flower's settings, FedAvg, and a client that gives
 back what it got. In turns; the first round of each run, which fetches the app, is not counted. ``stays`` compares ours
 with ours without a process that stays (`SILOFL_RESIDENT_MINUTES=0`), and counts what the machine's cores did.
-``masked`` compares runs with and without `secure-aggregation`, in turns in one federation.
+``masked`` compares runs with and without `secure-aggregation`, in turns in one federation. ``linked`` compares rounds
+over links (`silofl relay`, and a process for each hospital's end) with direct ones, in turns in one federation.
 """
 
 from __future__ import annotations
@@ -22,18 +24,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import table
+from benchmarks.common import ratios, table
+from benchmarks.link import WAYS, start_end
 from client.site.runtime.launch import FLOWER, free_ports
 from client.site.study import approvals
 from server.deploy import local, processes, submit
 from server.deploy.federation import Federation, read_federation
+from server.deploy.local import parts
 from server.deploy.study_draft import app_sums, draft, known_peers
 
+NAME = "fl.example.org"  # a link's CONNECT names it, and nothing resolves it
 PARAMETERS = 582_026  # of fedala-cnn on 28 x 28 grey pictures
 TIMEOUT_SECONDS = 900.0
 
@@ -100,14 +106,14 @@ server = ServerApp(server_fn=components)
 
 @contextmanager
 def federated(
-    silos: int, dataset: str = "mnist"
+    silos: int, dataset: str = "mnist", more: str = ""
 ) -> Iterator[tuple[Path, Federation, local.LocalFederation]]:
     """Context with a federation of demo silos, in a folder for all output."""
     with homes() as folder:
         lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
         demo = f"demo: {{dataset: {dataset}, partition: iid, seed: 42}}"
         (folder / "federation.yaml").write_text(
-            "\n".join(["name: round-trip", demo, "silos:", *lines, ""])
+            "\n".join(["name: round-trip", demo, "silos:", *lines, more])
         )
         federation = read_federation(folder / "federation.yaml")
         up = local.up(federation, echo=lambda line: None)
@@ -142,16 +148,30 @@ def ours(silos: int, rounds: int, dataset: str = "mnist", local_epochs: int = 0)
         return later_rounds({**empty(rounds, local_epochs), "out": str(folder / "out")})
 
 
+def compare(ways: Mapping[str, Callable[[int], list[float]]], repeats: int) -> None:
+    """Run each way, in turns; print the median seconds of its later rounds, and their ratios to the first way's."""
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(repeats):
+        for way, run in ways.items():
+            found[way].append(statistics.median(run(turn)))
+            print(f"turn {turn + 1}, {way}: {found[way][-1]:.2f}", flush=True)
+    over = ratios(found, next(iter(found)))
+    rows = [
+        [way, *(f"{one:.2f}" for one in seconds), f"{over[way]:.3f}"]
+        for way, seconds in found.items()
+    ]
+    print(table(rows, ["s per round", *(f"turn {n + 1}" for n in range(repeats)), "ratio"]))
+
+
 def compare_masked(given: argparse.Namespace) -> None:
-    """Compare masked with unmasked runs in one federation, in turns: seconds of a later round."""
+    """Compare masked with unmasked runs in one federation."""
     with federated(given.silos) as (folder, federation, up):
-        plain = empty(given.rounds)
-        seeds = [str(seed + 1) for seed in range(given.repeats)]
-        masked = {**plain, "secure-aggregation": True}
+        bare = empty(given.rounds)
+        masked = {**bare, "secure-aggregation": True}
         texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a benchmark")
         study = draft(
             "masked",
-            {**masked, "seed": ",".join(seeds)},
+            {**masked, "seed": ",".join(str(turn) for turn in range(given.repeats))},
             texts=texts,
             end=None,
             apps=app_sums(Path(__file__).parents[1]),
@@ -159,17 +179,60 @@ def compare_masked(given: argparse.Namespace) -> None:
         )
         for silo in known_peers(federation):
             approvals.approve(up.directory / "silos" / silo, silo, study, "a", "", [])
-        rows, ratios = [], []
-        for seed in seeds:
-            of = {"seed": int(seed), "out": str(folder / f"plain-{seed}")}
-            bare = statistics.median(later_rounds({**plain, **of}))
-            of |= {"study": "masked", "out": str(folder / f"masked-{seed}")}
-            with_masks = statistics.median(later_rounds({**masked, **of}))
-            ratios.append(with_masks / bare)
-            rows.append([seed, f"{bare:.2f}", f"{with_masks:.2f}", f"{ratios[-1]:.2f}"])
-            print(*rows[-1], flush=True)
-    print(table(rows, ["turn", "unmasked, s per round", "masked, s per round", "ratio"]))
-    print(f"\nmedian ratio {statistics.median(ratios):.2f}")
+
+        def run(settings: Mapping[str, Any]) -> Callable[[int], list[float]]:
+            return lambda turn: later_rounds(
+                {**settings, "seed": turn, "out": str(folder / f"{len(settings)}-{turn}")}
+            )
+
+        compare(
+            {"unmasked": run(bare), "masked": run({**masked, "study": "masked"})}, given.repeats
+        )
+
+
+def compare_links(given: argparse.Namespace) -> None:
+    """Compare runs over links with direct ones in one federation."""
+    public = f"server: {{public: '{NAME}:443'}}\n"
+    with federated(given.silos, more=public) as (folder, _, up), ExitStack() as stack:
+        (port,) = free_ports(1)
+        made = up.credentials
+        tls = ["--certificate", str(made.server_certificate), "--key", str(made.server_key)]
+        command = [sys.executable, "-m", "server.cli.main", "relay", "--federation", up.file]
+        relay = subprocess.Popen([*command, "--listen", f"127.0.0.1:{port}", *tls])
+        stack.callback(relay.terminate)
+
+        def run(way: str, turn: int) -> list[float]:
+            with reached_by(way, up, f"https://127.0.0.1:{port}/link"):
+                return later_rounds(
+                    {**empty(given.rounds), "out": str(folder / f"{way}-{turn}")}
+                )
+
+        compare({way: partial(run, way) for way in WAYS}, given.repeats)
+
+
+@contextmanager
+def reached_by(way: str, up: local.LocalFederation, url: str) -> Iterator[None]:
+    """Context in which every silo reaches its server this way."""
+    names = {silo.name for silo in up.silos}
+    processes.end([one for one in processes.find(up.directory) if one.part in names], grace=9.0)
+    ends = []
+    for silo in up.silos:
+        command = parts.supernode_part(up, silo, up.credentials)
+        variables = parts.part_environment(up.directory, silo.name, len(up.silos))
+        variables |= {"SILOFL_POLICY": silo.policy}
+        if way != "direct":
+            folder = up.directory / "credentials"
+            one, link = start_end(folder, silo.name, f"{NAME}:443", url, way)
+            ends.append(one)
+            variables |= link
+            direct = f"127.0.0.1:{up.fleet_port}"
+            command = [f"{NAME}:443" if word == direct else word for word in command]
+        parts.start_part(up, silo.name, command, variables)
+    while any(silo["state"] != "online" for silo in local.status(up)["silos"]):
+        time.sleep(0.5)
+    yield
+    for one in ends:
+        one.communicate("", timeout=60)
 
 
 def plain(silos: int, rounds: int) -> list[float]:
@@ -285,7 +348,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "what", nargs="?", choices=("plain", "stays", "masked"), default="plain"
+        "what", nargs="?", choices=("plain", "stays", "masked", "linked"), default="plain"
     )
     parser.add_argument("--silos", type=int, default=12)
     parser.add_argument("--dataset", default="mnist")
@@ -298,21 +361,15 @@ def main() -> None:
         return compare_stays(given)
     if given.what == "masked":
         return compare_masked(given)
-    rows, ratios = [], []
-    for turn in range(given.repeats):
-        seconds = {
-            "plain": plain(given.silos, given.plain_rounds),
-            "silofl": ours(given.silos, given.rounds),
-        }
-        means = {name: statistics.mean(values) for name, values in seconds.items()}
-        ratios.append(means["silofl"] / means["plain"])
-        row = [
-            f"{m:.2f} ({min(seconds[n]):.2f} to {max(seconds[n]):.2f})"
-            for n, m in means.items()
-        ]
-        rows.append([str(turn + 1), *row, f"{ratios[-1]:.3f}"])
-    print(table(rows, ["turn", "plain Flower, s per round", "silofl, s per round", "ratio"]))
-    print(f"\nmedian ratio {statistics.median(ratios):.3f}")
+    if given.what == "linked":
+        return compare_links(given)
+    compare(
+        {
+            "plain Flower": lambda _: plain(given.silos, given.plain_rounds),
+            "silofl": lambda _: ours(given.silos, given.rounds),
+        },
+        given.repeats,
+    )
 
 
 if __name__ == "__main__":
