@@ -197,7 +197,7 @@ class ClientSession:
 
         They are the agreed ones, or the silo's own if it sent no sums. Empty: nothing is standardised.
         """
-        columns = columns_in(self.own_data)
+        columns = columns_in(self.used_data)
         if columns is None:
             return ((), ()), ((), ())
         alone = self.name in self.config.get("own_statistics", ())

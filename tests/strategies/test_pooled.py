@@ -35,6 +35,21 @@ def test_the_first_silo_has_everybodys_training_samples() -> None:
     assert len(second.train) == len(silos[1].train)
 
 
+def test_its_data_are_standardised_by_their_own_statistics() -> None:
+    """Not by those of the first silo, which are another hospital's to most of them."""
+    run = simulated(strategy="pooled", dataset="breast-cancer", normalization="silo", **OPTIONS)
+    whole, silos = divide(run.settings.division)
+    for context, trained in zip(
+        run.grid.contexts.values(),  # type: ignore[attr-defined]
+        [np.concatenate([silo.train for silo in silos]), silos[1].train],
+        strict=False,
+    ):
+        session = ClientSession(run.settings, context)
+        session.config = run.state.numbers
+        rows = np.concatenate([whole.train.x, whole.test.x])[trained]
+        assert session.statistics[0][0] == pytest.approx(rows.mean(0), rel=1e-4)
+
+
 def test_one_trains_and_all_evaluate() -> None:
     run = simulated(strategy="pooled", **OPTIONS)
     trained = {r.silo for r in run.history.rows if r.split == "train"}
