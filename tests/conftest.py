@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny import Files, forget_models, random_silos, write_silo
@@ -142,6 +143,17 @@ def two(tmp_path: Path) -> Files:
 def three(tmp_path: Path) -> Files:
     """Three random silos of 6, 10 and 8 rows: three columns, three classes, Σ = 12."""
     return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8})
+
+
+@pytest.fixture
+def lopsided(tmp_path: Path) -> Files:
+    """Classes: a has 0 and 1, b has 1 and 2 with other numbers, c has 0 alone."""
+    rng = np.random.default_rng(4)
+    labels = {"a": [0, 0, 1, 0, 1], "b": [1, 2, 2, 1, 2, 1, 1], "c": [0, 0, 0]}
+    return {
+        name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(len(y), 3)), y, 3)
+        for name, y in labels.items()
+    }
 
 
 @pytest.fixture

@@ -57,3 +57,13 @@ def assert_equal(whole: Run, resumed: Run, directories: tuple[Path, Path]) -> No
         own = {"personal", "best"} if "personal" in kept[0][silo] else {"candidate"}
         assert kept[0][silo].keys() == kept[1][silo].keys() >= own
         assert all(same(kept[0][silo][k], kept[1][silo][k]) for k in kept[0][silo])
+
+
+def assert_resumes(files: Files, folder: Path, last: int, **options: Any) -> Run:
+    """A run that breaks off after round ``last`` and is resumed leaves what a whole one does, which is returned."""
+    directories = folder / "whole", folder / "parts"
+    whole = federate(files, directory=directories[0], **options)
+    interrupted(files, directories[1], watch=crash_after(last), **options)
+    resumed = federate(files, directory=directories[1], resume=True, **options)
+    assert_equal(whole, resumed, directories)
+    return whole

@@ -55,6 +55,12 @@ def deep_gradient(
     return np.concatenate([(dz.T @ x).ravel(), dz.sum(0), (p.T @ h).ravel(), p.sum(0)]) / len(y)
 
 
+def network(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden features and logits of the network."""
+    h = torch.relu(x @ w[:12].view(4, 3).T + w[12:16])
+    return h, h @ w[16:28].view(3, 4).T + w[28:]
+
+
 def quadratic_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """The training loss becomes (1/2) mean ||logits - e_y||²."""
 

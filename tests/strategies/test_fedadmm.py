@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resuming import assert_equal, crash_after, interrupted
+from resuming import assert_resumes
 from tiny import Files, federate, gradient, initial, rows_of, same
 from two_layers import confirmed, losing, replies_of
 
@@ -178,10 +178,7 @@ def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> N
         "fedadmm__rho": 0.2,
         "prepare": losing(("c", 3)),
     }
-    whole = federate(three, directory=tmp_path / "whole", **options)
-    interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
-    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
-    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+    assert_resumes(three, tmp_path, 3, **options)
 
 
 @pytest.mark.parametrize("start", ["own", "received"])

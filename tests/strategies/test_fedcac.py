@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from flwr.app import Message
-from resuming import assert_equal, crash_after, interrupted
+from resuming import assert_resumes
 from tiny import Files, Numbers, comparable, federate, initial, random_silos, rows_of, same
 from two_layers import DEEP, deep_gradient, losing, replies_of
 
@@ -188,7 +188,4 @@ def test_other_numbers_than_bits_are_refused(three: Files) -> None:
 def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> None:
     """c's reply of round 3, after which the run breaks off, was left out: resumed, c mixes by its mask of round 2."""
     options = {**OPTIONS, "strategy": "fedcac", "rounds": 5, "prepare": losing(("c", 3))}
-    whole = federate(three, directory=tmp_path / "whole", **options)
-    interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
-    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
-    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+    assert_resumes(three, tmp_path, 3, **options)

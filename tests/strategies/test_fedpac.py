@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from flwr.app import Message
-from tiny import Files, Numbers, federate, initial, random_silos, rows_of, same, write_silo
+from tiny import Files, Numbers, federate, initial, random_silos, rows_of, same
 from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
 
 from client.export import export_model
@@ -107,17 +107,6 @@ def body_gradient(
 
 def class_means(z: Numbers, y: npt.NDArray[np.int64]) -> dict[int, Numbers]:
     return {int(c): z[y == c].mean(0) for c in np.unique(y)}
-
-
-@pytest.fixture
-def lopsided(tmp_path: Path) -> Files:
-    """Classes: a has 0 and 1, b has 1 and 2, c has 0 alone."""
-    rng = np.random.default_rng(4)
-    labels = {"a": [0, 0, 1, 0, 1], "b": [1, 2, 2, 1, 2, 1, 1], "c": [0, 0, 0]}
-    return {
-        name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(len(y), 3)), y, 3)
-        for name, y in labels.items()
-    }
 
 
 def test_rounds_in_numpy(lopsided: Files) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import Files, comparable, federate, rows_of, same
 from torch import Tensor
-from two_layers import DEEP, replies_of
+from two_layers import DEEP, network, replies_of
 
 from models.metrics import mmd
 
@@ -53,12 +53,6 @@ def test_two_silos_by_hand(pair: Files) -> None:
     for silo in pair:
         for r, (u, v) in ((1, before[silo]), (2, ends[silo])):
             assert sent[r, silo] == pytest.approx([u, -u, v, -v], abs=1e-6)
-
-
-def network(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden features and logits of the two layers of ``two_layers.py``."""
-    h = torch.relu(x @ w[:12].view(4, 3).T + w[12:16])
-    return h, h @ w[16:28].view(3, 4).T + w[28:]
 
 
 def transfer_term(kind: str, w: Tensor, p: Tensor, x: Tensor) -> Tensor:

@@ -90,17 +90,6 @@ def averaged(
     return result
 
 
-@pytest.fixture
-def lopsided(tmp_path: Path) -> Files:
-    """Classes: a has 0 and 1, b has 1 and 2 with other numbers, c has 0 alone."""
-    rng = np.random.default_rng(4)
-    labels = {"a": [0, 0, 1, 0, 1], "b": [1, 2, 2, 1, 2, 1, 1], "c": [0, 0, 0]}
-    return {
-        name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(len(y), 3)), y, 3)
-        for name, y in labels.items()
-    }
-
-
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("which", ["last-epoch", "all-epochs", "trained"])
 def test_rounds_in_numpy(lopsided: Files, weighting: str, which: str) -> None:

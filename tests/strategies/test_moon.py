@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import Files, comparable, federate, rows_of, same
 from torch import Tensor
-from two_layers import DEEP, assert_received_is_fedavgs
+from two_layers import DEEP, assert_received_is_fedavgs, network
 
 from strategies.moon import cosine
 
@@ -25,12 +25,6 @@ def test_cosines_by_hand() -> None:
     # d cos / da = b/|a||b| - cos a/|a|² = (4, 3)/25 - (24/25) (3, 4)/25
     assert grad[0].tolist() == pytest.approx([(4 - 72 / 25) / 25, (3 - 96 / 25) / 25])
     assert grad[1].tolist() == [0.0, 0.0]
-
-
-def network(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden features and logits of the two layers of ``two_layers.py``."""
-    h = torch.relu(x @ w[:12].view(4, 3).T + w[12:16])
-    return h, h @ w[16:28].view(3, 4).T + w[28:]
 
 
 def term(h: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:

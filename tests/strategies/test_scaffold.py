@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resuming import assert_equal, crash_after, interrupted
+from resuming import assert_resumes
 from tiny import Files, comparable, federate, gradient, initial, random_silos, rows_of, same
 from two_layers import confirmed, losing, replies_of
 
@@ -202,9 +202,6 @@ def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path, up: 
         "rounds": 5,
         "prepare": losing(("c", 3)),
     }
-    whole = federate(three, directory=tmp_path / "whole", **options)
-    interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
-    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
-    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+    whole = assert_resumes(three, tmp_path, 3, **options)
     undisturbed = federate(three, **{**options, "prepare": None})
     assert comparable(undisturbed.rows) != comparable(whole.rows)
