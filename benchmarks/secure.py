@@ -23,11 +23,12 @@ import torch
 
 from benchmarks.common import table
 from client.site.secure import masks
-from client.site.secure.silo import Agreed, SecureSilo
+from client.site.secure.silo import SecureSilo
 from client.site.secure.statements import read_statement
 from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
+from client.site.trust.policy import Policy
 from partitions.common.sum_weights import groups_of
 from strategies.base.aggregation.secure import add_integers, integers_of
 from strategies.base.settings import Common
@@ -50,9 +51,11 @@ class Ring:
         nodes = {name: new_key() for name in self.names}
         peers = {name: fingerprint(public_pem(key)) for name, key in nodes.items()}
         groups = groups_of(self.names, group)
-        agreed = Agreed(STUDY, peers, 2, "secure-peers = 2", SETTINGS, groups)
+        study: Any = SimpleNamespace(digest=STUDY, training_peers=peers, groups=groups)
         self.silos = {
-            name: SecureSilo(folder / name, name, key, RUN, agreed)
+            name: SecureSilo(
+                folder / name, name, key, RUN, study, Policy(secure_peers=2), SETTINGS
+            )
             for name, key in nodes.items()
         }
         rng = np.random.default_rng(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import pytest
 from client.site.errors import SiteError
 from client.site.record import close_records
 from client.site.secure import masks
-from client.site.secure.silo import Agreed, Entered, SecureSilo
+from client.site.secure.silo import Entered, SecureSilo
 from client.site.secure.statements import Statement, read_statement, threshold
 from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
+from client.site.trust.policy import Policy
 from partitions.common.sum_weights import groups_of
 
 RUN, STUDY, RECEIVED = "7", "a" * 64, "b" * 64
@@ -46,12 +48,12 @@ class Ring:
         self.entered: dict[str, Entered] = {}
         self.sent: dict[str, Record] = {}  # the last train record of each silo
 
-    def silo(self, name: str, run: str = RUN, **more: Any) -> SecureSilo:
-        agreed = Agreed(
-            *(STUDY, self.peers, self.least, "secure-peers = 2", self.settings, self.groups)
+    def silo(self, name: str, run: str = RUN) -> SecureSilo:
+        study: Any = SimpleNamespace(
+            digest=STUDY, training_peers=self.peers, groups=self.groups
         )
-        key = self.nodes[name]
-        return SecureSilo(self.folder / name, name, key, run, more.get("agreed", agreed))
+        agreed = study, Policy(secure_peers=self.least), self.settings
+        return SecureSilo(self.folder / name, name, self.nodes[name], run, *agreed)
 
     def begin(self, round: int = 1, attempt: int = 1, among: Sequence[str] = ()) -> None:
         names = sorted(among or self.names)

@@ -1,7 +1,7 @@
 """The gate's part of secure aggregation: three messages are answered here, and a vector leaves under masks only."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..trust.envelope import fingerprint, public_pem
 from ..trust.policy import PolicyRefusedError
 from ..trust.run_config import is_secure
 from . import ARRAY, ARRAYS, KEYS, RECORD, SHARE, START, UNMASK, masks
-from .silo import Agreed, SecureSilo
+from .silo import SecureSilo
 
 KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key
 REQUIRED = "required"
@@ -33,7 +33,7 @@ class SecureMessage:
     def __init__(self, message: Any, context: Any, terms: Terms) -> None:
         self.message, self.note, self.content = message, dict[str, Any](), ""
         self.asked = message.metadata.message_type
-        self.record = take_record(message)
+        self.record = dict(message.content.pop(RECORD, {})) if message.has_content() else {}
         self.run = context.run_config
         node, secure = context.node_config, is_secure(self.run)
         self.name = str(node.get("name", "this silo"))
@@ -74,18 +74,18 @@ class SecureMessage:
             raise self._refusal(error) from None
 
     def _own(self) -> Any:
-        from flwr.app import Message, RecordDict
+        from flwr.app import ConfigRecord, Message, RecordDict
 
         call = {KEYS: self.silo.keys, START: self.silo.start, UNMASK: self.silo.unmask}
-        found = call[self.asked](self.record)
+        found = ConfigRecord(call[self.asked](self.record))
         self.note = {key: self.record[key] for key in ("round", "attempt")}
         if self.asked == UNMASK:
             self.note |= {"survivors": len(self.record["survivors"]), "gone": self.silo.gone}
-        return Message(RecordDict({RECORD: _config(found)}), reply_to=self.message)
+        return Message(RecordDict({RECORD: found}), reply_to=self.message)
 
     def _mask(self, reply: Any) -> None:
         """Add the masks to the reply's vector. Raises SiteError if it has an array without them."""
-        from flwr.app import Array, ArrayRecord
+        from flwr.app import Array, ArrayRecord, ConfigRecord
 
         arrays = dict(reply.content.array_records)
         if not self.masks:
@@ -105,10 +105,9 @@ class SecureMessage:
         self.content = content_of(reply)
         masked, following = self.silo.mask(vector, self.entered)
         reply.content[ARRAYS] = ArrayRecord({ARRAY: Array(masked)})
-        if RECORD in reply.content:
-            del reply.content[RECORD]
+        reply.content.pop(RECORD, None)
         if following:
-            reply.content[RECORD] = _config(following)
+            reply.content[RECORD] = ConfigRecord(following)
         slot = self.entered.slot
         self.note = {"round": slot.round, "attempt": slot.attempt}
         self.note |= {"silos": len(self.entered.statements)}
@@ -116,21 +115,6 @@ class SecureMessage:
 
     def _refusal(self, fault: object) -> PolicyRefusedError:
         return PolicyRefusedError(f"{self.name} refuses: {fault}")
-
-
-def take_record(message: Any) -> Mapping[str, Any]:
-    """Remove the record for secure aggregation from a message, and return it; empty if there is none."""
-    if not message.has_content() or RECORD not in message.content:
-        return {}
-    found = message.content.config_records.get(RECORD, {})
-    del message.content[RECORD]
-    return dict(found)
-
-
-def _config(values: Mapping[str, Any]) -> Any:
-    from flwr.app import ConfigRecord
-
-    return ConfigRecord(dict(values))
 
 
 def open_silo(name: str, context: Any, terms: Terms) -> SecureSilo:
@@ -147,12 +131,8 @@ def open_silo(name: str, context: Any, terms: Terms) -> SecureSilo:
         raise SiteError(
             f"the study {study.name} has [peers] {name} = {peers.get(name, '(none)')}, and this silo's key is {own}"
         )
-    rules = terms.rules
-    agreed = Agreed(
-        *(study.digest, peers, rules.secure_peers, rules.line("secure_peers")),
-        *(context.run_config, study.groups),
-    )
-    return SecureSilo(Path(str(state)), name, key, str(int(context.run_id)), agreed)
+    agreed = study, terms.rules, context.run_config
+    return SecureSilo(Path(str(state)), name, key, str(int(context.run_id)), *agreed)
 
 
 def node_key() -> ec.EllipticCurvePrivateKey:

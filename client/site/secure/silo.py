@@ -21,8 +21,10 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from ..errors import SiteError
 from ..record import Record, disclose
+from ..study.protocol import StudyProtocol
 from ..trust.chain import canonical, digest, write_whole
 from ..trust.envelope import PrivateKey
+from ..trust.policy import Policy
 from ..trust.run_config import number
 from . import KEPT, OTHER_SUM, masks
 from .masks import Vector, decode, encode
@@ -47,40 +49,14 @@ Entry = dict[str, Any]
 BYTES = "="  # key of bytes in the file; no silo has this name
 
 
-@dataclass(frozen=True)
-class Agreed:
-    """What the hospital has approved: the study, its training peers' fingerprints, the fewest of them, the settings."""
-
-    study: str  # digest
-    peers: Mapping[str, str]
-    secure_peers: int
-    rule: str  # its line in the policy
-    run_config: Mapping[str, Any]
-    groups: Sequence[Sequence[str]]  # of the peers: in a sum as a whole or not
-
-
 @dataclass
 class Entered:
-    """A train message that was accepted. ``faults``: peers whose shares cannot be opened."""
+    """A train message that was accepted. ``faults``: peers whose shares cannot be opened; ``more``: for its slot."""
 
     slot: Slot
     statements: dict[str, Statement]
-    weights: dict[str, int]
-    context: bytes
-    question: str
-    held: dict[str, bytes]
     faults: list[str]
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= 2**31:
-        raise SiteError("the message names no round and attempt")
-    return value
-
-
-def has_begun(entry: Entry) -> bool:
-    """Return whether a slot was asked for; the one after it has its secrets before that."""
-    return "keys" in entry or "names" in entry
+    more: Entry
 
 
 def hashes_of(share: bytes) -> bytes:
@@ -98,14 +74,22 @@ def _bytes(found: Entry) -> Any:
 
 
 class SecureSilo:
-    """One silo in one run."""
+    """One silo in one run, as the hospital has approved it in a study and its rules."""
 
     def __init__(
-        self, folder: Path, silo: str, key: PrivateKey, run: str, agreed: Agreed
+        self,
+        folder: Path,
+        silo: str,
+        key: PrivateKey,
+        run: str,
+        study: StudyProtocol,
+        rules: Policy,
+        run_config: Mapping[str, Any],
     ) -> None:
-        self.folder, self.silo, self.key, self.run, self.agreed = folder, silo, key, run, agreed
+        self.folder, self.silo, self.key, self.run = folder, silo, key, run
+        self.study, self.rules, self.run_config = study, rules, run_config
         self.path = folder / "secure" / f"{quote(silo, safe='')}.json"
-        self.labels = labels_of(agreed.groups)
+        self.labels = labels_of(study.groups)
         self.samples = 0
         # Of the last questions, over all runs: the weights of the list that this silo masked its vector for
         self.weighed: dict[str, dict[str, int]] = {}
@@ -122,14 +106,13 @@ class SecureSilo:
     def keys(self, record: Mapping[str, Any]) -> Entry:
         """Return a statement with a key to seal shares with; earlier slots of this run, and other runs, are over."""
         slot, slots = self._slot(record), self._read()
-        entry = slots.get(slot.order, {})
+        entry = slots.get(slot, {})
         if not self.samples:
             raise SiteError(
                 "its data summary has not left in this run: the server asks for it first"
             )
-        if slot.order < max(
-            (order for order in slots if has_begun(slots[order])), default=(0, 0)
-        ):
+        # The slot after one has its secrets before it is asked for
+        if any(slot < one and ("keys" in of or "names" in of) for one, of in slots.items()):
             raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
         if "names" in entry:
             raise SiteError(
@@ -139,13 +122,13 @@ class SecureSilo:
             private = secrets.token_bytes(32)
             text = self._state(slot, "keys", masks.public_of(private))
             entry = {"keys": text, "seal": private}
-        self._write({slot.order: entry})
+        self._write({slot: entry})
         return {"statement": entry["keys"]}
 
     def start(self, record: Mapping[str, Any]) -> Entry:
         """Return the statement and the sealed shares of this slot's secrets. ``record`` lists the holders' keys."""
         slot, slots = self._slot(record), self._read()
-        entry = slots.get(slot.order, {})
+        entry = slots.get(slot, {})
         if "keys" not in entry:
             raise SiteError(
                 f"there are no keys here for round {slot.round}: ask for them first"
@@ -162,7 +145,7 @@ class SecureSilo:
     def enter(self, record: Mapping[str, Any], received: str, share: Any) -> Entered:
         """Accept a train message: its list, its shares. ``share``: the weight that the app is to use."""
         slot = self._slot(record)
-        entry = self._read().get(slot.order, {})
+        entry = self._read().get(slot, {})
         if "answer" in entry:
             raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
         if "b" not in entry:
@@ -176,9 +159,8 @@ class SecureSilo:
             if one.holders != listed[self.silo].holders:
                 raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
         self._check_count(listed, len(entry["holders"]))
-        run_config, names = self.agreed.run_config, [*listed]
-        question = received.partition(":")[0]
-        weights = weights_of(listed, run_config, self.labels)
+        names, question = [*listed], received.partition(":")[0]
+        weights = weights_of(listed, self.run_config, self.labels)
         if record.get("again"):
             before = self.weighed.get(question, {})
             if not listed.keys() <= before.keys():
@@ -188,49 +170,49 @@ class SecureSilo:
             weights = {name: before[name] for name in listed}
         if share != weights[self.silo] / sum(weights.values()):
             raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
-        settings = masks.settings_sha256(run_config)
+        settings = masks.settings_sha256(self.run_config)
         context = masks.context(
-            *(self.run, slot.round, slot.attempt, received, settings),
+            *(*slot, received, settings),
             [(name, weights[name], one.text) for name, one in listed.items()],
         )
         if entry.get("context", context) != context:
             raise SiteError(f"round {slot.round} has come before with another model or list")
         held, faults = self._open(entry, record, names)
-        return Entered(slot, listed, weights, context, question, held, faults)
+        more = {"names": names, "weights": weights, "question": question, "held": held}
+        return Entered(slot, listed, faults, {**more, "context": context})
 
     def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
         """Return the masked vector, once per slot, and what the next round needs, and whose shares are none."""
         slot, slots = entered.slot, self._read()
-        entry, names, own = slots[slot.order], [*entered.statements], digest(vector.tobytes())
+        entry, own = slots[slot], digest(vector.tobytes())
         if entry.get("vector", own) != own:
             raise SiteError(f"another vector of round {slot.round} has left under these masks")
-        entry |= {"vector": own, "names": names, "held": entered.held}
-        entry |= {"weights": entered.weights, "question": entered.question}
-        entry["context"] = entered.context
+        entry |= {"vector": own, **entered.more}
         plus, minus = list[bytes](), list[bytes]()
-        for name in [name for name in names if name != self.silo]:
+        context = entry["context"]
+        for name in {*entered.statements} - {self.silo}:
             other = decode(entered.statements[name].mask)
-            seed = masks.pair_seed(entry["s"], other, entered.context, name)
+            seed = masks.pair_seed(entry["s"], other, context, name)
             (plus if self.silo < name else minus).append(seed)
-        plus.append(masks.self_seed(entry["b"], entered.context))
+        plus.append(masks.self_seed(entry["b"], context))
         following = Slot(self.run, slot.round + 1, 1)
-        kept = {slot.order: entry}
-        if following.round <= (number(self.agreed.run_config.get("rounds")) or 0):
-            found, origin = slots.get(following.order, {}), self._origin(entered.statements)
+        kept = {slot: entry}
+        if following.round <= (number(self.run_config.get("rounds")) or 0):
+            found, origin = slots.get(following, {}), self._origin(entered.statements)
             if found.get("origin") != origin:
                 found = self._share(following, entry["seal"], entered.statements)
-            kept[following.order] = found
-        weighed = {**self.weighed, entered.question: entered.weights}
+            kept[following] = found
+        weighed = {**self.weighed, entry["question"]: entry["weights"]}
         self.weighed = dict([*weighed.items()][-KEPT:])
         self._write(kept)
-        out = public_part(kept.get(following.order, {}))
+        out = public_part(kept.get(following, {}))
         out |= {"unreadable": entered.faults} if entered.faults else {}
         return masks.add(vector, plus, minus), out
 
     def unmask(self, record: Mapping[str, Any]) -> Entry:
         """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""
         slot, slots = self._slot(record), self._read()
-        entry = slots.get(slot.order, {})
+        entry = slots.get(slot, {})
         names = entry.get("names")
         if names is None:
             raise SiteError(
@@ -243,7 +225,7 @@ class SecureSilo:
             halves = {True: slice(SHARE), False: slice(SHARE, None)}
             shares = [entry["held"].get(name, b"")[halves[name in survivors]] for name in names]
             kept = {key: entry[key] for key in ("names", "holders", "question")}
-            slots[slot.order] = entry = {**kept, "survivors": survivors, "answer": shares}
+            slots[slot] = entry = {**kept, "survivors": survivors, "answer": shares}
             self._write(slots)
         if entry["survivors"] != survivors:
             raise SiteError(f"round {slot.round} was answered for other survivors")
@@ -254,17 +236,19 @@ class SecureSilo:
 
     def _slot(self, record: Mapping[str, Any]) -> Slot:
         found = record.get("round"), record.get("attempt")
-        return Slot(self.run, *map(_count, found))
+        if not all(type(one) is int and 1 <= one <= 2**31 for one in found):
+            raise SiteError("the message names no round and attempt")
+        return Slot(self.run, *found)
 
     def _list(
         self, record: Mapping[str, Any], slot: Slot, phase: str, own: str
     ) -> dict[str, Statement]:
         """Return the message's list, which has this silo's own statement and enough peers."""
-        agreed = self.agreed
-        found = read_list(record.get("statements"), slot, phase, agreed.study, agreed.peers)
+        peers = self.study.training_peers
+        found = read_list(record.get("statements"), slot, phase, self.study.digest, peers)
         if self.silo not in found or found[self.silo].text != own:
             raise SiteError("the list lacks this silo's own last statement")
-        self._check_count(found, len(agreed.peers))
+        self._check_count(found, len(peers))
         return found
 
     def _check_count(self, names: Sequence[str] | Mapping[str, Any], of: int) -> None:
@@ -273,8 +257,8 @@ class SecureSilo:
                 f"{len(names)} silos of {of} are listed: at least {least} are needed"
             )
         others = len({*names} - {self.silo})
-        if others < self.agreed.secure_peers:
-            rule = self.agreed.rule
+        if others < self.rules.secure_peers:
+            rule = self.rules.line("secure_peers")
             raise SiteError(f"its policy has {rule}, and the list {others} besides this silo")
         if whole(names, self.labels) != sorted(names):
             raise SiteError(
@@ -307,8 +291,9 @@ class SecureSilo:
 
     def _state(self, slot: Slot, phase: str, public: bytes, **more: str) -> str:
         more["group"] = self.labels.get(self.silo, "")
-        study, samples = self.agreed.study, self.samples
-        return state(slot, study, self.silo, samples, phase, public, self.key, **more)
+        return state(
+            slot, self.study.digest, self.silo, self.samples, phase, public, self.key, **more
+        )
 
     def _share(self, slot: Slot, private: bytes, holders: Mapping[str, Statement]) -> Entry:
         """Return a slot's new secrets, their shares sealed to the holders, and keys to open the holders' own."""
@@ -372,15 +357,15 @@ class SecureSilo:
 
     # --- the disk -------------------------------------------------------------------------------------------------
 
-    def _read(self) -> dict[tuple[int, int], Entry]:
-        """Return this run's slots by round and attempt; empty where another run was the last."""
+    def _read(self) -> dict[Slot, Entry]:
+        """Return this run's slots; empty where another run was the last."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_bytes)
             self.weighed = found["weights"]
             if found["run"] != self.run:
                 return {}
             self.samples = int(found["samples"])
-            return {(r, a): entry for r, a, entry in found["slots"]}
+            return {Slot(self.run, *of): entry for *of, entry in found["slots"]}
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError, OSError) as error:
@@ -388,10 +373,10 @@ class SecureSilo:
                 f"{self.path} cannot be read ({type(error).__name__}): remove it, and repeat the round"
             ) from None
 
-    def _write(self, slots: Mapping[tuple[int, int], Entry]) -> None:
+    def _write(self, slots: Mapping[Slot, Entry]) -> None:
         """Write this run's slots; other runs, and slots that are not among them, are erased."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        listed = [[*order, entry] for order, entry in slots.items()]
+        listed = [[*slot[1:], entry] for slot, entry in slots.items()]
         content = {"run": self.run, "samples": self.samples, "slots": listed}
         content |= {"weights": self.weighed}
         write_whole(self.path, json.dumps(content, default=lambda one: {BYTES: encode(one)}))

@@ -5,8 +5,7 @@ statement must be signed by that peer's key.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -34,20 +33,15 @@ Shas = Annotated[str, match_pattern("([0-9a-f]{64}:[0-9a-f]{64})?", "must be two
 Number = Annotated[int, Field(ge=1, le=2**31)]
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """One try at one round's sum: Flower's number of the run, the round, the attempt."""
 
     run: str
     round: int
     attempt: int
 
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.round, self.attempt
-
     def __str__(self) -> str:
-        return f"{self.run}.{self.round}.{self.attempt}"
+        return ".".join(map(str, self))
 
 
 class Statement(Frozen):
@@ -87,7 +81,13 @@ def state(
 ) -> str:
     """Return a silo's signed statement. ``public``: the key to seal shares with; ``more``: of phase "round"."""
     empty = {"mask": "", "secrets": "", "shares": "", "holders": "", "group": ""}
-    fields = {"study": study, **vars(slot), "phase": phase, "silo": silo, "samples": samples}
+    fields = {
+        "study": study,
+        **slot._asdict(),
+        "phase": phase,
+        "silo": silo,
+        "samples": samples,
+    }
     return seal(SECURE, "statement", {**fields, "seal": encode(public), **empty, **more}, key)
 
 

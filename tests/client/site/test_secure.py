@@ -172,7 +172,7 @@ def test_shares_that_other_silos_hold_are_refused(ring: Ring) -> None:
 
 def test_too_few_peers_are_refused(tmp_path: Path) -> None:
     ring = Ring(tmp_path, 3, least=3)
-    with pytest.raises(SiteError, match="secure-peers = 2, and the list 2 besides"):
+    with pytest.raises(SiteError, match="secure-peers = 3, and the list 2 besides"):
         ring.begin()
 
 
@@ -262,7 +262,7 @@ def test_a_method_weighs_in_one_way(tmp_path: Path) -> None:
     ring.settings["strategy"] = "fedavg"
     ring.begin()
     record = ring.record(1, 1, ring.names, "clinic-01")
-    assert {*ring.enter("clinic-01", record).weights.values()} == {100}
+    assert {*ring.enter("clinic-01", record).more["weights"].values()} == {100}
 
 
 def test_weights_are_capped_by_the_median_and_half_of_all() -> None:
@@ -328,8 +328,8 @@ def test_a_repeat_has_the_weights_of_before(ring: Ring) -> None:
     ring.settings["strategy"] = "scaffold"  # in which each weighs 1
     ring.begin(1, 2, ring.names[:5])
     record = {**ring.record(1, 2, ring.names[:5], "clinic-01"), "again": True}
-    assert {*ring.enter("clinic-01", record).weights.values()} == {100}
-    assert {*ring.enter("clinic-01", {**record, "again": False}).weights.values()} == {1}
+    assert {*ring.enter("clinic-01", record).more["weights"].values()} == {100}
+    assert {*ring.enter("clinic-01", {**record, "again": False}).more["weights"].values()} == {1}
     for received in ("c" * 64, ring.received(2)):
         with pytest.raises(SiteError, match="no weights of an earlier attempt at round 1"):
             ring.enter("clinic-01", record, received)
