@@ -235,7 +235,7 @@ class SecureSilo:
     # --- checks ---------------------------------------------------------------------------------------------------
 
     def _slot(self, record: Mapping[str, Any]) -> Slot:
-        found = record.get("round"), record.get("attempt")
+        found: Any = record.get("round"), record.get("attempt")
         if not all(type(one) is int and 1 <= one <= 2**31 for one in found):
             raise SiteError("the message names no round and attempt")
         return Slot(self.run, *found)

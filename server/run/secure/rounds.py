@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 from client.site.errors import SiteError
 from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
 from client.site.secure.shamir import SHARE
-from client.site.secure.statements import Statement, read_statement, threshold
+from client.site.secure.statements import Slot, Statement, read_list, read_statement, threshold
 from client.site.secure.unmasking import open_sum
 from client.site.trust.chain import digest
 from partitions.common.errors import RunFailedError
@@ -50,24 +51,16 @@ class AttemptFailedError(Exception):
     """The sum of a round cannot be opened. The round is repeated, or the run ends with this line."""
 
 
-@dataclass(frozen=True)
-class Shares:
+class Shares(NamedTuple):
     """What silos have made for one round: their statements, and the shares of their secrets for the holders."""
 
-    round: int = 0
-    attempt: int = 1
-    holders: tuple[str, ...] = ()
-    statements: Mapping[str, Statement] = field(default_factory=dict)
-    records: Mapping[str, Record] = field(default_factory=dict)
+    slot: Record
+    holders: Sequence[str]
+    statements: Mapping[str, Statement]
+    records: Mapping[str, Record]
 
-    @property
-    def silos(self) -> list[str]:
-        return sorted(self.statements)
 
-    def seal_of(self, owner: str, holder: str) -> bytes:
-        """Return what one silo has sealed for another."""
-        found: list[bytes] = self.records[owner]["sealed"]
-        return found[self.holders.index(holder)]
+NOTHING = Shares({}, (), {}, {})
 
 
 class SecureRounds:
@@ -86,15 +79,13 @@ class SecureRounds:
         self.asked: dict[str, dict[str, int]] = {}
         if self.path is not None and self.path.exists():
             self.asked = json.loads(self.path.read_text("utf-8"))
-        self.made, self.following = Shares(), Shares()
-        self.names: list[str] = []  # of the round's sum
+        self.made, self.following = NOTHING, NOTHING
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
         self.unreadable: dict[str, set[str]] = {}  # by silo: whose shares it could not read
-        self.excluded: set[str] = (
-            set()
-        )  # silos whose shares too few could read, in this process
+        # Silos whose shares too few could read, in this process
+        self.excluded = set[str]()
         self.attempt, self.context = 1, b""
-        self.weights: dict[str, int] = {}  # of the round's sum
+        self.weights: dict[str, int] = {}  # of the silos in the round's sum, by name
         self.refused = ""  # the first refusal of the last question
 
     @property
@@ -109,6 +100,7 @@ class SecureRounds:
 
         Raises RunFailedError if the round was asked for before, and a silo of then is missing.
         """
+        self.made = NOTHING
         if not self.masked or not strategy.upload_names():
             return replace(strategy.plan, attempt=self.attempt)
         online = {*self.collector.grid.get_node_ids()} - {OFFLINE}
@@ -119,64 +111,52 @@ class SecureRounds:
         ]
         if {*here} <= self.labels.keys():  # else one of them has yet to state its group
             here = self._whole(here)
-        self.made = self.following
-        slot = server_round, self.attempt
-        if (self.made.round, self.made.attempt) != slot or {*here} - {*self.made.silos}:
+        self.made, slot = self.following, {"round": server_round, "attempt": self.attempt}
+        if self.made.slot != slot or {*here} - {*self.made.statements}:
             self.made = self._start(strategy, slot, here)
         before = self._asked_before(server_round)
-        if missing := sorted(before.keys() - {*self.made.silos}):
+        if missing := before.keys() - {*self.made.statements}:
             raise RunFailedError(
                 f"round {server_round} was begun over {', '.join(before)}, and another sum would show single updates: "
-                f"{', '.join(missing)} must be online; then resume the run"
+                f"{', '.join(sorted(missing))} must be online; then resume the run"
             )
-        listed = [*before] or self._whole(self.made.silos)
+        listed = [*before] or self._whole(self.made.statements)
         if len(listed) < (least := threshold(len(strategy.silos))):
             raise RunFailedError(
                 f"round {server_round}: {len(listed)} silos have keys for a sum, and {least} of {len(strategy.silos)} "
                 "are needed: resume when more are online"
             )
-        reason = "it has no keys for this round's sum"
-        if self.collector.common.secure_group > 1:
-            reason += ", or a silo of its group has none"
+        reason = "it has no keys for this round's sum, or a silo of its group has none"
         if before:
             reason = "the round is repeated over the silos of before"
         reasons = dict.fromkeys(
             self.excluded, "too few silos could read the shares of its keys"
         )
         left_out = {n: reasons.get(n, reason) for n in strategy.silos if n not in listed}
-        return replace(
-            strategy.plan,
-            left_out=left_out,
-            groups=self.labels,
-            weights=before,
-            attempt=self.attempt,
-        )
+        plan = replace(strategy.plan, left_out=left_out, groups=self.labels, weights=before)
+        return replace(plan, attempt=self.attempt)
 
     def attach(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
         """Add to each train message of a round its peers' statements, weights and sealed shares."""
         trains = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
-        if not self.masked or not strategy.upload_names() or not trains:
+        nodes, made = strategy.plan.nodes, self.made
+        if not made.statements or not trains:
             return
-        nodes = strategy.plan.nodes
-        names = sorted(nodes[message.metadata.dst_node_id] for message in trains)
-        self.weights = weights = weights_of(strategy, names)
-        made = self.made
-        texts = [made.statements[name].text for name in names]
-        members = [(name, weights[name], text) for name, text in zip(names, texts, strict=True)]
+        names = [nodes[message.metadata.dst_node_id] for message in trains]
+        self.weights = weights_of(strategy, names)
+        texts = [made.statements[name].text for name in self.weights]
+        members = [(*of, text) for of, text in zip(self.weights.items(), texts, strict=True)]
         received = masks.received_sha256(trains[0].content)
-        run = made.statements[names[0]].run
-        self.context = masks.context(
-            run, made.round, made.attempt, received, self.settings, members
-        )
-        self.names = names
-        for message in trains:
-            silo = nodes[message.metadata.dst_node_id]
-            place = 64 * made.holders.index(silo)
+        slot = made.statements[names[0]].slot
+        self.context = masks.context(*slot, received, self.settings, members)
+        records = [made.records[name] for name in self.weights]
+        for name, message in zip(names, trains, strict=True):
+            place = made.holders.index(name)
             record: Any = {
-                **self._slot(),
+                **made.slot,
                 "statements": texts,
-                "sealed": [made.seal_of(name, silo) for name in names],
-                "hashes": [made.records[name]["hashes"][place:][:64] for name in names],
+                "sealed": [of["sealed"][place] for of in records],
+                "hashes": [of["hashes"][64 * place :][:64] for of in records],
                 "again": bool(strategy.plan.weights),
             }
             message.content[RECORD] = ConfigRecord(record)
@@ -186,57 +166,46 @@ class SecureRounds:
         found, self.unreadable = {}, {}
         for reply in replies:
             if not reply.has_error() and RECORD in reply.content:
-                record = reply.content.config_records.get(RECORD, ConfigRecord())
-                del reply.content[RECORD]
-                silo, own = strategy.plan.nodes[reply.metadata.src_node_id], dict(record)
+                silo = strategy.plan.nodes[reply.metadata.src_node_id]
+                own = dict(reply.content.pop(RECORD))
                 named = own.pop("unreadable", [])
                 self.unreadable[silo] = {*named} if isinstance(named, list) else set()
                 if own:
                     found[silo] = own
-        if self.masked:
-            slot = self.made.round + 1, 1
-            self.following = self._shares(slot, tuple(self.names), found)
+        if self.made.statements:
+            slot = {"round": self.made.slot["round"] + 1, "attempt": 1}
+            self.following = self._shares(slot, [*self.weights], found)
 
     def unmask(
         self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
     ) -> Tensor:
         """Return the sum (n,) of these silos' integers without masks. Raises AttemptFailedError."""
-        if not self.masked:
-            return total
         made, survivors = self.made, sorted(silos)
-        before = self._asked_before(made.round)
-        if missing := sorted(before.keys() - {*survivors}):
+        if not made.statements:
+            return total
+        before, least = self._asked_before(made.slot["round"]), threshold(len(made.holders))
+        if missing := before.keys() - {*survivors}:
             raise AttemptFailedError(
-                f"its masks were asked for over {', '.join(before)}, and now {', '.join(missing)} sent no vector: "
-                "resume the run when they are online"
+                f"its masks were asked for over {', '.join(before)}, and now {', '.join(sorted(missing))} sent no "
+                "vector: resume the run when they are online"
             )
-        if len(survivors) < (least := threshold(len(made.holders))):
+        if len(survivors) < least:
             raise AttemptFailedError(
                 f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"
             )
         self._exclude_unreadable(survivors, least)
         self._write_asked(survivors)
-        question = {**self._slot(), "survivors": survivors}
-        answers = self._ask(strategy, UNMASK, dict.fromkeys(survivors, question))
-        if len(answers) < least:  # once more: a repeat of the round costs a training
-            silent = {*survivors} - answers.keys()
-            answers |= self._ask(strategy, UNMASK, dict.fromkeys(sorted(silent), question))
-        if len(answers) < least:
-            line = f"{len(answers)} of {len(survivors)} silos have answered how to open its sum, and {least} are needed"
-            line += f" ({self.refused})" if self.refused else ""
-            if OTHER_SUM in line:
-                raise RunFailedError(f"round {made.round}: {line}")
-            raise AttemptFailedError(line)
+        answers = self._answers(strategy, survivors, least)
         try:
             opened = open_sum(
                 total.remainder(2**32).cpu().numpy().astype(np.uint32),
-                self.names,
+                [*self.weights],
                 survivors,
                 self.context,
-                {name: made.statements[name] for name in self.names},
+                made.statements,
                 {name: _bytes(answer.get("shares")) for name, answer in answers.items()},
                 made.holders,
-                {name: made.records[name].get("hashes", b"") for name in self.names},
+                {name: record["hashes"] for name, record in made.records.items()},
             )
         except SiteError as error:
             raise AttemptFailedError(printable(str(error))) from error
@@ -244,12 +213,29 @@ class SecureRounds:
             self.note(f"{silo} is at fault: {reason}")
         return torch.from_numpy(opened.total.view(np.int32).astype(np.int64)).to(total.device)
 
+    def _answers(
+        self, strategy: PersonalizedStrategy, survivors: Sequence[str], least: int
+    ) -> dict[str, Record]:
+        """Return the answers of enough survivors: they are asked twice, for a repeat costs a training."""
+        question, answers = {**self.made.slot, "survivors": survivors}, dict[str, Record]()
+        for _ in range(2):
+            if len(answers) < least:
+                silent = [name for name in survivors if name not in answers]
+                answers |= self._ask(strategy, UNMASK, silent, question)
+        if len(answers) < least:
+            line = f"{len(answers)} of {len(survivors)} silos have answered how to open its sum, and {least} are needed"
+            line += f" ({self.refused})" if self.refused else ""
+            if OTHER_SUM in line:
+                raise RunFailedError(f"round {self.made.slot['round']}: {line}")
+            raise AttemptFailedError(line)
+        return answers
+
     def _exclude_unreadable(self, survivors: Sequence[str], least: int) -> None:
         """Exclude silos whose secrets too few could give back. Raises AttemptFailedError, before anyone is asked."""
         holders = [name for name in self.made.holders if name in survivors]
         bad = [
             name
-            for name in self.names
+            for name in self.weights
             if sum(name not in self.unreadable.get(holder, ()) for holder in holders) < least
         ]
         self.excluded.update(bad)
@@ -264,7 +250,7 @@ class SecureRounds:
         if self.attempt == MOST_ATTEMPTS:
             raise RunFailedError(line) from error
         self.note(f"{line}; the round is repeated")
-        self.attempt, self.following = self.attempt + 1, Shares()
+        self.attempt, self.following = self.attempt + 1, NOTHING
 
     def done(self) -> None:
         """Begin to count the next round's attempts."""
@@ -273,17 +259,17 @@ class SecureRounds:
     # --- exchanges ------------------------------------------------------------------------------------------------
 
     def _start(
-        self, strategy: PersonalizedStrategy, slot: tuple[int, int], silos: Sequence[str]
+        self, strategy: PersonalizedStrategy, slot: Record, silos: Sequence[str]
     ) -> Shares:
         """Ask these silos for keys, and for shares of new secrets for all of those that have answered."""
-        self.made = Shares(*slot)
-        found = self._ask(strategy, KEYS, {name: self._slot() for name in silos})
+        self.made = NOTHING._replace(slot=slot)
+        found = self._ask(strategy, KEYS, silos, slot)
         keys = self._shares(slot, (), found, "keys").statements
         self.labels |= {name: one.group for name, one in keys.items()}
         holders = self._whole(keys)
-        record = {**self._slot(), "statements": [keys[name].text for name in holders]}
-        found = self._ask(strategy, START, dict.fromkeys(holders, record))
-        return self._shares(slot, tuple(holders), found)
+        record = {**slot, "statements": [keys[name].text for name in holders]}
+        found = self._ask(strategy, START, holders, record)
+        return self._shares(slot, holders, found)
 
     def _whole(self, silos: Collection[str]) -> list[str]:
         """Return the silos, sorted, whose whole group is among these; no group is smaller than the run has them."""
@@ -292,16 +278,13 @@ class SecureRounds:
         least = self.collector.common.secure_group
         return [name for name in found if sizes[self.labels[name]] >= least]
 
-    def _slot(self) -> dict[str, int]:
-        return {"round": self.made.round, "attempt": self.made.attempt}
-
     def _ask(
-        self, strategy: PersonalizedStrategy, kind: str, records: Mapping[str, Record]
+        self, strategy: PersonalizedStrategy, kind: str, silos: Iterable[str], record: Record
     ) -> dict[str, Record]:
-        """Send each silo its record; return the records of the answers, by silo."""
-        config = {**strategy.plan.numbers, "round": self.made.round}
+        """Send silos a record; return the records of the answers, by silo."""
+        config = {**strategy.plan.numbers, "round": self.made.slot["round"]}
         messages = []
-        for name, record in records.items():
+        for name in silos:
             content = encode(Payload(), config)
             content[RECORD] = ConfigRecord(dict(record))
             node, ttl = strategy.silos[name].node_id, strategy.common.round_timeout
@@ -319,42 +302,34 @@ class SecureRounds:
 
     def _shares(
         self,
-        slot: tuple[int, int],
-        holders: tuple[str, ...],
+        slot: Record,
+        holders: Sequence[str],
         records: Mapping[str, Record],
         phase: str = "round",
     ) -> Shares:
         """Return the valid ones of these silos' records; a list with an invalid statement is refused by all."""
-        found, faults = dict[str, Statement](), dict[str, str]()
+        found, claims = dict[str, Statement](), Counter[tuple[str, str]]()
+        for record in records.values():
+            with suppress(SiteError):
+                one = read_statement(str(record.get("statement")))
+                claims[one.study, one.run] += 1
+        ((study, run), _), *_ = claims.most_common(1) or [(("", ""), 0)]
         for name, record in sorted(records.items()):
             try:
-                one = read_statement(str(record.get("statement", "")))
-            except SiteError as error:
-                faults[name] = f"its statement of keys is invalid: {error}"
-                continue
-            known = self.registration.keys.get(name, one.signer)
-            if (one.silo, one.round, one.attempt, one.phase) != (name, *slot, phase):
-                faults[name] = "its statement of keys is of another silo, round or attempt"
-            elif one.signer != known:
-                faults[name] = (
-                    f"its statement of keys is signed by {one.signer}, not by {known}"
-                )
-            elif holders and not _has_signed(one, record, holders):
-                faults[name] = (
-                    "its shares are not those of the list, or not those that it has signed"
-                )
-            else:
+                if len(found) == MOST_SILOS:
+                    raise SiteError(f"a sum is over {MOST_SILOS} silos at most")
+                text = str(record.get("statement"))
+                known = {name: self.registration.keys.get(name) or read_statement(text).signer}
+                of = Slot(run, slot["round"], slot["attempt"])
+                one = read_list([text], of, phase, study, known)[name]
+                if holders and not _has_signed(one, record, holders):
+                    raise SiteError("its shares are not those that it has signed for this list")
                 found[name] = one
-        of = Counter((one.study, one.run) for one in found.values()).most_common(1)
-        for name in [name for name, one in found.items() if (one.study, one.run) != of[0][0]]:
-            faults[name] = "its statement of keys is of another study or run than the others'"
-            del found[name]
-        for name in sorted(found)[MOST_SILOS:]:
-            faults[name] = f"a sum is over {MOST_SILOS} silos at most"
-            del found[name]
-        for name, fault in faults.items():
-            self.note(f"{name} is left out of the sum: {printable(fault)}")
-        return Shares(*slot, holders, found, {name: records[name] for name in found})
+            except SiteError as error:
+                self.note(
+                    f"{name} is left out of the sum: its keys are invalid: {printable(str(error))}"
+                )
+        return Shares(slot, holders, found, {name: records[name] for name in found})
 
     # --- the disk -------------------------------------------------------------------------------------------------
 
@@ -363,7 +338,9 @@ class SecureRounds:
         return self.asked.get(str(server_round), {})
 
     def _write_asked(self, survivors: Sequence[str]) -> None:
-        self.asked[str(self.made.round)] = {name: self.weights[name] for name in survivors}
+        self.asked[str(self.made.slot["round"])] = {
+            name: self.weights[name] for name in survivors
+        }
         self.asked = dict([*self.asked.items()][-KEPT:])
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -376,10 +353,10 @@ def _has_signed(one: Statement, record: Record, holders: Sequence[str]) -> bool:
     if not isinstance(hashes, bytes) or len(hashes) != 64 * len(holders):
         return False
     lengths = [0 if name == one.silo else SEALED for name in holders]
-    return (
-        [len(share) for share in sealed] == lengths
-        and digest(hashes) == one.shares
-        and digest("\n".join(holders).encode()) == one.holders
+    names = digest("\n".join(holders).encode())
+    return [*map(len, sealed)] == lengths and (one.shares, one.holders) == (
+        digest(hashes),
+        names,
     )
 
 

@@ -123,36 +123,34 @@ def scale(silos: int, clip: float) -> float:
     return (2**31 - silos) / clip
 
 
-def reference(
+def bounds(
     info: MethodInfo,
+    common: Common,
     received: Mapping[str, Model],
     name: str,
     size: int,
     parts: Sequence[slice] = (),
-) -> Tensor | None:
-    """Return the point that a vector is a step from; None: from 0. ``parts``: the layers that the method shares."""
-    if name in info.steps:
-        return None
-    found, whole = base_of(received, name, size), received.get(GLOBAL)
-    if found is not None or whole is None or name == BUFFERS or not parts:
-        return found
-    fits = sum(part.stop - part.start for part in parts) == size
-    return gather(whole.vector, parts) if fits and parts[-1].stop <= len(whole.vector) else None
+) -> tuple[Tensor | None, float]:
+    """Return the point that a vector is a step from (None: from 0), and C, at both ends from what all received.
 
-
-def clip_length(
-    common: Common, received: Mapping[str, Model], centre: Tensor | None, name: str, size: int
-) -> float:
-    """Return C of a vector. A power of two: both ends compute the same number from the same vectors."""
+    ``parts``: the layers that the method shares. C is a power of two, so that both compute the same number.
+    """
+    whole, centre = received.get(GLOBAL), None
+    if name not in info.steps:
+        centre = base_of(received, name, size)
+        fits = parts and sum(part.stop - part.start for part in parts) == size
+        if centre is None and whole is not None and name != BUFFERS and fits:
+            inside = parts[-1].stop <= len(whole.vector)
+            centre = gather(whole.vector, parts) if inside else None
     if common.secure_clip:
-        return common.secure_clip
-    if centre is None and name != BUFFERS and GLOBAL in received:
-        centre = received[GLOBAL].vector
-    length = 0.0 if centre is None else float(vector_norm(centre, dtype=torch.float64))
+        return centre, common.secure_clip
+    of = centre
+    if of is None and whole is not None and name != BUFFERS:
+        of = whole.vector
+    length = 0.0 if of is None else float(vector_norm(of, dtype=torch.float64))
     # A variance starts at 1; and nothing is known of numbers that are no step
-    unknown = name == BUFFERS or (centre is None and GLOBAL not in received)
-    least = math.sqrt(size) if unknown else 1.0
-    return float(2.0 ** math.ceil(math.log2(TIMES * max(length, least, 1.0))))
+    least = math.sqrt(size) if name == BUFFERS or of is None else 1.0
+    return centre, float(2.0 ** math.ceil(math.log2(TIMES * max(length, least, 1.0))))
 
 
 # ---- The silo's half -----------------------------------------------------------------------------------------------
@@ -183,8 +181,7 @@ def integers_of(
             weight = 1 / silos if info.sums_also[name] else share
             result.append(spread(vector.double() * weight).to(torch.int32))
             continue
-        centre = reference(info, received, name, len(vector), parts)
-        clip = clip_length(common, received, centre, name, len(vector))
+        centre, clip = bounds(info, common, received, name, len(vector), parts)
         step = vector.double() if centre is None else vector.double() - centre.double()
         cuts[name] = cut = clip / max(float(vector_norm(step)), clip)
         result.append(step.mul_(scale(silos, clip) * cut * share).round_().to(torch.int32))
@@ -241,8 +238,7 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
         if name in info.sums_also:
             vectors[name] = (gather_sums(integers) / share).float()
             continue
-        centre = reference(info, received, name, len(integers), parts)
-        clip = clip_length(common, received, centre, name, len(integers))
+        centre, clip = bounds(info, common, received, name, len(integers), parts)
         step = integers / (scale(len(weights), clip) * share)
         if (length := float(vector_norm(step))) > 1.001 * clip:
             return _impossible(strategy, name, length, clip)

@@ -329,7 +329,9 @@ def test_a_repeat_has_the_weights_of_before(ring: Ring) -> None:
     ring.begin(1, 2, ring.names[:5])
     record = {**ring.record(1, 2, ring.names[:5], "clinic-01"), "again": True}
     assert {*ring.enter("clinic-01", record).more["weights"].values()} == {100}
-    assert {*ring.enter("clinic-01", {**record, "again": False}).more["weights"].values()} == {1}
+    assert {*ring.enter("clinic-01", {**record, "again": False}).more["weights"].values()} == {
+        1
+    }
     for received in ("c" * 64, ring.received(2)):
         with pytest.raises(SiteError, match="no weights of an earlier attempt at round 1"):
             ring.enter("clinic-01", record, received)
