@@ -18,6 +18,7 @@ import tomli_w
 
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
+from partitions.common.parsed import shorten
 
 # Upper limits of numbers without one of their own: int for epochs, steps, layers, sizes; float as float32.
 MOST: dict[type[Any], float] = {int: 10_000, float: 3e38}
@@ -101,16 +102,8 @@ def convert(key: str, value: object, f: Field[Any]) -> Value:
             if not math.isfinite(result):
                 raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{key} = {_shorten(value)}: {wanted} is needed here") from None
+        raise UserError(f"{key} = {shorten(value)}: {wanted} is needed here") from None
     return _within(key, result, f)
-
-
-def _shorten(value: object) -> str:
-    """Return the beginning of a value for a message; Python does not print a number of thousands of digits."""
-    try:
-        return f"{value!r:.200}"
-    except ValueError:
-        return "a number of too many digits"
 
 
 def _whole(value: object) -> int:

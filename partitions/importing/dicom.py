@@ -63,13 +63,9 @@ PLACE = (
     "ImageOrientationPatient",
 )
 HINT = ": pip install python-gdcm may help"
-KIND = (
-    "Modality",
-    "Rows",
-    "Columns",
-    "NumberOfFrames",
-    "PhotometricInterpretation",
-    "ImageOrientationPatient",
+KIND = re.findall(
+    r"\w+",
+    "Modality Rows Columns NumberOfFrames PhotometricInterpretation ImageOrientationPatient",
 )
 PALETTE = tuple(
     f"{segmented}{colour}PaletteColorLookupTable{what}"
@@ -85,9 +81,9 @@ PIXELS = re.findall(
     "SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence",
 )
 PIXELS += PALETTE
-NO_PICTURES = ("SEG", "PR", "KO", "SR", "REG", "RTDOSE", "RTSTRUCT", "RTPLAN")
+NO_PICTURES = re.findall(r"\w+", "SEG PR KO SR REG RTDOSE RTSTRUCT RTPLAN")
 # Modalities whose machines or exports often write names into the pixels.
-OFTEN_BURNT = ("US", "IVUS", "XA", "XC", "ES", "GM", "SM", "OT", "DOC", "SC", "RF", "ECG", "OP")
+OFTEN_BURNT = re.findall(r"\w+", "US IVUS XA XC ES GM SM OT DOC SC RF ECG OP")
 BURNT = "say that text is burnt into them: look at them, nothing is taken out"
 MAYBE_BURNT = "do not say whether text is burnt into them, and are of a kind that often has it: look at them"
 MIDDLE = "have several frames: the middle one is taken"

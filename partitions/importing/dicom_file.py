@@ -37,18 +37,16 @@ DEFLATED = b"1.2.840.10008.1.2.1.99"
 BARE = (b"UL", b"CS", b"UI", b"DA", b"TM", b"SH", b"LO", b"OB")
 # Types of values that are empty with blanks in them, too
 TEXTS = ("DS", "IS", "CS", "LO", "SH", "UI")
-REQUIRED = (
-    "SamplesPerPixel",
-    "PhotometricInterpretation",
-    "BitsAllocated",
-    "BitsStored",
-    "PixelRepresentation",
+REQUIRED = re.findall(
+    r"\w+",
+    "SamplesPerPixel PhotometricInterpretation BitsAllocated BitsStored PixelRepresentation",
 )
 # Of JPEG-LS: height, width, components
 START_OF_FRAME = re.compile(rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL)
-GROUPS = (  # of enhanced files: the sequences that describe a frame
-    *("PixelMeasuresSequence", "PlanePositionSequence", "PlaneOrientationSequence"),
-    *("PixelValueTransformationSequence", "FrameVOILUTSequence"),
+GROUPS = re.findall(  # of enhanced files: the sequences that describe a frame
+    r"\w+",
+    "PixelMeasuresSequence PlanePositionSequence PlaneOrientationSequence PixelValueTransformationSequence "
+    "FrameVOILUTSequence",
 )
 
 

@@ -7,6 +7,7 @@ Messages name a file by its number among all paths in order, where paths may con
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,42 +22,11 @@ from partitions.importing.scans import Unavailable
 
 MOST_NAMED = 3  # files in a message
 SYSTEM = ("thumbs.db", "desktop.ini", "__macosx")  # files and folders that systems make
-ENDINGS = frozenset(  # beside scans, where any other text after a point may be a name's
-    (
-        *(
-            ".bmp",
-            ".csv",
-            ".db",
-            ".dll",
-            ".doc",
-            ".docx",
-            ".exe",
-            ".gif",
-            ".gz",
-            ".htm",
-            ".html",
-            ".inf",
-            ".ini",
-            ".jar",
-        ),
-        *(
-            ".jpeg",
-            ".jpg",
-            ".js",
-            ".json",
-            ".log",
-            ".md",
-            ".nii",
-            ".pdf",
-            ".png",
-            ".tif",
-            ".tiff",
-            ".txt",
-            ".xls",
-            ".xlsx",
-        ),
-        *(".xml", ".zip"),
-    )
+# Beside scans, where any other text after a point may be a name's
+ENDINGS = re.findall(
+    r"\S+",
+    ".bmp .csv .db .dll .doc .docx .exe .gif .gz .htm .html .inf .ini .jar .jpeg .jpg .js .json .log .md .nii .pdf "
+    ".png .tif .tiff .txt .xls .xlsx .xml .zip",
 )
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -7,6 +7,7 @@ memory. Messages contain the file names of PNG and similar pictures. They contai
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,42 +29,16 @@ from partitions.labels import VOID
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
-PICTURES = (
-    *(
-        ".png",
-        ".apng",
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".jfif",
-        ".jp2",
-        ".j2k",
-        ".jpx",
-        ".bmp",
-        ".dib",
-        ".tif",
-        ".tiff",
-    ),
-    *(".webp", ".gif", ".avif", ".pbm", ".pgm", ".ppm", ".pnm"),
+PICTURES = tuple(
+    re.findall(
+        r"\S+",
+        ".png .apng .jpg .jpeg .jpe .jfif .jp2 .j2k .jpx .bmp .dib .tif .tiff .webp .gif .avif .pbm .pgm .ppm .pnm",
+    )
 )
-# Pillow has more
-FORMATS = ("PNG", "JPEG", "JPEG2000", "BMP", "DIB", "TIFF", "WEBP", "GIF", "AVIF", "PPM")
-MODES = (
-    "1",
-    "L",
-    "LA",
-    "P",
-    "PA",
-    "RGB",
-    "RGBA",
-    "RGBX",
-    "CMYK",
-    "YCbCr",
-    "HSV",
-    "I;16",
-    "I;16B",
-    "I;16L",
-)
+FORMATS = re.findall(
+    r"\w+", "PNG JPEG JPEG2000 BMP DIB TIFF WEBP GIF AVIF PPM"
+)  # Pillow has more
+MODES = re.findall(r"\S+", "1 L LA P PA RGB RGBA RGBX CMYK YCbCr HSV I;16 I;16B I;16L")
 NIFTI = (".nii", ".nii.gz")
 # Files with these endings are never named in messages, DICOM or not
 DICOM = (".dcm", ".dicom", ".ima")

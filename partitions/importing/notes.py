@@ -30,7 +30,7 @@ TABLE, TEXT = "columns", "text"  # names of the two inputs of a sample
 
 
 @dataclass(frozen=True)
-class Take:
+class Take(Asked):
     """Options of a table.
 
     * ``text``: the column of texts, "" for none.
@@ -38,9 +38,8 @@ class Take:
     * ``vocabulary``: ``hashed:BUCKETS``, or a file's path; ``length``: tokens of a text.
     * ``patient``: the column of patients (``patients.patient_column``), or ``folder``: folders below the classes are
       patients.
-    * ``separator``: of cells, "" as in the first line.
-    * ``decimal``: the sign, a point or a comma, and ``thousands``; "" as in the cells.
-    * ``dates``: their format; ``gaps``: more cells that mean a missing value.
+    * ``separator``: of cells, "" as in the first line; ``decimal``, ``thousands``: "" as in the cells.
+    * ``gaps``: more cells that mean a missing value.
     """
 
     text: str = ""
@@ -49,16 +48,7 @@ class Take:
     length: int = LENGTH
     patient: str | None = ""
     separator: str = ""
-    decimal: str = ""
-    thousands: str = ""
     encoding: str = ""
-    dates: str = ""
-    gaps: tuple[str, ...] = ()
-
-    @property
-    def asked(self) -> Asked:
-        """The options on the format of cells."""
-        return Asked(self.decimal, self.thousands, self.dates, self.gaps)
 
     def __post_init__(self) -> None:
         if self.decimal not in ("", ".", ","):

@@ -32,7 +32,6 @@ from partitions.recipes.recipe import OPEN, Column, Recipe
 from partitions.recipes.signs import (
     MOST_NUMBERS,
     Asked,
-    Signs,
     evidence_of,
     join_signs,
     share_of_numbers,
@@ -135,7 +134,7 @@ def draft_column(name: str, kind: str, **fields: Any) -> Column:
 
 
 def draft_number(
-    name: str, lines: Lines, cells: Places, gaps: Collection[str], signs: Signs
+    name: str, lines: Lines, cells: Places, gaps: Collection[str], signs: Asked
 ) -> Column:
     """Draft a column of numbers. Raises DataError at another cell."""
     remarks = [remark_on_gaps(lines, name, gaps, "the training part's median")]

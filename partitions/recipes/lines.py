@@ -26,7 +26,6 @@ Coded = tuple[Sequence[str], Array]
 
 MOST_CODED = 4096  # different cells of a column that stay such, where they are numbers
 MOST_OTHERS = 16  # different cells of a column of numbers that are none, and as many gaps that look like numbers
-HEAD = 1000  # first cells that are kept of a column of numbers
 NUMERIC = b"0123456789+-.,eE\n"
 LEADING_ZERO = re.compile("\n0[0-9]")
 THREE_DIGITS = re.compile("[.,][0-9]{3}\n")
@@ -40,7 +39,7 @@ class Numbers:
 
     * ``values``: float64 (n,), NaN where the cell is one of the ``others``; ``kinds``: which one, int8 (n,), or -1.
     * ``decimal``, ``unclear``: the first line, and its cell, whose sign is of decimals, or perhaps of thousands.
-    * ``zeros``: whether a whole number begins with 0; ``head``: the first cells.
+    * ``zeros``: whether a whole number begins with 0.
     """
 
     values: Array
@@ -50,7 +49,6 @@ class Numbers:
     decimal: tuple[int, str] | None
     unclear: tuple[int, str] | None
     zeros: bool
-    head: Sequence[str]
 
     def between(self, gaps: Collection[str]) -> bool:
         """Return whether the others are gaps, and all other cells are none."""
@@ -131,8 +129,8 @@ class Cells(Sequence[str]):
         return int(self.lines_of(cells).argmax())
 
     def head(self, count: int) -> Sequence[str]:
-        """Return the first cells, at most HEAD."""
-        return self.numbers.head[:count] if self.numbers else self[:count]
+        """Return the first cells; none of a column of numbers."""
+        return () if self.numbers else self[:count]
 
     def __len__(self) -> int:
         return self.count_of_lines
@@ -168,7 +166,7 @@ class ColumnReader:
         # Which grow in place: blocks would be in memory twice
         self.values, self.kinds = array("d"), array("b")
         self.others = {gap: k for k, gap in enumerate(self.gaps)}
-        self.sign, self.zeros, self.head = "", False, list[str]()
+        self.sign, self.zeros = "", False
         self.decimal: tuple[int, str] | None = None
         self.unclear: tuple[int, str] | None = None
 
@@ -204,7 +202,6 @@ class ColumnReader:
         self.numbers = self.add_numbers([different[code] for code in codes.tolist()])
         self.lines = lines
         if self.numbers:
-            self.head = [different[code] for code in codes[:HEAD].tolist()]
             self.code, self.different, self.codes = {}, {}, []
         else:
             self.values, self.kinds = array("d"), array("b")
@@ -275,7 +272,7 @@ class ColumnReader:
             return Cells(self.lines, read)
         values = np.frombuffer(self.values)
         kinds = np.frombuffer(self.kinds, np.int8)
-        own = self.sign, self.decimal, self.unclear, self.zeros, self.head
+        own = self.sign, self.decimal, self.unclear, self.zeros
         return Cells(self.lines, read, Numbers(values, kinds, tuple(self.others), *own))
 
 

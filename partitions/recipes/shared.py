@@ -7,8 +7,9 @@ A hospital's recipe has its own part: names in its csv, signs, formats, codes, c
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from partitions.common.errors import DataError
@@ -32,17 +33,7 @@ from partitions.recipes.toml import as_toml
 from partitions.schema import Schema, few, tidy
 
 # One hospital's
-OWN = (
-    "from",
-    "decimal",
-    "thousands",
-    "factor",
-    "offset",
-    "values",
-    "format",
-    "latest",
-    "fill-value",
-)
+OWN = re.findall(r"\S+", "from decimal thousands factor offset values format latest fill-value")
 
 
 @dataclass(frozen=True)
@@ -136,13 +127,6 @@ def parse_shared(schema: Schema) -> Shared:
 # Every other hospital
 
 
-def _skipped_columns(left: Iterable[str], made: Sequence[Column]) -> Iterator[Column]:
-    """Yield the columns that only the csv has, under names that are free."""
-    taken = {column.name for column in made}
-    for name in left:
-        yield Column(name=free_name(name, taken), kind="skip", source=name)
-
-
 def recipe_for(
     path: object,
     header: Sequence[str],
@@ -167,7 +151,8 @@ def recipe_for(
         name, source = column.name, sources[column.name]
         own: dict[str, Any] = {"source": source if source != name else ""}
         if column.kind == "number":
-            own |= asdict(signs_of(source, evidence[name], whole, asked))
+            signs = signs_of(source, evidence[name], whole, asked)
+            own |= {"decimal": signs.decimal, "thousands": signs.thousands}
         elif column.kind == "category":
             other = bool(column.other)
             own["values"] = codes_of(name, source, cells[name], column.levels, mapped, other)
@@ -177,13 +162,12 @@ def recipe_for(
             own |= {"format": form, "latest": latest_of(form), "since": since}
         made.append(column.model_copy(update=own))
     label = tuple(sources[name] for name in shared.label)
-    values: Mapping[str, str] = {}
+    values = {}
     if len(label) == 1 and labels:
         found = cells_in(lines, label[0], gaps)
         values = codes_of(shared.label[0], label[0], found, labels, mapped, False)
-    left = [name for name in header if name not in sources.values()]
     recipe = Recipe(
-        columns=(*made, *_skipped_columns(left, made)),
+        columns=(*made, *unused_columns(header, sources, made)),
         outputs=len(labels),
         file=FileFormat(gaps=gaps),
         label=label,
@@ -195,9 +179,16 @@ def recipe_for(
     return recipe
 
 
-def free_name(name: str, taken: Collection[str]) -> str:
-    """Return a name for a column that is left out."""
-    return tidy(name) if tidy(name) not in taken else f"{tidy(name)} (left out)"
+def unused_columns(
+    header: Sequence[str], sources: Mapping[str, str], made: Sequence[Column]
+) -> Iterator[Column]:
+    """Yield the columns that only the csv has, under names that are free."""
+    taken = {column.name for column in made}
+    for name in header:
+        if name not in sources.values():
+            own = tidy(name)
+            free = f"{own} (left out)" if own in taken else own
+            yield Column(name=free, kind="skip", source=name)
 
 
 def find_sources(

@@ -63,15 +63,7 @@ def evidence_of(cells: Places) -> Evidence:
     return found
 
 
-@dataclass(frozen=True)
-class Signs:
-    """The decimal sign and the sign between thousands."""
-
-    decimal: str
-    thousands: str
-
-
-def signs_of(name: str, own: Evidence, file: Evidence, asked: Asked) -> Signs:
+def signs_of(name: str, own: Evidence, file: Evidence, asked: Asked) -> Asked:
     """Return a column's signs: as requested, from its cells, or else from other columns. Raises DataError."""
     if asked.decimal:
         decimal = asked.decimal
@@ -93,7 +85,7 @@ def signs_of(name: str, own: Evidence, file: Evidence, asked: Asked) -> Signs:
     for sign, (where, cell) in {**own.unclear, **own.decimal}.items():
         if sign not in (decimal, thousands):
             raise DataError(f"{where}: {name} is {cell!r}{sign_asked(sign, asked, cell)}")
-    return Signs(decimal, thousands)
+    return Asked(decimal, thousands)
 
 
 def sign_asked(sign: str, asked: Asked, cell: str) -> str:

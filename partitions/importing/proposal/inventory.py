@@ -26,19 +26,8 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 MOST_SHOWN = 6  # different values in a line
-BITS = {
-    "1": 1,
-    "L": 8,
-    "LA": 8,
-    "P": 8,
-    "RGB": 8,
-    "RGBA": 8,
-    "CMYK": 8,
-    "YCbCr": 8,
-    "I": 32,
-    "F": 32,
-}
-COLOURS = {"1": "grey", "L": "grey", "LA": "grey", "I": "grey", "F": "grey", "P": "palette"}
+COLOURS = {"P": "palette", **dict.fromkeys(("1", "L", "LA", "I", "F"), "grey")}
+OTHER_BITS = {"1": 1, "I": 32, "F": 32}  # all others have 8
 
 
 @dataclass
@@ -119,7 +108,7 @@ def inspect_picture(found: Inventory, path: Path, where: str) -> None:
     bits, colour = (
         (16, "grey")
         if mode.startswith("I;16")
-        else (BITS.get(mode, 8), COLOURS.get(mode, "colour"))
+        else (OTHER_BITS.get(mode, 8), COLOURS.get(mode, "colour"))
     )
     found.kinds["pictures"] += 1
     for what, value in (

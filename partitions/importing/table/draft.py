@@ -57,9 +57,8 @@ def draft_recipe(
         with problems.collect():
             check_identifiers(lines, patient)
         notes = (*notes, *divided_patients(lines, patient, (*roles, *take.columns)))
-    gaps = find_gaps(lines, features, take.asked)
-    asked = take.asked
-    found, decimal = draft_columns(lines, features, gaps, asked, patient, problems)
+    gaps = find_gaps(lines, features, take)
+    found, decimal = draft_columns(lines, features, gaps, take, patient, problems)
     for column in found:
         if column.kind == "skip" and (name := column.origin) in take.columns:
             with problems.collect():
@@ -67,7 +66,7 @@ def draft_recipe(
                     f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}"
                 )
     with problems.collect():
-        decimal = label_sign(lines, roles, gaps, asked, decimal)
+        decimal = label_sign(lines, roles, gaps, take, decimal)
     used = {*features, *columns, "split", take.text, patient}
     skipped = tuple(draft_column(name, "skip") for name in header if name not in used)
     recipe = Recipe(
@@ -145,8 +144,8 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     header = lines.header
     likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
     patient = patient_column(lines, likely, (*mapped.columns.values(), *shared.label))
-    gaps = find_gaps(lines, [name for name in header if name != patient], take.asked)
-    made = recipe_for(path, header, lines, shared, schema.labels, mapped, take.asked, gaps)
+    gaps = find_gaps(lines, [name for name in header if name != patient], take)
+    made = recipe_for(path, header, lines, shared, schema.labels, mapped, take, gaps)
     taken = {own.name: own.origin for own in made.used if own.name not in mapped.columns}
     if asked_for := [
         name
@@ -165,7 +164,7 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
         "patient": patient,
         "split": "split" if "split" in header else "",
         "seed": options.seed,
-        "file": file_format(lines, label_sign(lines, made.label, gaps, take.asked, "."), gaps),
+        "file": file_format(lines, label_sign(lines, made.label, gaps, take, "."), gaps),
     }
     return made.model_copy(update=own)
 

@@ -13,6 +13,7 @@ Source: DICOM PS3.3, A.51 and C.8.20 (segmentation), A.19 and C.8.8.6 (ROI conto
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,20 +32,13 @@ if TYPE_CHECKING:
 
 OUTLINES = ("SEG", "RTSTRUCT")
 PARSED = 60  # bytes of memory per byte of contours, which are decimal texts
-OF_SEG = (
-    *(
-        "SegmentationType",
-        "SegmentSequence",
-        "MaximumFractionalValue",
-        "ReferencedSeriesSequence",
-    ),
-    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "BitsAllocated"),
-    *("PixelSpacing", "ImagePositionPatient"),
+OF_SEG = re.findall(
+    r"\w+",
+    "SegmentationType SegmentSequence MaximumFractionalValue ReferencedSeriesSequence SharedFunctionalGroupsSequence "
+    "PerFrameFunctionalGroupsSequence BitsAllocated PixelSpacing ImagePositionPatient",
 )
-OF_RTSTRUCT = (
-    "StructureSetROISequence",
-    "ROIContourSequence",
-    "ReferencedFrameOfReferenceSequence",
+OF_RTSTRUCT = re.findall(
+    r"\w+", "StructureSetROISequence ROIContourSequence ReferencedFrameOfReferenceSequence"
 )
 OFF_THE_SLICES = "its outlines do not lie on the slices of their series"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -26,9 +27,10 @@ from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
 # What the standard allows to be empty, but not to be missing (PS3.3, C.7.1.1 and C.7.2.1).
-MAY_BE_EMPTY = (
-    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex"),
-    *("StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName"),
+MAY_BE_EMPTY = re.findall(
+    r"\w+",
+    "PatientName PatientID PatientBirthDate PatientSex StudyDate StudyTime StudyID AccessionNumber "
+    "ReferringPhysicianName",
 )
 SERIES = 9001  # number of the series of outlines in its study
 # The category of every segment, whose label gives the meaning
