@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.names import nearest
+from partitions.common.names import Names, nearest
 from partitions.inputs import GAP_NAMES
 from partitions.labels import Fault
 from partitions.patients import PATIENT_NAMES, SUBGROUP_NAMES
 from partitions.recipes.pictures import read_any
 from partitions.schema import Feature, Schema, tidy
-from partitions.splits import Array, tables_of
+from partitions.splits import Array, Arrays, tables_of
 
 SPLITS = ("train", "val", "test")
 LONGEST_COHORT = 100  # characters
@@ -42,7 +42,7 @@ EXTRA_NAMES = (
 )
 
 
-def sort_names(arrays: Mapping[str, Array]) -> dict[tuple[str, str], Array]:
+def sort_names(arrays: Arrays) -> dict[tuple[str, str], Array]:
     """Return the arrays by (``x`` or ``y``, split). Raises Fault for unknown, mixed and missing names."""
     known = known_names(arrays)
     wanted = "x_train, y_train, x_test, y_test (and x_val, y_val), or x, y"
@@ -107,7 +107,7 @@ def known_names(arrays: Collection[str]) -> dict[str, tuple[str, str]]:
     }
 
 
-def names_of(split: str, kind: str, arrays: Mapping[str, Array]) -> str:
+def names_of(split: str, kind: str, arrays: Arrays) -> str:
     """Return the name that the file uses for this array."""
     return next(
         key
@@ -134,7 +134,7 @@ def written_schema(schema: Schema) -> dict[str, Array]:
     return arrays
 
 
-def read_names(arrays: Mapping[str, Array], key: str, count: int | None) -> tuple[str, ...]:
+def read_names(arrays: Arrays, key: str, count: int | None) -> Names:
     """Read the names of classes or columns, if the file has them; ``count``: their required number, if known."""
     if key not in arrays:
         return ()
@@ -152,7 +152,7 @@ def read_names(arrays: Mapping[str, Array], key: str, count: int | None) -> tupl
     return tuple(tidy(str(name)) for name in names)
 
 
-def read_cohort(arrays: Mapping[str, Array]) -> str:
+def read_cohort(arrays: Arrays) -> str:
     """Read the name of the file's cohort, "" where it states none. Raises Fault."""
     found = arrays.get("cohort", np.array(""))
     name = str(found.item()) if found.size == 1 and found.dtype.kind == "U" else "\n"
@@ -164,7 +164,7 @@ def read_cohort(arrays: Mapping[str, Array]) -> str:
     return tidy(name)
 
 
-def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, ...]:
+def read_features(arrays: Arrays, columns: int) -> tuple[Feature, ...]:
     """Read names, units and ranges of the tables' columns. Raises Fault."""
     names = read_names(arrays, "feature_names", columns)
     for key in ("feature_units", "feature_ranges"):
@@ -191,7 +191,7 @@ def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, .
     return tuple(map(Feature, names, units, stated))
 
 
-def read_stored_recipe(arrays: Mapping[str, Array], features: Sequence[Feature]) -> str:
+def read_stored_recipe(arrays: Arrays, features: Sequence[Feature]) -> str:
     """Read the file's recipe, as JSON, or "". Raises Fault for an invalid one, or one for other columns."""
     if "recipe" not in arrays:
         return ""
@@ -210,9 +210,7 @@ def read_stored_recipe(arrays: Mapping[str, Array], features: Sequence[Feature])
     return text
 
 
-def make_schema(
-    features: tuple[Feature, ...], labels: tuple[str, ...], dtype: str = ""
-) -> Schema:
+def make_schema(features: tuple[Feature, ...], labels: Names, dtype: str = "") -> Schema:
     """Make the schema of a file. Raises Fault for invalid names."""
     try:
         return Schema(features, labels, dtype)
@@ -222,7 +220,7 @@ def make_schema(
         ) from None
 
 
-def check_ranges(features: Sequence[Feature], xs: Mapping[str, Array]) -> None:
+def check_ranges(features: Sequence[Feature], xs: Arrays) -> None:
     """Raise Fault where a column has values outside the range that the file states."""
     for split, x in xs.items():
         tables = [*tables_of(x).values()]

@@ -29,7 +29,7 @@ import numpy as np
 
 from partitions.labels import Fault, keys_by_part, names_by_part
 from partitions.reorder import count_columns
-from partitions.splits import Array, inputs_of
+from partitions.splits import Array, Arrays, inputs_of
 from partitions.stored import OnDisk, in_batches
 
 MOST_TOKENS = 1 << 28  # largest vocabulary
@@ -120,7 +120,7 @@ def _check_tokens(name: str, x: Array, vocabulary: int) -> None:
         done += len(part)
 
 
-def read_vocabulary(arrays: Mapping[str, Array]) -> int:
+def read_vocabulary(arrays: Arrays) -> int:
     """Return the vocabulary's size that the file states; 0 where it has no texts."""
     if "vocabulary" not in arrays:
         return 0
@@ -189,7 +189,7 @@ def _describe(x: Any) -> str:
 GAP_NAMES = names_by_part("gaps")
 
 
-def read_gaps(arrays: Mapping[str, Array], xs: Mapping[str, Array]) -> dict[str, Array]:
+def read_gaps(arrays: Arrays, xs: Arrays) -> Arrays:
     """Read each part's gaps, bool (n, columns); empty without gaps. ``xs``: each part's inputs. Raises Fault."""
     wanted = keys_by_part(arrays, GAP_NAMES, xs, "save the gaps of each part")
     for part, key in wanted.items():

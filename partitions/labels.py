@@ -28,7 +28,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.common.parsed import shorten
-from partitions.splits import Array
+from partitions.splits import Array, Arrays
 from partitions.stored import OnDisk, in_batches
 
 TASKS = ("multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation")
@@ -52,7 +52,7 @@ def names_by_part(kind: str) -> dict[str, str]:
 
 
 def keys_by_part(
-    arrays: Mapping[str, Array], names: Mapping[str, str], parts: Collection[str], fix: str
+    arrays: Arrays, names: Mapping[str, str], parts: Collection[str], fix: str
 ) -> dict[str, str]:
     """Return the array's name for each part, for a kind of arrays that a file has for every part or not at all.
 
@@ -74,7 +74,7 @@ def keys_by_part(
     return wanted
 
 
-def join_survival(arrays: Mapping[str, Array]) -> dict[str, Array]:
+def join_survival(arrays: Arrays) -> Arrays:
     """Return the arrays with ``y_train`` (n, 2) in place of ``time_train`` and ``event_train``, and so on."""
     joined = dict(arrays)
     for part in ("", "_train", "_val", "_test"):
@@ -110,7 +110,7 @@ def join_survival(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return joined
 
 
-def stated_task(arrays: Mapping[str, Array], asked: str) -> str:
+def stated_task(arrays: Arrays, asked: str) -> str:
     """Return the task that the file states, or else ``asked``, which may be "auto"."""
     stated = arrays.get("task")
     if stated is None:
@@ -129,7 +129,7 @@ def stated_task(arrays: Mapping[str, Array], asked: str) -> str:
     return task
 
 
-def find_task(ys: Mapping[str, Array], xs: Mapping[str, Array], survival: bool) -> str:
+def find_task(ys: Arrays, xs: Arrays, survival: bool) -> str:
     """Return the task that follows from the arrays of labels and inputs."""
     if survival:
         return "survival"
@@ -241,7 +241,7 @@ def _read_masks(name: str, y: Array, x: Any) -> Any:
     return OnDisk([np.asarray(y)], np.uint8) if isinstance(y, np.memmap) else y.astype(np.uint8)
 
 
-def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Any]) -> int:
+def read_count(task: str, arrays: Arrays, ys: Mapping[str, Any]) -> int:
     """Return the number of classes (as stated, or the largest label + 1), findings or measurements; 1 for survival."""
     if task == "survival":
         return 1
@@ -275,7 +275,7 @@ def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Any]) ->
     return classes
 
 
-def check_classes(ys: Mapping[str, Array]) -> None:
+def check_classes(ys: Arrays) -> None:
     """Raise Fault for one class alone or for gaps between classes, where the file does not state their number."""
     found = np.unique(np.concatenate([y for y in ys.values() if len(y)])).tolist()
     save = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
@@ -339,7 +339,7 @@ def short_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:10])) + ", ..." * (len(numbers) > 10)
 
 
-def _stated_count(arrays: Mapping[str, Array], found: int, *, exactly: bool = False) -> int:
+def _stated_count(arrays: Arrays, found: int, *, exactly: bool = False) -> int:
     if "classes" not in arrays:
         return found
     stated = arrays["classes"]
@@ -360,7 +360,7 @@ def _stated_count(arrays: Mapping[str, Array], found: int, *, exactly: bool = Fa
     return classes
 
 
-def describe_labels(task: str, ys: Mapping[str, Array], classes: int) -> str:
+def describe_labels(task: str, ys: Arrays, classes: int) -> str:
     """Describe the labels in words and, for a few classes, the number of samples of each."""
     if task in ONE_CLASS:
         kind = f"{classes} {'classes' if task == 'multiclass' else 'grades (ordinal)'}"

@@ -19,7 +19,7 @@ import numpy as np
 from partitions.common.files import write_atomically
 from partitions.common.memory import available
 from partitions.labels import Fault
-from partitions.splits import Array
+from partitions.splits import Array, Arrays
 from partitions.stored import AT_ONCE
 
 # Bytes; a file that unpacks to more, and to so many times its own size, is a trap
@@ -33,9 +33,7 @@ MAPPED = 1 << 20  # bytes; the smallest array that is mapped
 
 
 def write_npz(
-    path: Path,
-    arrays: Mapping[str, Array],
-    samples: Mapping[str, Iterable[Array]] | None = None,
+    path: Path, arrays: Arrays, samples: Mapping[str, Iterable[Array]] | None = None
 ) -> None:
     """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, it stores no time.
 
@@ -71,7 +69,7 @@ def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
         out.write(sample.astype(like.dtype, copy=False).tobytes())
 
 
-def read_arrays(path: Path) -> dict[str, Array]:
+def read_arrays(path: Path) -> Arrays:
     """Read every array of an ``.npz`` (nothing is unpickled); large uncompressed ones are mapped, read-only."""
     make = "make one with `silofl import`, or with numpy.savez"
     try:

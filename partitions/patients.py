@@ -15,36 +15,45 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.labels import Fault, keys_by_part, names_by_part
-from partitions.splits import Array, Dataset
+from partitions.splits import Array, Arrays, Dataset
 
 PATIENT_NAMES = names_by_part("patient")
 
 
-def read_patients(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[str, Array]:
+def arrays_by_part(
+    arrays: Arrays, names: Mapping[str, str], ys: Arrays, kinds: str, what: str, fix: str
+) -> Arrays:
+    """Return each part's array of one value per sample, (n,); empty where the file has none. Raises Fault.
+
+    ``kinds``: of its dtype; ``what``: what a value is; ``fix``: how such an array is saved.
+    """
+    wanted = keys_by_part(arrays, names, ys, f"one {what} per sample and part")
+    for part, key in wanted.items():
+        found = arrays[key]
+        if found.ndim != 1 or found.dtype.kind not in kinds:
+            raise Fault(f"{key} is {found.dtype} {found.shape}", fix)
+        if len(found) != len(ys[part]):
+            raise Fault(
+                f"{key} has {len(found)} {what}s, {part} {len(ys[part])} samples",
+                "save one for each sample",
+            )
+    return {part: arrays[key] for part, key in wanted.items()}
+
+
+def read_patients(arrays: Arrays, ys: Arrays) -> Arrays:
     """Return each part's patients, int64 (n,), numbered from 0 over all parts; empty where the file has none.
 
     ``ys``: the labels of each part of the file. Raises Fault.
     """
-    wanted = keys_by_part(arrays, PATIENT_NAMES, ys, "one patient per sample and part")
-    if not wanted:
+    fix = "save whole numbers (n,), as numpy.unique(ids, return_inverse=True)[1] makes them: no identifiers"
+    found = arrays_by_part(arrays, PATIENT_NAMES, ys, "iu", "patient", fix)
+    if not found:
         return {}
-    for part, key in wanted.items():
-        found = arrays[key]
-        if found.ndim != 1 or found.dtype.kind not in "iu":
-            raise Fault(
-                f"{key} is {found.dtype} {found.shape}",
-                "save whole numbers (n,), as numpy.unique(ids, return_inverse=True)[1] makes them: no identifiers",
-            )
-        if len(found) != len(ys[part]):
-            raise Fault(
-                f"{key} has {len(found)} patients, {part} {len(ys[part])} samples",
-                "save one for each sample",
-            )
     # uint64 wraps around, so that different numbers stay different
-    pooled = np.concatenate([arrays[key].astype(np.int64) for key in wanted.values()])
+    pooled = np.concatenate([own.astype(np.int64) for own in found.values()])
     numbers = np.unique(pooled, return_inverse=True)[1].astype(np.int64)
-    ends = np.cumsum([len(arrays[key]) for key in wanted.values()])
-    parts = dict(zip(wanted, np.split(numbers, ends[:-1]), strict=True))
+    ends = np.cumsum([*map(len, found.values())])
+    parts = dict(zip(found, np.split(numbers, ends[:-1]), strict=True))
     several = sum(len(np.unique(part)) for part in parts.values()) - len(np.unique(numbers))
     if several:
         raise Fault(
@@ -54,7 +63,7 @@ def read_patients(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[
     return parts
 
 
-def describe_patients(parts: Mapping[str, Array]) -> str:
+def describe_patients(parts: Arrays) -> str:
     """Describe the number of patients in each part, for the hospital only."""
     return ", ".join(f"{part} {len(np.unique(patients))}" for part, patients in parts.items())
 
@@ -106,26 +115,15 @@ MOST_GROUPS = 12
 LONGEST = 40  # characters of a name
 
 
-def read_subgroups(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[str, Array]:
+def read_subgroups(arrays: Arrays, ys: Arrays) -> Arrays:
     """Read each part's subgroups, text (n,); empty where the file has none. Raises Fault.
 
     ``ys``: the labels of each part.
     """
-    wanted = keys_by_part(arrays, SUBGROUP_NAMES, ys, "one subgroup per sample and part")
-    for part, key in wanted.items():
-        found = arrays[key]
-        if found.ndim != 1 or found.dtype.kind != "U":
-            raise Fault(
-                f"{key} is {found.dtype} {found.shape}",
-                'save texts (n,), as numpy.array(["female", "male"]) is',
-            )
-        if len(found) != len(ys[part]):
-            raise Fault(
-                f"{key} has {len(found)} subgroups, {part} {len(ys[part])} samples",
-                "save one for each sample",
-            )
-    check_names(name for key in wanted.values() for name in np.unique(arrays[key]))
-    return {part: arrays[key] for part, key in wanted.items()}
+    fix = 'save texts (n,), as numpy.array(["female", "male"]) is'
+    found = arrays_by_part(arrays, SUBGROUP_NAMES, ys, "U", "subgroup", fix)
+    check_names(name for own in found.values() for name in np.unique(own))
+    return found
 
 
 def check_names(given: Iterable[str]) -> None:
@@ -144,7 +142,7 @@ def check_names(given: Iterable[str]) -> None:
             )
 
 
-def describe_subgroups(parts: Mapping[str, Array]) -> str:
+def describe_subgroups(parts: Arrays) -> str:
     """Describe the number of samples of each subgroup in each part, for the hospital only."""
     found = []
     for part, groups in parts.items():

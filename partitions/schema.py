@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from partitions.common.errors import DataError
-from partitions.common.names import is_formula
+from partitions.common.names import Names, is_formula
 from partitions.common.plain_yaml import load_yaml
 
 LONGEST_NAME = 200  # characters of a name or a unit
@@ -70,7 +70,7 @@ class Schema:
     """
 
     features: tuple[Feature, ...] = ()
-    labels: tuple[str, ...] = ()
+    labels: Names = ()
     dtype: str = ""
     table: str = ""
     text: str = field(init=False, repr=False, compare=False, default="")  # the canonical form
@@ -96,7 +96,7 @@ class Schema:
         object.__setattr__(self, "text", text)
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Names:
         """The columns' names."""
         return tuple(feature.name for feature in self.features)
 
@@ -297,7 +297,7 @@ def majority(schemas: Sequence[Schema]) -> Schema:
     )
 
 
-def _most(orders: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _most(orders: Sequence[Names]) -> Names:
     sets = Counter(frozenset(order) for order in orders if order)
     if not sets:
         return ()

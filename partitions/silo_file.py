@@ -80,6 +80,7 @@ from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, describe_division, divide_own, rows_of
 from partitions.splits import (
     Array,
+    Arrays,
     Dataset,
     SiloData,
     Split,
@@ -113,7 +114,7 @@ class Contents:
     recipe: str = ""
     cohort: str = ""
     # Per split, of a table: which values are filled
-    gaps: Mapping[str, Array] = field(default_factory=dict)
+    gaps: Arrays = field(default_factory=dict)
 
     def divide(self) -> SiloData:
         """Return the parts of the file, or parts drawn by its samples' values. Raises DataError for too few samples."""
@@ -213,7 +214,7 @@ def write_silo_file(
     data: SiloData,
     *,
     streams: Mapping[str, Iterable[Array]] | None = None,
-    gaps: Mapping[str, Array] | None = None,
+    gaps: Arrays | None = None,
 ) -> None:
     """Write one silo's data with its schema, atomically and uncompressed; the same data give the same bytes.
 
@@ -256,7 +257,7 @@ def write_silo_file(
     write_npz(Path(path), arrays | written_schema(data.schema), samples)
 
 
-def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
+def written_labels(part: str, y: Array, task: str) -> Arrays:
     """Return a file's arrays for the labels of one part; ``part``: "" for a file with one part."""
     end = f"_{part}" if part else ""
     if task == "survival":
@@ -326,12 +327,7 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
 
 
 def read_targets(
-    raw: Mapping[str, Array],
-    xs: Mapping[str, Array],
-    arrays: Mapping[str, Array],
-    asked: str,
-    *,
-    survival: bool,
+    raw: Arrays, xs: Arrays, arrays: Arrays, asked: str, *, survival: bool
 ) -> tuple[str, dict[str, Array]]:
     """Return the task, and the labels of each split. Raises Fault."""
     task = stated_task(arrays, asked)
@@ -344,10 +340,7 @@ def read_targets(
 
 
 def read_x(
-    split: str,
-    named: Mapping[tuple[str, str], Array],
-    arrays: Mapping[str, Array],
-    vocabulary: int,
+    split: str, named: Mapping[tuple[str, str], Array], arrays: Arrays, vocabulary: int
 ) -> Array:
     """Read and check the inputs of a split; several become one structured array."""
     found: dict[str, Array] = {}

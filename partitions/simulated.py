@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from partitions.common.names import silo_name
+from partitions.common.names import Names, silo_name
 from partitions.datasets.registry import load_dataset
 from partitions.own.dataset import resolve_name as own_named
 from partitions.own_files import hospitals_of, parse_source, read_hospitals, subsample_dataset
 from partitions.schemes.registry import SiloIndices, partition, silo_data
 from partitions.silo_file import read_dataset_file
-from partitions.splits import Dataset, SiloData, take, unread
+from partitions.splits import Dataset, Shape, SiloData, take, unread
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> 
 
 
 @lru_cache(maxsize=8)
-def names_of(dataset: str, partition: str, silos: int) -> tuple[str, ...]:
+def names_of(dataset: str, partition: str, silos: int) -> Names:
     """Return the names of a simulation's silos: of a researcher's own hospitals, else ``hospital-01`` and so on."""
     own = hospitals_of(parse_source(dataset)) if partition == "natural" else []
     return tuple(own or map(silo_name, range(silos)))
@@ -77,7 +77,7 @@ def part_of(division: Division, index: int) -> SiloData:
 
 
 @lru_cache(maxsize=1)
-def pool_of(division: Division, silos: tuple[int, ...]) -> SiloData:
+def pool_of(division: Division, silos: Shape) -> SiloData:
     """Return the first silo's data, with the training samples of all these silos in place of its own."""
     whole, parts = divide(division)
     return replace(

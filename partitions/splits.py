@@ -14,6 +14,8 @@ from partitions.schema import NO_SCHEMA, Schema
 from partitions.stored import OnDisk, concatenate, fits, in_memory, rows_in
 
 Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]  # by their names
+Shape = tuple[int, ...]
 
 TABLE_SEED = 42  # for the train/test split of data sets without one
 TABLE_TEST = 0.2

@@ -24,7 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.splits import Array
+from partitions.splits import Array, Shape
 
 PADDING = 0
 UNKNOWN = 1
@@ -76,7 +76,7 @@ class Vocabulary(Protocol):
 
     size: int
     unknown: int
-    end: tuple[int, ...]
+    end: Shape
 
     def tokens(self, text: str) -> list[int]:
         """Return all tokens of a text."""
@@ -87,7 +87,7 @@ class Words:
     """Vocabulary from a list of words; the first one is token 2."""
 
     unknown: int = UNKNOWN
-    end: tuple[int, ...] = ()
+    end: Shape = ()
 
     def __init__(self, words: Sequence[str]) -> None:
         self.number = {word: i for i, word in enumerate(words, FIRST_WORD)}
@@ -104,7 +104,7 @@ class Hashed:
     """
 
     unknown: int = UNKNOWN
-    end: tuple[int, ...] = ()
+    end: Shape = ()
 
     def __init__(self, buckets: int = BUCKETS) -> None:
         if not 1 <= buckets <= MOST_BUCKETS:
@@ -143,7 +143,7 @@ class Pieces:
         self.size = len(pieces)
         self.unknown = self.number["[UNK]"]
         self.start: int = self.number["[CLS]"]
-        self.end: tuple[int, ...] = (self.number["[SEP]"],)
+        self.end: Shape = (self.number["[SEP]"],)
         self.cased = any(
             piece != piece.lower() for piece in pieces if not piece.startswith("[")
         )

@@ -49,7 +49,7 @@ from models.networks.vit import PUBLISHED as VIT_PUBLISHED
 from models.networks.vit import VisionTransformer, VitSettings
 from models.shapes import Shape, inputs_of, kind_of
 from partitions.common.errors import UserError
-from partitions.common.plugins import NETWORKS, plugins
+from partitions.common.own_code import NETWORKS, plugins
 
 Make = Callable[[Shape, int, Any], nn.Module]
 FLATTENED = ("table", "signal", "picture", "volume")

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from .errors import DataError, UserError
 
+Names = tuple[str, ...]
+
 # Text that a spreadsheet would compute, also if guarded already
 FORMULA = re.compile(r"'*[=+\-@\t\r]")
 NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")

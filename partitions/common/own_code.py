@@ -1,11 +1,11 @@
-"""A user's own code: a function that is named as ``package.module:function``, and the SHA-256 of its source."""
+"""Code that is not ours: a function named as ``package.module:function``, its source's SHA-256, installed plug-ins."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from partitions.common.errors import UserError
 from partitions.common.source_sum import source_sum
 
+STRATEGIES, NETWORKS = "silofl.strategies", "silofl.networks"  # groups of entry points
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -55,3 +56,19 @@ def code_sum(function: Callable[..., Any]) -> str:
 def by_entry_point(group: str, name: str) -> str:
     """Return what an installed package's entry point of this name stands for, MODULE:FUNCTION; "" without one."""
     return next((own.value for own in entry_points(group=group, name=name)), "")
+
+
+def plugins(group: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield name, package and object of each entry point, in the order of the names.
+
+    Raises UserError for one that cannot be loaded.
+    """
+    for entry in sorted(entry_points(group=group), key=lambda own: own.name):
+        package = entry.dist.name if entry.dist else "a package"
+        try:
+            yield entry.name, package, entry.load()
+        except Exception as error:
+            raise UserError(
+                f"{entry.name} of {package} ({group}) cannot be loaded: {' '.join(repr(error).split())[:300]}; update "
+                f"{package}, or uninstall it"
+            ) from None

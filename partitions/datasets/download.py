@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.splits import Array, Dataset, Split, split_table
+from partitions.splits import Array, Arrays, Dataset, Split, split_table
 
 TIMEOUT = 30  # seconds without a byte before a download fails
 
@@ -99,9 +99,7 @@ class Source:
                 f"{place} cannot be read ({error}); {self.described.mend}"
             ) from error
 
-    def once(
-        self, files: Sequence[Path], decode: Callable[[], Mapping[str, Array]]
-    ) -> dict[str, Array]:
+    def once(self, files: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
         """Decode files once (:func:`decode_once`)."""
         return decode_once(self.name, files, decode)
 
@@ -206,9 +204,7 @@ def download(
             Path(temporary).unlink(missing_ok=True)
 
 
-def decode_once(
-    name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str, Array]]
-) -> dict[str, Array]:
+def decode_once(name: str, sources: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
     """Decode slow files once; later calls map the decoded arrays from our cache, shared between processes.
 
     Where the cache cannot be written, the arrays stay in memory.

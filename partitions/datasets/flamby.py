@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.datasets.download import Source, read_rgb
-from partitions.splits import Array, Dataset, Split
+from partitions.splits import Array, Arrays, Dataset, Split
 
 # Heart disease
 
@@ -193,7 +193,7 @@ def load_isic(source: Source) -> Dataset:
             f"{len(missing)} of {len(rows)} pictures are missing, first {missing[0]}"
         )
 
-    def decode() -> dict[str, Array]:
+    def decode() -> Arrays:
         x = np.empty((len(pictures), ISIC_SIDE, ISIC_SIDE, 3), np.uint8)
         for own, picture in zip(x, tqdm(pictures, desc=source.name, unit=""), strict=True):
             own[:] = read_isic(source, picture, prepared=folder == found[0])
@@ -296,7 +296,7 @@ def load_ixi(source: Source) -> Dataset:
         for kind in ("T1", "label")
     ]
 
-    def decode() -> dict[str, Array]:
+    def decode() -> Arrays:
         from partitions.importing.volumes.nifti import read_stored
 
         x = np.empty((len(subjects), *IXI_SHAPE, 1), np.float32)

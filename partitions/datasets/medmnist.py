@@ -21,7 +21,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.datasets.download import Source, cached_folder, download
 from partitions.npz import read_array
-from partitions.splits import Array, Dataset, Split
+from partitions.splits import Array, Dataset, Shape, Split
 
 PARTS = {"train": ("train", "val"), "test": ("test",)}
 
@@ -67,7 +67,7 @@ def _labels(path: Path, part: str, task: str, classes: int) -> Array:
     return y
 
 
-def _pictures(name: str, path: Path, size: tuple[int, ...]) -> list[Array]:
+def _pictures(name: str, path: Path, size: Shape) -> list[Array]:
     """Return pictures for training and for testing, uint8 (n, *size, c), mapped; without a cache, in memory."""
 
     def unpack(folder: Path) -> None:
@@ -86,7 +86,7 @@ def _pictures(name: str, path: Path, size: tuple[int, ...]) -> list[Array]:
     return found
 
 
-def _join(path: Path, parts: Sequence[str], size: tuple[int, ...], out: IO[bytes]) -> None:
+def _join(path: Path, parts: Sequence[str], size: Shape, out: IO[bytes]) -> None:
     """Write the pictures of these parts, concatenated, as one .npy file, with one piece at a time in memory."""
     with zipfile.ZipFile(path) as archive:
         shapes = []
@@ -107,7 +107,7 @@ def _join(path: Path, parts: Sequence[str], size: tuple[int, ...], out: IO[bytes
                     raise DataError(f"{part}: there are other pictures than the header says")
 
 
-def _shape(part: str, file: IO[bytes], size: tuple[int, ...]) -> tuple[int, ...]:
+def _shape(part: str, file: IO[bytes], size: Shape) -> Shape:
     """Read the header of a part's array, and return the shape (n, *size, c) of its pictures."""
     version = np.lib.format.read_magic(file)
     read = (

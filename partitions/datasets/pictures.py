@@ -15,7 +15,7 @@ from partitions.common.errors import DataError
 from partitions.common.sizes import unpack
 from partitions.datasets.download import Source, md5_of, read_rgb
 from partitions.datasets.pickles import read_pickle
-from partitions.splits import Array, Dataset, Split
+from partitions.splits import Array, Arrays, Dataset, Split
 
 PARTS = ("train", "test")
 
@@ -104,7 +104,7 @@ def load_emnist(source: Source) -> Dataset:
     """
     paths = [source.require(f"{file}.gz", file) for file in source.described.files]
 
-    def decode() -> dict[str, Array]:
+    def decode() -> Arrays:
         arrays = read_files(source, paths)
         upright = {
             key: np.ascontiguousarray(arrays[key].transpose(0, 2, 1)) for key in KEYS[::2]
@@ -114,7 +114,7 @@ def load_emnist(source: Source) -> Dataset:
     return in_parts(source, source.once(paths, decode))
 
 
-def in_parts(source: Source, arrays: Mapping[str, Array]) -> Dataset:
+def in_parts(source: Source, arrays: Arrays) -> Dataset:
     """Return the data set of pictures (n, h, w) and labels (n,)."""
     train, test = (
         Split(arrays[f"x_{part}"][..., np.newaxis], arrays[f"y_{part}"].astype(np.int64))
@@ -183,7 +183,7 @@ def load_tiny_imagenet(source: Source) -> Dataset:
         if len(np.unique(own)) != TINY_CLASSES:
             raise source.fault(f"a class in {root} is without pictures for {part}; {again}")
 
-    def decode() -> dict[str, Array]:
+    def decode() -> Arrays:
         arrays = {}
         for part, rows in parts.items():
             arrays[part] = np.empty((len(rows), TINY_SIDE, TINY_SIDE, 3), np.uint8)
@@ -239,7 +239,7 @@ def load_cifar(source: Source) -> Dataset:
     if tiles:
         files = [*sorted(found.parent.glob("*.webp")), found.parent / "labels.npz"]
 
-    def decode() -> dict[str, Array]:
+    def decode() -> Arrays:
         if tiles:
             return read_tiles(found.parent)
         if found.suffix == ".npz":
@@ -265,7 +265,7 @@ def load_cifar(source: Source) -> Dataset:
     return source.in_parts(*splits)
 
 
-def read_tiles(folder: Path) -> dict[str, Array]:
+def read_tiles(folder: Path) -> Arrays:
     """Read WebP sheets ``train_NN.webp``/``test_NN.webp`` (50 x 50 pictures each, row by row) and ``labels.npz``."""
     arrays: dict[str, Array] = {}
     with np.load(folder / "labels.npz", allow_pickle=False) as labels:
@@ -284,7 +284,7 @@ def read_tiles(folder: Path) -> dict[str, Array]:
     return arrays
 
 
-def read_archive(source: Source, path: Path) -> dict[str, Array]:
+def read_archive(source: Source, path: Path) -> Arrays:
     """Read a published archive: ``cifar-*-binary.tar.gz``, or ``cifar-*-python.tar.gz``.
 
     A record of the binary one is one label byte (CIFAR-100: a coarse and a fine one) and 3,072 bytes of planes of red,

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.datasets.download import Source
 from partitions.datasets.pickles import read_pickle
-from partitions.splits import Array, Dataset, Split
+from partitions.splits import Array, Arrays, Dataset, Split
 from partitions.stored import together
 
 # KU-HAR
@@ -46,7 +46,7 @@ def load_ku_har(source: Source) -> Dataset:
             (path, label) for path in found if path.name.partition("_")[0] != KUHAR_WITHOUT
         ]
 
-    def decode() -> dict[str, Array]:
+    def decode() -> Arrays:
         windows = [
             (path.name.partition("_")[0], label, window)
             for path, label in tqdm(files, desc=source.name, unit="")
@@ -161,13 +161,13 @@ def read_clients(
     folders: Mapping[str, Path],
     clients: Sequence[str],
     single: Sequence[str] = (),
-) -> dict[str, Array]:
+) -> Arrays:
     """Return both inputs of all clients' samples (n,), labels int64 (n,), and each client's sample count; read once.
 
     ``single``: inputs with one step only, which become tables.
     """
 
-    def decode() -> dict[str, Array]:
+    def decode() -> Arrays:
         parts: dict[str, list[FeatureEntry]] = {own: [] for own in folders}
         sizes = []
         for client in tqdm(clients, desc=source.name, unit=""):

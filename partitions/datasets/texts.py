@@ -15,7 +15,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.datasets.download import Source
 from partitions.importing.tables import read_lines
-from partitions.splits import Array, Dataset, Split
+from partitions.splits import Array, Arrays, Dataset, Split
 from partitions.tokens import LENGTH, Pieces, by_frequency, encode, read_vocabulary
 
 # AG News
@@ -81,7 +81,7 @@ def load_sent140(source: Source) -> Dataset:
     path = source.require(SENT_FILE)
     bert = path.parent / BERT_FILE
 
-    def decode() -> dict[str, Array]:
+    def decode() -> Arrays:
         counts = Counter(user for user, _, _ in read_tweets(source, path))
         rank = {user: i for i, (user, _) in enumerate(counts.most_common(SENT_READ), 1)}
         tweets = [tweet for tweet in read_tweets(source, path) if tweet[0] in rank]

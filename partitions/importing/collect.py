@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from partitions.array_names import SPLITS, make_schema
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing.division import (
     assign_splits,
     check_class_names,
@@ -41,7 +42,7 @@ from partitions.recipes.pipeline import check_fills, fit, future_notes, gaps_of,
 from partitions.recipes.recipe import Recipe, with_fills
 from partitions.schema import few, tidy
 from partitions.silo_file import write_silo_file
-from partitions.splits import Array, SiloData, Split
+from partitions.splits import Array, Arrays, SiloData, Split
 from partitions.tokens import parse_vocabulary
 
 if TYPE_CHECKING:
@@ -55,9 +56,9 @@ class Collected:
     samples: list[SampleSource]
     data: SiloData
     places: Array  # the split of each sample, text (n,)
-    label_names: tuple[str, ...]
-    feature_names: tuple[str, ...]
-    notes: tuple[str, ...]
+    label_names: Names
+    feature_names: Names
+    notes: Names
     recipe: Recipe | None = None
     pictures: PictureRecipe | None = None
     gaps: Array | None = None  # of a table: which values are filled, bool (n, columns)
@@ -67,11 +68,11 @@ class Collected:
         """Return whether the inputs are pictures or scans, each in its own file."""
         return bool(self.samples[0].file)
 
-    def order(self) -> dict[str, Array]:
+    def order(self) -> Arrays:
         """Return the samples' indices in the source, per split."""
         return {split: np.flatnonzero(self.places == split) for split in SPLITS}
 
-    def gaps_by_part(self) -> dict[str, Array]:
+    def gaps_by_part(self) -> Arrays:
         """Return which values are filled, per split; empty where none is."""
         if self.gaps is None or not self.gaps.any():
             return {}

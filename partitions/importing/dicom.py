@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from partitions.common.names import Names
 from partitions.importing.dicom_file import (
     check_pixels,
     check_readable,
@@ -113,9 +114,6 @@ def read_header(path: Path, where: str) -> Header | str:
             )
         if picture:
             check_pixels(dataset)
-        identity = {
-            key: pseudonym(_text(dataset, keyword)) for key, keyword in IDENTITY.items()
-        }
         position, directions = place_of(dataset)
         along = (
             None
@@ -123,9 +121,19 @@ def read_header(path: Path, where: str) -> Header | str:
             else float(np.cross(*directions) @ position)
         )
         number = int(dataset.get("InstanceNumber") or 0)
-        return Header(
-            identity, _text(dataset, "SeriesDescription"), along, number, frames_of(dataset)
-        )
+        description = _text(dataset, "SeriesDescription")
+        return Header(identity_of(dataset), description, along, number, frames_of(dataset))
+
+
+def identity_of(dataset: Dataset) -> dict[str, str]:
+    """Return the pseudonyms of :data:`IDENTITY`, "" where a header has no value."""
+    return {key: pseudonym(_text(dataset, keyword)) for key, keyword in IDENTITY.items()}
+
+
+def modality_of(dataset: Dataset) -> str:
+    """Return DICOM's code of the modality; "other" for any other value, which may be a text."""
+    text = _text(dataset, "Modality")
+    return text if text in MODALITIES else "other" if text else ""
 
 
 def read_key(path: Path, where: str, kind: str) -> str:
@@ -171,13 +179,12 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
 
 def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
     """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's."""
-    modality = _text(dataset, "Modality")
     colours = _text(dataset, "PhotometricInterpretation")
     spacing = spacing_of(header)
     _, plane = place_of(header)
     return Acquisition(
         format="dicom",
-        modality=modality if modality in MODALITIES else "other" if modality else "",
+        modality=modality_of(dataset),
         plane=""
         if plane is None
         else ("sagittal", "coronal", "axial")[int(np.abs(np.cross(*plane)).argmax())],
@@ -344,7 +351,7 @@ def place_of(header: Dataset) -> tuple[Array | None, Array | None]:
     )
 
 
-def warnings_of(dataset: Dataset) -> tuple[str, ...]:
+def warnings_of(dataset: Dataset) -> Names:
     burned = _text(dataset, "BurnedInAnnotation").upper()
     if burned == "YES":
         return (BURNT,)

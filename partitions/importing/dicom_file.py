@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partitions.common.names import Names
 from partitions.common.sizes import (
     BLOCK,
     MOST_FRAMES,
@@ -82,7 +83,7 @@ def is_bare(start: bytes) -> bool:
     )
 
 
-def load(path: Path, tags: tuple[str, ...]) -> Dataset:
+def load(path: Path, tags: Names) -> Dataset:
     """Parse only these attributes, up to the pixels."""
     try:
         import pydicom

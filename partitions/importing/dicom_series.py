@@ -20,6 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing.dicom import Header, read_header
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.files import (
@@ -90,7 +91,7 @@ def find_studies(
     check_studies(source, studies, classes, strange)
     studies, left_out = with_series(source, studies, reading, outlines)
     notes = [*other_notes(source, files, others), *left_out]
-    by, patients, columns = "folder", "", tuple[str, ...]()
+    by, patients, columns = "folder", "", Names()
     labels: list[Answer] = [
         ((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies
     ]
@@ -277,7 +278,7 @@ def header_of(source: Path, path: Path, where: str) -> Header | str:
     return kind_of_other(path, source, named=False)
 
 
-def _folder(folders: tuple[str, ...]) -> tuple[str, str]:
+def _folder(folders: Names) -> tuple[str, str]:
     """Return split and class of a file below these folders."""
     if len(folders) > 1 and folders[0].lower() in SPLIT_NAMES:
         return SPLIT_NAMES[folders[0].lower()], folders[1]

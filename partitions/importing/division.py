@@ -9,6 +9,7 @@ import numpy as np
 
 from partitions.array_names import SPLITS
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing.images import SampleSource
 from partitions.importing.targets import Answers
 from partitions.labels import ONE_CLASS
@@ -50,7 +51,7 @@ def number_patients(samples: Sequence[SampleSource]) -> Array:
     return patients
 
 
-def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> tuple[str, ...]:
+def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> Names:
     """Return notes on samples that name no patient, and on patients whose identifier is written in several ways."""
     spellings: dict[str, dict[str, str]] = {}
     for sample in samples:
@@ -102,7 +103,7 @@ def check_class_names(names: Sequence[str], y: Array, patients: Array) -> None:
         )
 
 
-def rare_notes(table: DataFrame, recipe: Recipe, patients: Array) -> tuple[str, ...]:
+def rare_notes(table: DataFrame, recipe: Recipe, patients: Array) -> Names:
     """Return notes on categories of few patients. ``table``: from ``recipes.pipeline.convert``."""
     rare = []
     for j, column in enumerate(recipe.used):

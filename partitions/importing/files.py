@@ -18,6 +18,7 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing.scans import Unavailable
 
 MOST_NAMED = 3  # files in a message
@@ -78,7 +79,7 @@ class Faults:
         return made
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> Names:
         """Return the number of files that are left out, and each of them."""
         if not self.found:
             return ()
@@ -149,9 +150,7 @@ def list_kinds(kinds: Counter[str]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
-def passed_over(
-    source: Path, taken: Collection[Path | None], *, named: bool = True
-) -> tuple[str, ...]:
+def passed_over(source: Path, taken: Collection[Path | None], *, named: bool = True) -> Names:
     """Return the note on files below a folder that are not ``taken``, and on links."""
     files, own = list(files_below(source)), set(taken)
     kinds = Counter(
@@ -163,7 +162,7 @@ def passed_over(
     return *notes, *link_notes(source)
 
 
-def link_notes(source: Path) -> tuple[str, ...]:
+def link_notes(source: Path) -> Names:
     """Return the note on links that are not followed."""
     links = count_unfollowed(source)
     return (f"{links} links to folders, or to nothing, are passed over",) if links else ()

@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing import dicom
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.scans import ImageInfo, fit, fitted_size
@@ -53,7 +54,7 @@ class SampleSource:
     """One sample before it is read: its place, and its label, split and patient."""
 
     where: str  # for messages: "table.csv, line 7"
-    labels: tuple[str, ...]  # none where there is a mask
+    labels: Names  # none where there is a mask
     split: str  # "" = not given
     patient: str  # "" = not given
     file: Path | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing.images import SampleSource
 from partitions.importing.tables import SEPARATORS
 from partitions.recipes.cells import GROUPS
@@ -43,7 +44,7 @@ class Take(Asked):
     """
 
     text: str = ""
-    columns: tuple[str, ...] = ()
+    columns: Names = ()
     vocabulary: str = f"hashed:{BUCKETS}"
     length: int = LENGTH
     patient: str | None = ""
@@ -76,7 +77,7 @@ ALL_COLUMNS = Take()
 
 def read_inputs(
     rows: Sequence[SampleSource], values: Array, take: Take
-) -> tuple[Array, int, tuple[str, ...]]:
+) -> tuple[Array, int, Names]:
     """Return the inputs of a table's rows, the size of the vocabulary (0 without texts), and notes.
 
     ``values``: the columns' numbers, float32 (n, columns), without columns where the text is the only input.
@@ -119,7 +120,7 @@ def read_inputs(
 
 def new_inputs(
     rows: Sequence[SampleSource], table: DataFrame | None, recipe: Recipe
-) -> tuple[Array, int, tuple[str, ...]]:
+) -> tuple[Array, int, Names]:
     """Return inputs as :func:`read_inputs` by a recipe, from a ``table`` of ``recipes.pipeline.convert``.
 
     Raises DataError for gaps without a value.
@@ -148,7 +149,7 @@ def count_sharing(vocabulary: Hashed) -> int:
     return int(counts[counts > 1].sum())
 
 
-def copies(rows: Sequence[SampleSource], places: Array) -> tuple[str, ...]:
+def copies(rows: Sequence[SampleSource], places: Array) -> Names:
     """Return a note on texts of the test part that are also in another. ``places``: the part of each row, text (n,)."""
     elsewhere = {row.text for row, place in zip(rows, places, strict=True) if place != "test"}
     tested = [row for row, place in zip(rows, places, strict=True) if place == "test"]

@@ -14,6 +14,7 @@ from PIL import Image
 
 from partitions.common.errors import DataError
 from partitions.common.memory import is_out_of_memory
+from partitions.common.names import Names
 from partitions.common.sizes import TooLargeError
 from partitions.recipes.cells import identifier
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -39,7 +40,7 @@ class ImageInfo:
     channels: int
     deep: bool
     patient: str = ""
-    notes: tuple[str, ...] = field(default=())
+    notes: Names = field(default=())
     acquired: Acquisition = field(default_factory=Acquisition)
     depth: int = 0  # of a volume
     spelling: str = ""

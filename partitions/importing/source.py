@@ -40,6 +40,7 @@ import numpy as np
 
 from partitions.array_names import make_schema, written_schema
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing.collect import collect, write_collected
 from partitions.importing.discovery import find_rows
 from partitions.importing.division import FEWEST_DIVIDED, number_patients
@@ -71,9 +72,9 @@ class Imported:
 
     file: Path
     description: str
-    label_names: tuple[str, ...]
-    feature_names: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    label_names: Names
+    feature_names: Names
+    notes: Names = ()
     recipe: Recipe | None = None
     pictures: PictureRecipe | None = None
     divided: bool = True
@@ -175,7 +176,7 @@ def import_whole(out: Path, found: Found, options: ImportOptions) -> Imported:
         first = x.dtype != np.uint8  # channels first
         arrays = {"x": np.moveaxis(x, -1, 1) if first else x}
         streams["x"] = (np.moveaxis(picture, -1, 0) if first else picture for picture in source)
-    names: tuple[str, ...] = ()
+    names: Names = ()
     used = recipe or pictures
     labelled = found.columns if recipe else found.labelled
     assert used

@@ -12,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, kind_of, name_of, probe, read, read_mask
 from partitions.importing.options import ImportOptions
@@ -28,12 +29,12 @@ from partitions.recipes.pictures import (
     photometric_notes,
 )
 from partitions.recipes.reading import ReadOptions
-from partitions.splits import Array
+from partitions.splits import Array, Shape
 
 MOST_NAMED = 3  # pictures in a message
 
 
-def blank(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+def blank(shape: Shape, dtype: type[np.generic]) -> Array:
     """Return an array with shape and type of pictures or masks that are not in memory."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
@@ -238,7 +239,7 @@ class NewPictures:
 
 def new_pictures(
     samples: Sequence[SampleSource], recipe: PictureRecipe, faults: Faults | None = None
-) -> tuple[NewPictures, tuple[str, ...]]:
+) -> tuple[NewPictures, Names]:
     """Return pictures to be read by a recipe, and notes. Raises DataError where they do not match the recipe."""
     if any(sample.file is None for sample in samples):
         raise DataError("the recipe is of pictures, and these are rows of a table")

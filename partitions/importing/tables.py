@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 
 from partitions.common.errors import DataError, Problems
-from partitions.common.names import unknown_name
+from partitions.common.names import Names, unknown_name
 from partitions.common.sizes import MOST_LINE, bounded_lines, check_columns, check_size
 from partitions.recipes.cells import GAPS, MINUS, is_number
 from partitions.recipes.lines import CELL_BYTES, Coded, ColumnReader, Line, Lines
@@ -57,7 +57,7 @@ LONGEST_SHOWN = 40  # characters of a cell in a message
 BLOCK_CELLS = 1 << 20  # cells that are read before they go into columns
 
 # A column, or several joined by commas; time and event; None: the usual one
-Label = str | tuple[str, ...] | None
+Label = str | Names | None
 
 
 @contextmanager
@@ -322,9 +322,7 @@ def mend_cells(count: int, columns: int, separator: str) -> str:
     return "fill its cells, or delete it if it is no row of the table"
 
 
-def label_columns(
-    path: Path, header: list[str], label: Label, usual: tuple[str, ...]
-) -> tuple[str, ...]:
+def label_columns(path: Path, header: list[str], label: Label, usual: Names) -> Names:
     """Return the label columns: the requested or the ``usual`` ones. A column's own name may contain commas."""
     if isinstance(label, str):
         columns = (
@@ -380,7 +378,7 @@ def with_point(where: str, name: str, cell: str, decimal: str) -> str:
     return cell.replace(",", ".")
 
 
-def labels_of(line: Line, columns: tuple[str, ...], decimal: str = ".") -> tuple[str, ...]:
+def labels_of(line: Line, columns: Names, decimal: str = ".") -> Names:
     """Return a line's labels, with a point in numbers for every ``decimal`` sign. Raises DataError without a label."""
     where, row = line
     if missing := [column for column in columns if row[column].casefold() in GAPS]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.names import plain_text, unknown_name
+from partitions.common.names import Names, plain_text, unknown_name
 from partitions.importing.dicom import IDENTITY
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take
@@ -71,7 +71,7 @@ class Answers:
     """
 
     y: Array
-    names: tuple[str, ...]
+    names: Names
     outputs: int
     present: Array | None
 
@@ -151,7 +151,7 @@ def plain_label(text: str) -> str:
 
 def number_labels(
     samples: Sequence[SampleSource], labels: Sequence[str], known: int = 0
-) -> tuple[Array, tuple[str, ...]]:
+) -> tuple[Array, Names]:
     """Return labels as int64 (n,), and the classes' names if they had to be numbered. ``known``: their number."""
     texts = [sample.labels[0] for sample in samples]
     places = {sample.labels[0]: sample.where for sample in reversed(samples)}
@@ -175,7 +175,7 @@ def number_labels(
     return np.array([number[text] for text in texts], np.int64), names
 
 
-def _declared_names(first: Mapping[str, str], labels: Sequence[str]) -> tuple[str, ...]:
+def _declared_names(first: Mapping[str, str], labels: Sequence[str]) -> Names:
     """Return the classes that --labels names. Raises DataError where a sample has another one."""
     if len(set(labels)) != len(labels):
         raise DataError("labels names a class twice")
@@ -197,7 +197,7 @@ def _class_numbers(first: Mapping[str, str], known: int, count: int) -> dict[str
     return number
 
 
-def _found_names(first: Mapping[str, str], count: int) -> tuple[str, ...]:
+def _found_names(first: Mapping[str, str], count: int) -> Names:
     """Return the classes of labels that are texts, in order. Raises DataError for one class, or for two spellings."""
     check_spellings(first)
     found = sorted({plain_label(text) for text in first})
@@ -242,7 +242,7 @@ KEYS = {
     **dict.fromkeys(("accession", "accessionnumber"), "accession"),
     **dict.fromkeys(("patient", "patientid"), "patient"),
 }
-Answer = tuple[tuple[str, ...], str, str]  # labels, split, patient
+Answer = tuple[Names, str, str]  # labels, split, patient
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class Joined:
     """A csv's answer for each study, None without one; ``by``: the column of the join; notes on the rest."""
 
     answers: list[Answer | None]
-    columns: tuple[str, ...]
+    columns: Names
     notes: list[str]
     by: str
     patient: str

@@ -28,7 +28,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.memory import is_out_of_memory
 from partitions.common.own_code import NAME, by_entry_point, code_sum, load_function
-from partitions.splits import Array
+from partitions.splits import Array, Arrays, Shape
 from partitions.stored import OnDisk
 
 GROUP = "silofl.datasets"  # of entry points
@@ -62,9 +62,9 @@ class OwnPart:
     name: str
     split: str
     dataset: Any
-    index: Mapping[str, Array]
+    index: Arrays
     count: int
-    shape: tuple[int, ...] = ()  # of a sample in the stored form
+    shape: Shape = ()  # of a sample in the stored form
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
     last: tuple[Any, Any] = (None, None)
 

@@ -31,7 +31,7 @@ from partitions.own.dataset import (
     resolve_name,
 )
 from partitions.recipes.cells import identifier
-from partitions.splits import Array
+from partitions.splits import Array, Arrays
 
 DIGESTS = tuple(f"digest_{split}" for split in PARTS)
 OWN_NAMES = ("dataset", "code", *DIGESTS)
@@ -39,7 +39,7 @@ ENDING = ".index.npz"
 REPEATED = 3  # samples of a split that are read twice
 
 
-def make_index(name: str) -> dict[str, Array]:
+def make_index(name: str) -> Arrays:
     """Read all samples of an own data set once; return the arrays of its index. Raises UserError or DataError."""
     own = open_own(name)
     arrays = columns_of(own)
@@ -86,7 +86,7 @@ def columns_of(own: OwnDataset) -> dict[str, Array]:
     return arrays
 
 
-def patient_numbers(parts: Mapping[str, OwnPart]) -> dict[str, Array]:
+def patient_numbers(parts: Mapping[str, OwnPart]) -> Arrays:
     """Return each split's patients as numbers from 0, the same for all spellings of an identifier."""
     known: dict[str, int] = {}
     return {
@@ -142,7 +142,7 @@ def arrays_at(path: Path) -> dict[str, Any]:
     return with_samples(found)
 
 
-def with_samples(arrays: Mapping[str, Array]) -> dict[str, Any]:
+def with_samples(arrays: Arrays) -> dict[str, Any]:
     """Return the arrays of a data file, those of an index file with their samples. Raises Fault where they differ."""
     if "dataset" not in arrays:
         return dict(arrays)

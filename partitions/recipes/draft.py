@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from partitions.common.errors import DataError, Problems
+from partitions.common.names import Names
 from partitions.recipes.cells import (
     DATE_FORMATS,
     GAPS,
@@ -69,7 +70,7 @@ def without_cells(draft: str, lines: Lines) -> str:
     return re.sub(r"^#.*$", masked, draft, flags=re.MULTILINE)
 
 
-def find_gaps(lines: Lines, columns: Sequence[str], asked: Asked) -> tuple[str, ...]:
+def find_gaps(lines: Lines, columns: Sequence[str], asked: Asked) -> Names:
     """Return the cells in these columns that mean a missing value, unchanged; the empty one first."""
     found = {
         cell

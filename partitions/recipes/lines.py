@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from partitions.common.names import Names
 from partitions.recipes.cells import LARGEST, ONE_GROUP, is_number
 from partitions.splits import Array
 
@@ -44,7 +45,7 @@ class Numbers:
 
     values: Array
     kinds: Array
-    others: tuple[str, ...]
+    others: Names
     sign: str
     decimal: tuple[int, str] | None
     unclear: tuple[int, str] | None

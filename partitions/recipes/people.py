@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from partitions.common.errors import DataError
-from partitions.common.names import unknown_name
+from partitions.common.names import Names, unknown_name
 from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Cells, Lines, cells_in
 
@@ -172,7 +172,7 @@ def count_distinct(lines: Lines, columns: Sequence[str]) -> str:
     )
 
 
-def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> tuple[str, ...]:
+def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> Names:
     """Return a note where each row is of another patient, by the column ``patient`` or without one, but another
     identifier repeats."""
     if patient and len(set(map(identifier, lines.columns[patient].different))) < len(lines):

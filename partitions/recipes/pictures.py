@@ -33,6 +33,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.common.parsed import parse_content
 from partitions.labels import TASKS
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -91,7 +92,7 @@ class Expected(RecipePart):
     pixel: Millimetres | None = None
     between: Millimetres | None = None
     rates: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    units: tuple[str, ...] = ()
+    units: Names = ()
 
 
 class Made(RecipePart):
@@ -264,7 +265,7 @@ def expect(seen: Sequence[Acquisition]) -> Expected:
     )
 
 
-def find_distinct(values: Iterable[str]) -> tuple[str, ...]:
+def find_distinct(values: Iterable[str]) -> Names:
     """Return the different values, sorted."""
     return tuple(sorted(set(values)))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.names import nearest
+from partitions.common.names import Names, nearest
 from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number
 from partitions.recipes.lines import Cells, Lines
 from partitions.recipes.recipe import Column, Recipe
@@ -157,7 +157,7 @@ def elapsed_time(
     return (when - start).total_seconds() / 86400 / DAYS[column.per], ""
 
 
-def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> tuple[str, ...]:
+def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> Names:
     """Return notes on misfits. Raises DataError, one line that names them, unless they may be gaps."""
     refused = [misfit for misfit in misfits if not misfit.taken_as]
     if refused and not as_gaps:
@@ -180,7 +180,7 @@ def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def future_notes(made: DataFrame, recipe: Recipe) -> tuple[str, ...]:
+def future_notes(made: DataFrame, recipe: Recipe) -> Names:
     """Return a note for each column with dates in the future. ``made``: from :func:`convert`."""
     notes = []
     for j, column in enumerate(recipe.used):

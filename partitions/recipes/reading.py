@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 
 MOST_SIDE = 4096  # voxels of a volume, on a side
 
@@ -32,9 +33,9 @@ class ReadOptions:
     series: str = ""
     volume: tuple[int, int, int] | None = None
     voxel: tuple[float, float, float] | None = None
-    outlines: tuple[str, ...] = ()
+    outlines: Names = ()
     binary_masks: bool = False
-    channels: tuple[str, ...] = ()
+    channels: Names = ()
     rate: float | None = None
     seconds: float | None = None
 
@@ -94,5 +95,5 @@ class Acquisition:
     pixel: float | None = None
     between: float | None = None
     rate: float | None = None
-    channels: tuple[str, ...] = ()
-    units: tuple[str, ...] = ()
+    channels: Names = ()
+    units: Names = ()

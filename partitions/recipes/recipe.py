@@ -30,6 +30,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.common.parsed import Frozen, parse_content
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
 from partitions.recipes.toml import as_toml
@@ -79,7 +80,7 @@ class RecipePart(Frozen):
         alias_generator=lambda name: KEYS.get(name, name.replace("_", "-")),
         validate_by_name=True,
     )
-    ALWAYS: ClassVar[tuple[str, ...]] = ()
+    ALWAYS: ClassVar[Names] = ()
 
     @property
     def content(self) -> dict[str, Any]:
@@ -146,7 +147,7 @@ class Column(RecipePart):
         return self.source or self.name
 
     @property
-    def levels(self) -> tuple[str, ...]:
+    def levels(self) -> Names:
         """All categories, ``other`` last."""
         return (*self.categories, *filter(None, (self.other,)))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partitions.common.errors import DataError
-from partitions.common.names import nearest
+from partitions.common.names import Names, nearest
 from partitions.common.parsed import parse_content
 from partitions.recipes.cells import date_formats, latest_of
 from partitions.recipes.lines import Lines, cells_in
@@ -135,7 +135,7 @@ def recipe_for(
     labels: Sequence[str],
     mapped: Mapped,
     asked: Asked,
-    gaps: tuple[str, ...],
+    gaps: Names,
 ) -> Recipe:
     """Return a hospital's recipe that makes the shared columns from its csv. ``labels``: the schema's.
 

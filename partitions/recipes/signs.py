@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.recipes.cells import ONE_GROUP, SIGN, SPACES
 from partitions.recipes.lines import Places
 
@@ -30,7 +31,7 @@ class Asked:
     decimal: str = ""
     thousands: str = ""
     dates: str = ""
-    gaps: tuple[str, ...] = ()
+    gaps: Names = ()
 
 
 @dataclass

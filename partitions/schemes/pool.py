@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from partitions.splits import Array
+from partitions.splits import Array, Arrays
 
 # One silo's samples before validation is taken: (training indices, test indices).
 Parts = tuple[Array, Array]
@@ -27,7 +26,7 @@ class Pool:
     classes: int
     silos: int
     rng: np.random.Generator
-    groups: Mapping[str, Array] | None = None
+    groups: Arrays | None = None
     # Whether groups keep the data set's own division into train and test
     own_test: bool = False
 

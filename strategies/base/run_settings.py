@@ -26,7 +26,7 @@ from models.trainable import Part
 from models.weights import weights_of
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
-from partitions.common.plugins import STRATEGIES, plugins
+from partitions.common.own_code import STRATEGIES, plugins
 from partitions.common.settings import build_settings, defaults_of, values_of
 from partitions.datasets.registry import DATASETS
 from partitions.own.dataset import resolve_name as own_named

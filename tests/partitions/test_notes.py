@@ -45,7 +45,7 @@ def take_in(source: Path, take: Take, **options) -> Imported:
 
 def test_notes_become_tokens(notes):
     """pt I seen no fever , sat . 9x: nine words; no other column is in the file, and two of a patient stay together."""
-    made = take_in(notes(), Take("NOTE", length=8))
+    made = take_in(notes(), Take(text="NOTE", length=8))
     assert (
         str(made).splitlines()[0] == "train 32, val 8, test 10 samples: texts of up to 8 tokens"
     )
@@ -71,7 +71,8 @@ def test_notes_become_tokens(notes):
 
 def test_numbers_beside_the_text(notes):
     made = take_in(
-        notes((3, row(3, "")), (4, row(4, " ; "))), Take("NOTE", ("age", "bmi"), length=12)
+        notes((3, row(3, "")), (4, row(4, " ; "))),
+        Take(text="NOTE", columns=("age", "bmi"), length=12),
     )
     assert "2 of 50 samples have no text: it counts as missing" in made.notes
     assert (
@@ -93,7 +94,7 @@ def test_a_file_of_words_is_compared_by_its_sum(notes):
     source = notes()
     words = source.with_name("words.txt")
     words.write_text("no\nfever\n,\nseen\n.\n")
-    made = take_in(source, Take("NOTE", vocabulary=str(words)))
+    made = take_in(source, Take(text="NOTE", vocabulary=str(words)))
     digest = hashlib.sha256(words.read_bytes()).hexdigest()
     assert (
         f"5 words in words.txt, SHA-256 {digest}: every hospital must have the same"
@@ -110,13 +111,15 @@ def test_a_file_of_words_is_compared_by_its_sum(notes):
 def test_a_text_without_words_in_berts_pieces_is_missing(notes):
     source = notes((3, row(3, "")))
     (source.parent / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nfever\n")
-    made = take_in(source, Take("NOTE", ("age",), vocabulary=str(source.parent / "vocab.txt")))
+    made = take_in(
+        source, Take(text="NOTE", columns=("age",), vocabulary=str(source.parent / "vocab.txt"))
+    )
     x = np.concatenate([made.data.train.x, made.data.val.x, made.data.test.x])
     assert (~x["text"].any(axis=1)).sum() == 1
     made.file.unlink()
     # Two lines a note
     with pytest.raises(ValueError, match=r"notes\.csv, line 8: NOTE has no word; fill or drop"):
-        take_in(source, Take("NOTE", vocabulary=str(source.parent / "vocab.txt")))
+        take_in(source, Take(text="NOTE", vocabulary=str(source.parent / "vocab.txt")))
 
 
 def test_notes_that_are_copied_into_the_test_part_are_told(notes):
@@ -124,14 +127,14 @@ def test_notes_that_are_copied_into_the_test_part_are_told(notes):
     rows = [
         (i, [f"note {i % 5}", str(i % 2), "test" if i >= 40 else "train"]) for i in range(50)
     ]
-    made = take_in(notes(*rows, header=header), Take("NOTE"))
+    made = take_in(notes(*rows, header=header), Take(text="NOTE"))
     assert made.notes[-1] == (
         "10 of 10 test samples have a text that is trained on, too: tests are too easy by that"
     )
 
 
 def test_words_that_share_a_number_are_counted(notes):
-    made = take_in(notes(), Take("NOTE", vocabulary="hashed:4"))
+    made = take_in(notes(), Take(text="NOTE", vocabulary="hashed:4"))
     shared = next(note for note in made.notes if "share a number" in note)
     words = {
         word
@@ -152,8 +155,8 @@ def test_the_label_is_said_where_no_column_has_that_name(notes):
         ValueError,
         match=r"no column label; name the label's column with --label: age, ill, NOTE$",
     ):
-        take_in(source, Take("NOTE"))
-    made = take_in(source, Take("NOTE"), label="ill")
+        take_in(source, Take(text="NOTE"))
+    made = take_in(source, Take(text="NOTE"), label="ill")
     assert made.data.classes == 2 and made.notes[0].startswith("left out are age;")
 
 
@@ -175,44 +178,44 @@ SECRET = "Anna Schmidt, b. 1950, was seen today because of her cough"
     [
         (
             (),
-            Take("NOTES"),
+            Take(text="NOTES"),
             {},
             r"unknown column of .*notes\.csv 'NOTES' \(did you mean 'NOTE'\?\)",
         ),
         (
             (),
-            Take("NOTE"),
+            Take(text="NOTE"),
             {"label": "NOTE"},
             "NOTE is the text and the label; name another column",
         ),
         (
             (),
-            Take("NOTE", ("weight",)),
+            Take(text="NOTE", columns=("weight",)),
             {},
             "unknown column of .* besides label, split, patient, NOTE: 'weight'",
         ),
         (
             (),
-            Take("NOTE", ("NOTE",)),
+            Take(text="NOTE", columns=("NOTE",)),
             {},
             "unknown column of .* besides label, split, patient, NOTE: 'NOTE'",
         ),
         (
             ((0, row(0, "")),),
-            Take("NOTE"),
+            Take(text="NOTE"),
             {},
             r"line 2: NOTE has no word; fill or drop such rows",
         ),
-        (((0, row(0, ";")),), Take("NOTE"), {}, r"line 2: NOTE has no word"),
+        (((0, row(0, ";")),), Take(text="NOTE"), {}, r"line 2: NOTE has no word"),
         (
             ((0, row(0, SECRET)),),
-            Take("bmi", ("NOTE",)),
+            Take(text="bmi", columns=("NOTE",)),
             {},
             r"line 2: NOTE is a text of 58 characters",
         ),
         (
             ((0, row(0, 4 * SECRET)),),
-            Take("bmi"),
+            Take(text="bmi"),
             {"label": "NOTE"},
             "line 2: the label is a text of 232 characters",
         ),
@@ -229,14 +232,14 @@ def test_faults_are_one_line_and_quote_no_note(notes, changed, take, options, fa
 def test_texts_are_of_a_table(tmp_path):
     (tmp_path / "a.csv").write_text("file,NOTE,label\na.png,x,0\n")
     with pytest.raises(ValueError, match="has pictures; --text and --columns are of a table"):
-        take_in(tmp_path / "a.csv", Take("NOTE"))
+        take_in(tmp_path / "a.csv", Take(text="NOTE"))
     with pytest.raises(ValueError, match="1 to 65536 tokens, not 0"):
-        Take("NOTE", length=0)
+        Take(text="NOTE", length=0)
 
 
 def test_a_long_note_is_read(notes):
     """Longer than the csv library's own limit of 131,072 characters."""
-    made = take_in(notes((0, row(0, 30_000 * "word "))), Take("NOTE", length=20_000))
+    made = take_in(notes((0, row(0, 30_000 * "word "))), Take(text="NOTE", length=20_000))
     assert made.data.train.x.shape[1] == 20_000
 
 

@@ -20,7 +20,6 @@ from partitions.importing.images import NIFTI, is_picture, open_picture
 from partitions.importing.scans import pseudonym, redacted_errors
 from partitions.importing.signals.recording import is_signal, open_recording
 from partitions.importing.volumes import nifti
-from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -156,17 +155,14 @@ def inspect_dicom(found: Inventory, path: Path) -> None:
     dataset = dicom_file.load(
         path, (*dicom.IDENTITY.values(), *dicom.PLACE, *dicom.KIND, *dicom.PIXELS)
     )
-    modality = code(dataset, "Modality", MODALITIES)
+    modality = dicom.modality_of(dataset)
     if modality in dicom.NO_PICTURES or not dataset.get("Rows") or not dataset.get("Columns"):
         found.kinds["DICOM files without a picture"] += 1
         found.objects[modality or "none"] += 1
         return
     dicom_file.check_readable(dataset, path)
     found.kinds["DICOM pictures"] += 1
-    key = {
-        name: pseudonym(str(dataset.get(keyword) or "").strip())
-        for name, keyword in dicom.IDENTITY.items()
-    }
+    key = dicom.identity_of(dataset)
     found.patients.update(filter(None, [key["patient"]]))
     found.nameless += not key["patient"]
     study = key["study"] or f"file {found.kinds['DICOM pictures']}"
@@ -187,26 +183,16 @@ def describe_header(dataset: Dataset) -> Iterator[tuple[str, str]]:
     header = dicom_file.of_frame(dataset, 0)
     taken = dicom.read_acquisition(dataset, header)
     yield "modality", taken.modality or "none"
-    yield (
-        "photometric interpretation",
-        code(dataset, "PhotometricInterpretation", PHOTOMETRIC) or "none",
-    )
+    known = taken.photometric if "PhotometricInterpretation" in dataset else "none"
+    yield "photometric interpretation", known
     yield "size", f"{dataset.Columns} x {dataset.Rows}"
-    yield (
-        "bits",
-        f"{int(dataset.get('BitsStored') or 0)} of {int(dataset.get('BitsAllocated') or 0)} bits",
-    )
+    stored, allocated = (int(dataset.get(f"Bits{own}") or 0) for own in ("Stored", "Allocated"))
+    yield "bits", f"{stored} of {allocated} bits"
     yield "plane", taken.plane or "not stated"
     yield "values", "rescaled to a unit" if taken.rescaled else "not rescaled"
     yield "window", "their own" if dicom.has_window(header) else "none"
     for note in dicom.warnings_of(dataset):
         yield "text", note
-
-
-def code(dataset: Dataset, keyword: str, known: frozenset[str]) -> str:
-    """Return a code that DICOM defines; "other" for any other value, which may be a text."""
-    text = str(dataset.get(keyword) or "").strip()
-    return text if text in known else "other" if text else ""
 
 
 # As lines

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing.dicom_series import holds_dicom
 from partitions.importing.discovery import class_folders, is_joined, only_csv
 from partitions.importing.files import files_below, place_of
@@ -40,7 +41,7 @@ class SourceLayout:
     source: Path
     files: list[tuple[str, Path]]
     table: Path | None = None
-    header: tuple[str, ...] = ()
+    header: Names = ()
     lines: Lines = NO_LINES
     folders: Counter[str] = field(default_factory=Counter)
     deeper: bool = False
@@ -151,7 +152,7 @@ def withhold_rare(layout: SourceLayout, roles: Roles) -> None:
 
 
 def task_of_table(
-    layout: SourceLayout, columns: tuple[str, ...], options: ImportOptions, roles: Roles
+    layout: SourceLayout, columns: Names, options: ImportOptions, roles: Roles
 ) -> None:
     """Add the task and the classes that the labels of a csv have, or a question."""
     try:

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from partitions.common.names import Names
 from partitions.common.sizes import BLOCK, check_picture
 from partitions.importing.dicom_file import is_dicom, load
 from partitions.importing.scans import ScanError, Unavailable
-from partitions.splits import Array
+from partitions.splits import Array, Shape
 
 WFDB, EDF = ".hea", ".edf"
 ENDINGS = (WFDB, EDF)
@@ -44,14 +45,14 @@ class Recording:
     """
 
     format: str
-    names: tuple[str, ...]
-    units: tuple[str, ...]
+    names: Names
+    units: Names
     scales: tuple[float, ...]
     rates: tuple[float, ...]
-    steps: tuple[int, ...]
+    steps: Shape
     values: Callable[[Sequence[int], float], list[Array]]
     patient: str = ""
-    notes: tuple[str, ...] = ()
+    notes: Names = ()
 
 
 def is_waveform(path: Path) -> bool:

@@ -26,7 +26,7 @@ from partitions.importing.scans import (
 from partitions.importing.signals.recording import Recording, open_recording
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.schema import few
-from partitions.splits import Array
+from partitions.splits import Array, Shape
 
 KIND = "a signal"
 MOST_RATIO = 1000  # of two rates, as a fraction
@@ -36,7 +36,7 @@ MOST_RATIO = 1000  # of two rates, as a fraction
 class ChosenChannels:
     """The channels of a recording to be read: their places, the rate, the steps to be made and those that are there."""
 
-    places: tuple[int, ...]
+    places: Shape
     rate: float
     steps: int
     there: int

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from partitions.common.errors import DataError, Problems
-from partitions.common.names import unknown_name
+from partitions.common.names import Names, unknown_name
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.tables import (
@@ -42,9 +42,7 @@ from partitions.recipes.signs import (
 from partitions.schema import Schema, few
 
 
-def draft_recipe(
-    lines: Lines, options: ImportOptions
-) -> tuple[Recipe, tuple[str, ...], Problems]:
+def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, Problems]:
     """Return the first draft of a table's recipe, notes on columns that are left out, and problems, which stay open."""
     path, header, take = lines.path, lines.header, options.take
     if take.text and take.text not in header:
@@ -90,21 +88,19 @@ def draft_recipe(
     return recipe, notes, problems
 
 
-def file_format(lines: Lines, decimal: str, gaps: tuple[str, ...]) -> FileFormat:
+def file_format(lines: Lines, decimal: str, gaps: Names) -> FileFormat:
     """Return how a csv is written."""
     encoding = lines.encoding.replace(UTF8, "utf-8")
     return FileFormat(encoding=encoding, separator=lines.separator, decimal=decimal, gaps=gaps)
 
 
-def draft_roles(
-    lines: Lines, options: ImportOptions, problems: Problems
-) -> tuple[tuple[str, ...], str]:
+def draft_roles(lines: Lines, options: ImportOptions, problems: Problems) -> tuple[Names, str]:
     """Return the columns of labels and of patients; one not found is open, and ``problems`` gets the reason."""
     path = lines.path
     header = lines.header
     take = options.take
     label = options.survival or options.label
-    columns: tuple[str, ...] = (OPEN,)
+    columns: Names = (OPEN,)
     patient = OPEN
     with problems.collect():
         if not label and "label" not in header:
@@ -171,7 +167,7 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
 
 def chosen_columns(
     lines: Lines, labels: Sequence[str], patient: str, take: Take
-) -> tuple[list[str], tuple[str, ...]]:
+) -> tuple[list[str], Names]:
     """Return the columns that a draft examines, and notes on those that are left out without examination."""
     path, header = lines.path, lines.header
     likely = left_out(
@@ -180,7 +176,7 @@ def chosen_columns(
     )
     others = [*labels, "split", "patient", *filter(None, (take.text, patient)), *likely]
     features = feature_columns(path, header, dict.fromkeys(others), take.columns)
-    notes: tuple[str, ...] = ()
+    notes: Names = ()
     for why in dict.fromkeys(likely.values()):
         left = [name for name in likely if likely[name] == why and name != "patient"]
         takes = " (--columns takes what is named)" if "patient" not in why else ""

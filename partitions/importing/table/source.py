@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partitions.common.errors import DataError
-from partitions.common.names import unknown_name
+from partitions.common.names import Names, unknown_name
 from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
@@ -46,8 +46,8 @@ class Found:
     """
 
     rows: list[SampleSource]
-    columns: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    columns: Names = ()
+    notes: Names = ()
     recipe: Recipe | None = None
     table: DataFrame | None = None
     by: str = "file"
@@ -112,7 +112,7 @@ def rows_of(lines: Lines, options: ImportOptions) -> Found:
     return replace(found, notes=notes)  # what becomes `other` is in the draft's own comments
 
 
-def labels_there(lines: Lines, wanted: Sequence[str]) -> tuple[str, ...]:
+def labels_there(lines: Lines, wanted: Sequence[str]) -> Names:
     """Return the label columns, which are all there, or none. Raises DataError for some of them."""
     there = tuple(name for name in wanted if name in lines.columns)
     if there and len(there) < len(wanted):
@@ -177,7 +177,7 @@ def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) 
     )
 
 
-def lines_by(path: Path, recipe: Recipe) -> tuple[Lines, tuple[str, ...]]:
+def lines_by(path: Path, recipe: Recipe) -> tuple[Lines, Names]:
     """Return the lines of a table by a recipe's format, and notes."""
     lines = read_lines(
         path, recipe.file.separator, recipe.file.encoding, recipe.file.gaps, or_utf8=True
@@ -234,7 +234,7 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
         )
 
 
-def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:
+def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> Found:
     """Convert a table's lines to samples."""
     table, misfits = convert(lines, recipe)
     notes = check_misfits(misfits, as_gaps)
@@ -245,7 +245,7 @@ def table_rows(lines: Lines, recipe: Recipe, columns: tuple[str, ...], as_gaps: 
     )
     whose = {key: (pseudonym(key), hash_text(key)) for key in dict.fromkeys(keys)}
     # Labels and split of each combination of cells
-    known: dict[tuple[str, ...], tuple[tuple[str, ...], str]] = {}
+    known: dict[Names, tuple[Names, str]] = {}
     names, rows = (*columns, "split"), list[SampleSource]()
     cells = zip(*(lines.columns.get(name, empty) for name in names), strict=True)
     for i, (own, key, text) in enumerate(zip(cells, keys, texts, strict=True)):

@@ -13,7 +13,7 @@ import numpy as np
 from partitions.common.sizes import MOST_BEFORE, TooLargeError, check_picture
 from partitions.importing.scans import ScanError, redacted_errors
 from partitions.importing.volumes.grid import RAS, Grid, check_grid, load_nibabel
-from partitions.splits import Array
+from partitions.splits import Array, Shape
 
 LONGEST_HEADER = 540  # bytes, of NIfTI-2
 
@@ -49,7 +49,7 @@ def load(path: Path) -> Any:
     return image
 
 
-def shape_of(image: Any) -> tuple[int, ...]:
+def shape_of(image: Any) -> Shape:
     """Return a volume's shape without axes of length 1 behind the third."""
     shape = tuple(image.shape)
     while len(shape) > 3 and shape[-1] == 1:

@@ -25,7 +25,7 @@ from partitions.importing.dicom import KIND, place_of, spacing_of
 from partitions.importing.dicom_file import check_decoder, frames_of, load, of_frame, pixels_of
 from partitions.importing.scans import ScanError, pseudonym
 from partitions.importing.volumes.grid import Grid
-from partitions.splits import Array
+from partitions.splits import Array, Shape
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -187,7 +187,7 @@ def fill_outline(drawn: Sequence[Dataset], grid: Grid) -> Array:
     return made
 
 
-def inside(rows: Array, columns: Array, shape: tuple[int, ...]) -> Array:
+def inside(rows: Array, columns: Array, shape: Shape) -> Array:
     """Return which pixel centres are inside a polygon, bool: those left of an odd number of its edges in their row."""
     made = np.zeros(shape, bool)
     own, across = np.arange(shape[0]), np.arange(shape[1])

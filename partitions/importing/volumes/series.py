@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from partitions.common.names import Names
 from partitions.common.sizes import check_picture
 from partitions.importing.dicom import (
     KIND,
@@ -71,7 +72,7 @@ class Series:
     planes: tuple[Plane, ...]
     grid: Grid
     acquired: Acquisition
-    notes: tuple[str, ...]
+    notes: Names
     patient: str  # as the header has it
 
 

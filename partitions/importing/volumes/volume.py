@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from partitions.common.names import Names
 from partitions.common.sizes import check_picture
 from partitions.importing.scans import (
     ImageInfo,
@@ -49,7 +50,7 @@ class Scan:
 
     grid: Grid
     acquired: Acquisition
-    notes: tuple[str, ...]
+    notes: Names
     patient: tuple[str, str]
     values: Callable[[], tuple[Array, Array]]
 
