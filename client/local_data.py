@@ -27,8 +27,8 @@ from models.standardisation import Columns
 from models.tasks.patches import Window
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import silo_name as simulated_name
+from partitions.inputs import reorder_data
 from partitions.labels import ONE_CLASS
-from partitions.reorder import reorder_data
 from partitions.schema import Schema, read_schema
 from partitions.silo_file import map_silo_file, read_silo_file
 from partitions.simulated import names_of, part_of, pool_of

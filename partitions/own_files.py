@@ -21,7 +21,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import silo_names
-from partitions.reorder import reorder_data
+from partitions.inputs import reorder_data
 from partitions.schema import difference, majority
 from partitions.silo_file import map_silo_file
 from partitions.site_split import rows_of

@@ -50,6 +50,7 @@ from partitions.array_names import (
 from partitions.common.errors import DataError
 from partitions.inputs import (
     check_alike,
+    count_columns,
     describe_inputs,
     is_input_name,
     read_gaps,
@@ -74,7 +75,6 @@ from partitions.patients import (
     read_patients,
     read_subgroups,
 )
-from partitions.reorder import count_columns
 from partitions.schema import NO_SCHEMA, Schema, difference, find_moved
 from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, describe_division, divide_own, rows_of

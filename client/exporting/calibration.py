@@ -35,7 +35,7 @@ from models.samples import BYTE_MEAN, BYTE_STD, Samples
 from models.tasks import binary_loss, probabilities
 from models.training import predict
 from partitions.common.errors import DataError, UserError
-from partitions.reorder import reorder_data
+from partitions.inputs import reorder_data
 from partitions.silo_file import read_silo_file
 from partitions.site_split import rows_of
 from partitions.splits import SiloData, Split, dtype_of

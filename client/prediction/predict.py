@@ -30,9 +30,9 @@ from partitions.common.errors import DataError, UserError
 from partitions.importing.source import reading
 from partitions.importing.streams import blank
 from partitions.importing.volumes.writing import check_writable, write_masks
+from partitions.inputs import reorder_columns
 from partitions.labels import ONE_CLASS
 from partitions.npz import write_npz
-from partitions.reorder import reorder_columns
 from partitions.schema import Schema, difference, few, find_moved, order_of
 from partitions.splits import Array, dtype_of, input_shape
 

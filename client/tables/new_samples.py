@@ -34,12 +34,11 @@ from partitions.importing.options import ImportOptions
 from partitions.importing.source import reading, with_recipe
 from partitions.importing.streams import NewPictures, new_pictures
 from partitions.importing.table.source import Found, lines_by, rows_by_recipe
-from partitions.inputs import read_vocabulary
+from partitions.inputs import count_columns, read_vocabulary
 from partitions.labels import Fault
 from partitions.npz import read_arrays
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any, parse_any
 from partitions.recipes.recipe import Recipe
-from partitions.reorder import count_columns
 from partitions.schema import Schema
 from partitions.silo_file import read_x
 from partitions.splits import Array, dtype_of

@@ -159,11 +159,11 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         )
         grey = is_grey(dataset)
         deep = grey and int(dataset.get("BitsStored") or 32) > 8
-        notes = [
-            *warnings_of(dataset),
-            *([MIDDLE] if frame is None and frames_of(dataset) > 1 else []),
-            *([NO_WINDOW] if deep and not reading.window and not has_window(header) else []),
-        ]
+        notes = [*warnings_of(dataset)]
+        if frame is None and frames_of(dataset) > 1:
+            notes.append(MIDDLE)
+        if deep and not reading.window and not has_window(header):
+            notes.append(NO_WINDOW)
         whose = _text(dataset, "PatientID")
         return ImageInfo(
             height,
@@ -287,11 +287,10 @@ def _window_of(header: Dataset) -> tuple[float, float] | None:
     centre, width = (_first(header.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None:
         return None
-    return (
-        (centre, width)
-        if width >= (1 if header.get("VOILUTFunction", "LINEAR") == "LINEAR" else 1e-6)
-        else None
-    )
+    linear = header.get("VOILUTFunction", "LINEAR") == "LINEAR"
+    if width < (1 if linear else 1e-6):
+        return None
+    return centre, width
 
 
 def has_window(header: Dataset) -> bool:

@@ -80,8 +80,10 @@ def kind_of(path: Path) -> str:
 
 def is_picture(path: Path) -> bool:
     """Return whether a file is a picture by its ending or, without one, by its content."""
-    if path.name.lower().endswith(PICTURES) or path.suffix:
-        return path.name.lower().endswith(PICTURES)
+    if path.name.lower().endswith(PICTURES):
+        return True
+    if path.suffix:
+        return False
     try:
         with open_picture(path, ""):
             return True
@@ -96,8 +98,10 @@ def is_sample(path: Path) -> bool:
 
 def paths_of(sample: SampleSource) -> list[Path]:
     """Return the files that a sample is read from, those that its header names included."""
-    own = files_of(sample.file) if sample.file else ()
-    return [*own, *([sample.mask] if sample.mask else [])]
+    found = [*files_of(sample.file)] if sample.file else []
+    if sample.mask:
+        found.append(sample.mask)
+    return found
 
 
 def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
@@ -248,11 +252,9 @@ def open_picture(path: Path, where: str) -> Iterator[Image.Image]:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         # Without the name of a patient's folder
         reason = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, FileNotFoundError | UnidentifiedImageError):
-            reason = (
-                "there is no such file"
-                if isinstance(error, FileNotFoundError)
-                else "it is no picture"
-            )
-            reason = "it is empty" if path.is_file() and not path.stat().st_size else reason
+        if isinstance(error, FileNotFoundError):
+            reason = "there is no such file"
+        elif isinstance(error, UnidentifiedImageError):
+            empty = path.stat().st_size == 0
+            reason = "it is empty" if empty else "it is no picture"
         raise DataError(f"{where}: {path.name} cannot be read ({reason})") from error

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partitions.reorder import reorder_data
+from partitions.inputs import reorder_data
 from partitions.schema import (
     Feature,
     Schema,

@@ -17,8 +17,8 @@ from client.tables.new_samples import NewSamples, read_samples
 from models import samples
 from partitions import npz, stored
 from partitions.common.errors import DataError
+from partitions.inputs import reorder_data
 from partitions.own_files import parse_source, read_hospitals
-from partitions.reorder import reorder_data
 from partitions.schema import Schema
 from partitions.silo_file import (
     check_silo_file,
