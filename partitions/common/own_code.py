@@ -50,12 +50,14 @@ def line_of(error: BaseException) -> str:
 def code_sum(function: Callable[..., Any]) -> str:
     """Return the SHA-256 of the source that defines a function: its module, or all modules of its package."""
     module = function.__module__
-    return source_sum(module, Path(str(sys.modules[module].__file__)))
+    file = sys.modules[module].__file__
+    return source_sum(module, Path(str(file)))
 
 
 def by_entry_point(group: str, name: str) -> str:
     """Return what an installed package's entry point of this name stands for, MODULE:FUNCTION; "" without one."""
-    return next((own.value for own in entry_points(group=group, name=name)), "")
+    found = entry_points(group=group, name=name)
+    return next((own.value for own in found), "")
 
 
 def plugins(group: str) -> Iterator[tuple[str, str, Any]]:
@@ -63,12 +65,14 @@ def plugins(group: str) -> Iterator[tuple[str, str, Any]]:
 
     Raises UserError for one that cannot be loaded.
     """
-    for entry in sorted(entry_points(group=group), key=lambda own: own.name):
+    found = entry_points(group=group)
+    for entry in sorted(found, key=lambda own: own.name):
         package = entry.dist.name if entry.dist else "a package"
         try:
             yield entry.name, package, entry.load()
         except Exception as error:
+            reason = " ".join(repr(error).split())
             raise UserError(
-                f"{entry.name} of {package} ({group}) cannot be loaded: {' '.join(repr(error).split())[:300]}; update "
+                f"{entry.name} of {package} ({group}) cannot be loaded: {reason[:300]}; update "
                 f"{package}, or uninstall it"
             ) from None

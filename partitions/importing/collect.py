@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from partitions.importing.division import (
     rare_notes,
 )
 from partitions.importing.files import Faults
-from partitions.importing.images import SampleSource, kind_of, read_mask
+from partitions.importing.images import Samples, SampleSource, kind_of, read_mask
 from partitions.importing.notes import read_inputs
 from partitions.importing.options import ImportOptions
 from partitions.importing.streams import (
@@ -131,7 +131,7 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     return Collected(samples, data, places, names, columns, notes, recipe, pictures, gaps)
 
 
-def subgroups_of(samples: Sequence[SampleSource]) -> Array:
+def subgroups_of(samples: Samples) -> Array:
     """Return each sample's subgroup, text (n,). Raises Fault for too many, or a name that cannot be."""
     check_names(sample.subgroup for sample in samples)
     return np.array([sample.subgroup for sample in samples])
@@ -235,9 +235,7 @@ def then_check(stream: Iterator[Array], faults: Faults, total: int) -> Iterator[
     faults.check(total)
 
 
-def check_lost(
-    before: Sequence[SampleSource], after: Sequence[SampleSource], task: str
-) -> None:
+def check_lost(before: Samples, after: Samples, task: str) -> None:
     """Raise DataError where no file of a class can be read."""
     lost = (
         {own.labels for own in before} - {own.labels for own in after}

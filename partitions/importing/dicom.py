@@ -181,13 +181,15 @@ def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
     """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's."""
     colours = _text(dataset, "PhotometricInterpretation")
     spacing = spacing_of(header)
-    _, plane = place_of(header)
+    _, axes = place_of(header)
+    plane = ""
+    if axes is not None:
+        along = np.abs(np.cross(*axes))
+        plane = ("sagittal", "coronal", "axial")[int(along.argmax())]
     return Acquisition(
         format="dicom",
         modality=modality_of(dataset),
-        plane=""
-        if plane is None
-        else ("sagittal", "coronal", "axial")[int(np.abs(np.cross(*plane)).argmax())],
+        plane=plane,
         photometric=colours if colours in PHOTOMETRIC else "other",
         rescaled=bool(header.get("ModalityLUTSequence")) or "RescaleSlope" in header,
         pixel=min(spacing) if spacing else None,
@@ -206,9 +208,9 @@ def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None)
         if is_grey(dataset):
             values = show(array, header, reading.window)
             deep = int(dataset.get("BitsStored") or 32) > 8
-            picture = Image.fromarray(
-                values if deep else np.rint(values * 255).astype(np.uint8)
-            )
+            if not deep:
+                values = np.rint(values * 255).astype(np.uint8)
+            picture = Image.fromarray(values)
         else:
             picture = Image.fromarray(_to_rgb(array, dataset))
         spacing = spacing_of(header, ratio=not reading.spacing)
@@ -230,8 +232,10 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
         shown = values / (2.0**header.BitsStored - 1)
     else:
         seen = values[~padding]
-        low, high = (seen.min(), seen.max()) if seen.size else (0.0, 0.0)
-        shown = (values - low) / (high - low) if high > low else np.zeros_like(values)
+        shown = np.zeros_like(values)
+        if seen.size and seen.max() > seen.min():
+            low = seen.min()
+            shown = (values - low) / (seen.max() - low)
     if header.PhotometricInterpretation == "MONOCHROME1":
         shown = 1 - shown
     return np.where(padding, 0, np.clip(shown, 0, 1)).astype(np.float32)
@@ -360,8 +364,9 @@ def warnings_of(dataset: Dataset) -> Names:
 
 def _first(value: Any) -> float | None:
     """Return the first of several numbers, or the number itself; None for no value."""
-    first = value[0] if isinstance(value, Sequence) and value else value
-    return None if first is None or first == "" else float(first)
+    if isinstance(value, Sequence) and value:
+        value = value[0]
+    return None if value is None or value == "" else float(value)
 
 
 def _text(dataset: Dataset, keyword: str) -> str:

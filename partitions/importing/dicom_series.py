@@ -35,7 +35,7 @@ from partitions.importing.files import (
 )
 from partitions.importing.images import DICOM, SampleSource
 from partitions.importing.notes import ALL_COLUMNS, Take
-from partitions.importing.scans import hash_text, parts_of, pseudonym, redacted_errors
+from partitions.importing.scans import Paths, hash_text, parts_of, pseudonym, redacted_errors
 from partitions.importing.table.source import Found
 from partitions.importing.tables import SPLIT_NAMES, Label
 from partitions.importing.targets import Answer, join_labels
@@ -120,7 +120,7 @@ def slice_notes(studies: Sequence[Study]) -> list[str]:
 
 
 def _samples(
-    source: Path, files: Sequence[Path], study: Study, answer: Answer, reading: ReadOptions
+    source: Path, files: Paths, study: Study, answer: Answer, reading: ReadOptions
 ) -> Iterator[SampleSource]:
     """Yield a sample of each slice of a study that is used."""
     labels, split, patient = answer
@@ -130,7 +130,7 @@ def _samples(
         yield SampleSource(where, labels, split, name, files[number], spelling=own, part=frame)
 
 
-def other_notes(source: Path, files: Sequence[Path], others: Mapping[int, str]) -> list[str]:
+def other_notes(source: Path, files: Paths, others: Mapping[int, str]) -> list[str]:
     """Return the notes on files without a DICOM picture, by what they are, and on links."""
     kinds = Counter(others.values())
     note = f"{len(others)} of {len(files)} files hold no DICOM picture: passed over ({list_kinds(kinds)})"
@@ -176,11 +176,7 @@ def with_series(
 
 
 def find_outlines(
-    source: Path,
-    files: Sequence[Path],
-    numbers: Sequence[int],
-    reading: ReadOptions,
-    faults: Faults,
+    source: Path, files: Paths, numbers: Sequence[int], reading: ReadOptions, faults: Faults
 ) -> dict[str, list[int]]:
     """Return which of these files outline a series, by its pseudonym; none where outlines are not requested."""
     found: dict[str, list[int]] = {}
@@ -297,10 +293,7 @@ def _slices(study: Study, count: int) -> list[tuple[int, int | None]]:
 
 
 def whole_series(
-    made: SampleSource,
-    study: Study,
-    files: Sequence[Path],
-    outlines: Mapping[str, Sequence[int]],
+    made: SampleSource, study: Study, files: Paths, outlines: Mapping[str, Sequence[int]]
 ) -> SampleSource:
     """Return the sample of a study's whole series, with its outlines."""
     series = longest(study)

@@ -10,7 +10,7 @@ import numpy as np
 from partitions.array_names import SPLITS
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing.images import SampleSource
+from partitions.importing.images import Samples
 from partitions.importing.targets import Answers
 from partitions.labels import ONE_CLASS
 from partitions.recipes.draft import FEWEST
@@ -41,7 +41,7 @@ UNKNOWN = (
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
 
-def number_patients(samples: Sequence[SampleSource]) -> Array:
+def number_patients(samples: Samples) -> Array:
     """Number the samples' patients, int64 (n,), in order of appearance. A sample without one gets its own number."""
     number: dict[str, int] = {}
     patients, count = np.empty(len(samples), np.int64), 0
@@ -51,7 +51,7 @@ def number_patients(samples: Sequence[SampleSource]) -> Array:
     return patients
 
 
-def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> Names:
+def patient_notes(samples: Samples, asked: str | None) -> Names:
     """Return notes on samples that name no patient, and on patients whose identifier is written in several ways."""
     spellings: dict[str, dict[str, str]] = {}
     for sample in samples:
@@ -118,9 +118,7 @@ def rare_notes(table: DataFrame, recipe: Recipe, patients: Array) -> Names:
     )
 
 
-def assign_splits(
-    samples: Sequence[SampleSource], patients: Array, present: Array | None, seed: int
-) -> Array:
+def assign_splits(samples: Samples, patients: Array, present: Array | None, seed: int) -> Array:
     """Return the split of each sample, text (n,): as given, or drawn by seed, patient by patient.
 
     ``present``: which classes each sample has, bool (n, k): patients of each class are divided by the same shares.

@@ -69,6 +69,9 @@ class SampleSource:
     masks: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or SEG and RTSTRUCT objects
 
 
+Samples = Sequence[SampleSource]
+
+
 def kind_of(path: Path) -> str:
     """Return ``nifti`` or ``signal`` by a file's name, ``dicom`` or ``signal`` by its content, or else ``picture``."""
     if path.name.lower().endswith(NIFTI):
@@ -201,7 +204,7 @@ def is_binary(mask: Array) -> bool:
     return bool(((mask == 0) | (mask == VOID)).all())
 
 
-def has_binary_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> bool:
+def has_binary_masks(samples: Samples, reading: ReadOptions) -> bool:
     """Return whether all masks have 0 and 255 alone, so that 255 is what was drawn, and not what does not count."""
     drawn = False
     for sample in samples:

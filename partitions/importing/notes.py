@@ -5,7 +5,6 @@ Messages contain no text and no word of one, because it may name a patient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing.images import SampleSource
+from partitions.importing.images import Samples
 from partitions.importing.tables import SEPARATORS
 from partitions.recipes.cells import GROUPS
 from partitions.recipes.pipeline import transform
@@ -75,9 +74,7 @@ class Take(Asked):
 ALL_COLUMNS = Take()
 
 
-def read_inputs(
-    rows: Sequence[SampleSource], values: Array, take: Take
-) -> tuple[Array, int, Names]:
+def read_inputs(rows: Samples, values: Array, take: Take) -> tuple[Array, int, Names]:
     """Return the inputs of a table's rows, the size of the vocabulary (0 without texts), and notes.
 
     ``values``: the columns' numbers, float32 (n, columns), without columns where the text is the only input.
@@ -119,7 +116,7 @@ def read_inputs(
 
 
 def new_inputs(
-    rows: Sequence[SampleSource], table: DataFrame | None, recipe: Recipe
+    rows: Samples, table: DataFrame | None, recipe: Recipe
 ) -> tuple[Array, int, Names]:
     """Return inputs as :func:`read_inputs` by a recipe, from a ``table`` of ``recipes.pipeline.convert``.
 
@@ -149,7 +146,7 @@ def count_sharing(vocabulary: Hashed) -> int:
     return int(counts[counts > 1].sum())
 
 
-def copies(rows: Sequence[SampleSource], places: Array) -> Names:
+def copies(rows: Samples, places: Array) -> Names:
     """Return a note on texts of the test part that are also in another. ``places``: the part of each row, text (n,)."""
     elsewhere = {row.text for row, place in zip(rows, places, strict=True) if place != "test"}
     tested = [row for row, place in zip(rows, places, strict=True) if place == "test"]

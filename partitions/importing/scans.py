@@ -6,9 +6,10 @@ import hashlib
 import logging
 import secrets
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from PIL import Image
 
@@ -21,6 +22,7 @@ from partitions.recipes.reading import Acquisition, ReadOptions
 
 MOST_SIDE = 1 << 14  # pixels; a longer side after resampling is a mistake in the spacing
 
+Paths = Sequence[Path]
 KEY = secrets.token_bytes(32)  # of this process, never written
 
 

@@ -14,7 +14,15 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.common.names import Names
 from partitions.importing.files import Faults
-from partitions.importing.images import SampleSource, kind_of, name_of, probe, read, read_mask
+from partitions.importing.images import (
+    Samples,
+    SampleSource,
+    kind_of,
+    name_of,
+    probe,
+    read,
+    read_mask,
+)
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import ImageInfo
 from partitions.importing.signals.signal import check_alike
@@ -49,7 +57,7 @@ def rows_of(array: Array, chosen: Array) -> Array:
 
 
 def probe_all(
-    samples: Sequence[SampleSource], reading: ReadOptions, faults: Faults
+    samples: Samples, reading: ReadOptions, faults: Faults
 ) -> tuple[list[SampleSource], list[ImageInfo]]:
     """Probe each picture: read its image info from the header; return those that can be read, with their patients.
 
@@ -76,9 +84,7 @@ def with_patient(sample: SampleSource, info: ImageInfo) -> SampleSource:
 
 
 def describe(
-    samples: Sequence[SampleSource],
-    infos: Sequence[ImageInfo],
-    recipe: PictureRecipe | None = None,
+    samples: Samples, infos: Sequence[ImageInfo], recipe: PictureRecipe | None = None
 ) -> Array:
     """Return blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour; or as in a recipe.
 
@@ -117,9 +123,7 @@ def describe(
     return blank((len(samples), *sides, channels), np.float32 if deep else np.uint8)
 
 
-def check_expected(
-    samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe
-) -> None:
+def check_expected(samples: Samples, infos: Sequence[ImageInfo], recipe: PictureRecipe) -> None:
     """Raise DataError, one line, with the first pictures that do not match the recipe, and the differences."""
     faults = [
         f"{sample.where}: {'; '.join(found)}"
@@ -186,7 +190,7 @@ def count_notes(infos: Sequence[ImageInfo]) -> list[str]:
 
 
 def read_pictures(
-    samples: Sequence[SampleSource],
+    samples: Samples,
     reading: ReadOptions,
     like: Array,
     progress: tqdm[NoReturn],
@@ -206,7 +210,7 @@ def read_pictures(
         progress.update()
 
 
-def probe_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> tuple[Array, Array]:
+def probe_masks(samples: Samples, reading: ReadOptions) -> tuple[Array, Array]:
     """Return blank masks uint8 (n, [d,] h, w), and which values each one has, bool (n, 256).
 
     Each mask is read here, and again when it is written.
@@ -238,7 +242,7 @@ class NewPictures:
 
 
 def new_pictures(
-    samples: Sequence[SampleSource], recipe: PictureRecipe, faults: Faults | None = None
+    samples: Samples, recipe: PictureRecipe, faults: Faults | None = None
 ) -> tuple[NewPictures, Names]:
     """Return pictures to be read by a recipe, and notes. Raises DataError where they do not match the recipe."""
     if any(sample.file is None for sample in samples):

@@ -11,7 +11,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import Names, plain_text, unknown_name
 from partitions.importing.dicom import IDENTITY
-from partitions.importing.images import SampleSource
+from partitions.importing.images import Samples
 from partitions.importing.notes import Take
 from partitions.importing.scans import pseudonym
 from partitions.importing.streams import probe_masks
@@ -44,7 +44,7 @@ LONGEST_LABEL = 200  # characters; a longer text is a note, not the name of a cl
 
 
 def find_import_task(
-    samples: Sequence[SampleSource], task: str, classes: Sequence[str], survival: bool
+    samples: Samples, task: str, classes: Sequence[str], survival: bool
 ) -> str:
     """Return the task; "auto" is decided by the number of labels and their values."""
     if task != "auto":
@@ -77,7 +77,7 @@ class Answers:
 
 
 def read_answers(
-    samples: Sequence[SampleSource],
+    samples: Samples,
     columns: Sequence[str],
     classes: Sequence[str],
     task: str,
@@ -119,7 +119,7 @@ def read_answers(
 
 
 def read_masks(
-    samples: Sequence[SampleSource], classes: Sequence[str], reading: ReadOptions, known: int
+    samples: Samples, classes: Sequence[str], reading: ReadOptions, known: int
 ) -> Answers:
     """Return masks as labels. Raises DataError for values that leave numbers out, unless all classes are named."""
     blank, seen = probe_masks(samples, reading)
@@ -150,7 +150,7 @@ def plain_label(text: str) -> str:
 
 
 def number_labels(
-    samples: Sequence[SampleSource], labels: Sequence[str], known: int = 0
+    samples: Samples, labels: Sequence[str], known: int = 0
 ) -> tuple[Array, Names]:
     """Return labels as int64 (n,), and the classes' names if they had to be numbered. ``known``: their number."""
     texts = [sample.labels[0] for sample in samples]

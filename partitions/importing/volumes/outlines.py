@@ -23,7 +23,7 @@ import numpy as np
 from partitions.common.sizes import check_picture, check_size
 from partitions.importing.dicom import KIND, place_of, spacing_of
 from partitions.importing.dicom_file import check_decoder, frames_of, load, of_frame, pixels_of
-from partitions.importing.scans import ScanError, pseudonym
+from partitions.importing.scans import Paths, ScanError, pseudonym
 from partitions.importing.volumes.grid import Grid
 from partitions.splits import Array, Shape
 
@@ -65,7 +65,7 @@ def kind_of_outlines(path: Path) -> str:
     return kind
 
 
-def draw(files: Sequence[Path], names: Sequence[str], grid: Grid) -> Array:
+def draw(files: Paths, names: Sequence[str], grid: Grid) -> Array:
     """Return the classes of a series' voxels, uint8 of the shape of ``grid``. ``names``: of the classes 1, 2, ...
 
     Raises ScanError where an outline is missing, or does not lie on the series.

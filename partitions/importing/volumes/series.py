@@ -41,7 +41,7 @@ from partitions.importing.dicom_file import (
     of_frame,
     pixels_of,
 )
-from partitions.importing.scans import ScanError
+from partitions.importing.scans import Paths, ScanError
 from partitions.importing.volumes.grid import Grid, check_grid
 from partitions.recipes.reading import Acquisition
 from partitions.splits import Array
@@ -76,7 +76,7 @@ class Series:
     patient: str  # as the header has it
 
 
-def read_series(files: Sequence[Path]) -> Series:
+def read_series(files: Paths) -> Series:
     """Read the slices of a series from their headers. Raises ScanError where they are no volume."""
     planes: list[Plane] = []
     notes: list[str] = []

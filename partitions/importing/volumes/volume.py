@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from partitions.common.names import Names
 from partitions.common.sizes import check_picture
 from partitions.importing.scans import (
     ImageInfo,
+    Paths,
     ScanError,
     fit,
     fitted_size,
@@ -55,17 +56,17 @@ class Scan:
     values: Callable[[], tuple[Array, Array]]
 
 
-def is_nifti(files: Sequence[Path]) -> bool:
+def is_nifti(files: Paths) -> bool:
     """Return whether this is a NIfTI file, not a series."""
     return len(files) == 1 and files[0].name.lower().endswith((".nii", ".nii.gz"))
 
 
-def kind_of(files: Sequence[Path]) -> str:
+def kind_of(files: Paths) -> str:
     """Return the name of the files' format, for messages."""
     return "NIfTI" if is_nifti(files) else "DICOM"
 
 
-def open_scan(files: Sequence[Path], *, whole: bool) -> Scan:
+def open_scan(files: Paths, *, whole: bool) -> Scan:
     """Read the headers of a scan, to be used as a whole or slice by slice. Raises ScanError."""
     if not is_nifti(files):
         series = read_series(files)
@@ -73,7 +74,8 @@ def open_scan(files: Sequence[Path], *, whole: bool) -> Scan:
         return Scan(
             series.grid, series.acquired, series.notes, whose, lambda: values_of(series)
         )
-    image = nifti.load(files[0])
+    path = files[0]
+    image = nifti.load(path)
     several = len(nifti.shape_of(image)) > 3
     if whole and several:
         raise ScanError(
@@ -85,7 +87,7 @@ def open_scan(files: Sequence[Path], *, whole: bool) -> Scan:
         return found, ~np.isfinite(found)
 
     # The volume counts as a patient, so that its slices are all in one split.
-    whose = (hash_text(str(files[0].resolve())),) * 2
+    whose = (hash_text(str(path.resolve())),) * 2
     notes = (FIRST,) * several
     return Scan(
         nifti.grid_of(image, straight=whole),
@@ -103,7 +105,7 @@ def parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int], int]
         return parts_of(depth, reading.slices), depth
 
 
-def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
+def probe(files: Paths, where: str, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a volume, or of its slices, from the headers."""
     if reading.volume:
         check_picture(reading.volume, f"{where}: --volume {','.join(map(str, reading.volume))}")
@@ -120,9 +122,7 @@ def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
         return ImageInfo(height, width, 1, True, whose, notes, taken, depth, spelling)
 
 
-def read(
-    files: Sequence[Path], where: str, reading: ReadOptions, part: int | None = None
-) -> Array:
+def read(files: Paths, where: str, reading: ReadOptions, part: int | None = None) -> Array:
     """Read a volume, float32 (d, h, w, 1) in 0..1, or its slice ``part``, (h, w, 1); None: the middle one."""
     with redacted_errors(where, kind_of(files)):
         if reading.volume is None:
@@ -154,23 +154,22 @@ def slice_of(
 ) -> Array:
     """Return an axial slice (h, w), of the requested size; None: the middle one."""
     turned = grid.turn(values)
-    picture = Image.fromarray(
-        np.ascontiguousarray(turned[len(turned) // 2 if part is None else part])
-    )
+    if part is None:
+        part = len(turned) // 2
+    picture = Image.fromarray(np.ascontiguousarray(turned[part]))
     return np.asarray(fit(picture, grid.canonical.pixel, reading, resampling))
 
 
 def scale_window(scan: Scan, window: tuple[float, float] | None) -> Array:
     """Read a scan's values as 0..1, float32; in place, because a volume may take a large share of the free memory."""
     values, padding = scan.values()
+    low = high = 0.0
     if window:
-        low = window[0] - window[1] / 2
-        high = window[0] + window[1] / 2
-    else:
-        seen = values[~padding]
-        low, high = (
-            np.percentile(seen, PERCENTILES, overwrite_input=True) if seen.size else (0.0, 0.0)
-        )
+        centre, width = window
+        low = centre - width / 2
+        high = centre + width / 2
+    elif (seen := values[~padding]).size:
+        low, high = np.percentile(seen, PERCENTILES, overwrite_input=True)
         del seen
     made = np.nan_to_num(values, copy=False)
     made -= np.float32(low)
@@ -183,11 +182,7 @@ def scale_window(scan: Scan, window: tuple[float, float] | None) -> Array:
 
 
 def read_mask(
-    files: Sequence[Path],
-    masks: Sequence[Path],
-    where: str,
-    reading: ReadOptions,
-    part: int | None = None,
+    files: Paths, masks: Paths, where: str, reading: ReadOptions, part: int | None = None
 ) -> Array:
     """Read the classes of a volume, uint8 (d, h, w), or of its slice, (h, w).
 
@@ -224,7 +219,7 @@ def read_mask(
 
 
 def as_source(
-    mask: Array, files: Sequence[Path], where: str, reading: ReadOptions
+    mask: Array, files: Paths, where: str, reading: ReadOptions
 ) -> tuple[Array, Grid]:
     """Return a mask (d, h, w) of a volume on the voxels of its source, uint8, 0 outside, and the source's grid."""
     with redacted_errors(where, kind_of(files)):

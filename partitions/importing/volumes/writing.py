@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from partitions.common.files import write_atomically
-from partitions.importing.scans import ScanError, Unavailable, redacted_errors
+from partitions.importing.scans import Paths, ScanError, Unavailable, redacted_errors
 from partitions.importing.volumes import nifti
 from partitions.importing.volumes.grid import RAS
 from partitions.importing.volumes.series import Series, read_series
@@ -37,7 +37,7 @@ SERIES = 9001  # number of the series of outlines in its study
 TISSUE = ("85756007", "SCT", "Tissue")
 
 
-def check_writable(sources: Iterable[Sequence[Path]]) -> None:
+def check_writable(sources: Iterable[Paths]) -> None:
     """Raise DataError where the library that writes SEG objects is missing, and one of the sources is a series."""
     if any(not is_nifti(files) for files in sources):
         _highdicom()
@@ -54,7 +54,7 @@ def _highdicom() -> Any:
 def write_masks(
     to: Path,
     mask: Array,
-    files: Sequence[Path],
+    files: Paths,
     classes: Sequence[str],
     where: str,
     reading: ReadOptions,
@@ -102,7 +102,7 @@ def _sources(series: Series) -> list[Any]:
 
 
 def write_segmentation(
-    path: Path, files: Sequence[Path], mask: Array, classes: Sequence[str], where: str
+    path: Path, files: Paths, mask: Array, classes: Sequence[str], where: str
 ) -> None:
     """Write classes (slice, row, column) of a series as a SEG object. Raises DataError, one line."""
     with redacted_errors(
