@@ -21,17 +21,19 @@ import tempfile
 import threading
 import time
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 import grpc  # type: ignore[import-untyped]
 
-from benchmarks.common import table
+from benchmarks.common import interleaved, ratios, table
 from client.link.local_end import Link
 from client.site.node import Site
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.relay import Relay, tls_of
 
+NAME = "fl.example.org"
 SERVER, SILO = "198.51.100.1", "198.51.100.2"
 WAYS = ("direct", "websocket", "posts")
 KEPT: list[grpc.Server] = []  # it ends when nothing refers to it
@@ -39,7 +41,7 @@ SIZES = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length
 
 
 def made_in(folder: Path) -> Credentials:
-    return ensure_credentials(folder, silos=("north",), hosts=("127.0.0.1", SERVER))
+    return ensure_credentials(folder, silos=("north",), hosts=("127.0.0.1", SERVER, NAME))
 
 
 def serve(made: Credentials) -> tuple[int, int]:
@@ -82,7 +84,8 @@ def end(folder: Path, name: str, server: str, url: str, way: str) -> None:
     """Be the hospital's end until standard input ends."""
     made = Credentials(folder)
     site = Site(name, server, made.ca_certificate, made.node_key(name), Path(), Path())
-    with Link(url, site, made.ca_certificate) as link:
+    trusted = os.environ.get("VIA_CA") or made.ca_certificate
+    with Link(url, site, Path(trusted)) as link:
         link.by_posts = way == "posts"
         print(json.dumps(link.environment), flush=True)
         sys.stdin.read()
@@ -96,47 +99,31 @@ def cpu(pid: int) -> float:
 
 def measure(args: argparse.Namespace) -> None:
     """Measure from the silo's place, and print the table."""
+    port, relay = sys.stdin.readline().split()
     ca = grpc.ssl_channel_credentials(made_in(args.folder).ca_certificate.read_bytes())
+    server, name = f"{args.host}:{port}", NAME if "VIA_CA" in os.environ else args.host
     calls, ends = {}, {}
     for way in WAYS:
-        options: list[tuple[str, object]] = [*SIZES, ("grpc.enable_http_proxy", 0)]
+        proxy: tuple[str, object] = ("grpc.enable_http_proxy", 0)
         if way != "direct":
-            server, url = f"{args.host}:{args.port}", f"https://{args.host}:{args.relay}/link"
+            url = f"https://{name}:{relay}/link"
             ends[way], variables = start_end(args.folder, "north", server, url, way)
-            options = [*SIZES, ("grpc.http_proxy", variables["grpc_proxy"])]
-        channel = grpc.secure_channel(f"{args.host}:{args.port}", ca, options=options)
+            proxy = ("grpc.http_proxy", variables["grpc_proxy"])
+        channel = grpc.secure_channel(server, ca, options=[*SIZES, proxy])
         calls[way] = channel.unary_unary("/x/Echo")
         calls[way](b"x", timeout=60)
     data = os.urandom(args.megabytes << 20)
-    rates: dict[str, list[float]] = {way: [] for way in WAYS}
-    waits: dict[str, list[float]] = {way: [] for way in WAYS}
     before = {way: cpu(one.pid) for way, one in ends.items()}
-    for _ in range(args.repeats):
-        for way, call in calls.items():
-            begun = time.perf_counter()
-            call(data, timeout=600)
-            rates[way].append(2 * args.megabytes / (time.perf_counter() - begun))
-    carried = 2 * args.megabytes * args.repeats
+    times = interleaved({way: partial(calls[way], data) for way in WAYS}, args.repeats)
+    carried = 2 * args.megabytes * (args.repeats + 1)
     used = {way: 1000 * (cpu(one.pid) - before[way]) / carried for way, one in ends.items()}
-    for _ in range(100):
-        for way, call in calls.items():
-            begun = time.perf_counter()
-            call(b"x", timeout=60)
-            waits[way].append(1000 * (time.perf_counter() - begun))
-    quick = statistics.median(waits["direct"])
-    ratios = {
-        way: [one / direct for one, direct in zip(rates[way], rates["direct"], strict=True)]
-        for way in WAYS
-    }
+    waits = interleaved({way: partial(calls[way], b"x") for way in WAYS}, 100)
+    latency = {way: 1000 * statistics.median(waits[way]) for way in WAYS}
     rows = [
-        [way, f"{statistics.median(ratios[way]):.2f}", f"{statistics.median(waits[way]) - quick:.2f}",
-         f"{used.get(way, 0):.1f}"]
-        for way in WAYS
+        [way, f"{1 / over:.2f}", f"{latency[way] - latency['direct']:.2f}", f"{used.get(way, 0):.1f}"]
+        for way, over in ratios(times, "direct").items()
     ]  # fmt: skip
-    print(
-        table(rows, ["way", "throughput, of direct", "more latency, ms", "CPU, ms a MB"]),
-        flush=True,
-    )
+    print(table(rows, ["way", "throughput, of direct", "more latency, ms", "CPU, ms a MB"]))
     for one in ends.values():
         one.communicate("", timeout=60)
 
@@ -162,14 +149,8 @@ def between(silo: int, mbit: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("role", nargs="?", default="server", choices=["server", "silo", "end"])
-    for name, default in (
-        ("megabytes", 16),
-        ("repeats", 5),
-        ("mbit", 0),
-        ("port", 0),
-        ("relay", 0),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for option, default in (("megabytes", 16), ("repeats", 5), ("mbit", 0)):
+        parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--host", default="")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("of_end", nargs="*")
@@ -177,7 +158,6 @@ def main() -> None:
     if args.role == "end":
         return end(args.folder, *args.of_end)
     if args.role == "silo":
-        args.port, args.relay = map(int, sys.stdin.readline().split())
         return measure(args)
     if args.mbit and "SILOFL_OWN_NETWORK" not in os.environ:
         os.environ["SILOFL_OWN_NETWORK"] = "1"
@@ -187,17 +167,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = made_in(Path(folder))
         host = SERVER if args.mbit else "127.0.0.1"
-        command = [
-            "silo",
-            "--folder",
-            folder,
-            "--host",
-            host,
-            "--megabytes",
-            str(args.megabytes),
-        ]
         before = ("unshare", "-n") if args.mbit else ()
-        silo = again([*command, "--repeats", str(args.repeats)], before)
+        silo = again(["silo", "--folder", folder, "--host", host, *sys.argv[1:]], before)
         if args.mbit:
             time.sleep(1)  # until it is in its network
             between(silo.pid, args.mbit)

@@ -318,51 +318,23 @@ def cores() -> float:
 
 
 def compare_stays(given: argparse.Namespace) -> None:
-    """Compare runs with and without a persistent process, in turns: seconds and core seconds of a later round."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for _ in range(given.repeats):
-        for name, minutes in (("one per message", "0"), ("stays", "10")):
-            os.environ["SILOFL_RESIDENT_MINUTES"] = minutes
-            worked = []
-            for rounds in (2, given.rounds):  # the difference is the time of whole rounds
-                start = cores()
-                seconds = ours(given.silos, rounds, given.dataset, given.local_epochs)
-                worked.append(cores() - start)
-            each = (worked[1] - worked[0]) / (given.rounds - 2)
-            found.setdefault(name, []).append((statistics.mean(seconds), each))
-    rows = [
-        [
-            name,
-            *(
-                f"{statistics.median(part):.2f} ({min(part):.2f} to {max(part):.2f})"
-                for part in zip(*of, strict=True)
-            ),
-        ]
-        for name, of in found.items()
-    ]
-    print(table(rows, ["the app's process", "s per round", "core seconds per round"]))
+    """Compare runs with and without a persistent process; print the core seconds of a later round, too."""
+
+    def run(minutes: str, turn: int) -> list[float]:
+        os.environ["SILOFL_RESIDENT_MINUTES"] = minutes
+        worked = []
+        for rounds in (2, given.rounds):  # the difference is the time of whole rounds
+            start = cores()
+            seconds = ours(given.silos, rounds, given.dataset, given.local_epochs)
+            worked.append(cores() - start)
+        print(f"core seconds per round: {(worked[1] - worked[0]) / (given.rounds - 2):.2f}")
+        return seconds
+
+    compare({"one per message": partial(run, "0"), "stays": partial(run, "10")}, given.repeats)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "what", nargs="?", choices=("plain", "stays", "masked", "linked"), default="plain"
-    )
-    parser.add_argument("--silos", type=int, default=12)
-    parser.add_argument("--dataset", default="mnist")
-    parser.add_argument("--local-epochs", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--plain-rounds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=2)
-    given = parser.parse_args()
-    if given.what == "stays":
-        return compare_stays(given)
-    if given.what == "masked":
-        return compare_masked(given)
-    if given.what == "linked":
-        return compare_links(given)
+def compare_plain(given: argparse.Namespace) -> None:
+    """Compare ours with a plain Flower app."""
     compare(
         {
             "plain Flower": lambda _: plain(given.silos, given.plain_rounds),
@@ -370,6 +342,29 @@ def main() -> None:
         },
         given.repeats,
     )
+
+
+COMPARISONS = {
+    "plain": compare_plain,
+    "stays": compare_stays,
+    "masked": compare_masked,
+    "linked": compare_links,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", choices=COMPARISONS, default="plain")
+    parser.add_argument("--silos", type=int, default=12)
+    parser.add_argument("--dataset", default="mnist")
+    parser.add_argument("--local-epochs", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--plain-rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    given = parser.parse_args()
+    COMPARISONS[given.what](given)
 
 
 if __name__ == "__main__":

@@ -259,8 +259,23 @@ def _no_relay(url: str) -> Check:
     return Check(NAME, False, f"{url} is no relay of silofl", fix)
 
 
+CLOSINGS = {
+    UNKNOWN_KEY: (
+        "does not know this silo's key",
+        f"{OPERATOR}: the silo was removed, or its bundle is of another server",
+    ),
+    NO_SERVER: ("does not reach its server", f"{OPERATOR} whether the server runs"),
+}
+STATUSES = dict.fromkeys(
+    (502, 503, 504), f"{OPERATOR} whether silofl relay runs, and is not full"
+) | {404: f"check the path, or {OPERATOR} for the relay's address"}
+SQUID = "squid: http_upgrade_request_protocols websocket allow all"
+
+
 def fault_of(error: Exception, way: Way, url: str) -> Check:
     """Explain why there is no link."""
+    detail = f"{url}: {error or type(error).__name__}"
+    fix = f"{YOUR_IT} whether a proxy lets WebSockets through to {url}, or {OPERATOR}"
     if isinstance(error, Blocked):
         return error.check
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -268,40 +283,16 @@ def fault_of(error: Exception, way: Way, url: str) -> Check:
         detail = (
             f"{way.server} shows a certificate that is not trusted ({error.verify_message})"
         )
-        return Check(NAME, False, detail, fix)
-    if isinstance(error, InvalidStatus):
-        return _refusal_check(error.response.status_code, url)
-    if isinstance(error, ConnectionClosed) and error.rcvd:
-        return _closing_check(error.rcvd.code, url)
-    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+    elif isinstance(error, InvalidStatus):
+        status = error.response.status_code
+        detail = f"{url} answers {status} to a WebSocket, and takes no POST"
+        fix = STATUSES.get(status, f"{YOUR_IT} to let WebSockets through to it ({SQUID})")
+    elif isinstance(error, ConnectionClosed) and error.rcvd:
+        closes = f"closes the link ({error.rcvd.code})", f"{OPERATOR}; try again"
+        what, fix = CLOSINGS.get(error.rcvd.code, closes)
+        detail = f"the relay at {url} {what}"
+    elif isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
         found = way_checks(way)[-1]
         if not found.ok:
             return found
-    fix = f"{YOUR_IT} whether a proxy lets WebSockets through to {url}, or {OPERATOR}"
-    return Check(NAME, False, f"{url}: {error or type(error).__name__}", fix)
-
-
-def _refusal_check(status: int, url: str) -> Check:
-    detail = f"{url} answers {status} to a WebSocket, and takes no POST"
-    if status == 404:
-        return Check(
-            NAME, False, detail, f"check the path, or {OPERATOR} for the relay's address"
-        )
-    if status in (502, 503, 504):
-        return Check(
-            NAME, False, detail, f"{OPERATOR} whether silofl relay runs, and is not full"
-        )
-    fix = f"{YOUR_IT} to let WebSockets through to it (squid: http_upgrade_request_protocols websocket allow all)"
     return Check(NAME, False, detail, fix)
-
-
-def _closing_check(code: int, url: str) -> Check:
-    if code == UNKNOWN_KEY:
-        fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server"
-        return Check(NAME, False, f"the relay at {url} does not know this silo's key", fix)
-    if code == NO_SERVER:
-        fix = f"{OPERATOR} whether the server runs"
-        return Check(NAME, False, f"the relay at {url} does not reach its server", fix)
-    return Check(
-        NAME, False, f"the relay at {url} closes the link ({code})", f"{OPERATOR}; try again"
-    )

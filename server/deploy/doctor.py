@@ -63,7 +63,7 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
 
 def rename_check(name: str, check: Check, fix: str) -> list[Check]:
     """Return the check with another name and another fix."""
-    return [Check(name, check.ok, check.detail, "" if check.ok else fix)]
+    return [replace(check, name=name, fix="" if check.ok else fix)]
 
 
 def exposure_checks(address: str, control_port: int) -> list[Check]:

@@ -302,8 +302,9 @@ class FleetApi:
         request = internal("ActivateNodeRequest")(
             public_key=self.public, heartbeat_interval=0.0
         )
-        if padding:
-            request.MergeFromString(_unknown_field(padding))
+        # A field that this message has not: servers ignore it
+        large = internal("message_pb2").PushObjectRequest(object_content=bytes(padding))
+        request.MergeFromString(large.SerializeToString())
         seconds = LARGE_SECONDS if padding else TIMEOUT_SECONDS
         try:
             internal("FleetStub")(self.channel).ActivateNode(
@@ -318,16 +319,6 @@ class FleetApi:
         """Return Flower's code in an answer; None if it is no answer of Flower's."""
         flower = internal("FlowerError").from_json(answer)
         return flower.code if flower else None
-
-
-def _unknown_field(size: int) -> bytes:
-    """Return a protobuf field of `size` zeros with number 15, which no message of Flower's has: servers ignore it."""
-    length = size
-    encoded = bytearray([15 << 3 | 2])
-    while length > 127:
-        encoded.append(length & 127 | 128)
-        length >>= 7
-    return bytes(encoded) + bytes([length]) + bytes(size)
 
 
 def clock_check(taken: Callable[[float], bool]) -> Check:
