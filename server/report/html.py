@@ -64,6 +64,7 @@ def environment() -> Environment:
         "long": format_duration,
         "between": between,
         "capital": capital,
+        "whole": round,
         "baseline": baseline_name,
         "unbroken": lambda text: Markup(re.sub(r"(\d) ", r"\1&nbsp;", text)),
     }

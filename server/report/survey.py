@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from models.survey import MISSING
 from partitions.common.files import write_atomically
-from server.report.html import count_noun, format_number, hospitals_of, render
+from server.report.html import count_noun, format_number, render
 from server.report.page import CSS
 from server.results.survey import OTHERS, PAGE, Finding, Surveyed, cell_names, read_survey
 from strategies.base.survey import PARTS
@@ -20,18 +20,19 @@ from strategies.base.survey import PARTS
 HELD = "withheld"
 PAGE_TEXT = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>Survey of {{ silos }}</title><style>{{ css }}
+<meta name="color-scheme" content="light dark"><title>Survey of {{ found.answers|length|hospitals }}</title><style>{{ css }}
 table.reasons thead th { text-align: left; } .ends { display: flex; justify-content: space-between; gap: 8px; } .names { white-space: normal; max-width: 260px; } .bars { display: flex; align-items: flex-end; gap: 1px; height: 26px; min-width: 90px; } .bars i { flex: 1; background: currentColor; opacity: .65; min-height: 1px; } .bars i.held { opacity: .15; height: 100%; }</style></head>
-<body><main><header><p class="where">silofl survey</p><h1>{{ silos }}, {{ count }}</h1>
+<body><main><header><p class="where">silofl survey</p><h1>{{ found.answers|length|hospitals }}, {{ findings|length|noun("finding") }}</h1>
 <p class="lead">What each hospital's policy lets out of its columns. A small count, and what would disclose one, is withheld: a pale bar, or &ldquo;withheld&rdquo;. Counts are rounded.</p></header>
 <section><h2>Findings</h2><p class="note">A finding is a reason to look. Nothing was corrected: the hospital changes its recipe, and imports again.</p>
-{% if found %}<div class="scroll" tabindex="0"><table class="reasons"><thead><tr><th>Hospital</th><th>Column</th><th>What</th><th>Why</th><th>Look at</th></tr></thead><tbody>
-{% for f in found %}<tr><th scope="row">{{ f.silo }}</th><td class="text">{{ f.column }}</td><td class="text">{{ f.kind }}</td><td class="text">{{ f.what }}</td><td class="text">{{ code(f.look) }}</td></tr>{% endfor %}</tbody></table></div>
-{% else %}<p>{{ nothing }}</p>{% endif %}</section>
-{% for part, name, rows in tables %}<section><h2>{{ name }}</h2><p class="note">{{ part }}</p>
+{% if findings %}<div class="scroll" tabindex="0"><table class="reasons"><thead><tr><th>Hospital</th><th>Column</th><th>What</th><th>Why</th><th>Look at</th></tr></thead><tbody>
+{% for f in findings %}<tr><th scope="row">{{ f.silo }}</th><td class="text">{{ f.column }}</td><td class="text">{{ f.kind }}</td><td class="text">{{ f.what }}</td><td class="text">{{ code(f.look) }}</td></tr>{% endfor %}</tbody></table></div>
+{% else %}<p>{{ nothing_found(found) }}</p>{% endif %}</section>
+{% for part, key in parts.items() %}{% for name in found.names(key) %}<section><h2>{{ name }}</h2><p class="note">{{ part }}</p>
 <div class="scroll" tabindex="0"><table><thead><tr><th>Hospital</th><th>Patients</th><th>Missing</th><th>Mean</th><th>Deviation</th><th>Counts</th></tr></thead><tbody>
-{% for silo, cells, bars, ends, names in rows %}<tr><th scope="row">{{ silo }}</th>{% for cell in cells %}<td>{{ cell|replace("%", " %") }}</td>{% endfor %}<td>{% if bars %}<div class="bars">{% for title, height, held in bars %}<i title="{{ title }}"{% if held %} class="held"{% else %} style="height:{{ height }}%"{% endif %}></i>{% endfor %}</div>{% if ends %}<small class="ends"><span>{{ ends[0] }}</span><span>{{ ends[1] }}</span></small>{% else %}<small class="names">{{ names }}</small>{% endif %}{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
-{% endfor %}</main></body></html>
+{% for silo, answer in holders(found, key, name) %}{% set item = answer[key][name] %}{% set counts = item.cells|default([]) %}{% set most = counts|map("default", 0, true)|max|default(0, true) or 1 %}
+<tr><th scope="row">{{ silo }}</th>{% for cell in values(answer.n, item) %}<td>{{ cell|replace("%", " %") }}</td>{% endfor %}<td>{% if counts %}<div class="bars">{% for title in cell_names(item) %}{% set count = counts[loop.index0] %}<i title="{{ title }}: {{ held if count is none else count }}"{% if count is none %} class="held"{% else %} style="height:{{ (100 * count / most)|whole }}%"{% endif %}></i>{% endfor %}</div>{% if "levels" in item %}<small class="names">{{ item.levels|join(" · ") }}</small>{% else %}<small class="ends">{% for end in item.range %}<span>{{ format_number(end, zeros=false) }}</span>{% endfor %}</small>{% endif %}{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
+{% endfor %}{% endfor %}</main></body></html>
 """
 
 
@@ -43,26 +44,18 @@ def write_survey_page(folder: Path) -> Path:
 
 def survey_page(found: Surveyed) -> str:
     """Return the page as HTML; every value is escaped."""
-    tables = [
-        (
-            part,
-            name,
-            [
-                (silo, cells(a["n"], item := a[key][name]), *histogram(item))
-                for silo, a in holders(found, key, name)
-            ],
-        )
-        for part, key in PARTS.items()
-        for name in found.names(key)
-    ]
     return render(
         PAGE_TEXT,
         css=Markup(CSS),
-        silos=hospitals_of(len(found.answers)),
-        count=count_noun(len(found.findings), "finding"),
-        found=found.findings,
-        tables=tables,
-        nothing=nothing_found(found),
+        found=found,
+        findings=found.findings,
+        parts=PARTS,
+        held=HELD,
+        holders=holders,
+        values=cells,
+        cell_names=cell_names,
+        format_number=format_number,
+        nothing_found=nothing_found,
         code=code,
     )
 
@@ -89,31 +82,6 @@ def cells(n: int, item: Mapping[str, Any]) -> list[str]:
     missing = HELD if item[MISSING] is None else f"{item[MISSING] / n:.0%}" if n else "0%"
     moments = [format_number(item[key]) if key in item else "–" for key in ("mean", "sd")]
     return [str(n), missing, *moments]
-
-
-def histogram(item: Mapping[str, Any]) -> tuple[list[tuple[str, int, bool]], list[str], str]:
-    """Return a column's bars, and below them the ends of its range or the names of its categories."""
-    if "levels" in item:
-        return bars(item), [], " · ".join(map(str, item["levels"]))
-    return (
-        bars(item),
-        [format_number(end, zeros=False) for end in item["range"]] if item.get("cells") else [],
-        "",
-    )
-
-
-def bars(item: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
-    """Return for each cell its name and count, height in per cent, and whether it is withheld."""
-    counts = item.get("cells", [])
-    most = max((count or 0 for count in counts), default=0) or 1
-    return [
-        (
-            f"{name}: {HELD if count is None else count}",
-            round(100 * (count or 0) / most),
-            count is None,
-        )
-        for name, count in zip(cell_names(item), counts, strict=True)
-    ]
 
 
 def survey_text(found: Surveyed) -> list[str]:

@@ -72,58 +72,44 @@ def silo_table(study: StudyResults) -> str:
     Notes on damaged states are added at the end.
     """
     methods, best, base = study.methods, study.best, study.base
-    rows = [["silo", "test", *(spell(m) for m in methods)]]
+    rows = [["silo", "test", *map(spell, methods)]]
     for silo in study.silos:
         cells = [study.score(m, silo) for m in methods]
-        n_test = max((c.n_test for c in cells), default=0)
-        rows.append([silo, str(n_test), *(percent_of(c.mean, c.spread) for c in cells)])
+        tested = max((c.n_test for c in cells), default=0)
+        rows.append([silo, str(tested), *(percent_of(c.mean, c.spread) for c in cells)])
     rows.append(["mean", "", *(percent_of(*study.mean_score(m)) for m in methods)])
-    if best and base:
-        gains = [study.gain(best, base, s).mean for s in study.silos] + [
-            study.mean_gain(best, base).mean
-        ]
-        rows = [
-            [*row, text]
-            for row, text in zip(
-                rows, [f"{spell(best)} gains", *map(points, gains)], strict=True
-            )
-        ]
     if study.ranks:
-        ranks = [number(study.ranks[m], 2) for m in methods]
-        rows.append(["mean rank", "", *ranks, *([""] if best and base else [])])
-    text = columns(
-        [[name, *(cell.translate(TERMINAL) for cell in cells)] for name, *cells in rows]
-    )
-    rule = "-" * max(len(line) for line in text)
-    silos = 1 + len(study.silos)
-    gain = (
-        [gain_line(study, best, base)]
-        if best and base and any(study.counts(best, base))
-        else []
-    )
-    note = (
+        rows.append(["mean rank", "", *(number(study.ranks[m], 2) for m in methods)])
+    notes = []
+    if best and base:
+        gains = [study.gain(best, base, silo) for silo in study.silos]
+        gains.append(study.mean_gain(best, base))
+        column = [f"{spell(best)} gains", *(points(gain.mean) for gain in gains), ""]
+        rows = [[*row, text] for row, text in zip(rows, column, strict=False)]
+        notes += [gain_line(study, best, base)] if any(study.counts(best, base)) else []
+    several = f"; mean and standard deviation of {len(study.seeds)} seeds"
+    notes.append(
         f"{study.task.score_label} in % on test data, at the round that validation data chose"
+        + (several if len(study.seeds) > 1 else "")
     )
-    if len(study.seeds) > 1:
-        note += f"; mean and standard deviation of {len(study.seeds)} seeds"
     if rare := seldom(study, methods):
-        note += f"\n{rounds_missed(rare)}: scores are those of the last round that a silo took part in"
+        notes.append(
+            f"{rounds_missed(rare)}: scores are those of the last round that a silo took part in"
+        )
+    text = columns([[row[0], *(cell.translate(TERMINAL) for cell in row[1:])] for row in rows])
+    rule, end = "-" * max(map(len, text)), 1 + len(study.silos)
     return "\n".join(
-        [text[0], rule, *text[1:silos], rule, *text[silos:], *gain, note, *damages_of(study)]
+        [text[0], rule, *text[1:end], rule, *text[end:], *notes, *damages_of(study)]
     )
 
 
 def gain_line(study: StudyResults, best: str, base: str) -> str:
     """Return the mean gain, with the decision of the report's headline."""
     found = verdict(study, best, base)
-    why = (
-        f"95 % interval {between(found.gain)}"
-        if found.shown
-        else f"not yet certain: {found.why}"
-    )
-    return f"{spell(best)} against {spell(base)}: {points(found.gain.mean)} points, {why}".translate(
-        TERMINAL
-    )
+    why = f"95 % interval {between(found.gain)}"
+    why = why if found.shown else f"not yet certain: {found.why}"
+    gain = f"{spell(best)} against {spell(base)}: {points(found.gain.mean)} points, {why}"
+    return gain.translate(TERMINAL)
 
 
 def percent_of(mean: float, deviation: float) -> str:

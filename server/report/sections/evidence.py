@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from markupsafe import Markup
 from models.evidence.calibration import THRESHOLDS
 from models.evidence.measure import CALIBRATION, MEASUREMENT, PREFIX
 from server.report.canvas import MUTED, Canvas, chart, percent_axis, styles
-from server.report.html import format_number, markup, number, percent, render
+from server.report.html import format_number, number, percent, render
 from server.report.inference import NAN, finite_or_nan
 from server.report.methods import spell
 from server.report.study import StudyResults
@@ -43,30 +43,27 @@ HEADS = {
         "Intervals: coverage, width",
     ],
 }
-EVENTS = {
-    "multilabel": "that a finding is present",
-    "survival": "of the event until the chosen time",
-}
 TEMPLATE = """{% from "macros" import table, cells, explained with context %}
-<h2>Evidence per hospital</h2><p class='lead'>{{ first }}{% if second %}, and small below it {{ second }}{% endif %}: each hospital measures its reported model once, on its own test samples ({{ tested }}).{% if seeds > 1 %} Numbers are means over {{ seeds }} seeds; {% if task == "regression" %}limits, intervals, charts and {% elif task != "segmentation" %}sets, charts and {% endif %}subgroups are of the first seed that has them.{% endif %} The numbers of the table have no intervals: with few samples they can be far from the ideal, or differ between methods, by chance alone.</p>
-{% call table(head) %}<tbody>{% for silo, values in rows %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+<h2>Evidence per hospital</h2><p class='lead'>{{ methods|map("spell")|join(", and small below it ") }}: each hospital measures its reported model once, on its own test samples ({{ tested|join(" to ") or "few" }}).{% if study.seeds|length > 1 %} Numbers are means over {{ study.seeds|length }} seeds; {% if task == "regression" %}limits, intervals, charts and {% elif task != "segmentation" %}sets, charts and {% endif %}subgroups are of the first seed that has them.{% endif %} The numbers of the table have no intervals: with few samples they can be far from the ideal, or differ between methods, by chance alone.</p>
+{% call table(head) %}<tbody>{% for silo, prefix, texts in rows %}<tr><th scope="row">{{ silo }}</th>{% if prefix %}<td>{{ name_of(prefix) }}</td>{% endif %}{% for of in texts %}<td>{{ of[0] }}{% for text in of[1:] %}<small>{{ text }}</small>{% endfor %}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}
 {% if task == "regression" %}{% call explained() %}<dl class='terms'>
-<dt>Unit</dt><dd>The measurement's own.{% if several %} Subgroups have means over the measurements, each in its own unit.{% endif %}</dd>
+<dt>Unit</dt><dd>The measurement's own.{% if measured[0] %} Subgroups have means over the measurements, each in its own unit.{% endif %}</dd>
 <dt>Slope, intercept</dt><dd>Of the line through measurements by predictions (least squares); ideal 1 and 0. Below 1 high predictions are too high and low ones too low.</dd>
 <dt>Difference</dt><dd>Mean of measured less predicted; ideal 0.</dd>
 <dt>Limits of agreement</dt><dd>The mean difference and 1.96 standard deviations to either side. About 95&#8239;% of differences lie between, where they are normal.</dd>
 <dt>Intervals</dt><dd>Prediction intervals that are to hold 90&#8239;% of measurements, which no theorem promises of shrunk widths: the share of test samples where they did, and their width. They reach as far as the hospital's own half width, shrunk towards the hospitals' common one; half of the test samples make it, the others count.</dd></dl>{% endcall %}{% elif task != "segmentation" %}{% call explained() %}<dl class='terms'>
-<dt>Probability</dt><dd>{{ event }}.</dd>
+<dt>Probability</dt><dd>{{ {"multilabel": "that a finding is present", "survival": "of the event until the chosen time"}.get(task, "of class 1 of two classes; of more classes, that the predicted class is right") }}.</dd>
 <dt>Brier</dt><dd>Mean squared distance of probability and event; lower is better.</dd>
 <dt>Slope</dt><dd>Ideal 1. Below 1 the model is too sure, above 1 not sure enough.</dd>
 <dt>In the large</dt><dd>Ideal 0. Above 0 there are more events than predicted.</dd>
 <dt>ECE</dt><dd>Mean distance of predicted and observed share over bins. It is too large where test parts are small: never read it alone.</dd>
 <dt>Sets</dt><dd>Classes that are to hold the true one with a probability of 90&#8239;%, which no theorem promises of shrunk thresholds: the share of test samples where they did, and their mean number. The threshold is the hospital's own, shrunk towards the hospitals' common one; half of the test samples make it, the others count.</dd>
 <dt>Net benefit</dt><dd>True positives per sample, less false positives at the odds of the threshold. The dashed line treats everybody, the line at 0 no one.</dd></dl>{% endcall %}{% endif %}
-{% if groups %}<h3>Subgroups</h3><p class='note'>{% if task == "regression" %}Mean absolute error with its 95&#8239;% interval, and root of the mean squared one, in the label's unit{% else %}Test {{ score }} in per cent with its 95&#8239;% interval{% endif %}, by a column that the hospital chose. Small subgroups are suppressed in the hospital, and with them others, where they would follow by subtraction. Each interval is of one subgroup by itself: chance alone lets about {{ chance }} of those below miss.</p>
-{% call table(group_head) %}<tbody>{% for silo, values in groups %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}
+{% if groups %}<h3>Subgroups</h3><p class='note'>{% if task == "regression" %}Mean absolute error with its 95&#8239;% interval, and root of the mean squared one, in the label's unit{% else %}Test {{ study.task.score_label }} in per cent with its 95&#8239;% interval{% endif %}, by a column that the hospital chose. Small subgroups are suppressed in the hospital, and with them others, where they would follow by subtraction. Each interval is of one subgroup by itself: chance alone lets about {{ "%.2g"|format(by_chance * groups|length * methods|length) }} of those below miss.</p>
+{% call table(["Hospital", "Subgroup", "Test"] + methods|map("spell")|list) %}<tbody>{% for silo, name, n, each in groups %}<tr><th scope="row">{{ silo }}</th><td>{{ name }}</td><td>{{ n }}</td>{% for found in each %}<td>{% if not found %}–{% elif found|length == 5 %}{{ "%.3g<small>%.3g–%.3g; %.3g</small>"|safe|format(*found[1:]) }}{% else %}{{ found[1]|percent }}<small>{{ found[2]|percent(0) }}–{{ found[3]|percent(0) }}</small>{% endif %}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}
+{% set left = drawn|length - panels|length %}
 {% if panels %}<h3>Reliability{% if panels[0][1]|length > 1 %} and net benefit{% endif %}</h3>
-<p class='note'>{% if task == "regression" %}Predicted against measured, means of groups{% else %}Predicted against observed share{% endif %}; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left %} {{ left }} more {{ "is" if left == 1 else "are" }} in summary.json.{% endif %}</p>
+<p class='note'>{% if task == "regression" %}Predicted against measured, means of groups{% else %}Predicted against observed share{% endif %}; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left > 0 %} {{ left }} more {{ "is" if left == 1 else "are" }} in summary.json.{% endif %}</p>
 <div class='panels'>{% for silo, charts in panels %}<figure><h3>{{ silo }}</h3>{% for chart in charts %}{{ chart }}{% endfor %}</figure>{% endfor %}</div>{% endif %}"""
 
 
@@ -135,14 +132,6 @@ def has_bins(study: StudyResults, methods: Sequence[str], silo: str, prefix: str
     return any(keys & lists(study, method, silo).keys() for method in methods)
 
 
-def tested_text(study: StudyResults) -> str:
-    """Return the sizes of the silos' test parts: ``40``, ``12 to 90``, ``few``."""
-    sizes = sorted({n for silo in study.silos for n in study.sizes(silo, "n_test")} - {0})
-    if len(sizes) > 1:
-        return f"{sizes[0]} to {sizes[-1]}"
-    return f"{sizes[0]}" if sizes else "few"
-
-
 def evidence_section(study: StudyResults) -> Markup:
     """Render the section; empty if no silo has sent evidence."""
     if not study.runs or not evidence_that_left(study):
@@ -151,19 +140,23 @@ def evidence_section(study: StudyResults) -> Markup:
     methods = [
         m for m in dict.fromkeys([study.best or study.methods[0], study.base]) if m is not None
     ]
-    groups = group_rows(study, methods)
     measured = measurements_of(study)
     pairs = [(silo, prefix) for silo in study.silos for prefix in measured]
     drawn = [pair for pair in pairs if has_bins(study, methods, *pair)]
     columns = HEADS.get(
         study.task.name, [*(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
     )
+    tested = study.tested(study.silos)
     return render(
         TEMPLATE,
+        study=study,
+        methods=methods,
         head=["Hospital", *(["Measurement"] if measured[0] else []), *columns],
-        rows=[(silo, cells(study, methods, silo, prefix)) for silo, prefix in pairs],
-        first=spell(methods[0]),
-        second=spell(methods[1]) if len(methods) > 1 else "",
+        rows=[
+            (*pair, list(zip(*(texts_of(study, m, *pair) for m in methods), strict=True)))
+            for pair in pairs
+        ],
+        name_of=name_of,
         panels=[
             (
                 f"{silo}: {name_of(prefix)}" if prefix else silo,
@@ -171,75 +164,33 @@ def evidence_section(study: StudyResults) -> Markup:
             )
             for silo, prefix in drawn[:PANELS]
         ],
-        several=bool(measured[0]),
-        left=max(len(drawn) - PANELS, 0),
-        event=EVENTS.get(
-            study.task.name,
-            "of class 1 of two classes; of more classes, that the predicted class is right",
-        ),
+        drawn=drawn,
+        measured=measured,
         task=study.task.name,
-        seeds=len(study.seeds),
-        groups=groups,
-        chance=f"{BY_CHANCE * len(groups) * len(methods):.2g}",
-        tested=tested_text(study),
-        group_head=["Hospital", "Subgroup", "Test", *map(spell, methods)],
-        score=study.task.score_label,
+        groups=list(group_rows(study, methods)),
+        by_chance=BY_CHANCE,
+        tested=[*dict.fromkeys([tested[0], tested[-1]])] if tested else [],
     )
 
 
 def group_rows(
     study: StudyResults, methods: Sequence[str]
-) -> list[tuple[str, list[str | Markup]]]:
-    """Return a row for each silo's subgroup: name, samples, and the methods' scores with their intervals."""
-    rows: list[tuple[str, list[str | Markup]]] = []
+) -> Iterator[tuple[str, str, str, list[Sequence[float] | None]]]:
+    """Yield each silo's subgroups: silo, name, samples, and the methods' scores with their intervals.
+
+    Of measurements: n, MAE, the two ends of its interval, RMSE.
+    """
     for silo in study.silos:
         each = [lists(study, m, silo) for m in methods]
         for key in sorted({key for found in each for key in found if key.startswith(PREFIX)}):
-            n = next(f"{found[key][0]:.0f}" for found in each if key in found)
-            rows.append(
-                (
-                    silo,
-                    [
-                        key.removeprefix(PREFIX),
-                        n,
-                        *(format_score(found.get(key)) for found in each),
-                    ],
-                )
-            )
-    return rows
-
-
-def format_score(values: Sequence[float] | None) -> Markup:
-    """Return a score in per cent, or an error in the label's unit, with its interval below."""
-    if values is None:
-        return Markup("–")
-    if len(values) == 5:  # measurements: n, MAE, the two ends of its interval, RMSE
-        mae, low, high, rmse = (f"{v:.3g}" for v in values[1:])
-        return markup("{}<small>{}–{}; {}</small>", mae, low, high, rmse)
-    return markup(
-        "{}<small>{}–{}</small>",
-        percent(values[1]),
-        percent(values[2], 0),
-        percent(values[3], 0),
-    )
+            scores = [found.get(key) for found in each]
+            n = next(f"{score[0]:.0f}" for score in scores if score)
+            yield silo, key.removeprefix(PREFIX), n, scores
 
 
 def name_of(prefix: str) -> str:
     """Return a measurement's name from the key prefix of its values."""
     return prefix.removeprefix(MEASUREMENT).removesuffix(".")
-
-
-def cells(
-    study: StudyResults, methods: Sequence[str], silo: str, prefix: str
-) -> list[str | Markup]:
-    """Return a silo's row (for one measurement, with ``prefix``): the first method's values, the second's below."""
-    first, *others = (texts_of(study, m, silo, prefix) for m in methods)
-    below = [
-        Markup().join(markup("<small>{}</small>", text) for text in texts)
-        for texts in zip(*others, strict=True)
-    ]
-    found = [markup("{}", text) + (below[k] if below else "") for k, text in enumerate(first)]
-    return [name_of(prefix), *found] if prefix else [*found]
 
 
 def texts_of(study: StudyResults, method: str, silo: str, prefix: str) -> list[str]:
