@@ -22,8 +22,8 @@ def print_costs(book: Book) -> None:
             (book.path / f"best-{strategy}.toml").read_text().splitlines()[0].removeprefix("# ")
         )
         print(
-            f"{strategy}: best {best}; {cost.trials} trials, {cost.rounds} rounds, {cost.bytes / 1e6:.1f} MB, "
-            f"{cost.seconds:.0f} s",
+            f"{strategy}: best {best}; {cost['trials']} trials, {cost['rounds']} rounds, {cost['bytes'] / 1e6:.1f} MB, "
+            f"{cost['seconds']:.0f} s",
             file=sys.stderr,
         )
     for silo, spent in book.privacy.get("all", {}).items():

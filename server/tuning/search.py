@@ -92,21 +92,15 @@ def tune(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     book = Book(out, request.asked(), list(request.space.distributions))
     book.open()
-    searcher = Searcher(request, book, engine)
-    bar: tqdm[Any]
-    with tqdm(
-        total=request.trials * len(request.strategies),
-        unit="trial",
-        file=sys.stderr,
-        disable=quiet,
-    ) as bar:
-        searcher.bar = bar
+    total = request.trials * len(request.strategies)
+    with tqdm(total=total, unit="trial", file=sys.stderr, disable=quiet) as bar:
+        searcher = Searcher(request, book, engine, bar)
         for strategy in request.strategies:
             searcher.search(strategy)
     book.finish()
     hopeless = []
     for strategy in request.strategies:
-        own = [trial for trial in book.trials if trial.strategy == strategy]
+        own = book.of(strategy)
         whole = [trial for trial in own if trial.state == COMPLETE and trial.score is not None]
         if whole:
             best = max(whole, key=lambda trial: (trial.score, -trial.number))
@@ -120,14 +114,14 @@ def tune(
     return book
 
 
+@dataclass
 class Searcher:
     """Execution of one search."""
 
-    def __init__(self, request: Request, book: Book, engine: Engine | None) -> None:
-        self.request = request
-        self.book = book
-        self.engine = engine
-        self.bar: tqdm[Any] | None = None
+    request: Request
+    book: Book
+    engine: Engine | None
+    bar: tqdm[Any]
 
     def search(self, strategy: str) -> None:
         """Execute all trials of one method that have not ended."""
@@ -143,32 +137,25 @@ class Searcher:
                 self.study.sampler = sampler(seed=seed_of(seed, strategy, number))
                 self.study.ask(distributions)
             trials = [self.book.trial(self.study, number) for number in range(start, end)]
-            (self.halve if self.request.sampler == "halving" else self.complete)(trials)
-
-    def complete(self, trials: Sequence[Trial]) -> None:
-        """Execute all rounds of these trials."""
-        self.execute(trials, 0)
+            if self.request.sampler == "halving":
+                self.halve(trials)
+            else:
+                self.execute(trials, 0)
 
     def halve(self, trials: Sequence[Trial]) -> None:
         """Execute a few rounds of all trials, then in each rung more rounds of fewer trials, the best so far."""
-        rounds = parse_settings(
-            {**self.request.values, "strategy": trials[0].strategy}
-        ).common.rounds
-        rungs = budgets(len(trials), rounds)
+        settings = parse_settings({**self.request.values, "strategy": trials[0].strategy})
+        *rungs, _ = budgets(len(trials), settings.common.rounds)
         going = list(trials)
-        for place, until in enumerate(rungs):
-            last = place == len(rungs) - 1
-            self.execute(going, 0 if last else until)
+        for until in rungs:
+            self.execute(going, until)
             going = [trial for trial in going if trial.state != FAILED]
-            if not last and going:
-                ranked = sorted(
-                    going,
-                    key=lambda t: (-(t.score if t.score is not None else -math.inf), t.number),
-                )
-                kept = ranked[: max(1, len(going) // ETA)]
-                for trial in (t for t in going if t not in kept):
-                    self.end(trial, PRUNED)
-                going = sorted(kept, key=lambda t: t.number)
+            ranked = sorted(going, key=lambda t: (-(t.score or 0.0), t.number))
+            kept = ranked[: max(1, len(going) // ETA)]
+            for trial in (t for t in going if t not in kept):
+                self.end(trial, PRUNED)
+            going = sorted(kept, key=lambda t: t.number)
+        self.execute(going, 0)
 
     def settings(self, trial: Trial) -> RunSettings:
         """Return the settings of a trial's run. Raises UserError if its values are incompatible."""
@@ -279,8 +266,7 @@ class Searcher:
     def end(self, trial: Trial, state: str) -> None:
         """Store the final state of a trial."""
         self.book.end(self.study, trial, state)
-        if self.bar is not None:
-            self.bar.update(len([t for t in self.book.trials if t.state]) - self.bar.n)
+        self.bar.update(sum(bool(trial.state) for trial in self.book.trials) - self.bar.n)
 
 
 def seed_of(seed: str, strategy: str, number: int) -> int:

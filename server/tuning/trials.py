@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula
 from partitions.common.settings import toml_text
 from server.results.chosen import Chosen, mean
-from server.results.history import History, spent_by_silo
+from server.results.history import History, Row, spent_by_silo
 from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory, newest_states
 from server.tuning.space import text_of
@@ -64,25 +65,6 @@ class Trial:
     @property
     def name(self) -> str:
         return f"{self.strategy}-{self.number:04d}"
-
-    def row(self, keys: Sequence[str]) -> list[str]:
-        """Return the trial's row of ``trials.csv``."""
-        score = "" if self.score is None else repr(self.score)
-        own = [
-            guard_formula(text_of(self.values[key])) if key in self.values else ""
-            for key in keys
-        ]
-        return [str(self.number), self.strategy, self.state, str(self.rounds), score, *own]
-
-
-@dataclass
-class SearchCost:
-    """Total cost of a method's trials."""
-
-    trials: int
-    rounds: int
-    bytes: int
-    seconds: float
 
 
 @dataclass
@@ -160,48 +142,54 @@ class Book:
     def write(self) -> None:
         """Write the present state to ``trials.csv`` and ``tuning.json``."""
         columns = ["trial", "strategy", "state", "rounds", "score", *self.keys]
-        rows = [trial.row(self.keys) for trial in self.trials if trial.state]
-        write_atomically(
-            self.path / "trials.csv", pd.DataFrame(rows, columns=columns).to_csv(index=False)
-        )
-        cost = {strategy: asdict(found) for strategy, found in self.costs().items()}
-        found = {"asked": dict(self.asked), "cost": cost, "privacy": self.privacy}
+        rows = [
+            {key: guard_formula(text_of(value)) for key, value in trial.values.items()}
+            | {"trial": trial.number, "strategy": trial.strategy, "state": trial.state}
+            | {
+                "rounds": trial.rounds,
+                "score": "" if trial.score is None else repr(trial.score),
+            }
+            for trial in self.trials
+            if trial.state
+        ]
+        text = pd.DataFrame(rows, columns=columns).to_csv(index=False)
+        write_atomically(self.path / "trials.csv", text)
+        found = {"asked": dict(self.asked), "cost": self.costs(), "privacy": self.privacy}
         text = json.dumps(found, indent=1, ensure_ascii=False)
         write_atomically(self.path / "tuning.json", text + "\n")
 
-    def costs(self) -> dict[str, SearchCost]:
+    def of(self, strategy: str) -> list[Trial]:
+        """Return a method's trials."""
+        return [trial for trial in self.trials if trial.strategy == strategy]
+
+    def costs(self) -> dict[str, dict[str, float]]:
         """Return the cost of each method's trials so far, including failed trials."""
-        found = {}
-        for strategy in dict.fromkeys(trial.strategy for trial in self.trials):
-            own = [trial for trial in self.trials if trial.strategy == strategy]
-            sums = (
-                sum(getattr(trial, key) for trial in own)
+        return {
+            strategy: {"trials": sum(bool(trial.state) for trial in self.of(strategy))}
+            | {
+                key: sum(getattr(trial, key) for trial in self.of(strategy))
                 for key in ("rounds", "bytes", "seconds")
-            )
-            found[strategy] = SearchCost(sum(bool(trial.state) for trial in own), *sums)
-        return found
+            }
+            for strategy in dict.fromkeys(trial.strategy for trial in self.trials)
+        }
 
     def rounds_done(self, trial: Trial) -> int:
         """Return the last round in a trial's history, without the closing evaluation."""
         directory = self.directory(trial)
-        if directory.summary.exists():
-            return max(
-                (int(run["rounds"]) for run in read_summary(directory.summary)["runs"]),
-                default=0,
-            )
-        rows = History(directory.history).rows if directory.history.exists() else []
+        if runs := read_summary(directory.summary)["runs"]:
+            return int(runs[0]["rounds"])
+        rows = rows_of(directory)
         return max((row.round for row in rows if row.metric == "round_seconds"), default=0)
 
     def count(self, trial: Trial, run: RunSettings) -> None:
         """Set a trial's cost so far: rounds, bytes, seconds, and releases with differential privacy."""
-        file = self.directory(trial).history
-        rows = History(file).rows if file.exists() else []
+        directory = self.directory(trial)
+        rows = rows_of(directory)
         trial.rounds = self.rounds_done(trial)
-        trial.bytes = sum(
-            int(row.value) for row in rows if row.metric in ("bytes_down", "bytes_up")
-        )
+        sent = (row for row in rows if row.metric in ("bytes_down", "bytes_up"))
+        trial.bytes = sum(int(row.value) for row in sent)
         trial.seconds = sum(row.value for row in rows if row.metric == "round_seconds")
-        trial.privacy = releases_of(self.directory(trial), run)
+        trial.privacy = releases_of(directory, run)
 
     def finish(self) -> None:
         """Write the total privacy cost of all trials, and of each method's trials."""
@@ -209,9 +197,7 @@ class Book:
             return
         self.privacy = {"all": together(trial.privacy for trial in self.trials)}
         for name in self.costs():
-            self.privacy[name] = together(
-                trial.privacy for trial in self.trials if trial.strategy == name
-            )
+            self.privacy[name] = together(trial.privacy for trial in self.of(name))
         self.write()
 
     def write_best(self, trial: Trial, run: RunSettings) -> Path:
@@ -224,6 +210,11 @@ class Book:
         return file
 
 
+def rows_of(directory: RunDirectory) -> list[Row]:
+    """Return the history of a trial's run so far."""
+    return History(directory.history).rows if directory.history.exists() else []
+
+
 def score_of(
     directory: RunDirectory, run: RunSettings, objective: str, until: int = 0
 ) -> float | None:
@@ -231,11 +222,7 @@ def score_of(
 
     ``objective``: the unweighted ``mean`` over silos, or the ``worst`` silo. ``until``: last round to use; 0: all.
     """
-    rows = (
-        History(directory.history).of(run.common.strategy, run.common.seed)
-        if directory.history.exists()
-        else []
-    )
+    rows = rows_of(directory)
     scores = (
         e["score"]
         for e in read_events(directory.progress_file)
@@ -254,13 +241,11 @@ def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
 
     Noise and rate come from the state, all steps from the history: a failed trial may not have saved its last state.
     """
-    if run.privacy is None or not directory.history.exists():
+    if run.privacy is None:
         return {}
     states = newest_states(directory.checkpoint(run.run_key) / "silos")
     found: Releases = {}
-    for silo, cost in spent_by_silo(
-        History(directory.history).of(run.common.strategy, run.common.seed)
-    ).items():
+    for silo, cost in spent_by_silo(rows_of(directory)).items():
         kept = states[silo].numbers.get(KEPT, []) if silo in states else []
         steps = sum(one["steps"] for one in kept)
         releases = [dict(one) for one in kept]
@@ -277,10 +262,9 @@ def together(trials: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]
     Rényi divergences of all noised steps are added. For a trial whose states are lost, both are added to those of the
     others (basic composition).
     """
-    every: dict[str, list[Mapping[str, Any]]] = {}
-    for one in trials:
-        for silo, found in one.items():
-            every.setdefault(silo, []).append(found)
+    every = defaultdict[str, list[Mapping[str, Any]]](list)
+    for silo, found in (pair for one in trials for pair in one.items()):
+        every[silo].append(found)
     total = {}
     for silo, own in sorted(every.items()):
         lost = [one for one in own if not one["releases"]]
