@@ -138,7 +138,8 @@ def outcome(run: dict[str, Any]) -> str:
 
 def partition(args: argparse.Namespace) -> None:
     from partitions.simulated import open_dataset
-    from server.results.manifest import check_plot, plot_partition, write_partition
+    from server.report.sections.silo_data import check_plot, plot_partition
+    from server.results.manifest import write_partition
     from strategies.base.run_settings import parse_settings
 
     settings = parse_settings(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from functools import cache
 from typing import Literal
@@ -65,6 +66,7 @@ def environment() -> Environment:
         "between": between,
         "capital": capital,
         "whole": round,
+        "quote": shlex.quote,
         "baseline": baseline_name,
         "unbroken": lambda text: Markup(re.sub(r"(\d) ", r"\1&nbsp;", text)),
     }
@@ -86,6 +88,12 @@ def compile_template(template: str) -> Template:
 def render(template: str, **values: object) -> Markup:
     """Return a template rendered with these values; every value is escaped unless it is already markup."""
     return Markup(compile_template(template).render(**values))
+
+
+def text_lines(template: str, **values: object) -> list[str]:
+    """Return the lines of a template of plain text, in which nothing is escaped."""
+    plain = environment().overlay(autoescape=False)
+    return plain.from_string(template).render(**values).splitlines()
 
 
 def sentences(template: str, **values: object) -> Markup:

@@ -12,9 +12,9 @@ from markupsafe import Markup, escape
 
 from models.survey import MISSING
 from partitions.common.files import write_atomically
-from server.report.html import count_noun, format_number, render
+from server.report.html import format_number, render, text_lines
 from server.report.page import CSS
-from server.results.survey import OTHERS, PAGE, Finding, Surveyed, cell_names, read_survey
+from server.results.survey import OTHERS, PAGE, Surveyed, cell_names, read_survey
 from strategies.base.survey import PARTS
 
 HELD = "withheld"
@@ -31,7 +31,7 @@ table.reasons thead th { text-align: left; } .ends { display: flex; justify-cont
 {% for part, key in parts.items() %}{% for name in found.names(key) %}<section><h2>{{ name }}</h2><p class="note">{{ part }}</p>
 <div class="scroll" tabindex="0"><table><thead><tr><th>Hospital</th><th>Patients</th><th>Missing</th><th>Mean</th><th>Deviation</th><th>Counts</th></tr></thead><tbody>
 {% for silo, answer in holders(found, key, name) %}{% set item = answer[key][name] %}{% set counts = item.cells|default([]) %}{% set most = counts|map("default", 0, true)|max|default(0, true) or 1 %}
-<tr><th scope="row">{{ silo }}</th>{% for cell in values(answer.n, item) %}<td>{{ cell|replace("%", " %") }}</td>{% endfor %}<td>{% if counts %}<div class="bars">{% for title in cell_names(item) %}{% set count = counts[loop.index0] %}<i title="{{ title }}: {{ held if count is none else count }}"{% if count is none %} class="held"{% else %} style="height:{{ (100 * count / most)|whole }}%"{% endif %}></i>{% endfor %}</div>{% if "levels" in item %}<small class="names">{{ item.levels|join(" · ") }}</small>{% else %}<small class="ends">{% for end in item.range %}<span>{{ format_number(end, zeros=false) }}</span>{% endfor %}</small>{% endif %}{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
+<tr><th scope="row">{{ silo }}</th>{% for cell in values(answer.n, item) %}<td>{{ cell|replace("%", " %") }}</td>{% endfor %}<td>{% if counts %}<div class="bars">{% for title, count in zip(cell_names(item), counts) %}<i title="{{ title }}: {{ held if count is none else count }}"{% if count is none %} class="held"{% else %} style="height:{{ (100 * count / most)|whole }}%"{% endif %}></i>{% endfor %}</div>{% if "levels" in item %}<small class="names">{{ item.levels|join(" · ") }}</small>{% else %}<small class="ends">{% for end in item.range %}<span>{{ format_number(end, zeros=false) }}</span>{% endfor %}</small>{% endif %}{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
 {% endfor %}{% endfor %}</main></body></html>
 """
 
@@ -44,20 +44,23 @@ def write_survey_page(folder: Path) -> Path:
 
 def survey_page(found: Surveyed) -> str:
     """Return the page as HTML; every value is escaped."""
-    return render(
-        PAGE_TEXT,
-        css=Markup(CSS),
-        found=found,
-        findings=found.findings,
-        parts=PARTS,
-        held=HELD,
-        holders=holders,
-        values=cells,
-        cell_names=cell_names,
-        format_number=format_number,
-        nothing_found=nothing_found,
-        code=code,
-    )
+    return render(PAGE_TEXT, css=Markup(CSS), code=code, **values_of(found))
+
+
+def values_of(found: Surveyed) -> dict[str, Any]:
+    """Return what the templates of page and text use."""
+    return {
+        "found": found,
+        "findings": found.findings,
+        "parts": PARTS,
+        "held": HELD,
+        "holders": holders,
+        "values": cells,
+        "cell_names": cell_names,
+        "format_number": format_number,
+        "nothing_found": nothing_found,
+        "zip": zip,
+    }
 
 
 def code(text: str) -> Markup:
@@ -84,33 +87,20 @@ def cells(n: int, item: Mapping[str, Any]) -> list[str]:
     return [str(n), missing, *moments]
 
 
+TEXT = """{% for part, key in parts.items() %}{% for name in found.names(key) %}
+{{ part }} {{ name }}
+{% for silo, answer in holders(found, key, name) %}{% set item = answer[key][name] %}{% set n, missing, mean, sd = values(answer.n, item) %}
+  {{ silo }}: {{ answer.n|noun("patient") }}, missing {{ missing }}
+{%- if "mean" in item %}  mean {{ mean }}, sd {{ sd }}{% endif %}
+{%- for level, count in zip(item.levels|default([]), item.cells|default([])) %}{{ "  " if loop.first else ", " }}{{ level }} {{ held if count is none else count }}{% endfor %}
+
+{% endfor %}{% endfor %}{% endfor %}
+
+{{ findings|length|noun("finding") if findings else nothing_found(found) }}
+{% for f in findings %}{{ f.silo }}{{ ", " ~ f.column if f.column }}: {{ f.kind }}: {{ f.what }}{{ "; look at " ~ f.look if f.look }}
+{% endfor %}"""
+
+
 def survey_text(found: Surveyed) -> list[str]:
     """Return the survey as lines for a terminal: each column and hospital, then the findings."""
-    lines = []
-    for part, key in PARTS.items():
-        for name in found.names(key):
-            lines.append(f"{part} {name}")
-            for silo, answer in holders(found, key, name):
-                item = answer[key][name]
-                n, missing, mean, sd = cells(answer["n"], item)
-                moments = f"  mean {mean}, sd {sd}" if "mean" in item else ""
-                levels = [
-                    f"{c} {HELD if k is None else k}"
-                    for c, k in zip(item.get("levels", ()), item.get("cells", ()), strict=False)
-                ]
-                counts = f"  {', '.join(levels)}" if levels else ""
-                lines.append(
-                    f"  {silo}: {count_noun(int(n), 'patient')}, missing {missing}{moments}{counts}"
-                )
-    lines += [
-        "",
-        count_noun(len(found.findings), "finding") if found.findings else nothing_found(found),
-    ]
-    return lines + [line_of(finding) for finding in found.findings]
-
-
-def line_of(finding: Finding) -> str:
-    """Return a finding in one line."""
-    column = f", {finding.column}" if finding.column else ""
-    look = f"; look at {finding.look}" if finding.look else ""
-    return f"{finding.silo}{column}: {finding.kind}: {finding.what}{look}"
+    return text_lines(TEXT, **values_of(found))

@@ -1,11 +1,10 @@
-"""Output of a partition: one data file per silo, the manifest, and a plot of samples by silo and class."""
+"""Output of a partition: one data file per silo and the manifest."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.files import fresh_folder, write_atomically
+from partitions.common.files import fresh_folder
 from partitions.labels import ONE_CLASS
 from partitions.schemes.registry import PARTITIONS, SiloIndices, partition, silo_data
 from partitions.silo_file import write_silo_file
@@ -141,22 +140,6 @@ def refuse_other_content(out: Path) -> None:
         )
 
 
-def check_plot(path: str | Path) -> Path:
-    """Return the path. Raises DataError unless it ends in .png, .svg or .pdf."""
-    path = Path(path)
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise DataError(f"{path} does not end in .png, .svg or .pdf")
-    return path
-
-
-def check_drawn(manifest: Mapping[str, Any]) -> None:
-    """Raise DataError where samples have no class, so that there is nothing to plot."""
-    if (task := manifest.get("task", ONE_CLASS[0])) not in ONE_CLASS:
-        raise DataError(
-            f"there is nothing to draw: samples of {manifest['dataset']} have no class each ({task})"
-        )
-
-
 def label_counts(manifest: Mapping[str, Any]) -> Array:
     """Return the number of training samples of each class and silo (classes, silos), with those for validation."""
     counts = np.zeros((int(manifest["classes"]), len(manifest["silos"])), int)
@@ -165,66 +148,3 @@ def label_counts(manifest: Mapping[str, Any]) -> Array:
             for label, count in silo["labels"][split].items():
                 counts[int(label), column] += count
     return counts
-
-
-def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
-    """Plot a partition: one circle per silo and class, with an area proportional to the number of training samples.
-
-    ``manifest``: from `write_partition` or `describe`; ``path`` ends in .png, .svg or .pdf. Training samples
-    include those held out for validation. The plot has one colour only, for readers who cannot distinguish colours.
-
-    Raises DataError for another ending, and where samples have no class.
-    """
-    path = check_plot(path)
-    check_drawn(manifest)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    silos = manifest["silos"]
-    classes = int(manifest["classes"])
-    counts = label_counts(manifest)
-    # Inches; the largest circle fills nine tenths of a cell
-    cell = min(0.42, 40 / max(len(silos), classes))
-    size = cell * len(silos) + 2.6, cell * classes + 1.9
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    largest = (0.9 * cell * 72) ** 2 / counts.max()  # points squared per sample
-    rows, columns = np.nonzero(counts)
-    held = counts[rows, columns]
-    look: dict[str, Any] = {"color": "#0072B2", "linewidths": 0}
-    axes.scatter(columns, rows, s=np.maximum(held * largest, 1.0), **look)
-    axes.set(
-        xlim=(-0.7, len(silos) - 0.3),
-        ylim=(classes - 0.3, -0.7),
-        xlabel="silo",
-        ylabel="class",
-        title=f"{manifest['dataset']}, {manifest['partition']}, seed {manifest['seed']}",
-    )
-    axes.set_xticks(*thin_ticks([silo["name"] for silo in silos]), rotation=90)
-    axes.set_yticks(*thin_ticks([str(label) for label in range(classes)]))
-    axes.set_axisbelow(True)
-    axes.grid(color="0.9", linewidth=0.6)
-    for samples in legend_sizes(int(counts.max())):
-        axes.scatter([], [], s=samples * largest, label=f"{samples:,}", **look)
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-    axes.legend(title="samples", frameon=False, labelspacing=1.1, borderpad=1.0, **place)
-    write_atomically(
-        path, lambda temporary: figure.savefig(temporary, dpi=150, format=path.suffix[1:])
-    )
-
-
-def thin_ticks(names: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Return tick positions and labels, at most about fifty of them."""
-    step = math.ceil(len(names) / 50)
-    return list(range(0, len(names), step)), list(names[::step])
-
-
-def legend_sizes(largest: int) -> list[int]:
-    """Return up to three round numbers of samples up to the largest: 1, 2 or 5 times a power of ten."""
-    round_numbers = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
-    fitting = [number for number in round_numbers if number <= largest]
-    return [
-        fitting[i]
-        for i in sorted({max(len(fitting) - 7, 0), max(len(fitting) - 4, 0), len(fitting) - 1})
-    ]

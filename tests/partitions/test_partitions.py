@@ -16,6 +16,7 @@ from partitions.schemes.pool import hold_out
 from partitions.schemes.registry import PARTITIONS, partition, partition_settings, silo_data
 from partitions.silo_file import check_silo_file, read_silo_file
 from partitions.splits import Dataset, Split
+from server.report.sections.silo_data import plot_partition
 from server.results import manifest
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -737,7 +738,7 @@ def test_plot(tmp_path, ending):
         data, partition(data, "iid", silos=3, seed=0), name="iid", seed=0
     )
     path = tmp_path / f"plot.{ending}"
-    manifest.plot_partition(described, path)
+    plot_partition(described, path)
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[ending]
     assert path.read_bytes().startswith(start)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
@@ -745,11 +746,4 @@ def test_plot(tmp_path, ending):
 
 def test_plot_refuses_other_endings(tmp_path):
     with pytest.raises(ValueError, match="does not end in"):
-        manifest.plot_partition({}, tmp_path / "plot.doc")
-
-
-@pytest.mark.parametrize(
-    ("largest", "sizes"), [(1, [1]), (7, [1, 5]), (90, [1, 5, 50]), (5394, [50, 500, 5000])]
-)
-def test_legend_sizes(largest, sizes):
-    assert manifest.legend_sizes(largest) == sizes
+        plot_partition({}, tmp_path / "plot.doc")

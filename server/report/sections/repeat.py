@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from server.report.html import render
+from server.report.html import render, text_lines
 from server.report.methods import alone, ends_with_one_model, reports
 from server.report.study import StudyResults
 from strategies.base.run_settings import defaults
@@ -29,81 +29,71 @@ def repeat_section(study: StudyResults) -> Markup:
     )
 
 
+COMMANDS = """{% if kind == "flower" %}# Flower's simulation
+flwr run . local --federation-config 'num-supernodes={{ study.config.silos }}' --run-config {{ pairs|quote }}
+silofl report {{ run }}
+{% elif kind == "simulate" %}# from the settings of this directory
+silofl simulate --config {{ run }}/config.toml --out runs/again
+# the same, in full
+silofl simulate {{ options }}
+# this page again; the model of one silo, and of all, whose score it shows
+silofl report {{ run }}
+{% else %}{% if file %}silofl up {{ file|quote }}{% else %}# with the federation up{% endif %}
+
+silofl run --config {{ run }}/config.toml --out runs/again
+# the same, in full
+silofl run {{ options }}
+# this page again; the model whose score it shows, of all silos or, at its hospital, of one
+silofl report {{ run }}
+{% endif %}"""
+
+
 def commands(study: StudyResults) -> list[str]:
     """Return the commands that repeat this study, write its report and export its models."""
     c, standard = study.config, defaults()
+    main = {key: c.get(key) for key in ("strategy", "rounds", "seed")}
     changed: dict[str, Any] = {
-        k: v
-        for k, v in c.items()
-        if k not in ("strategy", "seed", "rounds") and standard.get(k) != v
+        k: v for k, v in c.items() if k not in main and standard.get(k) != v
     }
     named: dict[str, Any] = {
         k: changed.pop(k) for k in ("dataset", "partition", "silos") if k in changed
     }
-    if (
-        study.manifest is not None
-        and not (study.path / "study").exists()
-        and not study.simulated
-    ):
-        return _of_flower(study, named | changed)
-    pairs = [shlex.quote(f"{k}={format_value(v)}") for k, v in changed.items()]
-    main = f"--strategy {shlex.quote(str(c['strategy']))} --rounds {c.get('rounds')} --seed {c.get('seed')}"
-    sets = f" --set {' '.join(pairs)}" if pairs else ""
-    if study.simulated:
-        return _of_simulation(study, f"{main}{_data_options(named)}{sets}")
-    return _of_federation(study, f"{main}{sets}")
+    note, run = study.path / "study", shlex.quote(str(study.path))
+    values: dict[str, Any] = {"study": study, "run": run}
+    if study.manifest is not None and not note.exists() and not study.simulated:
+        first: dict[str, Any] = {
+            key: c.get(key) for key in ("strategy", "seed", "rounds", "silos")
+        }
+        pairs = " ".join(f"{k}={toml(v)}" for k, v in {**first, **named, **changed}.items())
+        return text_lines(COMMANDS, **values, kind="flower", pairs=pairs)
+    options = _options(main)
+    options += _data_options(named) if study.simulated else ""
+    if changed:
+        options += " --set " + " ".join(
+            shlex.quote(f"{k}={format_value(v)}") for k, v in changed.items()
+        )
+    state = run if study.simulated else f"STATE/{shlex.quote(study.path.resolve().name)}"
+    return [
+        *text_lines(
+            COMMANDS,
+            **values,
+            kind="simulate" if study.simulated else "run",
+            options=options.strip(),
+            file=note.read_text() if note.exists() else "",
+        ),
+        *exports(study, study.best or alone(), state, next(iter(study.silos), "hospital-01")),
+    ]
+
+
+def _options(values: Mapping[str, Any]) -> str:
+    return "".join(f" --{k} {shlex.quote(str(v))}" for k, v in values.items())
 
 
 def _data_options(named: Mapping[str, Any]) -> str:
     """Return the options of a simulation's data; a file of one's own is ``--data``."""
-    own = str(named.get("dataset", "")).endswith(".npz")
-    options = [(k, v) for k, v in named.items() if k != "dataset" or not own]
-    options += [("data", named["dataset"])] if own else []
-    return "".join(f" --{k} {shlex.quote(str(v))}" for k, v in options)
-
-
-def _of_simulation(study: StudyResults, options: str) -> list[str]:
-    run = shlex.quote(str(study.path))
-    method = study.best or alone()
-    return [
-        "# from the settings of this directory",
-        f"silofl simulate --config {run}/config.toml --out runs/again",
-        "# the same, in full",
-        f"silofl simulate {options}",
-        "# this page again; the model of one silo, and of all, whose score it shows",
-        f"silofl report {run}",
-        *exports(study, method, run, _first_silo(study)),
-    ]
-
-
-def _of_flower(study: StudyResults, changed: Mapping[str, Any]) -> list[str]:
-    c = study.config
-    first = {key: c.get(key) for key in ("strategy", "seed", "rounds", "silos")}
-    pairs = " ".join(f"{k}={toml(v)}" for k, v in {**first, **changed}.items())
-    return [
-        "# Flower's simulation",
-        f"flwr run . local --federation-config 'num-supernodes={c.get('silos')}' --run-config {shlex.quote(pairs)}",
-        f"silofl report {shlex.quote(str(study.path))}",
-    ]
-
-
-def _of_federation(study: StudyResults, options: str) -> list[str]:
-    run, note = shlex.quote(str(study.path)), study.path / "study"
-    file = note.read_text() if note.exists() else ""
-    state = f"STATE/{shlex.quote(study.path.resolve().name)}"
-    return [
-        f"silofl up {shlex.quote(file)}" if file else "# with the federation up",
-        f"silofl run --config {run}/config.toml --out runs/again",
-        "# the same, in full",
-        f"silofl run {options}",
-        "# this page again; the model whose score it shows, of all silos or, at its hospital, of one",
-        f"silofl report {run}",
-        *exports(study, study.best or alone(), state, _first_silo(study)),
-    ]
-
-
-def _first_silo(study: StudyResults) -> str:
-    return study.silos[0] if study.silos else "hospital-01"
+    if str(named.get("dataset", "")).endswith(".npz"):
+        named = {k: v for k, v in named.items() if k != "dataset"} | {"data": named["dataset"]}
+    return _options(named)
 
 
 def exports(study: StudyResults, method: str, source: str, silo: str) -> list[str]:

@@ -6,12 +6,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
+import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.patches import Rectangle
 
+from partitions.common.errors import DataError
+from partitions.common.files import write_atomically
+from partitions.labels import ONE_CLASS
 from server.report.canvas import (
     BLUE,
     DASHES,
@@ -21,6 +26,7 @@ from server.report.canvas import (
     MUTED,
     ORANGE,
     PURPLE,
+    SETTINGS,
     SKY,
     VERMILLION,
     Canvas,
@@ -63,7 +69,47 @@ def data_section(study: StudyResults) -> Markup:
 
 @chart
 def label_circles(manifest: Mapping[str, Any], width: float) -> str:
-    """Draw a circle per silo and class, its area the number of training samples (validation included)."""
+    """Draw a circle per silo and class."""
+    c, most = draw_labels(manifest, width)
+    return c.svg(
+        f"labels{width:g}",
+        f"Training samples per hospital and class; the largest circle stands for {most}.",
+    )
+
+
+def check_plot(path: str | Path) -> Path:
+    """Return the path. Raises DataError unless it ends in .png, .svg or .pdf."""
+    path = Path(path)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise DataError(f"{path} does not end in .png, .svg or .pdf")
+    return path
+
+
+def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
+    """Plot a partition into a file, as in the report. ``manifest``: from `write_partition` or `describe`.
+
+    Raises DataError for another ending than .png, .svg or .pdf, and where samples have no class.
+    """
+    path = check_plot(path)
+    if (task := manifest.get("task", ONE_CLASS[0])) not in ONE_CLASS:
+        raise DataError(
+            f"there is nothing to draw: samples of {manifest['dataset']} have no class each ({task})"
+        )
+    with matplotlib.rc_context(SETTINGS):
+        c, _ = draw_labels(manifest, 820)
+        c.axes.set_title(
+            f"{manifest['dataset']}, {manifest['partition']}, seed {manifest['seed']}"
+        )
+        how: dict[str, Any] = {"dpi": 150, "bbox_inches": "tight", "facecolor": "white"}
+        how |= {"format": path.suffix[1:]}
+        write_atomically(path, lambda temporary: c.figure.savefig(temporary, **how))
+
+
+def draw_labels(manifest: Mapping[str, Any], width: float) -> tuple[Canvas, int]:
+    """Draw a circle per silo and class, its area the number of training samples (validation included).
+
+    Return the canvas, and the number of samples of the largest circle.
+    """
     silos, classes = manifest["silos"], int(manifest["classes"])
     counts = label_counts(manifest)
     names, prefix = silo_names([s["name"] for s in silos])
@@ -108,10 +154,7 @@ def label_circles(manifest: Mapping[str, Any], width: float) -> str:
     a.set_ylabel("class" if turned else "")
     a.grid(color=GRID, linewidth=0.6)
     as_matrix(a, rows, columns)
-    return c.svg(
-        f"labels{width:g}",
-        f"Training samples per hospital and class; the largest circle stands for {most}.",
-    )
+    return c, most
 
 
 def as_matrix(axes: Any, rows: int, columns: int) -> None:
