@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
 
 from client.site.study.dangers import relevant, values
 from client.site.study.protocol import FREE, STUDY, TEXTS, StudyProtocol, parse_study
@@ -25,7 +28,6 @@ from server.deploy.local.record import remote_keys, state_root
 from strategies.base.aggregation.secure import FEWEST
 from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.settings import Common
 
 ALWAYS = (  # settings that every protocol lists, even with default values
     *(
@@ -47,7 +49,45 @@ REPEATS = 12
 QUERIES = 4  # data summary requests per run: more than one, as a silo may be offline or its process may die
 
 
-NOT_TRAINED = "evaluated, not trained on"
+DRAFT = """kind = {{ kind|json }}
+name = {{ name|json }}
+{% for key, text in texts.items() %}{{ key }} = {{ text|json }}
+{% endfor %}
+start = {{ start }}
+end = {{ end }}
+apps = {{ apps|json }}  # builds that may be sent, by SHA-256 of what they hold
+{% if schema %}schema = {{ schema|json }}  # SHA-256 of the federation's
+{% endif %}
+{% if code %}trainer = {{ code|json }}  # SHA-256 of the source of {{ common.trainer }}
+{% endif %}
+{% if held_out %}held-out = {{ held_out|json }}  # evaluated, not trained on
+{% endif %}
+participants = {{ [3, common.min_silos]|max }}  # fewest hospitals that train in a round
+step = 1.0  # a received model is at most so many lengths away from the hospital's last one
+metrics = ["loss", "score"]
+
+# One value, a list of values, or {min = LEAST, max = MOST}. A setting that is not here has silofl's default.
+[settings]
+{% for key, value in settings|dictsort(true) %}{{ key|json if "." in key else key }} = {{ value|json }}
+{% endfor %}
+
+# What one hospital answers at most, in all runs together.
+[limits]
+runs = {{ count }}
+rounds = {{ count * rounds }}
+evaluations = {{ count * evaluations }}
+queries = {{ count * queries }}
+messages = {{ count * (rounds + evaluations + queries) }}
+bytes = {{ bytes }}
+days = {{ days }}
+{% if common.secure_aggregation %}
+
+# The fingerprint of each hospital's key, as it tells you: no other is in a sum.
+{% for group in groups %}# In a sum together or not at all: {{ group|join(", ") }}
+{% endfor %}
+[peers]
+{% for silo, own in peers|dictsort(true) %}{{ silo }} = {{ own|json }}
+{% endfor %}{% endif %}"""
 
 
 def _bound(values: Mapping[str, object]) -> tuple[list[RunSettings], dict[str, Any]]:
@@ -87,35 +127,36 @@ def draft(
     if values.get("strategy") == EVALUATE:
         values = _drop_division(values)
     runs, settings = _bound(values)
+    common, peers = runs[0].common, peers or {}
     today = datetime.now(UTC).date()
-    lines = [
-        f"kind = {json.dumps(STUDY)}",
-        f"name = {json.dumps(name)}",
-        *(f"{key} = {json.dumps(texts.get(key, ''), ensure_ascii=False)}" for key in texts),
-        f"start = {today}",
-        f"end = {end or today + timedelta(days=DAYS)}",
-        f"apps = {json.dumps(list(apps))}  # builds that may be sent, by SHA-256 of what they hold",
-        *([f"schema = {json.dumps(schema)}  # SHA-256 of the federation's"] if schema else []),
-        *_trainer(runs[0].common.trainer),
-        *([f"held-out = {json.dumps(list(held_out))}  # {NOT_TRAINED}"] if held_out else []),
-        f"participants = {max(3, runs[0].common.min_silos)}  # fewest hospitals that train in a round",
-        "step = 1.0  # a received model is at most so many lengths away from the hospital's last one",
-        'metrics = ["loss", "score"]',
-        "",
-        "# One value, a list of values, or {min = LEAST, max = MOST}. A setting that is not here has silofl's default.",
-        "[settings]",
-        *(
-            f"{json.dumps(key) if '.' in key else key} = {_toml(value)}"
-            for key, value in sorted(settings.items())
-        ),
-        *_limits(runs, bytes_),
-        *(
-            _peers(peers or {}, held_out, runs[0].common)
-            if runs[0].common.secure_aggregation
-            else []
-        ),
-    ]
-    return "\n".join(lines) + "\n"
+    queries, rounds = QUERIES, common.rounds
+    if common.secure_aggregation:  # one message more a round, and repeats
+        queries, rounds = queries + rounds + REPEATS, rounds + REPEATS // 3
+    plain = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    plain.filters["json"] = partial(json.dumps, ensure_ascii=False)
+    size = common.secure_group
+    return plain.from_string(DRAFT).render(
+        kind=STUDY,
+        name=name,
+        texts=texts,
+        start=today,
+        end=end or today + timedelta(days=DAYS),
+        apps=list(apps),
+        schema=schema,
+        # None without the source on this machine
+        code=digest_of_code(common.trainer) if common.trainer else "",
+        held_out=list(held_out),
+        common=common,
+        settings=settings,
+        count=len(runs),
+        rounds=rounds,
+        evaluations=_evaluations(runs[0]),
+        queries=queries,
+        bytes=bytes_,
+        days=DAYS,
+        groups=groups_of(peers.keys() - {*held_out}, size) if size > 1 else (),
+        peers=peers,
+    )
 
 
 def _drop_division(values: Mapping[str, object]) -> dict[str, object]:
@@ -137,45 +178,6 @@ def _evaluations(run: RunSettings) -> int:
     )
 
 
-def _limits(runs: Sequence[RunSettings], bytes_: int) -> list[str]:
-    """Return the lines of a draft's limits. With secure aggregation rounds have one message more, and repeats."""
-    common, evaluations, count = runs[0].common, _evaluations(runs[0]), len(runs)
-    queries, rounds = QUERIES, common.rounds
-    if common.secure_aggregation:
-        queries, rounds = queries + rounds + REPEATS, rounds + REPEATS // 3
-    return [
-        "",
-        "# What one hospital answers at most, in all runs together.",
-        "[limits]",
-        f"runs = {count}",
-        f"rounds = {count * rounds}",
-        f"evaluations = {evaluations * count}",
-        f"queries = {queries * count}",
-        f"messages = {count * (rounds + evaluations + queries)}",
-        f"bytes = {bytes_}",
-        f"days = {DAYS}",
-    ]
-
-
-def _trainer(name: str) -> list[str]:
-    """Return the line of a draft's trainer: the sum of the source that this machine has; none without one here."""
-    found = digest_of_code(name) if name else ""
-    return [f'trainer = "{found}"  # SHA-256 of the source of {name}'] if found else []
-
-
-def _peers(peers: Mapping[str, str], held_out: Sequence[str], common: Common) -> list[str]:
-    """Return the lines of a draft's peers, and of their groups."""
-    size = common.secure_group
-    groups = groups_of(peers.keys() - {*held_out}, size) if size > 1 else ()
-    return [
-        "",
-        "# The fingerprint of each hospital's key, as it tells you: no other is in a sum.",
-        *(f"# In a sum together or not at all: {', '.join(group)}" for group in groups),
-        "[peers]",
-        *(f"{name} = {json.dumps(own)}" for name, own in sorted(peers.items())),
-    ]
-
-
 def known_peers(federation: Federation) -> dict[str, str]:
     """Return the fingerprints of the keys that a federation has registered from here, by silo."""
     folder, found = state_root() / federation.name, dict[str, str]()
@@ -186,10 +188,6 @@ def known_peers(federation: Federation) -> dict[str, str]:
     for file in sorted(remote_keys(folder).glob("*.pem")):
         found[file.stem] = fingerprint(file.read_bytes())
     return found
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def app_sums(folder: Path) -> list[str]:
