@@ -13,7 +13,7 @@ from server.report.answer import answer
 from server.report.canvas import SETTINGS
 from server.report.head import faults, headline, tiles, where
 from server.report.html import render
-from server.report.methods import exchanges, paper, spell
+from server.report.methods import exchanges, info_of, spell
 from server.report.sections.cost import cost_section, left_section
 from server.report.sections.evidence import evidence_section
 from server.report.sections.methods import methods_section
@@ -220,5 +220,7 @@ def footer(study: StudyResults) -> str:
     except PackageNotFoundError:  # inside a Flower app bundle
         release = ""
     known = strategies()
-    papers = [f"{spell(m)}: {paper(m)}" for m in study.methods if m in known and exchanges(m)]
+    papers = [
+        f"{spell(m)}: {info_of(m).paper}" for m in study.methods if m in known and exchanges(m)
+    ]
     return f"silofl {release}. " + "; ".join(papers) + ("." if papers else "")

@@ -28,7 +28,7 @@ from server.report.inference import (
     silo_interval,
     spread,
 )
-from server.report.methods import baselines, ends_with_one_model, exchanges, is_pooled, reports
+from server.report.methods import baselines, exchanges, info_of
 from server.results.history import History, Row
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import read_toml
@@ -286,7 +286,9 @@ class StudyResults:
         scores = []
         for run in self.of(method):
             rows = self.history.of(method, run["seed"])
-            by_round = values_by_round(rows, self.chosen_on, reports(method), self.task.score)
+            by_round = values_by_round(
+                rows, self.chosen_on, info_of(method).reports, self.task.score
+            )
             values = by_round.get(run["final"]["round"])
             scores += [statistics.fmean(values.values())] if values else []
         return statistics.fmean(scores) if scores else -1.0
@@ -304,12 +306,12 @@ class StudyResults:
     @cached_property
     def personalised(self) -> str | None:
         """The best method that ends with a model per silo."""
-        own = (m for m in self._candidates if not ends_with_one_model(m))
+        own = (m for m in self._candidates if not info_of(m).one_model)
         return max(own, key=self._score, default=None)
 
     @property
     def _candidates(self) -> list[str]:
-        return [m for m in self.methods if exchanges(m) and not is_pooled(m)]
+        return [m for m in self.methods if exchanges(m) and not info_of(m).pooled]
 
     @cached_property
     def base(self) -> str | None:

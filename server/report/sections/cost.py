@@ -22,7 +22,7 @@ from server.report.canvas import (
     styles,
 )
 from server.report.html import render, size_text, typical
-from server.report.methods import keeps, sends_numbers, spell, uploads
+from server.report.methods import info_of, spell
 from server.report.sections.evidence import evidence_that_left, own_models_that_left
 from server.report.study import StudyResults
 
@@ -38,8 +38,8 @@ LEFT = """<h2>What left each hospital</h2><p class='lead'>Everything that leaves
 <li><b>Every evaluated round, metrics</b>: {{ values|map(attribute="metric")|unique(true)|sort(case_sensitive=true)|join(", ") or "none" }} (allowed: {{ study.task.metrics|join(", ") }}), over at least the set number of patients; seconds; sample counts.</li>
 {% if evidence %}<li><b>Once, at the end, evidence</b>: {{ evidence|join(", ") }}, over at least the set number of patients. Of two classes it tells how many test samples are of each.</li>
 {% endif %}{% for method, silos in own.items() %}<li><b>Once, at the end, a hospital's own model</b> with all its layers (<code>keep-models = "reported"</code>; {{ method|spell }}): {{ silos|join(", ") or "of none so far" }}.</li>
-{% endfor %}<li><b>Never</b>: samples, labels, {% if evidence %}other {% endif %}label counts, predictions, {% for method in study.methods if method not in own %}{% for what in keeps(method) %}{{ method|spell }}: {{ what }}, {% endfor %}{% endfor %}personal layers and personal models that a method does not name below{% if own %}, but for the models above{% endif %}.</li></ul>
-{% call table(["Method", "Vectors", "per hospital<br>and round"|safe, "Other numbers"], "wordy") %}<tbody>{% for method in study.methods %}{% set size = sizes[method] %}<tr><th scope="row">{{ method|spell }}</th><td class="text"><code>{{ uploads(method)|join(", ") or "none" }}</code></td><td>{% if size %}{{ size|size }}<small>{{ "{:,.0f}".format(size / 4) }} numbers</small>{% else %}–{% endif %}</td><td class="text"><code>{{ sends_numbers(method)|join(", ") or "none" }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
+{% endfor %}<li><b>Never</b>: samples, labels, {% if evidence %}other {% endif %}label counts, predictions, {% for method in study.methods if method not in own %}{% for what in info_of(method).keeps %}{{ method|spell }}: {{ what }}, {% endfor %}{% endfor %}personal layers and personal models that a method does not name below{% if own %}, but for the models above{% endif %}.</li></ul>
+{% call table(["Method", "Vectors", "per hospital<br>and round"|safe, "Other numbers"], "wordy") %}<tbody>{% for method in study.methods %}{% set size = sizes[method] %}<tr><th scope="row">{{ method|spell }}</th><td class="text"><code>{{ info_of(method).uploads|join(", ") or "none" }}</code></td><td>{% if size %}{{ size|size }}<small>{{ "{:,.0f}".format(size / 4) }} numbers</small>{% else %}–{% endif %}</td><td class="text"><code>{{ info_of(method).sends_numbers|join(", ") or "none" }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
 <h3>Per hospital</h3>
 {% call table(["Hospital", "Replies with<br>metrics"|safe, "Model<br>vectors"|safe, "Metric<br>values"|safe], "dense") %}<tbody>{% for silo in study.silos %}{% set own = values|selectattr("silo", "equalto", silo)|list %}<tr><th scope="row">{{ silo }}</th><td>{{ replies[silo] }}</td><td>{{ sums[silo]|size }}</td><td>{{ "{:,}".format(own|length) }}</td></tr>{% endfor %}</tbody>{% endcall %}"""
 
@@ -118,9 +118,7 @@ def left_section(study: StudyResults) -> Markup:
         values=values,
         evidence=evidence_that_left(study),
         own=own_models_that_left(study),
-        keeps=keeps,
-        uploads=uploads,
-        sends_numbers=sends_numbers,
+        info_of=info_of,
         sizes={
             m: sorted(each)[len(each) // 2]
             for m in study.methods

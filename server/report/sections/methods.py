@@ -22,7 +22,7 @@ from server.report.canvas import (
 )
 from server.report.html import points, render
 from server.report.inference import HOSPITALS_NEEDED
-from server.report.methods import alone, baselines, reports, spell
+from server.report.methods import alone, baselines, info_of, spell
 from server.report.participation import mean_without, rounds_missed, seldom
 from server.report.study import StudyResults
 from server.results.summary import round_name
@@ -36,7 +36,7 @@ TEMPLATE = """{% set several, task, base = study.seeds|length > 1, study.task, s
 {%- if several %} Means over {{ study.seeds|length }} seeds, ± standard deviation; each seed splits the data anew.{% endif %}</p>
 {% call table(["Method", ("<b>Final</b><br>%s"|safe)|format("by validation" if study.chosen_on == "val" else "last round"), "weighted by<br>test samples"|safe, "Worst<br>hospital"|safe] + secondary.values()|list + ["Fairness<br>variance"|safe, "Incentivised<br>rate"|safe, "Mean<br>rank"|safe, "<b>BMCTA</b><br>best on test"|safe], "methods") %}<tbody>
 {% for method in study.methods %}{% set few, silo = seldom(study, [method]), worst(study, method) %}
-<tr><th scope="row">{{ method|spell }}<small>{{ method }}<span class="desk">, {{ "model before" if reports(method) == "received" else "model after" }} local training</span></small></th>
+<tr><th scope="row">{{ method|spell }}<small>{{ method }}<span class="desk">, {{ "model before" if info_of(method).reports == "received" else "model after" }} local training</span></small></th>
 <td>{{ final(method, task.score ~ "_mean") }}{% if few %}<small>without {{ mark }} {{ mean_without(study, method, few)|percent }}</small>{% endif %}{{ rounds(method, "final") }}</td>
 <td>{{ final(method, task.score ~ "_weighted") }}</td>
 <td>{% if silo is none %}–{% else %}{{ study.score(method, silo).mean|percent }}<small>{{ silo }}{{ mark if silo in few }}</small>{% endif %}</td>
@@ -73,7 +73,7 @@ def methods_section(study: StudyResults) -> Markup:
         nan=math.nan,
         seldom=seldom,
         mean_without=mean_without,
-        reports=reports,
+        info_of=info_of,
         rounds_text=rounds_text,
         top_score=top_score,
         baselines=baselines(),

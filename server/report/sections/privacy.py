@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from server.report.canvas import Canvas, chart, finish_lines, in_widths, line, room_for, styles
 from server.report.html import render
-from server.report.methods import reports, spell
+from server.report.methods import info_of, spell
 from server.report.study import StudyResults
 from server.results.history import SiloCost, spent_by_silo
 
@@ -68,7 +68,7 @@ def bought(study: StudyResults, method: str, silo: str) -> list[tuple[float, flo
 
     The model received in round r has the privacy cost of the rounds before it.
     """
-    spent, snapshot = epsilon_by_round(study, method, silo), reports(method)
+    spent, snapshot = epsilon_by_round(study, method, silo), info_of(method).reports
     shift = 1 if snapshot == "received" else 0
     curve = study.curve(method, snapshot, silo)
     return [

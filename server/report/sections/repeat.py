@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from server.report.html import render, text_lines
-from server.report.methods import alone, ends_with_one_model, reports
+from server.report.methods import alone, info_of
 from server.report.study import StudyResults
 from strategies.base.run_settings import defaults
 
@@ -109,7 +109,7 @@ def exports(study: StudyResults, method: str, source: str, silo: str) -> list[st
     lines = [
         f"silofl export {source} --silo {shlex.quote(silo)} {which} --which reported{of_round} {file}"
     ]
-    if ends_with_one_model(method) and reports(method) == "received":
+    if info_of(method).one_model and info_of(method).reports == "received":
         lines.append(
             f"silofl export {shlex.quote(str(study.path))} {which} --which shared --out shared.safetensors"
         )

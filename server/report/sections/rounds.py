@@ -22,7 +22,7 @@ from server.report.canvas import (
     styles,
 )
 from server.report.html import capital, render
-from server.report.methods import reports, spell
+from server.report.methods import info_of, spell
 from server.report.study import StudyResults
 from server.results.summary import early_stop
 
@@ -43,7 +43,7 @@ TEMPLATE = """{% from "macros" import widths %}
 
 def rounds_section(study: StudyResults) -> Markup:
     """Render the scores by round; empty without scores."""
-    methods = [m for m in study.methods if study.curve(m, reports(m))]
+    methods = [m for m in study.methods if study.curve(m, info_of(m).reports)]
     if not methods:
         return Markup()
     shown = (
@@ -73,7 +73,7 @@ def by_round(study: StudyResults, width: float) -> str:
     look = styles(study)
     ends = []
     for method in study.methods:
-        snapshot = reports(method)
+        snapshot = info_of(method).reports
         # The model received in round r was trained for r - 1 rounds
         shift = 1 if snapshot == "received" else 0
         if not (curve := {k - shift: v for k, v in study.curve(method, snapshot).items()}):
