@@ -23,7 +23,7 @@ from server.report.canvas import styles
 from server.report.methods import spell
 from server.report.study import StudyResults
 from server.results.history import HEADER
-from server.results.shared_model import export_shared
+from server.results.models import export_shared
 from server.results.summary import values_by_round
 from strategies import strategies
 from strategies.base.settings import Value

@@ -75,7 +75,7 @@ def export(args: argparse.Namespace) -> None:
 
     source, out = Path(args.source), Path(args.out)
     if args.which == "shared":
-        from server.results.shared_model import export_shared
+        from server.results.models import export_shared
 
         of_one = args.silo, args.run_id, args.no_recipe, args.temperature, args.conformal
         if any(of_one) or args.onnx:

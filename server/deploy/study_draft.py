@@ -129,7 +129,7 @@ def draft(
     runs, settings = _bound(values)
     common, peers = runs[0].common, peers or {}
     today = datetime.now(UTC).date()
-    queries, rounds = QUERIES, common.rounds
+    rounds, queries = common.rounds, QUERIES
     if common.secure_aggregation:  # one message more a round, and repeats
         queries, rounds = queries + rounds + REPEATS, rounds + REPEATS // 3
     plain = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
@@ -143,7 +143,6 @@ def draft(
         end=end or today + timedelta(days=DAYS),
         apps=list(apps),
         schema=schema,
-        # None without the source on this machine
         code=digest_of_code(common.trainer) if common.trainer else "",
         held_out=list(held_out),
         common=common,

@@ -21,7 +21,7 @@ from server.results.checkpoint import (
     save_checkpoint,
 )
 from server.results.history import History
-from server.results.own_models import any_kept
+from server.results.models import any_kept
 from server.results.run_directory import RunDirectory
 from server.run.newcomers import NewcomerPayloads
 from server.run.recovery import Start

@@ -18,7 +18,7 @@ from flwr.app import Message
 from models.evidence.measure import Evidence
 from partitions.common.errors import DataError
 from server.results.evidence import collect_evidence, wants_evidence
-from server.results.own_models import keep_model
+from server.results.models import keep_model
 from server.run.checkpoints import LoopState
 from server.run.collector import Collector
 from server.run.newcomers import HoldOut

@@ -11,8 +11,7 @@ from flwr.app import Message
 
 from models.tasks import Task
 from partitions.common.errors import DataError
-from server.results.chosen import Chosen
-from server.results.history import JOINED, History, Row, joined_in, metric_rows
+from server.results.history import JOINED, Chosen, History, Row, joined_in, metric_rows
 from server.run.reporter import Reporter
 from strategies.base.info import SiloInfo
 from strategies.base.settings import Common

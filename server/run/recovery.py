@@ -15,7 +15,7 @@ from flwr.app import Message
 
 from partitions.common.errors import UserError
 from server.results.checkpoint import readable_checkpoints
-from server.results.own_models import any_kept
+from server.results.models import any_kept
 from server.run.reporter import Reporter
 from strategies.base.settings import Common
 from strategies.base.state import State

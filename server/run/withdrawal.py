@@ -27,7 +27,7 @@ from partitions.common.files import write_atomically
 from server.results.checkpoint import load_checkpoint
 from server.results.history import History
 from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
-from server.results.own_models import FOLDER as OWN_MODELS
+from server.results.models import FOLDER as OWN_MODELS
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import WORKERS, RunDirectory, read_toml
 from server.results.study import study_runs

@@ -17,8 +17,7 @@ from partitions.common.errors import UserError
 from partitions.common.files import private, write_atomically
 from partitions.common.settings import toml_text
 from server.deploy import submit
-from server.results.own_models import any_kept, export_kept
-from server.results.shared_model import export_shared, find_run, reports_shared
+from server.results.models import any_kept, export_kept, export_shared, find_run
 from server.run.evaluated_models import read_models, run_values
 from server.run.evaluation import (
     MATRIX,
@@ -260,7 +259,7 @@ def add_own(
     add_cells(out / MATRIX, own, silos)
     if absent := [silo for silo in silos if silo not in evaluated]:
         why = "the server has no model of theirs that the report shows (a run with keep-models = reported asks for it)"
-        if reports_shared(run.strategy) and SHARED in evaluated:
+        if run.strategy.info.reports_shared and SHARED in evaluated:
             why = f"{run.common.strategy} has one model, {SHARED}"
         rest = "the matrix has what the run measured of each at its own hospital, and nothing of it elsewhere"
         print(f"not evaluated: {', '.join(absent)}: {why}; {rest}", file=sys.stderr)

@@ -31,8 +31,7 @@ from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula
 from partitions.common.settings import toml_text
-from server.results.chosen import Chosen, mean
-from server.results.history import History, Row, spent_by_silo
+from server.results.history import Chosen, History, Row, mean, spent_by_silo
 from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory, newest_states
 from server.tuning.space import text_of

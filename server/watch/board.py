@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from server.results.chosen import Chosen, mean
-from server.results.history import Row
+from server.results.history import Chosen, Row, mean
 
 NOTES = 50  # lines of the log that are shown
 # Events whose message is such a line

@@ -42,7 +42,7 @@ from client.studies import released_page, study_page
 from partitions.common.errors import RunFailedError, UserError
 from server.deploy.study_draft import draft
 from server.results.history import History
-from server.results.own_models import FILE, FOLDER
+from server.results.models import FILE, FOLDER
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
 from server.run.withdrawal import withdraw

@@ -22,8 +22,8 @@ from server.report.page import page
 from server.report.sections.repeat import commands
 from server.report.study import StudyResults
 from server.results.history import History
+from server.results.models import export_shared
 from server.results.run_directory import RunDirectory
-from server.results.shared_model import export_shared
 from server.results.summary import write_summary
 from server.simulation.simulate import simulate
 from strategies import strategies

@@ -35,8 +35,8 @@ from server.app import main as server_main
 from server.cli.main import main
 from server.deploy import submit
 from server.results.history import History
+from server.results.models import find_run
 from server.results.run_directory import RunDirectory
-from server.results.shared_model import find_run
 from server.results.study import study_config, study_runs
 from server.run.evaluated_models import read_models, run_values
 from server.run.evaluation import EvaluationLoop, add_cells, models_in, own_cells

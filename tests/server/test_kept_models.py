@@ -15,7 +15,7 @@ from client.export import card_file, export_model, read_model
 from partitions.common.errors import UserError
 from server.cli.main import main
 from server.deploy import submit
-from server.results.own_models import FILE, FOLDER
+from server.results.models import FILE, FOLDER
 from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
 from strategies.base.evaluation import OWN

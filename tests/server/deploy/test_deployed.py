@@ -28,7 +28,7 @@ from server.deploy.control import Control
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.local import LocalFederation, parts, record, start
 from server.results.history import History
-from server.results.own_models import FILE, FOLDER
+from server.results.models import FILE, FOLDER
 from server.results.study import study_config, study_runs
 from server.run.evaluated_models import read_models, run_values
 from server.simulation.evaluate import evaluate, gather_models

@@ -27,7 +27,7 @@ from server.deploy.federation import read_federation
 from server.deploy.local import record
 from server.deploy.study_draft import app_sums, draft
 from server.results.history import History
-from server.results.own_models import FILE, FOLDER
+from server.results.models import FILE, FOLDER
 from server.run import checkpoints
 from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity

@@ -8,8 +8,7 @@ from itertools import groupby
 
 import pytest
 
-from server.results.chosen import Chosen
-from server.results.history import History, Row
+from server.results.history import Chosen, History, Row
 from server.results.summary import FinishedRun, run_summary
 
 

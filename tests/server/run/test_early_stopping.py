@@ -15,10 +15,9 @@ from tiny import Files, Run, comparable, federate, round_of, settings_of
 from client.export import export_model
 from partitions.common.errors import UserError
 from server.report.write import write_report
-from server.results.chosen import Chosen, mean
-from server.results.history import History
+from server.results.history import Chosen, History, mean
+from server.results.models import export_shared
 from server.results.run_directory import RunDirectory
-from server.results.shared_model import export_shared
 from server.results.summary import values_by_round, write_summary
 from strategies.base.run_settings import parse_settings
 

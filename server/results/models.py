@@ -1,7 +1,11 @@
-"""Export of a run's shared model from the server's checkpoint: ``export --which shared``.
+"""Models that the server holds of a run: the shared one, and silos' own that it has collected.
 
-The checkpoint holds the newest aggregate. If the method's report shows the received model, the checkpoint also holds
-the model that the silos received in the reported round.
+Shared (``export --which shared``): the checkpoint holds the newest aggregate. If the method's report shows the received
+model, the checkpoint also holds the model that the silos received in the reported round.
+
+Own (``keep-models = reported``), which ``silofl evaluate --models all`` exports with model cards::
+
+    checkpoint/RUN/own/SILO/model.safetensors
 """
 
 from __future__ import annotations
@@ -17,16 +21,18 @@ from torch import Tensor
 from client.export import when, write_model
 from client.exporting.model_card import Card, checked_card
 from models.initialisation import flat_model
+from models.layout import Layout
 from models.shapes import columns, kind_of, read_shape, write_shape
 from models.trainable import WHOLE
-from partitions.common.errors import UserError
+from partitions.common.errors import DataError, UserError
 from server.results.checkpoint import NAMES, REPORTED, load_checkpoint, shared_arrays
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs
+from strategies.base.evaluation import OWN
 from strategies.base.run_settings import RunSettings
 from strategies.base.state import BUFFERS, GLOBAL, State
-from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Payload, check_statistics, check_vector
 from strategies.base.transport.reporting import SCHEMA
 
 
@@ -69,7 +75,7 @@ def export_shared(
     final = final_of(source, run)
     shown = (
         (final.get("round") or state.numbers.get("reported"))
-        if reports_shared(run.strategy)
+        if run.strategy.info.reports_shared
         else None
     )
     wanted = round or shown or state.numbers["round"] + 1
@@ -132,11 +138,6 @@ def model_card(
     }
 
 
-def reports_shared(method: type[PersonalizedStrategy]) -> bool:
-    """Return whether the report shows the score of the shared model."""
-    return method.info.reports_shared
-
-
 def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSettings:
     """Return the requested run of a directory. Raises UserError if there is none, or more than one."""
     if not (source / "config.toml").is_file():
@@ -185,3 +186,64 @@ def statistics(
         )
     mean, std = (list(state.numbers["statistics"].get(key, ())) for key in ("mean", "std"))
     return mean[:d], std[:d], {"mean": mean[d:], "std": std[d:]} if mean[d:] else None
+
+
+FOLDER, FILE = "own", "model.safetensors"
+
+
+def any_kept(checkpoint: Path | None) -> bool:
+    """Return whether this run has collected a silo's own model."""
+    return checkpoint is not None and any(checkpoint.glob(f"{FOLDER}/*/{FILE}"))
+
+
+def keep_model(
+    checkpoint: Path, silo: str, server_round: int, payload: Payload, layout: Layout
+) -> None:
+    """Store a silo's own model of this round under the name of the silo that sent it.
+
+    Raises DataError if it is no model of the run's network.
+    """
+    sizes = {OWN: layout.size, **({BUFFERS: layout.buffer_size} if layout.buffer_size else {})}
+    if set(payload.models) != set(sizes):
+        raise DataError(
+            f"the reply holds {', '.join(sorted(payload.models)) or 'nothing'}, not {', '.join(sizes)}"
+        )
+    vectors = {name: payload.models[name].vector for name in sizes}
+    for name, vector in vectors.items():
+        check_vector(name, vector, sizes[name])
+    if BUFFERS in vectors:
+        check_statistics(vectors[BUFFERS], layout, [slice(0, layout.buffer_size)])
+    State(vectors, {"silo": silo, "round": server_round}).save(
+        checkpoint / FOLDER / silo / FILE
+    )
+
+
+def export_kept(
+    source: Path, run: RunSettings, silo: str, entry: Mapping[str, Any], out: Path
+) -> bool:
+    """Export a silo's collected model with its card; return whether there is one of the reported round.
+
+    ``entry``: the run's entry in ``summary.json``. Raises UserError for a file that cannot be used.
+    """
+    checkpoint = source / "checkpoint" / run.run_key
+    file = checkpoint / FOLDER / silo / FILE
+    wanted = entry["per_silo"].get(silo, {}).get("round")
+    if not file.is_file():
+        return False
+    try:
+        kept, (state, _) = State.load(file), load_checkpoint(checkpoint)
+    except DataError as error:
+        raise UserError(str(error)) from None
+    if state is None:
+        raise UserError(f"{checkpoint} has no checkpoint, which says what the models in it are")
+    if kept.numbers["round"] != wanted:  # the report changed since: the run was resumed
+        return False
+    card = model_card(run, state, wanted, {}, entry["rounds"])
+    summary = state.numbers["cards"][silo]
+    card |= {"silo": silo, "which": "reported", "snapshot": entry["reports"]}
+    card |= {"when": when(entry["reports"], wanted, entry["rounds"])}
+    card |= {"samples": {part: summary[f"n_{part}"] for part in ("train", "val", "test")}}
+    write_model(
+        out, checked_card(card, file), (kept.arrays[OWN], kept.arrays.get(BUFFERS), None)
+    )
+    return True
