@@ -86,6 +86,11 @@ class Layout:
         )
         return _merge_parts(slice(e.start, e.stop) for e in free)
 
+    def names_in(self, parts: Iterable[slice]) -> list[str]:
+        """Return the names of the blocks that begin inside these parts of the vector, input to output."""
+        inside = tuple(parts)
+        return [b.name for b in self.blocks if any(p.start <= b.start < p.stop for p in inside)]
+
     def buffer_parts(self, parts: Iterable[slice]) -> tuple[slice, ...]:
         """Return the buffers of the blocks that begin inside these parts of the vector, neighbours joined.
 
@@ -93,10 +98,7 @@ class Layout:
         """
         if not self.buffers:
             return ()
-        inside = tuple(parts)
-        names = [
-            b.name for b in self.blocks if any(p.start <= b.start < p.stop for p in inside)
-        ]
+        names = self.names_in(parts)
         everything = len(names) == len(self.blocks)
         return _merge_parts(
             slice(e.start, e.stop)

@@ -6,11 +6,16 @@ process. Tests check that these optimisers equal ``torch.optim``.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from itertools import product
 
 import torch
 from torch import Tensor
 
+from models.layout import Block
 from partitions.common.errors import UserError
 
 
@@ -127,3 +132,47 @@ def make_optimizer(
     if name in ("adam", "adamw"):
         return Adam(lr, weight_decay, amsgrad, decoupled=name == "adamw")
     raise UserError(f"unknown optimizer '{name}': sgd, adam, adamw")
+
+
+SHARE = re.compile(r"\s*(\S+)\s*=\s*(\d*\.?\d+(?:e-?\d+)?)\s*")
+
+
+def read_shares(text: str) -> dict[str, float]:
+    """Return shares of the learning rate by patterns of blocks' names. Raises UserError for another form."""
+    entries = [SHARE.fullmatch(entry) for entry in text.split(",")] if text else []
+    found = {match[1]: float(match[2]) for match in entries if match}
+    if len(found) < len(entries) or not all(0 < share <= 1 for share in found.values()):
+        raise UserError(
+            f"block-rates = {text[:200]!r}: NAME=SHARE with commas is needed here, each name once, shares above 0 and "
+            "at most 1"
+        )
+    return found
+
+
+def block_shares(text: str, blocks: Sequence[Block]) -> list[float]:
+    """Return the share of each layer block. Raises UserError for an unknown block, or one with two shares."""
+    shares, names = read_shares(text), [block.name for block in blocks]
+    own = {name: [p for p in shares if fnmatchcase(name, p)] for name in names}
+    used = [pattern for patterns in own.values() for pattern in patterns[:1]]
+    if max(map(len, own.values())) > 1 or shares.keys() != set(used):
+        raise UserError(
+            f"block-rates = {text[:200]!r}: each name must be of layer blocks, and a block in one entry alone; there "
+            f"are: {', '.join(names)}"
+        )
+    return [shares[patterns[0]] if patterns else 1.0 for patterns in own.values()]
+
+
+def rate_groups(
+    text: str, blocks: Sequence[Block], parts: Sequence[slice]
+) -> list[tuple[slice, float]]:
+    """Return the parts of a vector with their shares of the learning rate; the blocks' shares divide parts."""
+    if not text:
+        return [(part, 1.0) for part in parts]
+    groups = []
+    for part, (block, share) in product(
+        parts, zip(blocks, block_shares(text, blocks), strict=True)
+    ):
+        start, stop = max(part.start, block.start), min(part.stop, block.stop)
+        if start < stop:
+            groups.append((slice(start, stop), share))
+    return groups

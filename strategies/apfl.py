@@ -26,7 +26,7 @@ from models.optimizers import Optimizer
 from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY
+from strategies.base.info import OWN_COPY, OWN_RATE
 from strategies.base.privacy import private_gradients, quietly
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, Item
@@ -207,6 +207,7 @@ class APFL(PersonalizedStrategy):
         spelling="APFL",
         sums="samples",
         own_model="kept",
+        not_block_rates=OWN_RATE,
     )
     client = ApflClient
     Settings = ApflSettings

@@ -50,7 +50,7 @@ from models.optimizers import Sgd
 from models.training import MeanLoss, generator
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, OWN_STEPS, MethodInfo, Relationships
+from strategies.base.info import EACH_MODEL, OWN_RATE, OWN_STEPS, MethodInfo, Relationships
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import Array, Arrays, ClientState, Item, Items, ServerState, State
@@ -273,6 +273,7 @@ class Apple(PersonalizedStrategy):
         buffers="shared",
         plain_loss=True,
         not_trainer=OWN_STEPS,
+        not_block_rates=OWN_RATE,
     )
     client = AppleClient
     Settings = AppleSettings

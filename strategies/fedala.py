@@ -218,6 +218,7 @@ class FedALA(PersonalizedStrategy):
         plain_loss=True,
         whole_samples="its mixing weights are learnt on them",
         trainer=True,
+        not_block_rates="",
     )
     client = FedALAClient
     Settings = Ala

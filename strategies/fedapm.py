@@ -133,9 +133,11 @@ class FedAPMClient(PartialClient):
             for part in self.private:
                 g[part].add_(w[part] - centre[part], alpha=sigma)
 
-        purpose = "personal" if self.shared else "train"
         self.train(
-            parts=self.private, correction=correct, purpose=purpose, optimizer_key="personal"
+            parts=self.private,
+            correction=correct,
+            purpose="personal" if self.shared else "train",
+            optimizer_key="personal",
         )
 
     def _shared_step(self, u: Tensor, dual: Tensor) -> None:

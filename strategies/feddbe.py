@@ -29,7 +29,7 @@ from torch import Tensor
 
 from models.training import feature_gradient, loss_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_PARTS
+from strategies.base.info import OWN_PARTS, OWN_RATE
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -164,6 +164,7 @@ class FedDBE(PersonalizedStrategy):
         keeps=("its bias on the features",),
         note="of the own model only the bias on the features is missing, and round 1 sends the mean features",
         not_lossy="in its first round silos send means of features",
+        not_block_rates=OWN_RATE,
     )
     client = FedDBEClient
     state_type = DbeServerState

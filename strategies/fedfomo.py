@@ -118,6 +118,7 @@ class FedFomo(PersonalizedStrategy):
         buffers="shared",
         plain_loss=True,
         trainer=True,
+        not_block_rates="",
     )
     client = FedFomoClient
     Settings = FomoSettings

@@ -83,6 +83,7 @@ class FedGH(PartialStrategy):
         not_lossy="what is sent are prototypes, no steps",
         not_sums="the server needs each silo's mean of each class",
         buffers="local",
+        not_block_rates="",
     )
     client = FedGHClient
     Settings = GhSettings

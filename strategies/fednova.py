@@ -35,7 +35,7 @@ from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient, proximal
-from strategies.base.info import ONE_MODEL
+from strategies.base.info import ONE_MODEL, OWN_RATE
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
@@ -87,6 +87,7 @@ class FedNova(PersonalizedStrategy):
         lossy=True,
         local_steps=False,
         not_sums="the server divides each silo's step by its own number of local steps",
+        not_block_rates=OWN_RATE,
     )
     client = FedNovaClient
     Settings = NovaSettings

@@ -182,6 +182,7 @@ class FedPAC(PersonalizedStrategy):
         not_sums=EACH_MODEL,
         buffers="shared",
         not_trainer=OWN_LOSS,
+        not_block_rates="",
     )
     client = FedPACClient
     state_type = PacServerState

@@ -266,6 +266,7 @@ class FedProto(PersonalizedStrategy):
         sums="weighting",
         buffers="local",
         not_trainer=OWN_LOSS,
+        not_block_rates="",
     )
     client = FedProtoClient
     state_type = ProtoServerState

@@ -29,7 +29,7 @@ from torch import Tensor
 from models.features import members
 from models.training import feature_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_PARTS
+from strategies.base.info import OWN_PARTS, OWN_RATE
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
@@ -146,6 +146,7 @@ class FedRoD(PersonalizedStrategy):
         keeps=("its personal head",),
         needs_classes=True,
         lossy=True,
+        not_block_rates=OWN_RATE,
     )
     client = FedRoDClient
     Settings = RodSettings

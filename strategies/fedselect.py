@@ -146,6 +146,7 @@ class FedSelect(PersonalizedStrategy):
         buffers="local",
         plain_loss=True,
         not_dp="which weights it shares depends on how far its records moved them",
+        not_block_rates="",
     )
     client = FedSelectClient
     Settings = SelectSettings

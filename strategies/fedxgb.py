@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.networks.boosting import MOST_DELTA
-from models.networks.trees import Trees, check_nodes, nodes_of, split, used
+from models.networks.trees import check_nodes, nodes_of, split, used
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.trainer.loop import Boosting
 from strategies.base.transport.payload import Update
 
 
@@ -48,15 +49,14 @@ class XgbSettings:
     )
 
 
-class FedXgbClient(SiloClient):
+class FedXgbClient(Boosting, SiloClient):
     settings: XgbSettings
 
     def local_update(self) -> list[Tensor]:
-        assert isinstance(self.model.module, Trees)
-        nodes = self.model.module.nodes
+        nodes = nodes_of(self.model.layout, self.model.vector)
         start = used(nodes)
         self.train()
-        return [nodes.data[start : start + self.common.local_epochs].flatten().clone()]
+        return [nodes[start : start + self.common.local_epochs].flatten().clone()]
 
     def personal(self) -> Tensor:
         self.train(epochs=self.settings.epochs)
@@ -84,6 +84,7 @@ class FedXgb(PersonalizedStrategy):
         not_sums="the server appends each silo's trees, and adds nothing up",
         not_lossy="a tree's columns and thresholds are exact",
         not_trainer="its trees are XGBoost's",
+        not_block_rates="its ensemble is one block",
     )
     client = FedXgbClient
     Settings = XgbSettings

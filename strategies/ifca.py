@@ -104,6 +104,7 @@ class IFCA(PersonalizedStrategy):
         buffers="shared",
         not_sums="each model is averaged over the silos that chose it, down to two",
         not_dp="which model it trains depends on its records without noise",
+        not_block_rates="",
     )
     client = IFCAClient
     Settings = IfcaSettings

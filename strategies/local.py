@@ -47,6 +47,7 @@ class Local(PersonalizedStrategy):
         plain_loss=True,
         trainer=True,
         trees="also",
+        not_block_rates="",
     )
     client = LocalClient
 

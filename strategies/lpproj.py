@@ -148,6 +148,7 @@ class LpProj(PersonalizedStrategy):
         buffers="local",
         plain_loss=True,
         trainer=True,
+        not_block_rates="",
     )
     client = LpProjClient
     Settings = ProjSettings

@@ -24,7 +24,7 @@ from torch import Tensor
 from models.training import MeanLoss
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY, OWN_STEPS
+from strategies.base.info import OWN_COPY, OWN_RATE, OWN_STEPS
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
@@ -119,6 +119,7 @@ class PerFedAvg(PersonalizedStrategy):
         note="the own model is one step from what the server sent",
         trainer=False,
         not_trainer=OWN_STEPS,
+        not_block_rates=OWN_RATE,
     )
     client = PerFedAvgClient
     Settings = PerFedAvgSettings

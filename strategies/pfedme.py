@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY
+from strategies.base.info import OWN_COPY, OWN_RATE
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
@@ -86,6 +86,7 @@ class PFedMe(PersonalizedStrategy):
         paper="Dinh et al., NeurIPS 2020, arXiv 2006.08848",
         spelling="pFedMe",
         own_model="kept",
+        not_block_rates=OWN_RATE,
     )
     client = PFedMeClient
     Settings = PFedMeSettings

@@ -173,6 +173,7 @@ class PLayerFL(PartialStrategy):
         plain_loss=True,
         whole_samples="its sensitivity is measured on them",
         trainer=True,
+        not_block_rates="",
     )
     client = PLayerClient
     Settings = PLayerSettings

@@ -37,6 +37,7 @@ class Pooled(PersonalizedStrategy):
         plain_loss=True,
         trainer=True,
         trees="also",
+        not_block_rates="",
     )
 
     def participants(self) -> list[str]:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import LOCAL_SUMS, ONE_MODEL
+from strategies.base.info import LOCAL_SUMS, ONE_MODEL, OWN_RATE
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -119,6 +119,7 @@ class Scaffold(PersonalizedStrategy):
         sends_numbers=("steps",),
         late="grows",
         not_lossy=LOCAL_SUMS,
+        not_block_rates=OWN_RATE,
     )
     client = ScaffoldClient
     Settings = ScaffoldSettings

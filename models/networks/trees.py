@@ -11,7 +11,7 @@ class 1 beside 0. Columns are whole numbers, which float32 holds exactly. Only b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,15 +21,15 @@ from models.layout import Layout
 from models.shapes import Shape
 from models.tasks import Task
 from partitions.common.errors import DataError, UserError
-from partitions.common.settings import key_of, setting
+from partitions.common.settings import changed, setting
 
 TREES = "trees"  # the network's name, and its layer block's
 # Settings of local training and of messages that mean nothing to trees
 NETWORKS_OWN = (
-    *("local_steps", "sampler", "trainer", "precision", "accumulate", "optimizer"),
-    *("optimizer_state", "momentum", "weight_decay", "amsgrad", "clip_gradient"),
-    *("warmup_batches", "loss", "class_weights", "label_smoothing", "trainable", "lora_rank"),
-    *("init_weights", "augment", "wire_dtype", "wire_feedback", "wire_sparse"),
+    *("local-steps", "sampler", "trainer", "precision", "accumulate", "optimizer"),
+    *("optimizer-state", "momentum", "weight-decay", "amsgrad", "clip-gradient"),
+    *("warmup-batches", "loss", "class-weights", "label-smoothing", "trainable", "lora-rank"),
+    *("init-weights", "augment", "wire-dtype", "wire-feedback", "wire-sparse", "block-rates"),
 )
 
 
@@ -71,12 +71,10 @@ class TreesSettings:
             raise UserError(f"model = {run.model}: not for {method.name}; {takes}")
         if not boosts:
             return
-        for field in fields(run):
-            value = getattr(run, field.name)
-            if field.name in NETWORKS_OWN and value != field.default:
-                raise UserError(
-                    f"{key_of(field)} = {value}: it means nothing to model = {TREES}; leave it out"
-                )
+        for key, value in changed(run, NETWORKS_OWN):
+            raise UserError(
+                f"{key} = {value}: it means nothing to model = {TREES}; leave it out"
+            )
         needed = run.rounds * run.local_epochs * (run.silos if only else 1)
         needed += max(own_epochs, run.hold_out_epochs if run.held_out else 0)
         if needed > self.capacity:

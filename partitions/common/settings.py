@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar, cast
 
@@ -172,6 +172,12 @@ def defaults_of(cls: type[Any], owner: str = "") -> dict[str, Value]:
     return {
         key: f.default for key, f in keys_of(cls, owner).items() if f.default is not MISSING
     }
+
+
+def changed(settings: Any, keys: Container[str]) -> Iterator[tuple[str, Value]]:
+    """Yield those of these keys whose values are not the defaults."""
+    values, known = values_of(settings), defaults_of(type(settings))
+    return ((k, v) for k, v in values.items() if k in keys and v != known[k])
 
 
 def toml_text(values: Mapping[str, Value], table: str = "") -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 from client.local_data import device_of
 from models.flat import FlatModel
 from models.initialisation import flat_model
+from models.optimizers import block_shares
 from models.privacy.records import check_network
 from models.tasks import task_of
 from partitions.common.errors import UserError
@@ -152,6 +153,7 @@ def start_strategy(
 ) -> PersonalizedStrategy:
     """Return the strategy in its state before round 1. Raises UserError where the method does not fit the network."""
     c, info = run.common, run.strategy.info
+    block_shares(c.block_rates, model.layout.blocks)
     if run.privacy is not None and info.dp == "gradient":
         check_network(model.module)
     if c.buffers == "shared" and not info.buffers and model.layout.buffer_size:

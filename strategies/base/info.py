@@ -25,6 +25,7 @@ OWN_START = "its silos start from layers of their own, not from what they receiv
 EACH_MODEL = "the server needs each silo's own model, not a sum of steps"
 LOCAL_SUMS = "silos and server add up the same changes each for themselves, which would differ"
 OWN_LOSS = "its loss is not the run's alone, so a trainer would train another method"
+OWN_RATE = "its equations have the learning rate beside the steps of training"
 OWN_STEPS = "it takes gradients at models that no trainer could step"
 UNDECLARED = "its MethodInfo does not declare `lossy`"
 
@@ -98,6 +99,8 @@ class MethodInfo:
     # Whether it trains boosted trees (``model = trees``): them "also", or "only" them
     trees: Literal["", "also", "only"] = ""
     not_trainer: str = "its MethodInfo does not declare `trainer`"  # the reason, if not
+    # The reason why all layer blocks need one learning rate; "": they may differ (``block-rates``)
+    not_block_rates: str = "its MethodInfo does not declare `not_block_rates`"
     # Values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
     robust: tuple[str, ...] = ()
     unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
@@ -152,6 +155,7 @@ _TYPICAL = partial(
     dp="gradient",
     plain_loss=True,
     trainer=True,
+    not_block_rates="",
 )
 ONE_MODEL = partial(
     _TYPICAL,
@@ -182,6 +186,7 @@ OWN_PARTS = partial(
     sums="samples",
     buffers="shared",
     not_trainer=OWN_LOSS,
+    not_block_rates="",
 )
 OWN_MIXTURE = partial(_TYPICAL, receives="mixture", newcomer="mixture", not_sums=EACH_MODEL)
 

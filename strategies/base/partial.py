@@ -116,11 +116,7 @@ class PartialClient(SiloClient):
         return self.model.layout.buffer_parts(self.parts()[0])
 
     def received_blocks(self) -> list[str]:
-        return [
-            b.name
-            for b in self.model.layout.blocks
-            if any(p.start <= b.start < p.stop for p in self.shared)
-        ]
+        return self.model.layout.names_in(self.shared)
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()

@@ -43,6 +43,7 @@ from strategies.base.newcomers import check_newcomers
 from strategies.base.privacy import Privacy, check_privacy
 from strategies.base.settings import Common, Value, choose
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
+from strategies.base.trainer.loop import with_boosting
 from strategies.base.training.patches import check_patches
 from strategies.base.transport.data_summary import read_agreed
 
@@ -145,11 +146,12 @@ class RunSettings:
     @property
     def client(self) -> type[SiloClient]:
         """The method's silo half."""
-        own = self.strategy.client
-        if self.ala is None:
-            return own
-        added: type[SiloClient] = cast(Any, method_added_by("ala")).added_to(own, self.ala)
-        return added
+        own: type[SiloClient] = self.strategy.client
+        if self.common.model == TREES:
+            own = with_boosting(own)
+        elif self.ala is not None:
+            own = cast(Any, method_added_by("ala")).added_to(own, self.ala)
+        return own
 
     @property
     def run_key(self) -> str:
@@ -184,9 +186,9 @@ class RunSettings:
         if self.ala is not None:
             values |= values_of(self.ala, method_added_by("ala").info.name)
         values |= values_of(self.privacy, DP) | values_of(self.partition, c.partition)
-        return values | {
-            k: v for name, own in self.models.items() for k, v in values_of(own, name).items()
-        }
+        for name, own in self.models.items():
+            values |= values_of(own, name)
+        return values
 
     def part(self, file: Path | None = None) -> Part:
         """Return the part of the network that is trained, and the weights that the network starts from.
@@ -262,8 +264,8 @@ def method_added_by(key: str) -> type[PersonalizedStrategy]:
 
 def owners() -> dict[str, type[Any]]:
     """Return settings dataclasses by the prefix of their keys: methods, partitions, models."""
-    found: dict[str, type[Any]] = {name: s.Settings for name, s in runnable().items()}
-    return {**found, DP: Privacy, **partition_settings(), **model_settings()}
+    own = {name: s.Settings for name, s in runnable().items()}
+    return {**own, DP: Privacy, **partition_settings(), **model_settings()}
 
 
 def defaults() -> dict[str, Value]:
@@ -287,8 +289,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     own = every[common.strategy]
     _check_method(info, common, own)
     if info.trains:
-        more = getattr(own, "epochs", 0)
-        every[TREES].check(common, info, more)
+        every[TREES].check(common, info, getattr(own, "epochs", 0))
     chosen = MODELS if common.model == "auto" else [common.model]
     models = {name: every[name] for name in chosen if name in every}
     ala = every[method_added_by("ala").info.name] if common.ala else None
@@ -316,7 +317,8 @@ def _check_names(common: Common) -> None:
     choose("strategy", common.strategy, runnable())
     try:
         source = parse_source(common.dataset)
-        own = is_custom(common.model)
+        if not is_custom(common.model):
+            choose("model", common.model, ["auto", *MODELS])
         check_trainer(common.trainer)
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -324,8 +326,6 @@ def _check_names(common: Common) -> None:
     if not source.is_path and source.name not in DATASETS and not own_named(source.name):
         choose("data set", source.name, DATASETS)
     choose("partition", common.partition, PARTITIONS)
-    if not own:
-        choose("model", common.model, ["auto", *MODELS])
 
 
 def _check_common(common: Common, info: MethodInfo) -> None:
@@ -348,7 +348,7 @@ def _check_common(common: Common, info: MethodInfo) -> None:
             f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is needed here"
         )
     check_patience(common)
-    common.check_rates()
+    common.check_rates(info.name, info.not_block_rates if info.trains else "")
     read_agreed(common.agreed)
     augmentation(common.augment)
 

@@ -93,12 +93,14 @@ def _of_rates(study: StudyProtocol) -> Iterator[str]:
                 f"learning-rate x {key} may be {share:g}: forgetting. A step may replace so much of the model that "
                 "the reply is little more than the last batch's gradient"
             )
-    slowest = least(study, "learning-rate")
+    slowest, blocks = least(study, "learning-rate"), any(values(study, "block-rates"))
     for key in ("momentum", "warmup-batches"):
-        if (given := most(study, key)) > 0 and slowest < SLOW:
+        if (given := most(study, key)) > 0 and (slowest < SLOW or blocks):
+            also = ", and less by block-rates" if blocks else ""
             yield (
-                f"{key} may be {given:g} with learning-rate = {slowest:g}: momentum subsets. Batches weigh unequally "
-                "in a reply, and the same model in many rounds makes a system of equations for each record's gradient"
+                f"{key} may be {given:g} with learning-rate = {slowest:g}{also}: momentum subsets. Batches weigh "
+                "unequally in a reply, and the same model in many rounds makes a system of equations for each record's "
+                "gradient"
             )
 
 

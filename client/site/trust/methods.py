@@ -110,6 +110,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "optimizer": "sgd",
     "optimizer-state": "reset",
     "learning-rate": 0.05,
+    "block-rates": "",
     "momentum": 0.0,
     "weight-decay": 0.0,
     "amsgrad": False,

@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import islice
+from typing import Any
 
 from torch import Tensor
 
 from models.flat import FlatModel
 from models.networks.boosting import boost
-from models.networks.trees import Trees
-from models.optimizers import Optimizer, Sgd, make_optimizer
+from models.optimizers import Optimizer, Sgd, make_optimizer, rate_groups
 from models.samples import Samples
 from models.training import Loss, MeanLoss, count_batches
 from strategies.base.info import MethodInfo
@@ -101,9 +102,6 @@ class TrainingLoop:
         are trained, the rest is frozen. ``rate``: plain steps, without the optimiser, ``repeats`` times on each batch.
         """
         own = self.common.local_epochs if epochs is None else epochs
-        if isinstance(self.model.module, Trees):
-            self.boost(own)
-            return
         trained = [slice(0, len(self.model.vector))] if parts is None else list(parts)
         self.model.freeze(*self.model.layout.outside(trained))
         try:
@@ -113,8 +111,11 @@ class TrainingLoop:
                     raise task.error(f"{self.info.name} ends a training by a rule of its own")
                 self.train_loss = task.run(self.trainer)
                 return
-            keys = [f"{optimizer_key}{i}" for i in range(len(trained))]
+            groups = rate_groups(self.common.block_rates, self.model.layout.blocks, trained)
+            keys = [f"{optimizer_key}{i}" for i in range(len(groups))]
             made = [self.optimizer(key) if rate is None else Sgd(rate) for key in keys]
+            for optimizer, (_, share) in zip(made, groups, strict=True):
+                optimizer.lr *= share
             losses = MeanLoss()
             for batch in self.batches(epochs, purpose, until):
                 for _ in range(repeats):
@@ -122,7 +123,7 @@ class TrainingLoop:
                     losses.add(self.gradient(*batch))
                     if correction is not None:
                         correction(self.model.vector, self.model.gradient)
-                    self._step(made, trained, whole=parts is None)
+                    self._step(made, groups)
                     if after is not None:
                         after()
         finally:  # the silos of a process share the network
@@ -132,16 +133,14 @@ class TrainingLoop:
             self.keep_optimizer(optimizer, key)
         self.tell_loss(losses)
 
-    def boost(self, iterations: int) -> None:
-        """Append trees to ``self.model``, an ensemble."""
-        least = least_samples(self.silo, self.common, len(self.silo.train))
-        boost(self.model, self.silo.train, iterations, self.learning_rate(), least)
-
     def _step(
-        self, optimizers: Sequence[Optimizer], parts: Sequence[slice], *, whole: bool
+        self, optimizers: Sequence[Optimizer], groups: Sequence[tuple[slice, float]]
     ) -> None:
-        for part, optimizer in zip(parts, optimizers, strict=True):
-            if whole and optimizer.only_where_gradient:
+        for (part, _), optimizer in zip(groups, optimizers, strict=True):
+            if (
+                part.stop - part.start == len(self.model.vector)
+                and optimizer.only_where_gradient
+            ):
                 self.model.step(optimizer.step)
             else:
                 optimizer.step(self.model.vector[part], self.model.gradient[part])
@@ -168,11 +167,7 @@ class TrainingLoop:
                 (samples.batches(order) for _ in range(MOST_EPOCHS)), len(order)
             )
 
-        def note(batch: Batch | None) -> None:
-            self.batch = batch
-
         return TrainingTask(
-            name=common.trainer,
             model=self.model,
             loaders=loaders,
             loss=self.loss,
@@ -182,7 +177,7 @@ class TrainingLoop:
             round=self.round,
             correction=correction,
             after=after,
-            note=note,
+            note=partial(setattr, self, "batch"),
             plain=rate is not None,
         )
 
@@ -211,3 +206,21 @@ class TrainingLoop:
         # Where each sample is asked for, none is drawn twice.
         common = replace(self.common, sampler="shuffled") if as_they_are else self.common
         return shuffled_batches(self.silo, common, self.round, epochs, purpose, augment, until)
+
+
+class Boosting(TrainingLoop):
+    """What a silo's half trains with if ``model = trees``."""
+
+    def train(self, *, epochs: int | None = None, **_: Any) -> None:
+        """Append ``epochs`` (default local-epochs) iterations of trees to ``self.model``, an ensemble."""
+        iterations = self.common.local_epochs if epochs is None else epochs
+        least = least_samples(self.silo, self.common, len(self.silo.train))
+        boost(self.model, self.silo.train, iterations, self.learning_rate(), least)
+
+
+@cache
+def with_boosting(client: type[Any]) -> type[Any]:
+    """Return a method's silo half that boosts."""
+    if issubclass(client, Boosting):
+        return client
+    return type(client.__name__, (Boosting, client), {})

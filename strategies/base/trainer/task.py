@@ -7,6 +7,7 @@ Everything that a method adds to a step (a proximal term, a control variate) ent
 from __future__ import annotations
 
 import math
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -55,7 +56,6 @@ class TrainingTask:
     the first step; ``optimizer()``: the run's, attached.
     """
 
-    name: str
     model: FlatModel
     loaders: dict[str, SplitBatches]
     loss: Loss
@@ -115,7 +115,7 @@ class TrainingTask:
         return optimizer
 
     def error(self, what: str) -> UserError:
-        return UserError(f"trainer = {self.name}: {what}")
+        return UserError(f"trainer = {self.settings.trainer}: {what}")
 
     def run(self, trainer: Trainer) -> float:
         """Call the trainer; return the loss that it returns, nan for none. Raises UserError where it fails."""
@@ -189,9 +189,5 @@ Trainer = Callable[[TrainingTask], object]
 
 def _line_of(error: BaseException) -> str:
     """Return the innermost line of a traceback, in words."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None:
-        return ""
-    return f" ({place.tb_frame.f_code.co_filename}, line {place.tb_lineno})"
+    lines = traceback.extract_tb(error.__traceback__)
+    return f" ({lines[-1].filename}, line {lines[-1].lineno})" if lines else ""

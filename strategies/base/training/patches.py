@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from models.tasks import task_of
 from models.tasks.patches import Patches, read_sides
 from partitions.common.errors import UserError
 
 
-class OfPatches(Protocol):
-    """The common settings that patches depend on."""
-
-    @property
-    def patch(self) -> str: ...
-    @property
-    def patches_per_volume(self) -> int: ...
-    @property
-    def foreground_share(self) -> float: ...
-    @property
-    def dp(self) -> bool: ...
-    @property
-    def ala(self) -> bool: ...
-
-
-def patches_of(common: OfPatches) -> Patches | None:
+def patches_of(common: Any) -> Patches | None:
     """Return the patches that a network sees in place of whole samples; None: it sees these."""
     sides = read_sides(common.patch)
     if not sides:
@@ -32,7 +17,7 @@ def patches_of(common: OfPatches) -> Patches | None:
     return Patches(sides, common.patches_per_volume, common.foreground_share)
 
 
-def seen_shape(common: OfPatches, shape: Any, task: str) -> Any:
+def seen_shape(common: Any, shape: Any, task: str) -> Any:
     """Return the shape of what a network sees of samples of this shape. Raises UserError if there is no such patch."""
     patches = patches_of(common)
     if patches is None:
@@ -43,7 +28,7 @@ def seen_shape(common: OfPatches, shape: Any, task: str) -> Any:
     return (shape[0], *patches.sides)
 
 
-def check_patches(common: OfPatches, method: str, whole_samples: str) -> None:
+def check_patches(common: Any, method: str, whole_samples: str) -> None:
     """Raise UserError for patches that the method, or another setting, has no use for.
 
     ``whole_samples``: why the method needs whole samples; "" where it does not.
@@ -54,14 +39,10 @@ def check_patches(common: OfPatches, method: str, whole_samples: str) -> None:
                 f"patches-per-volume = {common.patches_per_volume} is of patches: set patch, or leave it out"
             )
         return
-    asked = f"patch = {common.patch}"
-    if common.dp:
-        raise UserError(
-            f"{asked}: not with dp = true, whose noise is for gradients of whole samples"
-        )
-    if common.ala:
-        raise UserError(
-            f"{asked}: not with ala = true, whose weights are learnt on whole samples"
-        )
-    if whole_samples:
-        raise UserError(f"{asked}: not with strategy = {method}: {whole_samples}")
+    for refused, reason in (
+        (common.dp, "dp = true, whose noise is for gradients of whole samples"),
+        (common.ala, "ala = true, whose weights are learnt on whole samples"),
+        (whole_samples, f"strategy = {method}: {whole_samples}"),
+    ):
+        if refused:
+            raise UserError(f"patch = {common.patch}: not with {reason}")

@@ -5,12 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from models.optimizers import read_shares
 from models.tasks import Task
 from partitions.common.errors import UserError
-from partitions.common.settings import setting
+from partitions.common.settings import changed, setting
 
 MOST_ROUNDS = 1_000_000
 MOST_SAMPLES = 2**31 - 1
+# What a hospital's own trainer does itself
+STEPS = (
+    *("local-steps", "accumulate", "block-rates", "clip-gradient", "warmup-batches"),
+    *("optimizer-state", "precision"),
+)
+OF_ALL = "it depends on all records, without noise"
+NOT_PRIVATE = {
+    "trainer": "its sum of clipped gradients cannot be vouched for",
+    "clip-gradient": "dp.clip-norm clips each unit's gradient",
+    "sampler": OF_ALL,
+    "class-weights": OF_ALL,
+    "precision": "a clipped sum is exact in float32 alone",
+    "local-steps": "the budget counts epochs; set local-epochs",
+    "accumulate": "a batch is computed in parts as it is",
+}
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,10 @@ class LocalTraining:
     )
     learning_rate: float = setting(
         0.05, "local learning rate", symbol="η", above=0, kind="learning-rate"
+    )
+    block_rates: str = setting(
+        "",
+        "share of the learning rate of layer blocks, NAME=SHARE with commas; names may have * and ?; others: all of it",
     )
     momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1)
     weight_decay: float = setting(
@@ -136,8 +156,12 @@ class LocalTraining:
         """The weight decay that is part of a step's gradient."""
         return 0.0 if self.optimizer == "adamw" else self.weight_decay
 
-    def check_rates(self) -> None:
-        """Raise UserError if the learning rate could never reach its full value."""
+    def check_rates(self, method: str, one_rate: str) -> None:
+        """Raise UserError for rates that a run cannot have. ``one_rate``: why the method takes no ``block-rates``."""
+        if read_shares(self.block_rates) and one_rate:
+            raise UserError(
+                f"block-rates = {self.block_rates[:80]}: not with {method}: {one_rate}"
+            )
         if self.warmup_rounds >= self.rounds:
             raise UserError(
                 f"warmup-rounds = {self.warmup_rounds}: fewer than rounds = {self.rounds} are needed here"
@@ -149,18 +173,12 @@ class LocalTraining:
 
     def check_trainer(self) -> None:
         """Raise UserError for a setting that would do nothing, since the trainer makes the steps."""
-        own = {
-            "local-steps": self.local_steps > 0,
-            "accumulate": self.accumulate > 1,
-            "clip-gradient": self.clip_gradient > 0,
-            "warmup-batches": self.warmup_batches > 0,
-            "optimizer-state = keep": self.optimizer_state == "keep",
-            "precision = fp16": self.precision == "fp16",
-        }
-        if asked := [key for key, given in own.items() if given]:
-            raise UserError(
-                f"trainer = {self.trainer}: it makes the steps, so {asked[0]} is its own to do; leave the setting out"
-            )
+        for key, value in changed(self, STEPS):
+            if value != "bf16":
+                raise UserError(
+                    f"trainer = {self.trainer}: it makes the steps, so {key} = {value} is its own to do; leave the "
+                    "setting out"
+                )
 
     def check_passes(self, method: str) -> None:
         """Raise UserError for a way of computing a batch that only the run's loss alone allows."""
@@ -173,7 +191,7 @@ class LocalTraining:
     def check_task(self, task: Task) -> None:
         """Raise UserError for a setting that does not fit the task's labels or loss."""
         balanced = f"sampler = {self.sampler}, class-weights = {self.class_weights}"
-        if "balanced" in (self.sampler, self.class_weights) and not task.single_label:
+        if "balanced" in balanced and not task.single_label:
             raise UserError(f"{balanced}: for samples of one class each, not for {task.name}")
         if self.accumulate > 1 and not task.of_each:
             raise UserError(
@@ -182,28 +200,5 @@ class LocalTraining:
 
     def check_private(self) -> None:
         """Raise UserError for a setting that clipped and noised gradients do not fit."""
-        if self.trainer:
-            raise UserError(
-                f"dp = true: not with trainer = {self.trainer}: its sum of clipped gradients cannot be vouched for"
-            )
-        if self.clip_gradient:
-            raise UserError(
-                f"dp = true: not with clip-gradient = {self.clip_gradient:g}: dp.clip-norm clips each unit's gradient"
-            )
-        for key, value in (("sampler", self.sampler), ("class-weights", self.class_weights)):
-            if value == "balanced":
-                raise UserError(
-                    f"dp = true: not with {key} = balanced, which depends on all records, without noise"
-                )
-        if self.precision != "float32":
-            raise UserError(
-                f"dp = true: not with precision = {self.precision}: a clipped sum is exact in float32 alone"
-            )
-        if self.local_steps:
-            raise UserError(
-                f"dp = true: not with local-steps = {self.local_steps}: the budget counts epochs; set local-epochs"
-            )
-        if self.accumulate > 1:
-            raise UserError(
-                f"dp = true: not with accumulate = {self.accumulate}: a batch is computed in parts as it is"
-            )
+        for key, value in changed(self, NOT_PRIVATE):
+            raise UserError(f"dp = true: not with {key} = {value}: {NOT_PRIVATE[key]}")

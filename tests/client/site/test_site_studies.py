@@ -735,6 +735,10 @@ PREPARED = f'participants = 3\nweights = "{APP}"'
             {"batch_size": "warmup-batches = 9", "learning_rate": "learning-rate = 0.001"},
             "momentum subsets",
         ),
+        (
+            {"batch_size": 'momentum = 0.9\nblock-rates = "fc1=0.01"'},
+            "less by block-rates: momentum subsets",
+        ),
         ({"step": "step = 0.3"}, "imprint. A model so far from your last one"),
         (
             {"batch_size": 'dp = true\n"dp.noise-multiplier" = 0.1'},

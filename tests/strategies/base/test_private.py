@@ -88,9 +88,12 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrivateTraining, "gradient", gradient)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [*((name, {}) for name in VARIANTS), ("fedavg", {"block_rates": "fc1=0.1"})],
+)
 def test_what_leaves_is_a_function_of_noised_gradients_only(
-    tmp_path: Path, unseen: None, name: str, tiny_bn: None
+    tmp_path: Path, unseen: None, name: str, changes: dict[str, Any], tiny_bn: None
 ) -> None:
     """Other data send the same messages."""
     runs = []
@@ -98,7 +101,8 @@ def test_what_leaves_is_a_function_of_noised_gradients_only(
         folder = tmp_path / str(data_seed)
         folder.mkdir()
         files = random_silos(folder, SIZES, seed=data_seed)
-        runs.append(messages(federate(files, state_dir=folder / "state", **private(name))))
+        own = private(name, **changes)
+        runs.append(messages(federate(files, state_dir=folder / "state", **own)))
     one, other = runs
     assert one and one.keys() == other.keys()
     assert [key for key in one if not equal(one[key], other[key])] == []

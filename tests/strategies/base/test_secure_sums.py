@@ -216,7 +216,7 @@ OTHER: Mapping[str, Any] = {
     "participation": 0.5, "min-silos": 3, "weight-cap": 2.0, "round-timeout": 60.0, "straggler-factor": 2.0,
     "straggler-floor": 1.0, "robust-clip": 2.0, "robust-attackers": 0, "min-metric-samples": 2, "checkpoint-every": 2,
     "trainable": "head", "lora-rank": 2, "lora-alpha": 4.0, "validation": 0.1, "secure-clip": 2.0,
-    "secure-group": 2,
+    "secure-group": 2, "block-rates": "fc1=0.5",
 }  # fmt: skip
 WITHOUT = {
     "strategy", "device", "model", "init-weights", "dataset", "data-dir", "task", "partition", "silos", "augment",

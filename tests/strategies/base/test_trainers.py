@@ -134,9 +134,9 @@ def test_apfl_says_that_it_needs_the_loaders_batches(tmp_path: Path) -> None:
     [
         ({"trainer": "no function"}, "trainer = 'no function': package.module:function"),
         ({"dp": True}, "dp = true: not with trainer"),
-        ({"accumulate": 2}, "accumulate is its own to do"),
-        ({"clip-gradient": 1.0}, "clip-gradient is its own to do"),
-        ({"warmup-batches": 2}, "warmup-batches is its own to do"),
+        ({"accumulate": 2}, "accumulate = 2 is its own to do"),
+        ({"clip-gradient": 1.0}, "clip-gradient = 1.0 is its own to do"),
+        ({"warmup-batches": 2}, "warmup-batches = 2 is its own to do"),
         ({"optimizer-state": "keep"}, "optimizer-state = keep is its own to do"),
         ({"precision": "fp16"}, "precision = fp16 is its own to do"),
         ({"strategy": "fedproto"}, "not with fedproto: its loss is not the run's alone"),

@@ -21,6 +21,7 @@ from typical_inputs import TYPICAL
 
 from models.flat import FlatModel, Passes
 from models.networks.registry import build
+from models.optimizers import block_shares
 from models.precision.autocast import DTYPES
 from models.samples import Samples
 from models.shapes import example
@@ -268,6 +269,66 @@ def test_warmup_batches_are_linear_lr() -> None:
     )
 
 
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.5),
+    "adam": lambda groups: torch.optim.Adam(groups, lr=0.1, weight_decay=0.5),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.1, weight_decay=0.5),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_block_rates_are_torchs_param_groups(optimizer: str) -> None:
+    """Each group has its rate, and warms up to it; the gradient is clipped over all groups."""
+    momentum = 0.9 if optimizer == "sgd" else 0.0
+    own: dict[str, Any] = {"optimizer": optimizer, "momentum": momentum, "weight_decay": 0.5}
+    made = client(**own, block_rates="0=0.01, 2=0.3", warmup_batches=3, clip_gradient=0.5)
+
+    def groups(parameters: Any) -> torch.optim.Optimizer:
+        a, b, c, d = parameters
+        rates = {0.001: [a, b], 0.03: [c, d]}
+        return OPTIMIZERS[optimizer]([{"params": p, "lr": lr} for lr, p in rates.items()])
+
+    assert_trains_as(
+        made,
+        plain(made, groups, clip=0.5, rates=lambda o: lr_scheduler.LinearLR(o, 1 / 4, 1.0, 3)),
+    )
+
+
+def test_moments_of_blocks_are_kept_for_the_next_round() -> None:
+    kept = client(block_rates="0=0.5", optimizer_state="keep", optimizer="adam")
+    kept.train()
+    sizes = {key: len(value) for key, value in kept.state.arrays.items() if key.endswith(".m")}
+    assert sorted(sizes.values()) == [27, 56]
+
+
+@pytest.mark.parametrize("method", ONE_OF_EACH)
+def test_half_of_twice_the_rate_is_the_rate_or_a_method_refuses(
+    method: str, tmp_path: Path, tiny_bn: None
+) -> None:
+    """Bit for bit: so no equation of a method that takes block rates has the learning rate but its steps."""
+    files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 11})
+    own = CASES[ONE_OF_EACH[method]][0].items()
+    changes = {key.replace("-", "_").replace(".", "__"): value for key, value in own}
+    options: dict[str, Any] = {**DEEP, **OPTIONS, **changes, "rounds": 2, "evaluate_every": 0}
+    found = strategies()[method].Settings()
+    rates = {"learning_rate": options["learning_rate"]}
+    for field in (
+        "head_learning_rate",
+        "align_learning_rate",
+    ):  # rates of its own, by blocks, too
+        if default := getattr(found, field, 0.0):
+            key = f"{method}__{field}"
+            rates[key] = options.get(key, default)
+    twice = {key: 2 * rate for key, rate in rates.items()} | {"block_rates": "*=0.5"}
+    if strategies()[method].info.not_block_rates:
+        with pytest.raises(UserError, match=rf"block-rates = .*not with {method}"):
+            federate(files, **options | twice)
+        return
+    runs = [federate(files, **options | given) for given in (rates, twice)]
+    one, other = (torch.cat([run.personal(silo) for silo in "abc"]) for run in runs)
+    assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("warm", [0, 3])
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "step"])
 def test_a_schedule_over_rounds_is_torchs(schedule: str, warm: int) -> None:
@@ -300,12 +361,29 @@ def test_a_schedule_over_rounds_is_torchs(schedule: str, warm: int) -> None:
         ({"loss": "focal", "class-weights": "balanced"}, "class-weights = balanced: loss ="),
         ({"dp": True, "precision": "bf16"}, "dp = true: not with precision = bf16"),
         ({"strategy": "fedproto", "accumulate": 2}, "accumulate = 2: not for fedproto"),
+        ({"strategy": "fednova", "block-rates": "a=1"}, "block-rates = a=1: not with fednova"),
+        ({"block-rates": "a=0.5,a=1"}, "NAME=SHARE with commas is needed here, each name once"),
+        ({"block-rates": "a=2"}, "shares above 0 and at most 1"),
+        ({"block-rates": "a=nan"}, "shares above 0 and at most 1"),
+        ({"block-rates": "0.5"}, "NAME=SHARE with commas"),
         ({"strategy": "fedphp", "precision": "fp16"}, "precision = fp16, .* not for fedphp"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         parse_settings({"rounds": 5, **changes})
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ("first=0.1", r"each name must be of layer blocks, .* there are: 0, 2"),
+        ("*=0.1, 2=1", r"a block in one entry alone"),
+    ],
+)
+def test_block_rates_name_blocks_of_the_network(rates: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        block_shares(rates, FlatModel(network()).layout.blocks)
 
 
 def settings(**changes: Any) -> RunSettings:
