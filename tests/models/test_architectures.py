@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 from typical_inputs import TYPICAL
 
 from models.networks.blocks import StemSettings
@@ -18,7 +18,6 @@ from models.networks.cnn import PlayerCnnSettings
 from models.networks.fusion import ImageTextSettings
 from models.networks.mlp import MlpSettings
 from models.networks.registry import MODELS, build, model_settings, resolve
-from models.networks.resnet import BasicBlock
 from models.networks.text import PlayerTransformerSettings
 from models.networks.unet import UnetSettings
 from models.networks.vit import VitSettings
@@ -27,13 +26,6 @@ from models.shapes import Shape, example, kind_of
 KU_HAR = (("acc", (3, 128)), ("gyro", (3, 128)))
 CREMA_D = (("audio", (80, 600)), ("video", (1280, 10)))
 CRISIS = (("image", (1280,)), ("text", (512, 40)))
-# Those with running statistics, and the transformer (PyTorch has no joint attention on a CPU), never train jointly; nor
-# do recurrent networks.
-JOINT = [
-    name
-    for name in TYPICAL
-    if not name.startswith(("resnet", "densenet", "vit", "fedapm-signals", "fedapm-im"))
-]
 CONV_NETS = ["apple-cnn", "fedala-cnn", "diversifed-cnn", "fedapm-cnn", "small-cnn"]
 
 
@@ -355,20 +347,6 @@ def test_dropout_only_where_stated_and_only_in_training(
     assert torch.equal(network.eval()(x), network(x))
 
 
-def test_basic_block_by_hand() -> None:
-    """One channel, kernels that are a at the centre and 0 elsewhere, statistics at rest (mean 0, variance 1).
-
-    Normalisation divides by s = sqrt(1 + 1e-5). With a1 = -3, a2 = 2: relu(-3x/s)*2/s + x, then relu.
-    x = 1: relu(-3/s) = 0, so relu(0 + 1) = 1.  x = -1: 3/s * 2/s - 1 = 6/(1 + 1e-5) - 1 = 4.99994.
-    """
-    block = BasicBlock(1, 1, stride=1).eval()
-    with torch.no_grad():
-        for convolution, centre in ((block.conv1, -3.0), (block.conv2, 2.0)):
-            convolution.weight.zero_()[0, 0, 1, 1] = centre
-        out = block(torch.tensor([[[[1.0, -1.0]]]]))
-    torch.testing.assert_close(out, torch.tensor([[[[1.0, 6 / (1 + 1e-5) - 1]]]]))
-
-
 def test_residual_stages_halve_the_picture() -> None:
     """The papers' stem quarters the picture, the 3x3 one keeps it; every stage but the first halves it."""
     for stem, expected in (("7x7", [16, 16, 8, 4, 2]), ("3x3", [64, 64, 32, 16, 8])):
@@ -394,21 +372,6 @@ def test_networks_are_functions_of_their_tensors(name: str) -> None:
     assert torch.equal(functional_call(one, tensors, (x,)), other(x))
     assert not torch.equal(one(x), other(x))
     assert all(torch.equal(tensor, before[key]) for key, tensor in one.state_dict().items())
-
-
-@pytest.mark.parametrize("name", JOINT)
-def test_networks_run_under_vmap(name: str) -> None:
-    torch.manual_seed(6)
-    shape = TYPICAL[name]
-    networks = [build(name, shape, 4) for _ in range(3)]
-    stacked = {
-        key: torch.stack([network.state_dict()[key] for network in networks])
-        for key in networks[0].state_dict()
-    }
-    x = example(shape, 2)
-    together = vmap(lambda tensors: functional_call(networks[0], tensors, (x,)))(stacked)
-    for logits, network in zip(together, networks, strict=True):
-        torch.testing.assert_close(logits, network(x), rtol=1e-4, atol=1e-5)
 
 
 # ---- Initialisation ----------------------------------------------------------------------------------------

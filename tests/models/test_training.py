@@ -71,21 +71,6 @@ def test_amsgrad_is_not_adam() -> None:
     assert (plain - ams).abs().max() > 1e-4
 
 
-def test_sgd_with_momentum_by_hand() -> None:
-    """η = 0.1, m = 0.5, gradients 1, 1: v = 1, then 1.5; w = 0 - 0.1 - 0.15."""
-    optimizer, w = Sgd(0.1, momentum=0.5), torch.zeros(1)
-    for _ in range(2):
-        optimizer.step(w, torch.ones(1))
-    assert float(w) == pytest.approx(-0.25)
-
-
-def test_adam_first_step_by_hand() -> None:
-    """After one step m / (1 - β1) = g and v / (1 - β2) = g²: the step is η g / (|g| + ε), η in size."""
-    w = torch.zeros(3)
-    Adam(0.1).step(w, torch.tensor([5.0, -0.01, 0.0]))
-    assert w.tolist() == pytest.approx([-0.1, 0.1, 0.0], abs=1e-6)
-
-
 @pytest.mark.parametrize("make", [lambda: Sgd(0.05, 0.9), lambda: Adam(0.05, amsgrad=True)])
 def test_the_state_is_all_there_is(make: Any) -> None:
     """A new optimiser that is given another's arrays goes on as that one would."""
@@ -154,14 +139,6 @@ def test_a_single_last_sample_joins_the_batch_before(
     assert [len(p) for p in parts] == merged
     assert sorted(torch.cat(parts).tolist()) == list(range(n))
     assert torch.equal(torch.cat(parts), torch.cat(list(batches(n, size, 1, generator(1)))))
-
-
-def test_a_single_last_sample_is_a_batch_of_its_own_otherwise() -> None:
-    assert [len(p) for p in batches(9, 4, 1, generator(1))] == [4, 4, 1]
-
-
-def test_no_epochs_no_batches() -> None:
-    assert list(batches(5, 2, 0, generator(1))) == []
 
 
 # ---- Random generators ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, ONE_OF_EACH, OPTIONS, typical
-from tiny import federate, random_silos
+from tiny import Files, federate, random_silos
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
@@ -235,22 +235,31 @@ def test_accumulated_parts_are_the_batch() -> None:
     torch.testing.assert_close(made.model.vector, plain(made, sgd))
 
 
+def two_rounds(method: str, folder: Path) -> tuple[Files, dict[str, Any]]:
+    """Files of three silos, and the settings of two rounds."""
+    own = CASES[ONE_OF_EACH[method]][0].items()
+    changes = {key.replace("-", "_").replace(".", "__"): value for key, value in own}
+    files = random_silos(folder, {"a": 13, "b": 9, "c": 11})
+    return files, {**DEEP, **OPTIONS, **changes, "rounds": 2, "evaluate_every": 0}
+
+
+def models(files: Files, options: dict[str, Any]) -> Tensor:
+    run = federate(files, **options)
+    return torch.cat([run.personal(silo) for silo in "abc"])
+
+
 @typical(ONE_OF_EACH, "method")
 def test_every_method_adds_up_the_parts_of_a_batch_or_refuses(
     method: str, tmp_path: Path, tiny_bn: None
 ) -> None:
     """The models are those of whole batches, up to the order of sums; batch normalisation sees parts."""
-    files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 11})
-    own = CASES[ONE_OF_EACH[method]][0].items()
-    changes = {key.replace("-", "_").replace(".", "__"): value for key, value in own}
-    options: dict[str, Any] = {**DEEP, **OPTIONS, **changes, "rounds": 2, "evaluate_every": 0}
+    files, options = two_rounds(method, tmp_path)
     if not strategies()[method].info.plain_loss:
         with pytest.raises(UserError, match=rf"accumulate = 2: not for {method}"):
             federate(files, **options, accumulate=2)
         return
-    runs = [federate(files, **options, accumulate=k) for k in (1, 2)]
-    whole, parts = (torch.cat([run.personal(silo) for silo in "abc"]) for run in runs)
-    if changes.get("model") != "tiny-bn":
+    whole, parts = (models(files, options | {"accumulate": k}) for k in (1, 2))
+    if options.get("model") != "tiny-bn":
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
 
 
@@ -294,39 +303,26 @@ def test_block_rates_are_torchs_param_groups(optimizer: str) -> None:
     )
 
 
-def test_moments_of_blocks_are_kept_for_the_next_round() -> None:
-    kept = client(block_rates="0=0.5", optimizer_state="keep", optimizer="adam")
-    kept.train()
-    sizes = {key: len(value) for key, value in kept.state.arrays.items() if key.endswith(".m")}
-    assert sorted(sizes.values()) == [27, 56]
-
-
-@pytest.mark.parametrize("method", ONE_OF_EACH)
+@typical(ONE_OF_EACH, "method")
 def test_half_of_twice_the_rate_is_the_rate_or_a_method_refuses(
     method: str, tmp_path: Path, tiny_bn: None
 ) -> None:
     """Bit for bit: so no equation of a method that takes block rates has the learning rate but its steps."""
-    files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 11})
-    own = CASES[ONE_OF_EACH[method]][0].items()
-    changes = {key.replace("-", "_").replace(".", "__"): value for key, value in own}
-    options: dict[str, Any] = {**DEEP, **OPTIONS, **changes, "rounds": 2, "evaluate_every": 0}
-    found = strategies()[method].Settings()
-    rates = {"learning_rate": options["learning_rate"]}
+    files, options = two_rounds(method, tmp_path)
+    own = strategies()[method].Settings()
+    rates = {"learning_rate": options.pop("learning_rate")}
     for field in (
         "head_learning_rate",
         "align_learning_rate",
     ):  # rates of its own, by blocks, too
-        if default := getattr(found, field, 0.0):
-            key = f"{method}__{field}"
-            rates[key] = options.get(key, default)
+        if rate := getattr(own, field, 0.0):
+            rates[f"{method}__{field}"] = rate
     twice = {key: 2 * rate for key, rate in rates.items()} | {"block_rates": "*=0.5"}
     if strategies()[method].info.not_block_rates:
         with pytest.raises(UserError, match=rf"block-rates = .*not with {method}"):
             federate(files, **options | twice)
         return
-    runs = [federate(files, **options | given) for given in (rates, twice)]
-    one, other = (torch.cat([run.personal(silo) for silo in "abc"]) for run in runs)
-    assert torch.equal(one, other)
+    assert torch.equal(models(files, options | rates), models(files, options | twice))
 
 
 @pytest.mark.parametrize("warm", [0, 3])
@@ -362,10 +358,13 @@ def test_a_schedule_over_rounds_is_torchs(schedule: str, warm: int) -> None:
         ({"dp": True, "precision": "bf16"}, "dp = true: not with precision = bf16"),
         ({"strategy": "fedproto", "accumulate": 2}, "accumulate = 2: not for fedproto"),
         ({"strategy": "fednova", "block-rates": "a=1"}, "block-rates = a=1: not with fednova"),
-        ({"block-rates": "a=0.5,a=1"}, "NAME=SHARE with commas is needed here, each name once"),
-        ({"block-rates": "a=2"}, "shares above 0 and at most 1"),
-        ({"block-rates": "a=nan"}, "shares above 0 and at most 1"),
-        ({"block-rates": "0.5"}, "NAME=SHARE with commas"),
+        *(
+            (
+                {"block-rates": text},
+                "NAME=SHARE with commas .* each name once, shares above 0 and",
+            )
+            for text in ("a=0.5,a=1", "a=2", "a=0", "a=nan", "0.5")
+        ),
         ({"strategy": "fedphp", "precision": "fp16"}, "precision = fp16, .* not for fedphp"),
     ],
 )
@@ -374,16 +373,10 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> Non
         parse_settings({"rounds": 5, **changes})
 
 
-@pytest.mark.parametrize(
-    ("rates", "said"),
-    [
-        ("first=0.1", r"each name must be of layer blocks, .* there are: 0, 2"),
-        ("*=0.1, 2=1", r"a block in one entry alone"),
-    ],
-)
-def test_block_rates_name_blocks_of_the_network(rates: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        block_shares(rates, FlatModel(network()).layout.blocks)
+def test_block_rates_name_blocks_of_the_network() -> None:
+    for text in ("first=0.1", "*=0.1, 2=1"):
+        with pytest.raises(UserError, match=r"layer blocks, and a block in .*are: 0, 2"):
+            block_shares(text, FlatModel(network()).layout.blocks)
 
 
 def settings(**changes: Any) -> RunSettings:
