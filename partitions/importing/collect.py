@@ -99,14 +99,15 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     notes += tuple(patient_notes(samples, take.patient))
     notes += tuple(label_notes(task, answers, patients, places))
     named = any(sample.patient for sample in samples)
-    check_places(source, places, f", of {len(np.unique(patients))} patients" if named else "")
+    check_places(source, places, f", of {len(np.unique(patients))} patients" * named)
     vocabulary, gaps = 0, None
     roles: dict[str, Any] = {"task": task, "outputs": outputs}
     if recipe is None or found.table is None:
         x = describe(samples, infos, pictures)
         classes = tuple(names if task in (*ONE_CLASS, "segmentation") else options.labels)
         roles |= {"classes": classes, **roles_of(found), "seed": options.seed}
-        pictures = (pictures or draft_pictures(infos, x, options)).model_copy(update=roles)
+        pictures = pictures or draft_pictures(infos, x.shape[1:], str(x.dtype), options.reading)
+        pictures = pictures.model_copy(update=roles)
     else:
         notes += tuple(future_notes(found.table, recipe))
         notes += tuple(rare_notes(found.table, recipe, patients))
@@ -127,8 +128,7 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     text = used.as_json if used else ""
     parts = parts_of(x, y, patients if named else None, groups, places)
     data = SiloData(*parts, outputs, task, vocabulary, schema, text, options.cohort)
-    columns = tuple(feature.name for feature in features)
-    return Collected(samples, data, places, names, columns, notes, recipe, pictures, gaps)
+    return Collected(samples, data, places, names, schema.names, notes, recipe, pictures, gaps)
 
 
 def subgroups_of(samples: Samples) -> Array:

@@ -233,14 +233,9 @@ def loose_rows(source: Path) -> Iterator[SampleSource]:
     files = list(files_below(source))
     for number, path in enumerate(files):
         if is_sample(path) and not path.name.startswith("."):
-            scan = path.name.lower().endswith((*NIFTI, *SIGNALS))
-            yield SampleSource(
-                place_of(source, number, len(files)) if scan else str(path),
-                (),
-                "",
-                "",
-                file=path,
-            )
+            made = SampleSource(str(path), (), "", "", file=path)
+            where = place_of(source, number, len(files))
+            yield replace(made, where=where) if is_unnamed(made) else made
 
 
 def is_joined(table: Path, source: Path) -> bool:

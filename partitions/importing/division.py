@@ -17,12 +17,11 @@ from partitions.recipes.draft import FEWEST
 from partitions.recipes.recipe import Recipe
 from partitions.schema import few
 from partitions.schemes.pool import share_of
+from partitions.site_split import TEST_SHARE, VAL_SHARE, VAL_SHARE_OF_TRAIN
 from partitions.splits import Array
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
 
 FEWEST_DIVIDED = 3  # patients; fewer would leave a part without one
 
@@ -37,8 +36,6 @@ UNKNOWN = (
     "inconnu",
     "desconocido",
 )
-
-VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
 
 def number_patients(samples: Samples) -> Array:
@@ -142,7 +139,7 @@ def assign_splits(samples: Samples, patients: Array, present: Array | None, seed
             "test"
         )
     if "val" not in splits:
-        share = VAL_SHARE_GIVEN if given.any() else VAL_SHARE
+        share = VAL_SHARE_OF_TRAIN if given.any() else VAL_SHARE
         held = held_out(np.unique(patients[splits == "train"]), strata, share, rng)
         splits[np.isin(patients, held) & (splits == "train")] = "val"
     return splits

@@ -57,13 +57,8 @@ class Faults:
         advice = "" if self.skip is None else "; --skip-bad leaves such files out"
         if len(self.found) == 1:
             raise DataError(self.found[0] + advice)
-        more = (
-            f"; and {len(self.found) - MOST_NAMED} more" if len(self.found) > MOST_NAMED else ""
-        )
-        named = "; ".join(self.found[:MOST_NAMED])
-        raise DataError(
-            f"{len(self.found)} of {total} files cannot be read: {named}{more}{advice}"
-        )
+        count, named = len(self.found), name_first(self.found)
+        raise DataError(f"{count} of {total} files cannot be read: {named}{advice}")
 
     def good(
         self, items: Sequence[Item], work: Callable[[Item], Result], doing: str
@@ -86,6 +81,12 @@ class Faults:
         return f"{len(self.found)} files cannot be read: left out (--skip-bad)", *(
             f"left out: {f}" for f in self.found
         )
+
+
+def name_first(faults: Sequence[str]) -> str:
+    """Return the first faults as text for a message, and the number of further ones."""
+    more = len(faults) - MOST_NAMED
+    return "; ".join(faults[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def files_below(folder: Path) -> Iterator[Path]:

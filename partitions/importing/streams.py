@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing.files import Faults
+from partitions.importing.files import Faults, name_first
 from partitions.importing.images import (
     Samples,
     SampleSource,
@@ -23,7 +23,6 @@ from partitions.importing.images import (
     read,
     read_mask,
 )
-from partitions.importing.options import ImportOptions
 from partitions.importing.scans import ImageInfo
 from partitions.importing.signals.signal import check_alike
 from partitions.recipes.pictures import (
@@ -38,8 +37,6 @@ from partitions.recipes.pictures import (
 )
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array, Shape
-
-MOST_NAMED = 3  # pictures in a message
 
 
 def blank(shape: Shape, dtype: type[np.generic]) -> Array:
@@ -131,10 +128,9 @@ def check_expected(samples: Samples, infos: Sequence[ImageInfo], recipe: Picture
         if (found := [*differences(info.acquired, recipe.expected), *unlike(info, recipe)])
     ]
     if faults:
-        more = f"; and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
         raise DataError(
             f"{len(faults)} of {len(samples)} {recipe.kind} do not fit the recipe: "
-            f"{'; '.join(faults[:MOST_NAMED])}{more}; take them out, or allow it under "
+            f"{name_first(faults)}; take them out, or allow it under "
             "[expected] in the recipe if the model may be used for them"
         )
 
@@ -166,17 +162,17 @@ def unlike(info: ImageInfo, recipe: PictureRecipe) -> Iterator[str]:
 
 
 def draft_pictures(
-    infos: Sequence[ImageInfo], like: Array, options: ImportOptions
+    infos: Sequence[ImageInfo], shape: Shape, dtype: str, reading: ReadOptions, **roles: Any
 ) -> PictureRecipe:
-    """Return the recipe by which pictures (n, h, w, c) are read, without roles and labels."""
-    reading, first = options.reading, infos[0]
+    """Return the recipe by which pictures, or signals like the first one, are read. ``roles``: labels and patients."""
+    first = infos[0]
     if first.rate:
         reading = replace(reading, channels=first.acquired.channels, rate=first.rate)
-    made = made_by(like.shape[1:], str(like.dtype), reading)
     return PictureRecipe(
-        kind=kind_by(made.shape),
-        pictures=made,
+        kind=kind_by(shape),
+        pictures=made_by(shape, dtype, reading),
         expected=expect([info.acquired for info in infos]),
+        **roles,
     )
 
 

@@ -20,6 +20,7 @@ from partitions.common.names import Names, unknown_name
 from partitions.common.sizes import MOST_LINE, bounded_lines, check_columns, check_size
 from partitions.recipes.cells import GAPS, MINUS, is_number
 from partitions.recipes.lines import CELL_BYTES, Coded, ColumnReader, Line, Lines
+from partitions.recipes.pipeline import LONGEST_SHOWN
 from partitions.schema import few
 from partitions.splits import Array
 
@@ -51,8 +52,6 @@ NO_CSV = {  # the beginnings of other files, in lower case, and the remedy
     b"<?xml": "XML: export the table as csv",
 }
 MOST_LISTED = 20  # columns in a message
-
-LONGEST_SHOWN = 40  # characters of a cell in a message
 
 BLOCK_CELLS = 1 << 20  # cells that are read before they go into columns
 

@@ -15,14 +15,7 @@ from partitions.importing.images import Samples
 from partitions.importing.notes import Take
 from partitions.importing.scans import pseudonym
 from partitions.importing.streams import probe_masks
-from partitions.importing.tables import (
-    LONGEST_SHOWN,
-    Label,
-    label_columns,
-    labels_of,
-    read_lines,
-    split_of,
-)
+from partitions.importing.tables import Label, label_columns, labels_of, read_lines, split_of
 from partitions.labels import (
     MOST_CLASSES,
     ONE_CLASS,
@@ -37,6 +30,7 @@ from partitions.labels import (
 )
 from partitions.recipes.cells import is_number
 from partitions.recipes.people import check_identifiers, patient_column
+from partitions.recipes.pipeline import shorten_cell
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
@@ -202,12 +196,7 @@ def _found_names(first: Mapping[str, str], count: int) -> Names:
     check_spellings(first)
     found = sorted({plain_label(text) for text in first})
     if len(found) == 1:
-        raise numbering_error(
-            count,
-            repr(found[0])
-            if len(found[0]) <= LONGEST_SHOWN
-            else f"a text of {len(found[0])} characters",
-        )
+        raise numbering_error(count, shorten_cell(found[0]))
     return tuple(found)
 
 

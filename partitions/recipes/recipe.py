@@ -32,6 +32,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from partitions.common.errors import DataError
 from partitions.common.names import Names
 from partitions.common.parsed import Frozen, parse_content
+from partitions.common.sizes import MOST_COLUMNS
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
 from partitions.recipes.toml import as_toml
 from partitions.schema import Feature, check_name, check_range, tidy
@@ -50,7 +51,6 @@ FILLS = {
     "skip": (),  # any: it is of no meaning there
 }
 MOST_CATEGORIES = 1000
-MOST_COLUMNS = 100_000
 LONGEST_RECIPE = 1 << 24
 # Of fields with another name in a file
 KEYS = {"source": "from", "pixel": "pixel-mm", "between": "slice-mm"}

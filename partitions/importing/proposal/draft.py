@@ -20,16 +20,33 @@ from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory, lines_of, take_inventory
 from partitions.importing.proposal.roles import Roles, SourceLayout, find_layout, find_roles
 from partitions.importing.scans import ImageInfo
-from partitions.importing.streams import count_notes
+from partitions.importing.streams import count_notes, draft_pictures
 from partitions.importing.table.source import Found, read_csv
 from partitions.recipes.draft import without_cells
-from partitions.recipes.pictures import SIGNALS, PictureRecipe, expect, made_by
+from partitions.recipes.pictures import PictureRecipe, made_by
 
 SIDE = 224  # pixels; proposed where pictures have several sizes
 LARGE = 1024  # pixels of a side from which a draft states the cost
 ABOUT = """How silofl makes a data file of these pictures or scans. Correct what is wrong, then use it:
 silofl import {source}{labels} --recipe THIS.toml --out FILE.npz
 """
+REASONS = """seed: of the split
+window: as asked for: centre and width in the scans' own units
+spacing: mm of a pixel, as asked for
+slices: of each series or volume, as asked for
+series: part of a series' description, as asked for
+outlines: the classes 1, 2, ..., as asked for
+planes: as the headers say; volumes of NIfTI are turned to axial slices
+photometric: others are converted, with a note
+rescaled: whether values are in a unit, such as Hounsfield
+pixel-mm: half of the smallest to twice the largest pixel
+slice-mm: from slice to slice, with the same room
+channels: found by name in each file; their names leave your hospital with a model
+rate: Hz; what has another rate is resampled
+seconds: as asked for: what is longer is cut, behind what is shorter zeros follow
+formats: what the files are
+rates: Hz of the files
+units: of each channel; volts become mV"""  # of each key of a recipe
 FIND = "File 17 of a folder is: find FOLDER -xtype f | LC_ALL=C sort | sed -n 17p"
 
 
@@ -114,14 +131,8 @@ def as_recipe(
             f"all hospitals take? {SIDE} x {SIDE} is a draft: change shape, or run --propose again with --size"
         )
     depth = (infos[0].depth,) if infos[0].depth else ()
-    recipe = PictureRecipe(
-        pictures=made_by(
-            (*depth, height, width, channels), "float32" if deep else "uint8", reading
-        ),
-        expected=expect([info.acquired for info in infos]),
-        **roles.made,
-        seed=options.seed,
-    )
+    shape, dtype = (*depth, height, width, channels), "float32" if deep else "uint8"
+    recipe = draft_pictures(infos, shape, dtype, reading, **roles.made, seed=options.seed)
     mixed = (
         deep
         and any(not info.deep for info in infos)
@@ -160,25 +171,12 @@ def as_signals(
         roles.questions["kind"] = (
             f"{len(infos) - len(signals)} of {len(infos)} samples are pictures: import them one by one"
         )
-    reading = replace(options.reading, channels=channels, rate=rate)
-    same = [info.acquired for info in signals if info.acquired.channels == channels]
-    roles.reasons |= {
-        "seed": "of the split",
-        "shape": f"steps and channels; {4e-6 * steps * len(channels) * len(infos):.3g} MB in all",
-        "channels": "found by name in each file; their names leave your hospital with a model",
-        "rate": "Hz; what has another rate is resampled",
-        "seconds": "as asked for: what is longer is cut, behind what is shorter zeros follow",
-        "formats": "what the files are",
-        "rates": "Hz of the files",
-        "units": "of each channel; volts become mV",
-    }
-    return PictureRecipe(
-        kind=SIGNALS,
-        pictures=made_by((steps, len(channels)), "float32", reading),
-        expected=expect(same),
-        **roles.made,
-        seed=options.seed,
-    )
+    same = [info for info in signals if info.acquired.channels == channels]
+    same.sort(key=lambda info: info.rate != rate)
+    size = 4e-6 * steps * len(channels) * len(infos)
+    roles.reasons["shape"] = f"steps and channels; {size:.3g} MB in all"
+    shape, dtype = (steps, len(channels)), "float32"
+    return draft_pictures(same, shape, dtype, options.reading, **roles.made, seed=options.seed)
 
 
 def reasons_of(
@@ -200,9 +198,7 @@ def reasons_of(
     shape = f"{order}: {how}; {size / 1e6:.3g} MB each, {size * len(infos) / 1e9:.3g} GB in all"
     if not depth and max(height, width) > LARGE:
         shape += f"\nlarge for a network: resize = true and shape = [{SIDE}, {SIDE}, {channels}] makes them smaller"
-    expected = recipe.expected
-    return {
-        "seed": "of the split",
+    found = {
         "shape": shape + f"\n{colour} of {len(infos)} are in colour" * bool(colour),
         "dtype": "more than 8 bits become 0..1"
         if made.dtype == "float32"
@@ -210,23 +206,11 @@ def reasons_of(
         "resize": "stretched to the shape"
         if made.spacing is None
         else "cut or widened to the shape",
-        "window": "as asked for: centre and width in the scans' own units",
-        "spacing": "mm of a pixel, as asked for",
-        "slices": "of each series or volume, as asked for",
-        "series": "part of a series' description, as asked for",
-        "outlines": "the classes 1, 2, ..., as asked for",
-        "formats": "what the files are",
         "modalities": f"of the {len(infos)} samples; a model of one modality is of no use for another",
-        "planes": "as the headers say; volumes of NIfTI are turned to axial slices",
-        "photometric": "others are converted, with a note",
-        "rescaled": "whether values are in a unit, such as Hounsfield",
-        "pixel-mm": "half of the smallest to twice the largest pixel",
-        "slice-mm": "from slice to slice, with the same room",
-    } | (
-        {}
-        if expected.pixel
-        else {"formats": "what the files are; not all say how large a pixel is"}
-    )
+    }
+    if not recipe.expected.pixel:
+        found["formats"] = "what the files are; not all say how large a pixel is"
+    return found
 
 
 def ask_of_scans(
@@ -282,4 +266,5 @@ def write_draft(
         ]
         lines += [f"  {name}: {text}" for name, text in roles.questions.items()]
     asked = recipe.model_copy(update={"questions": tuple(roles.questions)})
-    return without_cells(asked.toml("\n".join(lines), roles.reasons), layout.lines)
+    known = dict(line.split(": ", 1) for line in REASONS.splitlines())
+    return without_cells(asked.toml("\n".join(lines), known | roles.reasons), layout.lines)
