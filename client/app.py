@@ -56,7 +56,7 @@ def train(session: ClientSession, client: SiloClient) -> Result:
         config.get("reported"),
         snapshot,
         client.needed_to_predict,
-        client.untrained_model(),
+        client.untrained_model,
     )
     vectors, _, metrics = client.fit(session.parameters, config)
     metrics |= session.add_cost(client)

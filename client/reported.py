@@ -9,7 +9,7 @@ reports ``personal`` models the candidate is the personal model, which is kept i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -46,12 +46,12 @@ def keep_reported(
     wanted: object,
     snapshot: str,
     entries: Sequence[str] = (),
-    first: tuple[Tensor, Tensor] | None = None,
+    untrained: Callable[[], tuple[Tensor, Tensor] | None] = lambda: None,
 ) -> None:
     """Keep the model of round ``wanted`` (the candidate or the reported one); drop a reported one of another round.
 
-    ``entries``: the state's entries that a personal model needs to predict, beside its vector. ``first``: the personal
-    model and its buffers, for a silo that was evaluated but has not trained yet.
+    ``entries``: the state's entries that a personal model needs to predict, beside its vector. ``untrained``: returns
+    the personal model and its buffers, for a silo that was evaluated but has not trained yet.
     """
     if type(wanted) is not int:  # the server may send anything, or nothing
         return
@@ -65,7 +65,7 @@ def keep_reported(
         numbers[REPORTED] = {**candidate, "round": wanted}
         if snapshot == "personal":
             _keep_entries(state, entries)
-    elif first is not None and snapshot == "personal":
+    elif snapshot == "personal" and (first := untrained()) is not None:
         put_model(arrays, REPORTED, (*first, None))
         numbers[REPORTED] = {"round": wanted, "metrics": {}}
         _drop_entries(state, entries)

@@ -88,7 +88,7 @@ class FlatModel:
         ties = _ties(module, blocks, (*entries, *statistics), self._first_names)
         columns = getattr(module, "tree_columns", 0)
         self.layout = Layout(entries, statistics, blocks, norms, ties, columns)
-        self.vector = torch.cat([p.detach().reshape(-1) for _, p in parameters])
+        self.vector = join_parameters(self.parameters)
         self.gradient = torch.zeros_like(self.vector)
         self.buffers = torch.cat(
             [b.reshape(-1) for _, b in buffers] or [self.vector.new_empty(0)]
@@ -116,9 +116,8 @@ class FlatModel:
     def _make_views(
         self, buffers: Sequence[tuple[str, Tensor]], integers: Sequence[tuple[str, Tensor]]
     ) -> None:
-        """Make parameters, gradients and buffers of the module views into this model's vectors."""
+        """Make gradients and buffers of the module views into this model's vectors."""
         for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
-            parameter.data = self.vector[entry.start : entry.stop].view(entry.shape)
             parameter.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
         for entry, (_, buffer) in zip(self.layout.buffers, buffers, strict=True):
             buffer.data = self.buffers[entry.start : entry.stop].view(entry.shape)
@@ -358,6 +357,15 @@ def _as_bytes(
     for (_, buffer), (_, start, stop, dtype, shape) in zip(named, views, strict=True):
         buffer.data = content[start:stop].view(dtype).view(shape).copy_(buffer)
     return content, views
+
+
+def join_parameters(parameters: Sequence[Tensor]) -> Tensor:
+    """Return the parameters as one vector, of which they become views, one after the other: none is held twice."""
+    vector = parameters[0].detach().new_empty(sum(p.numel() for p in parameters))
+    places = vector.split([p.numel() for p in parameters])
+    for parameter, place in zip(parameters, places, strict=True):
+        parameter.data = place.view_as(parameter).copy_(parameter.detach())
+    return vector
 
 
 def apart(vector: Tensor, others: Sequence[Tensor], live: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from models.flat import FlatModel
+from models.flat import FlatModel, join_parameters
 from models.lora import adapt
 from models.networks.blocks import Make, with_method
 from models.networks.registry import build, resolve, spec_of
@@ -17,6 +19,8 @@ from models.shapes import Shape
 from models.trainable import WHOLE, Part, freeze
 from models.training import generator, seed_torch
 from models.weights import start_from
+
+SMALL = 1 << 24  # bytes
 
 
 @lru_cache(maxsize=4)
@@ -45,13 +49,20 @@ def initial_model(
     head: Make = None,
     part: Part = WHOLE,
 ) -> Callable[[str], Tensor]:
-    """Return ``initial(purpose)``: the initial vector (Σ,) for (seed, purpose), equal in every process."""
+    """Return ``initial(purpose)``: the initial vector (Σ,) for (seed, purpose), equal in every process.
 
-    @lru_cache(maxsize=2)
+    Vectors that somebody holds are kept, and the last two small ones.
+    """
+    held, last = WeakValueDictionary[str, Tensor](), deque[Tensor](maxlen=2)
+
     def initial(purpose: str) -> Tensor:
-        return FlatModel(
-            _build_seeded(name, shape, classes, options, seed, purpose, head, part)
-        ).vector
+        if (vector := held.get(purpose)) is None:
+            network = _build_seeded(name, shape, classes, options, seed, purpose, head, part)
+            vector = join_parameters([p for p in network.parameters() if p.requires_grad])
+            held[purpose] = vector
+            if vector.nbytes < SMALL:
+                last.append(vector)
+        return vector
 
     return initial
 

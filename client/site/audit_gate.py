@@ -258,12 +258,12 @@ def records(reply: Any) -> Iterable[dict[str, Any]]:
     for name, arrays in content.array_records.items():
         for key, array in arrays.items():
             kind = {"dtype": str(array.dtype), "shape": [int(n) for n in array.shape]}
-            yield {"name": f"{name}/{key}", **kind, **measure_reply(bytes(array.data))}
+            yield {"name": f"{name}/{key}", **kind, **measure_reply(array.data)}
     for found in (content.metric_records, content.config_records):
         for name, record in found.items():
             values = {str(key): record[key] for key in sorted(record)}
             yield {"name": name, "keys": list(values), **measure_reply(canonical(values))}
 
 
-def measure_reply(data: bytes) -> dict[str, Any]:
+def measure_reply(data: bytes | memoryview) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": digest(data)}

@@ -47,9 +47,10 @@ INTERNALS = {
     "install_from_fab": Internal(
         "flwr.cli.install:install_from_fab", "unpacks an app whose pin was checked", NO_TASK
     ),
-    "inflate_object_from_contents": Internal(
-        "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents",
-        "a message with its content, from its parts",
+    "inflatable_utils": Internal(
+        "flwr.supercore.inflatable.inflatable_utils",
+        "its `inflate_object_from_contents` makes a message of its parts; its `inflatable_class_registry` gets an "
+        "`Array` that keeps its chunks",
         NO_TASK,
     ),
     "get_flwr_home": Internal(
@@ -172,7 +173,7 @@ INTERNALS = {
     ),
     "http_grid": Internal(
         "flwr.superlink.grid.http_grid",
-        "its `pull_objects` is wrapped: how far a long reply is",
+        "its `pull_objects` is wrapped: how far a long reply is; its `push_objects` is replaced: few copies at once",
         "no run starts",
     ),
     "Status": Internal("flwr.common.constant:Status", "which tasks are waiting", NO_TASK),
@@ -255,7 +256,8 @@ ASSUMPTIONS = (
         "`test_doctor.py`",
     ),
     Assumption(
-        "an `Array` is serialised by its `data`, `children` and `deflate`",
+        "an `Array` is serialised by its `data`, `children` and `deflate`, and keeps chunks in `_chunks`; inflated, it "
+        "joins the `data` of its chunks",
         "`TensorArray` in `strategies/base/transport/payload.py`",
         "models are copied in `simulate`, or arrive damaged",
         "`test_payload.py`",

@@ -27,6 +27,7 @@ from typing import Any
 
 from client.site.flower import internal
 from client.site.runtime.replying import is_whole
+from client.site.runtime.transfers import return_memory
 from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
@@ -47,6 +48,7 @@ def in_place_of(command: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Start Flower's SuperLink with long polling in `PullMessages` and with size limits."""
+    return_memory()
     servicer = internal("FleetServicer")
     servicer.PullMessages = wait_for_messages(servicer.PullMessages)
     ReplyBounds().install(servicer)

@@ -41,7 +41,8 @@ def prepare(
             f"init-weights = {c.init_weights} is another file than the run began with: restore it"
         )
     run_state.weights = sha256
-    model = flat_model(name, spec.shape, spec.classes, options, "cpu", head, part)
+    # Not kept: the server needs the layout alone
+    model = flat_model.__wrapped__(name, spec.shape, spec.classes, options, "cpu", head, part)
     initial = initial_model(name, spec.shape, spec.classes, options, c.seed, head, part)
     strategy = start_strategy(settings, model, registration.silos.values(), initial)
     note_weights(strategy, c, registration.reporter)

@@ -42,6 +42,8 @@ from strategies.base.state import GLOBAL
 from strategies.base.transport.data_summary import read_agreed
 from strategies.base.transport.payload import Model, Update
 
+PART = 1 << 22  # numbers of a step that are in float64 at a time
+
 
 def check_robust(info: MethodInfo, common: Common) -> None:
     """Raise UserError if the method has no mean for the rule, or has too few silos for the number of attackers."""
@@ -143,14 +145,20 @@ class UpdateBounds:
             if gram is not None and name == names[0]:
                 lengths = gram.diagonal().sqrt().tolist()
             else:
-                lengths = torch.stack(
-                    [
-                        vector_norm(self._step(name, update), dtype=torch.float64)
-                        for update in updates
-                    ]
-                ).tolist()
+                lengths = [self._length(name, update) for update in updates]
             norms[name] = dict(zip((u.silo for u in updates), lengths, strict=True))
         return norms
+
+    def _length(self, name: str, update: Update) -> float:
+        """Return the length of a silo's step, part by part: the whole in float64 would be three models."""
+        vector, centre = update.vectors[name], self.centre(name, update)
+        found = []
+        for start in range(0, max(len(vector), 1), PART):
+            step = vector[start : start + PART]
+            if centre is not None:
+                step = step - centre[start : start + PART].to(step.device)
+            found.append(vector_norm(step, dtype=torch.float64))
+        return math.hypot(*torch.stack(found).tolist())
 
     def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:
         """Return, per vector, the (lower) median over silos of the length of the vector they were sent."""

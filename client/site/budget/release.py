@@ -128,14 +128,7 @@ def _arrays(message: Any) -> list[tuple[object, ...]]:
     if not message.has_content():
         return []
     return [
-        (
-            name,
-            key,
-            str(array.dtype),
-            tuple(array.shape),
-            str(array.stype),
-            digest(bytes(array.data)),
-        )
+        (name, key, str(array.dtype), tuple(array.shape), str(array.stype), digest(array.data))
         for name, arrays in sorted(message.content.array_records.items())
         for key, array in sorted(arrays.items())
     ]

@@ -53,9 +53,9 @@ def take_message(waiting: Any, store: Any) -> Any:
     """Return a message with its content, whose parts are removed from the store."""
     name = waiting.metadata.message_id
     parts = {part: store.get(part) for part in names_in(store.get_object_tree(name))}
-    message = internal("inflate_object_from_contents")(name, parts)
-    message.metadata.__dict__["_message_id"] = name  # which its parts do not have
     store.delete(name)
+    message = internal("inflatable_utils").inflate_object_from_contents(name, parts)
+    message.metadata.__dict__["_message_id"] = name  # which its parts do not have
     return message
 
 

@@ -1,20 +1,26 @@
 """Serialised records between a worker and the app's process: JSON, Flower's own protobuf messages, arrays.
 
-    file := length of the head (8 bytes), head (JSON, with the length of each part), parts
+    file := parts, head (JSON, with the place of each part), length of the head (8 bytes)
 
 Nothing is pickled. The worker writes the audit log, while the app runs the consortium's code. So the app's answer is
 parsed, never executed, and the worker builds the reply itself, from content or error only. The arrays' bytes are parts
-of their own, after the message that they belong to: protobuf would copy them several times.
+of their own, which protobuf would copy several times: they are written piece by piece, and read as views of the file.
 """
 
+import fcntl
 import json
+import mmap
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import SiteError
 from ..flower import internal
 
 NO_ANSWER = "the process that ran the ClientApp wrote no valid answer"
+ALIGNED = 64  # bytes: a part begins at a multiple, as torch's own memory does
+# Of a file: nobody can change it any more
+FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class InvalidAnswerError(RuntimeError):
@@ -22,24 +28,26 @@ class InvalidAnswerError(RuntimeError):
 
 
 def write_question(file: Any, head: dict[str, Any], message: Any, context: Any) -> None:
-    """Write a message for the app, and its context."""
+    """Write a message for the app, and its context. Arrays in pieces (`transfers.py`) lose them."""
     serde = internal("serde")
-    arrays: list[bytes] = []
+    arrays: list[Any] = []
     if message.has_content():
         content, arrays = _without_arrays(message.content)
         message = internal("make_message")(metadata=message.metadata, content=content)
     parts = [serde.message_to_proto(message), serde.context_to_proto(context)]
-    _write(file, head, [part.SerializeToString() for part in parts] + arrays)
+    _write(file, head, parts, arrays)
 
 
 def read_question(file: Any) -> tuple[dict[str, Any], Any, Any]:
-    """Return head, message and context."""
+    """Return head, message and context; whoever writes to an array changes a copy of the page."""
     serde, formats = internal("serde"), internal("message_pb2")
-    head, (sent, known, *arrays) = _read(file)
-    message = serde.message_from_proto(formats.Message.FromString(sent))
+    head, (sent, known, *arrays) = _read(
+        file, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+    )
+    message = serde.message_from_proto(formats.Message.FromString(bytes(sent)))
     if message.has_content():
         _put_back(message.content, arrays)
-    return head, message, serde.context_from_proto(formats.Context.FromString(known))
+    return head, message, serde.context_from_proto(formats.Context.FromString(bytes(known)))
 
 
 def write_answer(file: Any, reply: Any, state: Any) -> None:
@@ -48,25 +56,24 @@ def write_answer(file: Any, reply: Any, state: Any) -> None:
         return write_error(file, reply.error.code, reply.error.reason)
     to_proto = internal("serde").recorddict_to_proto
     content, arrays = _without_arrays(reply.content)
-    return _write(
-        file, {}, [*(to_proto(part).SerializeToString() for part in (state, content)), *arrays]
-    )
+    return _write(file, {}, [to_proto(state), to_proto(content)], arrays)
 
 
 def write_error(file: Any, code: int, reason: str) -> None:
     """Write why there is no reply."""
-    _write(file, {"error": {"code": code, "reason": reason}}, [])
+    _write(file, {"error": {"code": code, "reason": reason}})
 
 
 def read_answer(file: Any, message: Any, context: Any) -> Any:
     """Return the reply to a message, and set the context's state if there is no error.
 
-    Raises InvalidAnswerError: a malicious app may have written anything.
+    Raises InvalidAnswerError: a malicious app may have written anything, and may still hold the file.
     """
     from flwr.app import Error, Message
 
     try:
-        head, parts = _read(file)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, FIXED)
+        head, parts = _read(file, prot=mmap.PROT_READ)
         if "error" in head:
             return Message(
                 Error(int(head["error"]["code"]), str(head["error"]["reason"])),
@@ -83,18 +90,18 @@ def read_answer(file: Any, message: Any, context: Any) -> Any:
 
 def _records(part: Any) -> Any:
     return internal("serde").recorddict_from_proto(
-        internal("recorddict_pb2").RecordDict.FromString(part)
+        internal("recorddict_pb2").RecordDict.FromString(bytes(part))
     )
 
 
 def _without_arrays(records: Any) -> tuple[Any, list[Any]]:
-    """Return a copy whose arrays have no bytes, and the bytes in their order."""
+    """Return a copy whose arrays have no bytes, and the arrays in their order."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
     bare, found = RecordDict(), []
     for name, record in records.items():
         if isinstance(record, ArrayRecord):
-            found += [array.data for array in record.values()]
+            found += record.values()
             record = ArrayRecord(
                 {key: Array(a.dtype, a.shape, a.stype, b"") for key, a in record.items()}
             )
@@ -104,33 +111,42 @@ def _without_arrays(records: Any) -> tuple[Any, list[Any]]:
 
 def _put_back(records: Any, found: list[Any]) -> None:
     """Put the bytes back into the arrays. Raises SiteError if there are more arrays, or fewer, than bytes."""
-    from flwr.app import Array
-
-    places = [(record, key) for record in records.array_records.values() for key in record]
-    for (record, key), data in zip(places, found, strict=True):
-        bare = record[key]
-        record[key] = Array(bare.dtype, bare.shape, bare.stype, data)
+    arrays = [array for record in records.array_records.values() for array in record.values()]
+    for array, data in zip(arrays, found, strict=True):
+        array.data = data
 
 
-def _write(file: Any, head: dict[str, Any], parts: list[Any]) -> None:
-    text = json.dumps({**head, "sizes": [len(part) for part in parts]}).encode()
-    file.write(len(text).to_bytes(8, "big") + text)
+def _write(
+    file: Any, head: dict[str, Any], parts: Iterable[Any] = (), arrays: Iterable[Any] = ()
+) -> None:
+    places = []
+
+    def write(pieces: list[Any]) -> None:
+        file.write(bytes(-file.tell() % ALIGNED))
+        start = file.tell()
+        while pieces:
+            file.write(pieces.pop(0))
+        places.append([start, file.tell() - start])
+
     for part in parts:
-        file.write(part)
+        write([part.SerializeToString()])
+    for array in arrays:
+        write(array.pieces if hasattr(array, "pieces") else [array.data])
+    text = json.dumps({**head, "places": places}).encode()
+    file.write(text + len(text).to_bytes(8, "big"))
     file.flush()
 
 
-def _read(file: Any) -> tuple[dict[str, Any], list[bytes]]:
-    """Return the head and the parts. Raises SiteError or KeyError if the file is not valid."""
-    left = file.seek(0, os.SEEK_END)
-    file.seek(0)
+def _read(file: Any, **access: int) -> tuple[dict[str, Any], list[memoryview]]:
+    """Return the head and the parts, which are views. Raises SiteError or KeyError if the file is not valid."""
+    whole = memoryview(mmap.mmap(file.fileno(), os.fstat(file.fileno()).st_size, **access))
 
-    def take(size: int) -> bytes:
-        nonlocal left
-        left -= size
-        if size < 0 or left < 0:
+    def part(start: int, size: int) -> memoryview:
+        if not 0 <= start <= start + size <= len(whole):
             raise SiteError("a part is cut off")
-        return bytes(file.read(size))
+        return whole[start : start + size]
 
-    head = json.loads(take(int.from_bytes(take(8), "big")))
-    return head, [take(size) for size in head["sizes"]]
+    end = len(whole) - 8
+    size = int.from_bytes(part(end, 8), "big")
+    head = json.loads(bytes(part(end - size, size)))
+    return head, [part(start, size) for start, size in head["places"]]

@@ -93,9 +93,10 @@ class Workers:
             if self.worker is None or self.key != key or self.worker.has_ended():
                 self.end()
                 self.worker, self.key = self._start(), key
-            with shared_memory() as question, shared_memory() as answer:
-                write_question(question, head, message, context)
-                self.worker.exchange(question, answer, max(0.0, ends - time.monotonic()))
+            with shared_memory() as answer:
+                with shared_memory() as question:
+                    write_question(question, head, message, context)
+                    self.worker.exchange(question, answer, max(0.0, ends - time.monotonic()))
                 reply = read_answer(answer, message, context)
             self.idle_limit = min(
                 AFTER_LAST_SECONDS if is_last(message, context) else 1e9, idle_seconds()
@@ -216,5 +217,6 @@ def how_it_ended(sign: bytes) -> str:
 @contextlib.contextmanager
 def shared_memory() -> Iterator[Any]:
     """Yield a file in memory."""
-    with open(os.memfd_create("silofl"), "r+b") as file:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    with open(os.memfd_create("silofl", flags), "r+b") as file:
         yield file

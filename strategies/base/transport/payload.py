@@ -9,6 +9,7 @@ Silos' replies, read and checked: an invalid one raises DataError with one line,
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -31,6 +32,8 @@ from strategies.base.transport.codecs import OF_CHANGES, Encoded, narrow, read, 
 from strategies.base.transport.reporting import read_metrics, reason_of
 
 LONGEST_NAME = 200  # characters of a model's name in a message
+LONGEST_HEADER = 1 << 16  # bytes before an array's values
+JOINED = (5 << 20) - 1024  # bytes of an array that are sent in one part with its header
 
 Number = bool | int | float | str | list[int] | list[float] | list[str]
 
@@ -79,14 +82,28 @@ class TensorArray(Array):
         )
         self.__dict__["dtype"] = str(tensor.dtype).removeprefix("torch.")
 
+    @property
+    def pieces(self) -> list[memoryview]:
+        """Return the bytes that numpy.save writes: the header, and the tensor's own memory."""
+        array, header = self.tensor.cpu().contiguous().numpy(), io.BytesIO()
+        kind = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(header, kind)
+        return [header.getbuffer(), array.reshape(-1).view(np.uint8).data]
+
     def _array(self) -> Array:
+        """Return Flower's array of these bytes: views of the tensor, but for the first part of it."""
         if "serialised" not in self.__dict__:
-            self.__dict__["serialised"] = Array(self.tensor.cpu().numpy())
+            header, values = self.pieces
+            begin = Array(self.dtype, self.shape, self.stype, bytes(header) + values[:JOINED])
+            rest = Array(self.dtype, self.shape, self.stype, b"")
+            rest.__dict__["data"] = values[JOINED:]
+            begin.__dict__["_chunks"] = begin.slice_array() + rest.slice_array()
+            self.__dict__["serialised"] = begin
         return cast(Array, self.__dict__["serialised"])
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        return self._array().data
+        return b"".join(self.pieces)
 
     @property
     def children(self) -> dict[str, Any]:
@@ -99,7 +116,7 @@ class TensorArray(Array):
         return self.tensor.cpu().numpy()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Array) and self._array() == other
+        return isinstance(other, Array) and Array(*self.__reduce__()[1]) == other
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -116,10 +133,20 @@ def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def tensor_of(array: Array) -> Tensor:
-    """Return the array as a tensor, without a copy if it is a :class:`TensorArray`."""
+    """Return the array as a tensor; without a copy if it is a :class:`TensorArray`, or if its bytes may be changed."""
     if isinstance(array, TensorArray):
         return array.tensor
-    return torch.from_numpy(np.ascontiguousarray(array.numpy()))
+    if array.stype != "numpy.ndarray":
+        raise DataError(f"it is of {array.stype:.80}")
+    data = memoryview(array.data)
+    data = memoryview(bytearray(data)) if data.readonly else data
+    start = io.BytesIO(data[:LONGEST_HEADER])
+    if np.lib.format.read_magic(start) != (1, 0):
+        raise DataError("it has a header of another version of NumPy's format")
+    shape, by_columns, kind = np.lib.format.read_array_header_1_0(start)
+    values = np.frombuffer(data, kind, math.prod(shape), start.tell())
+    found = values.reshape(shape, order="F" if by_columns else "C")
+    return torch.from_numpy(np.ascontiguousarray(found).reshape(shape))
 
 
 class Wire:

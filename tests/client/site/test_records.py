@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import json
+import mmap
+import os
 import pickle
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from client.site.audit_gate import records
+from client.site.flower import internal
 from client.site.runtime.records import (
     InvalidAnswerError,
     read_answer,
@@ -20,7 +27,18 @@ from client.site.runtime.records import (
     write_answer,
     write_question,
 )
+from client.site.runtime.transfers import keep_pieces
+from client.site.runtime.worker import shared_memory
 from server.simulation.engine import flower_identity
+from strategies.base.transport.payload import (
+    JOINED,
+    Model,
+    Payload,
+    TensorArray,
+    decode,
+    encode,
+    tensor_of,
+)
 
 ROOT = Path(__file__).parents[3]
 PARTS = ("models", "partitions", "strategies", "client", "server")
@@ -46,13 +64,13 @@ def message() -> Message:
     return Message(content(), dst_node_id=7, message_type="train")
 
 
-def written(write: object, *arguments: object) -> io.BytesIO:
-    file = io.BytesIO()
-    write(file, *arguments)  # type: ignore[operator]
-    return file
+@pytest.fixture
+def file() -> Iterator[Any]:
+    with shared_memory() as file:
+        yield file
 
 
-def test_a_question_arrives_as_it_was_asked() -> None:
+def test_a_question_arrives_as_it_was_asked(file: Any) -> None:
     asked = message()
     known = Context(
         11,
@@ -61,7 +79,8 @@ def test_a_question_arrives_as_it_was_asked() -> None:
         content(2.5),
         {"rounds": 3, "learning-rate": 0.1, "resume": False},
     )
-    head, read, same = read_question(written(write_question, {"fab": ["a", "1"]}, asked, known))
+    write_question(file, {"fab": ["a", "1"]}, asked, known)
+    head, read, same = read_question(file)
     assert head["fab"] == ["a", "1"]
     assert read.content == asked.content and vars(read.metadata) == vars(asked.metadata)
     assert (same.run_id, same.node_id, same.node_config) == (11, 7, {"name": "clinic"})
@@ -73,17 +92,20 @@ def test_a_question_arrives_as_it_was_asked() -> None:
     }
 
 
-def test_the_worker_makes_the_reply_from_content_or_error_alone() -> None:
+def test_the_worker_makes_the_reply_from_content_or_error_alone(file: Any) -> None:
     """Whose reply it is, and to whom it goes, the app's process has no say in."""
     asked = message()
     forged = Message(content(4.0), dst_node_id=99, message_type="query")
     known = Context(11, 7, {}, RecordDict(), {})
-    reply = read_answer(written(write_answer, forged, content(2.5)), asked, known)
+    write_answer(file, forged, content(2.5))
+    reply = read_answer(file, asked, known)
     assert reply.content == content(4.0) and known.state == content(2.5)
     assert reply.metadata.message_type == "train"
     assert reply.metadata.reply_to_message_id == asked.metadata.message_id
     failed = Message(Error(2, "no such column"), reply_to=asked)
-    reply = read_answer(written(write_answer, failed, RecordDict()), asked, known)
+    with shared_memory() as other:
+        write_answer(other, failed, RecordDict())
+        reply = read_answer(other, asked, known)
     assert (reply.error.code, reply.error.reason) == (
         2,
         "no such column",
@@ -97,33 +119,112 @@ class Trap:
         return Path.touch, (Path("executed"),)
 
 
-def head(**values: object) -> bytes:
+def ended(**values: object) -> bytes:
     text = json.dumps(values).encode()
-    return len(text).to_bytes(8, "big") + text
+    return text + len(text).to_bytes(8, "big")
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         b"",
+        b"short",
         pickle.dumps(Trap()),
-        head(sizes=[2**40]) + b"x",
-        head(sizes=[-1, 1]) + b"x",
-        head(sizes=[1]) + b"\xff",
-        head(sizes=[]),
-        head(sizes=[0, 0, 1]) + b"x",
-        head(sizes=[], error={"code": "x", "reason": 1}),
-        head(raised="no sizes"),
+        b"x" + ended(places=[[0, 2**40]]),
+        b"x" + ended(places=[[-1, 1], [0, 1]]),
+        b"\xff" + ended(places=[[0, 1]]),
+        ended(places=[]),
+        b"x" + ended(places=[[0, 0], [0, 0], [0, 1]]),
+        ended(places=[["a", "b"]]),
+        ended(places=[], error={"code": "x", "reason": 1}),
+        ended(raised="no places"),
         b"\xff" * 64,
     ],
 )
 def test_an_answer_of_bad_intent_is_an_error(
-    answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Any, answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    file.write(answer)
+    file.flush()
     with pytest.raises(InvalidAnswerError, match="wrote no valid answer"):
-        read_answer(io.BytesIO(answer), message(), None)
+        read_answer(file, message(), None)
     assert not Path("executed").exists()
+
+
+def test_what_was_logged_is_what_leaves(file: Any) -> None:
+    """The app's process still holds the file: it can neither change it nor cut it off, nor keep a way to do so."""
+    write_answer(file, Message(content(4.0), dst_node_id=9, message_type="train"), RecordDict())
+    known = Context(11, 7, {}, RecordDict(), {})
+    with mmap.mmap(file.fileno(), 0), pytest.raises(InvalidAnswerError, match="OSError"):
+        read_answer(file, message(), known)
+    reply = read_answer(file, message(), known)
+    for change in (
+        lambda: os.pwrite(file.fileno(), b"x", 0),
+        lambda: os.ftruncate(file.fileno(), 0),
+    ):
+        with pytest.raises(PermissionError):
+            change()
+    assert reply.content == content(4.0)
+
+
+def test_received_arrays_are_views_that_may_be_written_to(file: Any) -> None:
+    """In the app's process: the file, and what the next reader has, stay as they were."""
+    write_question(file, {}, message(), Context(11, 7, {}, RecordDict(), {}))
+    _, read, _ = read_question(file)
+    tensor = tensor_of(read.content["model"]["vector"])
+    assert tensor.data_ptr() % 64 == 0
+    tensor.zero_()
+    assert not tensor_of(read.content["model"]["vector"]).any()
+    assert read_question(file)[1].content == content()
+
+
+def test_a_large_model_is_held_once_at_every_hop(
+    file: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the server's tensor to the app's, and back: views and parts, in units of the model's bytes."""
+    utils = internal("inflatable_utils")
+    monkeypatch.setattr(
+        utils, "inflatable_class_registry", dict(utils.inflatable_class_registry)
+    )
+    keep_pieces()
+    vector = torch.arange(8e6)
+    size = vector.nbytes
+
+    def check_copies(now: float, most: float) -> None:
+        found = [traced / size for traced in tracemalloc.get_traced_memory()]
+        assert found[0] <= now + 0.01 and found[1] <= most + 0.01, found
+        tracemalloc.reset_peak()
+
+    tracemalloc.start()
+    try:
+        sent = Message(
+            encode(Payload({"m": Model(vector)})), dst_node_id=7, message_type="train"
+        )
+        objects = get_all_nested_objects(sent)
+        # The first part, with its header
+        check_copies(JOINED / size, 5 * JOINED / size)
+        contents = {name: part.deflate() for name, part in objects.items()}
+        whole = sent.object_id
+        del objects, sent
+        check_copies(1, 2)
+        asked = utils.inflate_object_from_contents(whole, contents)
+        asked.metadata.__dict__["_message_id"] = whole
+        check_copies(1, 1 + 2 * JOINED / size)
+        write_question(file, {}, asked, Context(11, 7, {}, RecordDict(), {}))
+        check_copies(0, 1)
+        _, read, known = read_question(file)
+        received = decode(read.content)[0].models["m"].vector
+        assert torch.equal(received, vector)
+        with shared_memory() as answer:
+            content = encode(Payload({"m": Model(received)}))
+            write_answer(answer, Message(content, reply_to=read), RecordDict())
+            reply = read_answer(answer, read, known)
+        logged = [*records(reply)]
+        assert logged[0]["bytes"] == size + len(TensorArray(vector).pieces[0])
+        check_copies(0, 0)
+    finally:
+        tracemalloc.stop()
 
 
 def test_nothing_is_pickled_anywhere() -> None:
