@@ -362,7 +362,7 @@ def _as_bytes(
 def join_parameters(parameters: Sequence[Tensor]) -> Tensor:
     """Return the parameters as one vector, of which they become views, one after the other: none is held twice."""
     vector = parameters[0].detach().new_empty(sum(p.numel() for p in parameters))
-    places = vector.split([p.numel() for p in parameters])
+    places = torch.split(vector, [p.numel() for p in parameters])
     for parameter, place in zip(parameters, places, strict=True):
         parameter.data = place.view_as(parameter).copy_(parameter.detach())
     return vector

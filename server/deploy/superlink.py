@@ -48,7 +48,6 @@ def in_place_of(command: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Start Flower's SuperLink with long polling in `PullMessages` and with size limits."""
-    return_memory()
     servicer = internal("FleetServicer")
     servicer.PullMessages = wait_for_messages(servicer.PullMessages)
     ReplyBounds().install(servicer)
@@ -63,6 +62,7 @@ def wait_for_messages(pull: Pull, most: int = MOST_WAITING) -> Pull:
     times: Counter[str] = Counter()
 
     def pull_messages(servicer: Any, request: Any, context: Any) -> Any:
+        return_memory()
         state = servicer.state_factory.state()
         store = servicer.objectstore_factory.store()
         node = request.node.node_id

@@ -98,7 +98,7 @@ def _without_arrays(records: Any) -> tuple[Any, list[Any]]:
     """Return a copy whose arrays have no bytes, and the arrays in their order."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
-    bare, found = RecordDict(), []
+    bare, found = RecordDict(), list[Any]()
     for name, record in records.items():
         if isinstance(record, ArrayRecord):
             found += record.values()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..flower import internal
-from .transfers import Transfer, be_patient, echo
+from .transfers import Transfer, be_patient, echo, return_memory
 
 PAUSES = (1.0, 5.0, 20.0)  # before the second, third and fourth try
 OVER = "its run was over before the whole message had come"
@@ -51,6 +51,7 @@ def install(answer: Callable[[Any, Any], None]) -> None:
                 transfer.add(content)
 
             send_replies(push, state, object_store, send_noted, push_noted)
+        return_memory()
 
     loop._pull_and_store_message, loop._push_messages = pull_message, push_messages
 

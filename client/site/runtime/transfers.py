@@ -30,7 +30,6 @@ STALLED_SECONDS = 20.0  # without a part, until the line reports it
 HEARTBEAT_CALL_SECONDS = 20
 # The heartbeat interval announced in a long transfer; a SuperLink waits for two
 PATIENT_SECONDS = 90.0
-M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 Echo = Callable[[str], object]
 
 
@@ -131,7 +130,11 @@ def watch_pulls(
         pull = given.pop("pull_object_fn", pull)
         with Transfer(what, echo, parts=len(names), lasting=lasting) as transfer:
             limits = {"max_time": None, "max_tries_per_object": None}
-            return original(names, lambda name: transfer.add(pull(name)), **{**given, **limits})
+            found = original(
+                names, lambda name: transfer.add(pull(name)), **{**given, **limits}
+            )
+        return_memory()
+        return found
 
     pull_objects.flowers = original  # type: ignore[attr-defined]
     module.pull_objects = pull_objects
@@ -143,8 +146,6 @@ def keep_pieces() -> None:
     Flower copies all bytes four times. Its own `inflate` works here on names in place of them.
     """
     from flwr.app import Array, ArrayRecord
-
-    return_memory()
 
     class Pieces(Array):
         __qualname__ = Array.__qualname__
@@ -187,9 +188,9 @@ def keep_pieces() -> None:
 
 
 def return_memory() -> None:
-    """Have this process give the memory of a part of a message back to the system once it is free, where glibc can."""
+    """Give the memory of the parts of messages that are gone back to the system, where glibc can."""
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def join_pieces(pieces: list[Any]) -> Any:
