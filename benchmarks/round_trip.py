@@ -337,8 +337,10 @@ def compare_plain(given: argparse.Namespace) -> None:
     """Compare ours with a plain Flower app."""
     compare(
         {
-            "plain Flower": lambda _: plain(given.silos, given.plain_rounds),
-            "silofl": lambda _: ours(given.silos, given.rounds),
+            "plain Flower": lambda _: plain(given.silos, given.plain_rounds, given.network),
+            "silofl": lambda _: ours(
+                given.silos, given.rounds, given.dataset, network=given.network
+            ),
         },
         given.repeats,
     )

@@ -29,6 +29,7 @@ from models.layout import (
     _ties,
     check_tensors,
     frozen_modules,
+    join_parameters,
     named_tensors,
     other_names,
 )
@@ -357,15 +358,6 @@ def _as_bytes(
     for (_, buffer), (_, start, stop, dtype, shape) in zip(named, views, strict=True):
         buffer.data = content[start:stop].view(dtype).view(shape).copy_(buffer)
     return content, views
-
-
-def join_parameters(parameters: Sequence[Tensor]) -> Tensor:
-    """Return the parameters as one vector, of which they become views, one after the other: none is held twice."""
-    vector = parameters[0].detach().new_empty(sum(p.numel() for p in parameters))
-    places = torch.split(vector, [p.numel() for p in parameters])
-    for parameter, place in zip(parameters, places, strict=True):
-        parameter.data = place.view_as(parameter).copy_(parameter.detach())
-    return vector
 
 
 def apart(vector: Tensor, others: Sequence[Tensor], live: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from models.flat import FlatModel, join_parameters
+from models.flat import FlatModel
+from models.layout import join_parameters
 from models.lora import adapt
 from models.networks.blocks import Make, with_method
 from models.networks.registry import build, resolve, spec_of

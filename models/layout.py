@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -315,3 +315,12 @@ def _check_memory(module: nn.Module) -> None:
             (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
         )
         end, before = start + (last + 1) * tensor.element_size(), name
+
+
+def join_parameters(parameters: Sequence[Tensor]) -> Tensor:
+    """Return the parameters as one vector, of which they become views, one after the other: none is held twice."""
+    vector = parameters[0].detach().new_empty(sum(p.numel() for p in parameters))
+    places = torch.split(vector, [p.numel() for p in parameters])
+    for parameter, place in zip(parameters, places, strict=True):
+        parameter.data = place.view_as(parameter).copy_(parameter.detach())
+    return vector

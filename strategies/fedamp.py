@@ -47,7 +47,7 @@ from strategies.base.info import EACH_MODEL, OWN_MIXTURE
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload, Update, stack
+from strategies.base.transport.payload import Model, Payload, Update
 
 NO_WEIGHT = 1e-5  # smaller weights count as 0
 ALIKE = 0.9  # weights count as equal above this ratio of the smallest to the largest
@@ -122,7 +122,7 @@ class MixingStrategy(PersonalizedStrategy):
         names = [n for n in self.participants() if n in self.state.models]
         if not names:
             return {}
-        models = stack(Model(self.state.models[n]) for n in names)
+        models = torch.stack([self.state.models[n] for n in names])
         coefficients = self.coefficients(models)
         self._tell_degenerate(models, coefficients)
         return dict(zip(names, mix(models, coefficients), strict=True))

@@ -42,7 +42,7 @@ from strategies.base.state import GLOBAL
 from strategies.base.transport.data_summary import read_agreed
 from strategies.base.transport.payload import Model, Update
 
-PART = 1 << 22  # numbers of a step that are in float64 at a time
+PART = 1 << 23  # numbers of a step that are in float64 at a time
 
 
 def check_robust(info: MethodInfo, common: Common) -> None:
@@ -126,9 +126,9 @@ class UpdateBounds:
             updates = self._choose(names, updates)
         return [replace(u, samples=1) for u in updates] if rule in RULES else updates
 
-    def _step(self, name: str, update: Update) -> Tensor:
-        vector, centre = update.vectors[name], self.centre(name, update)
-        return vector if centre is None else vector - centre.to(vector.device)
+    def _step(self, name: str, update: Update, part: slice = slice(None)) -> Tensor:
+        vector, centre = update.vectors[name][part], self.centre(name, update)
+        return vector if centre is None else vector - centre[part].to(vector.device)
 
     def _gram(self, name: str, updates: Sequence[Update]) -> Tensor:
         """Return the inner products (n, n) of these silos' steps."""
@@ -151,14 +151,10 @@ class UpdateBounds:
 
     def _length(self, name: str, update: Update) -> float:
         """Return the length of a silo's step, part by part: the whole in float64 would be three models."""
-        vector, centre = update.vectors[name], self.centre(name, update)
-        found = []
-        for start in range(0, max(len(vector), 1), PART):
-            step = vector[start : start + PART]
-            if centre is not None:
-                step = step - centre[start : start + PART].to(step.device)
-            found.append(vector_norm(step, dtype=torch.float64))
-        return math.hypot(*torch.stack(found).tolist())
+        parts = range(0, max(len(update.vectors[name]), 1), PART)
+        steps = (self._step(name, update, slice(at, at + PART)) for at in parts)
+        lengths = [vector_norm(step, dtype=torch.float64) for step in steps]
+        return math.hypot(*torch.stack(lengths).tolist())
 
     def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:
         """Return, per vector, the (lower) median over silos of the length of the vector they were sent."""

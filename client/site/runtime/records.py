@@ -19,7 +19,7 @@ from ..flower import internal
 
 NO_ANSWER = "the process that ran the ClientApp wrote no valid answer"
 ALIGNED = 64  # bytes: a part begins at a multiple, as torch's own memory does
-# Of a file: nobody can change it any more
+# Of a file: no process can change it any more
 FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -39,7 +39,7 @@ def write_question(file: Any, head: dict[str, Any], message: Any, context: Any) 
 
 
 def read_question(file: Any) -> tuple[dict[str, Any], Any, Any]:
-    """Return head, message and context; whoever writes to an array changes a copy of the page."""
+    """Return head, message and context; writing to an array changes a copy of the page."""
     serde, formats = internal("serde"), internal("message_pb2")
     head, (sent, known, *arrays) = _read(
         file, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE

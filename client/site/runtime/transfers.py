@@ -147,7 +147,7 @@ def keep_pieces() -> None:
     """
     from flwr.app import Array, ArrayRecord
 
-    class Pieces(Array):
+    class ChunkedArray(Array):
         __qualname__ = Array.__qualname__
 
         @classmethod
@@ -171,7 +171,7 @@ def keep_pieces() -> None:
         def data(self, content: bytes) -> None:
             self.__dict__["pieces"] = [content]
 
-    class Record(ArrayRecord):
+    class ChunkedRecord(ArrayRecord):
         __qualname__ = ArrayRecord.__qualname__
 
         @classmethod
@@ -182,9 +182,8 @@ def keep_pieces() -> None:
                 record[key] = children[named.stype]
             return record
 
-    internal("inflatable_utils").inflatable_class_registry.update(
-        Array=Pieces, ArrayRecord=Record
-    )
+    registry = internal("inflatable_utils").inflatable_class_registry
+    registry.update(Array=ChunkedArray, ArrayRecord=ChunkedRecord)
 
 
 def return_memory() -> None:

@@ -124,12 +124,9 @@ def read_change(encoded: Encoded, size: int) -> Tensor:
 
 def _quantise(change: Tensor) -> dict[str, Tensor]:
     """Return integers from -127 to 127 and a scale per block, nearest to the change (halves round to even)."""
-    count = -(-len(change) // BLOCK)
-    blocks = torch.nn.functional.pad(change, (0, count * BLOCK - len(change))).view(
-        count, BLOCK
-    )
+    blocks = torch.nn.functional.pad(change, (0, -len(change) % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1) / 127
-    steps = torch.where(scales > 0, scales, torch.ones_like(scales))
+    steps = torch.where(scales > 0, scales, 1.0)
     values = (blocks / steps[:, None]).round_().clamp_(-127, 127).to(torch.int8)
     return {"values": values.flatten()[: len(change)].clone(), "scales": scales}
 

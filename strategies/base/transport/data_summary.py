@@ -13,7 +13,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +43,12 @@ from strategies.base.transport.reporting import (
 Summary = Mapping[str, Any]
 SCHEMAS = ("declared", SCHEMA)
 SPEC = ("own_file", "task", "shape", "classes", *SCHEMAS)
+NEEDED = {
+    "task": f"one of {', '.join(TASKS)} is needed here",
+    "shape": "a list of one to four whole numbers is needed here, or of texts as a silo's data summary has them",
+    "classes": f"a whole number up to {MOST_CLASSES} is needed here",
+    "samples": "a whole number from 1 on for each silo is needed here",
+}
 FAR = 100.0  # times a column's usual value: the silo's sums are not used
 IMPLAUSIBLE = 1e12  # times: the silo is left out. Units differ by at most 1e9 (cells per litre, 10^9 per litre)
 
@@ -62,7 +68,7 @@ class DataSpec:
     @property
     def values(self) -> dict[str, Any]:
         """Return the values by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**vars(self)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the values in their JSON form."""
@@ -88,36 +94,22 @@ def read_agreed(text: str) -> dict[str, Any]:
         stated = json.loads(text or "{}")
     except ValueError:
         stated = None
-    if not isinstance(stated, dict) or not set(stated) <= {
-        "task",
-        "shape",
-        "classes",
-        "samples",
-        SCHEMA,
-    }:
+    if not isinstance(stated, dict) or not set(stated) <= {*NEEDED, SCHEMA}:
         raise UserError(
             f"agreed = {text[:80]!r}: a JSON object of task, shape, classes, samples, schema is needed here"
         )
-    if stated.get("task", TASKS[0]) not in TASKS:
-        raise UserError(
-            f"agreed: task = {stated['task']!r}: one of {', '.join(TASKS)} is needed here"
-        )
-    if "shape" in stated and not is_shape(stated["shape"]):
-        raise UserError(
-            f"agreed: shape = {stated['shape']!r}: a list of one to four whole numbers is needed here, or of texts as "
-            "a silo's data summary has them"
-        )
-    if "classes" in stated and not is_whole(stated["classes"], 1, MOST_CLASSES):
-        raise UserError(
-            f"agreed: classes = {stated['classes']!r}: a whole number up to {MOST_CLASSES} is needed here"
-        )
+    samples = stated.get("samples", {})
+    fits = {
+        "task": stated.get("task", TASKS[0]) in TASKS,
+        "shape": is_shape(stated.get("shape", [1])),
+        "classes": is_whole(stated.get("classes", 1), 1, MOST_CLASSES),
+        "samples": isinstance(samples, dict)
+        and all(is_whole(n, 1, MOST) for n in samples.values()),
+    }
+    if wrong := next((key for key, right in fits.items() if not right), ""):
+        raise UserError(f"agreed: {wrong} = {stated[wrong]!r}: {NEEDED[wrong]}")
     if SCHEMA in stated:
         check_schema(stated)
-    samples = stated.get("samples", {})
-    if not isinstance(samples, dict) or not all(is_whole(n, 1, MOST) for n in samples.values()):
-        raise UserError(
-            f"agreed: samples = {samples!r}: a whole number from 1 on for each silo is needed here"
-        )
     return stated
 
 
@@ -141,12 +133,10 @@ def check_schema(stated: Mapping[str, Any]) -> None:
 def declared_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a :class:`DataSpec` that ``agreed`` fixes; its schema's labels fix the number of classes."""
     fixed = {key: stated[key] for key in ("task", "shape", "classes") if key in stated}
-    labels = stated.get(SCHEMA, {}).get("labels")
-    return (
-        fixed
-        | ({"classes": len(labels)} if labels else {})
-        | {"declared": stated.get(SCHEMA, {})}
-    )
+    schema = stated.get(SCHEMA, {})
+    if labels := schema.get("labels"):
+        fixed["classes"] = len(labels)
+    return fixed | {"declared": schema}
 
 
 def read_data_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,13 +184,10 @@ def reconcile(
                     f"{summary['name']} is left out: it has {reason}"
                 )
         rest = [summary for summary in rest if summary["name"] not in left_out]
-    kept = {
-        s["name"]: {k: v for k, v in s.items() if sums or k not in (*SUMS, WITHHELD)}
-        for s in rest
-    }
+    schema, unused = spec.get(SCHEMA, NO_SCHEMA), () if sums else (*SUMS, WITHHELD)
     used = {
-        name: reorder_columns(summary, spec.get(SCHEMA, NO_SCHEMA))
-        for name, summary in kept.items()
+        s["name"]: reorder_columns({k: v for k, v in s.items() if k not in unused}, schema)
+        for s in rest
     }
     for name, (ratio, column) in _usual(used).items():
         times = f"values in column {column + 1} that are {ratio:.3g} times those of the others"

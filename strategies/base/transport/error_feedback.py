@@ -50,11 +50,10 @@ def base_of(received: Mapping[str, Model], name: str, size: int) -> Tensor | Non
 
 def feeds_back(common: Common) -> bool:
     """Return whether silos store what the format loses, and send it later."""
-    lossy = common.wire_dtype != "float32"
-    return lossy and (
-        common.wire_feedback == "on"
-        or (common.wire_feedback == "auto" and sends_changes(common))
-    )
+    when = common.wire_feedback
+    if common.wire_dtype == "float32":
+        return False
+    return when == "on" or (when == "auto" and sends_changes(common))
 
 
 def sends_changes(common: Common) -> bool:

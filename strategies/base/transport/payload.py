@@ -74,6 +74,8 @@ class TensorArray(Array):
     array. The caller must not write to a packed tensor afterwards.
     """
 
+    # Which the other side expects as the type
+    __qualname__ = Array.__qualname__
     tensor: Tensor
 
     def __init__(self, tensor: Tensor) -> None:
@@ -90,35 +92,20 @@ class TensorArray(Array):
         np.lib.format.write_array_header_1_0(header, kind)
         return [header.getbuffer(), array.reshape(-1).view(np.uint8).data]
 
-    def _array(self) -> Array:
-        """Return Flower's array of these bytes: views of the tensor, but for the first part of it."""
-        if "serialised" not in self.__dict__:
+    def slice_array(self) -> Any:
+        """Return Flower's chunks of these bytes: views of the tensor, but for the first ones."""
+        if "_chunks" not in self.__dict__:
             header, values = self.pieces
-            begin = Array(self.dtype, self.shape, self.stype, bytes(header) + values[:JOINED])
-            rest = Array(self.dtype, self.shape, self.stype, b"")
-            rest.__dict__["data"] = values[JOINED:]
-            begin.__dict__["_chunks"] = begin.slice_array() + rest.slice_array()
-            self.__dict__["serialised"] = begin
-        return cast(Array, self.__dict__["serialised"])
+            found, array = [], Array("", (), "", b"")
+            for data in (bytes(header) + values[:JOINED], values[JOINED:]):
+                array.__dict__ = {"data": data}
+                found += array.slice_array()
+            self.__dict__["_chunks"] = found
+        return self.__dict__["_chunks"]
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
         return b"".join(self.pieces)
-
-    @property
-    def children(self) -> dict[str, Any]:
-        return self._array().children
-
-    def deflate(self) -> bytes:
-        return self._array().deflate()  # under the type name that the other side expects: Array
-
-    def numpy(self) -> Any:
-        return self.tensor.cpu().numpy()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Array) and Array(*self.__reduce__()[1]) == other
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.dtype, self.shape, self.stype, self.data)
@@ -136,17 +123,13 @@ def tensor_of(array: Array) -> Tensor:
     """Return the array as a tensor; without a copy if it is a :class:`TensorArray`, or if its bytes may be changed."""
     if isinstance(array, TensorArray):
         return array.tensor
-    if array.stype != "numpy.ndarray":
-        raise DataError(f"it is of {array.stype:.80}")
     data = memoryview(array.data)
     data = memoryview(bytearray(data)) if data.readonly else data
     start = io.BytesIO(data[:LONGEST_HEADER])
-    if np.lib.format.read_magic(start) != (1, 0):
-        raise DataError("it has a header of another version of NumPy's format")
+    np.lib.format.read_magic(start)
     shape, by_columns, kind = np.lib.format.read_array_header_1_0(start)
     values = np.frombuffer(data, kind, math.prod(shape), start.tell())
-    found = values.reshape(shape, order="F" if by_columns else "C")
-    return torch.from_numpy(np.ascontiguousarray(found).reshape(shape))
+    return torch.from_numpy(values.reshape(shape, order="CF"[by_columns]))
 
 
 class Wire:
@@ -191,12 +174,7 @@ def unpack(
 
 def wire_bytes(records: RecordDict) -> int:
     """Return the bytes of the arrays in a message, as the papers count communication."""
-    arrays = [
-        a
-        for record in records.values()
-        if isinstance(record, ArrayRecord)
-        for a in record.values()
-    ]
+    arrays = [array for record in records.array_records.values() for array in record.values()]
     return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
 
 
@@ -276,18 +254,12 @@ def decode(
 
 def is_entry(entry: object) -> bool:
     """Return whether a manifest entry is valid: a model's name, silo, round and number of samples."""
-    kinds = {"name": str, "silo": str, "round": int, "samples": int}
-    if not isinstance(entry, dict) or not all(
-        isinstance(entry.get(key, ""), str) for key in ("dtype", "form")
-    ):
+    kinds = {"name": str, "silo": str, "round": int, "samples": int, "dtype": str, "form": str}
+    if not isinstance(entry, dict):
         return False
+    entry = {"dtype": "", "form": "", **entry}
     right = all(isinstance(entry.get(key), kind) for key, kind in kinds.items())
     return right and entry["name"].isprintable() and len(entry["name"]) <= LONGEST_NAME
-
-
-def stack(models: Iterable[Model]) -> Tensor:
-    """Return the (silos x parameters) matrix of several models."""
-    return torch.stack([m.vector for m in models])
 
 
 def model_of(silo: str) -> str:
@@ -364,11 +336,10 @@ def read_update(reply: Message, silo: str, expected: ExpectedReply) -> Update:
             f"a reply of {named!r:.80} for round {number!r:.80}, not of {silo} for {expected.round}"
         )
     metrics = read_metrics(reply.content.get("metrics"))
-    missing = set(expected.names) - set(payload.models)
-    unknown = set(payload.models) - set(expected.names)
-    if missing:
+    wanted, sent = {*expected.names}, {*payload.models}
+    if missing := wanted - sent:
         raise DataError(f"the reply lacks {', '.join(sorted(missing))}")
-    if unknown:
+    if unknown := sent - wanted:
         raise DataError(
             f"the reply holds {', '.join(sorted(unknown))}, which {expected.method} does not send"
         )
@@ -397,6 +368,6 @@ def check_vector(name: str, vector: Tensor, size: int) -> None:
 def check_statistics(vector: Tensor, layout: Layout, parts: Sequence[slice]) -> None:
     """Raise DataError if BatchNorm statistics of these parts contain a variance below 0."""
     whole = scatter(vector.new_zeros(layout.buffer_size), tuple(parts), vector)
-    entries = [e for e in layout.buffers if e.name.endswith("running_var")]
-    if any(bool((whole[e.start : e.stop] < 0).any()) for e in entries):
+    found = [whole[e.start : e.stop] for e in layout.buffers if e.name.endswith("running_var")]
+    if any(bool((variance < 0).any()) for variance in found):
         raise DataError(f"'{BUFFERS}' holds a variance below 0")

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 
@@ -60,15 +60,13 @@ def read_metrics(record: object) -> dict[str, float]:
     """Return the metrics of a reply; raise DataError, with one line, for one that is unlisted or out of range."""
     if not isinstance(record, MetricRecord):
         raise DataError("the reply carries no metrics")
-    allowed = allowed_metrics()
+    allowed, found = allowed_metrics(), dict[str, float]()
     for name, value in record.items():
         if name not in allowed:
             raise DataError(f"'{name[:80]}' is no metric that is known here")
         if isinstance(value, list) or not _in_range(name, value):
             raise DataError(f"the metric '{name}' is {shorten(value)}")
-    found = {
-        name: float(value) for name, value in record.items() if not isinstance(value, list)
-    }
+        found[name] = float(value)
     if fault := cost_fault({name: found[name] for name in PRIVACY if name in found}):
         raise DataError(fault)
     return found
@@ -164,13 +162,13 @@ def read_data_summary(record: object) -> dict[str, Any]:
 
 def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield the faults of a summary."""
-    right = {key: is_whole(summary[key], least, MOST) for key, least in COUNTS.items()}
-    right |= {
+    right = {
+        **{key: is_whole(summary[key], least, MOST) for key, least in COUNTS.items()},
         "shape": is_shape(summary["shape"]),
         "classes": is_whole(summary["classes"], 1, MOST_CLASSES),
+        "task": isinstance(summary["task"], str) and summary["task"] in TASKS,
+        **{key: isinstance(summary[key], bool) for key in KINDS},
     }
-    right["task"] = isinstance(summary["task"], str) and summary["task"] in TASKS
-    right |= {key: isinstance(summary[key], bool) for key in KINDS}
     yield from (f"says {key} = {summary[key]!r}" for key, fits in right.items() if not fits)
     if summary["own_file"] == summary["simulated"]:
         yield f"says own_file = {summary['own_file']} and simulated = {summary['simulated']}"
@@ -195,8 +193,10 @@ def _faulty_schema(summary: Mapping[str, Any]) -> Iterator[str]:
     except ValueError as error:
         yield f"has no usable schema: {error}"
         return
-    counts = {"columns": columns(read_shape(summary["shape"])), "labels": summary["classes"]}
-    for (what, count), names in zip(counts.items(), (schema.names, schema.labels), strict=True):
+    for what, count, names in (
+        ("columns", columns(read_shape(summary["shape"])), schema.names),
+        ("labels", summary["classes"], schema.labels),
+    ):
         if names and len(names) != count:
             yield f"names {len(names)} {what}, of {count}"
 
@@ -231,13 +231,14 @@ def _is_finite(value: object) -> bool:
 
 def _is_name(name: object) -> bool:
     """Return whether a silo may have this name: one line, neither a path nor a spreadsheet's formula."""
-    right = (
+    return (
         isinstance(name, str)
         and name.isprintable()
         and 0 < len(name) <= LONGEST_NAME
         and name == name.strip()
+        and name[0].isalnum()
+        and not {*name} & {"/", "\\"}
     )
-    return right and cast(str, name)[0].isalnum() and not set(cast(str, name)) & {"/", "\\"}
 
 
 def is_shape(value: object) -> bool:

@@ -30,15 +30,7 @@ from client.site.runtime.records import (
 from client.site.runtime.transfers import keep_pieces
 from client.site.runtime.worker import shared_memory
 from server.simulation.engine import flower_identity
-from strategies.base.transport.payload import (
-    JOINED,
-    Model,
-    Payload,
-    TensorArray,
-    decode,
-    encode,
-    tensor_of,
-)
+from strategies.base.transport.payload import JOINED, Model, Payload, decode, encode
 
 ROOT = Path(__file__).parents[3]
 PARTS = ("models", "partitions", "strategies", "client", "server")
@@ -128,17 +120,13 @@ def ended(**values: object) -> bytes:
     "answer",
     [
         b"",
-        b"short",
         pickle.dumps(Trap()),
         b"x" + ended(places=[[0, 2**40]]),
         b"x" + ended(places=[[-1, 1], [0, 1]]),
         b"\xff" + ended(places=[[0, 1]]),
-        ended(places=[]),
         b"x" + ended(places=[[0, 0], [0, 0], [0, 1]]),
-        ended(places=[["a", "b"]]),
         ended(places=[], error={"code": "x", "reason": 1}),
         ended(raised="no places"),
-        b"\xff" * 64,
     ],
 )
 def test_an_answer_of_bad_intent_is_an_error(
@@ -168,32 +156,19 @@ def test_what_was_logged_is_what_leaves(file: Any) -> None:
     assert reply.content == content(4.0)
 
 
-def test_received_arrays_are_views_that_may_be_written_to(file: Any) -> None:
-    """In the app's process: the file, and what the next reader has, stay as they were."""
-    write_question(file, {}, message(), Context(11, 7, {}, RecordDict(), {}))
-    _, read, _ = read_question(file)
-    tensor = tensor_of(read.content["model"]["vector"])
-    assert tensor.data_ptr() % 64 == 0
-    tensor.zero_()
-    assert not tensor_of(read.content["model"]["vector"]).any()
-    assert read_question(file)[1].content == content()
-
-
 def test_a_large_model_is_held_once_at_every_hop(
     file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the server's tensor to the app's, and back: views and parts, in units of the model's bytes."""
     utils = internal("inflatable_utils")
-    monkeypatch.setattr(
-        utils, "inflatable_class_registry", dict(utils.inflatable_class_registry)
-    )
+    monkeypatch.setattr(utils, "inflatable_class_registry", {**utils.inflatable_class_registry})
     keep_pieces()
-    vector = torch.arange(8e6)
-    size = vector.nbytes
+    vector, known = torch.arange(8e6), Context(11, 7, {}, RecordDict(), {})
+    first, size = JOINED / vector.nbytes, vector.nbytes
 
     def check_copies(now: float, most: float) -> None:
-        found = [traced / size for traced in tracemalloc.get_traced_memory()]
-        assert found[0] <= now + 0.01 and found[1] <= most + 0.01, found
+        found = [traced / size - 0.01 for traced in tracemalloc.get_traced_memory()]
+        assert found[0] <= now and found[1] <= most, found
         tracemalloc.reset_peak()
 
     tracemalloc.start()
@@ -201,27 +176,23 @@ def test_a_large_model_is_held_once_at_every_hop(
         sent = Message(
             encode(Payload({"m": Model(vector)})), dst_node_id=7, message_type="train"
         )
-        objects = get_all_nested_objects(sent)
-        # The first part, with its header
-        check_copies(JOINED / size, 5 * JOINED / size)
+        objects, whole = get_all_nested_objects(sent), sent.object_id
+        check_copies(first, 5 * first)
         contents = {name: part.deflate() for name, part in objects.items()}
-        whole = sent.object_id
         del objects, sent
         check_copies(1, 2)
         asked = utils.inflate_object_from_contents(whole, contents)
-        asked.metadata.__dict__["_message_id"] = whole
-        check_copies(1, 1 + 2 * JOINED / size)
-        write_question(file, {}, asked, Context(11, 7, {}, RecordDict(), {}))
+        check_copies(1, 1 + 2 * first)
+        write_question(file, {}, asked, known)
         check_copies(0, 1)
-        _, read, known = read_question(file)
+        read = read_question(file)[1]
         received = decode(read.content)[0].models["m"].vector
-        assert torch.equal(received, vector)
+        assert torch.equal(received, vector) and received.data_ptr() % 64 == 0
         with shared_memory() as answer:
             content = encode(Payload({"m": Model(received)}))
             write_answer(answer, Message(content, reply_to=read), RecordDict())
             reply = read_answer(answer, read, known)
-        logged = [*records(reply)]
-        assert logged[0]["bytes"] == size + len(TensorArray(vector).pieces[0])
+        assert next(iter(records(reply)))["bytes"] > size
         check_copies(0, 0)
     finally:
         tracemalloc.stop()

@@ -37,16 +37,6 @@ def test_a_narrow_format_halves_the_bytes_and_rounds_once(dtype: str) -> None:
     ]
 
 
-def test_a_vector_is_packed_once_however_many_get_it() -> None:
-    wire, vector, other = Wire(), torch.ones(3), torch.ones(3)
-    first, second = (encode(Payload({"global": Model(vector)}), wire=wire) for _ in range(2))
-    assert first["model.global"] is second["model.global"]
-    assert (
-        encode(Payload({"global": Model(other)}), wire=wire)["model.global"]
-        is not first["model.global"]
-    )
-
-
 @pytest.mark.parametrize("strategy", ["fedavg", "apple"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_run_in_a_narrow_format(three: Files, strategy: str, dtype: str) -> None:
