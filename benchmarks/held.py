@@ -50,7 +50,9 @@ class Bert(nn.Module):
         super().__init__()
         from transformers import BertConfig, BertForSequenceClassification
 
-        whole = BertForSequenceClassification(BertConfig(num_labels=outputs))
+        config: Any = BertConfig()
+        config.num_labels = outputs
+        whole = BertForSequenceClassification(config)
         self.bert, self.dropout, self.classifier = whole.bert, whole.dropout, whole.classifier
 
     def forward(self, x: Any) -> Any:

@@ -1,6 +1,6 @@
 """A round without training over gRPC: silofl's against that of a plain Flower app with a `NumPyClient`.
 
-    python -m benchmarks.round_trip [--silos 12] [--rounds 8] [--plain-rounds 3] [--repeats 2]
+    python -m benchmarks.round_trip [--silos 12] [--rounds 8] [--plain-rounds 3] [--repeats 2] [--network resnet50]
     python -m benchmarks.round_trip stays [--local-epochs 0] [--dataset mnist]
     python -m benchmarks.round_trip masked [--repeats 2]
     python -m benchmarks.round_trip linked [--repeats 2]
@@ -40,7 +40,8 @@ from server.deploy.local import parts
 from server.deploy.study_draft import app_sums, draft, known_peers
 
 NAME = "fl.example.org"  # a link's CONNECT names it, and nothing resolves it
-PARAMETERS = 582_026  # of fedala-cnn on 28 x 28 grey pictures
+# On grey pictures of ten classes (fedala-cnn: of 28 x 28 pixels)
+PARAMETERS = {"fedala-cnn": 582_026, "resnet50": 23_522_250}
 TIMEOUT_SECONDS = 900.0
 
 PLAIN_PROJECT = """\
@@ -131,21 +132,28 @@ def later_rounds(values: Mapping[str, Any]) -> list[float]:
     return [float(row["value"]) for row in rows][1:]
 
 
-def empty(rounds: int, local_epochs: int = 0) -> dict[str, Any]:
+def empty(rounds: int, local_epochs: int = 0, network: str = "fedala-cnn") -> dict[str, Any]:
     """Return the settings of rounds in which as little as possible is done."""
     return {
         "strategy": "fedavg",
-        "model": "fedala-cnn",
+        "model": network,
         "rounds": rounds,
         "local-epochs": local_epochs,
         "evaluate-every": 0,
     }
 
 
-def ours(silos: int, rounds: int, dataset: str = "mnist", local_epochs: int = 0) -> list[float]:
+def ours(
+    silos: int,
+    rounds: int,
+    dataset: str = "mnist",
+    local_epochs: int = 0,
+    network: str = "fedala-cnn",
+) -> list[float]:
     """Return the seconds of silofl's rounds after the first."""
     with federated(silos, dataset) as (folder, _, _):
-        return later_rounds({**empty(rounds, local_epochs), "out": str(folder / "out")})
+        values = empty(rounds, local_epochs, network)
+        return later_rounds({**values, "out": str(folder / "out")})
 
 
 def compare(ways: Mapping[str, Callable[[int], list[float]]], repeats: int) -> None:
@@ -235,7 +243,7 @@ def reached_by(way: str, up: local.LocalFederation, url: str) -> Iterator[None]:
         one.communicate("", timeout=60)
 
 
-def plain(silos: int, rounds: int) -> list[float]:
+def plain(silos: int, rounds: int, network: str) -> list[float]:
     """Return the seconds of the plain app's rounds after the first, under Flower's own commands."""
     with homes() as folder, ExitStack() as stack:
         stack.callback(lambda: processes.end(processes.find(folder), grace=5.0))
@@ -279,7 +287,9 @@ def plain(silos: int, rounds: int) -> list[float]:
         flower.mkdir(exist_ok=True)
         connection = f'[superlink.plain]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
         (flower / "config.toml").write_text(connection)
-        config = f'rounds={rounds} silos={silos} parameters={PARAMETERS} times="{times}"'
+        config = (
+            f'rounds={rounds} silos={silos} parameters={PARAMETERS[network]} times="{times}"'
+        )
         time.sleep(20)  # until all are online; the strategy waits for them anyway
         command = ["flwr", "run", str(app), "plain", "--run-config", config]
         subprocess.run(command, env=inherited, check=True, capture_output=True, timeout=60)
@@ -361,6 +371,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=COMPARISONS, default="plain")
     parser.add_argument("--silos", type=int, default=12)
     parser.add_argument("--dataset", default="mnist")
+    parser.add_argument("--network", choices=PARAMETERS, default="fedala-cnn")
     parser.add_argument("--local-epochs", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--plain-rounds", type=int, default=3)

@@ -129,7 +129,7 @@ def tensor_of(array: Array) -> Tensor:
     np.lib.format.read_magic(start)
     shape, by_columns, kind = np.lib.format.read_array_header_1_0(start)
     values = np.frombuffer(data, kind, math.prod(shape), start.tell())
-    return torch.from_numpy(values.reshape(shape, order="CF"[by_columns]))
+    return torch.from_numpy(values.reshape(shape, order="F" if by_columns else "C"))
 
 
 class Wire:

@@ -155,12 +155,6 @@ def test_bytes_are_those_of_the_arrays(way: str) -> None:
     assert wire_bytes(encode(Payload())) == 0
 
 
-def test_a_device_is_asked_for() -> None:
-    """The meta device stands in for a GPU: shapes without values."""
-    received, _ = decode(encode(example()), device="meta")
-    assert {m.vector.device.type for m in received.models.values()} == {"meta"}
-
-
 # ---- Faults --------------------------------------------------------------------------------------------------------
 
 
