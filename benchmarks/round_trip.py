@@ -221,8 +221,7 @@ def compare_links(given: argparse.Namespace) -> None:
 @contextmanager
 def reached_by(way: str, up: local.LocalFederation, url: str) -> Iterator[None]:
     """Context in which every silo reaches its server this way."""
-    names = {silo.name for silo in up.silos}
-    processes.end([one for one in processes.find(up.directory) if one.part in names], grace=9.0)
+    end_silos(up)
     ends = []
     for silo in up.silos:
         command = parts.supernode_part(up, silo, up.credentials)
@@ -239,8 +238,14 @@ def reached_by(way: str, up: local.LocalFederation, url: str) -> Iterator[None]:
     while any(silo["state"] != "online" for silo in local.status(up)["silos"]):
         time.sleep(0.5)
     yield
+    end_silos(up)  # over their links
     for one in ends:
         one.communicate("", timeout=60)
+
+
+def end_silos(up: local.LocalFederation) -> None:
+    names = {silo.name for silo in up.silos}
+    processes.end([one for one in processes.find(up.directory) if one.part in names], grace=9.0)
 
 
 def plain(silos: int, rounds: int, network: str) -> list[float]:

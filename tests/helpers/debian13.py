@@ -151,6 +151,7 @@ def build_image(machine: Machine) -> None:
     machine.run(
         "podman build --quiet --network host --isolation chroot --build-context wheels=wheels"
         f" --file source/docker/Dockerfile --target silo --tag {IMAGE} source 2>&1"
+        " && podman image prune --force"  # the stages' images, gigabytes
     )
 
 
