@@ -10,6 +10,9 @@ repeated, so after a cut only the parts in transit are sent again. These limits 
   this by the heartbeat's interval, and does not count the transfer's time against silos (``server/run/exchange.py``).
 * A receiver gives up after two hours, or 500 polls for one part: here never, since parts that cannot come any more are
   removed.
+
+A receiver takes a message whose parts have begun to come, and asks for a missing one again after 1, 2, 4 to 10 s: here
+after 0.05, 0.1 to 1 s. A server that looks for replies often begins most of them so.
 """
 
 import contextlib
@@ -25,6 +28,10 @@ from ..flower import internal
 
 LONG_SECONDS = 3.0  # after which a transfer counts as long
 EVERY_SECONDS = 10.0  # between two lines
+AGAIN_SECONDS = (
+    0.05,
+    1.0,
+)  # first and longest pause before a part that has not come is asked for again
 LAST_PARTS = 4  # come last and are tiny: the descriptions of a message, its content, a record and an array
 STALLED_SECONDS = 20.0  # without a part, until the line reports it
 HEARTBEAT_CALL_SECONDS = 20
@@ -130,9 +137,9 @@ def watch_pulls(
         pull = given.pop("pull_object_fn", pull)
         with Transfer(what, echo, parts=len(names), lasting=lasting) as transfer:
             limits = {"max_time": None, "max_tries_per_object": None}
-            found = original(
-                names, lambda name: transfer.add(pull(name)), **{**given, **limits}
-            )
+            again = {"initial_backoff": AGAIN_SECONDS[0], "backoff_cap": AGAIN_SECONDS[1]}
+            given |= {**limits, **again}
+            found = original(names, lambda name: transfer.add(pull(name)), **given)
         return_memory()
         return found
 

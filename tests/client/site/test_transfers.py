@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,33 @@ def test_who_waits_for_parts_waits_without_a_limit(
     assert module.pull_objects.flowers is inflatable_utils.pull_objects
     assert module.pull_objects(object_ids=["a"], pull_object_fn=pull) == {"a": b"part"}
     assert module.pull_objects(["a", "b"], lambda name: name.encode()) == {"a": b"a", "b": b"b"}
+
+
+def test_a_part_that_has_not_come_is_asked_for_again_soon(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower waits a second, two, four: most of an exchange of short messages."""
+    pauses, looks = list[float | None](), 0
+
+    class Early(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return False
+
+    def pull(name: str) -> bytes:
+        nonlocal looks
+        looks += 1
+        if looks < 8:
+            raise ObjectUnavailableError(name)
+        return b"part"
+
+    flower = SimpleNamespace(Event=Early, Lock=threading.Lock)
+    monkeypatch.setattr(inflatable_utils, "threading", flower)
+    monkeypatch.setattr(inflatable_utils, "random", SimpleNamespace(uniform=lambda a, b: 0.0))
+    module = SimpleNamespace(pull_objects=inflatable_utils.pull_objects)
+    watch_pulls(module, "receiving", said.append)
+    assert module.pull_objects(["a"], pull) == {"a": b"part"}
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
 def test_heartbeats_ask_for_patience_and_are_sent_as_often(
