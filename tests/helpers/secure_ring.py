@@ -15,7 +15,7 @@ from client.site.errors import SiteError
 from client.site.record import close_records
 from client.site.secure import masks
 from client.site.secure.silo import Entered, SecureSilo
-from client.site.secure.statements import Statement, read_statement, threshold
+from client.site.secure.statements import read_statement, threshold
 from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
@@ -88,9 +88,6 @@ class Ring:
         received = received or self.received(record["round"])
         return self.silos[name].enter(record, received, 1 / len(record["statements"]))
 
-    def read(self, text: str) -> Statement:
-        return read_statement(text)
-
     def upload(
         self,
         vectors: Mapping[str, Any],
@@ -130,7 +127,7 @@ class Ring:
         )
         return open_sum(
             *(total, names, survivors, context),
-            {name: self.read(text) for name, text in texts.items()},
+            {name: read_statement(text) for name, text in texts.items()},
             answers,
             self.holders,
             {name: self.offers[name]["hashes"] for name in names},

@@ -132,3 +132,8 @@ def sealing_key(shared: bytes, slot: str, sender: str, holder: str) -> bytes:
 def seal_shares(key: bytes, shares: bytes) -> bytes:
     """Return shares that only the holder can read."""
     return ChaCha20Poly1305(key).encrypt(ONCE, shares, None)
+
+
+def open_shares(key: bytes, sealed: bytes) -> bytes:
+    """Return shares that were sealed for this silo. Raises InvalidTag or ValueError for others."""
+    return ChaCha20Poly1305(key).decrypt(ONCE, sealed, None)

@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import quote
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from ..errors import SiteError
 from ..record import Record, disclose
@@ -73,23 +72,21 @@ def _bytes(found: Entry) -> Any:
     return decode(found[BYTES]) if BYTES in found else found
 
 
+@dataclass
 class SecureSilo:
     """One silo in one run, as the hospital has approved it in a study and its rules."""
 
-    def __init__(
-        self,
-        folder: Path,
-        silo: str,
-        key: PrivateKey,
-        run: str,
-        study: StudyProtocol,
-        rules: Policy,
-        run_config: Mapping[str, Any],
-    ) -> None:
-        self.folder, self.silo, self.key, self.run = folder, silo, key, run
-        self.study, self.rules, self.run_config = study, rules, run_config
-        self.path = folder / "secure" / f"{quote(silo, safe='')}.json"
-        self.labels = labels_of(study.groups)
+    folder: Path
+    silo: str
+    key: PrivateKey
+    run: str
+    study: StudyProtocol
+    rules: Policy
+    run_config: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / "secure" / f"{quote(self.silo, safe='')}.json"
+        self.labels = labels_of(self.study.groups)
         self.samples = 0
         # Of the last questions, over all runs: the weights of the list that this silo masked its vector for
         self.weighed: dict[str, dict[str, int]] = {}
@@ -256,8 +253,7 @@ class SecureSilo:
             raise SiteError(
                 f"{len(names)} silos of {of} are listed: at least {least} are needed"
             )
-        others = len({*names} - {self.silo})
-        if others < self.rules.secure_peers:
+        if (others := len({*names} - {self.silo})) < self.rules.secure_peers:
             rule = self.rules.line("secure_peers")
             raise SiteError(f"its policy has {rule}, and the list {others} besides this silo")
         if whole(names, self.labels) != sorted(names):
@@ -299,18 +295,14 @@ class SecureSilo:
         """Return a slot's new secrets, their shares sealed to the holders, and keys to open the holders' own."""
         b, s, seal = (secrets.token_bytes(32) for _ in range(3))
         halves = (split(secret, len(holders), threshold(len(holders))) for secret in (b, s))
-        shares = [one + two for one, two in zip(*halves, strict=True)]
-        sealed, opens, held = list[bytes](), dict[str, bytes](), b""
-        for (name, one), share in zip(holders.items(), shares, strict=True):
-            if name == self.silo:
-                held = share
-                sealed.append(b"")
-                continue
-            shared = masks.agree(private, decode(one.seal), name)
+        shares = dict(zip(holders, map(bytes.__add__, *halves), strict=True))
+        sealed, opens = dict.fromkeys(holders, b""), dict[str, bytes]()
+        for name in holders.keys() - {self.silo}:
+            shared = masks.agree(private, decode(holders[name].seal), name)
             key = masks.sealing_key(shared, str(slot), self.silo, name)
-            sealed.append(masks.seal_shares(key, share))
+            sealed[name] = masks.seal_shares(key, shares[name])
             opens[name] = masks.sealing_key(shared, str(slot), name, self.silo)
-        hashes = b"".join(map(hashes_of, shares))
+        hashes = b"".join(map(hashes_of, shares.values()))
         text = self._state(
             slot,
             "round",
@@ -320,10 +312,9 @@ class SecureSilo:
             shares=digest(hashes),
             holders=digest("\n".join(holders).encode()),
         )
-        own = {"b": b, "s": s, "seal": seal, "share": held}
-        out = {"statement": text, "sealed": sealed, "hashes": hashes}
-        ties = {"holders": [*holders], "opens": opens, "origin": self._origin(holders)}
-        return {**own, **out, **ties}
+        own = {"b": b, "s": s, "seal": seal, "share": shares[self.silo], "opens": opens}
+        out = {"statement": text, "sealed": [*sealed.values()], "hashes": hashes}
+        return {**own, **out, "holders": [*holders], "origin": self._origin(holders)}
 
     def _origin(self, statements: Mapping[str, Statement]) -> str:
         return digest("\n".join(one.text for one in statements.values()).encode())
@@ -338,16 +329,15 @@ class SecureSilo:
         sealed: Any = record.get("sealed")
         hashes: Any = record.get("hashes", [b""] * len(names))
         for given in (sealed, hashes):
-            fits = isinstance(given, list) and all(isinstance(one, bytes) for one in given)
-            if not fits or len(given) != len(names):
+            fits = isinstance(given, list) and len(given) == len(names)
+            if not fits or not all(isinstance(one, bytes) for one in given):
                 raise SiteError("the message has no share of each silo in the list")
         held, faults = {self.silo: entry["share"]}, list[str]()
         for name, one, signed in zip(names, sealed, hashes, strict=True):
             if name == self.silo:
                 continue
             try:
-                opener = ChaCha20Poly1305(entry["opens"][name])
-                share = opener.decrypt(masks.ONCE, one, None)
+                share = masks.open_shares(entry["opens"][name], one)
                 if len(share) != 2 * SHARE or (signed and hashes_of(share) != signed):
                     raise InvalidTag
                 held[name] = share

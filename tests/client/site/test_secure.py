@@ -24,7 +24,7 @@ from client.site.record import close_records
 from client.site.secure import masks, shamir
 from client.site.secure.silo import SecureSilo
 from client.site.secure.statements import Slot, read_statement, state, threshold, weights_of
-from partitions.common.sum_weights import labels_of, weights_in_sum
+from partitions.common.sum_weights import labels_of
 
 
 @pytest.fixture
@@ -263,18 +263,6 @@ def test_a_method_weighs_in_one_way(tmp_path: Path) -> None:
     ring.begin()
     record = ring.record(1, 1, ring.names, "clinic-01")
     assert {*ring.enter("clinic-01", record).more["weights"].values()} == {100}
-
-
-def test_weights_are_capped_by_the_median_and_half_of_all() -> None:
-    for counts, cap, found in (
-        ([100, 120, 9000, 80], 5.0, [100, 120, 300, 80]),
-        ([100, 120, 9000, 80, 90, 95, 99], 5.0, [100, 120, 495, 80, 90, 95, 99]),
-        ([1, 1, 1], 0, [1, 1, 1]),
-    ):
-        silos = dict(zip("abcdefg", counts, strict=False))
-        assert [
-            *weights_in_sum(silos, cap, dict(zip("abcdefg", "abcdefg", strict=True))).values()
-        ] == found
 
 
 def test_a_silo_masks_one_vector_in_a_slot(ring: Ring) -> None:

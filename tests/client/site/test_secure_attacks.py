@@ -21,6 +21,7 @@ from client.site.errors import SiteError
 from client.site.record import close_records
 from client.site.secure.silo import SecureSilo
 from client.site.secure.statements import threshold
+from client.site.trust.policy import Policy
 
 COUNT = 6
 
@@ -33,7 +34,8 @@ def bound(count: int, colluders: int) -> int:
 
 def test_the_table_of_the_documents() -> None:
     page = Path("docs/security.md").read_text("utf-8")
-    for count in (6, 9, 12, 40, 100):
+    assert Policy().secure_peers == 4  # so five is the fewest
+    for count in (3, 4, 6, 9, 12, 40, 100):
         row = " | ".join(
             str(bound(count, f)) for f in range(4) if f < 2 * threshold(count) - count
         )
@@ -166,15 +168,6 @@ def test_the_symbolic_server_opens_the_sum_of_an_honest_round(sent: Ring) -> Non
     assert server.opens(1) == {*left}
 
 
-def test_two_colluders_that_hold_shares_change_nothing_for_honest_ones(sent: Ring) -> None:
-    """Asked for silo 6 as alive by some and as gone by others, no t of them say either."""
-    restore(sent, "first")
-    server = Symbolic(sent, sent.names[:1])
-    for place, name in enumerate(sent.names):
-        server.ask(name, 1, sent.names if place % 2 else sent.names[:5])
-    assert server.opens(1) is None
-
-
 def test_keys_of_others_and_of_other_slots_do_not_open_shares(tmp_path: Path) -> None:
     """Shares that were sealed for another silo, or in another attempt, are no shares here."""
     ring = Ring(tmp_path, COUNT)
@@ -237,8 +230,6 @@ def test_whatever_a_server_sends_is_one_line(sent: Ring, changes: dict[str, Any]
 
 def test_a_key_without_a_secret_is_refused(tmp_path: Path) -> None:
     """X25519 with a point of small order would give a secret that everybody knows."""
-    import base64
-
     from client.site.secure.statements import Slot, state
 
     ring = Ring(tmp_path, COUNT)
@@ -249,7 +240,6 @@ def test_a_key_without_a_secret_is_refused(tmp_path: Path) -> None:
         *(Slot("7", 2, 1), "a" * 64, "clinic-06", 100, "keys", bytes(32)),
         ring.nodes["clinic-06"],
     )
-    assert base64.b64encode(bytes(32)).decode() in zero
     said = refusing(silo.start, {**slot, "statements": [*texts[:5], zero]})
     assert "clinic-06's key" in said
     close_records()

@@ -98,7 +98,7 @@ def test_a_part_that_has_not_come_is_asked_for_again_soon(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Flower waits a second, two, four: most of an exchange of short messages."""
-    pauses, looks = list[float | None](), 0
+    pauses, early = list[float | None](), iter(range(7))
 
     class Early(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -106,9 +106,7 @@ def test_a_part_that_has_not_come_is_asked_for_again_soon(
             return False
 
     def pull(name: str) -> bytes:
-        nonlocal looks
-        looks += 1
-        if looks < 8:
+        if next(early, None) is not None:
             raise ObjectUnavailableError(name)
         return b"part"
 

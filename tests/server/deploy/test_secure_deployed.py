@@ -31,6 +31,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[3]
 NAMES = ["hospital-01", "hospital-02", "hospital-03"]
+FOUR = [*NAMES, "hospital-04"]
 FEDERATION = """\
 name: masked
 demo: {dataset: digits, partition: dirichlet, seed: 42}
@@ -59,7 +60,8 @@ def start(
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setenv("FLWR_HOME", str(folder / "flower"))
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
-    (folder / "policy.toml").write_text(POLICY)
+    group = run.get("secure-group", 1)
+    (folder / "policy.toml").write_text(f"{POLICY}secure-group = {group}\n")
     lines = (f"  - {{name: {name}, data: demo, policy: policy.toml}}\n" for name in names)
     (folder / "federation.yaml").write_text(FEDERATION + "".join(lines))
     federation = read_federation(folder / "federation.yaml")
@@ -82,37 +84,46 @@ def scores(rows: Any) -> dict[tuple[Any, ...], float]:
     }
 
 
-def test_hospitals_that_require_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No vector leaves without masks, the sums are those of a simulation, and each silo's log says what happened."""
+@pytest.mark.parametrize(
+    "names, group", [(NAMES, 1), pytest.param(FOUR, 2, marks=pytest.mark.drill)]
+)
+def test_hospitals_that_require_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], group: int
+) -> None:
+    """No vector leaves without masks, the sums are those of a simulation, and each silo's log says what happened.
+
+    So it is with two groups of two, too, which each hospital's policy requires.
+    """
+    count, run = len(names), {**RUN, "secure-group": group}
     try:
-        up = start(tmp_path, NAMES, RUN, monkeypatch)
-        submit.run({**RUN, "study": "trial", "out": str(tmp_path / "run")})
-        data = {name: up.directory / "data" / f"{name}.npz" for name in NAMES}
-        settings = parse_settings({**RUN, "silos": 3})
+        up = start(tmp_path, names, run, monkeypatch)
+        submit.run({**run, "study": "trial", "out": str(tmp_path / "run")})
+        data = {name: up.directory / "data" / f"{name}.npz" for name in names}
+        settings = parse_settings({**run, "silos": count})
         loop = RoundLoop(TinyGrid(data, settings), settings)
         with flower_identity():
             loop.run()
-        logs = {name: audit.verify(up.directory / "silos" / name / "audit") for name in NAMES}
+        logs = {name: audit.verify(up.directory / "silos" / name / "audit") for name in names}
     finally:
         processes.end(processes.find(record.state_root() / "masked"), grace=1.0)
     rows = History(tmp_path / "run" / "history.csv").rows
     left = scores(rows)
     assert len({number for number, *_ in left}) == 3
     assert left.items() <= scores(loop.history.rows).items()
-    assert [row.value for row in rows if row.metric == "secure_silos"] == [3, 3]
+    assert [row.value for row in rows if row.metric == "secure_silos"] == [count, count]
     for log in logs.values():
         asked = [entry["asked"] for entry in log.entries[1:]]
         assert asked == ["query", KEYS, START, "train", UNMASK, "train", UNMASK, "evaluate"]
         arrays = [one for e in log.entries[1:] for one in e["sent"] if "shape" in one]
         assert {(one["name"], one["dtype"]) for one in arrays} == {("masked/sum", "uint32")}
         page = audit_page.page(log.entries, log.entries[0]["time"][:7])
-        assert "  masked    2 rounds, 2 sums over 3 silos; 0 repeated" in page
+        assert f"  masked    2 rounds, 2 sums over {count} silos; 0 repeated" in page
 
 
 @pytest.mark.drill
 def test_a_hospital_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of four, after the first round: the others' sums are opened, and the run says over how many they are."""
-    names, run = [*NAMES, "hospital-04"], {**RUN, "rounds": 5, "local-epochs": 20}
+    names, run = FOUR, {**RUN, "rounds": 5, "local-epochs": 20}
     out = tmp_path / "run"
     try:
         up = start(tmp_path, names, run, monkeypatch)

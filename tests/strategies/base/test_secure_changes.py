@@ -21,7 +21,6 @@ from tiny import (
     federate,
     random_silos,
     round_of,
-    same,
     train_replies,
     write_silo,
 )
@@ -135,8 +134,6 @@ def test_a_silo_takes_over_the_step_that_was_cut(
 
     found = run.strategy.state.arrays[server]
     torch.testing.assert_close(silos(mean), found, rtol=0, atol=1e-6)
-    free = federate(three, strategy=method, **{**cut, "secure_clip": 0.0}, **rho)
-    assert not same(free.strategy.state.arrays[server], found)
 
 
 def test_fedlama_sends_squares_only_where_intervals_are_adjusted(three: Files) -> None:
