@@ -160,6 +160,11 @@ class Layout:
         return tensors
 
 
+def size_of(parts: Iterable[slice]) -> int:
+    """Return the number of scalars in these parts."""
+    return sum(int(part.stop - part.start) for part in parts)
+
+
 def _merge_parts(parts: Iterable[slice]) -> tuple[slice, ...]:
     """Merge neighbouring parts, given in ascending order."""
     joined: list[slice] = []

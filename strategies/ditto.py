@@ -21,7 +21,6 @@ from torch import Tensor
 from strategies.base.client import SiloClient, proximal
 from strategies.base.info import OWN_COPY
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 
 
@@ -39,7 +38,7 @@ class DittoClient(SiloClient):
     settings: DittoSettings
 
     def personal(self) -> Tensor:
-        centre = self.models[GLOBAL].vector
+        centre = self.shared_model
         s = self.settings
         buffers = self.state.personal_buffers
         self.model.load(self.own(), self.received_buffers if buffers is None else buffers)

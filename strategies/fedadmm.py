@@ -36,7 +36,7 @@ from models.training import generator
 from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL, Array, ClientState
+from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update, silos_of
 
@@ -73,7 +73,7 @@ class FedADMMClient(SiloClient):
         return self.first() if self.state.primal is None else self.state.primal
 
     def local_update(self) -> list[Tensor]:
-        s, theta, w = self.settings, self.models[GLOBAL].vector, self.model.vector
+        s, theta, w = self.settings, self.shared_model, self.model.vector
         if s.start == "own":
             self.model.load(self.last())
         dual = torch.zeros_like(w) if self.state.dual is None else self.state.dual

@@ -46,7 +46,7 @@ from strategies.base.partial import (
     PartialStrategy,
 )
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL, Array, Arrays, ClientState, Item, ServerState
+from strategies.base.state import Array, Arrays, ClientState, Item, ServerState
 from strategies.base.transport.payload import Payload, Update, silos_of
 
 
@@ -92,7 +92,7 @@ class FedAPMClient(PartialClient):
     def local_update(self) -> list[Tensor]:
         s = self.settings
         state = self.state
-        u = self.models[GLOBAL].vector
+        u = self.shared_model
         start = gather(self.model.vector, self.shared)
         dual = torch.zeros_like(u) if state.dual is None else state.dual
         self._personal_step(gather(self.own(), self.shared) if s.v_start == "own" else start)
@@ -184,7 +184,6 @@ class FedAPM(PartialStrategy):
         own_model="kept",
         sends_duals=True,
         not_lossy="the server keeps each silo's last vector, not a sum of steps",
-        lossy=False,
         sums="silos",
         sums_at={"alpha": ("uniform",)},
         not_sums="each silo gets a number of its own that scales its gradients",

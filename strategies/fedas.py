@@ -133,9 +133,7 @@ class FedAS(PartialStrategy):
         plain_loss=False,
         sums="",
         not_sums="the server weighs silos by the size of their gradients, which each states",
-        dp="",
         not_dp="its alignment and its weight depend on features and gradients without noise",
-        trainer=False,
         not_trainer=OWN_LOSS,
     )
     client = FedASClient

@@ -35,7 +35,7 @@ from strategies.base.partial import (
     PartialStrategy,
 )
 from strategies.base.settings import Averaging, setting
-from strategies.base.state import GLOBAL, Array, ClientState
+from strategies.base.state import Array, ClientState
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FedBABUClient(PartialClient):
         head = self.state.head
         if head is None:
             head = self.state.head = gather(self.silo.initial(""), self.private)
-        model = scatter(self.model.vector, self.shared, self.models[GLOBAL].vector)
+        model = scatter(self.model.vector, self.shared, self.shared_model)
         return scatter(model, self.private, head)
 
     def local_update(self) -> list[Tensor]:

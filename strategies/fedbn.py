@@ -58,7 +58,6 @@ class FedBN(PartialStrategy):
         whole=False,
         reports="received",
         buffers="local",
-        dp="",
         local_steps=True,
     )
     client = FedBNClient

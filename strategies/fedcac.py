@@ -175,10 +175,8 @@ class FedCAC(PersonalizedStrategy):
             return found
         return torch.where(unpack(mask, len(found)), customised.vector, found)
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        return (
-            -(-self.layout.size // 8) if name == "critical" else super().upload_size(name, silo)
-        )
+    def sizes(self, silo: str) -> dict[str, int]:
+        return {"critical": -(-self.layout.size // 8)}
 
     check = check_bits
 

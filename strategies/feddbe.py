@@ -31,7 +31,7 @@ from models.training import feature_gradient, loss_gradient
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_PARTS, OWN_RATE
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL, Array, ClientState, ServerState
+from strategies.base.state import Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload, Update
 
@@ -77,10 +77,10 @@ class FedDBEClient(SiloClient):
             if u is None
             else u
         )
-        return self.fold_bias(self.models[GLOBAL].vector)
+        return self.fold_bias(self.shared_model)
 
     def local_update(self) -> list[Tensor]:
-        self.model.load(self.models[GLOBAL].vector)
+        self.model.load(self.shared_model)
         self.mean = torch.zeros_like(self.u)
         self.train()
         sent = self.model.vector.clone()
@@ -98,7 +98,7 @@ class FedDBEClient(SiloClient):
     def personalise(self) -> Tensor:
         """Train u, which starts at 0; w is fixed."""
         model = self.model
-        w = self.models[GLOBAL].vector
+        w = self.shared_model
         weight, bias = model.layout.linear_head()
         matrix = w[weight.start : weight.stop].view(weight.shape)
         for x, y in self.batches() if self.settings.bias else ():
@@ -172,11 +172,10 @@ class FedDBE(PersonalizedStrategy):
     Settings = DbeSettings
     settings: DbeSettings
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        size = super().upload_size(name, silo)
-        if name != "model" or self.state.mean is not None:
-            return size
-        return self.layout.features + size * (self.settings.warm_up == "keep")
+    def sizes(self, silo: str) -> dict[str, int]:
+        size, first = self.layout.size, self.state.mean is None
+        kept = not first or self.settings.warm_up == "keep"
+        return {"model": self.layout.features * first + size * kept}
 
     def payload(self, silo: str) -> Payload:
         models = super().payload(silo).models

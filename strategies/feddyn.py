@@ -35,7 +35,7 @@ from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
+from strategies.base.state import Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, Update, silos_of
 
@@ -65,7 +65,7 @@ class FedDynClient(SiloClient):
     settings: DynSettings
 
     def local_update(self) -> list[Tensor]:
-        centre = self.models[GLOBAL].vector
+        centre = self.shared_model
         clip = self.settings.clip
         alpha = self.settings.alpha * cast(float, self.numbers["scale"])
         share = self.learning_rate() * alpha

@@ -155,9 +155,7 @@ class FedEM(PartialStrategy):
         sums="samples",
         ala=False,
         plain_loss=False,
-        dp="",
         not_dp="its shares, which enter every gradient, depend on its records without noise",
-        trainer=False,
         not_trainer=OWN_LOSS,
     )
     client = FedEMClient
@@ -165,11 +163,10 @@ class FedEM(PartialStrategy):
     head_size = "components"
     Settings = EmSettings
 
-    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+    def check_fit(self) -> None:
         c = self.common
         if c.loss != "cross-entropy" or c.label_smoothing or c.class_weights != "none":
             raise UserError(
                 f"fedem: a likelihood is needed, which loss = {c.loss}, label-smoothing = {c.label_smoothing:g}, "
                 f"class-weights = {c.class_weights} is not; set cross-entropy, 0 and none"
             )
-        super().start_state(initial)

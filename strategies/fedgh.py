@@ -20,7 +20,7 @@ object, which that silo's training moves; HtFLlib's is a copy, as here. The defa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,14 @@ from strategies.base.info import MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split
 from strategies.base.settings import setting
 from strategies.base.transport.payload import Update
-from strategies.fedproto import PROTOTYPES, check_table, make_table, read_table, table_size
+from strategies.fedproto import (
+    PROTOTYPES,
+    check_table,
+    check_table_fits,
+    make_table,
+    read_table,
+    table_size,
+)
 
 
 @dataclass(frozen=True)
@@ -89,15 +96,10 @@ class FedGH(PartialStrategy):
     Settings = GhSettings
     settings: GhSettings
 
-    def start_state(self, initial: Callable[[str], Tensor]) -> None:
-        # Refuses a network without a linear head before anything is trained
-        table_size(self.layout)
-        super().start_state(initial)
+    check_fit = check_table_fits
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        if name == PROTOTYPES:
-            return table_size(self.layout)
-        return super().upload_size(name, silo)
+    def sizes(self, silo: str) -> dict[str, int]:
+        return {PROTOTYPES: table_size(self.layout)}
 
     def check(self, update: Update) -> None:
         check_table(update.vector, self.layout.classes)

@@ -39,14 +39,14 @@ import torch
 from torch import Tensor
 
 from models.flat import gather, scatter
-from models.layout import Layout
+from models.layout import Layout, size_of
 from strategies.base.aggregation.magnitudes import COUNT
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Array, ClientState, Item, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Number, Payload, Update, silos_of
+from strategies.base.transport.payload import Number, Payload, Update, silos_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class FedLAMAClient(SiloClient):
     state: LamaClientState
 
     def receive(self) -> Tensor:
-        layout, received = self.model.layout, self.models[GLOBAL].vector
+        layout, received = self.model.layout, self.shared_model
         if not self.common.secure_aggregation:
             return scatter(self.own(), flagged_parts(layout, self.numbers["fresh"]), received)
         heard = 0 if self.state.heard is None else int(self.state.heard)
@@ -108,7 +108,7 @@ class FedLAMAClient(SiloClient):
         if not self.common.secure_aggregation:
             return [layers]
         self.propose(heard=torch.tensor([float(self.round)]))
-        step = trained - self.models[GLOBAL].vector
+        step = trained - self.shared_model
         return [layers, squares_of(layout, step, bool(self.numbers["adjusts"]))]
 
 
@@ -155,12 +155,9 @@ class FedLAMA(PersonalizedStrategy):
     def shared_parts(self) -> list[slice]:
         return flagged_parts(self.layout, self.due())
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        if name == "layers":
-            return sum(part.stop - part.start for part in self.shared_parts())
-        if name == "squares":
-            return COUNT * len(self.layout.parameters) * self.adjusts()
-        return super().upload_size(name, silo)
+    def sizes(self, silo: str) -> dict[str, int]:
+        squares = COUNT * len(self.layout.parameters) * self.adjusts()
+        return {"layers": size_of(self.shared_parts()), "squares": squares}
 
     def begin_round(self) -> None:
         # What silos that were last heard of in that round get
@@ -177,8 +174,8 @@ class FedLAMA(PersonalizedStrategy):
         fresh = [int(server_round >= heard) for server_round in self.state.averaged]
         if heard not in self._packed:
             self._packed[heard] = gather(self.state.model, flagged_parts(self.layout, fresh))
-        model = Model(self._packed[heard], round=self.round - 1)
-        return Payload({GLOBAL: model}, {"fresh": fresh, "due": self.due()})
+        models = self.pack({GLOBAL: self._packed[heard]}).models
+        return Payload(models, {"fresh": fresh, "due": self.due()})
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         if name == "layers":

@@ -62,9 +62,7 @@ class FedLC(PersonalizedStrategy):
         sums="samples",
         needs_classes=True,
         lossy=True,
-        dp="",
         not_dp="its loss shifts logits by counts of classes, which have no noise",
-        trainer=False,
         not_trainer=OWN_LOSS,
     )
     client = FedLCClient

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from models.flat import gather
-from models.layout import Block, Entry, Layout
+from models.layout import Block, Entry, Layout, size_of
 from models.training import generator
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS
@@ -94,10 +94,8 @@ class FedLP(PersonalizedStrategy):
     def sent_parts(self, silo: str) -> list[slice]:
         return parts_to_send(self.layout, self.settings, self.common, silo, self.round)
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        if name == "layers":
-            return sum(part.stop - part.start for part in self.sent_parts(silo))
-        return super().upload_size(name, silo)
+    def sizes(self, silo: str) -> dict[str, int]:
+        return {"layers": size_of(self.sent_parts(silo))}
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         if name == "layers":

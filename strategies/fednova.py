@@ -26,7 +26,7 @@ Flower's baseline divides by t_eff once more, which cancels it. Not here: the au
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -37,7 +37,6 @@ from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient, proximal
 from strategies.base.info import ONE_MODEL, OWN_RATE
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
 
@@ -62,7 +61,7 @@ class FedNovaClient(SiloClient):
     settings: NovaSettings
 
     def local_update(self) -> list[Tensor]:
-        pull = proximal(self.models[GLOBAL].vector, self.settings.mu)
+        pull = proximal(self.shared_model, self.settings.mu)
         steps = 0
 
         def correct(w: Tensor, g: Tensor) -> None:
@@ -93,14 +92,13 @@ class FedNova(PersonalizedStrategy):
     Settings = NovaSettings
     settings: NovaSettings
 
-    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+    def check_fit(self) -> None:
         c = self.common
         if c.optimizer != "sgd" or c.warmup_batches or (c.momentum and self.settings.mu):
             raise UserError(
                 "fednova: the weights of the gradients in a silo's step are known for optimizer = sgd alone, with "
                 "warmup-batches = 0, and with momentum = 0 if there is fednova.mu"
             )
-        super().start_state(initial)
 
     def most_steps(self, samples: int) -> int:
         c = self.common

@@ -17,7 +17,6 @@ Defaults are the official runs'. PFLlib's β is 0 by default, which is FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -70,15 +69,13 @@ class FedNTD(PersonalizedStrategy):
         needs_classes=True,
         lossy=True,
         plain_loss=False,
-        trainer=False,
         not_trainer=OWN_LOSS,
     )
     client = FedNTDClient
     Settings = NtdSettings
 
-    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+    def check_fit(self) -> None:
         if self.layout.classes < 3:
             raise UserError(
                 "strategy = fedntd: with two classes only one is not true, and its term is 0: take fedavg"
             )
-        super().start_state(initial)

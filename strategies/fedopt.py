@@ -114,7 +114,7 @@ class FedAvgM(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         s, w = self.settings, self.state.model
-        mean = self.mean((u.vector for u in updates), self.weights(updates))
+        mean = self.average(updates)
         step = self.state.velocity = s.momentum * self.state.velocity + (mean - w)
         if s.nesterov:
             step = mean - w + s.momentum * step
@@ -156,7 +156,7 @@ class FedAdagrad(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         s, state = self.settings, self.state
-        change = self.mean((u.vector for u in updates), self.weights(updates)) - state.model
+        change = self.average(updates) - state.model
         state.m = s.beta_1 * state.m + (1 - s.beta_1) * change
         state.v = self.squares(state.v, change.square())
         state.model = state.model + self.rate() * state.m / (state.v.sqrt() + s.tau)

@@ -46,7 +46,7 @@ from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload, Update, is_number
+from strategies.base.transport.payload import Payload, Update, is_number
 from strategies.fedproto import (
     PROTOTYPES,
     average,
@@ -204,19 +204,14 @@ class FedPAC(PersonalizedStrategy):
         self.state.heads[silo] = self.state.model[self.last].clone()
 
     def payload(self, silo: str) -> Payload:
-        state, before = self.state, self.round - 1
+        state = self.state
         own = scatter(state.model, [self.last], state.heads[silo])
-        models = {GLOBAL: Model(own, round=before)}
-        if state.prototypes is not None:
-            models[PROTOTYPES] = Model(state.prototypes, round=before)
-        return Payload(models)
+        table = state.prototypes
+        return self.pack({GLOBAL: own} | ({} if table is None else {PROTOTYPES: table}))
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        sizes = {
-            PROTOTYPES: table_size(self.layout),
-            STATISTICS: table_size(self.layout) - self.layout.classes,
-        }
-        return sizes[name] if name in sizes else super().upload_size(name, silo)
+    def sizes(self, silo: str) -> dict[str, int]:
+        size = table_size(self.layout)
+        return {PROTOTYPES: size, STATISTICS: size - self.layout.classes}
 
     def check(self, update: Update) -> None:
         check_table(update.vectors[PROTOTYPES], self.layout.classes)

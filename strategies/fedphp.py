@@ -125,9 +125,7 @@ class FedPHP(PersonalizedStrategy):
         not_dp="its transfer loss compares the records of a batch with one another",
         own_model="kept",
         note="the own model is a running mean of models that were sent and of received ones",
-        dp="",
         plain_loss=False,
-        trainer=False,
         not_trainer=OWN_LOSS,
     )
     client = FedPHPClient

@@ -54,7 +54,7 @@ from strategies.base.info import OWN_LOSS, MethodInfo
 from strategies.base.settings import RULES, setting
 from strategies.base.state import Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload, Update
+from strategies.base.transport.payload import Payload, Update
 
 PROTOTYPES = "prototypes"
 
@@ -72,6 +72,11 @@ def read_table(table: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return prototypes (C, K) and marks (C,)."""
     rows = table.view(classes, -1)
     return rows[:, :-1], rows[:, -1]
+
+
+def check_table_fits(strategy: PersonalizedStrategy) -> None:
+    """Raise UserError for a network without a linear head."""
+    table_size(strategy.layout)
 
 
 def check_table(table: Tensor, classes: int) -> None:
@@ -274,22 +279,17 @@ class FedProto(PersonalizedStrategy):
     Settings = ProtoSettings
     settings: ProtoSettings
 
-    def start_state(self, initial: Callable[[str], Tensor]) -> None:
-        # Refuses a network without a linear head before anything is trained
-        table_size(self.layout)
+    check_fit = check_table_fits
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        return (
-            table_size(self.layout) if name == PROTOTYPES else super().upload_size(name, silo)
-        )
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        """Begin without prototypes."""
+
+    def sizes(self, silo: str) -> dict[str, int]:
+        return {PROTOTYPES: table_size(self.layout)}
 
     def payload(self, silo: str) -> Payload:
         table = self.state.prototypes
-        return (
-            Payload()
-            if table is None
-            else Payload({PROTOTYPES: Model(table, round=self.round - 1)})
-        )
+        return self.pack({} if table is None else {PROTOTYPES: table})
 
     def check(self, update: Update) -> None:
         if not self.common.secure_aggregation:

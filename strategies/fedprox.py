@@ -17,7 +17,6 @@ from torch import Tensor
 from strategies.base.client import SiloClient, proximal
 from strategies.base.info import ONE_MODEL, OWN_COPY
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.fedavg import FineTuning, FineTuningClient
 
@@ -35,7 +34,7 @@ class FedProxClient(SiloClient):
     settings: Prox
 
     def local_update(self) -> list[Tensor]:
-        self.train(correction=proximal(self.models[GLOBAL].vector, self.settings.mu))
+        self.train(correction=proximal(self.shared_model, self.settings.mu))
         return [self.model.vector.clone()]
 
 

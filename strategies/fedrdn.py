@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from models.augmentation import Augmentation
-from models.layout import Layout
+from models.layout import Layout, size_of
 from models.networks.blocks import Around
 from models.samples import Samples
 from models.shapes import Shape
@@ -180,10 +180,8 @@ class FedRDN(PartialStrategy):
         not_inputs="padding and missing parts are zeros, which normalised inputs are not",
         sums="",
         not_sums="every silo needs each silo's statistics of inputs",
-        lossy=False,
         not_lossy="statistics of inputs are no steps",
         ala=False,
-        dp="",
         not_dp="mean and deviation of the inputs leave, without noise",
     )
     client = FedRDNClient
@@ -201,14 +199,8 @@ class FedRDN(PartialStrategy):
     def payload(self, silo: str) -> Payload:
         return Payload({**super().payload(silo).models, **self.pairs})
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        if name != INPUTS:
-            return super().upload_size(name, silo)
-        (own,) = self.layout.parts(["input"])
-        return int(own.stop - own.start)
-
-    def centre(self, name: str, update: Update) -> Tensor | None:
-        return None if name == INPUTS else super().centre(name, update)
+    def sizes(self, silo: str) -> dict[str, int]:
+        return {**super().sizes(silo), INPUTS: size_of(self.layout.parts(["input"]))}
 
     def check(self, update: Update) -> None:
         _, spread = update.vectors[INPUTS].chunk(2)

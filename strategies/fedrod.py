@@ -31,7 +31,7 @@ from models.training import feature_gradient
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_PARTS, OWN_RATE
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL, Array, ClientState
+from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
 
 
@@ -69,14 +69,14 @@ class FedRoDClient(SiloClient):
     settings: RodSettings
 
     def receive(self) -> Tensor:
-        return self.predictor(self.models[GLOBAL].vector)
+        return self.predictor(self.shared_model)
 
     def first_model(self) -> Tensor:
         return self.predictor(self.silo.initial(""))
 
     def local_update(self) -> list[Tensor]:
         model, s = self.model, self.settings
-        model.load(self.models[GLOBAL].vector)
+        model.load(self.shared_model)
         own, own_step = self.head().clone(), self.optimizer("personal")
         counts = members(self.silo.train.y, model.layout.classes).sum(0)
         offset = (
@@ -126,7 +126,7 @@ class FedRoDClient(SiloClient):
 
     def newcomer(self) -> Tensor:
         """Return the model with the generic head alone, which the paper uses for unseen silos."""
-        return self.models[GLOBAL].vector
+        return self.shared_model
 
     def personalise(self) -> Tensor:
         """Train P, which starts at 0: its gradient equals the gradient with respect to G + P."""

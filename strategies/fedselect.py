@@ -24,7 +24,7 @@ share is 82.2 %. The optimiser starts anew in each pass, and there is no weight 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -152,18 +152,15 @@ class FedSelect(PersonalizedStrategy):
     Settings = SelectSettings
     settings: SelectSettings
 
-    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+    def check_fit(self) -> None:
         if self.common.weight_decay:
             raise UserError(
                 f"weight-decay = {self.common.weight_decay:g}: fedselect holds single weights fixed, which it would "
                 "move; set weight-decay = 0"
             )
-        super().start_state(initial)
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        if name == "critical":
-            return -(-self.layout.size // 8)
-        return super().upload_size(name, silo)
+    def sizes(self, silo: str) -> dict[str, int]:
+        return {"critical": -(-self.layout.size // 8)}
 
     check = check_bits
 

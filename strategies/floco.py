@@ -173,7 +173,6 @@ class Floco(PartialStrategy):
         sums="samples",
         sums_at={"tau": (0,)},
         ala=False,
-        trainer=False,
         not_trainer="its last layer is another one for each batch",
     )
     client = FlocoClient

@@ -36,7 +36,7 @@ from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload, Update
+from strategies.base.transport.payload import Payload, Update
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,7 @@ class IFCA(PersonalizedStrategy):
 
     def payload(self, silo: str) -> Payload:
         names = cluster_names(self.settings.clusters)
-        before = self.round - 1
-        return Payload({name: Model(self.state.arrays[name], round=before) for name in names})
+        return self.pack({name: self.state.arrays[name] for name in names})
 
     def check(self, update: Update) -> None:
         found = update.numbers.get("cluster")
@@ -138,5 +137,4 @@ class IFCA(PersonalizedStrategy):
         for j, name in enumerate(names):
             own = [u for u in updates if u.numbers["cluster"] == j]
             if len(own) >= least:
-                mean = self.mean((u.vector for u in own), self.weights(own))
-                self.state.arrays[name] = mean
+                self.state.arrays[name] = self.average(own)

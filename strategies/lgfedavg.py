@@ -27,12 +27,12 @@ from flwr.common import log
 from torch import Tensor
 
 from models.flat import gather, scatter
-from models.layout import Layout
+from models.layout import Layout, size_of
 from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Item, ServerState
-from strategies.base.transport.payload import Model, Payload, Update, silos_of
+from strategies.base.transport.payload import Payload, Update, silos_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class LGFedAvgClient(PartialClient):
         return split_parts(layout, [b.name for b in layout.blocks[:count]])
 
     def receive(self) -> Tensor:
-        received = self.models[GLOBAL].vector
+        received = self.shared_model
         if len(received) < self.model.layout.size:
             return super().receive()
         self.shared, self.private = self.parts()
@@ -79,7 +79,6 @@ class LGFedAvg(PartialStrategy):
         note="with `lg-fedavg.pretrain` the first rounds send the whole model",
         reports="received",
         not_lossy=OTHER_LAYERS,
-        lossy=False,
     )
     client = LGFedAvgClient
     state_type = LgServerState
@@ -98,10 +97,8 @@ class LGFedAvg(PartialStrategy):
         self.state.model = initial("")  # whole: a silo that comes later starts from its v
         self.state.own = []
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        if name == "shared":
-            return sum(part.stop - part.start for part in self.shared_parts())
-        return super().upload_size(name, silo)
+    def sizes(self, silo: str) -> dict[str, int]:
+        return {"shared": size_of(self.shared_parts())}
 
     def begin_round(self) -> None:
         self._shared = gather(self.state.model, self.shared_parts())
@@ -109,15 +106,14 @@ class LGFedAvg(PartialStrategy):
     def payload(self, silo: str) -> Payload:
         whole = self.settings.pretrain and silo not in self.state.own
         vector = self.state.model if whole else self._shared
-        return Payload({GLOBAL: Model(vector, round=self.round - 1)})
+        return self.pack({GLOBAL: vector})
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         return self._shared if name == "shared" else super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         state, pretrain = self.state, self.settings.pretrain
-        mean = self.mean((u.vector for u in updates), self.weights(updates))
-        state.model = scatter(state.model, self.shared_parts(), mean)
+        state.model = scatter(state.model, self.shared_parts(), self.average(updates))
         if self.round > pretrain > 0:
             state.own = sorted({*state.own, *silos_of(updates)})
         if self.round == pretrain and state.buffers is not None:

@@ -37,7 +37,7 @@ from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, OWN_COPY, OWN_LOSS
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL, Array, ClientState, Item
+from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
 
@@ -102,14 +102,14 @@ class LgMixClient(SiloClient):
     settings: LgMixSettings
 
     def receive(self) -> Tensor:
-        state, w = self.state, self.models[GLOBAL].vector
+        state, w = self.state, self.shared_model
         if state.mixed is None or state.change is None or state.last is None:
             return w
         c = self.settings.ratio if self.settings.ratio >= 0 else state.ratio
         return state.mixed + (1 - c) * (w - state.last) + c * state.change
 
     def local_update(self) -> list[Tensor]:
-        state, w = self.state, self.models[GLOBAL].vector
+        state, w = self.state, self.shared_model
         self.own_spread, self.shared_spread = Spread(), Spread()
         self.shared = self.model.layout.unflatten(w, self.received_buffers)
         self.train()
@@ -152,24 +152,16 @@ class LgMix(PersonalizedStrategy):
         note="what is sent is its last step",
         keeps=("its own model before its last step",),
         reports="received",
-        lossy=False,
         not_lossy=LOCAL_SUMS,
         sums="samples",
         ala=False,
         plain_loss=False,
         buffers="local",
-        dp="",
         not_dp="its own model, from which it trains, depends on its features without noise",
-        trainer=False,
         not_trainer=OWN_LOSS,
     )
     client = LgMixClient
     Settings = LgMixSettings
 
-    def centre(self, name: str, update: Update) -> Tensor | None:
-        return None if name == "change" else super().centre(name, update)
-
     def aggregate(self, updates: Sequence[Update]) -> None:
-        self.state.model = self.state.model + self.mean(
-            (u.vector for u in updates), self.weights(updates)
-        )
+        self.state.model = self.state.model + self.average(updates)

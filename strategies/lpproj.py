@@ -34,7 +34,6 @@ from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, setting
-from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
 
@@ -84,7 +83,7 @@ class LpProjClient(SiloClient):
         return []
 
     def local_update(self) -> list[Tensor]:
-        s, w, theta = self.settings, self.models[GLOBAL].vector, self.model.vector
+        s, w, theta = self.settings, self.shared_model, self.model.vector
         matrix = projection(
             self.common.seed, s.projection, s.dimension, len(theta), theta.device
         )
@@ -105,7 +104,7 @@ class LpProjClient(SiloClient):
 
     def personalise(self) -> Tensor:
         """Train θ, with w as received."""
-        s, w, theta = self.settings, self.models[GLOBAL].vector, self.model.vector
+        s, w, theta = self.settings, self.shared_model, self.model.vector
         matrix = projection(
             self.common.seed, s.projection, s.dimension, len(theta), theta.device
         )
@@ -161,10 +160,8 @@ class LpProj(PersonalizedStrategy):
             )
         self.state.model = torch.zeros(self.settings.dimension)
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        return (
-            self.settings.dimension if name == "projection" else super().upload_size(name, silo)
-        )
+    def sizes(self, silo: str) -> dict[str, int]:
+        return {"projection": self.settings.dimension}
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         w, beta = self.state.model, self.settings.beta

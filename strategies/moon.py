@@ -89,7 +89,6 @@ class Moon(PersonalizedStrategy):
         keeps=("its last model",),
         lossy=True,
         plain_loss=False,
-        trainer=False,
         not_trainer=OWN_LOSS,
     )
     client = MoonClient

@@ -23,7 +23,6 @@ not specify the evaluated snapshot either: here it is the trained model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,7 +41,6 @@ from strategies.base.partial import (
     split_parts,
 )
 from strategies.base.settings import setting
-from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 
 
@@ -72,7 +70,7 @@ class PartialFedClient(PartialClient):
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
-        received = self.models[GLOBAL].vector
+        received = self.shared_model
         if self.state.personal is None:
             return received
         if self.shares_buffers and self.state.personal_buffers is not None:
@@ -95,11 +93,9 @@ class PartialFed(PersonalizedStrategy):
         sums="samples",
         newcomer="layers",
         not_lossy=OWN_START,
-        lossy=False,
     )
     client: ClassVar[type[PartialFedClient]] = PartialFedClient
     Settings = PartialFedSettings
 
-    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+    def check_fit(self) -> None:
         self.client.split(self.layout, self.settings, self.round, self.state.numbers)
-        super().start_state(initial)

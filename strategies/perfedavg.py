@@ -117,7 +117,6 @@ class PerFedAvg(PersonalizedStrategy):
         own_model="kept",
         sums="weighting",
         note="the own model is one step from what the server sent",
-        trainer=False,
         not_trainer=OWN_STEPS,
         not_block_rates=OWN_RATE,
     )

@@ -46,7 +46,7 @@ from strategies.base.info import OWN_PARTS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, RequiredArray, ServerState
-from strategies.base.transport.payload import Model, Payload, Update
+from strategies.base.transport.payload import Payload, Update
 
 GAUSSIANS = "gaussians"
 MOST_FEATURES = 1024  # whose covariance travels
@@ -285,14 +285,10 @@ class PFedFDA(PartialStrategy):
         self.state.gaussians = first_gaussians(self.layout, self.common.seed)
 
     def payload(self, silo: str) -> Payload:
-        before, state = self.round - 1, self.state
-        models = {GLOBAL: Model(state.model, round=before)}
-        return Payload({**models, GAUSSIANS: Model(state.gaussians, round=before)})
+        return self.pack({GLOBAL: self.state.model, GAUSSIANS: self.state.gaussians})
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        return (
-            packed_size(self.layout) if name == GAUSSIANS else super().upload_size(name, silo)
-        )
+    def sizes(self, silo: str) -> dict[str, int]:
+        return {**super().sizes(silo), GAUSSIANS: packed_size(self.layout)}
 
     def check(self, update: Update) -> None:
         sent = update.vectors.get(GAUSSIANS)

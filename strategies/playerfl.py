@@ -188,10 +188,9 @@ class PLayerFL(PartialStrategy):
     def payload(self, silo: str) -> Payload:
         return Payload(super().payload(silo).models, {"cut": self.state.cut})
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        if name == "sensitivity":
-            return COUNT * len(self.layout.blocks) * (self.state.cut < 0)
-        return super().upload_size(name, silo)
+    def sizes(self, silo: str) -> dict[str, int]:
+        size = COUNT * len(self.layout.blocks) * (self.state.cut < 0)
+        return {**super().sizes(silo), "sensitivity": size}
 
     def check(self, update: Update) -> None:
         if self.state.cut >= 0 or self.common.secure_aggregation:

@@ -127,7 +127,7 @@ class Scaffold(PersonalizedStrategy):
     state: ScaffoldServerState
     settings: ScaffoldSettings
 
-    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+    def check_fit(self) -> None:
         c = self.common
         plain = (c.optimizer, c.momentum, c.warmup_batches, c.wire_dtype) == (
             "sgd",
@@ -141,6 +141,8 @@ class Scaffold(PersonalizedStrategy):
                 "optimizer = sgd, momentum = 0, warmup-batches = 0, wire-dtype = float32, ala = false and "
                 "scaffold.option = II"
             )
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
         super().start_state(initial)
         self.state.control = torch.zeros_like(self.state.model)
 

@@ -84,9 +84,14 @@ class SiloClient(TrainingLoop, NumPyClient):
         # The start of this round, not to be written to.
         self.received = self.received_buffers = self.received_integers = torch.empty(0)
 
+    @property
+    def shared_model(self) -> Tensor:
+        """The vector that the server sent as the shared model; read-only."""
+        return self.models[GLOBAL].vector
+
     def receive(self) -> Tensor:
         """Return the model (Σ,) that this silo starts the round from; it is evaluated as ``received``."""
-        return self.models[GLOBAL].vector
+        return self.shared_model
 
     def first_model(self) -> Tensor:
         """Return what :meth:`receive` returns in round 1 if the server sends the seed's models (Σ,); read-only."""
@@ -137,7 +142,7 @@ class SiloClient(TrainingLoop, NumPyClient):
     def first(self) -> Tensor:
         """Return the model (Σ,) before the silo's first round: the initial one, or for a late joiner its copy."""
         copies = self.late and self.info.newcomer in ("model", "copy") and GLOBAL in self.models
-        return self.models[GLOBAL].vector if copies else self.silo.initial("")
+        return self.shared_model if copies else self.silo.initial("")
 
     def untrained_model(self) -> tuple[Tensor, Tensor] | None:
         """Return the silo's own model (Σ,) and running statistics before its first training; None afterwards."""

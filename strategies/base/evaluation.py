@@ -96,7 +96,7 @@ class EvaluateClient(SiloClient):
 
     def receive(self) -> Tensor:
         """Return the round's model; raise UserError if it is not the one in the run's settings."""
-        vector = self.models[GLOBAL].vector
+        vector = self.shared_model
         buffers = self.models[BUFFERS].vector if BUFFERS in self.models else None
         entries = self.settings.entries
         name, digest, _ = (

@@ -134,6 +134,12 @@ class MethodInfo:
     # epoch. ``TERM if KEY`` or ``TERM if KEY = VALUE``: only if that setting is not 0, or has that value.
     dp_epochs: tuple[str, ...] = ("local-epochs",)
 
+    def __post_init__(self) -> None:
+        # A reason why not stands above what a preset declares
+        for capability, reason, lacking in ABSENT:
+            if getattr(self, reason) != getattr(type(self), reason):
+                object.__setattr__(self, capability, lacking)
+
     @property
     def trains(self) -> bool:
         """Return whether it is a method, not the evaluation of given models or a survey of the data."""
@@ -143,6 +149,14 @@ class MethodInfo:
     def reports_shared(self) -> bool:
         """Return whether the report shows the score of the one model that all silos share."""
         return self.one_model and self.reports == "received"
+
+
+# Capabilities, the reasons why a method lacks one, and what it then declares
+ABSENT: tuple[tuple[str, str, object], ...] = (
+    ("dp", "not_dp", ""),
+    ("lossy", "not_lossy", False),
+    ("trainer", "not_trainer", False),
+)
 
 
 # Presets: what most methods of a kind declare. A method states its difference; one that declares little starts from

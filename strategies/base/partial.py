@@ -19,7 +19,6 @@ from models.layout import Layout
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.settings import Value, setting
-from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 
 # The settings with which no block is personal: a silo then sends the whole model.
@@ -120,7 +119,7 @@ class PartialClient(SiloClient):
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
-        return self.place_own(scatter(self.own(), self.shared, self.models[GLOBAL].vector))
+        return self.place_own(scatter(self.own(), self.shared, self.shared_model))
 
     def first_model(self) -> Tensor:
         # A copy, so that what the received model set stays
@@ -166,5 +165,5 @@ class PartialStrategy(PersonalizedStrategy):
     def shared_buffers(self) -> tuple[slice, ...]:
         return self.layout.buffer_parts(self.shared_parts())
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        return len(self.state.model) if name == "shared" else super().upload_size(name, silo)
+    def sizes(self, silo: str) -> Mapping[str, int]:
+        return {"shared": len(self.state.model)}

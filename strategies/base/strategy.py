@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from models.layout import Layout
+from models.layout import Layout, size_of
 from models.training import generator
 from partitions.common.errors import RunFailedError, UserError
 from strategies.base.aggregation.secure import SHARE, mean_of, weights_of, with_sum
@@ -92,6 +92,9 @@ class PersonalizedStrategy(Strategy):
         self.state, self.plan = self.state_type(), RoundPlan(last=common.rounds)
         self.start_round(0)
 
+    def check_fit(self) -> None:
+        """Raise UserError if the run's settings or its network do not fit the method."""
+
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         """Set ``self.state`` before the first round; ``initial(purpose)`` is a seeded initial model (Σ,)."""
         self.state.model = initial("")
@@ -107,7 +110,11 @@ class PersonalizedStrategy(Strategy):
 
     def payload(self, silo: str) -> Payload:
         """Return the payload of this silo in round ``self.round``."""
-        return Payload({GLOBAL: Model(self.state.model, round=self.round - 1)})
+        return self.pack({GLOBAL: self.state.model})
+
+    def pack(self, vectors: Mapping[str, Tensor]) -> Payload:
+        """Return a payload of these vectors by name, as of the round before."""
+        return Payload({k: Model(v, round=self.round - 1) for k, v in vectors.items()})
 
     def check(self, update: Update) -> None:
         """Raise DataError, with one line, if a silo's numbers are not valid for :meth:`aggregate`.
@@ -117,7 +124,7 @@ class PersonalizedStrategy(Strategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         """Change ``self.state`` by the updates of round ``self.round`` (at least one, sorted by silo name)."""
-        self.state.model = self.mean((u.vector for u in updates), self.weights(updates))
+        self.state.model = self.average(updates)
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         """Return the point that a silo's vector is a step from: by default what was sent, else its own last model.
@@ -141,8 +148,12 @@ class PersonalizedStrategy(Strategy):
     def upload_size(self, name: str, silo: str = "") -> int:
         """Return the length that the uploaded vector of this name must have, in this round and from this silo."""
         if name == BUFFERS:
-            return sum(int(part.stop - part.start) for part in self.shared_buffers())
-        return self.layout.size
+            return size_of(self.shared_buffers())
+        return self.sizes(silo).get(name, self.layout.size)
+
+    def sizes(self, silo: str) -> Mapping[str, int]:
+        """Return the lengths of uploaded vectors that are no whole model, in this round and from this silo."""
+        return {}
 
     @property
     def silos(self) -> Mapping[str, SiloInfo]:
@@ -164,17 +175,17 @@ class PersonalizedStrategy(Strategy):
         alike = getattr(self.settings, "average", "samples") == "silos"
         return [1 if alike else u.samples for u in updates]
 
+    def average(self, updates: Sequence[Update]) -> Tensor:
+        """Return the mean of the silos' first vectors, by :meth:`weights`."""
+        return self.mean((u.vector for u in updates), self.weights(updates))
+
     def participants(self) -> list[str]:
         """Return the silos that train in this round: a share of all, drawn by (seed, round)."""
         names = list(self.silos)
         # 0.57 of 100: 57
-        count = (
-            1
-            if self.info.pooled
-            else max(int(self.common.participation * len(names) + 1e-9), 1)
-        )
-        if count == len(names) or self.info.pooled:
-            return names[:count]
+        count = max(int(self.common.participation * len(names) + 1e-9), 1)
+        if count == len(names):
+            return names
         rng = generator(self.common.seed, "participants", self.round)
         return sorted(
             names[i] for i in torch.randperm(len(names), generator=rng)[:count].tolist()
@@ -183,6 +194,7 @@ class PersonalizedStrategy(Strategy):
     def initialise(self, plan: RoundPlan, initial: Callable[[str], Tensor]) -> None:
         """Set the participating silos and the state for round 1."""
         self.plan, self.state, self.initial = plan, self.state_type(), initial
+        self.check_fit()
         self.start_state(initial)
 
     def follow(self, plan: RoundPlan) -> None:
@@ -290,14 +302,8 @@ class PersonalizedStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        log(
-            INFO,
-            "%s (%s), %d silos, settings %s",
-            self.info.name,
-            self.info.paper,
-            len(self.silos),
-            self.settings,
-        )
+        what = f"{self.info.name} ({self.info.paper}), {len(self.silos)} silos"
+        log(INFO, "%s, settings %s", what, self.settings)
 
     @property
     def shares_buffers(self) -> bool:
@@ -329,17 +335,11 @@ class PersonalizedStrategy(Strategy):
             found = base_of(self.sent.get(silo, {}), name, self.upload_size(name, silo))
             return None if found is None else self.wire.arrives(found)
 
-        numbers, size = self.info.sends_numbers, self.upload_size
-        names = self.upload_names()
+        info, size, names = self.info, self.upload_size, self.upload_names()
         secure = self.common.secure_aggregation and bool(names)
+        wanted, numbers = () if secure else names, info.sends_numbers
         expected = ExpectedReply(
-            self.info.name,
-            self.round,
-            self.samples,
-            () if secure else names,
-            size,
-            numbers,
-            base,
+            info.name, self.round, self.samples, wanted, size, numbers, base
         )
         update = read_update(reply, silo, expected)
         if secure:
@@ -374,8 +374,8 @@ class PersonalizedStrategy(Strategy):
         payload = self.payload(silo)
         if self.state.buffers is None or not self.info.uploads:
             return payload
-        buffers = Model(self.state.buffers, round=self.round - 1)
-        return Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
+        buffers = self.pack({BUFFERS: self.state.buffers}).models
+        return Payload({**payload.models, **buffers}, payload.numbers)
 
     def _message(self, silo: str, kind: str, config: ConfigRecord, **flags: Number) -> Message:
         payload, values = self.full_payload(silo), cast(dict[str, Number], dict(config))
