@@ -594,6 +594,8 @@ def test_thirteen_silos_train_fedala(
     assert f"/fedala-42/{THIRTEENTH}/" in clinic.inside(
         "find", "/state", "-name", "*.safetensors"
     )
+    clinic.set("SILOFL_VIA", "")
+    clinic.up("--force-recreate")
 
 
 def test_a_bundle_that_is_used_twice_at_once_says_so(clinic: Clinic) -> None:
