@@ -168,8 +168,13 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace, folder: Path, directory: Path) -> None:
-    rounds = {"rounds": given.rounds, "batch-size": 16, "local-steps": 1, "learning-rate": 1e-3}
-    small = "fasttext" if given.network == "bert" else "small-cnn"
+    rounds = {
+        "rounds": given.rounds,
+        "batch-size": 16,
+        "local-epochs": 1,
+        "learning-rate": 1e-3,
+    }
+    small = "fasttext" if given.network == "bert" else "resnet8"
     rows = []
     for strategy in given.strategies.split(","):
         of = {**rounds, "strategy": strategy}
@@ -183,6 +188,7 @@ def measure(given: argparse.Namespace, folder: Path, directory: Path) -> None:
         rows.append(
             [strategy, *(f"{part / size:.1f}" for part in (*parts, each)), f"{size / 1e6:.0f}"]
         )
+        print(*rows[-1], flush=True)
     print(table(rows, ["strategy", *roles, "a silo, all at once", "model, MB"]))
 
 
