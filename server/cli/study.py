@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -22,17 +23,17 @@ def new(args: argparse.Namespace) -> None:
     from partitions.common.files import write_atomically
     from partitions.schema import NO_SCHEMA, load_schema
     from server.deploy.federation import read_federation
-    from server.deploy.study_draft import app_sums, draft, known_peers
+    from server.deploy.study_draft import app_sums, draft, known_datasets, known_peers
 
     if args.file.exists() and not args.overwrite:
         raise UserError(f"{args.file} is there already: --overwrite replaces it")
     values, own, schema, held_out = run_values(args), {}, NO_SCHEMA, args.held_out
-    peers = dict[str, str]()
+    peers, datasets = dict[str, str](), dict[str, str]()
     # Its runs have the settings, the schema and the roles that the file states
     if args.federation.is_file():
         federation = read_federation(args.federation, check_data=False)
         own, schema = federation.settings, federation.schema
-        peers = known_peers(federation)
+        peers, datasets = known_peers(federation), known_datasets(federation)
         held_out = held_out or federation.held_out(values.get("strategy"))
     schema = load_schema(args.schema) if args.schema else schema
     texts = {key: getattr(args, key) for key in TEXTS}
@@ -45,7 +46,8 @@ def new(args: argparse.Namespace) -> None:
         bytes_=args.bytes,
         schema=schema.digest if schema.content else "",
         held_out=held_out,
-        peers={**peers, **dict(map(pair, args.peer))},
+        peers=peers | pairs("--peer", args.peer),
+        datasets=datasets | pairs("--own-dataset", args.own_dataset),
     )
     write_atomically(args.file, text)
     empty = [key for key, found in texts.items() if not found]
@@ -55,12 +57,19 @@ def new(args: argparse.Namespace) -> None:
     print(args.file)
 
 
-def pair(text: str) -> tuple[str, str]:
-    """Return the silo and the fingerprint of `--peer SILO=FINGERPRINT`. Raises UserError."""
-    name, equals, own = text.partition("=")
-    if not equals:
-        raise UserError(f"--peer {text}: write SILO=SHA256:..., the fingerprint of its key")
-    return name, own
+def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """Return the values of `--peer SILO=FINGERPRINT` and `--own-dataset SILO=SHA256`, by silo. Raises UserError."""
+    found = {}
+    for text in texts:
+        name, equals, own = text.partition("=")
+        if not equals or not name:
+            raise UserError(
+                f"{option} {text}: write SILO=SHA256:..., the fingerprint of its key"
+                if option == "--peer"
+                else f"{option} {text}: write SILO=SHA256, as its check-data prints it"
+            )
+        found[name] = own
+    return found
 
 
 def check(args: argparse.Namespace) -> None:
@@ -143,6 +152,11 @@ ACTIONS = (
                 "--peer",
                 "SILO=FINGERPRINT",
                 "the key of a hospital, for secure-aggregation (default: those registered from here)",
+            ),
+            several(
+                "--own-dataset",
+                "SILO=SHA256",
+                "the source of a hospital's own data set (default: those of the federation file)",
             ),
             option(
                 "--bytes",

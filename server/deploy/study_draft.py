@@ -15,13 +15,14 @@ from jinja2 import Environment, StrictUndefined
 from client.site.study.dangers import relevant, values
 from client.site.study.protocol import FREE, STUDY, TEXTS, StudyProtocol, parse_study
 from client.site.trust.apps import build
-from client.site.trust.code import digest_of_code
+from client.site.trust.code import code_of_data, digest_of_code
 from client.site.trust.envelope import fingerprint
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
 from client.studies import corners
 from partitions.common.errors import UserError
 from partitions.common.sum_weights import groups_of
+from partitions.own.index import ENDING
 from server.deploy.credentials import Credentials
 from server.deploy.federation import Federation
 from server.deploy.local.record import remote_keys, state_root
@@ -60,6 +61,8 @@ apps = {{ apps|json }}  # builds that may be sent, by SHA-256 of what they hold
 {% endif %}
 {% if code %}trainer = {{ code|json }}  # SHA-256 of the source of {{ common.trainer }}
 {% endif %}
+{% if weights %}weights = {{ weights.sha256|json }}  # SHA-256 of the file init-weights
+{% endif %}
 {% if held_out %}held-out = {{ held_out|json }}  # evaluated, not trained on
 {% endif %}
 participants = {{ [3, common.min_silos]|max }}  # fewest hospitals that train in a round
@@ -87,7 +90,17 @@ days = {{ days }}
 {% endfor %}
 [peers]
 {% for silo, own in peers|dictsort(true) %}{{ silo }} = {{ own|json }}
+{% endfor %}{% endif %}
+{% if datasets %}
+
+# SHA-256 of the source of own data sets; the other hospitals have data files.
+[datasets]
+{% for silo, own in datasets|dictsort(true) %}{{ silo }} = {{ own|json }}
 {% endfor %}{% endif %}"""
+
+
+PLAIN = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
+PLAIN.filters["json"] = partial(json.dumps, ensure_ascii=False)
 
 
 def _bound(values: Mapping[str, object]) -> tuple[list[RunSettings], dict[str, Any]]:
@@ -117,25 +130,23 @@ def draft(
     schema: str = "",
     held_out: Sequence[str] = (),
     peers: Mapping[str, str] | None = None,
+    datasets: Mapping[str, str] | None = None,
 ) -> str:
     """Return a protocol of runs with these settings; comma-separated strategies or seeds give several runs.
 
     ``texts``: purpose, contact, results, retention; a missing one stays empty, and the protocol is then incomplete.
-    ``peers``: the fingerprint of each silo's key, for runs with secure aggregation.
-    Raises UserError for invalid settings.
+    ``peers``: the fingerprint of each silo's key, for runs with secure aggregation. ``datasets``: the SHA-256 of the
+    source of each silo's own data set. Raises UserError for invalid settings, DataError without ``init-weights``.
     """
     if values.get("strategy") == EVALUATE:
         values = _drop_division(values)
     runs, settings = _bound(values)
     common, peers = runs[0].common, peers or {}
-    today = datetime.now(UTC).date()
+    today, size = datetime.now(UTC).date(), common.secure_group
     rounds, queries = common.rounds, QUERIES
     if common.secure_aggregation:  # one message more a round, and repeats
         queries, rounds = queries + rounds + REPEATS, rounds + REPEATS // 3
-    plain = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    plain.filters["json"] = partial(json.dumps, ensure_ascii=False)
-    size = common.secure_group
-    return plain.from_string(DRAFT).render(
+    return PLAIN.from_string(DRAFT).render(
         kind=STUDY,
         name=name,
         texts=texts,
@@ -144,6 +155,7 @@ def draft(
         apps=list(apps),
         schema=schema,
         code=digest_of_code(common.trainer) if common.trainer else "",
+        weights=runs[0].part().weights,
         held_out=list(held_out),
         common=common,
         settings=settings,
@@ -155,6 +167,7 @@ def draft(
         days=DAYS,
         groups=groups_of(peers.keys() - {*held_out}, size) if size > 1 else (),
         peers=peers,
+        datasets=datasets,
     )
 
 
@@ -186,6 +199,21 @@ def known_peers(federation: Federation) -> dict[str, str]:
             found[silo.name] = fingerprint(credentials.node_public_pem(silo.name))
     for file in sorted(remote_keys(folder).glob("*.pem")):
         found[file.stem] = fingerprint(file.read_bytes())
+    return found
+
+
+def known_datasets(federation: Federation) -> dict[str, str]:
+    """Return the SHA-256 of each own data set's source that lies here. Raises UserError where one has no index."""
+    found = {}
+    for silo in federation.silos:
+        if silo.data is None:
+            continue
+        if silo.data.name.endswith(ENDING) and not silo.data.is_file():
+            raise UserError(
+                f"{silo.name}: {silo.data.name} is not there: silofl up makes it first"
+            )
+        if code := code_of_data(silo.data):
+            found[silo.name] = code
     return found
 
 

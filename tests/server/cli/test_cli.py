@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -946,3 +948,18 @@ def test_commands_around_a_federation_load_no_pytorch() -> None:
     )
     loaded = set(done.stdout.split())
     assert "server.deploy.local.parts" in loaded and "torch" not in loaded
+
+
+def test_a_draft_has_the_sums_of_weights_and_own_data_sets(tmp_path: Path) -> None:
+    weights, file = tmp_path / "w.safetensors", tmp_path / "study.toml"
+    weights.write_bytes(b"weights")
+    federation = tmp_path / "federation.yaml"
+    federation.write_text("name: ward\nsilos: [{name: north, data: {dataset: 'ward:ours'}}]\n")
+    given = f"study new {file} --name trial --sum {'a' * 64} --federation {federation}"
+    command = f"{given} --own-dataset south={'b' * 64} --set init-weights={weights}".split()
+    assert main(command) == 2  # no index yet
+    np.savez(tmp_path / "ward.ours.index.npz", code="c" * 64)
+    assert not main(command)
+    study = tomllib.loads(file.read_text())
+    assert study["weights"] == hashlib.sha256(b"weights").hexdigest()
+    assert study["datasets"] == {"north": "c" * 64, "south": "b" * 64}
