@@ -25,7 +25,7 @@ MOST_TOKENS = {
     "strategies": 83_500,
     "client": 97_500,
     "server": 124_500,
-    "tests": 634_000,
+    "tests": 635_500,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
