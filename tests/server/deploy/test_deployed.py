@@ -109,41 +109,36 @@ def test_ray_gives_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> No
     ) == own_models(tmp_path / "here")
 
 
-# Methods that send or keep more than a model
-MORE: dict[str, dict[str, Any]] = {
-    "fedem": {"fedem.components": 2},
-    "fedrdn": {},
-    "fedxgb": {"model": "trees", "trees.capacity": 60, "trees.depth": 2},
-    "floco": {"floco.corners": 2, "floco.tau": 1},
-    "knn-per": {},
-    "pfedfda": {},
+# Methods that send or keep more than a model; that of boosted trees takes tables (``test_tasks_deployed.py``)
+MORE: dict[str, Any] = {
+    **RUN,
+    "rounds": 2,
+    "strategy": "fedem,fedrdn,floco,knn-per,pfedfda",
+    "fedem.components": 2,
+    "floco.corners": 2,
+    "floco.tau": 1,
 }
-
-
-@pytest.fixture(scope="module", params=MORE)
-def more(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The settings of a run, and its rows in this process."""
-    settings = {**RUN, "rounds": 2, "strategy": request.param, **MORE[request.param]}
-    out = tmp_path_factory.mktemp("more") / "here"
-    return settings, rows(simulate({**settings, "silos": 3, "out": str(out)}, quiet=True))
+TREES = {"strategy": "fedxgb", "model": "trees", "dataset": "breast-cancer"}
 
 
 @pytest.mark.exhaustive
-def test_methods_that_keep_more_than_a_model_under_ray(
-    more: Any, ports: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize(
+    "own", [*({"strategy": name} for name in MORE["strategy"].split(",")), TREES], ids=str
+)
+def test_ray_gives_the_numbers_of_every_method(
+    own: dict[str, Any], ports: dict[str, str], tmp_path: Path
 ) -> None:
-    settings, expected = more
-    run_under_ray({**settings, "silos": 3}, tmp_path / "there", ports)
-    assert rows(tmp_path / "there") == expected
+    settings = {**MORE, **own, "silos": 3}
+    simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
+    run_under_ray(settings, tmp_path / "there", ports)
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
 @pytest.mark.exhaustive
-def test_methods_that_keep_more_than_a_model_deployed(
-    more: Any, federation: LocalFederation, tmp_path: Path
-) -> None:
-    settings, expected = more
-    submit.run({**settings, "out": str(tmp_path / "there")})
-    assert rows(tmp_path / "there") == expected
+def test_these_methods_deployed(federation: LocalFederation, tmp_path: Path) -> None:
+    submit.run({**MORE, "out": str(tmp_path / "there")})
+    simulate({**MORE, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
 @pytest.mark.exhaustive

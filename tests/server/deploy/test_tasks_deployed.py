@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hospitals import MADE, NAMES, NETWORKS, hospital_files
 from schemas import COLUMNS, LABELS, PERMUTED, save
-from tiny import PLAIN, federate
+from tiny import PLAIN, federate, random_silos
 from trio import bring_up, rows
 
 from client.site.runtime.launch import FLOWER
@@ -67,6 +67,15 @@ def test_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path, task
     run |= {"normalization": "silo", "min-metric-samples": 0}
     if task in ("segmentation", "balls"):  # masks move with their pictures
         run["augment"] = "flip,rotate:20"
+    submit.run({**run, "out": str(tmp_path / "there")})
+    federate(files, policy="public", directory=tmp_path / "here", **run)
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+
+
+@pytest.mark.exhaustive
+def test_trees_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path) -> None:
+    files = random_silos(folder, dict.fromkeys(NAMES, 30))
+    run = {**PLAIN, "strategy": "fedxgb", "model": "trees", "rounds": 2}
     submit.run({**run, "out": str(tmp_path / "there")})
     federate(files, policy="public", directory=tmp_path / "here", **run)
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
