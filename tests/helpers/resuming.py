@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,10 @@ def assert_resumes(files: Files, folder: Path, last: int, **options: Any) -> Run
     resumed = federate(files, directory=directories[1], resume=True, **options)
     assert_equal(whole, resumed, directories)
     return whole
+
+
+def notes(directory: Path) -> list[str]:
+    events = [
+        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
+    ]
+    return [event["message"] for event in events if event["event"] == "note"]

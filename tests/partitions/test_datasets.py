@@ -37,11 +37,7 @@ def needs(folder: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(autouse=True)
-def _own_places(tmp_path, monkeypatch):
-    """No cache, no home and no SILOFL_DATA but those of the test; downloads are refused at once."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("SILOFL_DATA", raising=False)
+def _no_downloads(own_places, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", offline)
 
 

@@ -20,12 +20,7 @@ SETS = {name: own for name, own in DATASETS.items() if own.load.startswith("medm
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 
-@pytest.fixture(autouse=True)
-def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cache, no home and no SILOFL_DATA but those of the test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("SILOFL_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("own_places")
 
 
 def test_medmnist_table_is_medmnists_own():

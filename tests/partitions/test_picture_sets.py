@@ -14,11 +14,7 @@ from partitions.datasets import pictures
 from partitions.datasets.registry import _load, load_dataset
 from partitions.schemes.registry import partition
 
-
-@pytest.fixture(autouse=True)
-def own_places(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("SILOFL_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("own_places")
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:

@@ -14,11 +14,7 @@ from partitions.datasets.registry import DATASETS, _load, load_dataset
 from partitions.schemes.registry import partition
 from partitions.splits import take
 
-
-@pytest.fixture(autouse=True)
-def own_places(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("SILOFL_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("own_places")
 
 
 # KU-HAR

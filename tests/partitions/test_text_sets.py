@@ -35,10 +35,7 @@ def said(monkeypatch):
     return handler.lines
 
 
-@pytest.fixture(autouse=True)
-def own_places(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("SILOFL_DATA", raising=False)
+pytestmark = pytest.mark.usefixtures("own_places")
 
 
 def write_csv(path: Path, rows: list[list[str]]) -> Path:

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.config import parse_config_args
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from superlink import SuperLink, superlink
+from tiny import write_silo
 
 from client.policies import policy_at
 from client.site.node import Site, read_variables
@@ -644,12 +645,6 @@ def ours():
 """
 
 
-def write_data(path: Path) -> Path:
-    x = np.zeros((20, 3), np.float32)
-    np.savez(path, x_train=x, y_train=np.arange(20) % 2, x_test=x[:4], y_test=np.arange(4) % 2)
-    return path
-
-
 def join(bundle_file: Path, data: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
@@ -682,7 +677,7 @@ def test_join_and_leave_without_docker(
 
     `silofl policy` then prints the policy that it joined with. The data of the second case are a data set of one's own.
     """
-    data = write_data(tmp_path / "data.npz")
+    data = write_silo(tmp_path / "data.npz", np.zeros((20, 3)), [0, 1] * 10)
     if not own:
         Path("ward_joins.py").write_text(OWN_DATA)
         data = Path("ward_joins:ours")
@@ -734,7 +729,7 @@ def test_a_bundle_of_a_removed_silo_is_refused_at_once(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    data = write_data(tmp_path / "data.npz")
+    data = write_silo(tmp_path / "data.npz", np.zeros((20, 3)), [0, 1] * 10)
     assert main(["add-silo", "gone"]) == 0 and main(["remove-silo", "gone"]) == 0
     capsys.readouterr()
     assert main(["join", "gone.tar", "--data", str(data)]) == 2

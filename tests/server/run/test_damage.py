@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from damage import damaged
-from resuming import Crash, assert_equal, crash_after, interrupted
+from resuming import Crash, assert_equal, crash_after, interrupted, notes
 from tiny import Files, comparable, federate, simulated
 
 import server.run.checkpoints
@@ -18,13 +17,6 @@ from server.results.checkpoint import BEFORE, NEWEST
 from server.results.history import History
 
 OPTIONS: dict[str, Any] = {"strategy": "apple", "rounds": 4, "learning_rate": 0.3}
-
-
-def notes(directory: Path) -> list[str]:
-    events = [
-        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
-    ]
-    return [event["message"] for event in events if event["event"] == "note"]
 
 
 def files_of(folder: Path) -> dict[Path, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from damage import flip
 from flwr.app import Context, Error, Message
-from resuming import Crash, crash_after
+from resuming import Crash, crash_after, notes
 from tiny import Files, TinyGrid, comparable, federate, round_of, simulated
 
 import client.exchange.answer
@@ -34,13 +33,6 @@ KEY = "checkpoint/apple-7"
 
 def rows(directory: Path) -> list[list[str]]:
     return comparable(History(directory / "history.csv").rows)
-
-
-def notes(directory: Path) -> list[str]:
-    events = [
-        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
-    ]
-    return [event["message"] for event in events if event["event"] == "note"]
 
 
 def state(directory: Path, silo: int, number: int) -> Path:
