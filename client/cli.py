@@ -68,6 +68,7 @@ def join(args: argparse.Namespace) -> int:
         signed_by=args.signed_by,
         allow_older=args.allow_older,
         via=link_asked(args),
+        slurm=args.slurm,
         echo=lambda line: print(line, flush=True),
     )
 
@@ -115,7 +116,7 @@ def audit(args: argparse.Namespace) -> None:
         raise UserError(f"the audit log is not whole, {len(faults)} faults: {faults[0]}")
 
 
-VIA = (
+AT_SITE = (
     option(
         "--via",
         "URL",
@@ -127,6 +128,12 @@ VIA = (
         "FILE",
         "CA certificates to trust on the way to it, besides this system's",
         type=Path,
+    ),
+    option(
+        "--slurm",
+        "PARTITION|OPTIONS",
+        "train in jobs of Slurm: a partition, or options of sbatch in quotes (default: here)",
+        default="",
     ),
 )
 SIGNED_BY = (
@@ -218,11 +225,12 @@ COMMANDS = (
                 "this hospital's policy.toml (default: the bundle's)",
                 type=Path,
             ),
-            *VIA,
+            *AT_SITE,
             *SIGNED_BY,
         ),
         examples=(
             "silofl join north.tar --data ours.npz --policy policy.toml",
+            "silofl join north.tar --data ours.npz --device cuda:0 --slurm '-p gpu --gres=gpu:1 --mem=16G'",
             "silofl join north.tar --data ours.npz --via https://fl.example.org/link",
         ),
         description="Check data, address, certificate and key, then take part until Ctrl-C. In containers: "

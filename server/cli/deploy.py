@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from client.cli import VIA
+from client.cli import AT_SITE
 from client.commands.table import Command, flag, option
 from partitions.common.errors import UserError
 from server.cli.options import CONNECTION, FEDERATION, FEDERATION_FILE, FILE, SIGN_WITH
@@ -247,7 +247,7 @@ def site_doctor(
             site = replace(site, data=data, policy=policy)
             asked = via(site) if via else Link.of_container(site, os.environ)
             with asked or nullcontext() as link:
-                return site.name, site_checks(site, link)
+                return site.name, site_checks(site, link, args.slurm)
         files = read_bundle(args.what)
         site = site_of(files, Path())
         check_key(files, site)
@@ -260,7 +260,7 @@ def site_doctor(
         data = as_file(data, folder, echo) if data else None
         site = site_of(files, folder, data, policy=args.policy)
         with via(site) if via else nullcontext() as link:
-            return site.name, site_checks(site, link)
+            return site.name, site_checks(site, link, args.slurm)
 
 
 OPERATOR = (FEDERATION_FILE, CONNECTION)
@@ -381,7 +381,7 @@ COMMANDS = (
             option(
                 "--policy", "FILE", "the site's policy.toml (default: the bundle's)", type=Path
             ),
-            *VIA,
+            *AT_SITE,
             flag("--json", "as a JSON list of {check, ok, detail, fix}"),
             CONNECTION,
         ),

@@ -83,6 +83,7 @@ class Collector:
             before_pull=self.clock.check,
             on_disconnect=self._note_disconnected,
             on_transfer=self._report_transfer,
+            on_queue=self._note_queued,
             on_reply=self._report_reply,
         )
         asked = {message.metadata.dst_node_id: message for message in messages}
@@ -136,6 +137,9 @@ class Collector:
     def _report_transfer(self, line: str, nodes: Collection[int]) -> None:
         names = sorted(map(self.registration.name_of, nodes))
         self.reporter.transfer(f"{line}; waits for {', '.join(names)}" if names else line)
+
+    def _note_queued(self, node: int) -> None:
+        self.reporter.note(f"{self.registration.name_of(node)} is queued at its site")
 
     def _report_reply(self, node: int, seconds: float) -> None:
         if hasattr(self.grid, "seconds"):  # silos of this process compute one after the other

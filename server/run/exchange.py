@@ -3,8 +3,8 @@
 A silo may be slow, or disconnect while the others wait. Flower notices a disconnected silo after two missed heartbeats
 (`client/site/runtime/supernode.py`), and its work on the message is lost. Such a silo is treated as silent at once, or
 receives its message again when it is back online (``lost-silo``). After the quorum and half of the silos have answered,
-the others' time limit is a multiple of the median time so far (``straggler-factor``). The time of long transfers
-(``client/site/runtime/transfers.py``) is not included.
+the others' time limit is a multiple of the median time so far (``straggler-factor``). The time of long transfers and in
+a site's queue (``client/site/runtime/transfers.py``) is not included.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from client.site.runtime.transfers import (
     LONG_SECONDS,
     PATIENT_SECONDS,
     keep_pieces,
+    QUEUED_SECONDS,
     watch_pulls,
 )
 from server.run.limits import OTHER_BYTES, group_id
@@ -72,8 +73,9 @@ class Exchange:
     ``answered``: the nodes that replied in the last exchange. ``most``: the maximum size of the reply to a message, in
     bytes. ``receipts``: for the silos' audit logs. ``before_pull`` is called before each query for replies.
     ``on_disconnect`` receives a node that disconnects while its reply is awaited, possibly more than once.
-    ``on_transfer`` receives the progress of a long reply, and the nodes whose replies are awaited. ``on_reply``
-    receives a node, and the seconds that its reply took.
+    ``on_transfer`` receives the progress of a long reply, and the nodes whose replies are awaited. ``on_queue``
+    receives an awaited node whose work has come into its site's queue. ``on_reply`` receives a node, and the seconds
+    that its reply took.
     """
 
     def __init__(
@@ -87,12 +89,13 @@ class Exchange:
         before_pull: Callable[[], object] = lambda: None,
         on_disconnect: Callable[[int], object] = lambda node: None,
         on_transfer: Callable[[str, Collection[int]], object] = lambda line, nodes: None,
+        on_queue: Callable[[int], object] = lambda node: None,
         on_reply: Callable[[int, float], object] = lambda node, seconds: None,
     ) -> None:
         self.grid, self.policy, self.most = grid, policy, most
         self.receipts = receipts or Receipts()
         self.before_pull, self.on_disconnect = before_pull, on_disconnect
-        self.on_transfer, self.on_reply = on_transfer, on_reply
+        self.on_transfer, self.on_queue, self.on_reply = on_transfer, on_queue, on_reply
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
         self.waiting: set[str] = set()  # ids of those that may still be answered
         self.lost: dict[int, Message] = {}  # node -> the error that stands for its lost reply
@@ -102,8 +105,12 @@ class Exchange:
         self.resent: set[int] = set()  # the nodes that were sent their message twice
         # The nodes that were online and, at the last query, were not
         self.offline: set[int] = set()
-        self.busy: set[int] = set()  # the nodes that were in a long transfer at the last query
-        self.moving: dict[int, float] = {}  # seconds that nodes were in long transfers
+        # The nodes that were in a long transfer, or in a queue, at the last query
+        self.busy: set[int] = set()
+        self.queued: set[int] = set()
+        self.moving: dict[
+            int, float
+        ] = {}  # seconds that nodes were in long transfers or queues
         self.seen = time.monotonic()  # the time of the last query
         self.limit = policy.timeout  # seconds after which the exchange ends
 
@@ -178,7 +185,7 @@ class Exchange:
         return bool(self.waiting or (self.policy.resend and self.lost))
 
     def _longest_move(self) -> float:
-        """Return the longest time that an awaited node spent in long transfers; it extends the limit."""
+        """Return the longest time that an awaited node spent in transfers and queues; it extends the limit."""
         return max(
             (self.moving.get(self.sent[n].metadata.dst_node_id, 0.0) for n in self.waiting),
             default=0.0,
@@ -216,9 +223,15 @@ class Exchange:
         return {name for name in self.waiting if self.sent[name].metadata.dst_node_id == node}
 
     def _activations(self) -> dict[int, str]:
-        """Return the nodes that are online with their activation times; update the times in long transfers."""
+        """Return the nodes that are online with their activation times; update the times in transfers and queues."""
         nodes = list(self.grid.get_nodes())
+        queued = {node.node_id for node in nodes if node.heartbeat_interval == QUEUED_SECONDS}
         busy = {node.node_id for node in nodes if node.heartbeat_interval == PATIENT_SECONDS}
+        busy |= queued
+        awaited = {self.sent[name].metadata.dst_node_id for name in self.waiting}
+        for node in sorted((queued - self.queued) & awaited):
+            self.on_queue(node)
+        self.queued = queued & awaited
         since, self.seen = self.seen, time.monotonic()
         for node in busy:
             self.moving[node] = self.moving.get(node, 0.0) + (

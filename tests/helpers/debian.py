@@ -12,6 +12,10 @@ FOLDER = Path("/var/cache/silofl-tests/debian")
 PACKAGES = {
     "nginx": ("nginx", "libnginx-mod-stream"),
     "haproxy": ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1"),
+    "slurm": (
+        *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins"),
+        *("munge", "libmunge2", "libhwloc15", "liblua5.1-0"),
+    ),
     "squid": ("squid-openssl", "squid-common", "squid-langpack", "libecap3", "libltdl7"),
 }
 

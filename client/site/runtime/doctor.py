@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from client.site.node import FIRST_GPU, Site, gpu_environment
 from client.site.runtime.connection import connection_checks
+from client.site.runtime.slurm import refusal_of
 from client.site.study.approvals import REQUIRED, list_approved
 from client.site.trust.pins import read_pins
 from client.site.trust.policy import read_policy
@@ -32,14 +34,17 @@ class Via(Protocol):
         """Check that the link carries this silo to its server."""
 
 
-def site_checks(site: Site, link: Via | None = None) -> list[Check]:
-    """Run all checks of a site, in the best order for fixing them; the last ones over the link, if it has one."""
+def site_checks(site: Site, link: Via | None = None, slurm: str = "") -> list[Check]:
+    """Run all checks of a site, in the best order for fixing them; the last ones over the link, if it has one.
+
+    ``slurm``: options of sbatch, if the app runs in jobs; a device is theirs then.
+    """
     checks = [link.check()] if link else []
     checks += [
         version_check(site),
         *data_checks(site.data, site.schema),
         *state_checks(site.state),
-        device_check(site),
+        slurm_check(slurm) if slurm else device_check(site),
     ]
     checks += pin_checks(site.allowed_apps)
     checks.append(policy_check(site.policy))
@@ -183,6 +188,20 @@ def device_check(site: Site) -> Check:
         detail = f"PyTorch sees {count} GPUs"
         fix = "nvidia-smi must list it; a container needs the NVIDIA container toolkit and a device reservation"
     return Check("device", False, f"{device}: {detail}", f"{fix}, or set the device to cpu")
+
+
+def slurm_check(options: str) -> Check:
+    """Check that Slurm would take a job with these options."""
+    missing = [name for name in ("sbatch", "squeue", "scancel") if not shutil.which(name)]
+    if missing:
+        fix = "join from a machine that submits jobs; there may be a module to load"
+        return Check("Slurm", False, f"there is no {', '.join(missing)} here", fix)
+    try:
+        said = refusal_of(options)
+    except ValueError as error:
+        said = f"{options!r}: {error}"
+    fix = "" if not said else "mend --slurm, PARTITION or 'OPTIONS of sbatch'"
+    return Check("Slurm", not said, said or f"takes jobs with {options}", fix)
 
 
 def pin_checks(allowed_apps: str) -> list[Check]:

@@ -1,5 +1,6 @@
 """`silofl join`: run the silo of a bundle without Docker."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ from client.site.runtime.launch import (
     silo_environment,
     supernode_command,
 )
+from client.site.runtime.slurm import OPTIONS
 from client.site.runtime.supervisor import run
 from client.site.trust.bundle import (
     POLICY_ASKED,
@@ -36,12 +38,13 @@ def join(
     signed_by: str = "",
     allow_older: bool = False,
     via: Callable[[Site], AbstractContextManager[Via]] | None = None,
+    slurm: str = "",
     echo: Callable[[str], None],
 ) -> int:
     """Run the silo of a bundle in the foreground until SIGTERM or SIGINT, after checking everything.
 
     State, models and logs stay under `site_root()/NAME`. `signed_by` and `allow_older` are `by` and `allow_older` of
-    `check_signed`. `via` makes the silo's link through proxies.
+    `check_signed`. `via` makes the silo's link through proxies. `slurm`: options of sbatch, if the app runs in jobs.
 
     Raises UserError for a fault in the bundle, its signature, the data, the address, the certificate or the key, or if
     this silo already runs.
@@ -57,14 +60,19 @@ def join(
         site = site_of(files, folder, as_file(data, folder, echo), device, policy)
         asked = str(site.policy if policy else "")
         with via(site) if via else nullcontext() as link:
-            return _take_part(site, folder, link, asked, echo)
+            return _take_part(site, folder, link, asked, slurm, echo)
 
 
 def _take_part(
-    site: Site, folder: Path, link: Via | None, policy: str, echo: Callable[[str], None]
+    site: Site,
+    folder: Path,
+    link: Via | None,
+    policy: str,
+    slurm: str,
+    echo: Callable[[str], None],
 ) -> int:
     """Check everything, then run the SuperNode."""
-    checks = site_checks(site, link)
+    checks = site_checks(site, link, slurm)
     echo(table(checks))
     if fault := first_failure(checks):
         raise UserError(f"{site.name} cannot join: {one_line(fault)}")
@@ -80,6 +88,10 @@ def _take_part(
     environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
     environment |= {"SILOFL_SERVER": site.server}  # the sender in the audit log
     environment |= {**(link.environment if link else {}), **gpu_environment(site.device)}
+    environment[OPTIONS] = slurm
+    # A job has the cores that Slurm gives it, not this machine's
+    if slurm and "OMP_NUM_THREADS" not in os.environ:
+        del environment["OMP_NUM_THREADS"]
     return run(site, command, environment, online=folder / "online", echo=echo)
 
 

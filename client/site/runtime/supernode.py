@@ -28,6 +28,7 @@ from ..record import close_records
 from ..secure.gate import KEY
 from . import replying, transfers
 from .answering import answer_messages
+from .slurm import OPTIONS, SlurmJobs
 from .worker import Workers
 
 KEY_OPTION = "--auth-supernode-private-key"
@@ -81,7 +82,9 @@ def main() -> NoReturn:
 
 def run_supernode() -> None:
     """Run Flower's own entry with our clock, heartbeat, answers and long transfers."""
-    entry, loop, workers = internal("flower_supernode"), internal("supernode_loop"), Workers()
+    entry, loop = internal("flower_supernode"), internal("supernode_loop")
+    options = os.environ.get(OPTIONS)
+    workers = SlurmJobs(options) if options else Workers()
     # No SuperExec: this process answers the messages
     loop.subprocess = SimpleNamespace(Popen=lambda _: None)
     loop.time = clock = Clock(each=workers.tidy)

@@ -37,6 +37,8 @@ STALLED_SECONDS = 20.0  # without a part, until the line reports it
 HEARTBEAT_CALL_SECONDS = 20
 # The heartbeat interval announced in a long transfer; a SuperLink waits for two
 PATIENT_SECONDS = 90.0
+# That of a silo whose work waits in a queue (`slurm.py`): by it the server knows
+QUEUED_SECONDS = 13.0
 Echo = Callable[[str], object]
 
 
@@ -230,8 +232,21 @@ def install() -> None:
 
 def be_patient(yes: bool) -> None:
     """Announce a longer heartbeat interval, so that the SuperLink marks this silo offline later; False: the usual."""
+    announce(PATIENT_SECONDS if yes else None)
+
+
+def announce_queue(yes: bool) -> None:
+    """Announce that the silo's work waits in its site's queue; False: no more."""
+    announce(QUEUED_SECONDS if yes else None)
+
+
+def announce(seconds: float | None) -> None:
+    """Send this heartbeat interval from now on; None: the usual one."""
     connection = internal("fleet_connection")
-    usual = internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
-    connection.HEARTBEAT_DEFAULT_INTERVAL = PATIENT_SECONDS if yes else usual
-    if yes and HEARTS:  # at once: the next heartbeat would be up to six seconds later
+    before = connection.HEARTBEAT_DEFAULT_INTERVAL
+    connection.HEARTBEAT_DEFAULT_INTERVAL = (
+        seconds or internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
+    )
+    # At once: the next heartbeat would be up to six seconds later
+    if seconds not in (None, before) and HEARTS:
         threading.Thread(target=HEARTS[-1].heartbeat_fn, daemon=True).start()

@@ -27,6 +27,7 @@ from client.site.runtime.doctor import (
     one_line,
     pin_checks,
     site_checks,
+    slurm_check,
     state_checks,
     table,
     version_check,
@@ -240,6 +241,12 @@ def test_a_gpu_that_is_not_there(device: str, tmp_path: Path) -> None:
     check = device_check(Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path, device))
     assert not check.ok and check.detail.startswith(f"{device}: ")
     assert check.fix.endswith("or set the device to cpu")
+
+
+def test_a_machine_without_slurm_submits_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    check = slurm_check("gpu")
+    assert not check.ok and check.detail == "there is no sbatch, squeue, scancel here"
 
 
 def test_the_device_computes(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from client.site.runtime.transfers import PATIENT_SECONDS
+from client.site.runtime.transfers import PATIENT_SECONDS, QUEUED_SECONDS
 from server.run import exchange
 from server.run.collector import ClockWatch
 from server.run.exchange import CODES, DETECTED_LATE, Exchange, TimeoutPolicy
@@ -35,7 +35,7 @@ class Network(Grid):
         busy: dict[int, tuple[float, float]] | None = None,
     ) -> None:
         self.takes, self.away, self.busy = takes, away or {}, busy or {}
-        self.now = 0.0
+        self.now, self.told = 0.0, PATIENT_SECONDS
         self.sent: dict[str, tuple[Message, float]] = {}
         self.pushes = 0
         self.faults = 0  # pushes that fail at first
@@ -54,7 +54,7 @@ class Network(Grid):
         for node in self.get_node_ids():
             back = self.away.get(node, (1e9, 1e9))[1]
             begin, end = self.busy.get(node, (1e9, 1e9))
-            told = PATIENT_SECONDS if begin <= self.now < end else 12.0
+            told = self.told if begin <= self.now < end else 12.0
             since = "later" if self.now >= back else "first"
             yield NodeInfo(node_id=node, last_activated_at=since, heartbeat_interval=told)
 
@@ -97,6 +97,7 @@ def go(
     policy: TimeoutPolicy,
     monkeypatch: pytest.MonkeyPatch,
     answered: Collection[int] = (),
+    on_queue: Callable[[int], object] = lambda node: None,
 ) -> tuple[dict[int, str], list[int]]:
     """What each node's reply is ("" is content), and who was said to be gone."""
     monkeypatch.setattr(exchange.time, "sleep", network.sleep)
@@ -107,9 +108,8 @@ def go(
             Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
             for n in network.takes
         ]
-        replies = Exchange(network, policy, answered=answered, on_disconnect=gone.append).run(
-            messages
-        )
+        told = {"on_disconnect": gone.append, "on_queue": on_queue}
+        replies = Exchange(network, policy, answered=answered, **told).run(messages)
     assert len({r.metadata.src_node_id for r in replies}) == len(replies)
     assert all(r.metadata.message_type == MessageType.TRAIN for r in replies)
     return {
@@ -182,6 +182,17 @@ def test_who_is_in_a_long_transfer_is_no_straggler(
     replies, _ = go(network, TimeoutPolicy(500, factor=3, floor=40), monkeypatch)
     assert set(replies) == answered
     assert network.now == pytest.approx(until, abs=2.5)
+
+
+def test_who_waits_in_a_queue_is_no_straggler_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = Network({1: 10, 2: 20, 3: 30, 4: 150}, busy={4: (40, 140)})
+    network.told = QUEUED_SECONDS
+    queued: list[int] = []
+    policy = TimeoutPolicy(500, factor=3, floor=40)
+    replies, gone = go(network, policy, monkeypatch, on_queue=queued.append)
+    assert set(replies) == {1, 2, 3, 4} and queued == [4] and not gone
 
 
 def test_a_clock_that_is_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

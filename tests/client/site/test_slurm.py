@@ -1,0 +1,52 @@
+"""A silo's jobs of Slurm, as far as no Slurm is needed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from client.site.runtime.slurm import job_environment, open_plain, sbatch_words, why_no_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu", ["--partition=gpu"]),
+        ("-p gpu --comment='a b; rm -rf ~'", ["-p", "gpu", "--comment=a b; rm -rf ~"]),
+        (" ", ["--partition="]),
+    ],
+)
+def test_a_partition_or_options(text: str, words: list[str]) -> None:
+    assert sbatch_words(text) == words
+
+
+def test_a_job_gets_no_secret_of_its_login_node() -> None:
+    kept = {"PATH": "/bin", "SBATCH_ACCOUNT": "ward"}
+    secrets = {
+        "https_proxy": "http://user:password@proxy",
+        "SILOFL_NODE_KEY": "node.key",
+        "SLURM_JWT": "token",
+    }
+    assert job_environment({**kept, **secrets}) == kept
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "words"),
+    [
+        ("TIMEOUT", "0", "time limit"),
+        ("OUT_OF_MEMORY", "0", "--mem"),
+        ("FAILED", "4021", "never began"),
+    ],
+)
+def test_why_a_job_has_no_answer(state: str, code: str, words: str, tmp_path: Path) -> None:
+    assert words in why_no_answer(state, code, tmp_path / "answer")
+
+
+def test_neither_links_nor_pipes_stand_for_an_answer(tmp_path: Path) -> None:
+    """A pipe without a writer would hold the SuperNode for ever."""
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="symbolic links"):
+        open_plain(str(tmp_path / "link"), os.O_RDONLY)
+    with open(tmp_path / "pipe", "rb", opener=open_plain) as pipe:
+        assert pipe.read() == b""
