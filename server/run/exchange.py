@@ -26,8 +26,8 @@ from client.site.flower import internal
 from client.site.runtime.transfers import (
     LONG_SECONDS,
     PATIENT_SECONDS,
-    keep_pieces,
     QUEUED_SECONDS,
+    keep_pieces,
     watch_pulls,
 )
 from server.run.limits import OTHER_BYTES, group_id

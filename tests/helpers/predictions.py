@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tiny import rows_of
 
 from client.export import export_model
+from client.prediction.predict import predict_file
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
@@ -66,3 +68,12 @@ def trained_on_visits(folder: Path) -> tuple[Path, Path]:
     run = simulate({**settings, **more, "out": str(folder / "run")}, quiet=True)
     export_model(run, "hospital-01", "last", folder / "m.safetensors")
     return run, folder / "m.safetensors"
+
+
+def exported_head(folder: Path, data: Path, p: Any) -> str | None:
+    """The head of b's last model, exported from a run, once it predicts these probabilities of all its rows."""
+    card = export_model(folder / "run", "b", "last", folder / "b.safetensors")
+    _, _, given = read_csv(predict_file(folder / "b.safetensors", data))
+    assert np.allclose(given, p, atol=1e-5)
+    assert card.metrics["test.accuracy"] == np.mean(p.argmax(1) == rows_of(data)[1])
+    return card.model.head

@@ -417,3 +417,9 @@ def notes(directory: Path) -> list[str]:
     """What a run has noted in its `progress.jsonl`."""
     lines = map(json.loads, (directory / "progress.jsonl").read_text().splitlines())
     return [event["message"] for event in lines if event["event"] == "note"]
+
+
+def split(w: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """A flat vector's parts of these shapes."""
+    parts = torch.split(w, [int(np.prod(shape)) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

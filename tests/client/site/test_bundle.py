@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.config import parse_config_args
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
-from superlink import SuperLink, superlink
+from superlink import SuperLink
 from tiny import write_silo
 
 from client.policies import policy_at
@@ -514,12 +513,6 @@ def test_one_join_at_a_time(tmp_path: Path) -> None:
 
 
 # --- against a real SuperLink -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
-    with superlink(tmp_path_factory.mktemp("superlink")) as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from archives import untar
-from superlink import SuperLink, superlink
+from superlink import SuperLink
 
 from client.site.node import read_variables
 from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
@@ -154,12 +153,6 @@ def test_a_bundle_does_not_bring_another_key_in_place_of_the_sites_own() -> None
 
 
 # --- against a real SuperLink -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
-    with superlink(tmp_path_factory.mktemp("superlink")) as running:
-        yield running
 
 
 def test_a_request_is_signed_in(

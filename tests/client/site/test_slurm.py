@@ -30,16 +30,10 @@ def test_a_job_gets_no_secret_of_its_login_node() -> None:
     assert job_environment({**kept, **secrets}) == kept
 
 
-@pytest.mark.parametrize(
-    ("state", "code", "words"),
-    [
-        ("TIMEOUT", "0", "time limit"),
-        ("OUT_OF_MEMORY", "0", "--mem"),
-        ("FAILED", "4021", "never began"),
-    ],
-)
-def test_why_a_job_has_no_answer(state: str, code: str, words: str, tmp_path: Path) -> None:
-    assert words in why_no_answer(state, code, tmp_path / "answer")
+def test_why_a_job_has_no_answer(tmp_path: Path) -> None:
+    """The codes are Slurm's, of a disk that was full and of a node that did not see the folder."""
+    assert "disk of its state folder full" in why_no_answer("FAILED", "7168", tmp_path / "x")
+    assert "never began" in why_no_answer("FAILED", "4021", tmp_path / "x")
 
 
 def test_neither_links_nor_pipes_stand_for_an_answer(tmp_path: Path) -> None:
