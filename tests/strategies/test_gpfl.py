@@ -99,7 +99,7 @@ def test_rounds_in_an_independent_loop(two: Files, contexts: str) -> None:
             x, y = torch.tensor(rows), torch.tensor(labels)
             w, targets = shared.clone(), split(shared, SHAPES)[4]
             w[OWN] = models[silo][OWN]
-            e = targets if contexts == "received" else split(models[silo])[4]
+            e = targets if contexts == "received" else split(models[silo], SHAPES)[4]
             e = 0 * e if contexts == "own" and server_round == 0 else e
             w[CONTEXT] = sum(e[c] for c in labels) / len(labels)
             for _ in range(3):
