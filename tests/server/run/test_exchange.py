@@ -108,8 +108,10 @@ def go(
             Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
             for n in network.takes
         ]
-        told = {"on_disconnect": gone.append, "on_queue": on_queue}
-        replies = Exchange(network, policy, answered=answered, **told).run(messages)
+        asked = Exchange(
+            network, policy, answered=answered, on_disconnect=gone.append, on_queue=on_queue
+        )
+        replies = asked.run(messages)
     assert len({r.metadata.src_node_id for r in replies}) == len(replies)
     assert all(r.metadata.message_type == MessageType.TRAIN for r in replies)
     return {
