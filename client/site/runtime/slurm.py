@@ -30,7 +30,7 @@ from .app_process import DIED, answer_question, prepare_process
 from .records import read_answer, write_question
 from .template import PRIVATE
 from .transfers import announce_queue
-from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended
+from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended, shared_memory
 
 OPTIONS = "SILOFL_SLURM"  # in a SuperNode's environment: options of sbatch; none: no Slurm
 PASSED = (
@@ -93,8 +93,14 @@ class SlurmJobs(Workers):
             with open(folder / "question", "xb") as question:
                 write_question(question, head, message, context)
             self._wait(self._submit(folder), folder / "answer", ends)
-            with open(folder / "answer", "rb", opener=open_plain) as answer:
-                return read_answer(answer, message, context)
+            with (
+                open(folder / "answer", "rb", opener=open_plain) as answer,
+                shared_memory() as own,
+            ):
+                # A job could still write to its file
+                shutil.copyfileobj(answer, own)
+                own.flush()
+                return read_answer(own, message, context)
         except OSError as error:
             if error.errno in FULL:
                 raise WorkerEndedError("the disk of its state folder is full") from error

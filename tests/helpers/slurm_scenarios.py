@@ -1,0 +1,163 @@
+"""What happens on the cluster of `slurm_cluster.py`; each function prints what its test looks at."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from supernode import Silo
+from trio import (
+    FEDERATION,
+    RUN,
+    bring_up,
+    is_online,
+    rows,
+    start_over,
+    start_run,
+    text_of,
+    wait_for,
+)
+
+from client.site.runtime import slurm
+from client.site.runtime.doctor import slurm_check
+from client.site.runtime.launch import FLOWER
+from client.site.runtime.slurm import OPTIONS, SlurmJobs
+from client.site.trust.keys import site_root
+from server.deploy import processes, submit
+from server.deploy.local import LocalFederation
+
+NAME = "hospital-02"
+SILOFL = (sys.executable, "-m", "server.cli.main")
+# Each round trains for some seconds, in which its job is preempted
+SLOW: dict[str, Any] = {**RUN, "strategy": "fedper", "rounds": 2, "local-epochs": 300}
+
+
+def federation(folder: Path) -> LocalFederation:
+    own = {"XDG_STATE_HOME": str(folder / "state"), "FLWR_HOME": str(folder / "flower")}
+    os.environ |= {**own, **FLOWER}
+    (folder / "federation.yaml").write_text(FEDERATION.format(name="trio"))
+    return bring_up(folder)
+
+
+def say(*command: str) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip()
+
+
+def submit_job(partition: str, seconds: int, *options: str) -> str:
+    script = f"--wrap=sleep {seconds}"
+    return say("sbatch", "--parsable", "--gres=gpu:1", "-p", partition, *options, script)
+
+
+def ours(field: str = "State") -> str:
+    """A field of the silo's job."""
+    listed = say("squeue", "--noheader", "--partition=low", f"--Format=Name:30,{field}")
+    jobs = [line.split() for line in listed.splitlines() if line.startswith("silofl-")]
+    return jobs[-1][-1] if jobs else ""
+
+
+def queue_and_preempt(folder: Path) -> None:
+    """A run where all silos compute at once, and one where the second waits in a queue, and is preempted."""
+    running = federation(folder)
+    alone = submit.run({**SLOW, "out": str(folder / "alone")})
+    first = submit_job("low", 600)
+    start_over(running, running.fleet_port, NAME, environment={OPTIONS: "low --gres=gpu:1"})
+    wait_for(lambda: is_online(running, NAME), 90)
+    out = folder / "queued"
+    follower = start_run(SLOW, out)
+    wait_for(lambda: ours() == "PENDING", 60)
+    second = submit_job("low", 600)
+    say("scancel", first)
+    wait_for(lambda: f"{NAME} is queued at its site" in text_of(out / "progress.jsonl"), 120)
+    say("scancel", second)
+    wait_for(lambda: ours() == "RUNNING" and bool(list(folder.rglob("answer.new"))), 120)
+    submit_job("high", 3)
+    wait_for(lambda: ours("RestartCnt") == "1", 30)
+    follower.join()
+    log = text_of(running.directory / "logs" / f"{NAME}.log")
+    # Without Slurm again
+    start_over(running, running.fleet_port, NAME)
+    told = {"same": rows(out) == rows(alone), "log": log, **cancel(running, folder)}
+    print(json.dumps(told))
+    processes.end(processes.find(running.directory), grace=1.0)
+
+
+def cancel(running: LocalFederation, folder: Path) -> dict[str, Any]:
+    """A hospital joins by a bundle. Its first job for a round is cancelled, and it leaves while the next one waits."""
+    tar, out = folder / "clinic.tar", folder / "cancelled"
+    where = ["--federation", str(folder / "federation.yaml")]
+    say(*SILOFL, "add-silo", "clinic", *where, "--out", str(tar))
+    (folder / "policy.toml").write_text('studies = "optional"\n')
+    data = str(running.silos[1].data)
+    join = [*SILOFL, "join", str(tar), "--data", data, "--policy", str(folder / "policy.toml")]
+    refused = subprocess.run([*join, "--slurm", "nosuch"], capture_output=True, text=True)
+    silo = subprocess.Popen([*join, "--slurm", "low"], stdout=sys.stderr)
+    wait_for(lambda: (site_root() / "clinic/online").exists(), 90)
+    follower = start_run({**SLOW, "local-epochs": 5, "silos": 4}, out)
+    wait_for(lambda: ours() == "RUNNING", 60)
+    hog = submit_job("low", 600)
+    wait_for(lambda: ours() == "PENDING", 60)
+    say("scancel", ours("JobID"))
+    wait_for(lambda: "was cancelled" in text_of(out / "progress.jsonl"), 60)
+    wait_for(lambda: ours() == "PENDING", 120)
+    silo.terminate()
+    silo.wait(60)
+    left = ours()
+    say("scancel", hog)
+    follower.join()
+    return {
+        "refused": [refused.returncode, refused.stderr],
+        "cancelled": text_of(out / "progress.jsonl"),
+        "left": left,
+    }
+
+
+def faults(folder: Path) -> None:
+    """Why a message has no answer, by what went wrong."""
+    silo = Silo(folder, folder / "none", pytest.MonkeyPatch())
+    app, jobs = silo.app("1"), folder / "flower/jobs"
+    slurm.ASK_SECONDS, slurm.SETTLE_SECONDS = 0.5, 2.0
+    told: dict[str, str] = {}
+
+    def ask(name: str, options: str = "low", behaviour: str = "", ttl: float = 60.0) -> None:
+        silo.workers = SlurmJobs(options)
+        silo.ask(app, behaviour, ttl)
+        told[name] = silo.reason()
+        for message in silo.state.get_messages(is_reply=True):
+            silo.state.delete_messages(message_ids=[message.metadata.message_id])
+
+    def cancel() -> None:
+        wait_for(lambda: (folder / "marks/pid").exists(), 60)
+        say("scancel", ours("JobID"))
+
+    jobs.mkdir(parents=True)
+    (jobs / "silofl-old").mkdir()
+    old = submit_job("low", 600, "--job-name=silofl-old")
+    threading.Thread(target=cancel).start()
+    ask("scancel", behaviour="hangs")
+    told["old"] = say("squeue", "--noheader", "--states=all", f"--job={old}", "--format=%T")
+    ask("exit", behaviour="leaves")
+    ask("late", behaviour="hangs", ttl=8.0)
+    told["left"] = " ".join([*os.listdir(jobs), ours()])
+    ask("partition", "nosuch")
+    told["check"] = slurm_check("nosuch").detail
+    told["good"] = slurm_check("low --gres=gpu:1").detail
+    # A page for the question, one for the log, and none for the answer; then none at all
+    say("mount", "-t", "tmpfs", "-o", "size=8k", "none", str(jobs))
+    ask("disk of the job")
+    (jobs / "full").write_bytes(bytes(8192))
+    ask("disk")
+    say("umount", str(jobs))
+    # From here this process alone sees the folder
+    assert ctypes.CDLL(None).unshare(0x00020000) == 0
+    say("mount", "-t", "tmpfs", "none", str(jobs))
+    ask("not shared")
+    silo.workers.end()
+    print(json.dumps(told))
