@@ -143,7 +143,7 @@ def load_tcga_brca(source: Source) -> Dataset:
             "pid", keep="last"
         )
         # Eight patients belong to no centre
-        whole = pd.read_csv(table, dtype={"pid": str}, float_precision="round_trip")
+        whole = pd.read_csv(table, dtype={"pid": str})
         whole = whole.merge(known, on="pid", validate="many_to_one")
         part = whole["fold2"].str.split("_", n=1, expand=True)
         x = whole.drop(columns=["pid", "E", "T", "fold2"]).to_numpy(np.float32)

@@ -42,7 +42,7 @@ def code_of_data(path: Path) -> str:
     try:
         with np.load(path, allow_pickle=False) as file:
             return str(file["code"].item())
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
         return ""
 
 
