@@ -61,6 +61,16 @@ def test_adam_is_torchs(options: dict[str, Any]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
+def test_amsgrad_is_not_adam() -> None:
+    """Shrinking gradients: AMSGrad keeps the largest v and takes smaller steps (so the test above can tell them)."""
+    plain = [v for v, _ in trajectories(Adam(0.05), torch.optim.Adam, {})][-1]
+    ams = [
+        v
+        for v, _ in trajectories(Adam(0.05, amsgrad=True), torch.optim.Adam, {"amsgrad": True})
+    ][-1]
+    assert (plain - ams).abs().max() > 1e-4
+
+
 @pytest.mark.parametrize("make", [lambda: Sgd(0.05, 0.9), lambda: Adam(0.05, amsgrad=True)])
 def test_the_state_is_all_there_is(make: Any) -> None:
     """A new optimiser that is given another's arrays goes on as that one would."""
