@@ -96,7 +96,7 @@ def seal(
 
 
 def unseal(kind: str, name: str, content: str | bytes) -> tuple[dict[str, Any], str]:
-    """Return the fields of a signed text, and its signer's fingerprint. Raises SiteError, which says what "it" is."""
+    """Return the fields of a signed text, and the fingerprint of its signer. Raises SiteError: "it is no NAME"."""
     try:
         if len(content) > LARGEST:
             raise SiteError("too long")
@@ -106,8 +106,7 @@ def unseal(kind: str, name: str, content: str | bytes) -> tuple[dict[str, Any], 
         if fields["kind"] != kind:
             raise SiteError("another kind")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        what = kind.removeprefix("silofl ").rpartition(" ")[0]
-        raise SiteError(f"it is no {what} ({type(error).__name__})") from None
+        raise SiteError(f"it is no {name} ({type(error).__name__})") from None
     return fields, verify(add_prefix(kind, text), outer)
 
 

@@ -285,9 +285,9 @@ def spoil(kind: str, key: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     "kind, key, value, fault, missed",
     [
-        (KEYS, "statement", "nonsense", "its keys are invalid: it is no secure", {1}),
-        (KEYS, "statement", 7, "its keys are invalid: it is no secure", {1}),
-        (START, "statement", str.upper, "its keys are invalid: it is no secure", {1}),
+        (KEYS, "statement", "nonsense", "its keys are invalid: it is no statement", {1}),
+        (KEYS, "statement", 7, "its keys are invalid: it is no statement", {1}),
+        (START, "statement", str.upper, "its keys are invalid: it is no statement", {1}),
         (START, "hashes", b"short", "its shares are not those", {1}),
         (START, "hashes", lambda found: found[::-1], "its shares are not those", {1}),
         ("train", "hashes", 5, "its shares are not those", set[int]()),
