@@ -130,8 +130,12 @@ def _write(
 
     for part in parts:
         write([part.SerializeToString()])
-    for array in arrays:
-        write(array.pieces if hasattr(array, "pieces") else [array.data])
+    left = [*arrays]
+    while left:
+        array = left.pop(0)
+        pieces = array.pieces if hasattr(array, "pieces") else [array.data]
+        # Equal arrays of a message are one object
+        write([*pieces] if any(array is other for other in left) else pieces)
     text = json.dumps({**head, "places": places}).encode()
     file.write(text + len(text).to_bytes(8, "big"))
     file.flush()

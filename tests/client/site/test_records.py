@@ -188,6 +188,25 @@ def test_a_large_model_is_held_once_at_every_hop(
         tracemalloc.stop()
 
 
+def test_equal_vectors_of_a_message_arrive_both(
+    file: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower sends them as one object, for example APPLE's first core models with `common-init`."""
+    utils = internal("inflatable_utils")
+    monkeypatch.setattr(utils, "inflatable_class_registry", {**utils.inflatable_class_registry})
+    keep_pieces()
+    models = {name: Model(torch.arange(3.0)) for name in ("a", "b")}
+    sent = Message(encode(Payload(models)), dst_node_id=7, message_type="train")
+    objects, whole = get_all_nested_objects(sent), sent.object_id
+    contents = {name: part.deflate() for name, part in objects.items()}
+    asked = utils.inflate_object_from_contents(whole, contents)
+    write_question(file, {}, asked, Context(11, 7, {}, RecordDict(), {}))
+    received = decode(read_question(file)[1].content)[0].models
+    assert {name: model.vector.tolist() for name, model in received.items()} == {
+        name: [0.0, 1.0, 2.0] for name in models
+    }
+
+
 def test_nothing_is_pickled_anywhere() -> None:
     """But published files: CIFAR's, with stand-ins for all that a pickle can call, and tables of a known SHA-256."""
     sources = [path for part in PARTS for path in (ROOT / part).rglob("*.py")]
