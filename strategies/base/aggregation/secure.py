@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from models.flat import gather, scatter
-from models.layout import Layout
+from models.layout import Layout, size_of
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.sum_weights import groups_of, labels_of, weights_in_sum, whole
 from strategies.base.aggregation.magnitudes import gather_sums, spread
@@ -138,7 +138,7 @@ def bounds(
     whole, centre = received.get(GLOBAL), None
     if name not in info.steps:
         centre = base_of(received, name, size)
-        fits = parts and sum(part.stop - part.start for part in parts) == size
+        fits = parts and size_of(parts) == size
         if centre is None and whole is not None and name != BUFFERS and fits:
             inside = parts[-1].stop <= len(whole.vector)
             centre = gather(whole.vector, parts) if inside else None
