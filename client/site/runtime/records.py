@@ -11,7 +11,8 @@ import fcntl
 import json
 import mmap
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import SiteError
@@ -117,7 +118,7 @@ def _put_back(records: Any, found: list[Any]) -> None:
 
 
 def _write(
-    file: Any, head: dict[str, Any], parts: Iterable[Any] = (), arrays: Iterable[Any] = ()
+    file: Any, head: dict[str, Any], parts: Sequence[Any] = (), arrays: Sequence[Any] = ()
 ) -> None:
     places = []
 
@@ -130,12 +131,12 @@ def _write(
 
     for part in parts:
         write([part.SerializeToString()])
-    left = [*arrays]
-    while left:
-        array = left.pop(0)
+    # Equal arrays of a message are one object
+    uses = Counter(map(id, arrays))
+    for array in arrays:
+        uses[id(array)] -= 1
         pieces = array.pieces if hasattr(array, "pieces") else [array.data]
-        # Equal arrays of a message are one object
-        write([*pieces] if any(array is other for other in left) else pieces)
+        write([*pieces] if uses[id(array)] else pieces)
     text = json.dumps({**head, "places": places}).encode()
     file.write(text + len(text).to_bytes(8, "big"))
     file.flush()

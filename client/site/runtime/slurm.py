@@ -34,15 +34,9 @@ from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended, shared_me
 
 OPTIONS = "SILOFL_SLURM"  # in a SuperNode's environment: options of sbatch; none: no Slurm
 PASSED = (
-    *("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TZ"),
-    *(
-        "USER",
-        "SLURM_CONF",
-        "FLWR_HOME",
-        "OMP_NUM_THREADS",
-        "SILOFL_WEIGHTS",
-        "SILOFL_GPU_SHARE",
-    ),
+    *("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH"),
+    *("TZ", "USER", "SLURM_CONF", "FLWR_HOME", "OMP_NUM_THREADS"),
+    *("SILOFL_WEIGHTS", "SILOFL_GPU_SHARE"),
 )
 PREFIX = "silofl-"
 LOOK_SECONDS, ASK_SECONDS = 0.5, 5.0  # between two looks for the answer, two questions to Slurm

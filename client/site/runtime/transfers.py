@@ -28,10 +28,8 @@ from ..flower import internal
 
 LONG_SECONDS = 3.0  # after which a transfer counts as long
 EVERY_SECONDS = 10.0  # between two lines
-AGAIN_SECONDS = (
-    0.05,
-    1.0,
-)  # first and longest pause before a part that has not come is asked for again
+# The first and the longest pause before a part that has not come is asked for again
+AGAIN_SECONDS = (0.05, 1.0)
 LAST_PARTS = 4  # come last and are tiny: the descriptions of a message, its content, a record and an array
 STALLED_SECONDS = 20.0  # without a part, until the line reports it
 HEARTBEAT_CALL_SECONDS = 20
