@@ -20,12 +20,12 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 51_800,
-    "partitions": 101_900,
-    "strategies": 83_200,
-    "client": 96_700,
-    "server": 117_000,
-    "tests": 636_900,
+    "models": 52_300,
+    "partitions": 102_600,
+    "strategies": 83_700,
+    "client": 97_500,
+    "server": 117_700,
+    "tests": 640_000,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
