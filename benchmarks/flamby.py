@@ -16,7 +16,9 @@ Two things are FLamby's that silofl has otherwise:
 
 FedAdagrad has beta_1 = 0, as in its paper (Reddi et al., ICLR 2021).
 
-``--out`` gets ``results_benchmark_silofl_DATASET.csv``: a line per seed, method and silo, with FLamby's columns.
+``--out`` gets ``results_benchmark_silofl_DATASET.csv``: a line per seed, method and silo, with FLamby's columns. And
+``best_config_test_NAME.yml``, the methods' settings as owkin/benchmark_flamby runs them (``benchopt run --config``,
+with FLamby's own code). That benchmark takes the federated methods only, one seed, and always 120 rounds.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from torch import Tensor
 
 from benchmarks.common import table, whole_run
@@ -48,12 +51,14 @@ class Cell(NamedTuple):
 
 
 class Benchmark(NamedTuple):
-    """One data set: its score, the rounds, and the settings of all methods."""
+    """One data set: FLamby's name and ours, the score, the settings of all methods, and FLamby's rates over ours."""
 
+    name: str
     dataset: str
     metric: str
     settings: Mapping[str, Any]
     cells: Mapping[str, Cell]
+    faster: int
 
 
 def _adaptive(method: str, learning_rate: float, server: float) -> dict[str, Any]:
@@ -74,6 +79,7 @@ def _sgd(learning_rate: float, **own: Any) -> dict[str, Any]:
 
 
 HEART = Benchmark(
+    "Fed-Heart-Disease",
     "heart-flamby",
     "accuracy",
     {"silos": 4, "rounds": 15, "batch-size": 4, "normalization": "silo"},
@@ -87,8 +93,10 @@ HEART = Benchmark(
         "fedadam": Cell(0.726, 0.014, _adaptive("fedadam", 0.01 / 2, 0.01 / 2)),
         "fedyogi": Cell(0.731, 0.013, _adaptive("fedyogi", 0.003162 / 2, 0.01 / 2)),
     },
+    faster=2,
 )
 BRCA = Benchmark(
+    "Fed-TCGA-BRCA",
     "tcga-brca",
     "c_index",
     {"silos": 6, "rounds": 5, "batch-size": 8, "normalization": "none"},
@@ -102,7 +110,25 @@ BRCA = Benchmark(
         "fedadam": Cell(0.815, 0.026, _adaptive("fedadam", 0.01, 0.1)),
         "fedyogi": Cell(0.815, 0.026, _adaptive("fedyogi", 0.01, 0.1)),
     },
+    faster=1,
 )
+# Names of owkin/benchmark_flamby: of its solvers, and of their parameters.
+SOLVERS = {
+    "fedavg": "FederatedAveraging",
+    "fedprox": "FedProx",
+    "scaffold": "Scaffold",
+    "fedadagrad": "FedAdagrad",
+    "fedadam": "FedAdam",
+    "fedyogi": "FedYogi",
+}
+PARAMETERS = {
+    "learning-rate": "learning_rate",
+    "server-learning-rate": "server_learning_rate",
+    "mu": "mu",
+    "tau": "tau",
+    "beta-1": "beta1",
+    "beta-2": "beta2",
+}
 COMMON: dict[str, Any] = {
     "partition": "natural",
     "validation": 0.0,
@@ -164,6 +190,38 @@ def compared(benchmark: Benchmark, lines: list[list[str]]) -> Iterator[list[str]
         ]
 
 
+def benchopt_config(benchmark: Benchmark) -> dict[str, Any]:
+    """Return owkin/benchmark_flamby's file of settings: FLamby's federated methods with the rates of its own model."""
+    solvers = []
+    for method, solver in SOLVERS.items():
+        own = {"batch_size": benchmark.settings["batch-size"]}
+        own["num_updates"] = COMMON["local-steps"]
+        for key, value in benchmark.cells[method].settings.items():
+            name = PARAMETERS[key.rpartition(".")[2]]
+            own[name] = value * benchmark.faster if name.endswith("learning_rate") else value
+        if method == "scaffold":
+            own["server_learning_rate"] = 1.0
+        values = ",".join(f"{name}={value}" for name, value in sorted(own.items()))
+        solvers.append(f"{solver}[{values}]")
+    return {
+        "dataset": [f"{benchmark.name}[seed={SEEDS[0]},test=test,train=fl]"],
+        "max-runs": 12,
+        "n-repetitions": 1,
+        "solver": solvers,
+    }
+
+
+def write_scores(folder: Path, benchmark: Benchmark, lines: list[list[str]]) -> None:
+    """Write both files of a data set: the scores as FLamby has them, the settings as owkin/benchmark_flamby."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"results_benchmark_silofl_{benchmark.dataset}.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["Test", "Metric", "Method", "Seed"], *lines])
+    settings = yaml.safe_dump(benchopt_config(benchmark), width=1000)
+    path = folder / f"best_config_test_{benchmark.name}.yml"
+    path.write_text(settings, encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="folder for the files in FLamby's form")
@@ -174,10 +232,7 @@ def main() -> int:
         lines: list[list[str]] = []
         rows += compared(benchmark, lines)
         if args.out:
-            args.out.mkdir(parents=True, exist_ok=True)
-            path = args.out / f"results_benchmark_silofl_{benchmark.dataset}.csv"
-            with path.open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([["Test", "Metric", "Method", "Seed"], *lines])
+            write_scores(args.out, benchmark, lines)
     header = ["data set", "method", "FLamby", "silofl", "its silos", "difference / deviation"]
     print(table(rows, header))
     return 0

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.flamby`: the two corrections that its docstring derives."""
+"""`python -m benchmarks.flamby`: the two corrections that its docstring derives, and its file of settings."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from benchmarks.flamby import BySamples
+from benchmarks.flamby import BRCA, HEART, BySamples, benchopt_config
 from models.tasks.survival import Survival, cox_loss
 
 
@@ -37,3 +37,18 @@ def test_the_loss_is_divided_by_samples() -> None:
     with BySamples():
         assert Survival.own_loss(outputs, y).item() == pytest.approx((0.693147 + 1.098612) / 3)
     assert Survival.own_loss(outputs, y) == cox_loss(outputs, y)
+
+
+def test_settings_for_benchmark_flamby() -> None:
+    """Its solvers' names and parameters, with FLamby's rates: twice ours where ours has two outputs."""
+    heart = benchopt_config(HEART)
+    assert heart["dataset"] == ["Fed-Heart-Disease[seed=42,test=test,train=fl]"]
+    first, _, scaffold, *_ = heart["solver"]
+    assert first == "FederatedAveraging[batch_size=4,learning_rate=0.001,num_updates=100]"
+    assert scaffold == (
+        "Scaffold[batch_size=4,learning_rate=0.001,num_updates=100,server_learning_rate=1.0]"
+    )
+    assert benchopt_config(BRCA)["solver"][4] == (
+        "FedAdam[batch_size=8,beta1=0.9,beta2=0.999,learning_rate=0.01,num_updates=100,"
+        "server_learning_rate=0.1,tau=1e-08]"
+    )
