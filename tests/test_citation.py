@@ -10,7 +10,7 @@ from strategies import strategies
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_citation_names_this_version_and_the_five_papers() -> None:
+def test_the_citation_names_this_version_and_the_five_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert (
         citation["version"]

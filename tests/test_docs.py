@@ -96,18 +96,18 @@ def broken(page: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [*LINKED, CHANGES], ids=ids([*LINKED, CHANGES]))
-def test_every_link_resolves(page: Path) -> None:
+def test_every_link_resolves(page):
     assert broken(page, page.read_text("utf-8")) == []
 
 
-def test_a_broken_link_is_found() -> None:
+def test_a_broken_link_is_found():
     page = ROOT / "docs" / "index.md"
     text = "[a](nowhere.md) [b](hospital.md#nothing) [c](../README.md) [d](https://example.org/x)\n"
     assert broken(page, text) == ["nowhere.md", "hospital.md#nothing"]
 
 
 @pytest.mark.parametrize("start", ["README.md", "docs/index.md"])
-def test_every_page_is_reachable(start: str) -> None:
+def test_every_page_is_reachable(start):
     seen, waiting = set(), [ROOT / start]
     while waiting:
         page = waiting.pop()
@@ -119,7 +119,7 @@ def test_every_page_is_reachable(start: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["README.md", "docs/index.md"])
-def test_every_page_of_docs_is_one_link_away(start: str) -> None:
+def test_every_page_of_docs_is_one_link_away(start):
     page = ROOT / start
     linked = {resolve(page, target)[0] for target in links(page.read_text("utf-8"))}
     assert {*(ROOT / "docs").glob("*.md")} - linked - {page} == set()
@@ -228,13 +228,13 @@ def python_files() -> list[Path]:
 
 
 @pytest.mark.parametrize("page", LINKED, ids=ids(LINKED))
-def test_a_page_names_what_exists(page: Path) -> None:
+def test_a_page_names_what_exists(page):
     text = page.read_text("utf-8")
     modules = re.findall(r"python -m ((?:server|client|benchmarks|strategies)[\w.]+)", text)
     assert stale(text, page) + [name for name in modules if not dotted(name)] == []
 
 
-def test_docstrings_name_what_exists() -> None:
+def test_docstrings_name_what_exists():
     wrong = [
         f"{relative(path)}: {word}"
         for path in python_files()
@@ -246,7 +246,7 @@ def test_docstrings_name_what_exists() -> None:
     assert sorted(set(wrong)) == []
 
 
-def test_a_stale_name_is_found() -> None:
+def test_a_stale_name_is_found():
     here = ROOT / "server" / "app.py"
     text = "`server.nothing`, ``server/nothing.py``, `nothing.py`, `models.flat.Nothing`, `server/app.py`, `app.py`"
     assert stale(text, here) == [
@@ -271,11 +271,11 @@ def missing_tests(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
-def test_every_test_that_a_page_names_exists(page: Path) -> None:
+def test_every_test_that_a_page_names_exists(page):
     assert missing_tests(page.read_text("utf-8")) == []
 
 
-def test_a_test_that_does_not_exist_is_found() -> None:
+def test_a_test_that_does_not_exist_is_found():
     text = "`tests/test_lock.py::test_torch_is_one_version_in_both_builds`, `tests/test_lock.py::test_none`"
     assert missing_tests(text) == ["tests/test_lock.py::test_none"]
 
@@ -335,18 +335,18 @@ OWN = [page for page in PAGES if relative(page) not in GENERATED]
 
 
 @pytest.mark.parametrize("page", OWN, ids=ids(OWN))
-def test_sentences_are_short(page: Path) -> None:
+def test_sentences_are_short(page):
     assert too_long(page.read_text("utf-8")) == []
 
 
-def test_a_long_sentence_is_found() -> None:
+def test_a_long_sentence_is_found():
     words = " ".join(["word"] * 13)
     long = f"Short. {words.capitalize()}\n{words}."
     text = f"# {words} {words}\n\n{long}\n\n| {words} {words} |\n\n* {words}.\n* `a b c`.\n"
     assert [line.split(":")[0] for line in too_long(text)] == ["line 3"]
 
 
-def test_images_are_named_by_the_version_that_is_built() -> None:
+def test_images_are_named_by_the_version_that_is_built():
     """A page's command names an image by its tag: with an old one it finds none."""
     (version,) = re.findall(
         r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
@@ -359,7 +359,7 @@ def test_images_are_named_by_the_version_that_is_built() -> None:
 # --- the README's picture
 
 
-def test_the_picture_is_of_the_run_whose_table_the_readme_shows() -> None:
+def test_the_picture_is_of_the_run_whose_table_the_readme_shows():
     """`make picture` writes the table of its run into the PNG."""
     from PIL import Image
 

@@ -8,7 +8,7 @@ from benchmarks.dp_audit import FAULTS, audit, lower_bound
 from benchmarks.dp_step import peak, steps
 
 
-def test_the_bound_is_the_published_one() -> None:
+def test_the_bound_is_the_published_one():
     """reference values: 100 of 100 guesses of 500 canaries; 60 of 100; none above chance."""
     assert lower_bound(100, 100, 500, 1e-5) == pytest.approx(3.479, abs=1e-3)
     assert lower_bound(100, 60, 200, 1e-5) == pytest.approx(0.051, abs=1e-3)
@@ -16,7 +16,7 @@ def test_the_bound_is_the_published_one() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_audit_finds_faults_and_only_these(fault: str) -> None:
+def test_the_audit_finds_faults_and_only_these(fault):
     found = audit(1.0, fault=fault, canaries=1000, others=500, guesses=100, rounds=2)
     assert {f.view for f in found} == {"gradients", "sent", "exported"}
     assert all(f.claimed <= 1.0 < f.most for f in found)
@@ -24,7 +24,7 @@ def test_the_audit_finds_faults_and_only_these(fault: str) -> None:
 
 
 @pytest.mark.parametrize("network", ["fedala-cnn", "small-cnn", "fasttext", "fedapm-signals"])
-def test_a_private_step_has_at_most_twice_a_plain_step_s_memory(network: str) -> None:
+def test_a_private_step_has_at_most_twice_a_plain_step_s_memory(network):
     """With the model, its gradient and the batch; of a few numbers a step is more, which are kilobytes."""
     calls, clipping, (x, _) = steps(network, 64)
     kept = 8 * clipping.model.layout.size + x.numel() * x.element_size()

@@ -19,7 +19,7 @@ FILES = sorted(file for file in (ROOT / "experiments").rglob("*.toml") if file !
 @pytest.mark.parametrize(
     "file", FILES, ids=lambda file: str(file.relative_to(ROOT / "experiments"))
 )
-def test_every_experiment_parses(file: Path) -> None:
+def test_every_experiment_parses(file):
     """Each names its command, and sets nothing that none of its runs reads (another method's or partition's key)."""
     values = read_toml(file)
     used = set().union(*(run.flat() for run in study_runs(values)))
@@ -167,7 +167,7 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("pattern", "wanted"), GIVEN, ids=[pattern for pattern, _ in GIVEN])
-def test_the_published_settings(pattern: str, wanted: dict[str, Any]) -> None:
+def test_the_published_settings(pattern, wanted):
     files = [file for file in FILES if file.match(f"experiments/{pattern}.toml")]
     assert files
     for file in files:
@@ -175,7 +175,7 @@ def test_the_published_settings(pattern: str, wanted: dict[str, Any]) -> None:
         assert {key: values.get(key) for key in wanted} == wanted, file.name
 
 
-def test_there_are_experiments_of_each_paper() -> None:
+def test_there_are_experiments_of_each_paper():
     papers = {
         "apple",
         "diversifed",
@@ -189,7 +189,7 @@ def test_there_are_experiments_of_each_paper() -> None:
     assert {file.parent.name for file in FILES} == {*papers, "tuned"}
 
 
-def test_ten_methods_are_tuned_alike() -> None:
+def test_ten_methods_are_tuned_alike():
     """The same methods and rounds on both data sets; the space has the learning rate of all, and settings of them."""
     both = [read_toml(file) for file in FILES if file.parent.name == "tuned"]
     names = str(both[0]["strategy"]).split(",")

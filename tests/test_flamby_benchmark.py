@@ -9,7 +9,7 @@ from benchmarks.flamby import BRCA, HEART, BySamples, benchopt_config
 from models.tasks.survival import Survival, cox_loss
 
 
-def test_two_outputs_at_half_the_rate_are_one() -> None:
+def test_two_outputs_at_half_the_rate_are_one():
     """The log odds d = w1 - w0 of softmax take the step of a sigmoid's weight at twice the rate."""
     torch.manual_seed(0)
     x, y = torch.randn(12, 3), (torch.arange(12) % 2).long()
@@ -31,7 +31,7 @@ def test_two_outputs_at_half_the_rate_are_one() -> None:
     assert torch.allclose(double[1] - double[0], single, atol=1e-6)
 
 
-def test_the_loss_is_divided_by_samples() -> None:
+def test_the_loss_is_divided_by_samples():
     """By hand, scores 0: T = 3, 2, 1 with events at 2 and 1. The risk sets have 2 and 3: (log 2 + log 3) / 3."""
     outputs, y = torch.zeros(3, 1), torch.tensor([[3.0, 0.0], [2.0, 1.0], [1.0, 1.0]])
     with BySamples():
@@ -39,7 +39,7 @@ def test_the_loss_is_divided_by_samples() -> None:
     assert Survival.own_loss(outputs, y) == cox_loss(outputs, y)
 
 
-def test_settings_for_benchmark_flamby() -> None:
+def test_settings_for_benchmark_flamby():
     """Its solvers' names and parameters, with FLamby's rates: twice ours where ours has two outputs."""
     heart = benchopt_config(HEART)
     assert heart["dataset"] == ["Fed-Heart-Disease[seed=42,test=test,train=fl]"]

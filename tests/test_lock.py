@@ -70,12 +70,12 @@ def lacking(part: str, pyproject: str, locked_versions: dict[str, set[Version]])
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("torch", TORCH)
-def test_the_locks_cover_pyproject(part: str, torch: str) -> None:
+def test_the_locks_cover_pyproject(part, torch):
     files = PARTS[: PARTS.index(part) + 1]
     assert lacking(part, PYPROJECT, pins(torch, *files)) == [], "make lock"
 
 
-def test_a_dependency_that_nobody_locked_is_found() -> None:
+def test_a_dependency_that_nobody_locked_is_found():
     """And one whose version in the lock file is not wanted any more."""
     more = PYPROJECT.replace('"numpy",', '"numpy", "left-pad>=1",').replace(
         '"scipy"', '"scipy>=99"'
@@ -85,7 +85,7 @@ def test_a_dependency_that_nobody_locked_is_found() -> None:
     assert set(found) == {"left-pad>=1", "scipy>=99"}
 
 
-def test_every_line_of_a_lock_file_is_a_version_with_sums_and_nothing_else() -> None:
+def test_every_line_of_a_lock_file_is_a_version_with_sums_and_nothing_else():
     for name in (*PARTS, *TORCH):
         text = (ROOT / "requirements" / f"{name}.txt").read_text()
         listed = entries(text)
@@ -98,7 +98,7 @@ def test_every_line_of_a_lock_file_is_a_version_with_sums_and_nothing_else() -> 
     assert len(every) == len({*every})
 
 
-def test_torch_is_one_version_in_both_builds() -> None:
+def test_torch_is_one_version_in_both_builds():
     cpu, cuda = locked("torch-cpu"), locked("torch-cuda")
     assert (
         [name_of(entry) for entry in cpu] == ["torch"] == [name_of(entry) for entry in cuda[:1]]
@@ -111,7 +111,7 @@ def test_torch_is_one_version_in_both_builds() -> None:
 
 
 @pytest.fixture
-def wheels(tmp_path: Path) -> Path:
+def wheels(tmp_path):
     """A folder with the wheel of a package `probe`."""
     folder = tmp_path / "wheels"
     folder.mkdir()
@@ -154,9 +154,7 @@ def installed(folder: Path, wheels: Path, lock: str) -> subprocess.CompletedProc
     )
 
 
-def test_what_has_the_sum_is_installed_and_what_has_not_is_refused(
-    wheels: Path, tmp_path: Path
-) -> None:
+def test_what_has_the_sum_is_installed_and_what_has_not_is_refused(wheels, tmp_path):
     wheel = wheels / "probe-1.0-py3-none-any.whl"
     right = hashlib.sha256(wheel.read_bytes()).hexdigest()
     for folder, lock, code, reason in (
@@ -177,7 +175,7 @@ def test_what_has_the_sum_is_installed_and_what_has_not_is_refused(
         assert (tmp_path / folder / "site/probe.py").exists() == (not reason)
 
 
-def test_the_documentations_lock_file_has_what_its_extra_asks_for() -> None:
+def test_the_documentations_lock_file_has_what_its_extra_asks_for():
     wanted = tomllib.loads(PYPROJECT)["project"]["optional-dependencies"]["docs"]
     listed = pins("docs")
     for one in map(Requirement, wanted):
@@ -185,7 +183,7 @@ def test_the_documentations_lock_file_has_what_its_extra_asks_for() -> None:
         assert versions and all(one.specifier.contains(version) for version in versions), one
 
 
-def test_nothing_of_ours_installs_packages_another_way() -> None:
+def test_nothing_of_ours_installs_packages_another_way():
     """Makefile and images: the lock files' script, and silofl itself without its dependencies."""
     for name in ("Makefile", "docker/Dockerfile"):
         text = re.sub(r"\\\n", " ", (ROOT / name).read_text())
@@ -206,7 +204,7 @@ def test_nothing_of_ours_installs_packages_another_way() -> None:
 # --- the base image ---------------------------------------------------------------------------------------------------
 
 
-def test_the_base_is_named_once_and_its_digest_is_one() -> None:
+def test_the_base_is_named_once_and_its_digest_is_one():
     text = (ROOT / "docker/Dockerfile").read_text()
     assert re.findall(r"^ARG SILOFL_BASE=\S+$", text, flags=re.MULTILINE) == [
         line for line in text.splitlines() if "SILOFL_BASE=" in line and line.startswith("ARG")
@@ -226,7 +224,7 @@ def test_the_base_is_named_once_and_its_digest_is_one() -> None:
 @pytest.mark.parametrize(
     ("answer", "moved"), [("sha256:" + "ab" * 32, True), ("latest", False), ("", False)]
 )
-def test_pinning_the_base_is_one_command(tmp_path: Path, answer: str, moved: bool) -> None:
+def test_pinning_the_base_is_one_command(tmp_path, answer, moved):
     """`docker` here is a stand-in for what asks the registry; it notes what it was asked."""
     (tmp_path / "docker").mkdir()
     for name in ("Dockerfile", "pin-base.sh"):

@@ -58,7 +58,7 @@ def write(folder: Path, method: str, shift: float = 0.0, seeds: tuple[int, ...] 
     return folder
 
 
-def test_by_hand(tmp_path: Path) -> None:
+def test_by_hand(tmp_path):
     """Best round: (1 + 1) / 4 in round 3; a withheld value is no round of its own.
 
     Least validation loss: a in round 2 (F1 0.6), b in round 1, the earlier of two equal ones (0.8). Weighted by test
@@ -75,7 +75,7 @@ def test_by_hand(tmp_path: Path) -> None:
     assert weighted(chosen) == pytest.approx(0.65)
 
 
-def test_fedalas_and_fedapms_statistics() -> None:
+def test_fedalas_and_fedapms_statistics():
     """Silos of 30 and 10 samples. Round 1: 0.6 and 0.8, mean 0.7, by samples 0.65; round 2: 0.7 and 0.4: 0.55, 0.625.
 
     AUC is best in round 2, and counts from there, though accuracy is not.
@@ -95,7 +95,7 @@ def test_fedalas_and_fedapms_statistics() -> None:
     assert best_of_each(rows, "received") == pytest.approx([0.7, 0.5, 0.8])
 
 
-def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables(tmp_path, capsys):
     """apple is 0.05 above local and fedavg in both silos: IPR 100. Fairness: F1 0.6 and 0.8 have variance 0.01."""
     folders = [
         write(tmp_path / name, name, shift)
@@ -108,7 +108,7 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| apple | 70.0 | 32.5 | 0.010 | 100 |" in lines
 
 
-def test_several_seeds(tmp_path: Path) -> None:
+def test_several_seeds(tmp_path):
     """The median over seeds; its bootstrap interval lies inside the range and holds the median."""
     one = write(tmp_path / "one", "fedavg", seeds=(1, 2))
     two = write(tmp_path / "two", "fedavg", 0.1, seeds=(3,))
@@ -121,7 +121,7 @@ def test_several_seeds(tmp_path: Path) -> None:
         read_runs([one, one])
 
 
-def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(tmp_path)])
     assert "has no history.csv" in capsys.readouterr().err

@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 import yaml
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from fuzz import EDITS, FEW, NUMBERS, PLAIN, VALUES, WORDS, Edits, edited, one_line
+from fuzz import EDITS, FEW, NUMBERS, PLAIN, VALUES, WORDS, edited, one_line
 from hypothesis import example, given
 from hypothesis import strategies as st
 from scans import leaks, write_dicom, write_nifti
@@ -61,7 +61,7 @@ from strategies.base.transport.reporting import read_data_summary
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """A file to write examples to."""
     return tmp_path_factory.mktemp("parsed") / "file"
 
@@ -78,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         st.sampled_from(sorted(defaults())) | WORDS, PLAIN | VALUES, max_size=4
     )
 )
-def test_settings(values: dict[str, Any]) -> None:
+def test_settings(values):
     try:
         assert isinstance(parse_settings(values), RunSettings)
     except UserError as error:
@@ -91,7 +91,7 @@ def test_settings(values: dict[str, Any]) -> None:
 @example(edits=[(0, 0, b"x" + b".x" * 3000 + b" = 1\n")])
 @example(edits=[(0, 0, b"x = 0x" + b"f" * 5000 + b"\n")])
 @given(edits=EDITS)
-def test_a_settings_file(place: Path, edits: Edits) -> None:
+def test_a_settings_file(place, edits):
     place.write_bytes(edited(toml_text(defaults()).encode(), edits))
     try:
         values = read_toml(place)
@@ -129,7 +129,7 @@ def read_as_federation(file: Path) -> None:
 @example(edits=[(0, 0, b"x: " + b"9" * 5000 + b"\n")])
 @example(edits=[(1, 10, b"name: *a"), (0, 0, b"\nx: &a [*a]")])
 @given(edits=EDITS)
-def test_federation_yaml(place: Path, edits: Edits) -> None:
+def test_federation_yaml(place, edits):
     place.write_bytes(edited(FEDERATION.encode(), edits))
     read_as_federation(place)
 
@@ -149,9 +149,7 @@ def test_federation_yaml(place: Path, edits: Edits) -> None:
         {}, optional=dict.fromkeys(("name", "device", "data", "memory", "policy"), VALUES)
     ),
 )
-def test_federation_yaml_of_any_values(
-    place: Path, top: dict[str, Any], silo: dict[str, Any]
-) -> None:
+def test_federation_yaml_of_any_values(place, top, silo):
     whole = {"name": "demo", "silos": [{"name": "a", "data": "x.npz", **silo}], **top}
     place.write_text(yaml.safe_dump(whole), encoding="utf-8", errors="surrogatepass")
     read_as_federation(place)
@@ -162,7 +160,7 @@ def test_federation_yaml_of_any_values(
 @example(edits=[(0, 0, b"floor = " + b"9" * 5000 + b"\n")])
 @example(edits=[(0, 0, b"floor = 0x" + b"f" * 5000 + b"\n")])
 @given(edits=EDITS)
-def test_a_policy(edits: Edits) -> None:
+def test_a_policy(edits):
     try:
         policy = parse_policy(
             edited(default_file().encode(), edits).decode(errors="replace"), "policy.toml"
@@ -178,7 +176,7 @@ def test_a_policy(edits: Edits) -> None:
     key=st.sampled_from([*map(key_of, Rules.model_fields)]),
     value=VALUES.filter(lambda value: value is not None),
 )
-def test_a_policy_of_any_values(key: str, value: Any) -> None:
+def test_a_policy_of_any_values(key, value):
     """JSON's scalars and lists are TOML's too."""
     try:
         parse_policy(f"{key} = {json.dumps(value)}", "policy.toml")
@@ -207,7 +205,7 @@ def tar(files: dict[str, bytes]) -> bytes:
 
 @FEW
 @given(edits=EDITS)
-def test_a_bundle(place: Path, edits: Edits) -> None:
+def test_a_bundle(place, edits):
     place.write_bytes(edited(tar(BUNDLE), edits))
     try:
         files = read_bundle(place)
@@ -218,7 +216,7 @@ def test_a_bundle(place: Path, edits: Edits) -> None:
 
 @FEW
 @given(edits=EDITS)
-def test_a_bundles_variables(edits: Edits) -> None:
+def test_a_bundles_variables(edits):
     try:
         site = site_of({**BUNDLE, ".env": edited(BUNDLE[".env"], edits)}, Path("clinic"))
         assert "/" not in site.name and not site.name.startswith(".")
@@ -227,7 +225,7 @@ def test_a_bundles_variables(edits: Edits) -> None:
 
 
 @pytest.fixture(scope="module")
-def request_text(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def request_text(tmp_path_factory):
     folder = tmp_path_factory.mktemp("request")
     _, out, _ = make_request("clinic", folder, None)
     return out.read_bytes()
@@ -236,7 +234,7 @@ def request_text(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @FEW
 @example(edits=[(0, 0, b"[" * 3000)])
 @given(edits=EDITS)
-def test_a_request(place: Path, request_text: bytes, edits: Edits) -> None:
+def test_a_request(place, request_text, edits):
     """What is taken is signed: no edit of what it says is."""
     place.write_bytes(edited(request_text, edits))
     try:
@@ -250,7 +248,7 @@ def test_a_request(place: Path, request_text: bytes, edits: Edits) -> None:
 
 @FEW
 @given(edits=EDITS)
-def test_a_state(place: Path, edits: Edits) -> None:
+def test_a_state(place, edits):
     """A sealed one is not read at all, unless it is what was written."""
     State({"w": torch.arange(20.0)}, {"round": 3}).save(place)
     whole = place.read_bytes()
@@ -263,7 +261,7 @@ def test_a_state(place: Path, edits: Edits) -> None:
 
 @FEW
 @given(edits=EDITS)
-def test_a_state_of_before_there_were_seals(place: Path, edits: Edits) -> None:
+def test_a_state_of_before_there_were_seals(place, edits):
     data = safetensors.torch.save(
         {"w": torch.arange(20.0)}, metadata={"numbers": '{"round": 3}'}
     )
@@ -276,7 +274,7 @@ def test_a_state_of_before_there_were_seals(place: Path, edits: Edits) -> None:
 
 @FEW
 @given(edits=EDITS)
-def test_a_history(place: Path, edits: Edits) -> None:
+def test_a_history(place, edits):
     """What is read can be written, and read again."""
     place.unlink(missing_ok=True)
     rows = [
@@ -298,13 +296,13 @@ def test_a_history(place: Path, edits: Edits) -> None:
 
 
 @pytest.fixture(scope="module")
-def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def log_folder(tmp_path_factory):
     return tmp_path_factory.mktemp("audit")
 
 
 @FEW
 @given(edits=EDITS)
-def test_an_audit_log(log_folder: Path, edits: Edits) -> None:
+def test_an_audit_log(log_folder, edits):
     """It is never an error to look, and always a fault or a note where a line is not as it was written."""
     for file in log_folder.iterdir():
         file.unlink()
@@ -338,7 +336,7 @@ def test_an_audit_log(log_folder: Path, edits: Edits) -> None:
 
 @FEW
 @given(edits=EDITS)
-def test_a_data_file(place: Path, edits: Edits) -> None:
+def test_a_data_file(place, edits):
     file = place.with_suffix(".npz")
     arrays: dict[str, Any] = {
         "x": np.arange(24, dtype=np.float32).reshape(8, 3),
@@ -408,9 +406,7 @@ EXPECTED = ExpectedReply("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4
         max_size=2,
     ),
 )
-def test_a_reply(
-    manifest: str, config: dict[str, Any], array: Array, metrics: dict[str, Any]
-) -> None:
+def test_a_reply(manifest, config, array, metrics):
     whole: dict[str, Any] = {"round": 1, "silo": "a", "manifest": manifest, **config}
     content = RecordDict(
         {"config": ConfigRecord(whole), "model.model": ArrayRecord({"vector": array})}
@@ -425,7 +421,7 @@ def test_a_reply(
         one_line(error)
 
 
-def test_a_reply_that_is_right_is_read() -> None:
+def test_a_reply_that_is_right_is_read():
     """The property above is not about refusals alone."""
     content = encode(
         Payload({"model": Model(torch.ones(4), "a", 1, 6)}), {"round": 1, "silo": "a"}
@@ -449,7 +445,7 @@ SUMMARY: dict[str, Any] = {
     changes=st.dictionaries(st.sampled_from(sorted(SUMMARY)) | WORDS, CELLS, max_size=3),
     left_out=st.sets(st.sampled_from(sorted(SUMMARY)), max_size=2),
 )
-def test_a_summary(changes: dict[str, Any], left_out: set[str]) -> None:
+def test_a_summary(changes, left_out):
     summary = {
         key: value for key, value in {**SUMMARY, **changes}.items() if key not in left_out
     }
@@ -482,7 +478,7 @@ SURVEYED = {
 @example(edits=[(0, 0, b"[" * 3000)])
 @example(edits=[(0, 70, b'{"kind":"number","missing":1,"mean":' + b"9" * 4000 + b',"sd":1}')])
 @given(edits=EDITS)
-def test_a_survey(edits: Edits) -> None:
+def test_a_survey(edits):
     """An answer that is read can be compared with others and shown."""
     answer = {"n": 200, "day": "", "columns": SURVEYED, "labels": {}}
     record = written_answer(answer)
@@ -539,7 +535,7 @@ RECIPE = Recipe(
 
 @FEW
 @given(edits=EDITS)
-def test_a_recipe(place: Path, edits: Edits) -> None:
+def test_a_recipe(place, edits):
     """As a file, and as the text in a data file or a model's card: what is read is written and read again alike."""
     for text in (RECIPE.toml("a comment"), RECIPE.as_json):
         place.write_bytes(edited(text.encode(), edits))
@@ -562,7 +558,7 @@ def test_a_recipe(place: Path, edits: Edits) -> None:
 
 @FEW
 @given(key=st.sampled_from(sorted(RECIPE.content["columns"][0])), value=VALUES)
-def test_a_recipe_of_any_values(key: str, value: Any) -> None:
+def test_a_recipe_of_any_values(key, value):
     content = RECIPE.content
     for changed in (
         {**content, "file": value},
@@ -602,7 +598,7 @@ PICTURES = PictureRecipe(
 
 @FEW
 @given(edits=EDITS)
-def test_a_recipe_of_pictures(place: Path, edits: Edits) -> None:
+def test_a_recipe_of_pictures(place, edits):
     for text in (PICTURES.toml("a comment"), PICTURES.as_json):
         place.write_bytes(edited(text.encode(), edits))
         try:
@@ -627,7 +623,7 @@ def test_a_recipe_of_pictures(place: Path, edits: Edits) -> None:
 @example(key="pictures", inner="shape", value=[8, 8, float("nan"), 1])
 @example(key="pictures", inner="shape", value=[8, 8, 10**400])
 @example(key="pictures", inner="window", value=[1, 10**400])
-def test_a_recipe_of_pictures_of_any_values(key: str, inner: str, value: Any) -> None:
+def test_a_recipe_of_pictures_of_any_values(key, inner, value):
     content = PICTURES.content
     own = content[key]
     for changed in (
@@ -656,7 +652,7 @@ def reads_or_says_one_line(file: Path, reading: Callable[[], Any]) -> None:
 
 @FEW
 @given(edits=EDITS)
-def test_dicom(place: Path, edits: Edits) -> None:
+def test_dicom(place, edits):
     write_dicom(
         place, np.arange(64, dtype=np.uint16).reshape(8, 8), RescaleSlope=2, RescaleIntercept=-9
     )
@@ -672,7 +668,7 @@ def test_dicom(place: Path, edits: Edits) -> None:
 
 @FEW
 @given(edits=EDITS, suffix=st.sampled_from([".nii", ".nii.gz"]))
-def test_nifti(place: Path, edits: Edits, suffix: str) -> None:
+def test_nifti(place, edits, suffix):
     file = write_nifti(
         place.with_suffix(suffix), np.arange(64, dtype=np.int16).reshape(4, 4, 4)
     )

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_the_oldest_and_the_newest_version_are_the_same_everywhere() -> None:
+def test_the_oldest_and_the_newest_version_are_the_same_everywhere():
     matched = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["project"]["requires-python"])
     assert matched is not None
     oldest, newest = f"3.{matched[1]}", f"3.{int(matched[2]) - 1}"
@@ -36,7 +36,7 @@ def test_the_oldest_and_the_newest_version_are_the_same_everywhere() -> None:
 PATCHES = {r"extractall\([^)]*filter": "3.11.4"}  # what Debian 12's 3.11.2 lacks
 
 
-def test_nothing_is_used_that_only_a_patch_release_brought() -> None:
+def test_nothing_is_used_that_only_a_patch_release_brought():
     own = Path(__file__).resolve()
     listed = subprocess.run(
         ["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -53,9 +53,7 @@ def test_nothing_is_used_that_only_a_patch_release_brought() -> None:
     ("version", "accepted"),
     [((3, 10), False), ((3, 11), True), ((3, 13), True), ((3, 14), False)],
 )
-def test_make_install_refuses_another_version(
-    tmp_path: Path, version: tuple[int, int], accepted: bool
-) -> None:
+def test_make_install_refuses_another_version(tmp_path, version, accepted):
     """`python` is a stand-in that says it is of this version; it makes no environment."""
     python = tmp_path / "python"
     code = f"import sys; sys.version_info = (*{version}, 0); exec(sys.argv[1])"

@@ -28,7 +28,7 @@ def build(kind: str, source: Path, out: Path) -> Path:
     return out / made.stdout.split()[-1]
 
 
-def test_silofl_is_imported_and_run_above_a_clone(tmp_path: Path) -> None:
+def test_silofl_is_imported_and_run_above_a_clone(tmp_path):
     """A clone's folder has the module's name, and Python looks into the folder that it is started in first."""
     (tmp_path / "silofl").mkdir()
     source = tmp_path / "silofl"
@@ -57,7 +57,7 @@ def test_silofl_is_imported_and_run_above_a_clone(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(tmp_path_factory):
     """A new environment with the wheel that is built from the sdist; the sdist is built from what git tracks."""
     folder = tmp_path_factory.mktemp("release")
     tracked = subprocess.run(
@@ -99,24 +99,20 @@ def run(environment: Path, command: Sequence[str], folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def directory(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(environment, tmp_path_factory):
     """The run directory that the installed command prints."""
     folder = tmp_path_factory.mktemp("runs")
     command = ["silofl", "simulate", "--strategy", "fedavg", "--rounds", "1", "--silos", "2"]
     return folder / run(environment, command, folder).splitlines()[-1]
 
 
-def test_the_wheel_is_this_version_and_holds_the_code(
-    environment: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_is_this_version_and_holds_the_code(environment, tmp_path):
     code = "import server, importlib.metadata as m; print(server.__file__, m.version('silofl'))"
     place, version = run(environment, ["python", "-c", code], tmp_path).split()
     assert Path(place).is_relative_to(environment) and version == VERSION
 
 
-def test_the_wheel_simulates_and_reports(
-    environment: Path, directory: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_simulates_and_reports(environment, directory, tmp_path):
     """`silofl simulate`, with the report and every method's file."""
     summary = json.loads((directory / "summary.json").read_text())
     assert (
@@ -136,9 +132,7 @@ print(silofl.__file__, run.runs.loc[0, "strategy"], len(run.silos), run.model("h
 
 
 @pytest.mark.exhaustive
-def test_the_wheel_reads_a_run_in_a_script(
-    environment: Path, directory: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_reads_a_run_in_a_script(environment, directory, tmp_path):
     """`import silofl` is the installed module, and reads the run that the installed command has made."""
     place, *found = run(
         environment, ["python", "-c", NOTEBOOK, str(directory)], tmp_path
@@ -146,6 +140,6 @@ def test_the_wheel_reads_a_run_in_a_script(
     assert Path(place).is_relative_to(environment) and found == ["fedavg", "2", "hospital-01"]
 
 
-def test_the_changelog_and_the_images_have_this_version() -> None:
+def test_the_changelog_and_the_images_have_this_version():
     assert f"## {VERSION}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert f"silofl-silo:{VERSION}" in (ROOT / "docker-compose.yml").read_text("utf-8")

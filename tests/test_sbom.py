@@ -51,13 +51,13 @@ def packages(content: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_every_locked_package_is_there_with_its_sums(image: str) -> None:
+def test_every_locked_package_is_there_with_its_sums(image):
     expected = locked(image)
     assert packages(sbom(image)) == expected
     assert len(expected) > 60 and all(expected.values())
 
 
-def test_the_images_are_those_of_the_build() -> None:
+def test_the_images_are_those_of_the_build():
     """The Dockerfile installs a part by its name; with an empty TORCH_INDEX it is PyTorch with CUDA."""
     text = (ROOT / "docker/Dockerfile").read_text()
     assert re.findall(r"sh /requirements/install\.sh (\w+)", text) == ["silo", "server"]
@@ -65,7 +65,7 @@ def test_the_images_are_those_of_the_build() -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_the_fields_that_cyclonedx_requires(image: str) -> None:
+def test_the_fields_that_cyclonedx_requires(image):
     content = sbom(image)
     assert (content["bomFormat"], content["specVersion"], content["version"]) == (
         "CycloneDX",
@@ -88,7 +88,7 @@ def test_the_fields_that_cyclonedx_requires(image: str) -> None:
     assert composition == {"aggregate": "incomplete", "assemblies": [every[0]["bom-ref"]]}
 
 
-def test_silofl_itself_with_its_licence() -> None:
+def test_silofl_itself_with_its_licence():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [own] = [one for one in sbom("silo")["components"] if one["name"] == "silofl"]
     assert own["version"] == project["version"]
@@ -110,7 +110,7 @@ def made(folder: Path, **variables: str) -> dict[str, bytes]:
     return {Path(name).name: Path(name).read_bytes() for name in done.stdout.split()}
 
 
-def test_the_same_packages_give_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_packages_give_the_same_bytes(tmp_path):
     first = made(tmp_path / "first", PYTHONHASHSEED="1")
     assert made(tmp_path / "second", PYTHONHASHSEED="2") == first
     version = metadata.version("silofl")
@@ -127,9 +127,7 @@ def test_the_same_packages_give_the_same_bytes(tmp_path: Path) -> None:
     ("file", "images"),
     [("silo", {*IMAGES}), ("server", {"server"}), ("torch-cuda", {"silo-gpu"}), ("dev", set())],
 )
-def test_a_package_that_is_planted_into_a_lock_file_is_found(
-    tmp_path: Path, file: str, images: set[str]
-) -> None:
+def test_a_package_that_is_planted_into_a_lock_file_is_found(tmp_path, file, images):
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     planted = (
@@ -145,7 +143,7 @@ def test_a_package_that_is_planted_into_a_lock_file_is_found(
     assert all(sums == ["ab" * 32, "cd" * 32] for sums in found.values() if sums)
 
 
-def test_a_licence_is_the_installed_packages_own() -> None:
+def test_a_licence_is_the_installed_packages_own():
     installed = metadata.version("flwr")
     assert list(licences("flwr", installed)) == [{"expression": "Apache-2.0"}]
     assert list(licences("flwr", "0.0.1")) == []  # another version may have another one
@@ -157,7 +155,7 @@ def test_a_licence_is_the_installed_packages_own() -> None:
     ]
 
 
-def test_a_release_has_it() -> None:
+def test_a_release_has_it():
     makefile = (ROOT / "Makefile").read_text()
     release = makefile.partition("\nrelease:")[2].partition("\n\n")[0]
     assert "-m requirements.sbom dist" in release

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from tiny import PLAIN, Files, TinyGrid, federate, random_silos, rows_of, write_silo
+from tiny import PLAIN, Files, federate, random_silos, rows_of, write_silo
 
 from client.app import app
 from client.site.record import Record
@@ -33,13 +32,13 @@ RUNS = [(seed, share) for seed in range(20) for share in (0.1, 0.2, 0.3)]  # six
 
 
 @pytest.fixture(autouse=True)
-def identity() -> Iterator[None]:
+def identity():
     with flower_identity():
         yield
 
 
 @pytest.fixture
-def patients() -> Numbers:
+def patients():
     """Sixty patients, four columns, on the scales of a clinic."""
     rng = np.random.default_rng(5)
     return rng.normal(size=(60, 4)) * [15, 1, 40, 0.3] + [60, 170, 200, 1]
@@ -99,7 +98,7 @@ def drawn_by(seed: int, share: float, n: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def test_the_sixty_run_reconstruction(patients: Numbers, tmp_path: Path) -> None:
+def test_the_sixty_run_reconstruction(patients, tmp_path):
     """Before: each run drew its training part, its summary had the exact sums; sixty runs gave sixty of sixty patients.
 
     Now: sixty summaries are one summary, whatever the runs ask for, and it is rounded.
@@ -120,9 +119,7 @@ def test_the_sixty_run_reconstruction(patients: Numbers, tmp_path: Path) -> None
     assert found(solve(asked, masks), patients) == 0
 
 
-def test_runs_that_leave_validation_unused_train_on_no_one_else(
-    patients: Numbers, tmp_path: Path
-) -> None:
+def test_runs_that_leave_validation_unused_train_on_no_one_else(patients, tmp_path):
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
     with_it, without = summary(file, state, validation=-1), summary(file, state, validation=0)
     assert (with_it["n_train"], with_it["n_val"]) == (51, 9)
@@ -130,7 +127,7 @@ def test_runs_that_leave_validation_unused_train_on_no_one_else(
     assert without["sum"] == with_it["sum"]
 
 
-def test_a_sixty_first_run_on_one_day(patients: Numbers, tmp_path: Path) -> None:
+def test_a_sixty_first_run_on_one_day(patients, tmp_path):
     """Runs are counted, not messages; what was counted outlives the process, and a number of its own is none."""
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
     assert all("sum" in summary(file, state, run=run) for run in range(1, 21) for _ in range(2))
@@ -143,7 +140,7 @@ def test_a_sixty_first_run_on_one_day(patients: Numbers, tmp_path: Path) -> None
 # ---- The two-summary difference --------------------------------------------------------------------------------------
 
 
-def test_the_two_summary_difference(patients: Numbers, tmp_path: Path) -> None:
+def test_the_two_summary_difference(patients, tmp_path):
     """One patient more in the file: the second summary has no sums, and why; the first one's come again after."""
     file, state = tmp_path / "own.npz", tmp_path / "state"
     val: dict[str, Any] = {"x_val": np.zeros((0, 4), np.float32), "y_val": np.zeros(0, int)}
@@ -152,7 +149,7 @@ def test_the_two_summary_difference(patients: Numbers, tmp_path: Path) -> None:
         "y_test": np.arange(12) % 2,
     }
 
-    def version(n: int) -> Path:
+    def version(n):
         y = np.arange(n) % 2
         write_npz(
             file, {"x_train": patients[:n].astype(np.float32), "y_train": y, **val, **test}
@@ -168,8 +165,8 @@ def test_the_two_summary_difference(patients: Numbers, tmp_path: Path) -> None:
 
 
 def test_what_was_given_outlives_the_process_and_nothing_is_given_where_it_is_lost(
-    patients: Numbers, tmp_path: Path
-) -> None:
+    patients, tmp_path
+):
     """The state directory remembers; without one, or where its record is damaged or gone, there are no sums."""
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
     first = summary(file, state)
@@ -191,7 +188,7 @@ def loose(folder: Path, *lines: str) -> Path:
     return file
 
 
-def test_rounding_tells_of_no_patient(patients: Numbers) -> None:
+def test_rounding_tells_of_no_patient(patients):
     """Even where both summaries had sums: whoever of the sixty is taken out, their difference is one of two numbers.
 
     Exact sums' difference is the record itself.
@@ -207,7 +204,7 @@ def test_rounding_tells_of_no_patient(patients: Numbers) -> None:
             assert sums is rounded_sums or np.allclose(each, patients ** (kind + 1))
 
 
-def test_a_column_in_which_one_patient_differs_looks_like_one_in_which_none_does() -> None:
+def test_a_column_in_which_one_patient_differs_looks_like_one_in_which_none_does():
     """A rare diagnosis: 0 of 64, or 1 of 64."""
     none, one = np.zeros((64, 1)), np.zeros((64, 1))
     one[17] = 1
@@ -218,7 +215,7 @@ def test_a_column_in_which_one_patient_differs_looks_like_one_in_which_none_does
 
 
 @pytest.mark.parametrize("n", [1, 9])
-def test_the_one_sample_silo(tmp_path: Path, n: int) -> None:
+def test_the_one_sample_silo(tmp_path, n):
     """A file whose training part is one patient: its gradient is that patient. No summary, model or sums leave."""
     file = tmp_path / "one.npz"
     x, y = np.ones((n, 3), np.float32) * np.arange(n)[:, None], np.arange(n) % 2
@@ -232,7 +229,7 @@ def test_the_one_sample_silo(tmp_path: Path, n: int) -> None:
         assert db.execute("SELECT count(*) FROM disclosed").fetchone() == (0,)
 
 
-def test_sums_are_of_enough_samples_only(patients: Numbers, tmp_path: Path) -> None:
+def test_sums_are_of_enough_samples_only(patients, tmp_path):
     file = write(tmp_path / "own.npz", patients[:40])
     assert summary(file, tmp_path / "state")["sums_withheld"] == (
         "its policy has min-sum-samples = 50, it has 34 training samples"
@@ -260,7 +257,7 @@ def records(file: Path, x: Numbers, patient: npt.NDArray[np.int64]) -> Path:
     return file
 
 
-def test_what_leaves_is_of_enough_patients(tmp_path: Path) -> None:
+def test_what_leaves_is_of_enough_patients(tmp_path):
     """600 records: of 9 patients nothing leaves, of 49 no sums; how many patients there are, no reason tells."""
     x, file = np.random.default_rng(7).normal(size=(600, 4)), tmp_path / "own.npz"
     few = [
@@ -278,9 +275,7 @@ def test_what_leaves_is_of_enough_patients(tmp_path: Path) -> None:
     assert "sum" in few[2]
 
 
-def test_a_patient_of_many_records_is_one_in_the_difference_of_two_versions(
-    tmp_path: Path,
-) -> None:
+def test_a_patient_of_many_records_is_one_in_the_difference_of_two_versions(tmp_path):
     """Sixty records more, all of one patient, or 49 corrected patients: the sums wait. Of 50 others, they leave."""
     x = np.random.default_rng(7).normal(size=(660, 4))
     file = tmp_path / "own.npz"
@@ -303,7 +298,7 @@ def test_a_patient_of_many_records_is_one_in_the_difference_of_two_versions(
     )
 
 
-def test_rounding_tells_of_no_patient_with_many_records(patients: Numbers) -> None:
+def test_rounding_tells_of_no_patient_with_many_records(patients):
     """Whoever of sixty patients is taken out, with all of seven records; rounded by rows, the difference tells more."""
     rng = np.random.default_rng(3)
     x = np.repeat(patients, 7, 0) + rng.normal(size=(420, 4)) * patients.std(0) / 10
@@ -339,15 +334,13 @@ WEAKENED = [
 
 
 @pytest.mark.parametrize(("settings", "reason"), WEAKENED, ids=[str(s) for s, _ in WEAKENED])
-def test_the_weakened_setting(
-    patients: Numbers, tmp_path: Path, settings: dict[str, Any], reason: str
-) -> None:
+def test_the_weakened_setting(patients, tmp_path, settings, reason):
     reply = summary(write(tmp_path / "own.npz", patients), tmp_path / "state", **settings)
     assert reply["error"].startswith(f"clinic refuses: {reason}") and "\n" not in reply["error"]
 
 
 @pytest.fixture
-def four(tmp_path: Path) -> Files:
+def four(tmp_path):
     """Enough samples for a policy's defaults; silo d has fewer than ten for its metrics."""
     return random_silos(tmp_path, {"a": 30, "b": 24, "c": 27, "d": 12})
 
@@ -361,9 +354,7 @@ def run(files: Files, tmp_path: Path, **changes: Any) -> Any:
     )
 
 
-def test_a_metric_over_few_samples_stays_whatever_the_run_says(
-    four: Files, tmp_path: Path
-) -> None:
+def test_a_metric_over_few_samples_stays_whatever_the_run_says(four, tmp_path):
     """min-metric-samples = 1 is the run's, 13 the site's: silo d's metrics stay, and the history says that they do."""
     policy = str(loose(tmp_path, "min-metric-samples = 13", 'metrics = ["accuracy"]'))
     done = run(four, tmp_path, policy=policy, strategy="fedavg", rounds=2, min_metric_samples=1)
@@ -376,13 +367,11 @@ def test_a_metric_over_few_samples_stays_whatever_the_run_says(
     assert "personal.train.loss" not in done.grid.traffic[-1][1].content.get("metrics", {})
 
 
-def test_a_silo_that_refuses_leaves_the_others_to_go_on(
-    four: Files, tmp_path: Path, caplog: Any
-) -> None:
+def test_a_silo_that_refuses_leaves_the_others_to_go_on(four, tmp_path, caplog):
     """One hospital of four keeps its model from peers; APPLE trains with the three, and says who refused and why."""
     strict = str(loose(tmp_path, "peers = false", "runs-per-day = 0"))
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.contexts[2].node_config["policy"] = strict
 
     done = run(four, tmp_path, prepare=prepare, strategy="apple", rounds=2)
@@ -394,7 +383,7 @@ def test_a_silo_that_refuses_leaves_the_others_to_go_on(
     assert "b refuses: its policy has peers = false, the run strategy = apple" in caplog.text
 
 
-def test_fewer_silos_than_a_hospital_wants(four: Files, tmp_path: Path) -> None:
+def test_fewer_silos_than_a_hospital_wants(four, tmp_path):
     """The server tells how many train; a quarter of four is one, and the hospital is not alone with the server."""
     policy = str(loose(tmp_path, "runs-per-day = 0"))
     with pytest.raises(
@@ -408,7 +397,7 @@ def test_fewer_silos_than_a_hospital_wants(four: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("personal", ["none", "", ",", "fc1"])
-def test_shared_layers_only(four: Files, tmp_path: Path, personal: str) -> None:
+def test_shared_layers_only(four, tmp_path, personal):
     """whole-model = false: no value of ``personal`` sends every layer, and one that keeps a layer is allowed."""
     policy = str(loose(tmp_path, "whole-model = false", "runs-per-day = 0"))
     given: dict[str, Any] = {
@@ -427,8 +416,8 @@ def test_shared_layers_only(four: Files, tmp_path: Path, personal: str) -> None:
 
 
 def test_the_size_of_what_is_sent_counts_whatever_a_method_declares(
-    four: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    four, tmp_path, monkeypatch
+):
     """A method that the table takes for a partial one, and that sends all: the app looks at the vector itself."""
     monkeypatch.setitem(module.METHODS, "fedavg", {"uploads": True})
     policy = str(loose(tmp_path, "whole-model = false", "runs-per-day = 0"))
@@ -442,13 +431,11 @@ def test_the_size_of_what_is_sent_counts_whatever_a_method_declares(
 # ---- Where a site gives no sums --------------------------------------------------------------------------------------
 
 
-def test_the_federation_goes_on_with_the_others_sums(
-    four: Files, tmp_path: Path, caplog: Any
-) -> None:
+def test_the_federation_goes_on_with_the_others_sums(four, tmp_path, caplog):
     """Silo b gives none: it is standardised by its own statistics, the others by those of a, c and d, as is said."""
     no_sums = str(loose(tmp_path, "sums = false", "runs-per-day = 0", "min-silos = 1"))
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.contexts[2].node_config["policy"] = no_sums
 
     done = run(
@@ -471,14 +458,14 @@ def test_the_federation_goes_on_with_the_others_sums(
 # ---- The two-version difference of metrics ---------------------------------------------------------------------------
 
 
-def test_metrics_of_one_model_before_and_after_a_patient_came(tmp_path: Path) -> None:
+def test_metrics_of_one_model_before_and_after_a_patient_came(tmp_path):
     """The initial model of a seed is the same in every run: its losses on two files would give one patient's loss."""
     files = random_silos(tmp_path, {"a": 60, "b": 60, "c": 60})
     policy = loose(tmp_path, "min-silos = 1")
     x, y = rows_of(files["a"])
 
-    def losses(rows: int) -> dict[int, float]:
-        def prepare(grid: TinyGrid) -> None:
+    def losses(rows):
+        def prepare(grid):
             for context in grid.contexts.values():
                 context.run_id = rows
 

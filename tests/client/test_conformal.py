@@ -42,7 +42,7 @@ def noisy(path: Path, rng: Any, n: int, task: str) -> Path:
 
 
 @pytest.fixture(scope="module", params=["multiclass", "regression"])
-def exported(request: Any, tmp_path_factory: Any) -> tuple[str, Path, Path, Path]:
+def exported(request, tmp_path_factory):
     """Task, run, the file of its silo and a file of 2,000 patients whom no model has seen."""
     folder, rng = tmp_path_factory.mktemp("conformal"), np.random.default_rng(11)
     files = {
@@ -57,9 +57,7 @@ def exported(request: Any, tmp_path_factory: Any) -> tuple[str, Path, Path, Path
     )
 
 
-def test_new_patients_are_covered(
-    tmp_path: Path, exported: tuple[str, Path, Path, Path], capsys: Any
-) -> None:
+def test_new_patients_are_covered(tmp_path, exported, capsys):
     """Of 2,000 new ones 90 % within four standard deviations, Beta(271, 30) of the threshold and binomial of these.
 
     The threshold by hand: the 271st smallest of 300 scores, by the probabilities that predict writes without it.
@@ -113,9 +111,7 @@ def test_new_patients_are_covered(
     assert abs(np.mean(held) - 0.9) < 4 * spread
 
 
-def test_predict_says_what_a_card_lacks(
-    tmp_path: Path, exported: tuple[str, Path, Path, Path], capsys: Any
-) -> None:
+def test_predict_says_what_a_card_lacks(tmp_path, exported, capsys):
     task, run, file, _ = exported
     bare, full = tmp_path / "bare.safetensors", tmp_path / "full.safetensors"
     export_model(run, "a", "last", bare)
@@ -148,7 +144,7 @@ def test_predict_says_what_a_card_lacks(
         assert card["conformal"]["threshold"] == pytest.approx(sorted(scores)[270], abs=1e-5)
 
 
-def test_a_patient_counts_once() -> None:
+def test_a_patient_counts_once():
     """Three patients of 5, 1 and 2 samples: one sample of each, the same in every call."""
     patient = np.array([4, 4, 4, 4, 4, 7, 9, 9])
     split = Split(np.arange(8.0, dtype=np.float32)[:, None], np.arange(8), patient)
@@ -157,7 +153,7 @@ def test_a_patient_counts_once() -> None:
     assert (one.y == one.x[:, 0]).all() and (one.y == one_per_patient(split)[0].y).all()
 
 
-def test_what_it_refuses(tmp_path: Path) -> None:
+def test_what_it_refuses(tmp_path):
     """Nothing is written. Ten per cent need nine samples: ceil(10 * 0.9) = 9."""
     files = random_silos(tmp_path, {"a": 20, "b": 20}, classes=2)
     federate(files, directory=tmp_path / "run", rounds=1)

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from tiny import Files, federate
-from torch import Tensor
+from tiny import federate
 
 from client.app import app
 from client.exchange import answer
@@ -26,22 +25,18 @@ from server.run.loop import Progress
 from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from strategies.base.client import SiloClient
-from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Update
 from strategies.scaffold import Scaffold, ScaffoldClient
 
 SECRET = "clinic.npz: patient 4711"
 
 
 @pytest.fixture
-def silo_a_fails(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[], object]], str]:
+def silo_a_fails(three, monkeypatch):
     """Run a federation in whose round 2 silo a does this as it trains; return why the round is without it."""
     train = SiloClient.train
 
-    def failing(do: Callable[[], object]) -> str:
-        def trains(self: SiloClient, **options: Any) -> None:
+    def failing(do):
+        def trains(self, **options):
             if (self.silo.name, self.round) == ("a", 2):
                 do()
             train(self, **options)
@@ -63,9 +58,7 @@ def throw(error: Exception) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("kind", [UserError, DataError, SiteError])
-def test_the_users_errors_reach_the_server_as_they_are(
-    silo_a_fails: Callable[..., str], kind: type[Exception], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_users_errors_reach_the_server_as_they_are(silo_a_fails, kind, caplog):
     assert (
         silo_a_fails(throw(kind("learning-rate = 9: lower it")))
         == "learning-rate = 9: lower it"
@@ -73,7 +66,7 @@ def test_the_users_errors_reach_the_server_as_they_are(
     assert not any(record.exc_info for record in caplog.records)
 
 
-def test_so_does_a_disk(silo_a_fails: Callable[..., str]) -> None:
+def test_so_does_a_disk(silo_a_fails):
     assert silo_a_fails(throw(OSError("the disk is gone"))) == "OSError: the disk is gone"
 
 
@@ -110,12 +103,7 @@ OUT_OF_MEMORY = [
 
 
 @pytest.mark.parametrize(("do", "device"), OUT_OF_MEMORY)
-def test_memory_that_ran_out_is_one_line_with_what_to_lower(
-    silo_a_fails: Callable[..., str],
-    do: Callable[[], object],
-    device: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_memory_that_ran_out_is_one_line_with_what_to_lower(silo_a_fails, do, device, caplog):
     line = silo_a_fails(do)
     assert re.fullmatch(
         rf"out of memory on .*\(device = {device}\): lower batch-size \(it is \d+\), .*", line
@@ -126,9 +114,7 @@ def test_memory_that_ran_out_is_one_line_with_what_to_lower(
     assert explain(error.value) == (2, re.sub(r" \(it is \d+\)", "", line))
 
 
-def test_a_simulation_ends_where_its_silos_have_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulation_ends_where_its_silos_have_no_memory(tmp_path, monkeypatch):
     """Its silos share the user's machine: without a silo its numbers would be others."""
     monkeypatch.setattr(SiloClient, "train", lambda *_, **__: torch.empty(1 << 60))
     with pytest.raises(UserError, match=r"^out of memory on .*batch-size \(it is 7\)"):
@@ -153,12 +139,7 @@ def test_a_simulation_ends_where_its_silos_have_no_memory(
         (lambda: dict[str, int]()[SECRET], "KeyError"),
     ],
 )
-def test_a_fault_reaches_it_without_the_silos_values(
-    silo_a_fails: Callable[..., str],
-    do: Callable[[], object],
-    kind: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_fault_reaches_it_without_the_silos_values(silo_a_fails, do, kind, caplog):
     """The server reads the error's type and the place in our code; the silo's log has the traceback, at ERROR."""
     reason = silo_a_fails(do)
     assert re.fullmatch(
@@ -174,12 +155,10 @@ def test_a_fault_reaches_it_without_the_silos_values(
 @pytest.mark.parametrize(
     "error", [ValueError("shapes"), UserError("a setting"), TypeError("None"), KeyError("x")]
 )
-def test_a_fault_in_a_methods_check_ends_the_run(
-    three: Files, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_fault_in_a_methods_check_ends_the_run(three, monkeypatch, error):
     """Before, every silo was left out for it."""
 
-    def check(self: PersonalizedStrategy, update: Update) -> None:
+    def check(self, update):
         raise error
 
     monkeypatch.setattr(Scaffold, "check", check)
@@ -189,12 +168,10 @@ def test_a_fault_in_a_methods_check_ends_the_run(
     assert explain(error)[0] == (2 if isinstance(error, UserError) else 1)
 
 
-def test_a_silo_is_blamed_for_its_numbers_alone(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_is_blamed_for_its_numbers_alone(three, monkeypatch):
     local_update = ScaffoldClient.local_update
 
-    def lying(self: ScaffoldClient) -> list[Tensor]:
+    def lying(self):
         vectors = local_update(self)
         if self.silo.name == "a":
             self.replies["steps"] = -1
@@ -207,12 +184,10 @@ def test_a_silo_is_blamed_for_its_numbers_alone(
 
 
 @pytest.mark.parametrize("kind", [UserError, DataError])
-def test_settings_that_cannot_be_read_lose_no_reply(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
-) -> None:
+def test_settings_that_cannot_be_read_lose_no_reply(tmp_path, monkeypatch, kind):
     """They are read again to note the reason for ``silofl watch``."""
 
-    def unreadable(run: Any) -> None:
+    def unreadable(run):
         raise kind("init-weights = w: it is no file of weights")
 
     monkeypatch.setattr(answer, "parse_settings", unreadable)
@@ -267,7 +242,7 @@ def bare(tree: ast.Module) -> Iterator[ast.Name]:
             yield node
 
 
-def test_no_error_of_ours_has_a_type_that_says_nothing() -> None:
+def test_no_error_of_ours_has_a_type_that_says_nothing():
     """A `ValueError` or `RuntimeError` of ours would end with exit code 1 and a traceback, as a fault of silofl."""
     paths = [path for room in (*OURS, "docker") for path in (ROOT / room).rglob("*.py")]
     found = [
@@ -278,7 +253,7 @@ def test_no_error_of_ours_has_a_type_that_says_nothing() -> None:
     assert {place for place in found if place.split(":")[0] not in CAUGHT} == set()
 
 
-def test_a_bare_error_is_found() -> None:
+def test_a_bare_error_is_found():
     caught = "try:\n    raise ValueError\nexcept (ValueError, KeyError):\n    pass\n"
     assert not list(bare(ast.parse(caught)))
     lines = {

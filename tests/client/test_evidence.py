@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Message, MetricRecord
 from predictions import read_csv
-from tiny import Files, Run, TinyGrid, federate, one_block, random_silos, rows_of, write_silo
+from tiny import Files, Run, federate, one_block, random_silos, rows_of, write_silo
 
 import client.site.trust.policy as site_policy
 from client.app import app
@@ -70,7 +70,7 @@ def of_one_network() -> list[str]:
 
 
 @pytest.mark.parametrize("method", of_one_network())
-def test_it_is_that_of_the_reported_model(tmp_path: Path, method: str) -> None:
+def test_it_is_that_of_the_reported_model(tmp_path, method):
     """Of every method for small networks: the Brier score of the model that ``export`` writes, by another way."""
     changes: dict[str, Any] = (
         {"learning_rate": 1.0, "rounds": 2} if method not in ("fedavg", "ditto") else {}
@@ -83,7 +83,7 @@ def test_it_is_that_of_the_reported_model(tmp_path: Path, method: str) -> None:
         )
 
 
-def test_a_model_of_several_networks_has_the_evidence_of_their_mixture(tmp_path: Path) -> None:
+def test_a_model_of_several_networks_has_the_evidence_of_their_mixture(tmp_path):
     """APFL that mixes outputs: its Brier score is of the mixture whose accuracy the report prints, by another way.
 
     The learning rate spoils later rounds, so the reported round is an early one, whose w and α the silo has kept.
@@ -119,7 +119,7 @@ def matrix_of(vector: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return vector[:6].double().numpy().reshape(2, 3), vector[6:].double().numpy()
 
 
-def test_the_closing_exchange_may_have_the_reported_model(tmp_path: Path) -> None:
+def test_the_closing_exchange_may_have_the_reported_model(tmp_path):
     """FedAvg's last aggregate is the best on validation data here: round 3 of a run of 2 rounds."""
     _, files, entry = finished(tmp_path, "fedavg", rounds=2, learning_rate=0.5)
     assert entry["final"]["round"] == 3
@@ -129,7 +129,7 @@ def test_the_closing_exchange_may_have_the_reported_model(tmp_path: Path) -> Non
     )
 
 
-def test_a_run_asks_once_and_its_rounds_are_as_before(tmp_path: Path) -> None:
+def test_a_run_asks_once_and_its_rounds_are_as_before(tmp_path):
     run, _, entry = finished(tmp_path / "with", "fedavg")
     plain, _, without = finished(tmp_path / "without", "fedavg", evidence="off")
     kinds = [m.metadata.message_type for m, _ in run.grid.traffic]
@@ -144,7 +144,7 @@ def test_a_run_asks_once_and_its_rounds_are_as_before(tmp_path: Path) -> None:
     assert without["per_silo"]["a"]["evidence"] == {}
 
 
-def test_the_common_threshold_is_the_weighted_mean(tmp_path: Path) -> None:
+def test_the_common_threshold_is_the_weighted_mean(tmp_path):
     run, _, entry = finished(tmp_path, "fedavg", classes=3)
     each = [v["evidence"]["conformal"] for v in entry["per_silo"].values()]
     sent = {config_of(m).get("number.common_threshold") for m, _ in run.grid.traffic[-3:]}
@@ -154,7 +154,7 @@ def test_the_common_threshold_is_the_weighted_mean(tmp_path: Path) -> None:
         assert n + values["evidence"]["conformal"][0] == values["n_test"] and len(sets) == 6
 
 
-def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path: Path) -> None:
+def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path):
     """By default a run does not ask hospitals; a policy's default lets nothing of it leave; then what it lists."""
     policy = tmp_path / "policy.toml"
     policy.write_text("")
@@ -230,7 +230,7 @@ def asked_of_a(
     return run, asked, run.grid.contexts[1]
 
 
-def test_a_run_has_the_evidence_of_one_model_only(tmp_path: Path) -> None:
+def test_a_run_has_the_evidence_of_one_model_only(tmp_path):
     """The same message again has the same answer; another threshold, or another model of the same round, has none."""
     run, asked, context = asked_of_a(tmp_path)
     (first, reply), (sets, _) = asked[0], asked[3]
@@ -242,7 +242,7 @@ def test_a_run_has_the_evidence_of_one_model_only(tmp_path: Path) -> None:
     assert again(sets, context).error.reason == REFUSAL
 
 
-def test_fifteen_runs_put_no_patient_into_a_smaller_cell(tmp_path: Path) -> None:
+def test_fifteen_runs_put_no_patient_into_a_smaller_cell(tmp_path):
     """Two bin sizes of one model give a few patients by subtraction: the policy alone chooses it, in whatever run."""
     _, asked, context = asked_of_a(tmp_path)
     answers = list[dict[str, Any]]()
@@ -253,7 +253,7 @@ def test_fifteen_runs_put_no_patient_into_a_smaller_cell(tmp_path: Path) -> None
     assert "reliability" in answers[0] and all(one == answers[0] for one in answers)
 
 
-def test_a_model_has_evidence_in_one_way_over_all_runs(tmp_path: Path) -> None:
+def test_a_model_has_evidence_in_one_way_over_all_runs(tmp_path):
     """Other statistics, another threshold, a policy of other bins: refused, also under another number of a run."""
     _, asked, context = asked_of_a(tmp_path)
     (first, _), (sets, _) = asked[0], asked[3]
@@ -269,7 +269,7 @@ def test_a_model_has_evidence_in_one_way_over_all_runs(tmp_path: Path) -> None:
     assert again(first, context).error.reason == way.format("evidence")
 
 
-def test_a_file_without_one_patient_gives_nothing_about_that_one(tmp_path: Path) -> None:
+def test_a_file_without_one_patient_gives_nothing_about_that_one(tmp_path):
     _, asked, context = asked_of_a(tmp_path)
     file = Path(context.node_config["data"])
     x, y = rows_of(file)
@@ -282,11 +282,11 @@ def test_a_file_without_one_patient_gives_nothing_about_that_one(tmp_path: Path)
     )
 
 
-def test_coverage_is_of_the_model_whose_evidence_has_left(tmp_path: Path) -> None:
+def test_coverage_is_of_the_model_whose_evidence_has_left(tmp_path):
     """Of a run whose second message never came, a server does not get the coverage of another model."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "evaluate.evidence":
                 message.content["config"].pop("number.common_threshold", None)
 
@@ -297,7 +297,7 @@ def test_coverage_is_of_the_model_whose_evidence_has_left(tmp_path: Path) -> Non
     assert again(asked[0][0], context, threshold=0.5).error.reason == REFUSAL
 
 
-def test_another_number_of_flowers_is_another_run_of_the_policy(tmp_path: Path) -> None:
+def test_another_number_of_flowers_is_another_run_of_the_policy(tmp_path):
     """A resumed run may ask for the evidence of its new model: as one more of ``runs-per-day``."""
     run, asked, context = asked_of_a(tmp_path, rules="runs-per-day = 2\n")
     crafted(run, context)
@@ -310,9 +310,7 @@ def test_another_number_of_flowers_is_another_run_of_the_policy(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wanted", ["off", "auto"])
-def test_a_hospital_answers_no_question_that_the_run_does_not_have(
-    tmp_path: Path, wanted: str
-) -> None:
+def test_a_hospital_answers_no_question_that_the_run_does_not_have(tmp_path, wanted):
     """The policy sees the run's settings; a server that asks all the same gets nothing."""
     given: dict[str, Any] = {"state_dir": tmp_path / "state", **CALM}
     asking, _, _ = finished(tmp_path / "1", "fedavg", **given)
@@ -330,9 +328,9 @@ def test_a_hospital_answers_no_question_that_the_run_does_not_have(
     )
 
 
-def test_a_silo_that_kept_no_such_model_is_named(tmp_path: Path) -> None:
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
+def test_a_silo_that_kept_no_such_model_is_named(tmp_path):
+    def prepare(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "evaluate.evidence" and silo == "a":
                 content: Any = message.content
                 content["config"]["reported"] = 99
@@ -352,7 +350,7 @@ def test_a_silo_that_kept_no_such_model_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_withdrawn_hospital_takes_its_evidence_along(tmp_path: Path) -> None:
+def test_a_withdrawn_hospital_takes_its_evidence_along(tmp_path):
     _, _, before = finished(tmp_path, "fedavg")
     withdraw("a", [tmp_path / "run"])
     (entry,) = json.loads((tmp_path / "run" / "summary.json").read_text())["runs"]
@@ -361,7 +359,7 @@ def test_a_withdrawn_hospital_takes_its_evidence_along(tmp_path: Path) -> None:
     assert entry["per_silo"]["b"]["brier"] == before["per_silo"]["b"]["brier"]
 
 
-def test_simulations_have_it_by_default(tmp_path: Path) -> None:
+def test_simulations_have_it_by_default(tmp_path):
     given = {
         "dataset": "breast-cancer",
         "silos": 4,
@@ -394,18 +392,18 @@ SPOILT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reason", SPOILT)
-def test_the_server_takes_no_nonsense(reason: str) -> None:
+def test_the_server_takes_no_nonsense(reason):
     with pytest.raises(DataError, match=reason):
         read_evidence(MetricRecord(SPOILT[reason]))
     with pytest.raises(DataError, match="carries no evidence"):
         read_evidence(None)
 
 
-def test_the_policys_words_are_those_that_are_measured() -> None:
+def test_the_policys_words_are_those_that_are_measured():
     assert site_policy.EVIDENCE == EVIDENCE
 
 
-def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path: Path) -> None:
+def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path):
     """a: 25 and 15 of 40; b: 27 and 3 of 30, so that neither may leave; without the word nothing leaves."""
     rng = np.random.default_rng(0)
     files = {}
@@ -436,9 +434,7 @@ def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path: Path) -> 
     assert run.federation.closing.evidence["a"]["subgroup.sex f"][0] == 25  # type: ignore[index]
 
 
-def test_the_site_learns_which_subgroups_were_suppressed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_site_learns_which_subgroups_were_suppressed(tmp_path, monkeypatch):
     """Their names for its audit log, without counts, and in no reply."""
     groups = np.repeat(["sex f", "sex m", "", "sex x"], (27, 12, 5, 3))
     told: list[Any] = []

@@ -28,7 +28,7 @@ from server.simulation.simulate import simulate
 from strategies.base.state import State
 
 
-def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
+def test_table_model_is_the_silos_own(tmp_path):
     """Deployed silos (state-dir), columns of very different scale, one hidden layer.
 
     ``agreed`` standardisation: mean and std over both silos' training rows, here by numpy. The network by hand:
@@ -87,9 +87,7 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("normalization", ["agreed", "silo"])
 @pytest.mark.parametrize("value", [36.7, 0.1, -1e6, 0.0])
-def test_a_column_that_never_changes_is_not_blown_up(
-    tmp_path: Path, value: float, normalization: str
-) -> None:
+def test_a_column_that_never_changes_is_not_blown_up(tmp_path, value, normalization):
     """99 rows of 36.7 have a mean square that is not the square of their mean in the last bit: std 1, not 1e-7.
 
     Beside it a column of a small spread about a large mean, which stays as it is: 1e6 ± 1/2.
@@ -112,7 +110,7 @@ def test_a_column_that_never_changes_is_not_blown_up(
     assert std[1] == pytest.approx(0.5, rel=0.1)
 
 
-def test_silos_own_standardisation(tmp_path: Path) -> None:
+def test_silos_own_standardisation(tmp_path):
     """``normalization = "silo"``: the card holds the statistics of the silo's own training rows; ``none``: nothing."""
     files = scaled_silos(tmp_path)
     federate(
@@ -139,7 +137,7 @@ def test_silos_own_standardisation(tmp_path: Path) -> None:
     )
 
 
-def test_pictures_and_batch_norm(tmp_path: Path) -> None:
+def test_pictures_and_batch_norm(tmp_path):
     """A run directory; bytes are scaled to [-1, 1], and the running statistics travel with the model."""
     rng = np.random.default_rng(3)
     x, y = rng.integers(0, 256, (120, 8, 8, 3), np.uint8), np.arange(120) % 3
@@ -182,7 +180,7 @@ def test_pictures_and_batch_norm(tmp_path: Path) -> None:
         assert not np.allclose(given, fresh((inputs - 0.5) / 0.5).softmax(1).numpy(), atol=1e-2)
 
 
-def test_best_and_last(tmp_path: Path) -> None:
+def test_best_and_last(tmp_path):
     """``best`` is the personal model of the first round with the highest validation accuracy, ``last`` the last."""
     run, accuracy = jumpy_run(tmp_path)
     best_round = 1 + int(np.argmax(accuracy))
@@ -202,14 +200,14 @@ def test_best_and_last(tmp_path: Path) -> None:
     assert not torch.equal(flat(weights["best"]), flat(weights["last"]))
 
 
-def test_a_round_without_evaluation_is_not_the_best(tmp_path: Path) -> None:
+def test_a_round_without_evaluation_is_not_the_best(tmp_path):
     """Evaluated in rounds 2 and 4 of 4: the best of these two, and no round of which nothing is known."""
     _, accuracy = jumpy_run(tmp_path, evaluate_every=2, rounds=4)
     assert len(accuracy) == 2 and accuracy[0] > accuracy[1]
     assert export_model(tmp_path / "run", "b", "best", tmp_path / "b.safetensors").round == 2
 
 
-def test_one_of_several_runs(tmp_path: Path) -> None:
+def test_one_of_several_runs(tmp_path):
     files = random_silos(tmp_path, {"a": 6, "b": 10})
     for name, strategy, seed in (
         ("one", "local", 7),
@@ -249,7 +247,7 @@ def test_one_of_several_runs(tmp_path: Path) -> None:
     assert export_model(state / "one" / "local-7" / "a", "a", "best", out).method == "local"
 
 
-def test_several_runs_of_the_same_name(tmp_path: Path) -> None:
+def test_several_runs_of_the_same_name(tmp_path):
     """Each has its own folder; which is meant has to be said. What an earlier version left is among them."""
     files = random_silos(tmp_path, {"a": 6, "b": 10})
     state, out = tmp_path / "state", tmp_path / "m.safetensors"
@@ -280,7 +278,7 @@ def test_several_runs_of_the_same_name(tmp_path: Path) -> None:
         export_model(own.parent, "a", "last", out)
 
 
-def test_what_cannot_be_exported(tmp_path: Path) -> None:
+def test_what_cannot_be_exported(tmp_path):
     out = tmp_path / "m.safetensors"
     with pytest.raises(ValueError, match="there is no directory"):
         export_model(tmp_path / "nowhere", "a", "best", out)
@@ -300,7 +298,7 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory):
     """A model for tables of three columns."""
     folder = tmp_path_factory.mktemp("exported")
     federate(random_silos(folder, {"a": 6, "b": 10}), directory=folder / "run", rounds=1)
@@ -324,9 +322,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_labels_are_not_needed(
-    exported: Path, tmp_path: Path, arrays: dict[str, Any], rows: int
-) -> None:
+def test_labels_are_not_needed(exported, tmp_path, arrays, rows):
     np.savez(tmp_path / "new.npz", **arrays)
     _, _, p = read_csv(predict_file(exported, tmp_path / "new.npz"))
     assert p.shape == (rows, 3) and np.allclose(p.sum(1), 1, atol=1e-5)
@@ -352,16 +348,14 @@ def test_labels_are_not_needed(
         ),
     ],
 )
-def test_data_that_do_not_fit(
-    exported: Path, tmp_path: Path, arrays: dict[str, Any], reason: str
-) -> None:
+def test_data_that_do_not_fit(exported, tmp_path, arrays, reason):
     np.savez(tmp_path / "new.npz", **arrays)
     with pytest.raises(ValueError, match=reason) as caught:
         predict_file(exported, tmp_path / "new.npz")
     assert "\n" not in str(caught.value)
 
 
-def test_models_that_cannot_be_read(exported: Path, tmp_path: Path) -> None:
+def test_models_that_cannot_be_read(exported, tmp_path):
     model = tmp_path / "m.safetensors"
     with pytest.raises(ValueError, match="there is no model"):
         read_model(model)
@@ -410,7 +404,7 @@ def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([weights["fc1.weight"].reshape(-1), weights["fc1.bias"]])
 
 
-def test_none_of_100_damaged_exports_predicts(exported: Path) -> None:
+def test_none_of_100_damaged_exports_predicts(exported):
     """The model or its card: what is read is what was exported, or one line says that it is not."""
     for file in (exported, card_file(exported)):
         whole = file.read_bytes()
@@ -423,7 +417,7 @@ def test_none_of_100_damaged_exports_predicts(exported: Path) -> None:
     assert read_model(exported)[0].method
 
 
-def test_an_export_of_before_there_were_seals_predicts(exported: Path, tmp_path: Path) -> None:
+def test_an_export_of_before_there_were_seals_predicts(exported, tmp_path):
     tensors, old = safetensors.torch.load_file(exported), tmp_path / "old"
     old.write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
     card_file(old).write_bytes(card_file(exported).read_bytes())
@@ -431,7 +425,7 @@ def test_an_export_of_before_there_were_seals_predicts(exported: Path, tmp_path:
     assert net.state_dict().keys() == tensors.keys()
 
 
-def test_several_inputs_are_predicted_as_the_file_has_them(tmp_path: Path) -> None:
+def test_several_inputs_are_predicted_as_the_file_has_them(tmp_path):
     """Whatever the order of the file; a picture of bytes is scaled as in training."""
     rng, n = np.random.default_rng(0), 60
     scan, notes = rng.integers(0, 256, (n, 8, 8), np.uint8), rng.integers(0, 9, (n, 4))

@@ -6,7 +6,7 @@ The attacker is the server. It knows the code, the settings, and how many patien
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ CLASSES = 3
 
 
 @pytest.fixture(autouse=True)
-def identity() -> Iterator[None]:
+def identity():
     with flower_identity():
         yield
 
@@ -77,13 +77,13 @@ def patients_read(run: Run, folder: Path) -> list[bool]:
     return found
 
 
-def test_the_last_batch_of_one_patient(tmp_path: Path) -> None:
+def test_the_last_batch_of_one_patient(tmp_path):
     """Every reply was one patient, exactly. With the rule on batches alone, no reply is."""
     before = patients_read(erase(tmp_path, "min-batch-size = 1", "max-decay = 1"), tmp_path)
     assert len(before) == 12 and all(before)
 
 
-def test_no_reply_is_of_one_patient(tmp_path: Path) -> None:
+def test_no_reply_is_of_one_patient(tmp_path):
     after = patients_read(erase(tmp_path, "max-decay = 1"), tmp_path)
     assert len(after) == 12 and not any(after)
 
@@ -103,14 +103,12 @@ def test_no_reply_is_of_one_patient(tmp_path: Path) -> None:
     ],
     ids=["weight decay", "proximal term", "another product"],
 )
-def test_steps_that_forget_the_earlier_ones_are_refused(
-    tmp_path: Path, settings: dict[str, Any], said: str
-) -> None:
+def test_steps_that_forget_the_earlier_ones_are_refused(tmp_path, settings, said):
     with pytest.raises(ValueError, match=f"its policy has max-decay = 0.1, {said}"):
         erase(tmp_path, **settings)
 
 
-def test_a_proximal_weight_that_the_servers_message_raises(tmp_path: Path, caplog: Any) -> None:
+def test_a_proximal_weight_that_the_servers_message_raises(tmp_path, caplog):
     """FedDyn multiplies α by a number of the server's: at 0.05 x 2.8 a step replaces 14 % of silo a's model."""
     files = random_silos(tmp_path, {"a": 20, "b": 50, "c": 98})
     given: dict[str, Any] = {
@@ -126,9 +124,7 @@ def test_a_proximal_weight_that_the_servers_message_raises(tmp_path: Path, caplo
     assert "a: max-decay = 0.1, and learning rate x proximal weight = 0.14" in caplog.text
 
 
-def test_a_run_that_asks_for_it_has_the_same_numbers_with_and_without_the_sites_rule(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_asks_for_it_has_the_same_numbers_with_and_without_the_sites_rule(tmp_path):
     """min-batch-size = 8 in a simulation is what a hospital's default policy does: the same models bit for bit."""
     runs = []
     for name, policy, least in (
@@ -156,7 +152,7 @@ def test_a_run_that_asks_for_it_has_the_same_numbers_with_and_without_the_sites_
     )
 
 
-def test_fewer_patients_than_a_batch_may_have(tmp_path: Path) -> None:
+def test_fewer_patients_than_a_batch_may_have(tmp_path):
     with pytest.raises(
         ValueError,
         match=r"c refuses: its policy has min-batch-size = 25, it has 20 training samples",
@@ -164,9 +160,7 @@ def test_fewer_patients_than_a_batch_may_have(tmp_path: Path) -> None:
         erase(tmp_path, "min-batch-size = 25", "max-decay = 1", batch_size=30)
 
 
-def test_a_part_of_the_training_part_that_is_smaller_than_a_batch_may_be(
-    tmp_path: Path,
-) -> None:
+def test_a_part_of_the_training_part_that_is_smaller_than_a_batch_may_be(tmp_path):
     """ALA learns its weights on a share of the patients, which the run chooses: 10 % of 20 are two."""
     given: dict[str, Any] = {"strategy": "fedala", "fedala__sample_percent": 10.0, "rounds": 2}
     with pytest.raises(
@@ -195,7 +189,7 @@ def nearest_patient(loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> floa
     return min(found)
 
 
-def test_a_focal_loss_that_sees_the_worst_sample_alone(tmp_path: Path) -> None:
+def test_a_focal_loss_that_sees_the_worst_sample_alone(tmp_path):
     """Of 120 patients in one batch one was read to four digits, with an untouched model and settings alone."""
     y = torch.arange(120) % 2
     assert nearest_patient(loss_function("focal", 50.0), y) < 0.02
@@ -204,12 +198,12 @@ def test_a_focal_loss_that_sees_the_worst_sample_alone(tmp_path: Path) -> None:
         erase(tmp_path, loss="focal", focal_gamma=5.5)
 
 
-def test_a_balanced_loss_that_sees_the_rarest_class_alone(tmp_path: Path) -> None:
+def test_a_balanced_loss_that_sees_the_rarest_class_alone(tmp_path):
     """FedRoD's, with one ill patient among 119 others: p_c ~ n_c^γ exp(z_c)."""
     y = torch.zeros(120, dtype=torch.long)
     y[7] = 1
 
-    def loss(gamma: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(gamma):
         return lambda z, y: nn.functional.cross_entropy(
             z + gamma * torch.tensor([119.0, 1.0]).log(), y
         )
@@ -223,9 +217,7 @@ def test_a_balanced_loss_that_sees_the_rarest_class_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dimension", [11, 2, 1])
-def test_a_projection_to_nearly_all_numbers_counts_as_the_whole_model(
-    tmp_path: Path, dimension: int
-) -> None:
+def test_a_projection_to_nearly_all_numbers_counts_as_the_whole_model(tmp_path, dimension):
     """12 parameters: from 1 % on, d numbers tell of them what the policy keeps here."""
     given: dict[str, Any] = {
         "strategy": "lp-proj",
@@ -239,7 +231,7 @@ def test_a_projection_to_nearly_all_numbers_counts_as_the_whole_model(
         erase(tmp_path, "whole-model = false", **given)
 
 
-def test_a_projection_to_few_numbers_is_none(tmp_path: Path) -> None:
+def test_a_projection_to_few_numbers_is_none(tmp_path):
     given: dict[str, Any] = {
         "strategy": "lp-proj",
         "lp-proj__dimension": 5,
@@ -253,13 +245,13 @@ def test_a_projection_to_few_numbers_is_none(tmp_path: Path) -> None:
 # ---- The metric oracle -----------------------------------------------------------------------------------------------
 
 
-def test_the_metric_oracle(tmp_path: Path) -> None:
+def test_the_metric_oracle(tmp_path):
     """Where evaluations are not counted, the task's score alone gives every test patient: the number is what counts."""
     oracle = Oracle(tmp_path, rules(tmp_path, "max-evaluations = 0", "max-messages = 0"))
     assert (oracle.read(), oracle.asked) == (PATIENTS, (2 + PATIENTS * BITS) * COLUMNS)
 
 
-def test_evaluations_are_counted(tmp_path: Path) -> None:
+def test_evaluations_are_counted(tmp_path):
     oracle = Oracle(tmp_path, rules(tmp_path))
     assert (oracle.read(), oracle.asked) == (0, 50)
     assert (
@@ -268,7 +260,7 @@ def test_evaluations_are_counted(tmp_path: Path) -> None:
     )
 
 
-def test_evaluations_obey_the_floor(tmp_path: Path) -> None:
+def test_evaluations_obey_the_floor(tmp_path):
     oracle = Oracle(tmp_path, rules(tmp_path, "floor = 11"))
     oracle.read()
     assert (
@@ -276,7 +268,7 @@ def test_evaluations_obey_the_floor(tmp_path: Path) -> None:
     )
 
 
-def test_metrics_that_leave_without_a_file(tmp_path: Path) -> None:
+def test_metrics_that_leave_without_a_file(tmp_path):
     """The loss and the task's score; every other metric where the policy lists it, and of public data."""
     seen = []
     for lines in ((), ('metrics = ["macro_f1"]',), None):
@@ -294,7 +286,7 @@ def test_metrics_that_leave_without_a_file(tmp_path: Path) -> None:
 # ---- More rounds, or messages, than a run may have -------------------------------------------------------------------
 
 
-def test_rounds_are_counted_whatever_the_run_says(tmp_path: Path) -> None:
+def test_rounds_are_counted_whatever_the_run_says(tmp_path):
     """The run says two rounds, and the server sends a third; under another run's number the count is another one."""
     run = erase(tmp_path, "max-rounds = 2", "max-decay = 1", rounds=2)
     message, _ = next(
@@ -310,7 +302,7 @@ def test_rounds_are_counted_whatever_the_run_says(tmp_path: Path) -> None:
         erase(tmp_path, "max-rounds = 2", "max-decay = 1", rounds=3)
 
 
-def test_messages_of_every_kind_count(tmp_path: Path) -> None:
+def test_messages_of_every_kind_count(tmp_path):
     oracle = Oracle(tmp_path, rules(tmp_path, "max-messages = 3"))
     query = Message(RecordDict({}), 1, "query")
     for reply in itertools.islice((app(query, oracle.context) for _ in itertools.count()), 3):
@@ -324,7 +316,7 @@ def test_messages_of_every_kind_count(tmp_path: Path) -> None:
     assert not app(query, oracle.context).has_error()
 
 
-def test_what_the_sites_own_process_has_counted_the_app_does_not(tmp_path: Path) -> None:
+def test_what_the_sites_own_process_has_counted_the_app_does_not(tmp_path):
     """It passes the terms on, under which it has checked and counted the message."""
     oracle = Oracle(tmp_path, rules(tmp_path, "max-messages = 1"))
     given = written_terms(read_terms(oracle.context.node_config, oracle.context.run_config))
@@ -340,7 +332,7 @@ def test_what_the_sites_own_process_has_counted_the_app_does_not(tmp_path: Path)
     )
 
 
-def test_a_report_of_runs_whose_other_metrics_stay(tmp_path: Path) -> None:
+def test_a_report_of_runs_whose_other_metrics_stay(tmp_path):
     """Loss and score are enough for it: what stays is missing, and nothing stands in its place."""
     files = random_silos(tmp_path, SIZES)
     out = tmp_path / "run"

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ CONFORMAL = {
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def exported(tmp_path_factory):
     """A model with its card, and a data file that it fits."""
     folder = tmp_path_factory.mktemp("card")
     files = random_silos(folder, {"a": 6, "b": 10})
@@ -52,10 +51,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def changed(exported: tuple[Path, Path], tmp_path: Path) -> Callable[[Change], Path]:
+def changed(exported, tmp_path):
     """Write the model with another card, which the model's header is sealed with, as an attacker can."""
 
-    def write(change: Change) -> Path:
+    def write(change):
         tensors, _ = read_sealed(exported[0], ("format",))
         card = json.loads(card_file(exported[0]).read_text())
         change(card)
@@ -157,21 +156,13 @@ def put(*path: str, value: object) -> Change:
         ),
     ],
 )
-def test_bad_cards_are_one_line(
-    changed: Callable[[Change], Path], change: Change, line: str
-) -> None:
+def test_bad_cards_are_one_line(changed, change, line):
     with pytest.raises(UserError, match=line.replace("()", r"\(\)")) as caught:
         read_model(changed(change))
     assert "\n" not in str(caught.value)
 
 
-def test_a_card_that_names_code_runs_none(
-    changed: Callable[[Change], Path],
-    exported: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_card_that_names_code_runs_none(changed, exported, tmp_path, monkeypatch, capsys):
     """In Python's path, as files beside a model often are; also with another network named."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "planted.py").write_text(
@@ -192,9 +183,7 @@ def test_a_card_that_names_code_runs_none(
     assert len(errors) == 4 and all("planted:f, code of its own" in line for line in errors)
 
 
-def test_answers_that_are_no_numbers_are_refused(
-    exported: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_answers_that_are_no_numbers_are_refused(exported, tmp_path):
     tensors, _ = read_sealed(exported[0], ("format",))
     name = next(iter(tensors))
     text = card_file(exported[0]).read_bytes()
@@ -209,7 +198,7 @@ def test_answers_that_are_no_numbers_are_refused(
         predict_file(tmp_path / "m.safetensors", exported[1])
 
 
-def test_deep_and_long_cards_are_refused(tmp_path: Path) -> None:
+def test_deep_and_long_cards_are_refused(tmp_path):
     for text in (b'{"model": ' + b"[" * 100_000, b"[]", b'{"method": "a', b"\xff\xfe"):
         with pytest.raises(DataError, match="export it") as caught:
             parse_json(Card, text, tmp_path / "card.json", "export it")
@@ -217,18 +206,18 @@ def test_deep_and_long_cards_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+x", "-x", "@a", "-"])
-def test_labels_that_a_spreadsheet_computes_are_refused(name: str) -> None:
+def test_labels_that_a_spreadsheet_computes_are_refused(name):
     with pytest.raises(DataError, match=r"begins with .*, which a spreadsheet computes"):
         parse_schema({"labels": ["well", name]})
     assert guard_formula(name) == f"'{name}" and unguard_formula(guard_formula(name)) == name
 
 
 @pytest.mark.parametrize("name", ["-1", "+2.5", "well", "1-2", "a@b"])
-def test_numbers_and_names_are_no_formulas(name: str) -> None:
+def test_numbers_and_names_are_no_formulas(name):
     assert parse_schema({"labels": [name]}).labels == (name,) and not is_formula(name)
 
 
-def test_patients_keys_of_a_data_file_are_guarded(exported: tuple[Path, Path]) -> None:
+def test_patients_keys_of_a_data_file_are_guarded(exported):
     from client.tables.new_samples import NewSamples, answers_csv
 
     asked = NewSamples(np.zeros((2, 3)), 0, parse_schema({}), ["=HYPERLINK()", "-7"], "patient")

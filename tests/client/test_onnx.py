@@ -47,7 +47,7 @@ def bare(name: str, shape: tuple[Any, ...]) -> tuple[Card, FlatModel]:
 
 
 @pytest.mark.parametrize("name", [name for name in TYPICAL if name not in REFUSED])
-def test_networks_as_onnx(name: str) -> None:
+def test_networks_as_onnx(name):
     """What onnxruntime gives is compared here again, on other inputs."""
     card, net = bare(name, shape := TYPICAL[name])
     halved = Temperature(T=2.0, samples=30, loss_before=1.0, loss_after=1.0, as_trained=True)
@@ -67,13 +67,13 @@ def test_networks_as_onnx(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_translated_is_refused_in_one_line(name: str) -> None:
+def test_what_cannot_be_translated_is_refused_in_one_line(name):
     with pytest.raises(UserError, match=f"--onnx: {name} .*leave --onnx out") as caught:
         onnx_of(*bare(name, TYPICAL[name]))
     assert "\n" not in str(caught.value)
 
 
-def test_several_inputs_are_refused() -> None:
+def test_several_inputs_are_refused():
     card, net = bare("mlp", (3,))
     card = card.model_copy(
         update={"input": Input(shape=write_shape((("a", (3,)), ("b", (4,)))), dtype="float32")}
@@ -82,12 +82,12 @@ def test_several_inputs_are_refused() -> None:
         onnx_of(card, net)
 
 
-def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_found(monkeypatch):
     """A network that says something else when it is traced than when it is used."""
     card, net = bare("mlp", (3,))
     forward = Answering.forward
 
-    def odd(self: Any, x: Any) -> Any:
+    def odd(self, x):
         return forward(self, x) + (0 if torch.onnx.is_in_onnx_export() else 1e-3)
 
     monkeypatch.setattr(Answering, "forward", odd)
@@ -99,7 +99,7 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "task", [task for task in MADE if task not in ("ordinal", "segmentation")]
 )
-def test_the_file_predicts_as_silofl(tmp_path: Path, task: str) -> None:
+def test_the_file_predicts_as_silofl(tmp_path, task):
     """With standardised columns and labels, and bytes: raw values in, the numbers of ``silofl predict`` out."""
     files = hospital_files(tmp_path, task)
     federate(
@@ -122,9 +122,7 @@ def test_the_file_predicts_as_silofl(tmp_path: Path, task: str) -> None:
     assert np.allclose(answers, ours, rtol=1e-4, atol=1e-4)
 
 
-def test_nothing_is_written_without_the_package(
-    tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_nothing_is_written_without_the_package(tmp_path, monkeypatch, capsys):
     files = random_silos(tmp_path, {"a": 40, "b": 40})
     federate(files, directory=tmp_path / "run", rounds=1)
     out = tmp_path / "m.safetensors"
@@ -142,7 +140,7 @@ def test_nothing_is_written_without_the_package(
     assert card["file"] == "m.onnx" and (tmp_path / "m.onnx").is_file()
 
 
-def test_an_older_file_beside_a_new_model_is_named(tmp_path: Path, capsys: Any) -> None:
+def test_an_older_file_beside_a_new_model_is_named(tmp_path, capsys):
     """It is another model's, and stays: nothing is removed unasked."""
     federate(random_silos(tmp_path, {"a": 40, "b": 40}), directory=tmp_path / "run", rounds=1)
     command = [
@@ -161,7 +159,7 @@ def test_an_older_file_beside_a_new_model_is_named(tmp_path: Path, capsys: Any) 
     assert main([*command, "--onnx"]) == 0 and said not in capsys.readouterr().out
 
 
-def test_the_lines_of_the_page(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_lines_of_the_page(tmp_path, monkeypatch):
     """docs/own-model.md: a model in plain PyTorch, and in onnxruntime, as printed; silofl cannot be imported."""
     files = random_silos(tmp_path, {"a": 40, "b": 40})
     federate(files, directory=tmp_path / "run", rounds=2, normalization="silo", mlp__hidden="5")

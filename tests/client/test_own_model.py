@@ -168,9 +168,7 @@ def ask(
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedper", "apfl", "local", "fedavg-ft"])
-def test_the_model_that_leaves_is_the_one_that_the_report_shows(
-    tmp_path: Path, method: str
-) -> None:
+def test_the_model_that_leaves_is_the_one_that_the_report_shows(tmp_path, method):
     """Bit for bit what the silo's state has for ``export --which reported``; one message more, and nothing else."""
     sites = Sites(tmp_path, strategy=method)
     run = sites.run()
@@ -199,7 +197,7 @@ def test_the_model_that_leaves_is_the_one_that_the_report_shows(
     }
 
 
-def test_the_best_round_and_not_the_last_one(tmp_path: Path) -> None:
+def test_the_best_round_and_not_the_last_one(tmp_path):
     """A rate at which scores jump about: the report shows an earlier round, and so does the model."""
     sites = Sites(tmp_path, rounds=5, learning_rate=20.0, ditto__lambda=0.0)
     run = sites.run()
@@ -211,7 +209,7 @@ def test_the_best_round_and_not_the_last_one(tmp_path: Path) -> None:
     assert not same(sites.kept()["a"].arrays[OWN], State.load(newest).arrays["personal"])
 
 
-def test_a_shared_model_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_shared_model_is_not_asked_for(tmp_path):
     """FedAvg's report shows the model that the server has; a message that asks all the same is refused."""
     sites = Sites(tmp_path, strategy="fedavg")
     run = sites.run()
@@ -224,7 +222,7 @@ def test_a_shared_model_is_not_asked_for(tmp_path: Path) -> None:
     )
 
 
-def test_running_statistics_go_along(tmp_path: Path) -> None:
+def test_running_statistics_go_along(tmp_path):
     """Of a network with batch normalisation: a model of its own is of no use without them."""
     rng = np.random.default_rng(3)
     np.savez(
@@ -265,9 +263,7 @@ def test_running_statistics_go_along(tmp_path: Path) -> None:
         (f"{ALLOWED}max-evaluations = 1\n", "its policy has max-evaluations = 1"),
     ],
 )
-def test_a_policy_keeps_it_here_and_the_run_goes_on(
-    tmp_path: Path, rules: str, line: str
-) -> None:
+def test_a_policy_keeps_it_here_and_the_run_goes_on(tmp_path, rules, line):
     """One line; the others' models, and every number of the run, are as they are without that policy."""
     sites = Sites(tmp_path / "1", strategy="fedper")
     free = Sites(tmp_path / "2", strategy="fedper")
@@ -284,7 +280,7 @@ def test_a_policy_keeps_it_here_and_the_run_goes_on(
     ]
 
 
-def test_a_model_of_two_networks_stays(tmp_path: Path) -> None:
+def test_a_model_of_two_networks_stays(tmp_path):
     sites = Sites(tmp_path, strategy="apfl", apfl__mix="logits")
     sites.run()
     assert sites.kept() == {} and len(found := notes(tmp_path / "run")) == 3
@@ -294,7 +290,7 @@ def test_a_model_of_two_networks_stays(tmp_path: Path) -> None:
     )
 
 
-def test_a_silo_with_statistics_of_its_own_is_not_asked(tmp_path: Path) -> None:
+def test_a_silo_with_statistics_of_its_own_is_not_asked(tmp_path):
     """Its model is of use with these alone, and they have not left: its policy has sums = false."""
     sites = Sites(tmp_path, normalization="agreed")
     sites.policies["b"].write_text(f"{ALLOWED}sums = false\n")
@@ -324,13 +320,13 @@ def test_a_silo_with_statistics_of_its_own_is_not_asked(tmp_path: Path) -> None:
         ({"keep_models": "all"}, "keep-models = 'all': one of none, reported is needed here"),
     ],
 )
-def test_settings_that_cannot_be(changes: dict[str, Any], line: str) -> None:
+def test_settings_that_cannot_be(changes, line):
     with pytest.raises(UserError, match=line):
         settings_of({"a": Path()}, **{**KEEP, **changes})
 
 
 @pytest.mark.parametrize("public", [True, False])
-def test_the_runs_settings_hold_for_public_data_too(tmp_path: Path, public: bool) -> None:
+def test_the_runs_settings_hold_for_public_data_too(tmp_path, public):
     """There the site's process asks nothing: the app's own look at the settings is the only one."""
     run = Sites(tmp_path).run()
     message, reply = asked(run)
@@ -346,7 +342,7 @@ def test_the_runs_settings_hold_for_public_data_too(tmp_path: Path, public: bool
 # ---- A server that asks for more -------------------------------------------------------------------------------------
 
 
-def test_a_server_gets_one_model_of_one_run(tmp_path: Path) -> None:
+def test_a_server_gets_one_model_of_one_run(tmp_path):
     """Red team, the whole attack: a model in mid-run, then of further rounds, under every name of the run."""
     sites = Sites(tmp_path, "own-model = false\n", strategy="fedper", rounds=3)
     run = sites.run()
@@ -361,7 +357,7 @@ def test_a_server_gets_one_model_of_one_run(tmp_path: Path) -> None:
     assert [config_of(m)["round"] for m in steps] == [1, 2, 3] and best in (1, 2, 3)
     taken: list[Message] = []
 
-    def take(**changed: Any) -> str:
+    def take(**changed):
         """Ask a for its model, as the server of a run that has keep-models; return why it stays."""
         reply = ask(
             run,
@@ -403,7 +399,7 @@ def test_a_server_gets_one_model_of_one_run(tmp_path: Path) -> None:
     assert len(taken) == 3 and len({own_of(reply).numpy().tobytes() for reply in taken}) == 1
 
 
-def test_many_trainings_in_one_run_give_one_model(tmp_path: Path) -> None:
+def test_many_trainings_in_one_run_give_one_model(tmp_path):
     """Red team: the id by which a silo keeps its state is the server's word, so each message may begin a new one."""
     run = Sites(tmp_path).run()
     train, _ = asked(run, "train")
@@ -414,7 +410,7 @@ def test_many_trainings_in_one_run_give_one_model(tmp_path: Path) -> None:
         assert ask(run, asks, run_id=name).has_error()
 
 
-def test_what_a_model_of_one_step_says(tmp_path: Path) -> None:
+def test_what_a_model_of_one_step_says(tmp_path):
     """Red team: why ``whole-model = false`` keeps it here. FedPer's output layer never leaves otherwise: class counts.
 
     One round of one step from known weights: the step of the biases is the mean of p - e_y, and p is of the inputs
@@ -434,12 +430,12 @@ def test_what_a_model_of_one_step_says(tmp_path: Path) -> None:
     assert strict.kept() == {}
 
 
-def test_runs_of_different_length_are_runs(tmp_path: Path) -> None:
+def test_runs_of_different_length_are_runs(tmp_path):
     """Red team: the rounds of one training as the ends of several runs. Each counts, and the policy says how many."""
     sites = Sites(tmp_path, f"{ALLOWED}runs-per-day = 1\n")
     sites.run()
 
-    def another(grid: TinyGrid) -> None:
+    def another(grid):
         for context in grid.contexts.values():
             context.run_id = 2
 
@@ -447,11 +443,11 @@ def test_runs_of_different_length_are_runs(tmp_path: Path) -> None:
         sites.run(another, out="longer", rounds=3)
 
 
-def test_where_nothing_can_be_noted_nothing_leaves(tmp_path: Path) -> None:
+def test_where_nothing_can_be_noted_nothing_leaves(tmp_path):
     sites = Sites(tmp_path)
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if (silo, message.metadata.message_type) == ("b", KIND):
                 (tmp_path / "states" / "b" / "record.sqlite").unlink()
 
@@ -522,7 +518,7 @@ LIES: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_is_one_line(tmp_path: Path, lie: str) -> None:
+def test_a_lie_is_one_line(tmp_path, lie):
     sites = Sites(tmp_path)
     change, line = LIES[lie]
     sites.run(spoil(change))
@@ -531,7 +527,7 @@ def test_a_lie_is_one_line(tmp_path: Path, lie: str) -> None:
     assert re.search(f"^no model of b: .*{line}", note), note
 
 
-def test_somebody_elses_model_is_ones_own(tmp_path: Path) -> None:
+def test_somebody_elses_model_is_ones_own(tmp_path):
     """Nobody can tell a copy; it stands under the name of the one who sent it, and only there."""
     sites = Sites(tmp_path)
     copied = torch.arange(12.0)
@@ -544,13 +540,13 @@ def test_somebody_elses_model_is_ones_own(tmp_path: Path) -> None:
     )
 
 
-def test_a_silent_silo_is_one_line(tmp_path: Path) -> None:
+def test_a_silent_silo_is_one_line(tmp_path):
     sites = Sites(tmp_path)
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         pull = grid.pull_messages
 
-        def without(message_ids: Any) -> Any:
+        def without(message_ids):
             kinds = {i: grid.sent.get(i) for i in message_ids}
             silent = {
                 i
@@ -561,7 +557,7 @@ def test_a_silent_silo_is_one_line(tmp_path: Path) -> None:
             }
             return pull([i for i in message_ids if i not in silent])
 
-        grid.pull_messages = without  # type: ignore[method-assign]
+        grid.pull_messages = without
 
     sites.run(prepare, round_timeout=1)
     assert set(sites.kept()) == {"a", "c"} and notes(tmp_path / "run") == [
@@ -573,15 +569,13 @@ def test_a_silent_silo_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["train 2", "evaluate 3", f"{KIND} 3", "after"])
-def test_a_run_that_was_killed_has_the_models_of_one_that_was_not(
-    tmp_path: Path, at: str
-) -> None:
+def test_a_run_that_was_killed_has_the_models_of_one_that_was_not(tmp_path, at):
     """Before the closing exchange, in it, as the models leave (b's has, c's has not), and after all."""
     whole, sites = Sites(tmp_path / "whole"), Sites(tmp_path / "killed")
     whole.run()
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if (
                 silo == "c"
                 and at == f"{message.metadata.message_type} {config_of(message).get('round')}"
@@ -603,7 +597,7 @@ def test_a_run_that_was_killed_has_the_models_of_one_that_was_not(
         )
 
 
-def test_a_run_whose_models_have_left_trains_no_further(tmp_path: Path) -> None:
+def test_a_run_whose_models_have_left_trains_no_further(tmp_path):
     """Server and silos both say so; the same in a simulation."""
     sites = Sites(tmp_path)
     sites.run()
@@ -634,7 +628,7 @@ def test_a_run_whose_models_have_left_trains_no_further(tmp_path: Path) -> None:
         simulate({**given, "rounds": 1, "resume": True, "keep-models": "none"}, quiet=True)
 
 
-def test_a_withdrawn_hospital_takes_its_model_along(tmp_path: Path) -> None:
+def test_a_withdrawn_hospital_takes_its_model_along(tmp_path):
     sites = Sites(tmp_path)
     sites.run()
     assert withdraw("b", [tmp_path / "run"]) and set(sites.kept()) == {"a", "c"}
@@ -644,7 +638,7 @@ def test_a_withdrawn_hospital_takes_its_model_along(tmp_path: Path) -> None:
 # ---- What the hospital sees of it ------------------------------------------------------------------------------------
 
 
-def test_the_audit_log_and_what_left_ever(tmp_path: Path) -> None:
+def test_the_audit_log_and_what_left_ever(tmp_path):
     """A line of its own with the array's shape and SHA-256; counted in the record as an own model."""
     sites = Sites(tmp_path)
     sites.policies["b"].write_text("")
@@ -670,7 +664,7 @@ def test_the_audit_log_and_what_left_ever(tmp_path: Path) -> None:
     )
 
 
-def test_the_policy_page_says_what_it_means() -> None:
+def test_the_policy_page_says_what_it_means():
     (stays, leaves, alone) = (
         next(
             line for line in policy_page(policy).splitlines() if line.startswith("  own model")
@@ -685,7 +679,7 @@ def test_the_policy_page_says_what_it_means() -> None:
     assert KIND == OWN_MODEL  # the site's own process knows no strategies
 
 
-def test_a_study_has_to_name_it() -> None:
+def test_a_study_has_to_name_it():
     """Else the run is outside of it; within it the question comes behind the last round, and counts."""
     values = {"strategy": "ditto", "rounds": 2}
     texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
@@ -719,9 +713,7 @@ def test_a_study_has_to_name_it() -> None:
     "before",
     [{"keep_models": "none"}, {"keep_models": "none", "dp": True, "normalization": "none"}],
 )
-def test_a_run_that_did_not_say_so_gives_no_model_to_a_later_submission(
-    tmp_path: Path, before: dict[str, Any]
-) -> None:
+def test_a_run_that_did_not_say_so_gives_no_model_to_a_later_submission(tmp_path, before):
     """The server chooses the run's id, and so which state is loaded: what the state was trained under counts."""
     run = Sites(tmp_path, strategy="fedper", **before).run()
     closing, _ = asked(run, "evaluate")
@@ -738,7 +730,7 @@ def test_a_run_that_did_not_say_so_gives_no_model_to_a_later_submission(
         assert re.search("was also trained without keep-models = reported", reason(reply))
 
 
-def test_what_a_state_was_trained_under() -> None:
+def test_what_a_state_was_trained_under():
     state = State()
     note_terms(state, "A", "1", may_leave=True)
     note_terms(state, "A", "2", may_leave=True)  # resumed
@@ -751,7 +743,7 @@ def test_what_a_state_was_trained_under() -> None:
         assert TERMS not in other.numbers
 
 
-def test_many_trainings_in_one_run_give_one_model_to_later_ones(tmp_path: Path) -> None:
+def test_many_trainings_in_one_run_give_one_model_to_later_ones(tmp_path):
     """Red team: trainings under five ids in one run of Flower's, and a model of each in a run of its own."""
     run = Sites(tmp_path, "own-model = false\n").run()
     train, _ = asked(run, "train")
@@ -770,7 +762,7 @@ def test_many_trainings_in_one_run_give_one_model_to_later_ones(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("rule", ["floor = 1000", "min-silos = 50"])
-def test_what_holds_for_models_that_leave_holds_for_ones_own(tmp_path: Path, rule: str) -> None:
+def test_what_holds_for_models_that_leave_holds_for_ones_own(tmp_path, rule):
     """Local sends nothing but its own model at the end, so a rule for uploads holds for it then, and only then."""
     assert (
         Sites(tmp_path / "none", f"{rule}\n", strategy="local", keep_models="none")

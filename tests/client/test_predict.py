@@ -22,7 +22,7 @@ from server.cli.main import main
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def trained(tmp_path_factory):
     return trained_on_visits(tmp_path_factory.mktemp("trained"))
 
 

@@ -38,7 +38,7 @@ def scans(root: Path, studies: range) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """Import, simulate, export: the model of a hospital whose odd studies are ill."""
     folder = tmp_path_factory.mktemp("model")
     rows = (f"{study_uid(i)},{'ill' if i % 2 else 'well'}\n" for i in range(40))

@@ -70,7 +70,7 @@ def attacked(tmp_path: Path, change: Any) -> tuple[Tensor, list[str]]:
     return reply, errors
 
 
-def test_overflow_reads_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overflow_reads_no_value(tmp_path, monkeypatch):
     """What let the server read 4.67 of 4.7: units up to the value were far beyond all noise, the others not."""
     monkeypatch.setattr(private_round, "LARGEST", math.inf)
     reply, errors = attacked(tmp_path, crafted)
@@ -79,9 +79,7 @@ def test_overflow_reads_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("value", [1.1e6, math.nan, -math.inf])
-def test_weights_beyond_any_training_s_are_refused_before_it(
-    tmp_path: Path, value: float
-) -> None:
+def test_weights_beyond_any_training_s_are_refused_before_it(tmp_path, value):
     reply, errors = attacked(tmp_path, lambda vector: torch.full_like(vector, value))
     line = (
         "refuses: dp = true, and 'global' of the message has numbers beyond 1e+06 or not finite"

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dying import COMMAND, PHASES
@@ -21,7 +20,7 @@ HELPERS = ROOT / "tests/helpers"
 
 
 @pytest.fixture(scope="module")
-def deaths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def deaths(tmp_path_factory):
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -35,7 +34,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_killed_in_each_phase(deaths: dict[str, Any], phase: str) -> None:
+def test_killed_in_each_phase(deaths, phase):
     one, whole = deaths[phase], deaths[""]
     assert one["status"] == signal.SIGKILL
     killed = one["killed"]
@@ -52,7 +51,5 @@ def test_killed_in_each_phase(deaths: dict[str, Any], phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["", *PHASES])
-def test_a_resumed_run_sends_the_same_bits_and_is_charged_again(
-    deaths: dict[str, Any], phase: str
-) -> None:
+def test_a_resumed_run_sends_the_same_bits_and_is_charged_again(deaths, phase):
     assert deaths[phase]["resumed equal"] and deaths[phase]["resumed"]["charges"] == 2

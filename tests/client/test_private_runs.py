@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message
-from tiny import Files, TinyGrid, federate, random_silos, settings_of
+from tiny import TinyGrid, federate, random_silos, settings_of
 
 from client.app import app
 from client.site.budget import ledger as ledgers
@@ -48,12 +48,12 @@ def steps(count: int, noise: float = 1.0) -> float:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
+def files(tmp_path):
     return random_silos(tmp_path, {"a": 40, "b": 40, "c": 40})
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
+def state(tmp_path):
     return tmp_path / "state"
 
 
@@ -76,8 +76,8 @@ def spent(run: Any, silo: str, metric: str = "epsilon") -> list[float]:
 
 
 def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
-    files: Files, state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    files, state, tmp_path, capsys
+):
     policy = with_policy(tmp_path, f"epsilon = {steps(9)}\n")
     out = tmp_path / "run"
     run = federate(files, directory=out, state_dir=state, prepare=policy, **PRIVATE)
@@ -113,8 +113,8 @@ def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
 
 
 def test_a_run_without_differential_privacy_is_refused_where_there_is_a_budget(
-    files: Files, state: Path, tmp_path: Path
-) -> None:
+    files, state, tmp_path
+):
     plain = {**PRIVATE, "dp": False, "rounds": 1}
     for text, rule in (
         ("epsilon = 3\n", "epsilon = 3.0"),
@@ -123,8 +123,8 @@ def test_a_run_without_differential_privacy_is_refused_where_there_is_a_budget(
         seen: list[str] = []
         policy = with_policy(tmp_path, text)
 
-        def prepare(grid: TinyGrid, policy: Any = policy, seen: list[str] = seen) -> None:
-            def after(silo: str, message: Message, reply: Message) -> Message:
+        def prepare(grid, policy=policy, seen=seen):
+            def after(silo, message, reply):
                 seen.extend([reply.error.reason or ""] if reply.has_error() else [])
                 return reply
 
@@ -135,16 +135,14 @@ def test_a_run_without_differential_privacy_is_refused_where_there_is_a_budget(
         assert set(seen) == {f"a refuses: its policy has {rule}, the run dp = false"}
 
 
-def test_the_same_message_again_has_the_same_bits_and_costs_nothing(
-    files: Files, state: Path, tmp_path: Path
-) -> None:
+def test_the_same_message_again_has_the_same_bits_and_costs_nothing(files, state, tmp_path):
     """As a server sends it that was killed in the round; and another model in the same round costs again."""
     kept: dict[str, tuple[Message, Context, Message]] = {}
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         with_policy(tmp_path, "")(grid)
 
-        def after(silo: str, message: Message, reply: Message) -> Message:
+        def after(silo, message, reply):
             if silo == "a" and message.metadata.message_type == "train":
                 kept["a"] = (
                     message,
@@ -173,16 +171,14 @@ def test_the_same_message_again_has_the_same_bits_and_costs_nothing(
     )
 
 
-def test_a_cheap_message_that_failed_pays_for_no_dear_one(
-    files: Files, state: Path, tmp_path: Path
-) -> None:
+def test_a_cheap_message_that_failed_pays_for_no_dear_one(files, state, tmp_path):
     """The server has much noise charged and makes the answer fail; then it asks the same of another run with little."""
     kept: dict[str, tuple[Message, Context, dict[str, Any]]] = {}
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         with_policy(tmp_path, "epsilon = 1\n")(grid)
 
-        def before(silo: str, message: Message, context: Context) -> None:
+        def before(silo, message, context):
             if silo == "a" and message.metadata.message_type == "train":
                 config = message.content.config_records["config"]
                 kept["a"] = message, context, dict(config)
@@ -208,13 +204,11 @@ def test_a_cheap_message_that_failed_pays_for_no_dear_one(
     assert [line["noise"] for line in Ledger(state).lines()] == [1e5]
 
 
-def test_a_charge_is_bound_to_everything_that_is_released(
-    files: Files, state: Path, tmp_path: Path
-) -> None:
+def test_a_charge_is_bound_to_everything_that_is_released(files, state, tmp_path):
     kept: list[tuple[Message, Context]] = []
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "train":
                 kept.append((message, context))
 
@@ -224,7 +218,7 @@ def test_a_charge_is_bound_to_everything_that_is_released(
     message, context = kept[0]
     cost = MessageCost("record", 40, 0.25, 1.0, 4, 1e-5)
 
-    def key(sha256: str = "a", cost: MessageCost = cost) -> str:
+    def key(sha256="a", cost=cost):
         return key_of(message, context, sha256, cost)
 
     seen = [
@@ -269,9 +263,7 @@ def vector(message: Message, name: str = "model.model") -> torch.Tensor:
     return tensor_of(record["vector"])
 
 
-def test_a_ledger_that_cannot_be_read_ends_no_run(
-    files: Files, state: Path, tmp_path: Path
-) -> None:
+def test_a_ledger_that_cannot_be_read_ends_no_run(files, state, tmp_path):
     policy = with_policy(tmp_path, "epsilon = 50\n")
     federate(files, state_dir=state, prepare=policy, **{**PRIVATE, "rounds": 1})
     (file,) = (state / "budget").glob("*.jsonl")
@@ -280,7 +272,7 @@ def test_a_ledger_that_cannot_be_read_ends_no_run(
     assert not spent(run, "a") and len(spent(run, "b")) == 1
 
 
-def test_the_patient_as_unit(files: Files) -> None:
+def test_the_patient_as_unit(files):
     policy = Policy(privacy_unit="patient")
     run = {**defaults(), "dp": True, "strategy": "fedavg"}
     assert privacy_faults(policy, run) == [
@@ -301,7 +293,7 @@ METHODS_WITH_NOISE = [
 ]
 
 
-def test_every_method_with_noise_is_in_the_sites_table() -> None:
+def test_every_method_with_noise_is_in_the_sites_table():
     assert {name for name, fields in METHODS.items() if fields.get("dp")} == {
         *METHODS_WITH_NOISE,
         "local",
@@ -311,18 +303,13 @@ def test_every_method_with_noise_is_in_the_sites_table() -> None:
 @pytest.mark.parametrize("method", METHODS_WITH_NOISE)
 @pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_what_the_site_charges_is_what_the_app_does(
-    method: str,
-    epochs: int,
-    files: Files,
-    state: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    method, epochs, files, state, tmp_path, monkeypatch
+):
     """Rate, noise and steps, with a target epsilon, for each method's own number of trainings."""
     plans: list[Any] = []
     real = training.PrivateTraining.__init__
 
-    def noting(self: Any, plan: Any, *args: Any) -> None:
+    def noting(self, plan, *args):
         plans.append((plan, self))
         real(self, plan, *args)
 

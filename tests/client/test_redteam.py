@@ -6,7 +6,7 @@ one hospital. Counts are of patients read to a hundredth of a standard deviation
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ OPEN = ["runs-per-day = 0", "max-rounds = 0", "max-messages = 0", "max-evaluatio
 
 
 @pytest.fixture(autouse=True)
-def identity() -> Iterator[None]:
+def identity():
     forget_models()
     with flower_identity():
         yield
@@ -143,14 +143,14 @@ def momentum_subsets(hospital: Hospital, model: Numbers, **given: Any) -> int:
 ZERO = np.zeros(CLASSES * (COLUMNS + 1))
 
 
-def test_momentum_subsets(tmp_path: Path) -> None:
+def test_momentum_subsets(tmp_path):
     """20 of 20 with any momentum, at a rate that keeps the gradients where they were."""
     for number, momentum in enumerate((1.0, 0.9)):
         hospital = Hospital(tmp_path / str(number), 20)
         assert momentum_subsets(hospital, ZERO, momentum=momentum, learning_rate=1e-4) == 20
 
 
-def test_momentum_subsets_under_a_study(tmp_path: Path) -> None:
+def test_momentum_subsets_under_a_study(tmp_path):
     """A study fixes momentum and rate; and the model of zeros is not the seed's, so no first round is answered."""
     approved = {**SUBSETS, "momentum": 0.0}
     hospital = Hospital(tmp_path / "other settings", 20, approved)
@@ -167,7 +167,7 @@ def test_momentum_subsets_under_a_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rate", "found"), [(0.1, 0), (1e-4, 20)])
-def test_momentum_that_a_study_allows(tmp_path: Path, rate: float, found: int) -> None:
+def test_momentum_that_a_study_allows(tmp_path, rate, found):
     """What is left: with momentum and a tiny rate approved, the seed's own model in every round reads them all."""
     approved = {**SUBSETS, "momentum": 0.9, "learning_rate": rate}
     hospital = Hospital(tmp_path, 20, approved)
@@ -225,7 +225,7 @@ def read_imprint(
 NOTHING = np.zeros(HIDDEN * (COLUMNS + 1 + CLASSES) + CLASSES)
 
 
-def test_an_imprint_layer(tmp_path: Path) -> None:
+def test_an_imprint_layer(tmp_path):
     """One round, one full batch."""
     hospital = Hospital(tmp_path, MANY)
     sent = imprint(NOTHING, HIDDEN)
@@ -234,7 +234,7 @@ def test_an_imprint_layer(tmp_path: Path) -> None:
     )
 
 
-def test_an_imprint_layer_under_a_study(tmp_path: Path) -> None:
+def test_an_imprint_layer_under_a_study(tmp_path):
     """Refused as a first model, and where it is far from the silo's last one."""
     hospital = Hospital(tmp_path, MANY, IMPRINTED)
     context = hospital.context(**IMPRINTED, study="heart")
@@ -247,7 +247,7 @@ def test_an_imprint_layer_under_a_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("step", "found"), [(1.0, 38), (0.5, 11), (0.25, 0)])
-def test_an_imprint_layer_within_the_step(tmp_path: Path, step: float, found: int) -> None:
+def test_an_imprint_layer_within_the_step(tmp_path, step, found):
     """What is left: an imprint as near to the silo's last model as the study allows; what it reads falls with it."""
     hospital = Hospital(tmp_path, MANY, IMPRINTED)
     context = hospital.context(**IMPRINTED, study="heart")
@@ -293,7 +293,7 @@ def read_extremes(hospital: Hospital, sharpness: float, **given: Any) -> tuple[i
     return found, hospital.refusals
 
 
-def test_statistics_that_pick_a_patient(tmp_path: Path) -> None:
+def test_statistics_that_pick_a_patient(tmp_path):
     """Read at each column's end without a study; refused in one, for what is far off, or for a second choice."""
     found, refusals = read_extremes(Hospital(tmp_path / "none", MANY), 0.01)
     assert found == COLUMNS and not refusals
@@ -307,7 +307,7 @@ def test_statistics_that_pick_a_patient(tmp_path: Path) -> None:
     )
 
 
-def test_statistics_within_the_bound(tmp_path: Path) -> None:
+def test_statistics_within_the_bound(tmp_path):
     """What is left: one choice in a run, which reads one patient. Honest ones are taken in every round."""
     hospital = Hospital(tmp_path, MANY, SCALED)
     found, refusals = read_extremes(hospital, 0.3, study="heart")
@@ -344,7 +344,7 @@ def test_statistics_within_the_bound(tmp_path: Path) -> None:
 # ---- The metric oracle -----------------------------------------------------------------------------------------------
 
 
-def test_the_metric_oracle_under_a_study(tmp_path: Path) -> None:
+def test_the_metric_oracle_under_a_study(tmp_path):
     """Without one 10 of 10 (test_extraction.py). Evaluations before the last round are not the study's; nor more."""
     (tmp_path / "policy.toml").write_text(
         "\n".join([*OPEN, "min-silos = 1", 'studies = "required"']) + "\n"
@@ -397,7 +397,7 @@ def differencing(folder: Path, study: bool, names: Sequence[str]) -> tuple[int, 
     return int((np.abs(guess - patients[-1]) < 0.01).all()), refusals
 
 
-def test_differencing(tmp_path: Path) -> None:
+def test_differencing(tmp_path):
     """Read without a study; refused in one that allows one run; read again where a second study is approved."""
     assert differencing(tmp_path / "none", False, ("", "")) == (1, [])
     found, refusals = differencing(tmp_path / "one", True, ("heart", "heart"))
@@ -411,7 +411,7 @@ def test_differencing(tmp_path: Path) -> None:
 # ---- More questions than were approved -------------------------------------------------------------------------------
 
 
-def test_no_extra_query(tmp_path: Path) -> None:
+def test_no_extra_query(tmp_path):
     """The data summary is asked for a few times in a run, for a silo may not have answered; then no more."""
     hospital = Hospital(tmp_path, 20, FULL)
     context = hospital.context(**FULL, study="heart")
@@ -426,7 +426,7 @@ def test_no_extra_query(tmp_path: Path) -> None:
     assert hospital.ask(context, 1, seeds) is not None  # and the training goes on
 
 
-def test_another_schema_than_approved(tmp_path: Path) -> None:
+def test_another_schema_than_approved(tmp_path):
     """A run whose columns are not those that were approved: refused before it trains."""
     for name, schema, answers in (
         ("other", Schema(labels=("well", "ill")), False),

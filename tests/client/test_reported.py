@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 from predictions import read_csv
-from tiny import Files, Run, TinyGrid, federate, one_block, random_silos, rows_of
+from tiny import Files, Run, federate, one_block, random_silos, rows_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -73,7 +73,7 @@ def without_norms() -> list[str]:
 
 
 @pytest.mark.parametrize("method", without_norms())
-def test_the_reported_model_has_the_reported_score(tmp_path: Path, method: str) -> None:
+def test_the_reported_model_has_the_reported_score(tmp_path, method):
     """Of every method, in every silo: the figure of ``summary.json``, by another way than it was found."""
     rounds = {"rounds": 2, "learning_rate": 1.0} if method not in ("fedavg", "ditto") else JUMPY
     run, files, entry = finished(tmp_path, method, **rounds, **one_block(method))
@@ -89,7 +89,7 @@ def test_the_reported_model_has_the_reported_score(tmp_path: Path, method: str) 
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedavg-ft"])
-def test_running_statistics_are_those_of_the_round(tmp_path: Path, method: str) -> None:
+def test_running_statistics_are_those_of_the_round(tmp_path, method):
     """Of networks with batch normalisation, whose statistics a silo keeps to itself or not."""
     rng = np.random.default_rng(3)
     x, y = rng.integers(0, 256, (120, 8, 8, 3), np.uint8), np.arange(120) % 3
@@ -118,7 +118,7 @@ def test_running_statistics_are_those_of_the_round(tmp_path: Path, method: str) 
 @pytest.mark.parametrize(
     ("method", "snapshot"), [("fedavg", "received"), ("ditto", "personal")]
 )
-def test_deployed_silos_keep_it_too(tmp_path: Path, method: str, snapshot: str) -> None:
+def test_deployed_silos_keep_it_too(tmp_path, method, snapshot):
     """States in files only; the silo itself, without the summary, knows the round by the report's command."""
     _, files, entry = finished(
         tmp_path, method, state_dir=tmp_path / "states", participation=0.7, seed=3
@@ -140,7 +140,7 @@ def test_deployed_silos_keep_it_too(tmp_path: Path, method: str, snapshot: str) 
             export_model(tmp_path / "states", silo, "reported", out, round=99)
 
 
-def test_a_run_that_was_resumed_keeps_the_same(tmp_path: Path) -> None:
+def test_a_run_that_was_resumed_keeps_the_same(tmp_path):
     _, files, whole = finished(tmp_path / "whole", "fedavg")
     _, _, half = finished(tmp_path / "half", "fedavg", rounds=3)
     _, _, resumed = finished(tmp_path / "half", "fedavg", resume=True)
@@ -151,7 +151,7 @@ def test_a_run_that_was_resumed_keeps_the_same(tmp_path: Path) -> None:
         assert accuracy(tmp_path / "m", file) == whole["per_silo"][silo]["accuracy"]
 
 
-def test_a_silo_that_never_trained(tmp_path: Path) -> None:
+def test_a_silo_that_never_trained(tmp_path):
     """It has tested what it received, and the report prints that score; a personal model it has not."""
     run, files, entry = finished(
         tmp_path, "fedavg", tmp_path / "states", participation=0.4, rounds=2
@@ -168,10 +168,10 @@ def test_a_silo_that_never_trained(tmp_path: Path) -> None:
         export_model(tmp_path / "states", silo, "best", tmp_path / "m")
 
 
-def test_a_silo_that_missed_the_round_stands_with_its_own(tmp_path: Path) -> None:
+def test_a_silo_that_missed_the_round_stands_with_its_own(tmp_path):
     """Its last score before is what the report prints of it, and its model of then what is exported."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.silent = {("a", number) for number in (3, 4, 5, 6)}
 
     _, files, entry = finished(tmp_path, "fedavg", prepare=prepare, round_timeout=1)
@@ -184,7 +184,7 @@ def test_a_silo_that_missed_the_round_stands_with_its_own(tmp_path: Path) -> Non
     )
 
 
-def test_the_server_asks_for_nothing_more(tmp_path: Path) -> None:
+def test_the_server_asks_for_nothing_more(tmp_path):
     """The same messages and replies, but for one number down: the round that the report would show."""
     run, _, entry = finished(tmp_path, "fedavg")
     told: list[Any] = []
@@ -200,15 +200,15 @@ def test_the_server_asks_for_nothing_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", ["two", True, 1.0, 4, -1, [1]])
-def test_a_server_cannot_make_a_silo_export_a_wrong_model(tmp_path: Path, said: Any) -> None:
+def test_a_server_cannot_make_a_silo_export_a_wrong_model(tmp_path, said):
     """Whatever it says: the model that is exported is of the round that its card names, or there is none."""
 
-    def before(silo: str, message: Message, context: Any) -> None:
+    def before(silo, message, context):
         config: Any = message.content.get("config")
         if config and "round" in config:
             config["reported"] = said
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.before = before
 
     run, files, _ = finished(tmp_path, "fedavg", tmp_path / "states", prepare=prepare)
@@ -227,7 +227,7 @@ def test_a_server_cannot_make_a_silo_export_a_wrong_model(tmp_path: Path, said: 
             assert [accuracy(tmp_path / "m", files["a"])] == shown
 
 
-def test_states_without_it_say_so(tmp_path: Path) -> None:
+def test_states_without_it_say_so(tmp_path):
     """A run that is not evaluated has none to report; neither has a state of an earlier version."""
     finished(tmp_path, "fedavg", evaluate_every=0, rounds=1)
     with pytest.raises(
@@ -238,7 +238,7 @@ def test_states_without_it_say_so(tmp_path: Path) -> None:
     assert export_model(tmp_path / "run", "a", "last", tmp_path / "m").snapshot == "personal"
 
 
-def test_a_personal_model_of_two_networks_is_not_exported(tmp_path: Path) -> None:
+def test_a_personal_model_of_two_networks_is_not_exported(tmp_path):
     finished(tmp_path, "apfl", apfl__mix="logits", rounds=1)
     with pytest.raises(ValueError, match="it is two networks with apfl"):
         export_model(tmp_path / "run", "a", "reported", tmp_path / "m")
@@ -247,7 +247,7 @@ def test_a_personal_model_of_two_networks_is_not_exported(tmp_path: Path) -> Non
 # ---- The shared model ----------------------------------------------------------------------------------------------
 
 
-def test_the_shared_model_is_what_all_silos_received(tmp_path: Path) -> None:
+def test_the_shared_model_is_what_all_silos_received(tmp_path):
     """FedAvg's: its score in every silo is the one that the report prints. The newest is there too."""
     run, files, entry = finished(tmp_path, "fedavg")
     card = export_shared(tmp_path / "run", tmp_path / "m")
@@ -266,7 +266,7 @@ def test_the_shared_model_is_what_all_silos_received(tmp_path: Path) -> None:
         export_shared(tmp_path / "run", tmp_path / "m", round=99)
 
 
-def test_methods_without_a_shared_model_say_so(tmp_path: Path) -> None:
+def test_methods_without_a_shared_model_say_so(tmp_path):
     for method in ("local", "fedper", "lp-proj"):
         finished(tmp_path / method, method, rounds=1, learning_rate=0.1, **one_block(method))
         with pytest.raises(
@@ -280,7 +280,7 @@ def test_methods_without_a_shared_model_say_so(tmp_path: Path) -> None:
         export_shared(tmp_path / "own" / "run", tmp_path / "m")
 
 
-def test_the_report_names_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_names_the_commands(tmp_path, monkeypatch):
     """They run as they stand, and give the models whose scores it shows; a closing exchange is no round 2 of 1."""
     _, files, entry = finished(tmp_path, "fedavg", rounds=1, learning_rate=1.0)
     assert entry["final"]["round"] == 2
@@ -297,7 +297,7 @@ def test_the_report_names_the_commands(tmp_path: Path, monkeypatch: pytest.Monke
     assert "test parts after round 1 (received model" in outcome(entry)
 
 
-def test_a_hospital_is_told_the_round(tmp_path: Path) -> None:
+def test_a_hospital_is_told_the_round(tmp_path):
     """The states of a deployment are not in the run directory, and only the report knows the round."""
     _, files, entry = finished(tmp_path, "fedavg", tmp_path / "states")
     (line,) = [c for c in commands(StudyResults(tmp_path / "run")) if "--which reported" in c]
@@ -310,7 +310,7 @@ def test_a_hospital_is_told_the_round(tmp_path: Path) -> None:
     assert accuracy(tmp_path / "m", files["a"]) == entry["per_silo"]["a"]["accuracy"]
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(tmp_path, capsys):
     """Which model it is, in the last words of the line; no "round 6 of 5"."""
     finished(tmp_path, "fedavg", rounds=1)
     command = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "m")]

@@ -1,10 +1,8 @@
 """ClientSession: one for each message, which opens policy, data and state once."""
 
 from collections import Counter
-from typing import Any
 
-import pytest
-from tiny import Files, federate
+from tiny import federate
 
 from client import session
 from client.exchange import answer
@@ -12,15 +10,13 @@ from client.exchange import answer
 OPENED = ("open_data", "device_of", "StateStore")
 
 
-def test_a_message_has_one_session_which_opens_everything_once(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_has_one_session_which_opens_everything_once(three, monkeypatch):
     calls = Counter[str]()
 
-    def count(module: Any, name: str) -> None:
+    def count(module, name):
         original = getattr(module, name)
 
-        def counted(*args: Any, **options: Any) -> Any:
+        def counted(*args, **options):
             calls[name] += 1
             return original(*args, **options)
 

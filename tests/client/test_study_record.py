@@ -30,7 +30,7 @@ TEXT = study_text(purpose="Does it help?", contact="A. Person", app="ab" * 32)
 
 
 @pytest.fixture
-def silo(tmp_path: Path) -> Path:
+def silo(tmp_path):
     """The state of a silo that answered four messages of a study, refused one outside it, and one of no study."""
     state = tmp_path / "site" / "a" / "state"
     (state.parent).mkdir(parents=True)
@@ -86,7 +86,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return code, found.out, found.err
 
 
-def test_what_a_committee_reads(silo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_committee_reads(silo, capsys):
     code, out, _ = run(capsys, str(silo), "--study", "heart")
     assert code == 0
     for line in (
@@ -109,9 +109,7 @@ def test_what_a_committee_reads(silo: Path, capsys: pytest.CaptureFixture[str]) 
     assert "min-silos = 3" in " ".join(out.split())  # the stricter of policy (2) and study (3)
 
 
-def test_the_signed_file(
-    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_signed_file(silo, tmp_path, capsys):
     key, file = new_key(), tmp_path / "heart.json"
     (tmp_path / "key").write_bytes(private_bytes(key))
     code, out, _ = run(
@@ -146,9 +144,7 @@ def test_the_signed_file(
 
 
 @pytest.mark.parametrize("change", ["record", "signature", "key", "kind", "text"])
-def test_a_changed_file_is_refused(
-    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
-) -> None:
+def test_a_changed_file_is_refused(silo, tmp_path, capsys, change):
     file = tmp_path / "heart.json"
     (silo.parent / "own.key").write_bytes(private_bytes(new_key()))
     # Its own key
@@ -174,9 +170,7 @@ def test_a_changed_file_is_refused(
     )
 
 
-def test_faults_of_the_log_go_with_it(
-    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_of_the_log_go_with_it(silo, tmp_path, capsys):
     """A line is taken out, and the server's receipt is for a line that is not there: both are in page and file."""
     key, file = ["--sign-with", str(tmp_path / "key")], tmp_path / "heart.json"
     (tmp_path / "key").write_bytes(private_bytes(new_key()))
@@ -206,9 +200,7 @@ def test_faults_of_the_log_go_with_it(
     )
 
 
-def test_what_cannot_be_is_one_line(
-    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_one_line(silo, tmp_path, capsys):
     code, out, err = run(capsys, str(silo), "--study", "other")
     assert (code, out) == (2, "") and "has nothing of a study 'other'" in err
     assert (
@@ -221,7 +213,7 @@ def test_what_cannot_be_is_one_line(
     assert run(capsys, "--check", str(tmp_path / "gone"))[0] == 2
 
 
-def test_where_the_studys_file_is_gone(silo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_the_studys_file_is_gone(silo, capsys):
     with Record(silo).write() as db:
         db.execute("DELETE FROM approvals")
     code, out, _ = run(capsys, str(silo), "--study", "heart")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +18,7 @@ from partitions.common.errors import UserError
 from server.cli.main import main
 
 
-def test_it_is_statsmodels() -> None:
+def test_it_is_statsmodels():
     """``1 / Logit(event, log(p/(1-p))).fit(method="newton", tol=1e-14).params[0]`` of statsmodels 0.15.0."""
     rng = np.random.default_rng(31)
     z = rng.normal(0, 1.5, 80)
@@ -41,9 +39,7 @@ def test_it_is_statsmodels() -> None:
     ) == pytest.approx(T_RANGE[0])
 
 
-def test_parts_that_the_run_did_not_have_are_pointed_out(
-    tmp_path: Path, finished: tuple[Path, Path], capsys: Any
-):
+def test_parts_that_the_run_did_not_have_are_pointed_out(tmp_path, finished, capsys):
     """A simulation draws validation parts anew: those of the file may have trained the model."""
     run, file = finished
     with np.load(file) as npz:
@@ -73,7 +69,7 @@ def test_parts_that_the_run_did_not_have_are_pointed_out(
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: Any) -> tuple[Path, Path]:
+def finished(tmp_path_factory):
     """A run with steps so long that its models are far too sure, and a hospital's file."""
     folder = tmp_path_factory.mktemp("temperature")
     files = random_silos(folder, {"a": 90, "b": 60}, classes=3)
@@ -81,9 +77,7 @@ def finished(tmp_path_factory: Any) -> tuple[Path, Path]:
     return folder / "run", files["a"]
 
 
-def test_the_model_predicts_with_it(
-    tmp_path: Path, finished: tuple[Path, Path], capsys: Any
-) -> None:
+def test_the_model_predicts_with_it(tmp_path, finished, capsys):
     """The order of the classes stays; the loss on the validation part falls to what the card says."""
     run, file = finished
     plain, scaled = tmp_path / "plain.safetensors", tmp_path / "scaled.safetensors"
@@ -118,9 +112,7 @@ def test_the_model_predicts_with_it(
     assert losses[1] == pytest.approx(card["loss_after"], rel=1e-3) and losses[1] < losses[0]
 
 
-def test_it_is_fitted_on_the_validation_part(
-    tmp_path: Path, finished: tuple[Path, Path]
-) -> None:
+def test_it_is_fitted_on_the_validation_part(tmp_path, finished):
     """Other rows for training and test change nothing; other rows for validation do."""
     run, file = finished
     with np.load(file) as npz:
@@ -140,7 +132,7 @@ def test_it_is_fitted_on_the_validation_part(
     assert found[0] == found[1] and found[0].T != found[2].T
 
 
-def test_what_it_refuses(tmp_path: Path, finished: tuple[Path, Path]) -> None:
+def test_what_it_refuses(tmp_path, finished):
     """Nothing is written: too few samples, other columns, more classes, no file."""
     run, file = finished
     rng = np.random.default_rng(0)

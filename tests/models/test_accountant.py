@@ -24,16 +24,14 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("setting", "wanted"), PUBLISHED.items())
-def test_epsilon_is_that_of_an_independent_accountant(
-    setting: tuple[int, int, int], wanted: tuple[float, ...]
-) -> None:
+def test_epsilon_is_that_of_an_independent_accountant(setting, wanted):
     n, epochs, rounds = setting
     steps = round(rounds * epochs * n / 64)
     for noise, value in zip((0.7, 1.0, 2.0), wanted, strict=True):
         assert epsilon(noise, 64 / n, steps, 1 / n) == pytest.approx(value, rel=0.01)
 
 
-def test_without_sampling_it_is_the_gaussian_mechanism() -> None:
+def test_without_sampling_it_is_the_gaussian_mechanism():
     """q = 1: RDP(α) = α T / (2 σ²)."""
     steps, noise, delta = 30, 4.0, 1e-5
     by_hand = min(
@@ -46,7 +44,7 @@ def test_without_sampling_it_is_the_gaussian_mechanism() -> None:
     assert epsilon(noise, 1 - 1e-9, steps, delta) == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_whole_orders_are_the_binomial_sum() -> None:
+def test_whole_orders_are_the_binomial_sum():
     """A(α) = Σ_k C(α, k) (1-q)^(α-k) q^k exp(k (k-1) / (2 σ²)) for whole α (section 3.3 of the paper)."""
     from models.privacy.accountant import _rdp
 
@@ -63,13 +61,13 @@ def test_whole_orders_are_the_binomial_sum() -> None:
         assert found == pytest.approx(math.log(sum(terms)) / (order - 1), rel=1e-9)
 
 
-def test_the_noise_for_an_epsilon_is_the_inverse() -> None:
+def test_the_noise_for_an_epsilon_is_the_inverse():
     for target in (0.5, 3.0, 8.0):
         noise = noise_multiplier_for(target, 0.064, 312, 1e-5)
         assert target * 0.999 <= epsilon(noise, 0.064, 312, 1e-5) <= target
 
 
-def test_releases_compose() -> None:
+def test_releases_compose():
     alike = [Releases(1.0, 0.05, 40), Releases(1.0, 0.05, 60)]
     assert composed_epsilon(alike, 1e-5) == pytest.approx(
         epsilon(1.0, 0.05, 100, 1e-5), rel=1e-12
@@ -80,7 +78,7 @@ def test_releases_compose() -> None:
     assert composed_epsilon([Releases(1.0, 0.05, 0)], 1e-5) == 0 == composed_epsilon([], 1e-5)
 
 
-def test_values_out_of_range_are_refused() -> None:
+def test_values_out_of_range_are_refused():
     with pytest.raises(OutOfRangeError, match=r"noise multiplier 0\.01: 0\.1 to 100000"):
         epsilon(0.01, 0.1, 1, 1e-5)
     with pytest.raises(OutOfRangeError, match=r"sample rate 1\.5"):
@@ -111,9 +109,7 @@ REFERENCE = [
 
 
 @pytest.mark.parametrize(("noise", "rate", "steps", "delta", "wanted", "tighter"), REFERENCE)
-def test_fixed_figures_of_an_independent_accountant(
-    noise: float, rate: float, steps: int, delta: float, wanted: float, tighter: float
-) -> None:
+def test_fixed_figures_of_an_independent_accountant(noise, rate, steps, delta, wanted, tighter):
     found = epsilon(noise, rate, steps, delta)
     assert found == pytest.approx(wanted, rel=0.01) and found > tighter
     assert noise_multiplier_for(found, rate, steps, delta) == pytest.approx(noise, rel=2e-4)

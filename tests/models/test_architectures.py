@@ -21,7 +21,7 @@ from models.networks.registry import MODELS, build, model_settings, resolve
 from models.networks.text import PlayerTransformerSettings
 from models.networks.unet import UnetSettings
 from models.networks.vit import VitSettings
-from models.shapes import Shape, example, kind_of
+from models.shapes import example, kind_of
 
 KU_HAR = (("acc", (3, 128)), ("gyro", (3, 128)))
 CREMA_D = (("audio", (80, 600)), ("video", (1280, 10)))
@@ -88,13 +88,11 @@ def block_sizes(network: nn.Module) -> dict[str, int]:
         ("unet", (1, 28, 28), 2, 488_434),
     ],
 )
-def test_parameter_counts_are_the_papers(
-    name: str, shape: Shape, classes: int, count: int
-) -> None:
+def test_parameter_counts_are_the_papers(name, shape, classes, count):
     assert size(build(name, shape, classes)) == count
 
 
-def test_settings_change_the_network() -> None:
+def test_settings_change_the_network():
     """MLP 30-128-64-2: 30*128+128 + 128*64+64 + 64*2+2 = 3,968 + 8,256 + 130. Regression 30-2: 62.
 
     A 3x3 stem has 64*3*9 weights where the 7x7 one has 64*3*49: 7,680 fewer.
@@ -133,7 +131,7 @@ def test_settings_change_the_network() -> None:
     )
 
 
-def test_typical_covers_every_model() -> None:
+def test_typical_covers_every_model():
     assert set(TYPICAL) == set(MODELS) - {
         "trees"
     }  # no gradient: tests/strategies/test_fedxgb.py
@@ -184,9 +182,7 @@ def test_typical_covers_every_model() -> None:
         ),
     ],
 )
-def test_blocks_hold_every_tensor_once_and_in_order(
-    name: str, shape: Shape, blocks: str
-) -> None:
+def test_blocks_hold_every_tensor_once_and_in_order(name, shape, blocks):
     network = build(name, shape, 10)
     assert network.block_names == tuple(blocks.split())
     children = dict(network.named_children())
@@ -199,7 +195,7 @@ def test_blocks_hold_every_tensor_once_and_in_order(
         assert len(set(expected)) == len(expected)
 
 
-def test_shared_parts_are_the_papers() -> None:
+def test_shared_parts_are_the_papers():
     """FedAPM shares its convolutions: 448 + 4,640 = 5,088 scalars.
 
     PLayer-FL's table gives the traffic of a round, 2 directions x clients x 4 bytes x shared scalars, for
@@ -208,7 +204,7 @@ def test_shared_parts_are_the_papers() -> None:
     fedapm = block_sizes(build("fedapm-cnn", (3, 32, 32), 10))
     assert fedapm["conv1"] + fedapm["conv2"] == 5_088
 
-    def megabytes(name: str, shape: Shape, classes: int, clients: int, shared: str) -> float:
+    def megabytes(name, shape, classes, clients, shared):
         sizes = block_sizes(build(name, shape, classes))
         return 2 * clients * 4 * sum(sizes[block] for block in shared.split()) / 1e6
 
@@ -227,10 +223,10 @@ def test_shared_parts_are_the_papers() -> None:
     )
 
 
-def test_resnet_tensors_have_the_usual_names() -> None:
+def test_resnet_tensors_have_the_usual_names():
     """torchvision's ``resnet18``, prefix ``stem.`` aside; every stage but the first has a 1x1 shortcut."""
 
-    def norm(prefix: str) -> list[str]:
+    def norm(prefix):
         return [
             f"{prefix}.{name}"
             for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
@@ -253,7 +249,7 @@ def test_resnet_tensors_have_the_usual_names() -> None:
 
 
 @pytest.mark.parametrize("name", TYPICAL)
-def test_logits_and_memory_layout(name: str) -> None:
+def test_logits_and_memory_layout(name):
     torch.manual_seed(0)
     shape = TYPICAL[name]
     network = build(name, shape, 7).eval()
@@ -285,7 +281,7 @@ def plain_conv_net(network: nn.Module, x: Tensor, padding: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CONV_NETS)
-def test_conv_nets_compute_what_the_papers_draw(name: str) -> None:
+def test_conv_nets_compute_what_the_papers_draw(name):
     """Pooling before the ReLU, as built, changes neither the logits nor the gradients."""
     torch.manual_seed(1)
     network = build(name, TYPICAL[name], 10)
@@ -302,7 +298,7 @@ def test_conv_nets_compute_what_the_papers_draw(name: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_player_cifar_computes_what_the_code_draws() -> None:
+def test_player_cifar_computes_what_the_code_draws():
     """3x3 convolutions with padding 2 grow the picture: 32 -> 34 -> 36 -> 18 -> 20 -> 22 -> 11 -> 13."""
     torch.manual_seed(2)
     network = build("player-cnn", (3, 32, 32), 10).eval()
@@ -337,9 +333,7 @@ def test_player_cifar_computes_what_the_code_draws() -> None:
         ("mlp", (30,), MlpSettings(dropout=0.5), True),
     ],
 )
-def test_dropout_only_where_stated_and_only_in_training(
-    name: str, shape: tuple[int, ...], settings: object, drops: bool
-) -> None:
+def test_dropout_only_where_stated_and_only_in_training(name, shape, settings, drops):
     torch.manual_seed(4)
     network = build(name, shape, 3, settings)
     x = torch.randn(4, *shape)
@@ -347,7 +341,7 @@ def test_dropout_only_where_stated_and_only_in_training(
     assert torch.equal(network.eval()(x), network(x))
 
 
-def test_residual_stages_halve_the_picture() -> None:
+def test_residual_stages_halve_the_picture():
     """The papers' stem quarters the picture, the 3x3 one keeps it; every stage but the first halves it."""
     for stem, expected in (("7x7", [16, 16, 8, 4, 2]), ("3x3", [64, 64, 32, 16, 8])):
         network = build("resnet18", (3, 64, 64), 10, StemSettings(stem)).eval()
@@ -360,7 +354,7 @@ def test_residual_stages_halve_the_picture() -> None:
 
 
 @pytest.mark.parametrize("name", TYPICAL)
-def test_networks_are_functions_of_their_tensors(name: str) -> None:
+def test_networks_are_functions_of_their_tensors(name):
     """Given another network's tensors, a network gives the other one's logits and leaves its own alone."""
     torch.manual_seed(5)
     shape = TYPICAL[name]
@@ -378,8 +372,8 @@ def test_networks_are_functions_of_their_tensors(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TYPICAL)
-def test_the_seed_decides_the_start(name: str) -> None:
-    def start(seed: int) -> list[Tensor]:
+def test_the_seed_decides_the_start(name):
+    def start(seed):
         torch.manual_seed(seed)
         return list(build(name, TYPICAL[name], 4).state_dict().values())
 
@@ -387,7 +381,7 @@ def test_the_seed_decides_the_start(name: str) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(start(7), start(8), strict=True))
 
 
-def test_player_starts_kaiming_normal() -> None:
+def test_player_starts_kaiming_normal():
     """Standard deviation sqrt(2 / fan-in): conv2 of the FMNIST network has fan-in 64 * 25. With 204,800
     weights it is known to 0.16 % (1 / sqrt(2 * 204,800)), and 1 % is six times that. Biases are zero."""
     torch.manual_seed(9)
@@ -401,7 +395,7 @@ def test_player_starts_kaiming_normal() -> None:
         )
 
 
-def test_other_networks_start_as_pytorch_does() -> None:
+def test_other_networks_start_as_pytorch_does():
     """Uniform within 1 / sqrt(fan-in): conv2 of APPLE's network has fan-in 20 * 25, bound 0.0447."""
     torch.manual_seed(10)
     network = build("apple-cnn", (1, 28, 28), 10)
@@ -410,7 +404,7 @@ def test_other_networks_start_as_pytorch_does() -> None:
     assert 0.5 * bound < network.conv2.bias.abs().max().item() <= bound
 
 
-def test_residual_networks_start_as_torchvision_does() -> None:
+def test_residual_networks_start_as_torchvision_does():
     """Kaiming-normal by fan-out: layer3's first 3x3 convolution has 256 outputs and fan-out 256 * 9, so a
     standard deviation of sqrt(2 / 2304). Its fan-in, 128 * 9, would give a 1.41 times larger one."""
     torch.manual_seed(11)
@@ -453,7 +447,7 @@ def test_residual_networks_start_as_torchvision_does() -> None:
         ),
     ],
 )
-def test_auto_goes_by_the_shape(shape: Shape, name: str) -> None:
+def test_auto_goes_by_the_shape(shape, name):
     assert resolve("auto", shape) == name
     torch.manual_seed(12)
     chosen = build("auto", shape, 3).state_dict()
@@ -467,7 +461,7 @@ def test_auto_goes_by_the_shape(shape: Shape, name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in TYPICAL if kind_of(TYPICAL[name]) == "picture"]
 )
-def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> None:
+def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name):
     least = MODELS[name].smallest
     assert f"at least {least}x{least}" in MODELS[name].takes
     settings = VitSettings(patch=1) if name == "vit-s" else None
@@ -534,14 +528,14 @@ def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> N
         ),
     ],
 )
-def test_bad_input_gives_one_clear_line(arguments: tuple[object, ...], message: str) -> None:
+def test_bad_input_gives_one_clear_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
         build(*arguments)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("hidden", ["64,x", "0"])
-def test_widths_that_are_none(hidden: str) -> None:
+def test_widths_that_are_none(hidden):
     with pytest.raises(
         ValueError, match=rf"^mlp.hidden must be widths such as '128,64', not '{hidden}'"
     ):
@@ -551,7 +545,7 @@ def test_widths_that_are_none(hidden: str) -> None:
 # ---- Learning ----------------------------------------------------------------------------------------------
 
 
-def test_small_cnn_learns_digits() -> None:
+def test_small_cnn_learns_digits():
     """1,437 of scikit-learn's 8x8 digits, ten epochs of plain SGD; the 360 others are held out."""
     from sklearn.datasets import load_digits
 

@@ -49,7 +49,7 @@ def change(
 
 
 @pytest.mark.parametrize(("text", "axis"), [("flip", 3), ("flip-vertical", 2)])
-def test_a_flip_turns_half_of_the_pictures_over(text: str, axis: int) -> None:
+def test_a_flip_turns_half_of_the_pictures_over(text, axis):
     x = pictures(200, 3)
     out, y = change(text, x)
     same = (out - x).abs().amax((1, 2, 3)) < 1e-4
@@ -58,7 +58,7 @@ def test_a_flip_turns_half_of_the_pictures_over(text: str, axis: int) -> None:
     assert torch.equal(y, torch.arange(200))
 
 
-def test_a_crop_shifts_by_whole_pixels_over_a_reflected_edge() -> None:
+def test_a_crop_shifts_by_whole_pixels_over_a_reflected_edge():
     """Every shift from -2 to 2 in both directions, about as often as any other."""
     x = pictures(600)
     out, _ = change("crop:2", x)
@@ -70,7 +70,7 @@ def test_a_crop_shifts_by_whole_pixels_over_a_reflected_edge() -> None:
     assert int(fits.sum(1).min()) >= 8 and int(fits.sum(1).max()) <= 45  # 24 each
 
 
-def test_turning_scaling_and_shifting_are_scipys() -> None:
+def test_turning_scaling_and_shifting_are_scipys():
     """A point p of the changed picture, from its centre, shows the point R(-angle) (p - t) / s of the original."""
     x, augmentation = pictures(20), read_augmentation("rotate:40,scale:0.3,shift:2.5")
     assert augmentation is not None
@@ -90,7 +90,7 @@ def test_turning_scaling_and_shifting_are_scipys() -> None:
         np.testing.assert_allclose(out[i, 0].numpy(), wanted, atol=1e-4)
 
 
-def test_a_slant_takes_the_corners_to_where_they_were_drawn() -> None:
+def test_a_slant_takes_the_corners_to_where_they_were_drawn():
     """And keeps the picture on this side of its horizon, whatever is drawn."""
     corners = torch.tensor(CORNERS, dtype=torch.float64)
     for strength in (0.1, MOST["perspective"]):
@@ -105,14 +105,14 @@ def test_a_slant_takes_the_corners_to_where_they_were_drawn() -> None:
         assert float(edge[..., 2].min()) > 0.1
 
 
-def test_half_of_the_pictures_are_slanted() -> None:
+def test_half_of_the_pictures_are_slanted():
     x = pictures(200)
     out, _ = change("perspective:0.3", x)
     same = (out - x).abs().amax((1, 2, 3)) < 1e-4
     assert 70 < int(same.sum()) < 130
 
 
-def test_light() -> None:
+def test_light():
     x = pictures(300, 3)
     out, _ = change("brightness:0.2", x)
     added = (out - x).flatten(1)
@@ -126,7 +126,7 @@ def test_light() -> None:
     assert 0.7 <= float(factor.min()) < 0.71 and 1.29 < float(factor.max()) <= 1.3001
 
 
-def test_masks_move_with_their_pictures() -> None:
+def test_masks_move_with_their_pictures():
     """Discs, whose own picture they are; 255 stays 255, and labels of another form stay as they are."""
     yy, xx = torch.meshgrid(torch.arange(40), torch.arange(40), indexing="ij")
     mask = ((yy - 14) ** 2 + (xx - 22) ** 2 < 81).long().expand(50, -1, -1) * 255
@@ -139,7 +139,7 @@ def test_masks_move_with_their_pictures() -> None:
     assert torch.equal(change(text, (mask.float() / 255)[:, None], several)[1], several)
 
 
-def test_all_slices_of_a_volume_change_alike() -> None:
+def test_all_slices_of_a_volume_change_alike():
     text, x = "flip,rotate:20,crop:1,perspective:0.2", pictures(6, 2, (4, *SIZE))
     mask = (x[:, 0] > 0).long()
     out, y = change(text, x, mask)
@@ -153,14 +153,14 @@ def test_all_slices_of_a_volume_change_alike() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_memory_format_stays(channels: int) -> None:
+def test_the_memory_format_stays(channels):
     """Convolutions in another one are slower, and round in another way."""
     x = pictures(8, channels)
     out, _ = change("rotate:10", x)
     assert out.stride() == x.stride() and out.dtype == torch.float32
 
 
-def test_what_is_drawn_hangs_on_the_epoch_only() -> None:
+def test_what_is_drawn_hangs_on_the_epoch_only():
     """Not on the size of batches, nor on which other changes there are."""
     x = pictures(30)
     text = "flip,rotate:10,perspective:0.2,contrast:0.1"
@@ -173,7 +173,7 @@ def test_what_is_drawn_hangs_on_the_epoch_only() -> None:
     )
 
 
-def test_the_setting() -> None:
+def test_the_setting():
     assert read_augmentation("") is None and read_augmentation(" , ") is None
     assert read_augmentation("flip, shift:2,rotate:10") == Augmentation(
         flip=1, shift=2, rotate=10
@@ -199,7 +199,7 @@ def test_the_setting() -> None:
         ("crop:1.5", "crop:1.5: a whole number above 0"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_one_line(text: str, message: str) -> None:
+def test_a_setting_that_makes_no_sense_is_one_line(text, message):
     with pytest.raises(ValueError, match=message) as caught:
         read_augmentation(text)
     assert "\n" not in str(caught.value)
@@ -227,27 +227,25 @@ def test_a_setting_that_makes_no_sense_is_one_line(text: str, message: str) -> N
         ("crop:20", (1, 32, 20, 20), "crop:20 moves pictures of 20 x 20 out of sight"),
     ],
 )
-def test_shapes_that_cannot_be_changed_so(
-    text: str, shape: tuple[int, ...], message: str
-) -> None:
+def test_shapes_that_cannot_be_changed_so(text, shape, message):
     augmentation: Any = read_augmentation(text)
     with pytest.raises(ValueError, match=message):
         augmentation.check(shape)
     augmentation.check((3, 28, 28))
 
 
-def test_identity_is_the_picture() -> None:
+def test_identity_is_the_picture():
     x = pictures(3)
     out, _ = warp(x, torch.zeros(3), torch.eye(3).repeat(3, 1, 1))
     torch.testing.assert_close(out, x, atol=1e-5, rtol=0)
 
 
-def test_of_several_inputs_the_pictures_are_changed_as_they_would_be_alone() -> None:
+def test_of_several_inputs_the_pictures_are_changed_as_they_would_be_alone():
     augmentation: Any = read_augmentation("flip,rotate:20,brightness:0.3")
     picture, notes = torch.randn(6, 1, 8, 8), torch.randint(9, (6, 5), dtype=torch.int32)
     x, y = batch_type(("scan", "notes"))(picture, notes), torch.arange(6)
 
-    def changed(batch: Any) -> Any:
+    def changed(batch):
         return next(
             iter(augmentation.change_batches([(batch, y)], 6, torch.Generator().manual_seed(0)))
         )[0]

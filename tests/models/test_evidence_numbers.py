@@ -70,12 +70,12 @@ def survival() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # Calibration
 
 
-def test_brier_is_scikit_learns() -> None:
+def test_brier_is_scikit_learns():
     p, event = binary()
     assert brier_score(p, event) == pytest.approx(brier_score_loss(event, p), abs=TINY)
 
 
-def test_slope_and_in_the_large_are_statsmodels() -> None:
+def test_slope_and_in_the_large_are_statsmodels():
     """``x = log(p/(1-p))``; ``Logit(event, add_constant(x)).fit(method="newton", tol=1e-14).params[1]``;
     ``GLM(event, ones((80, 1)), family=Binomial(), offset=x).fit(tol=1e-14).params[0]``.
     """
@@ -84,7 +84,7 @@ def test_slope_and_in_the_large_are_statsmodels() -> None:
     assert calibration_in_the_large(p, event) == pytest.approx(0.37387241860912157, abs=TINY)
 
 
-def test_recalibrated_probabilities_have_slope_1_and_0_in_the_large() -> None:
+def test_recalibrated_probabilities_have_slope_1_and_0_in_the_large():
     p, event = binary()
     x, slope = np.log(p / (1 - p)), calibration_slope(p, event)
     steep = 1 / (1 + np.exp(-slope * x))
@@ -103,18 +103,18 @@ def test_recalibrated_probabilities_have_slope_1_and_0_in_the_large() -> None:
     ],
     ids=["separated", "one kind", "one probability", "nothing"],
 )
-def test_what_has_no_slope(p: list[float], event: list[float]) -> None:
+def test_what_has_no_slope(p, event):
     assert math.isnan(calibration_slope(np.array(p), np.array(event)))
 
 
-def test_certain_and_wrong_has_finite_values() -> None:
+def test_certain_and_wrong_has_finite_values():
     """p = 0 and 1 have no logit: they count as 1e-12 from there."""
     p, event = np.array([0.0, 1.0, 0.3, 0.6, 1.0]), np.array([1.0, 0.0, 0.0, 1.0, 1.0])
     assert math.isfinite(calibration_in_the_large(p, event))
     assert brier_score(p, event) == pytest.approx((1 + 1 + 0.09 + 0.16) / 5)
 
 
-def test_bins_are_scikit_learns_quantiles() -> None:
+def test_bins_are_scikit_learns_quantiles():
     p, event = binary()
     bins = reliability(p, event)
     observed, predicted = calibration_curve(event, p, n_bins=10, strategy="quantile")
@@ -128,7 +128,7 @@ def test_bins_are_scikit_learns_quantiles() -> None:
 
 
 @pytest.mark.parametrize("least", [1, 7, 20, 41, 200])
-def test_no_bin_has_fewer_samples_than_asked(least: int) -> None:
+def test_no_bin_has_fewer_samples_than_asked(least):
     """Also with ties, which stay in one bin; with fewer samples than asked for, one bin is left, which egress keeps."""
     p, event = binary()
     tied = np.where(p > 0.6, 0.75, p)
@@ -142,7 +142,7 @@ def test_no_bin_has_fewer_samples_than_asked(least: int) -> None:
 # Decisions, sets
 
 
-def test_net_benefit_is_that_of_dcurves() -> None:
+def test_net_benefit_is_that_of_dcurves():
     """``dca(frame, "e", ["p"], thresholds=[.05, .25, .5, .75, .95])``."""
     p, event = binary()
     at = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -158,7 +158,7 @@ def test_net_benefit_is_that_of_dcurves() -> None:
     assert treat_all(event, at) == pytest.approx(everybody, abs=TINY)
 
 
-def test_sets_are_those_of_mapie() -> None:
+def test_sets_are_those_of_mapie():
     """``SplitConformalClassifier(confidence_level=.9, conformity_score="lac", prefit=True)``, conformalised with every
     second sample, ``predict_set`` of the others.
     """
@@ -171,18 +171,18 @@ def test_sets_are_those_of_mapie() -> None:
     )
 
 
-def test_too_few_calibration_samples_make_the_full_set() -> None:
+def test_too_few_calibration_samples_make_the_full_set():
     """alpha = .1 needs n >= 9: ceil(9 * .9) = 9 > 8, ceil(10 * .9) = 9."""
     assert quantile(np.linspace(0, 0.5, 8), too_few=1.0) == 1.0
     assert quantile(np.linspace(0, 0.5, 9)) == 0.5
 
 
-def test_shrinkage_of_a_threshold() -> None:
+def test_shrinkage_of_a_threshold():
     """19 own samples count as much as the common one; none leave the common one."""
     assert shrunk(0.4, 19, 0.8) == pytest.approx(0.6) and shrunk(1.0, 0, 0.8) == 0.8
 
 
-def test_a_patients_samples_are_in_one_half() -> None:
+def test_a_patients_samples_are_in_one_half():
     fits, held = halves(np.array([7, 7, 3, 3, 9, 9]))
     assert fits.tolist() == [False, False, True, True, True, True] and held.tolist() == [
         not v for v in fits
@@ -193,7 +193,7 @@ def test_a_patients_samples_are_in_one_half() -> None:
 # Survival
 
 
-def test_survival_is_statsmodels() -> None:
+def test_survival_is_statsmodels():
     """``PHReg(t, s, status=event, ties="breslow").fit().params[0]``; ``1 - SurvfuncRight(t, event)`` at 8;
     ``PHReg(...).baseline_cumulative_hazard([1.0])`` at 9, the next event's time, whose own event it leaves out
     (``cumsum(h0) - h0``).
@@ -206,7 +206,7 @@ def test_survival_is_statsmodels() -> None:
     assert risk == pytest.approx(1 - math.exp(-0.7322725916657231))
 
 
-def test_brier_of_survival_by_hand() -> None:
+def test_brier_of_survival_by_hand():
     """The derivation is in the docstring; a risk of a sample censored before the time changes nothing."""
     time, event = np.array([3.0, 2, 6, 1, 5, 2]), np.array([1.0, 0, 1, 1, 0, 1])
     for of_censored in (0.5, 0.1):
@@ -215,7 +215,7 @@ def test_brier_of_survival_by_hand() -> None:
 
 
 @pytest.mark.parametrize("at", [0.5, 1.0, 3.0, 8.0, 8.5])
-def test_brier_weights_are_those_of_kaplan_meier(at: float) -> None:
+def test_brier_weights_are_those_of_kaplan_meier(at):
     """Risk 0 has the observed risk as its score, risk 1 the rest: with ties of events and censored samples, too."""
     s, time, event = survival()
     observed = observed_risk(time, event, at)
@@ -227,7 +227,7 @@ def test_brier_weights_are_those_of_kaplan_meier(at: float) -> None:
     )
 
 
-def test_brier_of_survival_without_censoring_is_the_plain_one() -> None:
+def test_brier_of_survival_without_censoring_is_the_plain_one():
     s, time, _ = survival()
     risk, event = predicted_risk(s, 0.7), np.ones_like(s)
     for at in (8.0, time.max(), time.max() + 1):
@@ -236,13 +236,13 @@ def test_brier_of_survival_without_censoring_is_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize("at", [3.0, 4.0])
-def test_no_brier_where_the_last_sample_is_censored_until_then(at: float) -> None:
+def test_no_brier_where_the_last_sample_is_censored_until_then(at):
     time, event = np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 0.0])
     assert math.isnan(brier_of_survival(np.full(3, 0.5), time, event, at))
     assert math.isnan(brier_of_survival(np.empty(0), np.empty(0), np.empty(0), at))
 
 
-def test_a_time_after_the_last_censored_sample_has_no_observed_risk() -> None:
+def test_a_time_after_the_last_censored_sample_has_no_observed_risk():
     time, event = np.array([1.0, 2.0, 3.0]), np.array([1.0, 0.0, 0.0])
     assert math.isnan(observed_risk(time, event, 4.0))
     assert observed_risk(time, event, 2.5) == pytest.approx(1 / 3)
@@ -259,7 +259,7 @@ def linear(weight: list[list[float]]) -> FlatModel:
     return FlatModel(nn.Sequential(layer))
 
 
-def test_evidence_of_two_classes() -> None:
+def test_evidence_of_two_classes():
     """The outputs are (0, x): P(class 1) is the logistic function of x."""
     p, event = binary()
     x = np.log(p / (1 - p)).astype(np.float32)[:, None]
@@ -280,7 +280,7 @@ def test_evidence_of_two_classes() -> None:
     assert unflat(found["reliability"]).shape == (10, 3)  # type: ignore[arg-type]
 
 
-def test_evidence_of_more_classes_is_of_the_models_confidence() -> None:
+def test_evidence_of_more_classes_is_of_the_models_confidence():
     """Brier: mean of (max p - right)^2. Net benefit needs one event to treat."""
     p, y = classes()
     samples = Samples(np.log(p).astype(np.float32), y)
@@ -304,7 +304,7 @@ def test_evidence_of_more_classes_is_of_the_models_confidence() -> None:
     assert sets[:5] == pytest.approx([30, own, 1.9, *common], abs=1e-6)  # type: ignore[index]
 
 
-def test_evidence_of_findings_counts_known_labels() -> None:
+def test_evidence_of_findings_counts_known_labels():
     """Three labels are known: sigmoid(0) = .5 each, so Brier = .25."""
     samples = Samples(np.zeros((2, 1), np.float32), np.array([[1, -1], [0, 1]], np.float32))
     found = evidence_of(
@@ -320,7 +320,7 @@ def test_evidence_of_findings_counts_known_labels() -> None:
     )
 
 
-def test_evidence_of_survival_needs_a_time() -> None:
+def test_evidence_of_survival_needs_a_time():
     s, time, event = survival()
     samples = Samples(
         s.astype(np.float32)[:, None], np.stack([time, event], 1).astype(np.float32)
@@ -354,7 +354,7 @@ def test_evidence_of_survival_needs_a_time() -> None:
 
 
 @pytest.mark.parametrize("when", [3, 17, 35])
-def test_a_group_of_one_event_does_not_tell_when_it_was(when: int) -> None:
+def test_a_group_of_one_event_does_not_tell_when_it_was(when):
     """A server that knows some patients' inputs makes a model whose highest risks are those of one with the event and
     of nineteen without. The group's risk is 1 / (number at risk as it happened), so with the times of the nineteen,
     censored at 2, 4, ..., the server knows the patient's time to two units.
@@ -379,7 +379,7 @@ def test_a_group_of_one_event_does_not_tell_when_it_was(when: int) -> None:
         )
 
 
-def test_the_worst_decile_of_cases() -> None:
+def test_the_worst_decile_of_cases():
     """Twenty pictures of one pixel row; the network draws the left pixel, which two do not have: their Dice is 0."""
     masks = np.zeros((20, 1, 2), np.uint8)
     masks[:18, 0, 0] = 1
@@ -399,7 +399,7 @@ def test_the_worst_decile_of_cases() -> None:
     )
 
 
-def test_nothing_of_a_diverged_model() -> None:
+def test_nothing_of_a_diverged_model():
     samples = Samples(np.ones((20, 1), np.float32), np.arange(20) % 2)
     task, model = task_of("multiclass"), linear([[0.0], [math.nan]])
     assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {}

@@ -30,7 +30,7 @@ UNITS = np.concatenate([np.arange(OTHERS), np.full(RECORDS, OTHERS)])
 SAID = np.concatenate([np.linspace(0.1, 0.6, OTHERS), np.full(RECORDS, 0.9)])
 
 
-def test_a_bin_of_one_patients_records_joins_its_neighbour() -> None:
+def test_a_bin_of_one_patients_records_joins_its_neighbour():
     """Counted as samples, the last bin has the patient's records alone, and so the label."""
     for label in (0.0, 1.0):
         event = np.concatenate([np.arange(OTHERS) % 2, np.full(RECORDS, label)]).astype(float)
@@ -53,7 +53,7 @@ def test_a_bin_of_one_patients_records_joins_its_neighbour() -> None:
     st.integers(1, 25),
     st.integers(0, 2**32 - 1),
 )
-def test_no_bin_is_of_fewer_patients(records: list[int], least: int, seed: int) -> None:
+def test_no_bin_is_of_fewer_patients(records, least, seed):
     """However many records each patient has; with too few patients one bin is left, which egress keeps."""
     units = np.repeat(np.arange(len(records)), records)
     own = groups_of(np.random.default_rng(seed).random(len(units)).round(1), least, units)
@@ -63,7 +63,7 @@ def test_no_bin_is_of_fewer_patients(records: list[int], least: int, seed: int) 
     )
 
 
-def test_events_of_survival_are_counted_by_patient() -> None:
+def test_events_of_survival_are_counted_by_patient():
     """The group with the highest risk has twelve events of one patient, and those without one are of many."""
     time = np.concatenate([np.tile([1.0, 99.0], 54), np.full(12, 5.0), np.full(12, 99.0)])
     event = (time < 99).astype(float)
@@ -74,7 +74,7 @@ def test_events_of_survival_are_counted_by_patient() -> None:
     assert of_patients[-1] == 44 and of_patients.sum() == 132
 
 
-def test_findings_of_one_sample_are_one() -> None:
+def test_findings_of_one_sample_are_one():
     """Twenty findings of one sample have the highest probabilities: as labels they would be a bin of their own."""
     x = np.concatenate([np.linspace(-2, 0, 19), [4.0]]).astype(np.float32)[:, None]
     layer = nn.Linear(1, 20, bias=False)
@@ -101,7 +101,7 @@ def pictures(masked: int, n: int = 120) -> tuple[FlatModel, Samples]:
     return FlatModel(nn.Sequential(conv)), Samples(np.zeros((n, 1, 2, 1), np.float32), masks)
 
 
-def test_cases_are_counted_by_patient() -> None:
+def test_cases_are_counted_by_patient():
     """Twelve cases are the worst tenth; six of the cases of a subgroup have any Dice."""
     task, (model, samples) = task_of("segmentation"), pictures(120)
     for units, there in ((np.arange(120), True), (np.arange(120) // 12, False)):
@@ -115,7 +115,7 @@ def test_cases_are_counted_by_patient() -> None:
     assert subgroup_scores(task, model, samples, groups, None, LEAST) == {}
 
 
-def test_both_halves_have_enough_patients() -> None:
+def test_both_halves_have_enough_patients():
     assert (
         enough(np.arange(20), 10)
         and not enough(np.arange(19), 10)
@@ -147,9 +147,7 @@ def of_patients(folder: Path, records: int) -> dict[str, Path]:
     ],
     ids=["8 patients", "18 patients", "60 patients"],
 )
-def test_what_leaves_a_hospital_is_over_patients(
-    tmp_path: Path, records: int, bins: int, lists: set[str]
-) -> None:
+def test_what_leaves_a_hospital_is_over_patients(tmp_path, records, bins, lists):
     """Eight patients give nothing, no score either; of 18 one half is too small to calibrate."""
     policy = tmp_path / "policy.toml"
     words = ", ".join(f'"{word}"' for word in ("loss", "score", *EVIDENCE))

@@ -42,7 +42,7 @@ def pairs(n: int = 90) -> tuple[np.ndarray, np.ndarray]:
     return said, 12 + 0.8 * said + rng.normal(0, 3, n)
 
 
-def test_recalibration_is_scipys() -> None:
+def test_recalibration_is_scipys():
     said, truth = pairs()
     found = stats.linregress(said, truth)
     assert recalibration(said, truth) == pytest.approx((found.intercept, found.slope), abs=TINY)
@@ -52,7 +52,7 @@ def test_recalibration_is_scipys() -> None:
     assert all(math.isnan(v) for v in recalibration(np.full(9, 3.7), truth[:9]))
 
 
-def test_limits_of_agreement() -> None:
+def test_limits_of_agreement():
     """As numpy has mean and standard deviation; about 95 % of normal differences lie between."""
     said, truth = pairs(4000)
     mean, low, high = agreement(said, truth)
@@ -64,7 +64,7 @@ def test_limits_of_agreement() -> None:
 
 
 @pytest.mark.parametrize("least", [1, 10, 40])
-def test_bins_hold_equal_numbers(least: int) -> None:
+def test_bins_hold_equal_numbers(least):
     said, truth = pairs()
     rows = np.array(value_bins(said, truth, least)).reshape(-1, 4)
     own = groups_of(said, least)
@@ -83,7 +83,7 @@ def test_bins_hold_equal_numbers(least: int) -> None:
 
 
 @pytest.mark.parametrize("n", [9, 10, 37, 200])
-def test_the_half_width_is_numpys_quantile(n: int) -> None:
+def test_the_half_width_is_numpys_quantile(n):
     errors = np.abs(np.random.default_rng(n).normal(size=n))
     level = min(math.ceil((n + 1) * 0.9) / n, 1.0) - 1e-12
     assert quantile(errors) == pytest.approx(
@@ -92,7 +92,7 @@ def test_the_half_width_is_numpys_quantile(n: int) -> None:
     assert math.isnan(quantile(errors[:8]))  # no half width of eight errors holds 90 %
 
 
-def test_intervals_cover_nine_in_ten() -> None:
+def test_intervals_cover_nine_in_ten():
     """Over many draws the own half width covers 90 % or more; between own and common lies the shrunk one."""
     rng = np.random.default_rng(5)
     each = np.array(
@@ -114,7 +114,7 @@ def samples_of(said: np.ndarray, truth: np.ndarray) -> tuple[Any, FlatModel, Sam
     return task_of("regression", [MEAN], [STD]), FlatModel(nn.Sequential(layer)), Samples(x, y)
 
 
-def test_evidence_is_in_the_measurements_unit() -> None:
+def test_evidence_is_in_the_measurements_unit():
     said, truth = pairs()
     task, model, samples = samples_of(said, truth)
     found = evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=10))
@@ -152,7 +152,7 @@ def several(n: int = 90) -> tuple[np.ndarray, np.ndarray, Any, FlatModel, Sample
     return said, truth, task, FlatModel(nn.Sequential(layer)), Samples(x, y)
 
 
-def test_each_of_several_measurements_has_the_oracles_numbers() -> None:
+def test_each_of_several_measurements_has_the_oracles_numbers():
     """In its own unit, under the schema's name, which may have dots and blanks."""
     said, truth, task, model, samples = several()
     found = evidence_of(
@@ -195,7 +195,7 @@ def test_each_of_several_measurements_has_the_oracles_numbers() -> None:
         assert rows[0] == pytest.approx(expected, abs=TINY)
 
 
-def test_measurements_without_names_have_those_of_predict() -> None:
+def test_measurements_without_names_have_those_of_predict():
     _, _, task, model, samples = several()
     found = evidence_of(task, model, samples, samples, np.arange(90), Ask())
     assert (
@@ -205,7 +205,7 @@ def test_measurements_without_names_have_those_of_predict() -> None:
     )
 
 
-def test_the_server_takes_measurements_by_the_schemas_names() -> None:
+def test_the_server_takes_measurements_by_the_schemas_names():
     """And of each what measurements have: no Brier score, and no name that a silo makes up."""
     _, _, task, model, samples = several()
     found = evidence_of(task, model, samples, samples, np.arange(90), Ask(labels=tuple(UNITS)))
@@ -224,7 +224,7 @@ def test_the_server_takes_measurements_by_the_schemas_names() -> None:
             read_evidence(MetricRecord({f"measurement.weight.{key}": value}), tuple(UNITS))
 
 
-def test_subgroups_have_errors_in_units() -> None:
+def test_subgroups_have_errors_in_units():
     said, truth = pairs()
     groups = np.repeat(["f", "m"], (50, 40))
     task, model, samples = samples_of(said, truth)
@@ -253,7 +253,7 @@ SPOILT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reason", SPOILT)
-def test_the_server_takes_no_nonsense(reason: str) -> None:
+def test_the_server_takes_no_nonsense(reason):
     with pytest.raises(DataError, match=reason):
         read_evidence(MetricRecord(SPOILT[reason]))
 
@@ -274,7 +274,7 @@ def measuring(
     return files
 
 
-def test_hospitals_send_it_as_their_policy_says(tmp_path: Path) -> None:
+def test_hospitals_send_it_as_their_policy_says(tmp_path):
     """By default nothing; then the words listed; c has too few test samples for anything."""
     files = measuring(tmp_path, {"a": 60, "b": 50, "c": 8})
     policy = tmp_path / "policy.toml"
@@ -300,7 +300,7 @@ def test_hospitals_send_it_as_their_policy_says(tmp_path: Path) -> None:
     assert widths[0][4] == widths[1][4] > 0  # type: ignore[index]
 
 
-def test_hospitals_send_that_of_each_measurement(tmp_path: Path) -> None:
+def test_hospitals_send_that_of_each_measurement(tmp_path):
     """By its name in the schema, in its unit; also where a hospital's file has them in another order."""
     files = measuring(tmp_path, {"a": 60, "b": 50, "c": 8}, ("sbp", "dbp"))
     names = ("sbp", "dbp")

@@ -30,12 +30,12 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def model() -> FlatModel:
+def model():
     torch.manual_seed(0)
     return FlatModel(Net())
 
 
-def test_layout_names_every_tensor_in_order(model: FlatModel) -> None:
+def test_layout_names_every_tensor_in_order(model):
     layout = model.layout
     assert layout.parameters == (
         Entry("conv.weight", (2, 3, 1, 1), 0, 6),
@@ -54,7 +54,7 @@ def test_layout_names_every_tensor_in_order(model: FlatModel) -> None:
     assert model.has_batch_norm
 
 
-def test_the_vector_holds_what_the_module_was_built_with() -> None:
+def test_the_vector_holds_what_the_module_was_built_with():
     torch.manual_seed(0)
     module = Net()
     before = copy.deepcopy(module.state_dict())
@@ -65,7 +65,7 @@ def test_the_vector_holds_what_the_module_was_built_with() -> None:
     assert all(torch.equal(before[n], t) for n, t in module.state_dict().items())
 
 
-def test_parameters_and_gradients_are_views(model: FlatModel) -> None:
+def test_parameters_and_gradients_are_views(model):
     """The same storage, both ways; and backward() writes into ``gradient`` without rebinding it."""
     storage = model.vector.untyped_storage().data_ptr()
     grads = model.gradient.untyped_storage().data_ptr()
@@ -82,11 +82,11 @@ def test_parameters_and_gradients_are_views(model: FlatModel) -> None:
     model.vector.fill_(0.5)
     assert all(bool((p == 0.5).all()) for p in model.module.parameters())
     with torch.no_grad():
-        model.module.fc.bias.fill_(3.0)  # type: ignore[union-attr, operator]
+        model.module.fc.bias.fill_(3.0)
     assert model.vector[16:].tolist() == [3.0, 3.0]
 
 
-def test_the_gradient_is_autograds() -> None:
+def test_the_gradient_is_autograds():
     torch.manual_seed(1)
     model = FlatModel(Net())
     twin = copy.deepcopy(model.module)
@@ -99,19 +99,19 @@ def test_the_gradient_is_autograds() -> None:
     assert torch.equal(model.gradient, expected)
 
 
-def test_buffers_are_views_that_training_moves(model: FlatModel) -> None:
+def test_buffers_are_views_that_training_moves(model):
     """Running mean of BatchNorm after one batch: 0.9 · 0 + 0.1 · batch mean."""
     start = model.buffers.clone()
     x = torch.randn(6, 3, 4, 4)
     model.module(x)
-    mean = model.module.conv(x).mean((0, 2, 3)).detach()  # type: ignore[operator]
+    mean = model.module.conv(x).mean((0, 2, 3)).detach()
     torch.testing.assert_close(model.buffers[:2], 0.1 * mean)
     model.reset_buffers()
     assert torch.equal(model.buffers, start)
-    assert torch.equal(model.module.norm.running_mean, start[:2])  # type: ignore[union-attr, arg-type]
+    assert torch.equal(model.module.norm.running_mean, start[:2])
 
 
-def test_load_copies(model: FlatModel) -> None:
+def test_load_copies(model):
     vector, buffers = torch.arange(18.0), torch.arange(4.0)
     model.load(vector, buffers)
     model.vector.add_(1)
@@ -127,7 +127,7 @@ def test_load_copies(model: FlatModel) -> None:
         model.load(torch.zeros(17))
 
 
-def test_state_dict_is_an_ordinary_one(model: FlatModel) -> None:
+def test_state_dict_is_an_ordinary_one(model):
     """Loads with ``strict=True`` into a plain module, integer buffers included, and computes the same."""
     x = torch.randn(6, 3, 4, 4)
     model.module(x)
@@ -147,7 +147,7 @@ def test_state_dict_is_an_ordinary_one(model: FlatModel) -> None:
     assert torch.equal(round_trip.buffers, model.buffers)
 
 
-def test_outside_is_every_other_block(model: FlatModel) -> None:
+def test_outside_is_every_other_block(model):
     layout = model.layout
     assert layout.outside([slice(8, 12)]) == (slice(0, 8), slice(12, 18))
     assert layout.outside([slice(12, 18)]) == (slice(0, 12),)
@@ -155,7 +155,7 @@ def test_outside_is_every_other_block(model: FlatModel) -> None:
     assert layout.outside([slice(0, 18)]) == ()
 
 
-def test_parts_by_name_join_neighbours(model: FlatModel) -> None:
+def test_parts_by_name_join_neighbours(model):
     layout = model.layout
     assert layout.parts(["norm", "conv"]) == (slice(0, 12),)
     assert layout.parts(["fc", "conv"]) == (slice(0, 8), slice(12, 18))
@@ -164,7 +164,7 @@ def test_parts_by_name_join_neighbours(model: FlatModel) -> None:
         layout.parts(["head"])
 
 
-def test_gather_and_scatter() -> None:
+def test_gather_and_scatter():
     vector = torch.arange(6.0)
     parts = (slice(0, 1), slice(3, 5))
     assert gather(vector, parts).tolist() == [0, 3, 4]
@@ -174,7 +174,7 @@ def test_gather_and_scatter() -> None:
     assert torch.equal(scatter(vector, parts, gather(vector, parts)), vector)
 
 
-def test_without_block_names_every_leaf_is_one() -> None:
+def test_without_block_names_every_leaf_is_one():
     model = FlatModel(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
     assert [(b.name, b.start, b.stop) for b in model.layout.blocks] == [
         ("0", 0, 9),
@@ -183,11 +183,11 @@ def test_without_block_names_every_leaf_is_one() -> None:
     assert not model.has_batch_norm
 
 
-def test_a_block_may_hold_several_layers() -> None:
+def test_a_block_may_hold_several_layers():
     class Nested(nn.Module):
         block_names = ("body", "head")
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.body = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
             self.head = nn.Linear(2, 1)
@@ -195,13 +195,13 @@ def test_a_block_may_hold_several_layers() -> None:
     assert [(b.start, b.stop) for b in FlatModel(Nested()).layout.blocks] == [(0, 12), (12, 15)]
 
 
-def test_buffers_belong_to_the_block_they_lie_in() -> None:
+def test_buffers_belong_to_the_block_they_lie_in():
     """Two BatchNorm layers of 2 and 3 channels (4 and 6 scalars) and one without weights (2), which is in no block."""
 
     class Net(nn.Module):
         block_names = ("body", "b", "head")
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.body = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
             self.free = nn.BatchNorm1d(1, affine=False)
@@ -211,7 +211,7 @@ def test_buffers_belong_to_the_block_they_lie_in() -> None:
     layout = FlatModel(Net()).layout
     assert layout.buffer_size == 12
 
-    def of(*names: str) -> tuple[slice, ...]:
+    def of(*names):
         return layout.buffer_parts(layout.parts(names))
 
     assert of() == of("head") == ()
@@ -221,13 +221,13 @@ def test_buffers_belong_to_the_block_they_lie_in() -> None:
     assert of("body", "b", "head") == (slice(0, 12),)
 
 
-def test_normalisation_layers_are_found_by_their_type() -> None:
+def test_normalisation_layers_are_found_by_their_type():
     """Whatever they are called, inside of a block or not, with weights or without."""
 
     class Net(nn.Module):
         block_names = ("body", "head")
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.body = nn.Sequential(
                 nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
@@ -245,17 +245,17 @@ def test_normalisation_layers_are_found_by_their_type() -> None:
 
 
 @pytest.mark.parametrize("names", [("conv", "fc"), ("norm", "conv", "fc"), ("conv", "norm")])
-def test_blocks_that_do_not_cover_the_parameters_are_refused(names: tuple[str, ...]) -> None:
+def test_blocks_that_do_not_cover_the_parameters_are_refused(names):
     net = Net()
-    net.block_names = names  # type: ignore[assignment]
+    net.block_names = names
     with pytest.raises(ValueError, match="do not cover the parameters"):
         FlatModel(net)
 
 
-def test_freeze_takes_parts_out_of_the_backward_pass(model: FlatModel) -> None:
+def test_freeze_takes_parts_out_of_the_backward_pass(model):
     x = torch.randn(5, 3, 4, 4)
 
-    def grads() -> Tensor:
+    def grads():
         model.gradient.zero_()
         model.module(x).square().sum().backward()
         return model.gradient.clone()
@@ -273,14 +273,14 @@ def test_freeze_takes_parts_out_of_the_backward_pass(model: FlatModel) -> None:
     torch.testing.assert_close(grads(), whole)
 
 
-def test_integer_buffers_are_not_in_the_vectors(model: FlatModel) -> None:
+def test_integer_buffers_are_not_in_the_vectors(model):
     model.module(torch.randn(4, 3, 2, 2))
     model.module(torch.randn(4, 3, 2, 2))
     assert "norm.num_batches_tracked" not in {e.name for e in model.layout.buffers}
     assert int(model.state_dict()["norm.num_batches_tracked"]) == 2
 
 
-def test_unflatten_gives_views(model: FlatModel) -> None:
+def test_unflatten_gives_views(model):
     vector = torch.arange(18.0)
     named = model.layout.unflatten(vector, torch.arange(4.0))
     assert set(named) == set(model.state_dict()) - {"norm.num_batches_tracked"}
@@ -290,20 +290,20 @@ def test_unflatten_gives_views(model: FlatModel) -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_one_bad_element_is_found_wherever_it_is(bad: float) -> None:
+def test_one_bad_element_is_found_wherever_it_is(bad):
     for place in (0, 17, 999):
         vector = torch.ones(1000)
         vector[place] = bad
         assert not is_finite(vector)
 
 
-def test_infinities_that_cancel_and_sums_that_overflow() -> None:
+def test_infinities_that_cancel_and_sums_that_overflow():
     assert not is_finite(torch.tensor([float("inf"), float("-inf")]))
     assert is_finite(torch.full((4,), torch.finfo(torch.float32).max))
     assert is_finite(torch.empty(0))
 
 
-def test_of_an_embedding_only_the_rows_that_were_looked_up_are_added() -> None:
+def test_of_an_embedding_only_the_rows_that_were_looked_up_are_added():
     """Rows 1 (twice) and 3 of five, 0 is padding: in the one gradient, in place, and the numbers are the dense ones."""
     torch.manual_seed(0)
     layers = [nn.Embedding(5, 2, padding_idx=0), nn.Flatten(), nn.Linear(8, 3)]
@@ -328,13 +328,13 @@ def test_of_an_embedding_only_the_rows_that_were_looked_up_are_added() -> None:
     ]
 
 
-def test_an_embedding_that_is_frozen_is_none_of_the_models() -> None:
+def test_an_embedding_that_is_frozen_is_none_of_the_models():
     network = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(4, 3))
     network[0].requires_grad_(False)
     assert not FlatModel(network).embeddings
 
 
-def test_steps_on_the_rows_with_a_gradient_are_the_dense_ones_bit_for_bit() -> None:
+def test_steps_on_the_rows_with_a_gradient_are_the_dense_ones_bit_for_bit():
     """40 steps of plain SGD on batches that look up a few of 300 rows, some of them twice, beside dense ones.
 
     In between somebody else writes to the gradient, and the last layer's gradient alone is taken: all that counts is
@@ -351,11 +351,11 @@ def test_steps_on_the_rows_with_a_gradient_are_the_dense_ones_bit_for_bit() -> N
     class Net(nn.Module):
         block_names = ("a", "b", "c")
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.a, self.b, _, self.c = copy.deepcopy(layers)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             logits: Tensor = self.a(self.c(self.b(x).flatten(1)))
             return logits
 
@@ -381,7 +381,7 @@ def test_steps_on_the_rows_with_a_gradient_are_the_dense_ones_bit_for_bit() -> N
     assert sparse_steps == 40 - 6
 
 
-def test_what_is_outside_of_a_part_of_a_block() -> None:
+def test_what_is_outside_of_a_part_of_a_block():
     """FedBN's newcomer trains the norm of a stage and not its convolution: only that is left in the backward pass."""
     torch.manual_seed(0)
     stages = nn.Sequential(

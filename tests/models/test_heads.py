@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from predictions import read_csv
-from tiny import Files, federate, rows_of, same
+from tiny import federate, rows_of, same
 from torch import Tensor, nn
 
 from client.export import export_model
@@ -40,7 +38,7 @@ class Gate(nn.Module):
         return logits
 
 
-def test_a_head_stands_behind_the_body_in_one_vector() -> None:
+def test_a_head_stands_behind_the_body_in_one_vector():
     plain = flat_model("mlp", (3,), 3, OPTIONS, "cpu")
     model = flat_model("mlp", (3,), 3, OPTIONS, "cpu", Gate)
     assert [(b.name, b.start, b.stop) for b in model.layout.blocks] == [
@@ -57,7 +55,7 @@ def test_a_head_stands_behind_the_body_in_one_vector() -> None:
 @pytest.mark.parametrize(
     ("name", "shape"), [("small-cnn", (1, 8, 8)), ("resnet8", (3, 8, 8)), ("mlp", (5,))]
 )
-def test_every_kind_of_network_takes_one(name: str, shape: tuple[int, ...]) -> None:
+def test_every_kind_of_network_takes_one(name, shape):
     """The head gets the features of the last layer; parts, freezing and buffers go by its blocks."""
     torch.manual_seed(0)
     model = FlatModel(with_head(build(name, shape, 4), Gate))
@@ -69,7 +67,7 @@ def test_every_kind_of_network_takes_one(name: str, shape: tuple[int, ...]) -> N
     assert model.gradient[: gate[0].start].abs().sum() == 0
 
 
-def test_a_head_needs_a_linear_layer() -> None:
+def test_a_head_needs_a_linear_layer():
     network = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
     with pytest.raises(
         ValueError, match="needs a linear last layer with a bias, which '1' is not"
@@ -81,7 +79,7 @@ def test_a_head_needs_a_linear_layer() -> None:
         FlatModel(network).layout.linear_head()
 
 
-def test_gradients_of_losses_on_features() -> None:
+def test_gradients_of_losses_on_features():
     """A linear network and the loss sum z: every W1 entry's gradient is the sum of its column where z > 0."""
     model = flat_model("mlp", (3,), 3, OPTIONS, "cpu")
     x, y = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
@@ -102,9 +100,7 @@ def test_gradients_of_losses_on_features() -> None:
     assert same(model.gradient, plain)
 
 
-def test_federated_exported_and_used(
-    two: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_federated_exported_and_used(two, tmp_path, monkeypatch):
     """FedAvg of the gated network: sent whole, kept whole; its export is evaluated by hand."""
     monkeypatch.setattr(FedAvg, "head", Gate)
     run = federate(

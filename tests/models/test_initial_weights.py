@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tiny import Files, federate
+from tiny import federate
 from torch import Tensor
 
 from client.export import export_model
@@ -50,14 +50,14 @@ def initial(file: Path, purpose: str = "", seed: int = 7) -> Tensor:
 # ---- Names -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_start_is_the_files(tmp_path: Path) -> None:
+def test_every_start_is_the_files(tmp_path):
     file = saved(tmp_path / "w.safetensors", trained())
     assert torch.equal(initial(file), vector(trained())) and torch.equal(
         initial(file, "b", 8), vector(trained())
     )
 
 
-def test_half_precision_is_widened(tmp_path: Path) -> None:
+def test_half_precision_is_widened(tmp_path):
     half = {name: tensor.half() for name, tensor in trained().items()}
     file = saved(tmp_path / "w.safetensors", half)
     assert (
@@ -66,9 +66,7 @@ def test_half_precision_is_widened(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_without_the_last_layer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_without_the_last_layer(tmp_path, caplog):
     """The body is the file's, the last layer what the seed makes of it without any file; the log says so once."""
     body = {name: tensor for name, tensor in trained().items() if name.startswith("fc1")}
     file = saved(tmp_path / "w.safetensors", body)
@@ -110,7 +108,7 @@ def without(*names: str) -> Tensors:
         ),
     ],
 )
-def test_what_does_not_fit_is_one_line(tensors: Tensors, message: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_one_line(tensors, message, tmp_path):
     file = saved(tmp_path / "w.safetensors", tensors)
     with pytest.raises(ValueError, match=message) as error:
         initial(file)
@@ -119,7 +117,7 @@ def test_what_does_not_fit_is_one_line(tensors: Tensors, message: str, tmp_path:
     )
 
 
-def test_what_is_no_such_file_is_one_line(tmp_path: Path) -> None:
+def test_what_is_no_such_file_is_one_line(tmp_path):
     with pytest.raises(
         ValueError, match=r"^init-weights = .*w.safetensors: No such file or directory$"
     ):
@@ -132,7 +130,7 @@ def test_what_is_no_such_file_is_one_line(tmp_path: Path) -> None:
         initial(file)
 
 
-def test_a_file_that_changes_is_another_file(tmp_path: Path) -> None:
+def test_a_file_that_changes_is_another_file(tmp_path):
     file = saved(tmp_path / "w.safetensors", trained())
     part = Part(weights=weights_of(file))
     assert (
@@ -147,7 +145,7 @@ def test_a_file_that_changes_is_another_file(tmp_path: Path) -> None:
         initial_model("mlp", (3,), 3, TABLE, 7, None, part)("")
 
 
-def test_statistics_of_normalisation_come_with_it(tmp_path: Path) -> None:
+def test_statistics_of_normalisation_come_with_it(tmp_path):
     """By torchvision's names of a resnet18, and without what counts batches."""
     torch.manual_seed(1)
     network = build("resnet18", (3, 8, 8), 2)
@@ -171,7 +169,7 @@ def test_statistics_of_normalisation_come_with_it(tmp_path: Path) -> None:
     assert torch.equal(flat.buffers, own.buffers)
 
 
-def test_two_names_of_one_tensor_are_refused(tmp_path: Path) -> None:
+def test_two_names_of_one_tensor_are_refused(tmp_path):
     network = build("resnet8", (3, 8, 8), 2)
     twice = {**network.state_dict(), "conv1.weight": torch.zeros(64, 3, 7, 7)}
     file = saved(tmp_path / "w.safetensors", twice)
@@ -183,13 +181,13 @@ def test_two_names_of_one_tensor_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     (tmp_path / "server").mkdir()
     return saved(tmp_path / "server" / "w.safetensors", trained())
 
 
 @pytest.fixture
-def sites(tmp_path: Path, file: Path, three: Files) -> dict[str, Path]:
+def sites(tmp_path, file, three):
     """Each silo's own folder of weights, with the file."""
     folders = {name: tmp_path / f"weights-{name}" for name in three}
     for folder in folders.values():
@@ -211,9 +209,7 @@ RUN: dict[str, Any] = {"mlp__hidden": "4", "learning_rate": 0.1}
 
 @pytest.mark.parametrize("trainable", ["all", "head"])
 @pytest.mark.parametrize("method", ["local", "fedavg", "apple"])
-def test_a_run_starts_from_the_file(
-    three: Files, sites: dict[str, Path], file: Path, method: str, trainable: str
-) -> None:
+def test_a_run_starts_from_the_file(three, sites, file, method, trainable):
     """What silos get in round 1 is the file's, all of it or the last layer: in APPLE every silo's."""
     settings = {
         "strategy": method,
@@ -230,9 +226,7 @@ def test_a_run_starts_from_the_file(
         )
 
 
-def test_a_silo_without_the_file_is_left_out_and_named(
-    three: Files, sites: dict[str, Path], file: Path
-) -> None:
+def test_a_silo_without_the_file_is_left_out_and_named(three, sites, file):
     """No folder, a folder without the file; who has it goes on."""
     settings = {"init_weights": str(file), "rounds": 1, "min_silos": 1, **RUN}
     (sites["b"] / file.name).unlink()
@@ -248,9 +242,7 @@ def test_a_silo_without_the_file_is_left_out_and_named(
     ]
 
 
-def test_the_sites_environment_names_the_folder(
-    three: Files, sites: dict[str, Path], file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sites_environment_names_the_folder(three, sites, file, monkeypatch):
     monkeypatch.setenv("SILOFL_WEIGHTS", str(sites["a"]))
     run = federate(three, init_weights=str(file), rounds=1, **RUN)
     assert sorted(run.strategy.silos) == ["a", "b", "c"]
@@ -259,9 +251,7 @@ def test_the_sites_environment_names_the_folder(
     )
 
 
-def test_a_silo_with_another_file_refuses(
-    three: Files, sites: dict[str, Path], file: Path
-) -> None:
+def test_a_silo_with_another_file_refuses(three, sites, file):
     saved(sites["b"] / file.name, trained(100))
     run = federate(three, init_weights=str(file), rounds=1, **RUN, prepare=at(sites))
     (reason,) = {str(reply.error.reason) for _, reply in run.grid.traffic if reply.has_error()}
@@ -271,9 +261,7 @@ def test_a_silo_with_another_file_refuses(
     assert "personal" in run.grid.state("a").arrays and "personal" in run.grid.state("c").arrays
 
 
-def test_a_server_names_no_path_at_a_silo(
-    three: Files, sites: dict[str, Path], file: Path, tmp_path: Path
-) -> None:
+def test_a_server_names_no_path_at_a_silo(three, sites, file, tmp_path):
     """Only the last part of what it says counts, in the site's own folder."""
     secret = saved(tmp_path / "secret.safetensors", trained())
     with pytest.raises(
@@ -283,9 +271,7 @@ def test_a_server_names_no_path_at_a_silo(
         federate(three, init_weights=str(secret), rounds=1, **RUN, prepare=at(sites))
 
 
-def test_a_run_that_goes_on_needs_the_same_file(
-    three: Files, sites: dict[str, Path], file: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_goes_on_needs_the_same_file(three, sites, file, tmp_path):
     settings = {
         **RUN,
         "trainable": "head",
@@ -301,9 +287,7 @@ def test_a_run_that_goes_on_needs_the_same_file(
         federate(three, **settings, rounds=2, resume=True, prepare=at(sites))
 
 
-def test_an_export_has_the_files_frozen_layers(
-    three: Files, sites: dict[str, Path], file: Path, tmp_path: Path
-) -> None:
+def test_an_export_has_the_files_frozen_layers(three, sites, file, tmp_path):
     settings = {
         **RUN,
         "trainable": "head",

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import safetensors.torch
 import torch
-from tiny import Files, federate, rows_of
+from tiny import federate, rows_of
 from torch import Tensor, nn
 
 from client.export import export_model
@@ -30,7 +27,7 @@ def lora(part: Part = LORA) -> FlatModel:
     return flat_model("mlp", (3,), 3, DEEP, "cpu", None, part)
 
 
-def test_the_change_by_hand() -> None:
+def test_the_change_by_hand():
     """W = identity, A = (1 2), B = (3 0)ᵀ, α = 2, r = 1: W + 2 B A = ((7 12) (0 1)), and (1 1) becomes (19 1).
 
     With dL/dW = D: dL/dB = 2 D Aᵀ and dL/dA = 2 Bᵀ D. For L = the sum of the outputs D has rows (1 1): dL/dB = (6 6)ᵀ,
@@ -51,7 +48,7 @@ def test_the_change_by_hand() -> None:
     assert change.lora_a.grad is not None and change.lora_a.grad.tolist() == [[6.0, 6.0]]
 
 
-def test_what_is_trained() -> None:
+def test_what_is_trained():
     """The factors of each frozen linear layer, in the layer's block, and the head; the layers' biases are frozen."""
     layout = lora().layout
     assert {b.name: b.stop - b.start for b in layout.blocks} == {
@@ -71,9 +68,7 @@ def test_what_is_trained() -> None:
     [("mlp", (3,), DEEP), ("vit-s", (3, 8, 8), VitSettings(4))],
     ids=["mlp", "vit-s"],
 )
-def test_it_starts_as_the_network_without(
-    name: str, shape: tuple[int, ...], settings: Any
-) -> None:
+def test_it_starts_as_the_network_without(name, shape, settings):
     """To the bit. A is Kaiming-uniform, within 1 / sqrt(inputs), other for other purposes; B is zero."""
     part = Part("head", 7, None, 4, 8.0)
     adapted = flat_model(name, shape, 3, settings, "cpu", None, part)
@@ -96,7 +91,7 @@ def test_it_starts_as_the_network_without(
     assert factors == {"mlp": 2, "vit-s": 48}[name]
 
 
-def test_a_transformers_size() -> None:
+def test_a_transformers_size():
     """4 layers a block: r (384 + 1152), r (384 + 384), twice r (384 + 1536); 12 blocks, r = 4: 294,912; a head."""
     layout = flat_model(
         "vit-s", (3, 32, 32), 10, None, "cpu", None, Part("head", 7, None, 4, 8.0)
@@ -104,7 +99,7 @@ def test_a_transformers_size() -> None:
     assert layout.size == 12 * 4 * (384 + 1152 + 2 * 384 + 2 * (384 + 1536)) + 3850 == 298_762
 
 
-def test_the_merge_says_the_same(two: Files, tmp_path: Path) -> None:
+def test_the_merge_says_the_same(two, tmp_path):
     """After three rounds of training, without us: an ordinary state_dict, whose predictions are the silo's own."""
     run = federate(
         two,
@@ -144,7 +139,7 @@ def lora_of(vector: Tensor) -> FlatModel:
     "method",
     ["local", "fedavg", "fedala", "apple", "ditto", "fedrep", "fedphp", "scaffold", "fedlama"],
 )
-def test_methods_train_it(three: Files, method: str) -> None:
+def test_methods_train_it(three, method):
     """What is sent is four bytes for each factor's and the head's scalar; all of them move, but nothing frozen does."""
     settings = {"mlp__hidden": "4,5", "lora_rank": 2, "rounds": 3, "learning_rate": 0.3}
     run = federate(three, strategy=method, **settings)
@@ -156,7 +151,7 @@ def test_methods_train_it(three: Files, method: str) -> None:
         assert all(moved[block.slice].any() for block in lora().layout.blocks)
 
 
-def test_pytorchs_own_attention_sees_the_change() -> None:
+def test_pytorchs_own_attention_sees_the_change():
     """Its output projection, and the fast path of its encoder layer in evaluation, read weights past ``forward``."""
     torch.manual_seed(3)
     network = nn.Sequential(
@@ -185,7 +180,7 @@ def test_pytorchs_own_attention_sees_the_change() -> None:
         torch.testing.assert_close(plain.eval()(x), after, rtol=0, atol=1e-5)
 
 
-def test_a_network_without_a_layer_to_change(three: Files) -> None:
+def test_a_network_without_a_layer_to_change(three):
     with pytest.raises(
         ValueError, match=r"^lora-rank = 2: this network has no frozen linear layer"
     ):

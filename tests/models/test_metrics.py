@@ -30,7 +30,7 @@ from models.metrics import (
 # ---- Losses ------------------------------------------------------------------------------------------------
 
 
-def test_focal_loss_by_hand() -> None:
+def test_focal_loss_by_hand():
     """Logits (log 3, 0) give p = (3/4, 1/4). Labels 0 and 1, gamma 2:
 
     (1/4)^2 * log(4/3) = 0.0625 * 0.287682 = 0.017980 and (3/4)^2 * log 4 = 0.5625 * 1.386294 = 0.779791;
@@ -43,7 +43,7 @@ def test_focal_loss_by_hand() -> None:
     assert loss_function("focal", gamma=2)(logits, y).item() == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_focal_without_focus_is_the_cross_entropy() -> None:
+def test_focal_without_focus_is_the_cross_entropy():
     torch.manual_seed(0)
     logits, y = torch.randn(20, 5), torch.randint(5, (20,))
     expected = F.cross_entropy(logits, y)
@@ -56,7 +56,7 @@ def test_focal_without_focus_is_the_cross_entropy() -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 3.0])
-def test_focal_gradient(gamma: float) -> None:
+def test_focal_gradient(gamma):
     """With q = 1 - p_y, dL/dz_k = (p_k - [k = y]) (q^gamma - gamma q^(gamma-1) p_y log p_y), by chain rule:
 
     dL/dp_y = gamma q^(gamma-1) log p_y - q^gamma / p_y and dp_y/dz_k = p_y ([k = y] - p_k).
@@ -74,7 +74,7 @@ def test_focal_gradient(gamma: float) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 2.0])
-def test_focal_gradient_is_finite_for_a_certain_prediction(gamma: float) -> None:
+def test_focal_gradient_is_finite_for_a_certain_prediction(gamma):
     """p_y rounds to 1, where the grad of (1 - p_y)^gamma is infinite for gamma < 1."""
     logits = torch.tensor([[200.0, 0.0], [-200.0, 0.0]], requires_grad=True)
     loss = loss_function("focal", gamma)(logits, torch.tensor([0, 0]))
@@ -83,7 +83,7 @@ def test_focal_gradient_is_finite_for_a_certain_prediction(gamma: float) -> None
     torch.testing.assert_close(logits.grad, torch.tensor([[0.0, 0.0], [-0.5, 0.5]]))
 
 
-def test_unknown_losses_are_refused() -> None:
+def test_unknown_losses_are_refused():
     with pytest.raises(
         ValueError, match="unknown loss 'hinge'; there are: cross-entropy, focal"
     ):
@@ -96,7 +96,7 @@ def test_unknown_losses_are_refused() -> None:
 # ---- One model, one silo -----------------------------------------------------------------------------------
 
 
-def test_classification_metrics_by_hand() -> None:
+def test_classification_metrics_by_hand():
     """Probabilities of three classes, one row per sample, label and prediction (class 2 never occurs):
 
         .6 .3 .1   label 0, predicted 0        .3 .6 .1   label 1, predicted 1
@@ -123,7 +123,7 @@ def test_classification_metrics_by_hand() -> None:
     }
 
 
-def test_a_predicted_class_without_labels_counts_in_macro_f1() -> None:
+def test_a_predicted_class_without_labels_counts_in_macro_f1():
     """Labels 0 0, predictions 0 2: F1 of class 0 is 2/3 and of class 2 is 0; class 1 is absent. Mean 1/3."""
     logits = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     assert classification_metrics(logits, torch.tensor([0, 0]))["macro_f1"] == pytest.approx(
@@ -154,7 +154,7 @@ def reference(logits: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("case", ["plain", "ties", "absent", "one class", "one sample"])
-def test_scikit_learn_agrees(case: str, classes: int) -> None:
+def test_scikit_learn_agrees(case, classes):
     for seed in range(20):
         torch.manual_seed(seed)
         n = 1 if case == "one sample" else int(torch.randint(2, 120, ()))
@@ -174,7 +174,7 @@ def test_scikit_learn_agrees(case: str, classes: int) -> None:
         assert math.isnan(ours["auc"]) == (len(y.unique()) == 1)
 
 
-def test_auc_is_the_binary_and_the_one_vs_rest_auc() -> None:
+def test_auc_is_the_binary_and_the_one_vs_rest_auc():
     torch.manual_seed(2)
     y = torch.arange(90) % 2
     logits = torch.randn(90, 2) + F.one_hot(y)
@@ -186,7 +186,7 @@ def test_auc_is_the_binary_and_the_one_vs_rest_auc() -> None:
     assert classification_metrics(logits, y)["auc"] == pytest.approx(macro, rel=1e-12)
 
 
-def test_no_samples_and_diverged_models() -> None:
+def test_no_samples_and_diverged_models():
     nothing = classification_metrics(torch.empty(0, 4), torch.empty(0, dtype=torch.int64))
     assert set(nothing) == set(METRICS)
     assert all(math.isnan(value) for value in nothing.values())
@@ -203,7 +203,7 @@ def test_no_samples_and_diverged_models() -> None:
 # ---- A group of silos --------------------------------------------------------------------------------------
 
 
-def test_fairness_variance_by_hand() -> None:
+def test_fairness_variance_by_hand():
     """0.5, 0.7, 0.9: mean 0.7, squared distances 0.04, 0, 0.04, divided by the number of silos: 0.08/3."""
     assert fairness_variance([0.5, 0.7, 0.9]) == pytest.approx(0.08 / 3)
     assert fairness_variance([0.5, math.nan, 0.7, 0.9]) == pytest.approx(0.08 / 3)
@@ -211,7 +211,7 @@ def test_fairness_variance_by_hand() -> None:
     assert math.isnan(fairness_variance([])) and math.isnan(fairness_variance([math.nan]))
 
 
-def test_incentivised_rate_by_hand() -> None:
+def test_incentivised_rate_by_hand():
     """Silo 1 gains over both, 2 only over FedAvg, 3 only over training alone, 4 draws: one in four."""
     personal, local, fedavg = [0.9, 0.8, 0.7, 0.6], [0.8, 0.85, 0.6, 0.6], [0.7, 0.7, 0.75, 0.5]
     assert incentivised_rate(personal, local, fedavg) == 0.25
@@ -222,7 +222,7 @@ def test_incentivised_rate_by_hand() -> None:
         incentivised_rate([0.1, 0.2], [0.1], [0.1, 0.2])
 
 
-def test_wilson_interval_by_hand() -> None:
+def test_wilson_interval_by_hand():
     """At 95 %, z^2 = 3.841459; for n = 10, z^2/2n = 0.192073, z^2/4n^2 = 0.009604 and z^2/n = 0.384146.
 
     8 of 10: (0.8 + 0.192073 -+ 1.959964 sqrt(0.016 + 0.009604)) / 1.384146
@@ -249,7 +249,7 @@ def test_wilson_interval_by_hand() -> None:
             wilson_interval(correct, n, confidence)
 
 
-def test_mean_rank_by_hand() -> None:
+def test_mean_rank_by_hand():
     """Ranks on the three data sets: a 1, 1.5, 3; b 2, 1.5, 1; c 3, 3, 2. Means 5.5/3, 4.5/3, 8/3."""
     table = {"a": [0.9, 0.8, 0.1], "b": [0.8, 0.8, 0.3], "c": [0.7, 0.5, 0.2]}
     expected = {"a": 5.5 / 3, "b": 4.5 / 3, "c": 8 / 3}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Files, federate, simulated
+from tiny import federate, simulated
 
 import models
 from client.export import export_model
@@ -103,7 +102,7 @@ number = 3
 
 
 @pytest.fixture(autouse=True)
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def mine(tmp_path, monkeypatch):
     """A module ``mine`` that can be imported, and the same in the app's folder ``models``."""
     for folder in ("path", "models"):
         (tmp_path / folder).mkdir()
@@ -113,7 +112,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "models")])
 
 
-def test_blocks_are_the_children_and_weights_the_seeds() -> None:
+def test_blocks_are_the_children_and_weights_the_seeds():
     torch.manual_seed(3)
     network = build("mine_path:plain", (3,), 2)
     torch.manual_seed(3)
@@ -131,7 +130,7 @@ def test_blocks_are_the_children_and_weights_the_seeds() -> None:
     assert not FlatModel(network).has_dropout
 
 
-def test_names_of_blocks_statistics_and_dropout_in_the_forward_pass() -> None:
+def test_names_of_blocks_statistics_and_dropout_in_the_forward_pass():
     flat = FlatModel(build("mine_path:dropping", (3,), 2))
     assert [b.name for b in flat.layout.blocks] == ["first", "norm", "last"]
     assert flat.has_dropout and flat.has_batch_norm
@@ -139,7 +138,7 @@ def test_names_of_blocks_statistics_and_dropout_in_the_forward_pass() -> None:
     assert flat.layout.buffer_size == 10
 
 
-def test_an_answer_for_every_pixel() -> None:
+def test_an_answer_for_every_pixel():
     network = build("mine_path:pixels", (3, 4, 5), 2, CustomSettings(per_pixel=True))
     assert network(torch.zeros(1, 3, 4, 5)).shape == (1, 2, 4, 5)
     with pytest.raises(
@@ -190,7 +189,7 @@ def test_an_answer_for_every_pixel() -> None:
         ("../mine:plain", r"package.module:factory is needed here"),
     ],
 )
-def test_what_is_wrong_is_one_line(name: str, message: str) -> None:
+def test_what_is_wrong_is_one_line(name, message):
     with pytest.raises(ValueError, match=rf"^model = '{name}'.*{message}") as error:
         build(name, (3,), 3)
     assert "\n" not in str(error.value)
@@ -198,13 +197,13 @@ def test_what_is_wrong_is_one_line(name: str, message: str) -> None:
         simulated(dataset="breast-cancer", model=name, rounds=1)
 
 
-def test_a_name_that_is_none_is_the_users_error() -> None:
+def test_a_name_that_is_none_is_the_users_error():
     with pytest.raises(UserError, match=r"package\.module:factory is needed here"):
         parse_settings({"model": "a.b:"})
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple", "fedrep"])
-def test_a_run_with_the_same_layers_has_the_same_numbers(three: Files, method: str) -> None:
+def test_a_run_with_the_same_layers_has_the_same_numbers(three, method):
     """Linear, ReLU, linear: an mlp of five hidden units, under another name."""
     settings = {"strategy": method, "rounds": 2, "learning_rate": 0.1}
     own = federate(three, model="mine_path:plain", **settings)
@@ -213,9 +212,7 @@ def test_a_run_with_the_same_layers_has_the_same_numbers(three: Files, method: s
         assert torch.equal(own.personal(silo), mlp.personal(silo))
 
 
-def test_export_and_predict(
-    two: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_and_predict(two, tmp_path, monkeypatch):
     """Where it was exported without a word; on another machine only where the network is named."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "here"))
     federate(
@@ -267,7 +264,7 @@ def test_export_and_predict(
         ('["all"]', "anything.there:is", True),
     ],
 )
-def test_whose_networks_may_run(rule: str | None, name: str, allowed: bool) -> None:
+def test_whose_networks_may_run(rule, name, allowed):
     policy = parse_policy("" if rule is None else f"networks = {rule}", "f")
     fault = network_fault(policy, {"model": name})
     assert (fault == "") == allowed
@@ -279,7 +276,7 @@ def test_whose_networks_may_run(rule: str | None, name: str, allowed: bool) -> N
 
 
 @pytest.mark.parametrize("value", ['"mine"', "[1]", '["../mine"]', '["a b"]', "true"])
-def test_what_is_no_list_of_modules(value: str) -> None:
+def test_what_is_no_list_of_modules(value):
     with pytest.raises(
         ValueError,
         match=r'networks.* = .*: must be (a list|a valid string|a module, "app" or "all");',
@@ -287,13 +284,13 @@ def test_what_is_no_list_of_modules(value: str) -> None:
         parse_policy(f"networks = {value}", "f")
 
 
-def test_public_data_take_any() -> None:
+def test_public_data_take_any():
     assert not network_fault(
         read_policy("public"), {"model": "mine:f"}
     ) and Policy().networks == ("app",)
 
 
-def test_a_silo_refuses_before_it_imports(three: Files, tmp_path: Path) -> None:
+def test_a_silo_refuses_before_it_imports(three, tmp_path):
     """Two silos allow the module; the third has the default and is left out with its reason, which the run names."""
     files = {name: tmp_path / f"{name}.toml" for name in three}
     for name, file in files.items():
@@ -302,7 +299,7 @@ def test_a_silo_refuses_before_it_imports(three: Files, tmp_path: Path) -> None:
             f"{networks}min-silos = 1\nfloor = 1\nmin-batch-size = 1\nruns-per-day = 0\n"
         )
 
-    def policies(grid: Any) -> None:
+    def policies(grid):
         for context in grid.contexts.values():
             context.node_config["policy"] = str(files[str(context.node_config["name"])])
 

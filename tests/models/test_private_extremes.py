@@ -152,9 +152,7 @@ NONE: dict[str, Any] = {"weights": [], "buffers": [], "inputs": [], "scale": 1.0
     factor=FACTORS,
     seed=st.integers(0, 99),
 )
-def test_a_unit_adds_at_most_the_clip_norm(
-    kind: str, weights: Any, buffers: Any, inputs: Any, scale: float, factor: float, seed: int
-) -> None:
+def test_a_unit_adds_at_most_the_clip_norm(kind, weights, buffers, inputs, scale, factor, seed):
     """A record or a patient with extreme inputs, under extreme weights and buffers, that is there or not."""
     torch.manual_seed(seed)
     make, loss = KINDS[kind]
@@ -186,7 +184,7 @@ def small() -> tuple[FlatModel, Tensor, Tensor]:
     "change",
     [lambda m, x: m.vector.zero_(), lambda m, x: x.zero_(), lambda m, x: x.fill_(math.nan)],
 )
-def test_neither_records_nor_weights_decide_whether_records_go_together(change: Any) -> None:
+def test_neither_records_nor_weights_decide_whether_records_go_together(change):
     """With gradients of zero, a layer that is called twice would pass a trial of the silo's own records."""
     for make, expected in ((KINDS["one by one"][0], False), (KINDS["gru"][0], True)):
         model, x, y = make()
@@ -211,7 +209,7 @@ class Centred(nn.Module):
         return found
 
 
-def test_records_that_mix_in_training_only_go_one_by_one() -> None:
+def test_records_that_mix_in_training_only_go_one_by_one():
     model, x, y = of_classes(FlatModel(Centred()), 4)
     clipping = Clipping(model, CLIP)
     clipping.total(x, y, F.cross_entropy, None, None)
@@ -236,7 +234,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("like", [torch.zeros(1), torch.zeros(1, dtype=torch.int64)])
-def test_a_network_whose_buffers_change_is_refused(like: Tensor) -> None:
+def test_a_network_whose_buffers_change_is_refused(like):
     model, x, y = of_classes(FlatModel(Counting(like)), 4)
     with pytest.raises(
         UserError,
@@ -262,7 +260,7 @@ class Strict(nn.Module):
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_a_record_that_raises_an_error_adds_nothing(together: bool) -> None:
+def test_a_record_that_raises_an_error_adds_nothing(together):
     """The error would reach the server as the silo's answer."""
     model, x, y = of_classes(FlatModel(Strict()), 4)
     expected = by_hand(model, x[:-1], y[:-1], CLIP)
@@ -272,9 +270,7 @@ def test_a_record_that_raises_an_error_adds_nothing(together: bool) -> None:
 
 
 @pytest.mark.parametrize("right_for", [1, 0])
-def test_a_sum_that_is_too_long_is_added_again_one_by_one(
-    right_for: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sum_that_is_too_long_is_added_again_one_by_one(right_for, monkeypatch):
     """Whatever formula of norms is wrong: here a linear layer's says 0, except for so many records."""
     model, x, y = small()
     clipping, real = Clipping(model, CLIP), layers.LinearMap.square
@@ -288,17 +284,17 @@ def test_a_sum_that_is_too_long_is_added_again_one_by_one(
 
 
 @pytest.mark.parametrize("size", [1e36, 1e15, 1e14])
-def test_no_record_counts_for_more_where_its_weighted_gradient_underflows(size: float) -> None:
+def test_no_record_counts_for_more_where_its_weighted_gradient_underflows(size):
     """Inputs so large that f d is below float32's normal numbers, whose rounding is coarse."""
 
     class Scaled(nn.Module):
         block_names = ("fc",)
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.fc = nn.Linear(1, 64, bias=False)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             found: Tensor = self.fc(x) * (1e5 / size)
             return found
 
@@ -313,17 +309,17 @@ def test_no_record_counts_for_more_where_its_weighted_gradient_underflows(size: 
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
-def test_a_sum_that_the_noise_s_grid_does_not_have_is_no_number(value: float) -> None:
+def test_a_sum_that_the_noise_s_grid_does_not_have_is_no_number(value):
     """As a whole number, nan would be -2^63, far beyond every noise."""
     with pytest.raises(OverflowError, match="not finite, or too large for its noise"):
         add_noise(torch.tensor([0.0, value]), 1.0, derive_key(b"", "k"))
 
 
-def test_a_gpu_s_convolutions_are_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_s_convolutions_are_summed_in_float32(monkeypatch):
     """Their terms may cancel to a thousandth, and TF32 has eleven bits."""
     seen, real = [], layers.ParameterGradients._times
 
-    def noted(part: Any, factors: Tensor) -> Tensor:
+    def noted(part, factors):
         seen.append((type(part), torch.backends.cudnn.allow_tf32))
         return real(part, factors)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,7 @@ def check_patients(model: FlatModel, x: Tensor, y: Tensor, loss: Any = F.cross_e
     )
 
 
-def test_known_layers_go_together_and_are_those_of_single_passes() -> None:
+def test_known_layers_go_together_and_are_those_of_single_passes():
     torch.manual_seed(0)
     model, (x, y) = FlatModel(Layers()), tokens(7)
     clipping = Clipping(model, 0.4)
@@ -74,7 +73,7 @@ def test_known_layers_go_together_and_are_those_of_single_passes() -> None:
     check_patients(model, x, y)
 
 
-def test_what_cannot_go_together_goes_one_by_one() -> None:
+def test_what_cannot_go_together_goes_one_by_one():
     torch.manual_seed(0)
     model = FlatModel(Twice())
     x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
@@ -87,12 +86,12 @@ def test_what_cannot_go_together_goes_one_by_one() -> None:
 @pytest.mark.parametrize(
     "text", ["DefaultCPUAllocator: can't allocate memory", "CUDA out of memory"]
 )
-def test_memory_that_ran_out_is_no_fault_of_a_record(text: str) -> None:
+def test_memory_that_ran_out_is_no_fault_of_a_record(text):
     """The batch would be skipped without a word; any other error is kept here, for it may be a record's."""
     model, x, y = FlatModel(Twice()), torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
 
-    def failing(error: str) -> Callable[..., Tensor]:
-        def loss(*_: Tensor) -> Tensor:
+    def failing(error):
+        def loss(*_):
             raise RuntimeError(error)
 
         return loss
@@ -102,13 +101,13 @@ def test_memory_that_ran_out_is_no_fault_of_a_record(text: str) -> None:
         Clipping(model, 0.1).total(x, y, failing(text), None, None)
 
 
-def test_each_loss_has_a_trial_of_its_own() -> None:
+def test_each_loss_has_a_trial_of_its_own():
     """One that uses the parameters itself has not that of one before it, whose records may go together."""
     torch.manual_seed(0)
     model, (x, y) = FlatModel(Layers()), tokens(7)
     clipping = Clipping(model, 0.4)
 
-    def decayed(logits: Tensor, y: Tensor) -> Tensor:
+    def decayed(logits, y):
         return F.cross_entropy(logits, y) + sum(p.square().sum() for p in model.parameters)
 
     for loss in (F.cross_entropy, decayed):
@@ -131,7 +130,7 @@ def test_each_loss_has_a_trial_of_its_own() -> None:
         ("player-transformer", ("tokens", 9, 11), Part()),
     ],
 )
-def test_networks(name: str, shape: tuple[Any, ...], options: Part) -> None:
+def test_networks(name, shape, options):
     settings = None
     if name == "vit-s":
         from models.networks.vit import VitSettings
@@ -155,17 +154,17 @@ def test_networks(name: str, shape: tuple[Any, ...], options: Part) -> None:
     check_patients(model, x, y, loss)
 
 
-def test_a_gru_s_weights_are_those_of_single_passes() -> None:
+def test_a_gru_s_weights_are_those_of_single_passes():
     """Each of its four parameters by itself, of sequences of 16 steps whose states all count."""
 
     class States(nn.Module):
         block_names = ("gru", "out")
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.gru, self.out = Gru(3, 4), nn.Linear(4, 3)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             found: Tensor = self.out(self.gru(x).square().sum(1))
             return found
 
@@ -181,14 +180,14 @@ def test_a_gru_s_weights_are_those_of_single_passes() -> None:
     check_patients(model, x, y)
 
 
-def test_the_length_of_a_long_vector_is_not_too_short() -> None:
+def test_the_length_of_a_long_vector_is_not_too_short():
     """What a long gradient is clipped by; `Tensor.norm` of these is 0.1 % short."""
     vector = torch.randn(20_000_000, generator=torch.Generator().manual_seed(0))
     assert float(length(vector)) == pytest.approx(float(vector.double().norm()), rel=1e-6)
 
 
 @pytest.mark.parametrize("bias", [1.0, 1e3, 1e5])
-def test_no_record_counts_for_more_where_a_gradient_cancels(bias: float) -> None:
+def test_no_record_counts_for_more_where_a_gradient_cancels(bias):
     """As of attention, gradients of the outputs sum to zero over positions, and a server's weights make inputs nearly
     equal: what is left of the terms is less than float32 tells of their squares. The trial's records, which are empty,
     show nothing of it.
@@ -197,12 +196,12 @@ def test_no_record_counts_for_more_where_a_gradient_cancels(bias: float) -> None
     class Cancelling(nn.Module):
         block_names = ("norm", "fc", "out")
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.norm, self.fc, self.out = nn.LayerNorm(64), nn.Linear(64, 64), nn.Linear(64, 3)
             nn.init.constant_(self.norm.bias, bias)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             z = self.fc(self.norm(x))
             found: Tensor = self.out(((z - z.mean(1, keepdim=True)) * x).sum(1))
             return found
@@ -219,19 +218,17 @@ def test_no_record_counts_for_more_where_a_gradient_cancels(bias: float) -> None
 
 
 @pytest.mark.parametrize("small", [3e-23, 1e-3])
-def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(
-    small: float,
-) -> None:
+def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(small):
     """Tiny inputs and huge gradients, as weights of a server's can make them: their product is an ordinary number."""
 
     class Scaled(nn.Module):
         block_names = ("fc",)
 
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.fc = nn.Linear(1024, 3, bias=False)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             found: Tensor = self.fc(x) * (3e-4 / small)
             return found
 
@@ -246,7 +243,7 @@ def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(
     assert 0.99e-3 < float(total.double().norm()) <= 1.001e-3
 
 
-def test_frozen_parts_count_for_nothing() -> None:
+def test_frozen_parts_count_for_nothing():
     torch.manual_seed(0)
     model, (x, y) = FlatModel(Layers()), tokens(5)
     frozen = slice(0, model.layout.blocks[-1].start)
@@ -255,7 +252,7 @@ def test_frozen_parts_count_for_nothing() -> None:
     assert not total[frozen].any() and float(total.norm()) <= 5e-3
 
 
-def test_a_record_s_loss_is_its_own_where_the_batch_s_is_no_mean() -> None:
+def test_a_record_s_loss_is_its_own_where_the_batch_s_is_no_mean():
     """Of labels that are known in part, a batch's loss weighs records by how many each knows."""
     torch.manual_seed(0)
     model = flat_model("linear", (4,), 2, None, "cpu")
@@ -264,18 +261,18 @@ def test_a_record_s_loss_is_its_own_where_the_batch_s_is_no_mean() -> None:
     assert torch.allclose(total, by_hand(model, x, y, 10.0, binary_loss), atol=1e-6)
 
 
-def test_losses_on_features_are_taken_record_by_record() -> None:
+def test_losses_on_features_are_taken_record_by_record():
     torch.manual_seed(0)
     model = flat_model("mlp", (4,), 3, None, "cpu")
     x, y = torch.randn(6, 4), torch.arange(6) % 3
 
-    def of(logits: Tensor, h: Tensor, y: Tensor) -> Tensor:
+    def of(logits, h, y):
         return F.cross_entropy(logits, y) + h.square().sum(1).mean()
 
     total, _ = Clipping(model, 0.3).total(x, y, OnFeatures(of), None, None)
     features = nn.Sequential(model.module.get_submodule("fc1"), nn.ReLU())
 
-    def alone(logits: Tensor, y: Tensor) -> Tensor:
+    def alone(logits, y):
         return F.cross_entropy(logits, y)
 
     expected = torch.zeros_like(total)
@@ -293,13 +290,13 @@ def test_losses_on_features_are_taken_record_by_record() -> None:
 
 
 @pytest.mark.parametrize("clip_norm", [0.05, 1e6])
-def test_fixed_numbers_go_with_their_record(clip_norm: float) -> None:
+def test_fixed_numbers_go_with_their_record(clip_norm):
     """A loss near another network's outputs: each record's gradient is with its own row, by a pass for each record."""
     torch.manual_seed(0)
     model = FlatModel(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
     x, y, taught = torch.randn(6, 5), torch.randint(3, (6,)), torch.randn(6, 3)
 
-    def loss(outputs: Tensor, z: Tensor, fixed: Tensor, y: Tensor) -> Tensor:
+    def loss(outputs, z, fixed, y):
         return F.cross_entropy(outputs, y) + (outputs - fixed).square().sum(1).mean()
 
     expected, before = torch.zeros_like(model.gradient), model.private
@@ -311,7 +308,7 @@ def test_fixed_numbers_go_with_their_record(clip_norm: float) -> None:
     clipping = Clipping(model, clip_norm)
 
     class Sum:
-        def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor:
+        def gradient(self, x, y, loss, network):
             total, value = clipping.total(x, y, loss, network, None)
             model.gradient.copy_(total)
             return value
@@ -323,7 +320,7 @@ def test_fixed_numbers_go_with_their_record(clip_norm: float) -> None:
     assert list(clipping.tried.values()) == [True]
 
 
-def test_a_patient_s_gradient_is_the_mean_of_their_records() -> None:
+def test_a_patient_s_gradient_is_the_mean_of_their_records():
     torch.manual_seed(0)
     model = flat_model("linear", (4,), 3, None, "cpu")
     x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
@@ -339,7 +336,7 @@ def test_a_patient_s_gradient_is_the_mean_of_their_records() -> None:
     assert float(total.norm()) <= 0.4
 
 
-def test_patients_of_one_record_each_go_together() -> None:
+def test_patients_of_one_record_each_go_together():
     torch.manual_seed(0)
     model = flat_model("mlp", (4,), 3, None, "cpu")
     x, y, clipping = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]), Clipping(model, 0.2)
@@ -350,7 +347,7 @@ def test_patients_of_one_record_each_go_together() -> None:
     assert torch.equal(patients, clipping.total(x, y, F.cross_entropy, None, None)[0])
 
 
-def test_a_patient_of_more_records_than_a_chunk_goes_alone() -> None:
+def test_a_patient_of_more_records_than_a_chunk_goes_alone():
     torch.manual_seed(0)
     model = flat_model("linear", (2**14,), 3, None, "cpu")  # 16 records a chunk
     x, y, clipping = torch.randn(20, 2**14), torch.arange(20) % 3, Clipping(model, 0.2)
@@ -363,7 +360,7 @@ def test_a_patient_of_more_records_than_a_chunk_goes_alone() -> None:
     assert torch.allclose(total, expected, atol=1e-6) and float(length(total)) <= 0.6
 
 
-def test_no_patient_counts_for_more_where_their_records_cancel() -> None:
+def test_no_patient_counts_for_more_where_their_records_cancel():
     """Two records, equal but for float32's rounding, of opposite labels: what is left is not known to float32."""
     torch.manual_seed(0)
     model = flat_model("linear", (64,), 2, None, "cpu")
@@ -378,7 +375,7 @@ def test_no_patient_counts_for_more_where_their_records_cancel() -> None:
         assert list(clipping.tried.values()) == [True] and float(length(total)) <= 0.1 * 1.001
 
 
-def test_networks_that_mix_records_are_refused_and_another_is_named() -> None:
+def test_networks_that_mix_records_are_refused_and_another_is_named():
     model = flat_model("resnet8", (1, 8, 8), 3, None, "cpu")
     with pytest.raises(
         UserError, match=r"^dp = true: not with this network: its BatchNorm2d \(.*small-cnn"
@@ -386,11 +383,11 @@ def test_networks_that_mix_records_are_refused_and_another_is_named() -> None:
         Clipping(model, 1.0)
 
 
-def test_chunks_hold_fewer_of_larger_records() -> None:
+def test_chunks_hold_fewer_of_larger_records():
     assert [chunk_size(torch.empty(1, n)) for n in (10, 2**10, 2**20)] == [256, 128, 16]
 
 
-def test_noise_lies_on_a_grid_whatever_the_sum() -> None:
+def test_noise_lies_on_a_grid_whatever_the_sum():
     """Two sums that differ by less than float64 tells at the noise's size still give multiples of one step."""
     key = derive_key(b"k", "noise")
     for total in (torch.tensor([1.0, 1e-9, 3.3]), torch.tensor([0.1, 0.7, -123.456])):
@@ -402,7 +399,7 @@ def test_noise_lies_on_a_grid_whatever_the_sum() -> None:
     )
 
 
-def test_noise_is_normal() -> None:
+def test_noise_is_normal():
     """Mean, deviation, kurtosis and tails of 400,000 numbers; the bounds are five standard errors."""
     z = torch.cat(list(gaussians(derive_key(b"k", "z"), 400_000))).numpy()
     assert (
@@ -414,7 +411,7 @@ def test_noise_is_normal() -> None:
     assert abs(np.corrcoef(z[:200_000], z[200_000:])[0, 1]) < 5 / 447
 
 
-def test_poisson_samples_draw_each_unit_by_itself() -> None:
+def test_poisson_samples_draw_each_unit_by_itself():
     """A unit that is added changes nothing about the others: their draws stay."""
     key = derive_key(b"k", "sample")
     few, many = poisson_sample(key, 100, 0.3), poisson_sample(key, 101, 0.3)
@@ -426,7 +423,7 @@ def test_poisson_samples_draw_each_unit_by_itself() -> None:
     assert len(poisson_sample(key, 50, 1.0)) == 50
 
 
-def test_keys_are_told_apart_by_every_part_of_their_purpose() -> None:
+def test_keys_are_told_apart_by_every_part_of_their_purpose():
     assert (
         derive_key(b"k", "ab", "c") != derive_key(b"k", "a", "bc") != derive_key(b"", "a", "bc")
     )

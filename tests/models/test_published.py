@@ -17,7 +17,7 @@ from models.weights import our_name
 
 
 @pytest.fixture(scope="module")
-def torchvision_models() -> Any:
+def torchvision_models():
     return models_or_skip()
 
 
@@ -44,7 +44,7 @@ THEIRS: dict[str, tuple[Callable[[Any], nn.Module], Any]] = {
         if name != "resnet18"
     ],
 )
-def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
+def test_torchvisions_own_outputs(torchvision_models, name):
     """Every tensor finds its place by its name; then outputs are equal, and after a step in training they still are.
 
     Weights are drawn anew, for torchvision's transformer starts with a head of zeros, and normalisations with ones.
@@ -81,7 +81,7 @@ def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet50", "densenet121"])
-def test_they_start_as_torchvision_does(torchvision_models: Any, name: str) -> None:
+def test_they_start_as_torchvision_does(torchvision_models, name):
     """The standard deviation of every convolution with over 30,000 weights is torchvision's within 2 %."""
     torch.manual_seed(2)
     theirs, ours = THEIRS[name][0](torchvision_models), build(name, (3, 32, 32), 5)
@@ -95,7 +95,7 @@ def test_they_start_as_torchvision_does(torchvision_models: Any, name: str) -> N
     assert seen > 20
 
 
-def test_the_transformers_names_in_timms_files() -> None:
+def test_the_transformers_names_in_timms_files():
     """DeiT's and DINO's ViT-S/16 are published with these names (timm's)."""
     timm = [
         "cls_token",

@@ -57,7 +57,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", [*INPUTS, "several"])
-def test_stored_samples_give_the_batches_of_the_array(kind: str) -> None:
+def test_stored_samples_give_the_batches_of_the_array(kind):
     if kind == "several":
         x = together(SEVERAL)
         disk = together({name: stored(own) for name, own in SEVERAL.items()})
@@ -83,7 +83,7 @@ def test_stored_samples_give_the_batches_of_the_array(kind: str) -> None:
     assert read.content.keys() >= {"x", "y"}
 
 
-def test_rows_of_stored_samples_are_chosen_and_not_read() -> None:
+def test_rows_of_stored_samples_are_chosen_and_not_read():
     x = INPUTS["coloured"]
     disk, y, patient = stored(x), np.arange(N), np.arange(N) // 2
     whole, there = Split(x, y, patient), Split(disk, y, patient)
@@ -125,20 +125,16 @@ def test_rows_of_stored_samples_are_chosen_and_not_read() -> None:
         ((9, 4000, 4000, 3), "uint8", 1),
     ],
 )
-def test_an_evaluation_batch_is_bounded_by_values(
-    shape: tuple[int, ...], dtype: str, wanted: int
-) -> None:
+def test_an_evaluation_batch_is_bounded_by_values(shape, dtype, wanted):
     assert at_once(shape, np.dtype(dtype)) == wanted
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory"), None])
-def test_an_evaluation_that_runs_out_of_memory_is_repeated_in_halves(
-    error: Exception | None,
-) -> None:
+def test_an_evaluation_that_runs_out_of_memory_is_repeated_in_halves(error):
     class Hungry(torch.nn.Linear):
         seen: ClassVar[list[int]] = []
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             self.seen.append(len(x))
             if len(x) > 4:
                 raise error or RuntimeError("another fault")

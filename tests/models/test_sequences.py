@@ -50,7 +50,7 @@ def several(n: int = 3) -> Any:
 
 
 @pytest.mark.parametrize(("mean", "expected"), [("all", [3.0, 5.0]), ("words", [5.5, 7.5])])
-def test_fasttext_by_hand(mean: str, expected: list[float]) -> None:
+def test_fasttext_by_hand(mean, expected):
     """Vocabulary 3 with rows (0, 0), (1, 2), (4, 6); the text (1, 2, 0, 0) of 4 positions.
 
     Sum (5, 8); over 4 positions (1.25, 2), over 2 words (2.5, 4). fc1 = [[2, 0], [0, 1]] + (0.5, 0): (3, 2), or
@@ -69,7 +69,7 @@ def test_fasttext_by_hand(mean: str, expected: list[float]) -> None:
     assert logits.tolist() == [expected, [0.5, 0.5]]
 
 
-def test_the_token_without_a_word_starts_at_zero_and_learns_nothing() -> None:
+def test_the_token_without_a_word_starts_at_zero_and_learns_nothing():
     model = FlatModel(FastText(("tokens", 4, 3), 2, FastTextSettings(width=2)))
     assert not model.vector[:2].any() and model.vector[2:6].all()
     F.cross_entropy(model.module(torch.tensor([[1, 0, 0, 0]])), torch.tensor([0])).backward()
@@ -105,7 +105,7 @@ def drawn(network: PlayerTransformer, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_the_transformer_computes_what_its_code_draws(heads: int) -> None:
+def test_the_transformer_computes_what_its_code_draws(heads):
     """Logits and gradients, of full, short and empty texts; only the first position is ever computed here."""
     torch.manual_seed(0)
     network = PlayerTransformer(("tokens", 5, 9), 3, PlayerTransformerSettings(8, 16, heads))
@@ -123,7 +123,7 @@ def test_the_transformer_computes_what_its_code_draws(heads: int) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_the_transformer_starts_as_its_code_does() -> None:
+def test_the_transformer_starts_as_its_code_does():
     """Embeddings of length 1; Kaiming-normal weights, sqrt(2 / 768) for the first layer of 3072, biases at zero."""
     torch.manual_seed(3)
     network = build("player-transformer", ("tokens", 9, 30), 2)
@@ -135,12 +135,12 @@ def test_the_transformer_starts_as_its_code_does() -> None:
     assert all(not p.any() for name, p in network.named_parameters() if name.endswith("bias"))
 
 
-def test_the_slides_megabytes_are_those_of_the_implied_sizes() -> None:
+def test_the_slides_megabytes_are_those_of_the_implied_sizes():
     """2 directions x silos x 4 bytes: MIMIC-III with 4 silos 554.7 MB, and 479.1 without fc2 and one layer before it;
     Sent-140 with 15 silos 1.7 GB, of which the same saves 16.3 %.
     """
 
-    def sizes(length: int, vocabulary: int) -> tuple[int, int]:
+    def sizes(length, vocabulary):
         with torch.device("meta"):
             network = PlayerTransformer(
                 ("tokens", length, vocabulary), 2, PlayerTransformerSettings()
@@ -165,7 +165,7 @@ def test_the_slides_megabytes_are_those_of_the_implied_sizes() -> None:
 # ---- FedAPM's networks -----------------------------------------------------------------------------------------------
 
 
-def test_real_steps() -> None:
+def test_real_steps():
     """Up to the last step that is not zero, gaps too; a signal's by any of its channels."""
     tokens = torch.tensor([[3, 0, 2, 0], [0, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.int32)
     assert real_steps(tokens).int().tolist() == [[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
@@ -173,7 +173,7 @@ def test_real_steps() -> None:
     assert real_steps(signal).int().tolist() == [[1, 1, 1, 0]]
 
 
-def test_poolings_halve_the_lengths() -> None:
+def test_poolings_halve_the_lengths():
     """5 -> 2 -> 1 -> 1, and 1 stays 1: what is there keeps a step; 16 -> 8 -> 4 -> 2, as L // 8."""
     lengths = [[0, 1, 5, 15, 16]]
     real = torch.arange(16) < torch.tensor(lengths[0])[:, None]
@@ -184,7 +184,7 @@ def test_poolings_halve_the_lengths() -> None:
     assert real.shape == (5, 2)
 
 
-def test_the_gru_is_pytorchs() -> None:
+def test_the_gru_is_pytorchs():
     torch.manual_seed(0)
     ours, theirs, x = Gru(3, 4), nn.GRU(3, 4, batch_first=True), torch.randn(2, 6, 3)
     theirs.load_state_dict(ours.state_dict())
@@ -193,7 +193,7 @@ def test_the_gru_is_pytorchs() -> None:
     assert all(0.2 < p.abs().max() <= 0.25 for p in Gru(9, 16).parameters())
 
 
-def test_attention_by_hand() -> None:
+def test_attention_by_hand():
     """Width 1, states (1, 3, 100), the last not real. With fc1 = 0 all scores are equal: the mean of the real ones, 2.
 
     With scores tanh(h) * 1000 nearly equal at 3 and 1 (tanh 0.76 and 0.995): all goes to 3. Nothing real: 0.
@@ -211,7 +211,7 @@ def test_attention_by_hand() -> None:
         assert attention(x, torch.zeros_like(real)).tolist() == [[0.0]]
 
 
-def test_ku_har_computes_what_its_code_draws() -> None:
+def test_ku_har_computes_what_its_code_draws():
     """Full windows: convolution, ReLU, pooling three times, GRU, for each; softmax over all steps; two layers."""
     torch.manual_seed(0)
     network = build("fedapm-signals", (("acc", (3, 64)), ("gyro", (3, 64))), 8).eval()
@@ -231,7 +231,7 @@ def test_ku_har_computes_what_its_code_draws() -> None:
     torch.testing.assert_close(network(batch), network.fc2(F.relu(network.fc1(fused))))
 
 
-def test_dropout_is_where_the_code_has_it() -> None:
+def test_dropout_is_where_the_code_has_it():
     """Of a signal behind each of three poolings and before the last layer, of a vector behind its layer."""
     network = build(
         "fedapm-signals", (("ecg", (2, 24)), ("age", (3,))), 2, SignalsSettings(dropout=0.5)
@@ -248,7 +248,7 @@ def test_dropout_is_where_the_code_has_it() -> None:
 
 
 @pytest.mark.parametrize(("channels", "steps"), [(2, 24), (2, 21), (130, 5)])
-def test_padding_changes_nothing(channels: int, steps: int) -> None:
+def test_padding_changes_nothing(channels, steps):
     """A signal, and the same with zeros behind it; one that is odd in length loses its last step to pooling anyway."""
     torch.manual_seed(0)
     x = torch.randn(3, channels, steps)
@@ -258,7 +258,7 @@ def test_padding_changes_nothing(channels: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedapm-image-text", "player-transformer"])
-def test_padding_of_a_text_changes_nothing(name: str) -> None:
+def test_padding_of_a_text_changes_nothing(name):
     torch.manual_seed(0)
     network = build(name, ("tokens", 9, 30), 2).eval()
     x = F.pad(example(("tokens", 5, 30), 4).clamp(min=1), (0, 4))
@@ -273,7 +273,7 @@ def test_padding_of_a_text_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, _ in SEVERAL])
-def test_a_missing_input_changes_nothing_whatever_its_encoder_is(name: str) -> None:
+def test_a_missing_input_changes_nothing_whatever_its_encoder_is(name):
     """Missing in sample 1 alone: there the weights of its encoder play no part, and get no gradient; in 0 they do."""
     torch.manual_seed(0)
     network = Fusion(SEVERAL, 2, SMALL)
@@ -293,7 +293,7 @@ def test_a_missing_input_changes_nothing_whatever_its_encoder_is(name: str) -> N
     assert torch.equal(after[1], before[1]) and not torch.equal(after[0], before[0])
 
 
-def test_where_everything_is_missing_the_output_is_finite() -> None:
+def test_where_everything_is_missing_the_output_is_finite():
     """It is that of the two last layers alone, and so is its gradient."""
     network = Fusion(SEVERAL, 2, SMALL)
     batch = type(several())(*(torch.zeros_like(part) for part in several()))
@@ -304,7 +304,7 @@ def test_where_everything_is_missing_the_output_is_finite() -> None:
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in network.parameters())
 
 
-def test_a_model_of_several_inputs_is_one_vector() -> None:
+def test_a_model_of_several_inputs_is_one_vector():
     """After ``load`` it says what another network with these weights says; gradients are in the one gradient."""
     torch.manual_seed(0)
     one = FlatModel(Fusion(SEVERAL, 2, SMALL))
@@ -324,7 +324,7 @@ def test_a_model_of_several_inputs_is_one_vector() -> None:
         ), entry.name
 
 
-def test_crisis_mmd_with_ready_features() -> None:
+def test_crisis_mmd_with_ready_features():
     """A picture's vector is one step of the time that attention runs over, before the text's."""
     torch.manual_seed(0)
     shape = (("image", (1280,)), ("text", (512, 40)))

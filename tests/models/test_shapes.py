@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -25,7 +23,7 @@ SEVERAL = (("image", (1, 2, 3)), ("notes", TEXT), ("age", (2,)), ("lab", (3,)))
         ((("notes", TEXT),), "several", ["notes tokens 5 9"]),
     ],
 )
-def test_a_shape_is_written_down_and_read_again(shape: Any, kind: str, text: list[Any]) -> None:
+def test_a_shape_is_written_down_and_read_again(shape, kind, text):
     assert (kind_of(shape), write_shape(shape), read_shape(text)) == (kind, text, shape)
 
 
@@ -55,13 +53,13 @@ def test_a_shape_is_written_down_and_read_again(shape: Any, kind: str, text: lis
         ["a ²"],
     ],
 )
-def test_what_is_no_shape_is_refused_in_one_line(value: list[Any]) -> None:
+def test_what_is_no_shape_is_refused_in_one_line(value):
     with pytest.raises(ValueError, match="an input must be") as error:
         read_shape(value)
     assert "\n" not in str(error.value)
 
 
-def test_columns_are_those_of_all_tables() -> None:
+def test_columns_are_those_of_all_tables():
     assert [columns(shape) for shape in ((4,), (4, 2), TEXT, SEVERAL)] == [4, 0, 0, 5]
     assert inputs_of((4,)) == {"": (4,)} and list(inputs_of(SEVERAL)) == [
         "image",
@@ -71,7 +69,7 @@ def test_columns_are_those_of_all_tables() -> None:
     ]
 
 
-def test_an_example_is_what_a_network_gets() -> None:
+def test_an_example_is_what_a_network_gets():
     batch = example(SEVERAL, 7)
     assert batch._fields == ("image", "notes", "age", "lab")
     assert [tuple(part.shape) for part in batch] == [(7, 1, 2, 3), (7, 5), (7, 2), (7, 3)]

@@ -35,14 +35,12 @@ def of_counts(**counts: int) -> np.ndarray:
         ({"a": 9}, []),
     ],
 )
-def test_small_cells_and_their_neighbours_are_suppressed(
-    counts: dict[str, int], kept: list[str]
-) -> None:
+def test_small_cells_and_their_neighbours_are_suppressed(counts, kept):
     assert releasable_subgroups(of_counts(**counts), None, 10) == kept
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(1, 30))
-def test_nothing_small_follows_by_subtraction(sizes: list[int], least: int) -> None:
+def test_nothing_small_follows_by_subtraction(sizes, least):
     groups = np.array([f"g{k}" for k, n in enumerate(sizes) for _ in range(n)])
     kept = releasable_subgroups(groups, None, least)
     shown = [int((groups == name).sum()) for name in kept]
@@ -50,7 +48,7 @@ def test_nothing_small_follows_by_subtraction(sizes: list[int], least: int) -> N
     assert not kept or len(groups) - sum(shown) == 0 or len(groups) - sum(shown) >= least
 
 
-def test_patients_are_counted_and_not_samples() -> None:
+def test_patients_are_counted_and_not_samples():
     """b has 20 samples of 2 patients."""
     groups = of_counts(a=40, b=20, c=20)
     patients = np.concatenate([np.arange(40), np.repeat([100, 101], 10), np.arange(200, 220)])
@@ -58,7 +56,7 @@ def test_patients_are_counted_and_not_samples() -> None:
     assert releasable_subgroups(groups, patients, 2) == ["a", "b", "c"]
 
 
-def test_scores_are_the_tasks_own() -> None:
+def test_scores_are_the_tasks_own():
     """The model says class 1 always: right for 3 of 4 of a, and for 1 of 2 of b."""
     layer = nn.Linear(1, 2)
     layer.weight.data.zero_()
@@ -80,7 +78,7 @@ def test_scores_are_the_tasks_own() -> None:
     )
 
 
-def test_a_subgroup_without_a_score_leaves_none() -> None:
+def test_a_subgroup_without_a_score_leaves_none():
     """AUC needs both kinds: b has one, so that nothing is shown of a either."""
     layer = nn.Linear(1, 1)
     samples = Samples(

@@ -38,7 +38,7 @@ def told(
     return of_column(column, np.array(values, np.float32)[:, None], none, np.arange(n), limits)
 
 
-def test_a_small_cell_takes_another_with_it() -> None:
+def test_a_small_cell_takes_another_with_it():
     """30, 3 and 12 patients in three tenths: 3 are few, and 45 - 30 - 12 would give them; so 12 stay too."""
     item = told([5.0] * 30 + [15.0] * 3 + [25.0] * 12)
     assert item["cells"] == [None] * BINS  # one cell alone would be the rest of all
@@ -47,13 +47,13 @@ def test_a_small_cell_takes_another_with_it() -> None:
     assert "mean" in item and item[MISSING] == 0
 
 
-def test_values_at_and_beyond_the_range_are_in_its_ends() -> None:
+def test_values_at_and_beyond_the_range_are_in_its_ends():
     item = told([0.0] * 20 + [100.0] * 20 + [1000.0] * 20, limits=ReleaseLimits(10, 50))
     assert item["cells"] == [20, *[None] * 8, 40]
     assert item["mean"] == pytest.approx(200 / 3, rel=0.1)  # 1000 counts as 100
 
 
-def test_the_missing_are_one_of_the_cells() -> None:
+def test_the_missing_are_one_of_the_cells():
     values, gone = [5.0] * 40 + [15.0] * 40, [True] * 4 + [False] * 76
     assert told(values, gone) == {
         "kind": "number",
@@ -69,7 +69,7 @@ def moments(item: dict) -> dict:
     return {key: item[key] for key in ("mean", "sd")}
 
 
-def test_filled_values_are_in_no_mean() -> None:
+def test_filled_values_are_in_no_mean():
     values, gone = [90.0] * 40 + [10.0, 20.0] * 40, [True] * 40 + [False] * 80
     exact = told(values, gone, ReleaseLimits(1, 1, True, True))
     assert (exact["mean"], exact["sd"], exact[MISSING]) == (15.0, 5.0, 40) and exact["cells"][
@@ -77,14 +77,14 @@ def test_filled_values_are_in_no_mean() -> None:
     ] == 0
 
 
-def test_counts_are_of_patients() -> None:
+def test_counts_are_of_patients():
     """Thirty samples of nine patients are few."""
     patients = np.arange(60) % 9
     item = of_column(AGE, np.full((60, 1), 5, np.float32), np.zeros(60, bool), patients, LIMITS)
     assert item["cells"] == [None] * BINS and "mean" not in item
 
 
-def test_a_patient_in_several_small_cells_is_one_patient() -> None:
+def test_a_patient_in_several_small_cells_is_one_patient():
     """Two patients with 150 visits in five tenths: the three large cells alone would leave them as the rest."""
     values = (
         [5.0] * 200 + [15.0] * 200 + [25.0] * 200 + [35.0 + 10 * (i % 5) for i in range(150)]
@@ -97,7 +97,7 @@ def test_a_patient_in_several_small_cells_is_one_patient() -> None:
     assert item["cells"] == [None, 200, 200, *[None] * 7]
 
 
-def test_a_patient_with_many_records_moves_a_mean_as_any_other() -> None:
+def test_a_patient_with_many_records_moves_a_mean_as_any_other():
     """Sixty visits of one patient at 99 among 200 patients at 5: by records the mean would be 26.7."""
     values = [5.0] * 200 + [99.0] * 60
     patients = np.concatenate([np.arange(200), np.full(60, 200)])
@@ -110,7 +110,7 @@ def test_a_patient_with_many_records_moves_a_mean_as_any_other() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_nothing_of_fewer_than_the_minimum_follows(seed: int) -> None:
+def test_nothing_of_fewer_than_the_minimum_follows(seed):
     """For data of any shape: each count is of 10 patients or more, and so is the rest, by the exact counts behind."""
     rng = np.random.default_rng(seed)
     values = (
@@ -141,7 +141,7 @@ def test_nothing_of_fewer_than_the_minimum_follows(seed: int) -> None:
     )
 
 
-def test_one_patient_more_moves_a_mean_by_one_step_at_most() -> None:
+def test_one_patient_more_moves_a_mean_by_one_step_at_most():
     """Means lie on a grid of four times what one patient can do, so most additions change nothing."""
     rng, changed = np.random.default_rng(0), 0
     for _ in range(50):
@@ -150,12 +150,12 @@ def test_one_patient_more_moves_a_mean_by_one_step_at_most() -> None:
     assert changed <= 25
 
 
-def test_without_a_declared_range_only_the_missing_are_told() -> None:
+def test_without_a_declared_range_only_the_missing_are_told():
     column = TableColumn("crp", "number", (0,))
     assert told([1.0] * 60, column=column) == {"kind": "number", MISSING: 0}
 
 
-def test_columns_are_those_of_the_recipe() -> None:
+def test_columns_are_those_of_the_recipe():
     recipe = parse_recipe(RECIPE)
     schema = Schema(recipe.features)
     found = {column.name: column for column in columns_of(schema, recipe, 8)}
@@ -166,7 +166,7 @@ def test_columns_are_those_of_the_recipe() -> None:
     assert [c.range for c in columns_of(plain, None, 2)] == [(0, 1), None]
 
 
-def test_labels_and_other_inputs() -> None:
+def test_labels_and_other_inputs():
     """Pictures have no columns; class counts only where they may leave."""
     y = np.array([0] * 40 + [1] * 30 + [2] * 12, np.int64)
     split = Split(np.zeros((82, 4, 4, 1), np.uint8), y)

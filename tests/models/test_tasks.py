@@ -61,7 +61,7 @@ OUTPUTS: dict[str, tuple[Tensor, Tensor]] = {
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_metrics_are_those_that_are_named_and_in_their_range(name: str) -> None:
+def test_metrics_are_those_that_are_named_and_in_their_range(name):
     task = task_of(name)
     outputs, y = OUTPUTS[name]
     found = task.measure(outputs, y)
@@ -81,7 +81,7 @@ def test_metrics_are_those_that_are_named_and_in_their_range(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_without_samples_nothing_is_known(name: str) -> None:
+def test_without_samples_nothing_is_known(name):
     outputs, y = OUTPUTS[name]
     found = task_of(name).measure(outputs[:0], y[:0])
     assert set(found) == set(task_of(name).metrics) and all(map(math.isnan, found.values()))
@@ -90,7 +90,7 @@ def test_without_samples_nothing_is_known(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name for name, task in TASKS.items() if not task.single_label]
 )
-def test_losses_have_the_gradient_of_differences(name: str) -> None:
+def test_losses_have_the_gradient_of_differences(name):
     outputs, y = OUTPUTS[name]
     loss = task_of(name).loss("cross-entropy", 1.0)
     assert torch.autograd.gradcheck(lambda o: loss(o, y), outputs.clone().requires_grad_())
@@ -98,13 +98,13 @@ def test_losses_have_the_gradient_of_differences(name: str) -> None:
         task_of(name).loss("focal", 1.0)
 
 
-def test_classes_are_measured_as_ever() -> None:
+def test_classes_are_measured_as_ever():
     outputs, y = OUTPUTS["multiclass"]
     assert task_of("multiclass").measure(outputs, y) == classification_metrics(outputs, y)
     assert task_of("multiclass").metrics == METRICS
 
 
-def test_unknown_tasks_and_too_few_outputs() -> None:
+def test_unknown_tasks_and_too_few_outputs():
     with pytest.raises(
         ValueError, match="unknown task 'grading'; there are: multiclass, ordinal"
     ):
@@ -122,7 +122,7 @@ def test_unknown_tasks_and_too_few_outputs() -> None:
 # Grades
 
 
-def test_grades_against_scikit_learn() -> None:
+def test_grades_against_scikit_learn():
     outputs, y = OUTPUTS["ordinal"]
     found = task_of("ordinal").measure(outputs, y)
     said = outputs.argmax(1).numpy()
@@ -138,7 +138,7 @@ def test_grades_against_scikit_learn() -> None:
 # Findings
 
 
-def test_findings_by_hand() -> None:
+def test_findings_by_hand():
     """Of the second finding nobody knows the first sample's, and the third has one kind only.
 
     AUC of the first: scores 2, 1, -1 with positives 2 and -1: of two pairs one is right, 1/2; of the second: 1 > 0: 1;
@@ -156,7 +156,7 @@ def test_findings_by_hand() -> None:
     assert found["loss"] == pytest.approx(loss) == float(binary_loss(outputs, y))
 
 
-def test_findings_are_medmnists_official_auc() -> None:
+def test_findings_are_medmnists_official_auc():
     """Its evaluator takes the mean of the findings' `roc_auc_score`; `accuracy` its ACC, at a probability of 0.5."""
     outputs, y = OUTPUTS["multilabel"]
     found = task_of("multilabel").measure(outputs, y)
@@ -166,20 +166,20 @@ def test_findings_are_medmnists_official_auc() -> None:
     assert found["accuracy"] == pytest.approx(float(right.double().mean(0).mean()), abs=1e-12)
 
 
-def test_always_no_is_accurate_and_worth_nothing() -> None:
+def test_always_no_is_accurate_and_worth_nothing():
     y = (torch.rand(400, 14, generator=torch.Generator().manual_seed(1)) < 0.05).double()
     found = task_of("multilabel").measure(torch.full((400, 14), -3.0, dtype=torch.float64), y)
     assert found["accuracy"] > 0.93 and found["auc"] == 0.5 and found["macro_f1"] == 0
 
 
-def test_one_kind_only_has_no_area() -> None:
+def test_one_kind_only_has_no_area():
     found = task_of("multilabel").measure(tensor([[1.0], [2.0]]), tensor([[1.0], [1.0]]))
     assert (
         all(math.isnan(found[metric]) for metric in ("auc", *ENDS)) and found["accuracy"] == 1
     )
 
 
-def test_labels_that_nobody_knows_have_no_gradient() -> None:
+def test_labels_that_nobody_knows_have_no_gradient():
     outputs = torch.zeros(2, 2, requires_grad=True)
     binary_loss(outputs, torch.tensor([[1.0, -1.0], [-1.0, -1.0]])).backward()
     assert outputs.grad is not None and torch.equal(
@@ -191,7 +191,7 @@ def test_labels_that_nobody_knows_have_no_gradient() -> None:
 # Measurements
 
 
-def test_measurements_against_scikit_learn_in_their_own_units() -> None:
+def test_measurements_against_scikit_learn_in_their_own_units():
     outputs, y = OUTPUTS["regression"]
     mean, std = (100.0, -3.0), (20.0, 0.5)
     found = task_of("regression", mean, std).measure(outputs, y)
@@ -204,7 +204,7 @@ def test_measurements_against_scikit_learn_in_their_own_units() -> None:
     assert names == ["y_0", "y_1"] and np.allclose(rows, said, rtol=1e-5)
 
 
-def test_measurements_that_do_not_vary_have_no_r2() -> None:
+def test_measurements_that_do_not_vary_have_no_r2():
     found = task_of("regression").measure(tensor([[1.0], [2.0]]), tensor([[1.0], [1.0]]))
     assert all(math.isnan(found[metric]) for metric in ("r2", *ENDS)) and found["mae"] == 0.5
     both = task_of("regression").measure(
@@ -227,7 +227,7 @@ def cox_by_definition(s: list[float], time: list[float], event: list[int]) -> fl
     return -sum(terms) / max(len(terms), 1)
 
 
-def test_cox_loss_by_definition_with_ties() -> None:
+def test_cox_loss_by_definition_with_ties():
     outputs, y = OUTPUTS["survival"]
     wanted = cox_by_definition(outputs[:, 0].tolist(), y[:, 0].tolist(), y[:, 1].int().tolist())
     assert len(set(y[:, 0].tolist())) < 25  # there are ties
@@ -236,7 +236,7 @@ def test_cox_loss_by_definition_with_ties() -> None:
     assert float(cox_loss(outputs[turned], y[turned])) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_cox_loss_without_an_event_has_no_gradient() -> None:
+def test_cox_loss_without_an_event_has_no_gradient():
     outputs = torch.randn(5, 1, requires_grad=True)
     loss = cox_loss(outputs, torch.tensor([[float(t), 0.0] for t in range(5)]))
     loss.backward()
@@ -254,7 +254,7 @@ def concordance_by_definition(
     return right, pairs
 
 
-def test_concordance_by_definition() -> None:
+def test_concordance_by_definition():
     for _ in range(20):
         risk = RNG.integers(0, 6, 12).astype(float)
         time = RNG.integers(0, 8, 12)
@@ -264,7 +264,7 @@ def test_concordance_by_definition() -> None:
         assert concordant.sum() == pytest.approx(2 * right) and comparable.sum() == 2 * pairs
 
 
-def test_survival_by_hand() -> None:
+def test_survival_by_hand():
     """Events at 1 and 3, censored at 2 and 4: comparable are (1,2), (1,3), (1,4), (3,4). Risks 2, 5, 1, 0: 2 < 5 is
     wrong, the others are right: 3/4. Without an event before somebody's time there is nothing to compare.
     """
@@ -289,7 +289,7 @@ def masks(
     return 10 * torch.nn.functional.one_hot(chosen, classes).movedim(-1, 1).double(), y
 
 
-def test_dice_by_hand() -> None:
+def test_dice_by_hand():
     """First picture: class 1 has 2 pixels, said 3, 2 in common: 4/5; class 2 nobody has: 4/5. Second: class 1 is
     missed: 0; class 2 is right: 1; 1/2. Third: nothing there, nothing said: it does not count. Fourth: the pixel that
     does not count would have been wrong: 1.
@@ -304,7 +304,7 @@ def test_dice_by_hand() -> None:
     assert math.isnan(alone["dice"]) and alone["loss"] < 0.01
 
 
-def test_pixel_losses_by_hand() -> None:
+def test_pixel_losses_by_hand():
     """Two pixels, two classes, p of class 1: 1/2 and 3/4, labels 1 and 0: cross-entropy (ln 2 + ln 4) / 2, soft Dice
     (2 * 1/2 + 1) / (5/4 + 1 + 1) = 8/13. Where the second does not count: ln 2, and (1 + 1) / (1/2 + 1 + 1) = 4/5.
     """
@@ -320,7 +320,7 @@ def test_pixel_losses_by_hand() -> None:
 # Intervals
 
 
-def test_delongs_variance_by_definition() -> None:
+def test_delongs_variance_by_definition():
     """S10 / n+ + S01 / n-, from the placements of every sample (DeLong et al. 1988, equations 4 to 6)."""
     scores, positive = RNG.normal(size=40).round(1), RNG.random(40) < 0.4
     scores[positive] += 1
@@ -332,14 +332,14 @@ def test_delongs_variance_by_definition() -> None:
     assert (effects**2).sum() == pytest.approx(wanted)
 
 
-def test_a_perfect_area_is_not_certain() -> None:
+def test_a_perfect_area_is_not_certain():
     """Wilson's interval of 8 out of 8: from 1 / (1 + 1.96^2 / 8) = 0.6756."""
     assert of_area(1.0, 0.0, 8, 30) == pytest.approx((0.6756, 1), abs=1e-4)
     assert of_area(0.0, 0.0, 30, 8) == pytest.approx((0, 1 - 0.6756), abs=1e-4)
     assert all(map(math.isnan, of_area(math.nan, 0.0, 0, 8)))
 
 
-def test_leaving_out_one_after_the_other() -> None:
+def test_leaving_out_one_after_the_other():
     """The jackknife's variance, from shares that are computed anew without each sample."""
     risk = RNG.normal(size=15)
     time = RNG.permutation(15).astype(float)
@@ -357,7 +357,7 @@ def test_leaving_out_one_after_the_other() -> None:
 @pytest.mark.parametrize(
     ("positives", "negatives", "true"), [(20, 80, 0.76), (10, 30, 0.86), (8, 8, 0.96)]
 )
-def test_areas_intervals_hold_the_truth(positives: int, negatives: int, true: float) -> None:
+def test_areas_intervals_hold_the_truth(positives, negatives, true):
     """Of 400 draws of normal scores whose area is ``true``, at least 93 in 100 intervals of 95 % hold it."""
     rng = np.random.default_rng(11)
     shift = {0.76: 0.999, 0.86: 1.528, 0.96: 2.476}[true]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from cases import typical
-from tiny import Files, Numbers, federate, gradient, one_block, rows_of
+from tiny import Numbers, federate, gradient, one_block, rows_of
 from torch import Tensor
 
 from client.export import export_model
@@ -49,15 +48,13 @@ def seeded(purpose: str = "", part: Part | None = None) -> Tensor:
         ("*", {"fc1": (0, 16), "fc2": (16, 41), "fc3": (41, 59)}),
     ],
 )
-def test_the_vector_is_what_is_trained(
-    trainable: str, blocks: dict[str, tuple[int, int]]
-) -> None:
+def test_the_vector_is_what_is_trained(trainable, blocks):
     layout = deep(trainable).layout
     assert {b.name: (b.start, b.stop) for b in layout.blocks} == blocks
     assert layout.size == layout.blocks[-1].stop == len(deep(trainable).vector)
 
 
-def test_the_rest_is_the_runs_first_model_whatever_the_purpose() -> None:
+def test_the_rest_is_the_runs_first_model_whatever_the_purpose():
     """APPLE starts silos from models of their own: their heads differ, the body below is one."""
     whole, part = seeded(), Part("head", 7)
     assert torch.equal(seeded("", part), whole[41:]) and torch.equal(
@@ -91,7 +88,7 @@ def test_the_rest_is_the_runs_first_model_whatever_the_purpose() -> None:
         ("", r"leaves out fc3.weight, fc3.bias"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(trainable: str, message: str, three: Files) -> None:
+def test_what_cannot_be_meant_is_one_line(trainable, message, three):
     with pytest.raises(
         ValueError, match=f"^trainable = '{trainable.replace('*', '[*]')}'.*{message}"
     ) as error:
@@ -104,7 +101,7 @@ def test_what_cannot_be_meant_is_one_line(trainable: str, message: str, three: F
 # ---- Batch normalisation ---------------------------------------------------------------------------------------------
 
 
-def test_frozen_statistics_are_used_in_training_and_kept(tiny_bn: None) -> None:
+def test_frozen_statistics_are_used_in_training_and_kept(tiny_bn):
     """Linear, BatchNorm, linear with the head trained: no buffer is the method's, and training is evaluation."""
     torch.manual_seed(1)
     network = build("tiny-bn", (3,), 2)
@@ -122,7 +119,7 @@ def test_frozen_statistics_are_used_in_training_and_kept(tiny_bn: None) -> None:
     assert torch.equal(model.state_dict()["norm.running_mean"], before["norm.running_mean"])
 
 
-def test_trained_normalisation_follows_its_batches(tiny_bn: None) -> None:
+def test_trained_normalisation_follows_its_batches(tiny_bn):
     torch.manual_seed(1)
     network = build("tiny-bn", (3,), 2)
     model = FlatModel(freeze(network, Part("head,norm.*")))
@@ -135,8 +132,8 @@ def test_trained_normalisation_follows_its_batches(tiny_bn: None) -> None:
     assert network.get_buffer("norm.running_mean").any()
 
 
-def test_statistics_without_weights_go_with_the_module_around_them() -> None:
-    def network() -> torch.nn.Module:
+def test_statistics_without_weights_go_with_the_module_around_them():
+    def network():
         inner = torch.nn.Sequential(
             torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, affine=False)
         )
@@ -146,7 +143,7 @@ def test_statistics_without_weights_go_with_the_module_around_them() -> None:
     assert FlatModel(freeze(network(), Part("head"))).layout.norms == ()
 
 
-def test_large_networks_freeze_their_stages() -> None:
+def test_large_networks_freeze_their_stages():
     """ResNet-18 with its last stage: 20 layers of normalisation, of which the last stage has five."""
     torch.manual_seed(2)
     network = build("resnet18", (3, 16, 16), 5)
@@ -171,7 +168,7 @@ def features(x: Numbers, state: dict[str, Tensor]) -> Numbers:
     return np.asarray(np.maximum(hidden @ w["fc2.weight"].T + w["fc2.bias"], 0))
 
 
-def test_a_trained_head_is_regression_on_fixed_features(three: Files) -> None:
+def test_a_trained_head_is_regression_on_fixed_features(three):
     """Three full batches: w <- w - g(w) by numpy, on what the frozen layers make of the columns."""
     run = federate(
         three,
@@ -190,7 +187,7 @@ def test_a_trained_head_is_regression_on_fixed_features(three: Files) -> None:
         assert np.allclose(run.personal(silo).numpy(), w, atol=1e-5)
 
 
-def test_what_is_sent_is_what_is_trained(three: Files) -> None:
+def test_what_is_sent_is_what_is_trained(three):
     """Four bytes a scalar, three silos; an APPLE silo gets the two others' models."""
     settings = {"mlp__hidden": "4,5", "rounds": 2}
     for trainable, size in (("all", 59), ("head", 18), ("head,fc1.*", 34)):
@@ -216,7 +213,7 @@ def test_what_is_sent_is_what_is_trained(three: Files) -> None:
     ],
     "method",
 )
-def test_every_method_runs_on_a_part(three: Files, method: str, trainable: str) -> None:
+def test_every_method_runs_on_a_part(three, method, trainable):
     """Two rounds; all models have the part's size, and the frozen layers are what they were."""
     changes = one_block(method) if trainable == "head" else {}
     settings = {"mlp__hidden": "4,5", "trainable": trainable, "rounds": 2, "learning_rate": 0.1}
@@ -235,7 +232,7 @@ def build_seeded() -> dict[str, Tensor]:
     return model.state_dict(seeded())
 
 
-def test_an_exported_model_is_whole(two: Files, tmp_path: Path) -> None:
+def test_an_exported_model_is_whole(two, tmp_path):
     """It has every tensor, the frozen ones from the seed, and says what the silo's own model said."""
     run = federate(
         two,

@@ -50,18 +50,18 @@ def trajectories(
 
 
 @pytest.mark.parametrize("options", SGD)
-def test_sgd_is_torchs_bit_for_bit(options: dict[str, Any]) -> None:
+def test_sgd_is_torchs_bit_for_bit(options):
     for ours, theirs in trajectories(Sgd(0.05, **options), torch.optim.SGD, options):
         assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("options", ADAM)
-def test_adam_is_torchs(options: dict[str, Any]) -> None:
+def test_adam_is_torchs(options):
     for ours, theirs in trajectories(Adam(0.05, **options), torch.optim.Adam, options):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
-def test_amsgrad_is_not_adam() -> None:
+def test_amsgrad_is_not_adam():
     """Shrinking gradients: AMSGrad keeps the largest v and takes smaller steps (so the test above can tell them)."""
     plain = [v for v, _ in trajectories(Adam(0.05), torch.optim.Adam, {})][-1]
     ams = [
@@ -72,7 +72,7 @@ def test_amsgrad_is_not_adam() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Sgd(0.05, 0.9), lambda: Adam(0.05, amsgrad=True)])
-def test_the_state_is_all_there_is(make: Any) -> None:
+def test_the_state_is_all_there_is(make):
     """A new optimiser that is given another's arrays goes on as that one would."""
     rng = torch.Generator().manual_seed(0)
     gradients = torch.randn(6, 20, generator=rng)
@@ -89,7 +89,7 @@ def test_the_state_is_all_there_is(make: Any) -> None:
     assert torch.equal(v, w)
 
 
-def test_make_optimizer() -> None:
+def test_make_optimizer():
     sgd = make_optimizer("sgd", 0.1, 0.9, 0.01)
     adam = make_optimizer("adam", 0.1, 0.9, 0.01, True)
     assert isinstance(sgd, Sgd) and (sgd.lr, sgd.momentum, sgd.weight_decay) == (0.1, 0.9, 0.01)
@@ -105,7 +105,7 @@ def test_make_optimizer() -> None:
 # ---- Batches -------------------------------------------------------------------------------------------------------
 
 
-def test_every_sample_once_per_epoch() -> None:
+def test_every_sample_once_per_epoch():
     parts = list(batches(10, 4, 3, generator(1)))
     assert [len(p) for p in parts] == [4, 4, 2] * 3
     epochs = [torch.cat(parts[i : i + 3]).tolist() for i in (0, 3, 6)]
@@ -113,8 +113,8 @@ def test_every_sample_once_per_epoch() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-def test_batches_follow_the_seed() -> None:
-    def order(seed: int) -> list[list[int]]:
+def test_batches_follow_the_seed():
+    def order(seed):
         return [p.tolist() for p in batches(9, 4, 2, generator(seed, "a"))]
 
     assert order(1) == order(1)
@@ -132,9 +132,7 @@ def test_batches_follow_the_seed() -> None:
         (2, 1, [2]),
     ],
 )
-def test_a_single_last_sample_joins_the_batch_before(
-    n: int, size: int, merged: list[int]
-) -> None:
+def test_a_single_last_sample_joins_the_batch_before(n, size, merged):
     parts = list(batches(n, size, 1, generator(1), least=2))
     assert [len(p) for p in parts] == merged
     assert sorted(torch.cat(parts).tolist()) == list(range(n))
@@ -144,7 +142,7 @@ def test_a_single_last_sample_joins_the_batch_before(
 # ---- Random generators ---------------------------------------------------------------------------------------------
 
 
-def test_generators_are_told_apart_by_every_part() -> None:
+def test_generators_are_told_apart_by_every_part():
     keys: list[tuple[Any, ...]] = [
         (1, "a", 1, "train"),
         (2, "a", 1, "train"),
@@ -163,7 +161,7 @@ def test_generators_are_told_apart_by_every_part() -> None:
     assert len(drawn) == len(keys)
 
 
-def test_generators_do_not_depend_on_each_other_nor_on_the_process() -> None:
+def test_generators_do_not_depend_on_each_other_nor_on_the_process():
     """Drawing from one does not move another, nor the global one; the first values are the same in every process."""
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -183,7 +181,7 @@ def test_generators_do_not_depend_on_each_other_nor_on_the_process() -> None:
 # ---- Samples, gradients, predictions -------------------------------------------------------------------------------
 
 
-def test_pictures_of_bytes_become_minus_one_to_one() -> None:
+def test_pictures_of_bytes_become_minus_one_to_one():
     """(x / 255 - 1/2) / (1/2): 0 -> -1, 255 -> 1, 51 -> -0.6; channels first in channels-last memory."""
     x = np.array([[[[0, 255, 51]]], [[[255, 0, 0]]]], dtype=np.uint8)  # (2, 1, 1, 3)
     samples = Samples(x, np.array([1, 0]))
@@ -196,7 +194,7 @@ def test_pictures_of_bytes_become_minus_one_to_one() -> None:
     assert len(samples) == 2
 
 
-def test_float_values_are_taken_as_they_are_or_standardised() -> None:
+def test_float_values_are_taken_as_they_are_or_standardised():
     x = np.array([[1.0, 10.0], [3.0, 30.0]], np.float32)
     plain = Samples(x, np.array([0, 1]))
     assert plain.take(slice(None))[0].tolist() == x.tolist()
@@ -207,14 +205,14 @@ def test_float_values_are_taken_as_they_are_or_standardised() -> None:
     assert x[0, 0] == 1.0  # the data themselves stay
 
 
-def test_read_only_data_are_not_written_to() -> None:
+def test_read_only_data_are_not_written_to():
     x = np.zeros((2, 2, 2, 1), np.uint8)
     x.flags.writeable = False
     Samples(x, np.zeros(2)).take(slice(None))[0].add_(1)
     assert not x.any()
 
 
-def test_loss_gradient_starts_from_zero_each_time() -> None:
+def test_loss_gradient_starts_from_zero_each_time():
     torch.manual_seed(0)
     model = FlatModel(nn.Linear(3, 2))
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
@@ -225,7 +223,7 @@ def test_loss_gradient_starts_from_zero_each_time() -> None:
     assert first.any() and not loss.requires_grad
 
 
-def test_predict_is_evaluation_and_goes_back_to_training() -> None:
+def test_predict_is_evaluation_and_goes_back_to_training():
     """Dropout is off, running statistics stay, and the batch size has no say."""
     torch.manual_seed(0)
     model = FlatModel(

@@ -37,7 +37,7 @@ def of_slices(flat: nn.Module, deep: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("name", ["unet", "small-cnn", "resnet8", "resnet18"])
-def test_equal_slices_give_what_a_slice_gives(name: str) -> None:
+def test_equal_slices_give_what_a_slice_gives(name):
     torch.manual_seed(3)
     flat, deep = build(name, (2, *SIDE), 3).eval(), build(name, (2, DEPTH, *SIDE), 3).eval()
     for layer in flat.modules():
@@ -57,7 +57,7 @@ def test_equal_slices_give_what_a_slice_gives(name: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "channels_last"), [((1, 9, 12, 10), True), ((2, 8, 8, 16), False)]
 )
-def test_every_voxel_has_an_answer(shape: tuple[int, ...], channels_last: bool) -> None:
+def test_every_voxel_has_an_answer(shape, channels_last):
     network = build("unet", shape, 3, UnetSettings(levels=2, width=4))
     x = torch.randn(2, *shape)
     outputs = network(
@@ -75,11 +75,11 @@ def test_every_voxel_has_an_answer(shape: tuple[int, ...], channels_last: bool) 
         ("mlp", (28**3 + 1) * 64 + 65 * 2),
     ],
 )
-def test_number_of_parameters(name: str, parameters: int) -> None:
+def test_number_of_parameters(name, parameters):
     assert sum(p.numel() for p in build(name, (1, 28, 28, 28), 2).parameters()) == parameters
 
 
-def test_an_evaluation_takes_a_few_volumes_at_once() -> None:
+def test_an_evaluation_takes_a_few_volumes_at_once():
     """What it says of each is what it says of them one by one; of pictures it takes 512."""
     x = np.random.default_rng(0).integers(256, size=(9, 64, 64, 64, 1)).astype(np.uint8)
     samples = Samples(x, np.zeros(9, np.int64))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from tiny import Files, federate
-from torch import Tensor, nn
+from tiny import federate
+from torch import nn
 
 from client.export import export_model, read_model
 from client.prediction.predict import predict_file
@@ -148,7 +146,7 @@ pair = wrapped(lambda n, h, x: (h(x), x))
 
 
 @pytest.fixture(autouse=True)
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def source(tmp_path, monkeypatch):
     (tmp_path / "kept_state").with_suffix(".py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -169,9 +167,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         *("position", "fixed_tensor", "statistics_in_a_list", "well"),
     ),
 )
-def test_what_is_exported_answers_as_what_was_trained(
-    two: Files, tmp_path: Path, name: str
-) -> None:
+def test_what_is_exported_answers_as_what_was_trained(two, tmp_path, name):
     """The file fits the plain network, without a flat vector, and gives the model's own accuracy."""
     settings = {
         "model": f"kept_state:{name}",
@@ -222,16 +218,14 @@ def test_what_is_exported_answers_as_what_was_trained(
         ("pair", "of two inputs it makes tuple"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_in_one_line(name: str, message: str) -> None:
+def test_what_cannot_be_kept_is_refused_in_one_line(name, message):
     with pytest.raises(UserError, match=rf"^model = 'kept_state:{name}' .*{message}") as error:
         build(f"kept_state:{name}", (3,), 3)
     assert "\n" not in str(error.value)
 
 
-def test_a_network_of_an_installed_package_is_tried_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def spec(name: str) -> ModelSpec:
+def test_a_network_of_an_installed_package_is_tried_too(monkeypatch):
+    def spec(name):
         return ModelSpec(
             "a",
             "b",
@@ -251,7 +245,7 @@ def test_a_network_of_an_installed_package_is_tried_too(
 
 
 @pytest.mark.parametrize("name", ["tied", "two_names"])
-def test_an_alias_has_the_same_values_in_the_file(name: str) -> None:
+def test_an_alias_has_the_same_values_in_the_file(name):
     """Also of an older value than the model has now, and of the integer buffers."""
     flat = FlatModel(build(f"kept_state:{name}", (3,), 2))
     flat.vector.add_(1.0)
@@ -268,9 +262,9 @@ def test_an_alias_has_the_same_values_in_the_file(name: str) -> None:
     )
 
 
-def test_integers_are_bytes_of_one_vector() -> None:
+def test_integers_are_bytes_of_one_vector():
     class Counting(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.h: nn.Module = nn.Linear(2, 2)
             self.h.register_buffer("on", torch.tensor([True, False, True]))
@@ -292,9 +286,7 @@ def test_integers_are_bytes_of_one_vector() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "apfl", "fedala"])
-def test_a_resumed_run_is_an_uninterrupted_one(
-    three: Files, tmp_path: Path, method: str
-) -> None:
+def test_a_resumed_run_is_an_uninterrupted_one(three, tmp_path, method):
     """A BatchNorm layer whose mean divides by the count of batches; the silos share one network in this process."""
     settings = {"strategy": method, "model": "kept_state:cumulative", "learning_rate": 0.1}
     whole = federate(three, **settings, rounds=4, directory=tmp_path / "whole")
@@ -309,7 +301,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(
         assert int(one["personal.integers"].view(torch.int64)) > 0
 
 
-def test_each_silo_counts_its_own_batches(three: Files) -> None:
+def test_each_silo_counts_its_own_batches(three):
     """In one process the silos take turns with one network: each has the numbers of a process of its own."""
     settings = {
         "strategy": "local",
@@ -323,16 +315,16 @@ def test_each_silo_counts_its_own_batches(three: Files) -> None:
         assert torch.equal(together.personal(silo), alone.personal(silo))
 
 
-def test_methods_that_divide_a_network_refuse_a_tensor_on_both_sides() -> None:
+def test_methods_that_divide_a_network_refuse_a_tensor_on_both_sides():
     class Autoencoding(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.embed = nn.Linear(4, 3)
             self.middle = nn.Linear(3, 3)
             self.head = nn.Linear(4, 3)
             self.head.weight = self.embed.weight
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.head(x)
 
     layout = FlatModel(Autoencoding()).layout
@@ -358,7 +350,7 @@ def test_methods_that_divide_a_network_refuse_a_tensor_on_both_sides() -> None:
         adapt(frozen, 1, 1.0)
 
 
-def test_a_last_layer_of_nothing_but_a_tied_weight() -> None:
+def test_a_last_layer_of_nothing_but_a_tied_weight():
     network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3, bias=False))
     network[2].weight = network[0].weight
     network.block_names = ("0", "1", "2")  # type: ignore[assignment]
@@ -372,7 +364,7 @@ def test_a_last_layer_of_nothing_but_a_tied_weight() -> None:
         layout.parts(["0"])
 
 
-def test_initial_weights_of_a_tensor_with_two_names(tmp_path: Path) -> None:
+def test_initial_weights_of_a_tensor_with_two_names(tmp_path):
     tensors = FlatModel(build("kept_state:tied", (3,), 2)).state_dict()
     for left_out in ("a.weight", "b.weight"):
         file = tmp_path / f"{left_out}.safetensors"

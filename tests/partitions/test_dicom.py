@@ -696,7 +696,7 @@ def test_spacing_and_size_cut_and_widen(tmp_path):
 def test_enhanced_files_have_it_in_groups(tmp_path):
     """Two frames: the second is doubled by its own rescaling; the spacing is shared."""
 
-    def item(**values: Any) -> Any:
+    def item(**values):
         made = Dataset()
         for keyword, value in values.items():
             setattr(made, keyword, value)

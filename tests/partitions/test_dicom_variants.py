@@ -34,7 +34,7 @@ def refusal(path: Path) -> str:
 
 @pytest.mark.parametrize("uid", [ImplicitVRLittleEndian, ExplicitVRLittleEndian])
 @pytest.mark.parametrize("meta", [True, False])
-def test_files_without_dicm_are_read(tmp_path: Path, uid: Any, meta: bool) -> None:
+def test_files_without_dicm_are_read(tmp_path, uid, meta):
     usual = write_dicom(tmp_path / "usual", PIXELS, uid=uid)
     content = usual.read_bytes()[132:]
     length = 12 + int.from_bytes(content[8:12], "little")  # of the file's meta information
@@ -45,7 +45,7 @@ def test_files_without_dicm_are_read(tmp_path: Path, uid: Any, meta: bool) -> No
     assert header == dicom.read_header(usual, "here")
 
 
-def test_other_files_are_none(tmp_path: Path) -> None:
+def test_other_files_are_none(tmp_path):
     rng = np.random.default_rng(0)
     assert not any(is_bare(rng.bytes(1024)) for _ in range(2000))
     first = b"\x08\x00\x05\x00\x0a\x00\x00\x00ISO_IR 100"
@@ -94,7 +94,7 @@ OPTIONAL = (
 
 @pytest.mark.parametrize("blank", [False, True])
 @pytest.mark.parametrize("limit", [None, 7])
-def test_empty_attributes_are_none(tmp_path: Path, blank: bool, limit: int | None) -> None:
+def test_empty_attributes_are_none(tmp_path, blank, limit):
     """Each that is optional, all at once, empty or of blanks; PixelPaddingRangeLimit beside its value, too."""
     missing = write_dicom(
         tmp_path / "missing", PIXELS, HighBit=None, InstanceNumber=None, PixelPaddingValue=limit
@@ -121,7 +121,7 @@ def test_empty_attributes_are_none(tmp_path: Path, blank: bool, limit: int | Non
 
 
 @pytest.mark.parametrize("signed", [False, True])
-def test_values_begin_at_high_bit(tmp_path: Path, signed: bool) -> None:
+def test_values_begin_at_high_bit(tmp_path, signed):
     """Twelve bits in the upper twelve of sixteen, with something else below them."""
     values = PIXELS.astype(np.int16) - 1200 if signed else PIXELS
     window = ReadOptions(window=(0, 2400) if signed else (1200, 2400))
@@ -150,13 +150,11 @@ def test_values_begin_at_high_bit(tmp_path: Path, signed: bool) -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_found_by_the_header(
-    tmp_path: Path, attributes: dict[str, Any], words: str
-) -> None:
+def test_what_cannot_be_read_is_found_by_the_header(tmp_path, attributes, words):
     assert words in refusal(write_dicom(tmp_path / "x", PIXELS, **attributes))
 
 
-def test_a_neutral_slope_may_stand_alone(tmp_path: Path) -> None:
+def test_a_neutral_slope_may_stand_alone(tmp_path):
     plain = write_dicom(tmp_path / "plain", PIXELS)
     assert (
         pixels(write_dicom(tmp_path / "one", PIXELS, RescaleSlope=1)).tobytes()
@@ -164,7 +162,7 @@ def test_a_neutral_slope_may_stand_alone(tmp_path: Path) -> None:
     )
 
 
-def test_the_middle_of_several_frames_is_named(tmp_path: Path) -> None:
+def test_the_middle_of_several_frames_is_named(tmp_path):
     path = write_dicom(tmp_path / "x", np.stack([PIXELS] * 3), NumberOfFrames=3)
     assert dicom.MIDDLE in dicom.probe(path, "here", READING).notes
     assert dicom.MIDDLE not in dicom.probe(path, "here", READING, 1).notes

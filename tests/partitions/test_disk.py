@@ -19,11 +19,11 @@ from partitions.common.files import (
 )
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     file = tmp_path / "new" / "file"
     write_atomically(file, "old")
 
-    def fail(temporary: Path) -> None:
+    def fail(temporary):
         temporary.write_text("half of the n")
         raise OSError("the disk is full")
 
@@ -35,7 +35,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("mode", "umask", "found"), [(None, 0o022, 0o644), (None, 0o077, 0o600), (0o600, 0, 0o600)]
 )
-def test_permissions(mode: int | None, umask: int, found: int, tmp_path: Path) -> None:
+def test_permissions(mode, umask, found, tmp_path):
     """From the first byte on nobody else reads the temporary file, whatever the file is to have in the end."""
     seen = []
     before = os.umask(umask)
@@ -68,8 +68,8 @@ def write_all(folder: Path) -> set[str]:
 
 
 def test_what_is_written_is_its_users_alone_unless_asked_otherwise(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path_factory, monkeypatch
+):
     before = os.umask(0o022)
     try:
         with private():
@@ -87,7 +87,7 @@ def test_what_is_written_is_its_users_alone_unless_asked_otherwise(
         os.umask(before)
 
 
-def test_temporary_names_cannot_be_known_before(tmp_path: Path) -> None:
+def test_temporary_names_cannot_be_known_before(tmp_path):
     """Whoever may write to the folder can put nothing in the way of the next write."""
     seen: set[str] = set()
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_temporary_names_cannot_be_known_before(tmp_path: Path) -> None:
     assert not any(str(os.getpid()) in name for name in seen)
 
 
-def test_file_and_directory_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_and_directory_are_synced(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
         os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
@@ -108,7 +108,7 @@ def test_file_and_directory_are_synced(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(synced) == 2
 
 
-def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(tmp_path: Path) -> None:
+def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(tmp_path):
     lock = tmp_path / "lock"
     imports = "from partitions.common.files import hold_lock\nfrom pathlib import Path\n"
     hold = imports + f"with hold_lock(Path({str(lock)!r}), ''):\n"

@@ -39,7 +39,7 @@ def saved(path: Path, arrays: dict[str, Any]) -> Path:
     return path
 
 
-def test_several_inputs_are_read_and_written_back(tmp_path: Path) -> None:
+def test_several_inputs_are_read_and_written_back(tmp_path):
     arrays = several()
     data = read_silo_file(saved(tmp_path / "a.npz", arrays))
     assert data.input_shape == (
@@ -66,7 +66,7 @@ def test_several_inputs_are_read_and_written_back(tmp_path: Path) -> None:
         assert (getattr(again, part).x == getattr(data, part).x).all()
 
 
-def test_parts_of_their_own_and_a_whole_data_set(tmp_path: Path) -> None:
+def test_parts_of_their_own_and_a_whole_data_set(tmp_path):
     arrays = several()
     parts = {
         f"{key}_{part}": arrays[key][rows]
@@ -89,7 +89,7 @@ def test_parts_of_their_own_and_a_whole_data_set(tmp_path: Path) -> None:
 PARTS = {"train": slice(0, 20), "val": slice(20, 30), "test": slice(30, 40)}
 
 
-def test_a_text_and_a_signal_by_themselves(tmp_path: Path) -> None:
+def test_a_text_and_a_signal_by_themselves(tmp_path):
     arrays = several()
     text = read_silo_file(
         saved(tmp_path / "t.npz", {"x": arrays["x_notes"], "y": arrays["y"], "vocabulary": 9})
@@ -130,14 +130,14 @@ def test_a_text_and_a_signal_by_themselves(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_faults_in_one_line(tmp_path: Path, change: dict[str, Any], detail: str) -> None:
+def test_faults_in_one_line(tmp_path, change, detail):
     arrays = {key: value for key, value in (several() | change).items() if value is not None}
     with pytest.raises(ValueError, match=detail) as error:
         read_silo_file(saved(tmp_path / "a.npz", arrays))
     assert "\n" not in str(error.value)
 
 
-def test_an_input_of_one_part_only_is_missed(tmp_path: Path) -> None:
+def test_an_input_of_one_part_only_is_missed(tmp_path):
     arrays = several()
     parts = {
         f"{key}_{part}": arrays[key][rows]
@@ -149,7 +149,7 @@ def test_an_input_of_one_part_only_is_missed(tmp_path: Path) -> None:
         read_silo_file(saved(tmp_path / "a.npz", parts))
 
 
-def test_digests_tell_samples_apart_by_every_input() -> None:
+def test_digests_tell_samples_apart_by_every_input():
     inputs: dict[str, Array] = {
         "a": np.zeros((3, 2), np.float32),
         "b": np.zeros((3, 4), np.int32),
@@ -159,7 +159,7 @@ def test_digests_tell_samples_apart_by_every_input() -> None:
     assert first == third != second and len(sample_digests(together(inputs)[:0])) == 0
 
 
-def test_a_batch_has_every_input_and_what_is_missing_stays_zero() -> None:
+def test_a_batch_has_every_input_and_what_is_missing_stays_zero():
     inputs: dict[str, Array] = {
         "scan": np.full((3, 2, 2, 1), 255, np.uint8),
         "notes": np.array([[1, 2], [0, 0], [3, 0]], np.int32),
@@ -183,12 +183,12 @@ def test_a_batch_has_every_input_and_what_is_missing_stays_zero() -> None:
     assert x.more.tolist() == [[0.75], [0.25]]
 
 
-def test_a_single_black_picture_is_not_missing() -> None:
+def test_a_single_black_picture_is_not_missing():
     x, _ = Samples(np.zeros((1, 2, 2, 1), np.uint8), np.array([0])).take(slice(0, 1))
     assert x.eq(-1.0).all()
 
 
-def test_inputs_by_name() -> None:
+def test_inputs_by_name():
     plain = np.ones((2, 3), np.float32)
     assert inputs_of(plain) == {"": plain} and list(
         inputs_of(together({"a": plain, "b": plain}))

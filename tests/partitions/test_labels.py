@@ -26,7 +26,7 @@ def write(path: Path, x: Any = X, **arrays: Any) -> Path:
     return path
 
 
-def test_tasks_and_what_they_declare_are_those_of_the_models() -> None:
+def test_tasks_and_what_they_declare_are_those_of_the_models():
     """The folder of partitions knows no PyTorch, so the list stands there a second time."""
     assert tuple(tasks.TASKS) == labels.TASKS
     assert {name for name, task in tasks.TASKS.items() if task.single_label} == set(
@@ -62,9 +62,7 @@ def test_tasks_and_what_they_declare_are_those_of_the_models() -> None:
         ({"x": VOLUMES, "y": np.arange(20) % 3}, "multiclass", 3),
     ],
 )
-def test_what_labels_look_like(
-    tmp_path: Path, arrays: dict[str, Any], task: str, classes: int
-) -> None:
+def test_what_labels_look_like(tmp_path, arrays, task, classes):
     data = read_silo_file(write(tmp_path / "a.npz", **arrays))
     assert (data.task, data.classes) == (task, classes)
 
@@ -146,7 +144,7 @@ def test_what_labels_look_like(
         ),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, arrays: dict[str, Any], detail: str) -> None:
+def test_what_is_wrong_is_one_line(tmp_path, arrays, detail):
     file = write(tmp_path / "a.npz", **arrays)
     with pytest.raises(ValueError, match=detail) as caught:
         read_silo_file(file)
@@ -154,7 +152,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, arrays: dict[str, Any], detai
     assert not check_silo_file(file)[-1].ok
 
 
-def test_whoever_reads_a_file_may_say_what_it_does_not(tmp_path: Path) -> None:
+def test_whoever_reads_a_file_may_say_what_it_does_not(tmp_path):
     file = write(tmp_path / "a.npz", y=np.arange(20) % 3)
     assert read_silo_file(file, "ordinal").task == "ordinal"
     assert read_silo_file(file, "regression").train.y.dtype == np.float32
@@ -167,7 +165,7 @@ def test_whoever_reads_a_file_may_say_what_it_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", MADE)
-def test_what_is_written_is_read_again(tmp_path: Path, task: str) -> None:
+def test_what_is_written_is_read_again(tmp_path, task):
     data = read_silo_file(hospital_files(tmp_path, task)["north"])
     write_silo_file(tmp_path / "again.npz", data)
     again = read_silo_file(tmp_path / "again.npz")
@@ -185,7 +183,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, task: str) -> None:
 
 
 @pytest.mark.parametrize("task", MADE)
-def test_a_hospital_is_told_what_its_labels_are(tmp_path: Path, task: str) -> None:
+def test_a_hospital_is_told_what_its_labels_are(tmp_path, task):
     checks = {
         check.name: check for check in check_silo_file(hospital_files(tmp_path, task)[NAMES[0]])
     }
@@ -200,7 +198,7 @@ def table(path: Path, header: str, rows: list[str]) -> Path:
     return path
 
 
-def test_import_of_several_labels_times_and_measurements(tmp_path: Path) -> None:
+def test_import_of_several_labels_times_and_measurements(tmp_path):
     rows = [f"{i},{i % 7},{i % 2},{(i + 1) % 2},{i / 3:.3f},{i % 5 + 1}" for i in range(30)]
     source = table(tmp_path / "a.csv", "age,dose,oedema,effusion,volume,days", rows)
     made = import_source(source, tmp_path / "a.npz", ImportOptions(label="oedema,effusion"))
@@ -233,7 +231,7 @@ def test_import_of_several_labels_times_and_measurements(tmp_path: Path) -> None
         assert data.task == task and len(data.train) + len(data.val) + len(data.test) == 30
 
 
-def test_a_column_whose_name_has_commas_is_one(tmp_path: Path) -> None:
+def test_a_column_whose_name_has_commas_is_one(tmp_path):
     source = table(
         tmp_path / "a.csv",
         'age,"carcinoma, NOS",seen',
@@ -269,9 +267,7 @@ def test_a_column_whose_name_has_commas_is_one(tmp_path: Path) -> None:
         ({"survival": ("oedema", "age")}, "oedema, age: event is not of 0 and 1"),
     ],
 )
-def test_import_says_what_is_missing(
-    tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
+def test_import_says_what_is_missing(tmp_path, options, message):
     word = "x" if "word" in options.get("label", "") else "1"
     source = table(
         tmp_path / "a.csv", "age,oedema,word", [f"{i},{i % 2},{word}" for i in range(20)]
@@ -281,7 +277,7 @@ def test_import_says_what_is_missing(
     assert not (tmp_path / "a.npz").exists()
 
 
-def test_import_of_outlines(tmp_path: Path) -> None:
+def test_import_of_outlines(tmp_path):
     rows = []
     for i in range(12):
         picture = np.full((10, 12), 20 * i, np.uint8)

@@ -19,7 +19,7 @@ from partitions.recipes.signs import Asked, evidence_of, share_of_numbers
 TEXT = "age;place\n71,5; north\n\nNA;north\n71,5;south\nx;south\n80,25;north\n"
 
 
-def test_rows_are_those_of_the_file(tmp_path: Path) -> None:
+def test_rows_are_those_of_the_file(tmp_path):
     """Empty lines count for the numbers, blanks around cells do not."""
     path = tmp_path / "t.csv"
     path.write_text(TEXT)
@@ -46,14 +46,14 @@ def test_rows_are_those_of_the_file(tmp_path: Path) -> None:
     }
 
 
-def test_a_different_cell_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_cell_is_read_once(tmp_path, monkeypatch):
     """A hospital's table has some hundred different cells in a column, and a million lines."""
     path = tmp_path / "t.csv"
     path.write_text(TEXT)
     lines = read_lines(path)
     asked, parse = list[str](), pipeline.parse_number
 
-    def counted(cell: str, decimal: str, thousands: str) -> float | None:
+    def counted(cell, decimal, thousands):
         asked.append(cell)
         return parse(cell, decimal, thousands)
 
@@ -93,15 +93,13 @@ COLUMNS = [
 
 @pytest.mark.parametrize("gaps", [(), ("-99",), ("NA", "2")])
 @pytest.mark.parametrize("cells", COLUMNS, ids=repr)
-def test_an_array_of_numbers_is_its_cells(
-    cells: list[str], gaps: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_of_numbers_is_its_cells(cells, gaps, tmp_path, monkeypatch):
     """A column of many numbers gives the same draft, values, misfits and messages as cell by cell."""
     path = tmp_path / "t.csv"
     path.write_text("x;y\n" + "".join(f'"{cell}";a\n' for cell in cells))
     monkeypatch.setattr("partitions.importing.tables.BLOCK_CELLS", 4)
 
-    def found(most: int, given: tuple[str, ...]) -> list[object]:
+    def found(most, given):
         monkeypatch.setattr(columns, "MOST_CODED", most)
         monkeypatch.setattr(columns, "MOST_OTHERS", 3)
         lines = read_lines(path, gaps=given)
@@ -138,7 +136,7 @@ def test_an_array_of_numbers_is_its_cells(
     assert found(2, gaps) == by_cell
 
 
-def test_many_numbers_are_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_numbers_are_an_array(tmp_path, monkeypatch):
     """Their cells are not kept, and are read again where one of them is asked for."""
     monkeypatch.setattr(columns, "MOST_CODED", 2)
     path = tmp_path / "t.csv"
@@ -149,6 +147,6 @@ def test_many_numbers_are_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert lines.columns["a"][0] == "0.75"
 
 
-def test_gaps_are_found_among_short_cells() -> None:
+def test_gaps_are_found_among_short_cells():
     lines = Lines(Path("t.csv"), {"x": ["NaN", "#N/A", "missing", "1", "?"]}, range(5))
     assert find_gaps(lines, ["x"], Asked()) == ("", "#N/A", "?", "NaN")

@@ -118,7 +118,7 @@ def test_pneumoniamnist_itself(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_metrics_are_those_of_the_official_evaluator(tmp_path: Path, name: str) -> None:
+def test_metrics_are_those_of_the_official_evaluator(tmp_path, name):
     """AUC and ACC of random predictions, on a file in the official layout of each set and size."""
     flag, _, side = name.partition("-")
     size = int(side or 28)
@@ -160,9 +160,7 @@ def test_metrics_are_those_of_the_official_evaluator(tmp_path: Path, name: str) 
     assert found["accuracy"] == pytest.approx(truth.ACC, abs=1e-6)
 
 
-def test_pictures_are_mapped_and_unpacked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_mapped_and_unpacked_once(tmp_path, monkeypatch):
     pictures = {
         f"{split}_images": np.random.default_rng(n)
         .integers(256, size=(n, 28, 28))
@@ -187,9 +185,7 @@ def datasets_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(medmnist, "_join", None)
 
 
-def test_pictures_stay_in_memory_without_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_stay_in_memory_without_a_cache(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     write_medmnist(tmp_path / "breastmnist.npz")
@@ -199,14 +195,14 @@ def test_pictures_stay_in_memory_without_a_cache(
     )
 
 
-def test_a_file_of_another_size_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_size_is_refused(tmp_path):
     write_medmnist(tmp_path / "breastmnist_64.npz")
     words = r"breastmnist-64: .* pictures are uint8 \(5, 28, 28\), and not uint8 of 64 x 64"
     with pytest.raises(ValueError, match=words):
         load_dataset("breastmnist-64", str(tmp_path))
 
 
-def test_a_damaged_file_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
+def test_a_damaged_file_leaves_nothing_in_the_cache(tmp_path):
     write_medmnist(tmp_path / "breastmnist.npz")
     content = bytearray((tmp_path / "breastmnist.npz").read_bytes())
     with zipfile.ZipFile(tmp_path / "breastmnist.npz") as archive:

@@ -26,7 +26,7 @@ def group(
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text(
         f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\nMemFree: 1 kB\n"
@@ -35,7 +35,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_of_a_machine(root: Path, tmp_path: Path) -> None:
+def test_of_a_machine(root, tmp_path):
     assert available(root) == 8 * GIB and available_share(root) == 0.5
     assert available(tmp_path / "none") == UNKNOWN and available_share(tmp_path / "none") == 1.0
 
@@ -54,9 +54,7 @@ def test_of_a_machine(root: Path, tmp_path: Path) -> None:
         ("sys/fs/cgroup/memory/slurm", "4:memory,hugetlb:/slurm/job", V1, 2**63 - 4096),
     ],
 )
-def test_of_a_group(
-    root: Path, where: str, line: str, names: tuple[str, str, str], none: object
-) -> None:
+def test_of_a_group(root, where, line, names, none):
     (root / "proc/self/cgroup").write_text(f"{line}\n")
     group(root / where, names, 4 * GIB, 3 * GIB, GIB)
     assert available(root) == 2 * GIB and available_share(root) == 0.5
@@ -68,7 +66,7 @@ def test_of_a_group(
     assert available(root) == 8 * GIB
 
 
-def test_every_check_reads_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_check_reads_it(root, monkeypatch):
     group(root / "sys/fs/cgroup", V2, GIB, GIB - 1000)
     monkeypatch.setattr(sizes, "available", lambda: memory.available(root))
     with pytest.raises(

@@ -45,9 +45,7 @@ def parts_of(
     return {n: name for name, numbers in each.items() for n in numbers}
 
 
-def test_patients_stay_in_their_part_when_an_export_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_patients_stay_in_their_part_when_an_export_grows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     before = parts_of(tmp_path, range(300), capsys)
     after = parts_of(tmp_path, range(20, 1000), capsys)
@@ -59,9 +57,7 @@ def test_patients_stay_in_their_part_when_an_export_grows(
     assert any(other[n] != part for n, part in before.items())
 
 
-def test_without_it_a_newer_export_is_drawn_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_it_a_newer_export_is_drawn_anew(tmp_path, monkeypatch):
     """What the page warns of: the same seed and recipe, more patients, and test patients that are trained on."""
     monkeypatch.chdir(tmp_path)
     parts = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,7 @@ def stream():
 
 
 @pytest.fixture
-def ward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def ward(tmp_path, monkeypatch):
     """The hospital's module, importable."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "ward_data.py").write_text(SOURCE)
@@ -262,7 +261,7 @@ def test_what_a_sample_draws_follows_from_run_round_and_sample(ward, tmp_path):
     samples = Samples(x.x, x.y)
     orders = [[torch.tensor([3, 1])], [torch.tensor([1]), torch.tensor([3])]]
 
-    def read(order: Any, draws: int) -> Any:
+    def read(order, draws):
         return (
             torch.cat([batch for batch, _ in samples.batches(order, draws)]).flatten(1).sum(1)
         )
@@ -339,7 +338,7 @@ def test_a_study_fixes_its_code(ward, tmp_path):
     study = parse_study(f'{study_text()}queries = 9\n[datasets]\nnorth = "{code}"\n', "f")
     fields: dict[str, Any] = {"study": study.name, "datasets": study.datasets}
 
-    def fault(silo: str, data: str) -> str:
+    def fault(silo, data):
         return "".join(dataset_faults(**fields, silo=silo, data=tmp_path / data))
 
     assert not fault("north", "a.npz") and not fault("south", "file.npz")

@@ -45,7 +45,7 @@ def in_parts(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "ours.npz"
 
 

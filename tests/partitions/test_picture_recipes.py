@@ -45,7 +45,7 @@ def labels(path: Path, n: int = 10, first: int = 0) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """The recipe of ten studies of CT, made by the command."""
     folder = tmp_path_factory.mktemp("made")
     table, out = labels(folder / "l.csv"), folder / "ours.npz"

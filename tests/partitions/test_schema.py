@@ -65,7 +65,7 @@ def save(path: Path, content: dict[str, Any]) -> Path:
 # ---- What is a schema ------------------------------------------------------------------------------------------------
 
 
-def test_the_same_schema_in_every_form(tmp_path: Path) -> None:
+def test_the_same_schema_in_every_form(tmp_path):
     """The digest, by hand: printf '%s' '<the canonical form>' | sha256sum."""
     forms = {
         "a.toml": 'features = [{name = "age", unit = "years", range = [0, 120]}, "sex"]\n'
@@ -87,7 +87,7 @@ def test_the_same_schema_in_every_form(tmp_path: Path) -> None:
     )
 
 
-def test_names_that_only_look_different_are_the_same() -> None:
+def test_names_that_only_look_different_are_the_same():
     """Composed or decomposed letters, a no-break space: as two programs write the same header."""
     assert parse_schema({"features": ["gr\u00f6\u00dfe  cm"]}) == parse_schema(
         {"features": ["gro\u0308\u00dfe\u00a0cm"]}
@@ -122,19 +122,19 @@ def test_names_that_only_look_different_are_the_same() -> None:
         ({"features": [f"{i:0199d}" for i in range(6000)]}, "a schema has at most 1048576"),
     ],
 )
-def test_what_is_no_schema(content: Any, reason: str) -> None:
+def test_what_is_no_schema(content, reason):
     with pytest.raises(ValueError, match=reason) as caught:
         parse_schema(content)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", '"a"', "x" * (1 << 20) + "x"])
-def test_what_a_silo_may_not_send(text: str) -> None:
+def test_what_a_silo_may_not_send(text):
     with pytest.raises(ValueError, match="a schema"):
         read_schema(text)
 
 
-def test_files_that_are_no_schema(tmp_path: Path) -> None:
+def test_files_that_are_no_schema(tmp_path):
     for name, text in {
         "a.toml": "features = [",
         "b.yaml": "{",
@@ -176,12 +176,12 @@ def test_files_that_are_no_schema(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_differs_is_named(own: Schema, agreed: Schema, reason: str) -> None:
+def test_what_differs_is_named(own, agreed, reason):
     said = difference(own, agreed, "most silos have")
     assert said.startswith(reason) and bool(said) == bool(reason)
 
 
-def test_what_may_be_missing() -> None:
+def test_what_may_be_missing():
     assert difference(named(), HEART, "the federation file has", required=True).startswith(
         "no names of its columns, the federation file has age, sex: add `feature_names`"
     )
@@ -195,7 +195,7 @@ def test_what_may_be_missing() -> None:
     assert len(difference(long, HEART, "the federation file has")) < 300
 
 
-def test_what_most_silos_have() -> None:
+def test_what_most_silos_have():
     """Of columns the set counts before the order; units come from whoever states them; of a tie the first silo's."""
     most = majority(
         [
@@ -220,7 +220,7 @@ def silo(x: Any, y: Any, task: str, schema: Schema, classes: int) -> SiloData:
     return SiloData(part, part, part, classes, task, schema=schema)
 
 
-def test_columns_and_classes_by_name() -> None:
+def test_columns_and_classes_by_name():
     """(age, sex) = (1, 2) becomes (sex, age) = (2, 1); ill was 1 and is 0; a class that nobody here has makes room."""
     data = silo(
         np.array([[1, 2], [3, 4]], np.float32), np.array([0, 1]), "multiclass", HEART, 2
@@ -239,7 +239,7 @@ def test_columns_and_classes_by_name() -> None:
         reorder_data(data, named(labels=("ill", "dead")))
 
 
-def test_findings_and_measurements_are_columns() -> None:
+def test_findings_and_measurements_are_columns():
     y = np.array([[1, 0, -1], [0, 1, 1]], np.float32)
     for task in ("multilabel", "regression"):
         data = silo(np.zeros((2, 1), np.float32), y, task, named(labels=("a", "b", "c")), 3)
@@ -253,7 +253,7 @@ def test_findings_and_measurements_are_columns() -> None:
             reorder_data(data, named(labels=("a", "b")))
 
 
-def test_masks_keep_what_does_not_count() -> None:
+def test_masks_keep_what_does_not_count():
     data = silo(
         np.zeros((1, 1, 4, 1), np.uint8), np.array([[[0, 1, 2, 255]]], np.uint8), "segmentation",
         named(labels=("none", "organ", "tumour")), 3,
@@ -263,7 +263,7 @@ def test_masks_keep_what_does_not_count() -> None:
     assert made.train.x is data.train.x
 
 
-def test_several_inputs() -> None:
+def test_several_inputs():
     """Columns are counted through all tables, in the order of the inputs' names; other inputs stay as they are."""
     inputs: dict[str, Array] = {
         "scan": np.arange(8, dtype=np.uint8).reshape(2, 2, 2, 1),
@@ -279,7 +279,7 @@ def test_several_inputs() -> None:
 # ---- In a data file --------------------------------------------------------------------------------------------------
 
 
-def test_a_file_states_its_schema(tmp_path: Path) -> None:
+def test_a_file_states_its_schema(tmp_path):
     stated = arrays(feature_units=["years", ""], feature_ranges=[[0, 120], [np.nan, np.nan]])
     data = read_silo_file(save(tmp_path / "a.npz", stated))
     assert data.schema == HEART
@@ -291,7 +291,7 @@ def test_a_file_states_its_schema(tmp_path: Path) -> None:
     assert check.ok and check.detail == str(HEART)
 
 
-def test_a_partition_keeps_the_names(tmp_path: Path) -> None:
+def test_a_partition_keeps_the_names(tmp_path):
     many = {
         key: np.repeat(value, 5, 0) if key[1] == "_" else value
         for key, value in arrays().items()
@@ -328,21 +328,21 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_a_file_with_a_wrong_schema(tmp_path: Path, fault: str) -> None:
+def test_a_file_with_a_wrong_schema(tmp_path, fault):
     changes, reason = BAD[fault]
     with pytest.raises(ValueError, match=reason) as caught:
         read_silo_file(save(tmp_path / "a.npz", arrays(**changes)))
     assert "\n" not in str(caught.value) and "; " in str(caught.value)
 
 
-def test_units_without_names(tmp_path: Path) -> None:
+def test_units_without_names(tmp_path):
     content = arrays(feature_units=["years", ""])
     del content["feature_names"]
     with pytest.raises(ValueError, match="has feature_units, but no feature_names"):
         read_silo_file(save(tmp_path / "a.npz", content))
 
 
-def test_a_file_beside_the_federations_schema(tmp_path: Path) -> None:
+def test_a_file_beside_the_federations_schema(tmp_path):
     file = save(tmp_path / "a.npz", arrays())
     fits = {check.name: check for check in check_silo_file(file, agreed=HEART)}[
         "federation's schema"

@@ -58,7 +58,7 @@ def save(path: Path, arrays: dict[str, Any]) -> Path:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "silo.npz"
 
 

@@ -6,9 +6,7 @@ import gzip
 import tracemalloc
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import nibabel
 import numpy as np
@@ -34,7 +32,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def little_memory() -> Iterator[None]:
+def little_memory():
     """Whoever decodes what it should refuse allocates more than this."""
     tracemalloc.start()
     yield
@@ -57,9 +55,7 @@ def nifti_of(
 
 
 @pytest.mark.parametrize(("version", "order"), [(1, "<"), (1, ">"), (2, "<")])
-def test_a_volume_is_refused_by_its_header(
-    tmp_path: Path, little_memory: None, version: int, order: str
-) -> None:
+def test_a_volume_is_refused_by_its_header(tmp_path, little_memory, version, order):
     file = nifti_of(tmp_path / "a.nii.gz", (1024, 1024, 5000), version, order)
     with pytest.raises(
         ValueError,
@@ -68,7 +64,7 @@ def test_a_volume_is_refused_by_its_header(
         volume.parts(file, "row 1", ReadOptions())
 
 
-def test_so_are_extensions_of_a_header(tmp_path: Path, little_memory: None) -> None:
+def test_so_are_extensions_of_a_header(tmp_path, little_memory):
     """nibabel reads them whole, as long as they say they are."""
     with pytest.raises(
         ValueError, match="row 1: its header says that the voxels begin after 64 MiB"
@@ -78,7 +74,7 @@ def test_so_are_extensions_of_a_header(tmp_path: Path, little_memory: None) -> N
         )
 
 
-def test_a_mask_is_refused_too(tmp_path: Path, little_memory: None) -> None:
+def test_a_mask_is_refused_too(tmp_path, little_memory):
     own = write_nifti(tmp_path / "v.nii.gz", np.zeros((4, 4, 4), np.float32))
     with pytest.raises(ValueError, match="row 1: its volume would take"):
         volume.read_mask(
@@ -93,9 +89,7 @@ def test_a_mask_is_refused_too(tmp_path: Path, little_memory: None) -> None:
         ({"NumberOfFrames": 10**9}, "row 1: its file says that it has more than 100000 frames"),
     ],
 )
-def test_dicom_is_refused_by_its_header(
-    tmp_path: Path, little_memory: None, changes: dict[str, Any], words: str
-) -> None:
+def test_dicom_is_refused_by_its_header(tmp_path, little_memory, changes, words):
     pixels = np.zeros((4, 4) if "Rows" in changes else (1, 4, 4), np.uint16)
     file = write_dicom(tmp_path / "a.dcm", pixels, **changes)
     for read in (dicom.probe, dicom.read):
@@ -105,9 +99,7 @@ def test_dicom_is_refused_by_its_header(
         dicom.read_header(file, "row 1")
 
 
-def test_a_deflated_dicom_file_is_unpacked_no_further_than_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deflated_dicom_file_is_unpacked_no_further_than_may_be(tmp_path, monkeypatch):
     file = write_dicom(
         tmp_path / "a.dcm",
         np.zeros((7000, 7000), np.uint16),
@@ -127,9 +119,7 @@ def test_a_deflated_dicom_file_is_unpacked_no_further_than_may_be(
     )
 
 
-def test_gzip_is_unpacked_no_further_than_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little_memory: None
-) -> None:
+def test_gzip_is_unpacked_no_further_than_may_be(tmp_path, monkeypatch, little_memory):
     bomb = zlib.compressobj(9, wbits=31)
     (tmp_path / "a.gz").write_bytes(
         b"".join(bomb.compress(bytes(MIB)) for _ in range(256)) + bomb.flush()
@@ -148,9 +138,7 @@ def test_gzip_is_unpacked_no_further_than_may_be(
         read_idx(tmp_path / "c.gz")
 
 
-def test_a_csv_with_too_many_columns_is_not_parsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_csv_with_too_many_columns_is_not_parsed(tmp_path, monkeypatch, capsys):
     path = tmp_path / "wide.csv"
     path.write_text(
         ",".join(f"c{i}" for i in range(200_000)) + "\n" + ",".join(["1"] * 200_000) + "\n"
@@ -163,9 +151,7 @@ def test_a_csv_with_too_many_columns_is_not_parsed(
     )
 
 
-def test_a_csv_with_an_endless_line_or_too_many_cells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_csv_with_an_endless_line_or_too_many_cells(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_text("a,b\n" + "1," * 3000 + "\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 2 has 3001 cells"):
@@ -181,9 +167,7 @@ def test_a_csv_with_an_endless_line_or_too_many_cells(
         read_lines(path)
 
 
-def test_what_would_not_fit_into_free_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_not_fit_into_free_memory(tmp_path, monkeypatch):
     data = tmp_path / "data.npz"
     x, y = np.random.default_rng(0).random((1000, 30), np.float32), np.arange(1000) % 2
     np.savez_compressed(data, x=x, y=y)  # one that is not compressed stays on the disk
@@ -202,7 +186,7 @@ def test_what_would_not_fit_into_free_memory(
         volume.parts(file, "row 1", ReadOptions())
 
 
-def test_labels_of_a_public_set_are_no_larger_than_their_member(tmp_path: Path) -> None:
+def test_labels_of_a_public_set_are_no_larger_than_their_member(tmp_path):
     """The header of an array says how much memory is taken for it."""
     from partitions.datasets.medmnist import _labels
 
@@ -217,7 +201,7 @@ def test_labels_of_a_public_set_are_no_larger_than_their_member(tmp_path: Path) 
         _labels(tmp_path / "a.npz", "train", "multiclass", 2)
 
 
-def test_the_bound_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_can_be_raised(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"SILOFL_LARGEST_FILE=3$"):
         check_size(3 << 30, "it")
     monkeypatch.setattr(sizes, "available", lambda: 1 << 40)
@@ -231,16 +215,14 @@ def test_the_bound_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             largest()
 
 
-def test_an_import_of_ordinary_files_is_as_before(tmp_path: Path) -> None:
+def test_an_import_of_ordinary_files_is_as_before(tmp_path):
     (tmp_path / "a.csv").write_text(
         "a,b,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40))
     )
     assert len(import_source(tmp_path / "a.csv", tmp_path / "a.npz").data.train) > 20
 
 
-def test_a_large_picture_is_read_without_a_word_and_a_larger_one_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_picture_is_read_without_a_word_and_a_larger_one_refused(tmp_path, monkeypatch):
     """Pillow's warning, from half of its bound on, was printed with the path of its own source."""
     for name in ("a", "b"):
         (tmp_path / "in" / name).mkdir(parents=True)

@@ -32,7 +32,7 @@ from server.results.manifest import write_partition
 
 
 @pytest.fixture
-def on_disk(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def on_disk(monkeypatch):
     """Every array is large."""
     monkeypatch.setattr(npz, "MAPPED", 1)
     monkeypatch.setattr(stored, "IN_MEMORY", 0)
@@ -54,9 +54,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_large_files_give_the_samples_of_small_ones(
-    kind: str, tmp_path: Path, on_disk: pytest.MonkeyPatch
-) -> None:
+def test_large_files_give_the_samples_of_small_ones(kind, tmp_path, on_disk):
     file = one_file(tmp_path, kind)
     read = read_silo_file(file)
     inputs = inputs_of(read.train.x).values()
@@ -85,9 +83,7 @@ def test_large_files_give_the_samples_of_small_ones(
         for kind in ("multilabel", "balls", "stays")
     ],
 )
-def test_a_run_from_disk_gives_the_numbers_of_a_run_from_memory(
-    kind: str, tmp_path: Path, on_disk: pytest.MonkeyPatch
-) -> None:
+def test_a_run_from_disk_gives_the_numbers_of_a_run_from_memory(kind, tmp_path, on_disk):
     settings = {**NETWORKS[kind], "rounds": 2, "strategy": "ditto", "batch_size": 16}
     settings |= {"augment": "flip"} if kind in ("multilabel", "segmentation", "balls") else {}
     files = hospital_files(tmp_path, kind)
@@ -104,13 +100,11 @@ def test_a_run_from_disk_gives_the_numbers_of_a_run_from_memory(
         assert np.array_equal(found.personal(silo), wanted.personal(silo))
 
 
-def test_predictions_are_for_bounded_batches_of_several_inputs_too(
-    tmp_path: Path, on_disk: pytest.MonkeyPatch
-) -> None:
+def test_predictions_are_for_bounded_batches_of_several_inputs_too(tmp_path, on_disk):
     on_disk.setattr(samples, "VALUES", 1000)
     file = one_file(tmp_path, "stays")
 
-    def batches() -> list[Any]:
+    def batches():
         return [*batches_of(NewSamples(*read_samples(file), [], "", None), str(file))]
 
     found = batches()
@@ -121,7 +115,7 @@ def test_predictions_are_for_bounded_batches_of_several_inputs_too(
         assert a.tobytes() == b.tobytes() and a.dtype == b.dtype
 
 
-def test_masks_on_disk_are_renumbered_when_read(tmp_path: Path) -> None:
+def test_masks_on_disk_are_renumbered_when_read(tmp_path):
     y = np.random.default_rng(1).integers(0, 3, (9, 4, 5)).astype(np.uint8)
     x = np.zeros((9, 4, 5, 1), np.uint8)
     schema, agreed = (Schema((), names, "") for names in (("b", "t", "o"), ("b", "o", "t")))
@@ -132,7 +126,7 @@ def test_masks_on_disk_are_renumbered_when_read(tmp_path: Path) -> None:
     assert_same(*(reorder_data(own, agreed) for own in data))
 
 
-def test_numbers_of_other_types_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_numbers_of_other_types_are_taken_as_they_are(tmp_path):
     rng = np.random.default_rng(2)
     y = np.arange(12) % 2
     for dtype, shape in (
@@ -153,7 +147,7 @@ def test_numbers_of_other_types_are_taken_as_they_are(tmp_path: Path) -> None:
             read_silo_file(tmp_path / "a.npz")
 
 
-def test_faults_of_mapped_arrays_are_found(tmp_path: Path, on_disk: pytest.MonkeyPatch) -> None:
+def test_faults_of_mapped_arrays_are_found(tmp_path, on_disk):
     file, y = tmp_path / "a.npz", np.arange(12) % 2
     x = np.random.default_rng(2).normal(size=(12, 2, 30)).astype(np.float32)
     np.savez(file, x=x, y=y)
@@ -175,9 +169,7 @@ def test_faults_of_mapped_arrays_are_found(tmp_path: Path, on_disk: pytest.Monke
         read_silo_file(file)
 
 
-def test_a_compressed_file_beyond_memory_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_file_beyond_memory_says_what_to_do(tmp_path, monkeypatch):
     x, y = np.zeros((40, 64, 64), np.uint8), np.arange(40) % 2
     x[:] = np.arange(40)[:, None, None]
     monkeypatch.setattr(npz, "available", lambda: 100_000)
@@ -238,7 +230,7 @@ def limited(file: Path, in_memory: int, extra: int) -> subprocess.CompletedProce
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="limits what Linux counts")
-def test_a_set_trains_and_is_divided_in_half_of_its_size(tmp_path: Path) -> None:
+def test_a_set_trains_and_is_divided_in_half_of_its_size(tmp_path):
     """Of anonymous memory: that of the mapped file is not counted, and the kernel takes it back."""
     rng = np.random.default_rng(3)
     x = rng.integers(0, 255, (1000, 224, 224, 3), np.uint8)

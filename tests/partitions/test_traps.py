@@ -50,7 +50,7 @@ def assert_cheap(file: Path, reason: str, most: float = 2e6) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:
+def test_a_small_file_that_unpacks_to_much(tmp_path):
     """0.2 MB for 150 MB of zeros, with names, shapes and types as they are wanted."""
     x = (header((136 << 10, 1024), "|u1"), 136 << 20)
     file = trap(tmp_path / "x.npz", x_train=x, y_train=(header((1 << 20,), "<i8"), 8 << 20))
@@ -61,9 +61,7 @@ def test_a_small_file_that_unpacks_to_much(tmp_path: Path) -> None:
     )
 
 
-def test_many_members_of_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_members_of_the_same_bytes(tmp_path, monkeypatch):
     """What counts is their sum; a file that is as large as what it holds is read, however large."""
     monkeypatch.setattr(npz, "LARGEST_UNPACKED", 1 << 20)
     parts = {
@@ -83,22 +81,20 @@ def test_many_members_of_the_same_bytes(
 
 
 @pytest.mark.parametrize("shape", [(10**12,), (1 << 40, 1 << 40), (-1, 5)])
-def test_a_header_that_asks_for_more_than_there_is(
-    tmp_path: Path, shape: tuple[int, ...]
-) -> None:
+def test_a_header_that_asks_for_more_than_there_is(tmp_path, shape):
     """numpy makes the array first, and then looks whether the file has it."""
     assert_cheap(trap(tmp_path / "x.npz", x=header(shape, "<f4") + bytes(64)), "x is damaged")
 
 
 @pytest.mark.parametrize("dtype", ["<U200000000", "|V300000000"])
-def test_elements_of_any_size(tmp_path: Path, dtype: str) -> None:
+def test_elements_of_any_size(tmp_path, dtype):
     assert_cheap(
         trap(tmp_path / "x.npz", label_names=header((9,), dtype) + bytes(64)),
         "label_names is damaged",
     )
 
 
-def test_a_header_that_is_code_for_the_parser(tmp_path: Path) -> None:
+def test_a_header_that_is_code_for_the_parser(tmp_path):
     """The header is a Python literal: of any depth, if nobody looks."""
     for text in (b"(" * 60_000, b"{'descr':" * 5000, b"-" * 9000 + b"1", b"\xff" * 50):
         begin = b"\x93NUMPY\x02\x00" + struct.pack("<I", len(text)) + text
@@ -106,7 +102,7 @@ def test_a_header_that_is_code_for_the_parser(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["1_000", "１２", "0x10", "1e", "1__0", "1 0", "inf"])
-def test_a_number_is_what_other_programs_take_for_one(tmp_path: Path, number: str) -> None:
+def test_a_number_is_what_other_programs_take_for_one(tmp_path, number):
     """Python reads 1_000 as 1000, and digits of any script."""
     table = tmp_path / "table.csv"
     table.write_text(f"age;label\n1;0\n2;1\n{number};0\n3;1\n4;0\n5;1\n", encoding="utf-8")
@@ -114,7 +110,7 @@ def test_a_number_is_what_other_programs_take_for_one(tmp_path: Path, number: st
         import_source(table, tmp_path / "out.npz")
 
 
-def test_numbers_as_they_are_written(tmp_path: Path) -> None:
+def test_numbers_as_they_are_written(tmp_path):
     table = tmp_path / "table.csv"
     numbers = ["1", "-2", "+3.5", ".5", "4.", "1e3", "-2.5E-3", "007"]
     table.write_text(

@@ -103,7 +103,7 @@ def test_other_planes_get_the_same_axes(tmp_path, directions, plane):
 def test_an_enhanced_file_of_frames(tmp_path):
     """One file; places, orientation and spacing in functional groups, frames in another order."""
 
-    def item(**own: Any) -> Any:
+    def item(**own):
         made = Dataset()
         for keyword, value in own.items():
             setattr(made, keyword, value)
@@ -295,7 +295,7 @@ def test_a_label_map(tmp_path, monkeypatch):
     """The newer kind of SEG, whose pixels are numbers of segments."""
     made = highdicom.seg.Segmentation
 
-    def label_map(*, segmentation_type: str, **others: Any) -> Any:
+    def label_map(*, segmentation_type, **others):
         return made(segmentation_type="LABELMAP", **others)
 
     monkeypatch.setattr(highdicom.seg, "Segmentation", label_map)
@@ -312,7 +312,7 @@ def test_rtstruct_contours_with_a_hole(tmp_path):
     """Corners half a pixel around rows 2..5 and columns 3..6 of slice 1; within it a contour around one voxel."""
     files = write_series(tmp_path, values())
 
-    def square(z: int, rows: tuple[float, float], columns: tuple[float, float]) -> Any:
+    def square(z, rows, columns):
         corners = [
             (rows[0], columns[0]),
             (rows[0], columns[1]),

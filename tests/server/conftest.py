@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from server.report.canvas import Canvas
 
 
 @pytest.fixture(scope="session")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table(tmp_path_factory):
     """Ninety rows in three columns, three classes."""
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(90, 3)), np.arange(90) % 3
@@ -25,7 +23,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _blank_charts(request: pytest.FixtureRequest) -> Iterator[None]:
+def _blank_charts(request):
     """Charts are laid out, and put to ink in ``report`` alone: it takes half of a simulation of three rounds."""
     with pytest.MonkeyPatch.context() as patch:
         if request.path.parent.name != "report":

@@ -54,7 +54,7 @@ BAD = [
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """A finished study, and its progress with a bad line behind every good one."""
     path = make_run(
         tmp_path / "run", {"fedavg": [0.5, 0.6]}, counts={"hospital-01": 10, "hospital-02": 20}
@@ -68,9 +68,7 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_reader_skips_what_is_no_event(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_reader_skips_what_is_no_event(run, capsys):
     file = run / "progress.jsonl"
     assert read_events(file) == GOOD * len(BAD)
     assert RunDirectory(run).sample_counts() == {"a": 5, "b": 7}
@@ -91,7 +89,7 @@ def test_every_reader_skips_what_is_no_event(
     assert main(["watch", str(run), "--text", "--once"]) == 0
 
 
-def test_a_withdrawal_leaves_no_damaged_line(run: Path) -> None:
+def test_a_withdrawal_leaves_no_damaged_line(run):
     """It may name the hospital."""
     silo = read_summary(run / "summary.json")["runs"][0]["silos"][0]
     with (run / "progress.jsonl").open("ab") as file:
@@ -134,7 +132,7 @@ def damaged(run: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_damaged_summary_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_summary_is_one_line(run, capsys):
     for fault, content in {
         **damaged(run),
         "codec can't decode": b"\xff{}",

@@ -11,7 +11,7 @@ import pytest
 
 from server.deploy import submit
 from server.deploy.control import Connection
-from server.deploy.federation import Federation, read_federation
+from server.deploy.federation import read_federation
 from server.deploy.local.demo_data import split_demo
 from server.deploy.local.record import UpFederation
 from server.report.study import StudyResults
@@ -22,17 +22,17 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def demo() -> Federation:
+def demo():
     return read_federation(ROOT / ".ci/demo.yaml")
 
 
-def test_the_federation_file_has_the_demonstrations_data_and_settings(demo: Federation) -> None:
+def test_the_federation_file_has_the_demonstrations_data_and_settings(demo):
     """So the commands of docs/consortium.md print the demonstration's figures."""
     shown = read_federation(ROOT / "federation.yaml")
     assert (shown.demo, shown.run, shown.silos) == (demo.demo, demo.run, demo.silos)
 
 
-def test_each_hospital_has_enough_to_test(demo: Federation, tmp_path: Path) -> None:
+def test_each_hospital_has_enough_to_test(demo, tmp_path):
     files = split_demo(demo, tmp_path, lambda line: None)
     assert list(files) == [f"hospital-{i:02d}" for i in range(1, 13)]
     for file in files.values():
@@ -41,7 +41,7 @@ def test_each_hospital_has_enough_to_test(demo: Federation, tmp_path: Path) -> N
 
 
 @pytest.mark.exhaustive  # `make demo` is what has it
-def test_a_gain_is_shown(demo: Federation, tmp_path: Path) -> None:
+def test_a_gain_is_shown(demo, tmp_path):
     """The demonstration's own settings in process, where they give the same numbers as deployed."""
     values = {**demo.settings, "seed": 42, "strategy": "local,fedavg,fedala", "rounds": 15}
     values |= {"silos": len(demo.silos), "checkpoint-every": 1000, "out": str(tmp_path / "run")}
@@ -80,13 +80,11 @@ def script(folder: Path, failing: str = "") -> tuple[int, list[str]]:
 @pytest.mark.parametrize(
     ("failing", "calls"), [("", "down up run report down"), ("run", "down up run down")]
 )
-def test_everything_is_stopped_whatever_happens(
-    failing: str, calls: str, tmp_path: Path
-) -> None:
+def test_everything_is_stopped_whatever_happens(failing, calls, tmp_path):
     assert script(tmp_path, failing) == (int(bool(failing)), calls.split())
 
 
-def test_an_earlier_demonstration_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+def test_an_earlier_demonstration_is_replaced_and_nothing_else(tmp_path):
     out = tmp_path / "runs/demo"
     out.mkdir(parents=True)
     (out / "thesis.txt").touch()
@@ -95,7 +93,7 @@ def test_an_earlier_demonstration_is_replaced_and_nothing_else(tmp_path: Path) -
     assert script(tmp_path)[0] == 0 and not (out / "thesis.txt").exists()
 
 
-def test_the_runs_own_config_repeats_it() -> None:
+def test_the_runs_own_config_repeats_it():
     """A federation of own files has no data set: the setting's default, which config.toml holds, asks for none."""
     up = UpFederation(
         name="x", file="federation.yaml", demo=None, connection=Connection("x", "127.0.0.1:2")

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import forks
@@ -147,13 +147,11 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="module")
-def silofl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+def silofl(tmp_path_factory):
     """The command as it is typed; the environment is PATH, and what is given."""
     folder = tmp_path_factory.mktemp("forks")
 
-    def run(
-        arguments: str | Sequence[str], cwd: Path, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(arguments, cwd, **environment):
         words = arguments.split() if isinstance(arguments, str) else list(arguments)
         given = {"PATH": "/usr/bin:/bin", **environment}
         out, err = folder / "out", folder / "err"
@@ -195,9 +193,7 @@ def check(done: subprocess.CompletedProcess[str], code: int, says: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"), FROM_NOTHING, ids=[c for c, _, _ in FROM_NOTHING]
 )
-def test_a_command_that_starts_with_nothing(
-    arguments: str, code: int, says: str, silofl: Command, tmp_path: Path
-) -> None:
+def test_a_command_that_starts_with_nothing(arguments, code, says, silofl, tmp_path):
     home, here = tmp_path / "home", tmp_path / "here"
     home.mkdir()
     here.mkdir()
@@ -205,16 +201,14 @@ def test_a_command_that_starts_with_nothing(
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), NO_HOME, ids=[c for c, _, _ in NO_HOME])
-def test_a_home_that_cannot_be_written_to(
-    arguments: str, code: int, says: str, silofl: Command, tmp_path: Path
-) -> None:
+def test_a_home_that_cannot_be_written_to(arguments, code, says, silofl, tmp_path):
     """Below a file nobody can make a folder, root neither."""
     (tmp_path / "file").touch()
     shutil.copy(ROOT / "federation.yaml", tmp_path)
     check(silofl(arguments, tmp_path, HOME=str(tmp_path / "file" / "home")), code, says)
 
 
-def test_another_federation_is_left_alone(silofl: Command, tmp_path: Path) -> None:
+def test_another_federation_is_left_alone(silofl, tmp_path):
     """A state folder of another name, and one that is no federation's, neither confuse a command nor go away."""
     other = tmp_path / ".local/state/silofl/other"
     (other / "credentials").mkdir(parents=True)
@@ -227,7 +221,7 @@ def test_another_federation_is_left_alone(silofl: Command, tmp_path: Path) -> No
     assert (other / "credentials" / "ca.key").read_text() == "kept"
 
 
-def test_every_documented_command_is_among_these() -> None:
+def test_every_documented_command_is_among_these():
     """A command that a document tells somebody to type is started with nothing here."""
     typed: set[str] = set()
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tiny import history_without_seconds
@@ -29,7 +27,7 @@ SETTINGS = ["--set", "partition=iid", "threads=1"]
 
 
 @pytest.fixture
-def room() -> Iterator[None]:
+def room():
     """No file may have more than 1000 bytes, as the operating system has it."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
@@ -37,7 +35,7 @@ def room() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_what_does_not_fit_is_not_written_in_part(tmp_path: Path, room: None) -> None:
+def test_what_does_not_fit_is_not_written_in_part(tmp_path, room):
     file = tmp_path / "rows"
     append(file, "a" * 900)
     for write in (lambda: append(file, "b" * 900), lambda: write_atomically(file, "c" * 1001)):
@@ -49,7 +47,7 @@ def test_what_does_not_fit_is_not_written_in_part(tmp_path: Path, room: None) ->
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """The run with a disk that is never full."""
     out = tmp_path_factory.mktemp("runs") / "whole"
     assert main(["simulate", *SMALL, *SETTINGS, "--out", str(out)]) == 0
@@ -60,17 +58,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "full", ["silos/hospital-02", "history.csv", "server.safetensors", "progress.jsonl"]
 )
 def test_a_simulation_on_a_full_disk_stops_and_is_resumed(
-    whole: Path,
-    tmp_path: Path,
-    full: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    whole, tmp_path, full, monkeypatch, capsys
+):
     """In the second round of the first method, wherever the disk is full: the same history bit for bit."""
     capsys.readouterr()
     run, count = tmp_path / "run", 0
 
-    def no_room(path: Path) -> None:
+    def no_room(path):
         nonlocal count
         count += full in str(path)
         if count > 1 and full in str(path):
@@ -79,13 +73,13 @@ def test_a_simulation_on_a_full_disk_stops_and_is_resumed(
     with monkeypatch.context() as patch:
         sync, add = files.sync, files.append
 
-        def sync_or_fail(path: Path) -> None:
+        def sync_or_fail(path):
             no_room(path)
             sync(path)
 
         patch.setattr(files, "sync", sync_or_fail)
 
-        def append_or_fail(path: Path, text: str, *, durable: bool = True) -> None:
+        def append_or_fail(path, text, *, durable=True):
             try:
                 no_room(path)
             except OSError as error:

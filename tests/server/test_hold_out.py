@@ -12,13 +12,12 @@ import pytest
 from flwr.app import Message
 from inline_workers import inline, left
 from resuming import assert_equal, crash_after, interrupted
-from tiny import Files, TinyGrid, comparable, federate, random_silos, simulated, write_silo
+from tiny import comparable, federate, random_silos, simulated, write_silo
 
 import server.simulation.workers
 from client.app import app
 from partitions.common.errors import UserError
-from partitions.simulated import Division, pool_of
-from partitions.splits import SiloData
+from partitions.simulated import pool_of
 from server.cli.main import main
 from server.report.write import write_report
 from server.results.hold_out import part_of
@@ -46,7 +45,7 @@ def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def each(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def each(table, tmp_path_factory):
     return simulate(
         values(table, tmp_path_factory.mktemp("runs") / "study"), quiet=True, hold_out="each"
     )
@@ -61,7 +60,7 @@ def all_left(study: Path) -> list[Any]:
     return [*map(left, parts), summary(study)["hold_out"]]
 
 
-def test_a_study_holds_out_each_hospital_once(each: Path) -> None:
+def test_a_study_holds_out_each_hospital_once(each):
     """The means over both seeds of what the runs' own summaries have; Local has come to the methods by itself."""
     found = summary(each)["hold_out"]
     page = (each / "report.html").read_text()
@@ -93,13 +92,11 @@ def test_a_study_holds_out_each_hospital_once(each: Path) -> None:
     assert all((each / "hold-out" / name / "report.html").is_file() for name in found)
 
 
-def test_pooled_data_are_the_others(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pooled_data_are_the_others(table, tmp_path, monkeypatch):
     """hospital-01, which would train for all, is held out: hospital-02 trains, on its data and hospital-03's."""
     asked: list[tuple[int, ...]] = []
 
-    def watch(division: Division, silos: tuple[int, ...]) -> SiloData:
+    def watch(division, silos):
         asked.append(silos)
         return pool_of(division, silos)
 
@@ -114,9 +111,7 @@ def test_pooled_data_are_the_others(
     assert set(asked) == {(1, 2)}
 
 
-def test_side_by_side_and_after_a_crash_the_study_is_the_same(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_side_by_side_and_after_a_crash_the_study_is_the_same(table, tmp_path, monkeypatch):
     """Interrupted in a run without hospital-02, and gone on without a word of who was held out."""
     less: dict[str, Any] = {"strategy": "fedper", "seed": 1}
     each = simulate(values(table, tmp_path / "each", **less), quiet=True, hold_out="each")
@@ -130,7 +125,7 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(
     assert all_left(apart) == all_left(each)
     original = RoundLoop.round
 
-    def stop(loop: RoundLoop, strategy: Any, number: int) -> None:
+    def stop(loop, strategy, number):
         if (loop.common.held_out, number) == ((HELD,), 2):
             raise KeyboardInterrupt
         original(loop, strategy, number)
@@ -148,9 +143,7 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(
 
 
 @pytest.mark.exhaustive
-def test_two_processes_from_the_command_line(
-    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_processes_from_the_command_line(table, tmp_path, capsys):
     given = [
         "--strategy",
         "fedavg",
@@ -179,7 +172,7 @@ def test_two_processes_from_the_command_line(
     assert "zero-shot" in capsys.readouterr().err
 
 
-def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path: Path) -> None:
+def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path):
     """In the results, in the states, and where one is held out of all others', pooled ones included."""
     (tmp_path / "centres").mkdir()
     random_silos(tmp_path / "centres", {"south": 20, "east": 30, "North": 40})
@@ -218,9 +211,7 @@ def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path: Path) -> None
         ({"hold-out": "hospital-9"}, None, "there is no silo 'hospital-9'"),
     ],
 )
-def test_what_cannot_be_held_out(
-    table: Path, tmp_path: Path, changes: dict[str, Any], hold_out: str | None, line: str
-) -> None:
+def test_what_cannot_be_held_out(table, tmp_path, changes, hold_out, line):
     with pytest.raises(UserError, match=line):
         simulate({**values(table, tmp_path / "run"), **changes}, quiet=True, hold_out=hold_out)
 
@@ -229,11 +220,11 @@ def test_what_cannot_be_held_out(
 
 
 @pytest.fixture
-def four(tmp_path: Path) -> Files:
+def four(tmp_path):
     return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7})
 
 
-def test_nothing_of_it_is_in_what_was_agreed(four: Files, tmp_path: Path) -> None:
+def test_nothing_of_it_is_in_what_was_agreed(four, tmp_path):
     """Its columns are a thousand times larger: neither sums nor weights nor the choice of the round know it."""
     rng = np.random.default_rng(5)
     far = {
@@ -261,9 +252,7 @@ def test_nothing_of_it_is_in_what_was_agreed(four: Files, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple", "fedfomo"])
-def test_a_resumed_run_evaluates_the_same_newcomer(
-    four: Files, tmp_path: Path, method: str
-) -> None:
+def test_a_resumed_run_evaluates_the_same_newcomer(four, tmp_path, method):
     """Killed after its best round: what the newcomer would have got in that round is in the checkpoint."""
     given: dict[str, Any] = {
         "strategy": method,
@@ -279,11 +268,11 @@ def test_a_resumed_run_evaluates_the_same_newcomer(
     assert whole.federation.hold_out.results["b"]["zero_shot"]["accuracy"] is not None
 
 
-def test_a_hospital_refuses_the_other_role(two: Files) -> None:
+def test_a_hospital_refuses_the_other_role(two):
     """The server's message says that it is none, or one, and the run's settings, which its policy sees, otherwise."""
 
-    def lie(grid: TinyGrid) -> None:
-        def before(silo: str, message: Any, context: Any) -> None:
+    def lie(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "train":
                 message.content["config"][NEWCOMER] = True
             elif message.metadata.message_type == "evaluate":
@@ -298,7 +287,7 @@ def test_a_hospital_refuses_the_other_role(two: Files) -> None:
         federate(two, strategy="fedavg", rounds=1, hold_out="b", prepare=lie)
 
 
-def test_a_held_out_hospital_never_trains(two: Files) -> None:
+def test_a_held_out_hospital_never_trains(two):
     """Its own question, sent as one to train: nothing leaves."""
     run = federate(two, strategy="fedavg", rounds=1, hold_out="b")
     asked = next(
@@ -315,7 +304,7 @@ def test_a_held_out_hospital_never_trains(two: Files) -> None:
     )
 
 
-def test_a_hospital_that_does_not_fit_is_named(four: Files, tmp_path: Path) -> None:
+def test_a_hospital_that_does_not_fit_is_named(four, tmp_path):
     wide = {**four, "b": write_silo(tmp_path / "wide.npz", np.ones((4, 5)), [0, 1, 2, 0], 3)}
     run = federate(
         wide,
@@ -333,7 +322,7 @@ def test_a_hospital_that_does_not_fit_is_named(four: Files, tmp_path: Path) -> N
     assert "it is not here" in run.federation.registration.left_out["zz"]
 
 
-def test_the_ray_engine_knows_where_a_run_belongs(table: Path, tmp_path: Path) -> None:
+def test_the_ray_engine_knows_where_a_run_belongs(table, tmp_path):
     directory = RunDirectory(tmp_path)
     (tmp_path / "hold-out").mkdir()
     runs = [parse_settings({"hold-out": held}) for held in ("", HELD)]
@@ -345,7 +334,7 @@ def test_the_ray_engine_knows_where_a_run_belongs(table: Path, tmp_path: Path) -
     assert server.simulation.workers.part_of is part_of
 
 
-def test_a_single_run_by_the_setting(tmp_path: Path) -> None:
+def test_a_single_run_by_the_setting(tmp_path):
     loop = simulated(strategy="fedavg", rounds=1, hold_out=HELD)
     assert list(loop.hold_out.results) == [HELD]
     assert HELD not in loop.registration.summaries and len(loop.registration.summaries) == 5

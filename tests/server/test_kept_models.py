@@ -35,7 +35,7 @@ def without_states(run: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     """Twelve hospitals; three methods whose models never leave otherwise; one of them without the setting, too."""
     folder = tmp_path_factory.mktemp("kept")
     rng = np.random.default_rng(1)
@@ -61,9 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "method",
     ["ditto", *(pytest.param(m, marks=pytest.mark.exhaustive) for m in ("fedper", "apfl"))],
 )
-def test_the_whole_matrix_of_a_server_without_states(
-    runs: Path, tmp_path: Path, method: str
-) -> None:
+def test_the_whole_matrix_of_a_server_without_states(runs, tmp_path, method):
     """12 x 12, byte for byte that of the same run with its silos' states. The settings name the same SHA-256."""
     here = evaluate(runs / "kept", tmp_path / "states", "all", strategy=method)
     bare = without_states(runs / "kept", tmp_path / "run")
@@ -75,7 +73,7 @@ def test_the_whole_matrix_of_a_server_without_states(
     assert names[0] == names[1] and names[0].count("@hospital-") == 12
 
 
-def test_the_setting_changes_nothing_else(runs: Path, tmp_path: Path) -> None:
+def test_the_setting_changes_nothing_else(runs, tmp_path):
     """The same history, and the matrix of the run without it."""
     plain = evaluate(runs / "plain", tmp_path / "a", "all").read_text()
     assert (
@@ -87,7 +85,7 @@ def test_the_setting_changes_nothing_else(runs: Path, tmp_path: Path) -> None:
         evaluate(without_states(runs / "plain", tmp_path / "bare"), tmp_path / "c", "all")
 
 
-def test_each_is_a_model_file_with_its_card(runs: Path, tmp_path: Path) -> None:
+def test_each_is_a_model_file_with_its_card(runs, tmp_path):
     """As ``silofl export`` makes it of the state, but for the metrics of the silo's own, and the state's own words."""
     bare = without_states(runs / "kept", tmp_path / "run")
     files = gather_models(bare, tmp_path / "models", "all", "ditto")
@@ -106,17 +104,12 @@ def test_each_is_a_model_file_with_its_card(runs: Path, tmp_path: Path) -> None:
         )
 
 
-def test_what_a_federation_is_asked(
-    runs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_federation_is_asked(runs, tmp_path, monkeypatch, capsys):
     """One hospital sent none: its model is not in the settings, its diagonal is, and a line says so."""
     bare, sent = without_states(runs / "kept", tmp_path / "run"), list[dict[str, Any]]()
     shutil.rmtree(bare / "checkpoint" / "fedper-42" / FOLDER / SILOS[4])
 
-    def run(values: dict[str, Any], connection: str, fill: Any) -> None:
+    def run(values, connection, fill):
         sent.append(values)
         Path(values["out"]).mkdir()
         fill(Path(values["out"]))
@@ -153,9 +146,7 @@ def test_what_a_federation_is_asked(
     ("damage", "line"),
     [("other round", ""), ("cut", "damaged"), ("no checkpoint", "checkpoint")],
 )
-def test_a_file_that_is_not_the_reported_model(
-    runs: Path, tmp_path: Path, damage: str, line: str
-) -> None:
+def test_a_file_that_is_not_the_reported_model(runs, tmp_path, damage, line):
     """Of a round that the report no longer shows it is left out; one that cannot be read is one line."""
     bare = without_states(runs / "kept", tmp_path / "run")
     file = bare / "checkpoint" / "fedper-42" / FOLDER / SILOS[0] / FILE
@@ -174,13 +165,13 @@ def test_a_file_that_is_not_the_reported_model(
         gather_models(bare, tmp_path / "models", "all", "fedper")
 
 
-def test_what_is_kept_is_one_vector(runs: Path) -> None:
+def test_what_is_kept_is_one_vector(runs):
     files = sorted((runs / "kept" / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}"))
     assert len(files) == 36 and all(set(State.load(file).arrays) == {OWN} for file in files)
     assert not list((runs / "plain").rglob(FOLDER))
 
 
-def test_the_report_says_whose_models_left(runs: Path) -> None:
+def test_the_report_says_whose_models_left(runs):
     """And not that personal models never leave."""
     kept, plain = ((runs / name / "report.html").read_text() for name in ("kept", "plain"))
     for method in ("Ditto", "FedPer", "APFL"):

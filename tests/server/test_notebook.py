@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(tmp_path_factory):
     """Two methods with two seeds each; the silos' states are in the run directory, as simulations have them."""
     out = tmp_path_factory.mktemp("notebook") / "study"
     values = {
@@ -37,11 +37,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(study: Path) -> silofl.Run:
+def run(study):
     return silofl.load_run(study)
 
 
-def test_the_history_is_the_file(run: silofl.Run, study: Path) -> None:
+def test_the_history_is_the_file(run, study):
     with (study / "history.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(run.history.columns) == list(rows[0])
@@ -55,7 +55,7 @@ def test_the_history_is_the_file(run: silofl.Run, study: Path) -> None:
         assert float(row["value"]) == found.value if row["value"] else math.isnan(found.value)
 
 
-def test_runs_and_silos_are_the_summary(run: silofl.Run, study: Path) -> None:
+def test_runs_and_silos_are_the_summary(run, study):
     entries = json.loads((study / "summary.json").read_text())["runs"]
     assert [*zip(run.runs.strategy, run.runs.seed, strict=True)] == [
         (e["strategy"], e["seed"]) for e in entries
@@ -70,7 +70,7 @@ def test_runs_and_silos_are_the_summary(run: silofl.Run, study: Path) -> None:
             assert found.gain_over_local == values["gain_over_local"]
 
 
-def test_rounds_have_the_means_that_the_report_chooses_by(run: silofl.Run) -> None:
+def test_rounds_have_the_means_that_the_report_chooses_by(run):
     """The reported round is the best one by the frame's validation column, the first of equals."""
     for _, entry in run.runs.iterrows():
         own = run.rounds[
@@ -82,9 +82,7 @@ def test_rounds_have_the_means_that_the_report_chooses_by(run: silofl.Run) -> No
         assert own.bytes_up.sum() == entry.bytes_up
 
 
-def test_a_silos_model_is_the_exported_one(
-    run: silofl.Run, study: Path, tmp_path: Path
-) -> None:
+def test_a_silos_model_is_the_exported_one(run, study, tmp_path):
     """Its accuracy on samples of the file is what the silo itself has measured, on its own test part."""
     model = run.model("hospital-02", strategy="local", seed=1)
     assert (model.card["silo"], model.card["which"]) == ("hospital-02", "reported")
@@ -100,7 +98,7 @@ def test_a_silos_model_is_the_exported_one(
         assert model.module(torch.zeros(1, *model.card["input"]["shape"])).shape[0] == 1
 
 
-def test_the_shared_model_and_what_there_is_not(run: silofl.Run) -> None:
+def test_the_shared_model_and_what_there_is_not(run):
     assert run.model(strategy="fedavg", seed=2).card["which"] == "shared"
     with pytest.raises(silofl.UserError, match="needs the name of a silo"):
         run.model(which="best")
@@ -110,7 +108,7 @@ def test_the_shared_model_and_what_there_is_not(run: silofl.Run) -> None:
         run.plot_rounds("train")
 
 
-def test_plots_show_themselves_in_a_notebook(run: silofl.Run) -> None:
+def test_plots_show_themselves_in_a_notebook(run):
     for plot in (run.plot_rounds(), run.plot_rounds("test"), run.plot_silos()):
         assert plot._repr_png_().startswith(b"\x89PNG")
         assert set(plot.axes[0].get_legend_handles_labels()[1]) == {"Local", "FedAvg"}
@@ -122,7 +120,7 @@ def test_plots_show_themselves_in_a_notebook(run: silofl.Run) -> None:
     assert list(means["FedAvg"]) == list(frame["fedavg"])
 
 
-def test_the_notebook_of_the_documentation(study: Path, tmp_path: Path) -> None:
+def test_the_notebook_of_the_documentation(study, tmp_path):
     """Executed by a kernel of its own, beside such a study: tables, plots, a model, and no cell that fails."""
     nbclient = pytest.importorskip("nbclient", reason="make install brings it")
     nbformat = pytest.importorskip("nbformat")
@@ -145,12 +143,12 @@ def test_the_notebook_of_the_documentation(study: Path, tmp_path: Path) -> None:
     assert "silofl model of hospital-02: local, seed 1" in shown[6]
 
 
-def test_no_run_is_one_clear_error(tmp_path: Path) -> None:
+def test_no_run_is_one_clear_error(tmp_path):
     with pytest.raises(silofl.UserError, match="holds no run"):
         silofl.load_run(tmp_path)
 
 
-def test_a_run_that_has_just_begun(study: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun(study, tmp_path):
     """Only its settings are there."""
     (tmp_path / "config.toml").write_text((study / "config.toml").read_text())
     run = silofl.load_run(tmp_path)
@@ -165,12 +163,12 @@ def test_a_run_that_has_just_begun(study: Path, tmp_path: Path) -> None:
     assert run.plot_rounds()._repr_png_() and run.plot_silos()._repr_png_()
 
 
-def test_the_facade_is_public_names_and_nothing_else() -> None:
+def test_the_facade_is_public_names_and_nothing_else():
     public = {name for name in vars(silofl) if not name.startswith("_")}
     assert public == set(silofl.__all__)
 
 
-def test_it_is_no_part_of_the_app() -> None:
+def test_it_is_no_part_of_the_app():
     """A federation's build is what hospitals pin: a module for notebooks is not in it, and nothing there needs it."""
     with zipfile.ZipFile(BytesIO(build(ROOT))) as app:
         assert "server/notebook.py" in app.namelist()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from client.export import export_model
 from server.report.study import StudyResults
@@ -22,7 +19,7 @@ from strategies.base.strategy import PersonalizedStrategy
 
 
 @pytest.fixture
-def halfway() -> Iterator[type[PersonalizedStrategy]]:
+def halfway():
     """Registers a method by defining it: silos keep the point between the received and their trained model."""
     strategies()  # the package's own are imported, and stay when this one goes
     before = dict(strategy._REGISTRY)
@@ -36,7 +33,7 @@ def halfway() -> Iterator[type[PersonalizedStrategy]]:
     class HalfwayClient(SiloClient):
         settings: HalfwaySettings
 
-        def personal(self) -> Tensor:
+        def personal(self):
             return self.received + self.settings.share * (self.model.vector - self.received)
 
     class Halfway(PersonalizedStrategy):
@@ -55,9 +52,7 @@ def halfway() -> Iterator[type[PersonalizedStrategy]]:
     strategy._REGISTRY.update(before)
 
 
-def test_it_runs_is_reported_and_exported(
-    halfway: type[PersonalizedStrategy], tmp_path: Path
-) -> None:
+def test_it_runs_is_reported_and_exported(halfway, tmp_path):
     values = {"rounds": 2, "silos": 3, "partition": "iid", "threads": 1, "half-way.share": 0.25}
     out = simulate(
         {**values, "strategy": "local,half-way", "out": str(tmp_path / "run")}, quiet=True
@@ -83,9 +78,7 @@ def test_it_runs_is_reported_and_exported(
     )
 
 
-def test_its_mistakes_are_the_users(
-    halfway: type[PersonalizedStrategy], tmp_path: Path
-) -> None:
+def test_its_mistakes_are_the_users(halfway, tmp_path):
     with pytest.raises(ValueError, match=r"half-way.share = 2.0 is out of range: at most 1"):
         simulate(
             {"strategy": "half-way", "half-way.share": 2, "out": str(tmp_path / "run")},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import forks
@@ -41,7 +40,7 @@ def install(folder: Path, entries: str = ENTRIES, method: str = METHOD) -> Path:
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def libraries(tmp_path_factory):
     """Where processes begin that have imported the libraries, and nothing of silofl."""
     with forks.server(tmp_path_factory.mktemp("forks"), forks.LIBRARIES) as path:
         yield path

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from trio import rows
@@ -13,7 +12,7 @@ from server.simulation.simulate import simulate
 
 @pytest.mark.network
 @pytest.mark.deployed
-def test_two_nodes_have_the_history_of_none(tmp_path: Path) -> None:
+def test_two_nodes_have_the_history_of_none(tmp_path):
     """`silofl simulate --workers ray` spreads the runs of a study, `flwr run` the silos of one run."""
     if os.geteuid() != 0 or not (shutil.which("unshare") and shutil.which("ip")):
         pytest.skip("needs root, unshare and ip")

@@ -8,7 +8,6 @@ import io
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,7 +27,7 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Any]:
+def served(tmp_path_factory):
     """Run, model, and what its application needs."""
     run, model = trained_on_visits(tmp_path_factory.mktemp("served"))
     card, net = read_model(model)
@@ -56,7 +55,7 @@ def ask(
     return asyncio.run(go())
 
 
-def test_the_answers_are_those_of_a_csv(served: Any, tmp_path: Path) -> None:
+def test_the_answers_are_those_of_a_csv(served, tmp_path):
     """Numbers as numbers or texts, null for a gap, columns in any order."""
     rows = [
         OLD,
@@ -82,7 +81,7 @@ def test_the_answers_are_those_of_a_csv(served: Any, tmp_path: Path) -> None:
     ]
 
 
-def test_it_says_what_it_takes(served: Any) -> None:
+def test_it_says_what_it_takes(served):
     about = ask(served, None, "/").json()
     assert [column["name"] for column in about["columns"]] == ["age", "sex", "dose"]
     assert about["also"] == ["Patient-ID"] and about["columns"][1]["categories"] == ["m", "w"]
@@ -119,9 +118,7 @@ def test_it_says_what_it_takes(served: Any) -> None:
         (b" " * (MOST_BYTES + 1), 413, "more than 1048576 bytes"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    served: Any, content: Any, status: int, words: str, capsys: Any
-) -> None:
+def test_what_does_not_fit_is_refused(served, content, status, words, capsys):
     """In one line without a path, and not a word of it in the log."""
     answer = ask(served, content)
     assert answer.status_code == status and words in answer.json()["error"]
@@ -129,17 +126,15 @@ def test_what_does_not_fit_is_refused(
     assert capsys.readouterr() == ("", "")
 
 
-def test_cells_as_gaps_are_named(served: Any, capsys: Any) -> None:
+def test_cells_as_gaps_are_named(served, capsys):
     answer = ask(served, {"rows": [{**OLD, "sex": "x"}]}, "/predict?as-gaps=1").json()
     assert answer["notes"] == ["row 1: sex is 'x', none of m, w: taken as a gap"]
     assert answer["rows"] == ask(served, {"rows": [{**OLD, "sex": None}]}).json()["rows"]
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_fault_tells_nothing_of_the_patient(
-    served: Any, monkeypatch: Any, capsys: Any
-) -> None:
-    def broken(*_: Any) -> None:
+def test_a_fault_tells_nothing_of_the_patient(served, monkeypatch, capsys):
+    def broken(*_):
         raise RuntimeError("/secret/path: patient X-1 is 81")
 
     monkeypatch.setattr("server.serving.predict_rows", broken)
@@ -152,8 +147,8 @@ def test_a_fault_tells_nothing_of_the_patient(
     assert out == "" and err == "a fault of silofl: RuntimeError; please report it\n"
 
 
-def test_memory_that_ran_out_is_no_fault(served: Any, monkeypatch: Any, capsys: Any) -> None:
-    def too_large(*_: Any) -> None:
+def test_memory_that_ran_out_is_no_fault(served, monkeypatch, capsys):
+    def too_large(*_):
         raise RuntimeError(
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 81 bytes"
         )
@@ -180,15 +175,13 @@ def test_memory_that_ran_out_is_no_fault(served: Any, monkeypatch: Any, capsys: 
         ({"origin": "http://127.0.0.1:8643", "sec_fetch_site": "same-origin"}, 200),
     ],
 )
-def test_pages_of_other_sites_get_nothing(
-    served: Any, headers: dict[str, str], status: int
-) -> None:
+def test_pages_of_other_sites_get_nothing(served, headers, status):
     answer = ask(served, {"rows": [OLD]}, **headers)
     assert answer.status_code == status and ("p_well" in answer.text) == (status == 200)
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_beyond_loopback_a_token_is_needed(served: Any) -> None:
+def test_beyond_loopback_a_token_is_needed(served):
     elsewhere = {"host": "server.example:8643"}
     refused = ask(served, {"rows": [OLD]}, token=TOKEN, **elsewhere)
     assert (
@@ -210,7 +203,7 @@ def test_beyond_loopback_a_token_is_needed(served: Any) -> None:
     )
 
 
-def test_the_command_line(served: Any, tmp_path: Path, capsys: Any) -> None:
+def test_the_command_line(served, tmp_path, capsys):
     run, model, _ = served
     bare = tmp_path / "bare.safetensors"
     export_model(run, "hospital-01", "last", bare, recipe=False)
@@ -223,7 +216,7 @@ def test_the_command_line(served: Any, tmp_path: Path, capsys: Any) -> None:
         assert main(["predict", *given]) == 2 and words in capsys.readouterr().err
 
 
-def test_a_real_server(served: Any) -> None:
+def test_a_real_server(served):
     """The printed address answers, over a socket; standard error stays empty."""
     command = [
         sys.executable,

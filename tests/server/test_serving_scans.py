@@ -6,7 +6,6 @@ import asyncio
 import io
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def study(root: Path, i: int, **attributes: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     rows = (f"{study_uid(i)},{'ill' if i % 2 else 'well'}\n" for i in range(12))
     (folder / "l.csv").write_text("study,label\n" + "".join(rows))
@@ -83,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: Any) -> Any:
+def temporary(tmp_path, monkeypatch):
     """Where requests lie: empty after each test."""
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -125,9 +124,7 @@ def below(folder: Path) -> dict[str, bytes]:
     return {f"export/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_one_file_and_a_zip_get_the_answers_of_a_folder(
-    tmp_path: Path, model: Path, capsys: Any
-) -> None:
+def test_one_file_and_a_zip_get_the_answers_of_a_folder(tmp_path, model, capsys):
     new = study(study(tmp_path / "new", 51), 52)
     wanted = read_rows(predict_file(model, new))
     capsys.readouterr()
@@ -151,13 +148,13 @@ def test_one_file_and_a_zip_get_the_answers_of_a_folder(
     assert capsys.readouterr() == ("", "")
 
 
-def test_it_says_what_it_takes(model: Path) -> None:
+def test_it_says_what_it_takes(model):
     about = ask(model, None, "/").json()
     assert about["expected"]["modalities"] == ["CT"] and about["pictures"]["shape"] == [4, 4, 1]
     assert about["limits"]["bytes"] == serving.MOST_SCAN_BYTES
 
 
-def test_names_in_a_zip_lead_nowhere(tmp_path: Path, model: Path) -> None:
+def test_names_in_a_zip_lead_nowhere(tmp_path, model):
     """Paths out of the folder, absolute ones, one name twice, and a link are contents like others."""
     new = study(tmp_path / "new", 61)
     one, two, three = (path.read_bytes() for path in sorted(new.iterdir()))
@@ -212,9 +209,7 @@ def broken(content: bytes) -> bytes:
     ],
     ids=str.split("empty junk png cut gzip nozip crc nothing many bomb other nested"),
 )
-def test_what_does_not_fit_is_refused(
-    model: Path, body: bytes | Callable[[], bytes], words: str, capsys: Any, temporary: Path
-) -> None:
+def test_what_does_not_fit_is_refused(model, body, words, capsys, temporary):
     """In one line without a path, and not a word of it in the log."""
     # What takes a second to make is made where it is asked
     body = body() if callable(body) else body
@@ -225,7 +220,7 @@ def test_what_does_not_fit_is_refused(
     assert capsys.readouterr() == ("", "")
 
 
-def test_another_modality_and_a_broken_series(tmp_path: Path, model: Path) -> None:
+def test_another_modality_and_a_broken_series(tmp_path, model):
     new = study(tmp_path / "new", 71, Modality="MR")
     said = ask(model, zipped(below(new)), **ZIP).json()["error"]
     assert said.startswith(
@@ -238,7 +233,7 @@ def test_another_modality_and_a_broken_series(tmp_path: Path, model: Path) -> No
     )
 
 
-def test_volumes(tmp_path: Path, model: Path) -> None:
+def test_volumes(tmp_path, model):
     """A zip of one series and a NIfTI file are volumes; a gap between slices is refused, as in a folder."""
     card = read_model(model)[0]
     content = {**(card.recipe or {}), "expected": {}}
@@ -269,7 +264,7 @@ def test_volumes(tmp_path: Path, model: Path) -> None:
     )
 
 
-def test_a_long_body_is_refused(model: Path, monkeypatch: Any) -> None:
+def test_a_long_body_is_refused(model, monkeypatch):
     monkeypatch.setattr(serving, "MOST_SCAN_BYTES", 100)
     assert ask(model, b" " * 101, **DICOM).status_code == 413
 
@@ -284,14 +279,12 @@ def test_a_long_body_is_refused(model: Path, monkeypatch: Any) -> None:
         ({**DICOM, "origin": "http://evil.example"}, 403),
     ],
 )
-def test_pages_of_other_sites_get_nothing(
-    model: Path, headers: dict[str, str], status: int
-) -> None:
+def test_pages_of_other_sites_get_nothing(model, headers, status):
     assert ask(model, b"x", **headers).status_code == status
 
 
-def test_a_fault_leaves_nothing(model: Path, monkeypatch: Any, capsys: Any) -> None:
-    def fails(*_: Any) -> None:
+def test_a_fault_leaves_nothing(model, monkeypatch, capsys):
+    def fails(*_):
         raise RuntimeError("/secret/path")
 
     monkeypatch.setattr(serving, "predict_scans", fails)

@@ -6,7 +6,6 @@ import csv
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Row], Row]]] = {
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     for seed, name in enumerate(("a", "b", "c", "d")):
         hospital(folder, name, 160, seed)
@@ -43,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def surveyed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def surveyed(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "survey"
     policy = out.parent / "policy.toml"
     # As in a new bundle: it keeps no preview away
@@ -54,7 +53,7 @@ def surveyed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_two_hospitals_are_not_called_alike(surveyed: Path) -> None:
+def test_two_hospitals_are_not_called_alike(surveyed):
     """None of them can be compared with the median of two others, so nothing may be said of what is odd."""
     answers = read_survey(surveyed).answers
     few = Surveyed({name: answers[name] for name in ("a", "units")})
@@ -63,7 +62,7 @@ def test_two_hospitals_are_not_called_alike(surveyed: Path) -> None:
     assert survey_text(alike)[-1] == "nothing odd is found in one hospital alone"
 
 
-def test_each_fault_is_named_once_and_nothing_else(surveyed: Path) -> None:
+def test_each_fault_is_named_once_and_nothing_else(surveyed):
     """Through the whole path, and what the default rules let out is enough for it."""
     found = {(f.silo, f.column, f.kind) for f in read_survey(surveyed).findings}
     assert found == {(silo, column, kind) for silo, (column, kind, _) in FAULTS.items()}
@@ -82,7 +81,7 @@ def test_each_fault_is_named_once_and_nothing_else(surveyed: Path) -> None:
     assert "`format` and `since`" in told["dates"].look
 
 
-def test_json_csv_and_page_say_the_same(surveyed: Path) -> None:
+def test_json_csv_and_page_say_the_same(surveyed):
     content = json.loads((surveyed / "survey.json").read_text())
     assert len(content["findings"]) == 4 and set(content["silos"]) == {*"abcd", *FAULTS}
     with (surveyed / "survey.csv").open(newline="") as file:
@@ -113,7 +112,7 @@ def item_of(content: Any, silo: str, column: str) -> Any:
     return content["silos"][silo]["columns"][column]
 
 
-def test_a_hospital_that_withdraws_leaves_it(surveyed: Path, tmp_path: Path) -> None:
+def test_a_hospital_that_withdraws_leaves_it(surveyed, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     for file in surveyed.iterdir():
@@ -123,9 +122,7 @@ def test_a_hospital_that_withdraws_leaves_it(surveyed: Path, tmp_path: Path) -> 
     assert not (run / "survey.html").exists() and len(read_survey(run).findings) == 3
 
 
-def test_a_simulation_and_a_name_that_would_be_markup(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_simulation_and_a_name_that_would_be_markup(tmp_path, capfd):
     out = tmp_path / "digits"
     given = [
         "--dataset",
@@ -153,13 +150,7 @@ def test_a_simulation_and_a_name_that_would_be_markup(
         (["--data", "file", "--out", "taken"], "is there already"),
     ],
 )
-def test_one_clear_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    arguments: list[str],
-    line: str,
-) -> None:
+def test_one_clear_line(tmp_path, monkeypatch, capfd, arguments, line):
     random_silos(tmp_path, {"file": 30})["file"].rename(tmp_path / "file")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
@@ -237,9 +228,7 @@ def usual(mean: float, sd: float) -> list[dict[str, Any]]:
         ),
     ],
 )
-def test_numbers(
-    name: str, mean: float, sd: float, own: float, spread: float, said: str
-) -> None:
+def test_numbers(name, mean, sd, own, spread, said):
     silo, text = only(name, *usual(mean, sd), {"mean": own, "sd": spread})
     assert silo == "h3" and said in text
 
@@ -247,7 +236,7 @@ def test_numbers(
 @pytest.mark.parametrize(
     ("own", "theirs"), [((47.54, 13.1), (6.5, 1.2)), ((6.5, 1.2), (47.54, 13.1))]
 )
-def test_an_affine_unit_has_the_recipes_factor_and_offset(own: Any, theirs: Any) -> None:
+def test_an_affine_unit_has_the_recipes_factor_and_offset(own, theirs):
     """HbA1c: mmol/mol = 10.93 % - 23.5. A constant factor alone would move the mean by more than two deviations."""
     given = answers("hba1c", *usual(*theirs), {"mean": own[0], "sd": own[1]})
     (found,) = findings(given, {})
@@ -256,7 +245,7 @@ def test_an_affine_unit_has_the_recipes_factor_and_offset(own: Any, theirs: Any)
     assert factor * own[1] == pytest.approx(theirs[1], rel=1e-2)
 
 
-def test_hospitals_that_differ_as_hospitals_do_are_not_named() -> None:
+def test_hospitals_that_differ_as_hospitals_do_are_not_named():
     """A ward of children beside others: the mean alone is smaller, and its deviation is not; and two are too few."""
     assert not findings(answers("age", *usual(50, 15), {"mean": 30.0, "sd": 14.0}), {})
     assert not findings(answers("hba1c", *usual(6.5, 2.0), {"mean": 6.8, "sd": 2.1}), {})
@@ -266,14 +255,14 @@ def test_hospitals_that_differ_as_hospitals_do_are_not_named() -> None:
     )
 
 
-def test_a_column_that_is_all_missing() -> None:
+def test_a_column_that_is_all_missing():
     silo, text = only(
         "crp", {MISSING: 20}, {MISSING: 0}, {MISSING: None}, {MISSING: 100}, {MISSING: 10}
     )
     assert (silo, text) == ("h3", "missing: 100% of its values are missing, elsewhere 10%")
 
 
-def test_a_column_that_is_not_there_and_a_hospital_that_refuses() -> None:
+def test_a_column_that_is_not_there_and_a_hospital_that_refuses():
     given = answers("crp", {}, {}, {}) | {"h9": {"n": 5, "columns": {}, "labels": {}}}
     found = [(f.silo, f.kind, f.what) for f in findings(given, {"h8": "refuses"})]
     assert found == [
@@ -282,7 +271,7 @@ def test_a_column_that_is_not_there_and_a_hospital_that_refuses() -> None:
     ]
 
 
-def test_values_at_the_end_of_the_range() -> None:
+def test_values_at_the_end_of_the_range():
     """A policy that lets no sums out has cells: all of them in the last one are another unit, or code."""
     flat = {"range": [0, 10], "cells": [None, 20, 30, 30, 20, *[None] * 5]}
     silo, text = only(
@@ -294,7 +283,7 @@ def test_values_at_the_end_of_the_range() -> None:
     )
 
 
-def test_a_category_that_has_another_code() -> None:
+def test_a_category_that_has_another_code():
     usual_ones = [
         {"kind": "category", "levels": ["f", "m", "other"], "cells": [50, 45, None]}
     ] * 3
@@ -303,7 +292,7 @@ def test_a_category_that_has_another_code() -> None:
     assert silo == "h3" and text.startswith("code: ") and "'other'" in text
 
 
-def test_factors_are_those_of_molar_masses() -> None:
+def test_factors_are_those_of_molar_masses():
     """180.16 g/mol of glucose: 1 mmol/l is 180.16 mg/l, so 18.016 mg/dl; of the other substances alike."""
     masses = {
         "gluc": 180.16,

@@ -57,7 +57,7 @@ LONG = pytest.param(
 
 
 @pytest.mark.parametrize("page, commands, ours", [("tutorial", 20, 10), LONG])
-def test_the_whole_way(tmp_path: Path, page: str, commands: int, ours: int) -> None:
+def test_the_whole_way(tmp_path, page, commands, ours):
     """A step without an "exit code" on the page ends with 0; every line that the page shows is there, in order."""
     tools = tmp_path / "bin"
     tools.mkdir()

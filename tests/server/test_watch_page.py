@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import chromium
@@ -24,13 +22,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
+def tab(tmp_path_factory):
     with chromium.browser(tmp_path_factory.mktemp("chromium")) as tab:
         yield tab
 
 
 @pytest.fixture
-def page(tab: chromium.Page) -> chromium.Page:
+def page(tab):
     """The tab without the page of the test before, which asks for its server still."""
     tab.open("about:blank")
     tab.requests.clear()
@@ -39,7 +37,7 @@ def page(tab: chromium.Page) -> chromium.Page:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     folder = tmp_path / "run"
     write(folder, *round_done(1, {"a": 0.5, "b": 0.7}, rounds=4))
     return folder
@@ -50,7 +48,7 @@ def row(name: str) -> str:
     return f"[...document.querySelectorAll('#silos tbody tr')].find(r => r.cells[0].textContent === {name!r}).innerText"
 
 
-def test_events_are_on_the_screen_within_a_second(page: chromium.Page, run: Path) -> None:
+def test_events_are_on_the_screen_within_a_second(page, run):
     """From the write of the line to the page's text, by the page's own clock; one request for page and stream each."""
     with served(str(run), "--port", "0") as (address, _):
         page.open(address)
@@ -72,7 +70,7 @@ def test_events_are_on_the_screen_within_a_second(page: chromium.Page, run: Path
         assert page.errors == []
 
 
-def test_texts_of_silos_are_text(page: chromium.Page, run: Path) -> None:
+def test_texts_of_silos_are_text(page, run):
     rejected = {HOSTILE: HOSTILE}
     write(run, *round_done(2, {"a": 0.5, HOSTILE: 0.1}, rounds=4, rejected=rejected))
     write(run, event("note", message=HOSTILE, time="now"))
@@ -87,7 +85,7 @@ def test_texts_of_silos_are_text(page: chromium.Page, run: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_it_fits_the_screen(page: chromium.Page, run: Path, width: int) -> None:
+def test_it_fits_the_screen(page, run, width):
     """Only the tables scroll sideways, within their own frames."""
     silos = {f"hospital-{i:02d}-of-the-very-long-name": 0.5 + i / 100 for i in range(12)}
     long = {
@@ -106,7 +104,7 @@ def test_it_fits_the_screen(page: chromium.Page, run: Path, width: int) -> None:
         assert page.value("document.querySelectorAll('#curve polyline').length") == 2
 
 
-def test_the_page_finds_a_server_that_is_started_again(page: chromium.Page, run: Path) -> None:
+def test_the_page_finds_a_server_that_is_started_again(page, run):
     with served(str(run), "--port", "0") as (address, process):
         page.open(address)
         # The stream is live before the first picture
@@ -122,7 +120,7 @@ def test_the_page_finds_a_server_that_is_started_again(page: chromium.Page, run:
         page.until("document.getElementById('line').textContent === 'live'")
 
 
-def test_a_run_that_is_resumed_or_replaced_is_followed(page: chromium.Page, run: Path) -> None:
+def test_a_run_that_is_resumed_or_replaced_is_followed(page, run):
     """The other side restarts: a new server process appends to the file, or the directory is made anew."""
     with served(str(run), "--port", "0") as (address, _):
         page.open(address)
@@ -136,9 +134,7 @@ def test_a_run_that_is_resumed_or_replaced_is_followed(page: chromium.Page, run:
         page.until("document.getElementById('line').textContent.startsWith('ended')")
 
 
-def test_a_token_opens_the_page_and_is_not_in_it(
-    page: chromium.Page, run: Path, tmp_path: Path
-) -> None:
+def test_a_token_opens_the_page_and_is_not_in_it(page, run, tmp_path):
     arguments = (str(run), "--port", "0", "--token-file", str(tmp_path / "token"))
     with served(*arguments) as (address, _):
         token = (tmp_path / "token").read_text().strip()
@@ -153,9 +149,7 @@ def test_a_token_opens_the_page_and_is_not_in_it(
         )
 
 
-def test_a_page_of_another_site_reads_nothing(
-    page: chromium.Page, run: Path, tmp_path: Path
-) -> None:
+def test_a_page_of_another_site_reads_nothing(page, run, tmp_path):
     """A script of another origin: neither by fetch, nor by a stream, nor in a frame."""
     with (
         served(str(run), "--port", "0") as (address, _),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import typical
-from tiny import STILL, Files, comparable, federate, keep_weights_at, rows_of, same, settings_of
+from tiny import STILL, comparable, federate, keep_weights_at, rows_of, same, settings_of
 from two_layers import deep_gradient, replies_of
 
 from partitions.common.errors import UserError
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
 ALA: dict[str, Any] = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
 
 
-def test_fedavg_with_ala_is_fedala(three: Files) -> None:
+def test_fedavg_with_ala_is_fedala(three):
     """FedALA's table 4: the row of FedAvg + ALA is FedALA's own."""
     module = federate(three, strategy="fedavg", ala=True, **OPTIONS, **ALA)
     method = federate(three, strategy="fedala", **OPTIONS, **ALA)
@@ -32,7 +32,7 @@ def test_fedavg_with_ala_is_fedala(three: Files) -> None:
 
 
 @typical(sorted(n for n, s in strategies().items() if s.info.ala))
-def test_ala_changes_every_method_that_takes_it(three: Files, name: str, tiny_bn: None) -> None:
+def test_ala_changes_every_method_that_takes_it(three, name, tiny_bn):
     """From round 3 at the latest the received model is a mixture (FedAMP and DiversiFed receive nothing in round 1)."""
     needed: dict[str, dict[str, Any]] = {
         "diversifed": {"diversifed__start": "received"},
@@ -47,16 +47,14 @@ def test_ala_changes_every_method_that_takes_it(three: Files, name: str, tiny_bn
     assert losses[0] != losses[1]
 
 
-def test_a_partial_method_mixes_what_it_receives(three: Files) -> None:
+def test_a_partial_method_mixes_what_it_receives(three):
     """FedPer shares fc1 alone (3 · 4 + 4 = 16 scalars): with p = 1 the weights are fc1's, not those of the head."""
     run = federate(three, strategy="fedper", ala=True, **OPTIONS, **ALA)
     assert run.grid.state("a").arrays["weights"].shape == (16,)
 
 
 @pytest.mark.parametrize("name", ["ditto", "apfl"])
-def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(
-    three: Files, name: str
-) -> None:
+def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(three, name):
     """W = 0: a silo goes on from that copy and hears nothing of the others: what it sends is Local's model."""
     alone = federate(three, strategy="local", **OPTIONS)
     run = federate(
@@ -68,7 +66,7 @@ def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(
         assert not same(sent, run.personal(silo))
 
 
-def test_the_proximal_centre_is_the_received_model(three: Files) -> None:
+def test_the_proximal_centre_is_the_received_model(three):
     """FedProx with W = 0, one step in round 2 from the silo's own w_i: w_i - η (∇f(w_i) + μ (w_i - w))."""
     options: dict[str, Any] = {
         "rounds": 2,
@@ -93,7 +91,7 @@ def test_the_proximal_centre_is_the_received_model(three: Files) -> None:
         assert np.abs(own - w).max() > 1e-3
 
 
-def test_what_starts_from_its_own_model_refuses_it(three: Files) -> None:
+def test_what_starts_from_its_own_model_refuses_it(three):
     """DiversiFed's default: nothing received would be mixed."""
     with pytest.raises(UserError, match=r"diversifed\.start = received"):
         settings_of(three, strategy="diversifed", ala=True)
@@ -101,6 +99,6 @@ def test_what_starts_from_its_own_model_refuses_it(three: Files) -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "apple", "fedfomo", "fedala"])
-def test_methods_without_a_received_model_refuse_it(three: Files, name: str) -> None:
+def test_methods_without_a_received_model_refuse_it(three, name):
     with pytest.raises(UserError, match="ala = true"):
         settings_of(three, strategy=name, ala=True)

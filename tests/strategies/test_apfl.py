@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, Run, federate, gradient, initial, rows_of, same
+from tiny import Run, federate, gradient, initial, rows_of, same
 from two_layers import (
     assert_received_is_fedavgs,
     replies_of,
@@ -38,7 +38,7 @@ def alpha_of(run: Run, silo: str) -> float:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
+def test_two_silos_two_rounds_by_hand(pair):
     """η = 1/4, α = 1/2, one step a round; weights (u, -u), biases (v, -v), all of them 0 at first.
 
     Round 1: w_a = (1/4, 1/8), w_b = (-1/8, -1/8), mean (-1/32, -1/16); the private ones take half a step:
@@ -61,7 +61,7 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
 
 
 @pytest.mark.parametrize("adapt", ["round", "batch", "never"])
-def test_rounds_of_several_steps_in_numpy(two: Files, adapt: str) -> None:
+def test_rounds_of_several_steps_in_numpy(two, adapt):
     """Three rounds of three steps in float64, momentum on both; α moves once a round, at every step, or never."""
     eta = 0.6
     run = federate(
@@ -113,13 +113,13 @@ def test_rounds_of_several_steps_in_numpy(two: Files, adapt: str) -> None:
         {"optimizer": "adam", "optimizer_state": "keep", "learning_rate": 0.01},
     ],
 )
-def test_w_is_fedavgs(three: Files, changes: dict[str, Any]) -> None:
+def test_w_is_fedavgs(three, changes):
     """Whatever v and α do: bit for bit, in every metric of the received model and in bytes."""
     assert_received_is_fedavgs(three, "apfl", {**OPTIONS, **changes})
 
 
 @pytest.mark.parametrize("mix", ["parameters", "logits"])
-def test_alpha_zero_is_the_local_copy_of_fedavg(three: Files, mix: str) -> None:
+def test_alpha_zero_is_the_local_copy_of_fedavg(three, mix):
     """Fixed at 0, v̄ = w_i bit for bit, and v stays the initial model."""
     plain = federate(three, strategy="fedavg", **OPTIONS)
     run = federate(
@@ -134,7 +134,7 @@ def test_alpha_zero_is_the_local_copy_of_fedavg(three: Files, mix: str) -> None:
 
 
 @pytest.mark.parametrize("mix", ["parameters", "logits"])
-def test_alpha_one_is_local(three: Files, mix: str) -> None:
+def test_alpha_one_is_local(three, mix):
     """Fixed at 1, v̄ = v: bit for bit for parameters, up to rounding where logits are mixed."""
     plain = federate(three, strategy="local", **OPTIONS)
     run = federate(
@@ -146,7 +146,7 @@ def test_alpha_one_is_local(three: Files, mix: str) -> None:
         torch.testing.assert_close(plain.personal(silo), run.personal(silo), rtol=0, atol=1e-6)
 
 
-def test_batch_norm_of_both_models(three: Files, tiny_bn: None) -> None:
+def test_batch_norm_of_both_models(three, tiny_bn):
     """w's passes alone move the statistics that travel, v̄'s those that stay: FedAvg's, and at α = 1 Local's."""
     options = {**OPTIONS, "model": "tiny-bn", "learning_rate": 0.1}
     fedavg, local = (federate(three, strategy=name, **options) for name in ("fedavg", "local"))
@@ -171,7 +171,7 @@ def test_batch_norm_of_both_models(three: Files, tiny_bn: None) -> None:
 
 
 @pytest.mark.parametrize("mix", ["parameters", "logits"])
-def test_alpha_is_clipped(three: Files, mix: str) -> None:
+def test_alpha_is_clipped(three, mix):
     """However large the step: 0 or 1 after the first steps of a huge one."""
     options = {**OPTIONS, "learning_rate": 50.0, "momentum": 0.0, "rounds": 2}
     run = federate(three, strategy="apfl", apfl__adapt="batch", apfl__mix=mix, **options)
@@ -183,7 +183,7 @@ def test_alpha_is_clipped(three: Files, mix: str) -> None:
 # ---- Parameters and logits -------------------------------------------------------------------------------------------
 
 
-def test_for_a_linear_model_both_mixtures_are_one(three: Files) -> None:
+def test_for_a_linear_model_both_mixtures_are_one(three):
     """Outputs of α v + (1 - α) w are α times v's and 1 - α times w's; so are all gradients, and α's course."""
     options = {**OPTIONS, "mlp__hidden": "", "apfl__adapt": "batch", "rounds": 4}
     one, other = (
@@ -200,7 +200,7 @@ def test_for_a_linear_model_both_mixtures_are_one(three: Files) -> None:
             assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_for_a_deep_model_they_are_two(three: Files) -> None:
+def test_for_a_deep_model_they_are_two(three):
     one, other = (
         federate(three, strategy="apfl", apfl__mix=mix, **OPTIONS)
         for mix in ("parameters", "logits")
@@ -210,14 +210,14 @@ def test_for_a_deep_model_they_are_two(three: Files) -> None:
     )
 
 
-def test_mixed_logits_are_those_of_both_networks(three: Files) -> None:
+def test_mixed_logits_are_those_of_both_networks(three):
     """The personal metrics by numpy, from v, w_i and α as the silo keeps them."""
     run = federate(three, strategy="apfl", apfl__mix="logits", apfl__adapt="batch", **OPTIONS)
     for silo, file in three.items():
         x, y = rows_of(file)
         kept, alpha = run.grid.state(silo).arrays, alpha_of(run, silo)
 
-        def outputs(w: Any, x: Any = x) -> Any:
+        def outputs(w, x=x):
             w = w.double().numpy()
             return (
                 np.maximum(x @ w[:12].reshape(4, 3).T + w[12:16], 0) @ w[16:28].reshape(3, 4).T
@@ -234,7 +234,7 @@ def test_mixed_logits_are_those_of_both_networks(three: Files) -> None:
 
 
 @pytest.mark.parametrize("mix", ["parameters", "logits"])
-def test_an_absent_silo_keeps_both(three: Files, mix: str) -> None:
+def test_an_absent_silo_keeps_both(three, mix):
     """One of three silos a round: whoever is not drawn reports its last personal model, mixture and all."""
     run = federate(
         three, strategy="apfl", apfl__mix=mix, **{**OPTIONS, "rounds": 5}, participation=0.5
@@ -247,7 +247,7 @@ def test_an_absent_silo_keeps_both(three: Files, mix: str) -> None:
 
 
 @pytest.mark.parametrize("mix", ["parameters", "logits"])
-def test_only_w_leaves_a_silo(three: Files, mix: str) -> None:
+def test_only_w_leaves_a_silo(three, mix):
     run = federate(three, strategy="apfl", apfl__mix=mix, **OPTIONS)
     plain = federate(three, strategy="fedavg", **OPTIONS)
     for (_, _, payload, _), (_, _, fedavgs, _) in zip(

@@ -8,14 +8,13 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Error, Message
+from flwr.app import Error, Message
 from tiny import (
     Files,
     TinyGrid,
@@ -45,7 +44,7 @@ UNIT = 12 * 4  # bytes of Σ = 12 parameters
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
+def test_two_silos_two_rounds_by_hand(pair):
     """η1 = 1, η2 = 0.1, cores start at 0, p_0 = (1/4, 3/4); every core is (u, -u, v, -v): u, v are given.
 
     Round 1: w^p = 0, so g_a = (-1, -1/2), g_b = (1/2, 1/2) (see test_fedavg). The p-gradient is <g, 0> = 0, and
@@ -79,7 +78,7 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cos", "exp"])
-def test_rounds_of_several_steps_in_numpy(three: Files, kind: str) -> None:
+def test_rounds_of_several_steps_in_numpy(three, kind):
     """Equations 4 to 7 in float64: three steps a round, momentum, decay, and λ over L = 3 of 4 rounds."""
     mu, eta1, eta2, momentum, decay = 0.7, 0.8, 0.2, 0.5, 0.9
     run = federate(
@@ -119,7 +118,7 @@ def test_rounds_of_several_steps_in_numpy(three: Files, kind: str) -> None:
         assert run.grid.state(name).arrays["dr"].numpy() == pytest.approx(p[i], abs=2e-5)
 
 
-def test_loss_schedule_by_hand() -> None:
+def test_loss_schedule_by_hand():
     """cos: (cos 0 + 1) / 2 = 1, (cos π/3 + 1) / 2 = 3/4, at half of L 1/2, then 0; exp: ε^0, ε^(1/2) = 10^-1.5."""
     assert loss_schedule(0, 6, "cos") == 1
     assert loss_schedule(2, 6, "cos") == pytest.approx(0.75)
@@ -161,7 +160,7 @@ def silo_client(
     return client
 
 
-def test_autograd_finds_the_same_gradients(three: Files) -> None:
+def test_autograd_finds_the_same_gradients(three):
     """With a hidden layer: the gradients of eq. 7 by p and by w_i^c through the mix, against one step of the client."""
     size = 3 * 4 + 4 + 4 * 3 + 3
     generator = torch.Generator().manual_seed(4)
@@ -195,9 +194,7 @@ def test_autograd_finds_the_same_gradients(three: Files) -> None:
     torch.testing.assert_close(cores[0] - core, by_core, rtol=1e-4, atol=1e-5)
 
 
-def test_the_regulariser_adds_nothing_at_p0_and_sums_to_nothing_while_p_sums_to_one(
-    three: Files,
-) -> None:
+def test_the_regulariser_adds_nothing_at_p0_and_sums_to_nothing_while_p_sums_to_one(three):
     """μ (p_j - p0_j) is 0 at p = p0; elsewhere it sums over j to μ (sum p - 1)."""
     cores = torch.randn(3, 12, generator=torch.Generator().manual_seed(5))
     options: dict[str, Any] = {
@@ -206,7 +203,7 @@ def test_the_regulariser_adds_nothing_at_p0_and_sums_to_nothing_while_p_sums_to_
         "apple__dr_learning_rate": 0.25,
     }
 
-    def dr_after_a_step(dr: Tensor, mu: float) -> Tensor:
+    def dr_after_a_step(dr, mu):
         client = silo_client(three, cores, dr.clone(), server_round=1, apple__mu=mu, **options)
         client.local_update()
         return client.state.arrays["dr"]
@@ -219,7 +216,7 @@ def test_the_regulariser_adds_nothing_at_p0_and_sums_to_nothing_while_p_sums_to_
     assert float(moved.sum()) == pytest.approx(0, abs=1e-6)
 
 
-def test_p_is_never_projected(three: Files) -> None:
+def test_p_is_never_projected(three):
     """Negative entries and sums other than one stay: with η2 = 0 a step leaves p as it is."""
     dr = torch.tensor([1.5, -0.75, 0.5])
     client = silo_client(three, torch.ones(3, 12), dr.clone(), apple__dr_learning_rate=0.0)
@@ -230,7 +227,7 @@ def test_p_is_never_projected(three: Files) -> None:
 # ---- Special cases -------------------------------------------------------------------------------------------------
 
 
-def test_one_hot_is_local(three: Files) -> None:
+def test_one_hot_is_local(three):
     options: dict[str, Any] = {
         "rounds": 3,
         "local_epochs": 2,
@@ -258,9 +255,7 @@ def test_one_hot_is_local(three: Files) -> None:
     "sizes, initial_dr",
     [({"a": 8, "b": 8, "c": 8}, "samples"), ({"a": 6, "b": 8, "c": 8}, "uniform")],
 )
-def test_uniform_mix_of_one_step_is_fedavg(
-    tmp_path: Any, sizes: dict[str, int], initial_dr: str
-) -> None:
+def test_uniform_mix_of_one_step_is_fedavg(tmp_path, sizes, initial_dr):
     """p = 1/N frozen, η1 = N η: mean_j w_j moves by -(1/N) sum_j N η (1/N) g_j = -η mean_j g_j: one-step FedAvg.
 
     Equal n_i make FedAvg's weights 1/N. (With unequal n_i the mean is still the unweighted step, not FedAvg's.)
@@ -281,7 +276,7 @@ def test_uniform_mix_of_one_step_is_fedavg(
     assert (distance < 1e-6) == (len(set(sizes.values())) == 1)
 
 
-def test_two_steps_a_round_are_not_fedavg(tmp_path: Any) -> None:
+def test_two_steps_a_round_are_not_fedavg(tmp_path):
     """The paper calls FedAvg a special case; from the second step on a silo's own displacement is scaled by p_ii²."""
     files = random_silos(tmp_path, {"a": 8, "b": 8, "c": 8})
     plain = federate(files, strategy="fedavg", rounds=2, local_epochs=2, learning_rate=0.3)
@@ -310,7 +305,7 @@ def apple_rows(files: Files, **changes: Any) -> list[list[str]]:
     return comparable(federate(files, strategy="apple", **given).rows)
 
 
-def test_without_mu_the_schedule_has_no_effect(three: Files) -> None:
+def test_without_mu_the_schedule_has_no_effect(three):
     rows = [
         apple_rows(three, apple__mu=0.0, apple__scheduler=k, apple__prox_share=s)
         for k, s in (("cos", 1.0), ("exp", 0.5))
@@ -322,7 +317,7 @@ def test_without_mu_the_schedule_has_no_effect(three: Files) -> None:
     ) != apple_rows(three, apple__mu=1.0, apple__scheduler="exp", apple__prox_share=1.0)
 
 
-def test_with_p_frozen_mu_has_no_effect(three: Files) -> None:
+def test_with_p_frozen_mu_has_no_effect(three):
     frozen: dict[str, Any] = {"apple__dr_learning_rate": 0.0, "apple__prox_share": 1.0}
     assert apple_rows(three, apple__mu=0.0, **frozen) == apple_rows(
         three, apple__mu=9.0, **frozen
@@ -333,7 +328,7 @@ def test_with_p_frozen_mu_has_no_effect(three: Files) -> None:
 
 
 @pytest.mark.parametrize("budget", [2, 5])
-def test_a_budget_for_all_others_is_no_limit(three: Files, budget: int) -> None:
+def test_a_budget_for_all_others_is_no_limit(three, budget):
     assert apple_rows(three, apple__max_downloads=budget) == apple_rows(
         three, apple__max_downloads=0
     )
@@ -342,7 +337,7 @@ def test_a_budget_for_all_others_is_no_limit(three: Files, budget: int) -> None:
 # ---- Start ---------------------------------------------------------------------------------------------------------
 
 
-def test_cores_start_independently_or_alike(three: Files) -> None:
+def test_cores_start_independently_or_alike(three):
     run = federate(three, strategy="apple", rounds=1, local_epochs=0)
     cores = run.sent_to("a", 1)
     for name in three:
@@ -359,7 +354,7 @@ def test_cores_start_independently_or_alike(three: Files) -> None:
     "start, expected",
     [("samples", [0.25, 10 / 24, 8 / 24]), ("uniform", [1 / 3] * 3), ("own", [0, 1, 0])],
 )
-def test_p_at_the_start(three: Files, start: str, expected: list[float]) -> None:
+def test_p_at_the_start(three, start, expected):
     run = federate(three, strategy="apple", rounds=1, local_epochs=0, apple__initial_dr=start)
     assert run.grid.state("b").arrays["dr"].tolist() == pytest.approx(expected)
 
@@ -367,7 +362,7 @@ def test_p_at_the_start(three: Files, start: str, expected: list[float]) -> None
 # ---- What travels --------------------------------------------------------------------------------------------------
 
 
-def test_bytes_are_the_stated_units(three: Files) -> None:
+def test_bytes_are_the_stated_units(three):
     """Round 1: every silo gets all N = 3 initial cores. Later N - 1, with a budget M. Up: one core each."""
     run = federate(three, strategy="apple", rounds=3)
     assert run.values("bytes_down") == [3 * 3 * UNIT, 3 * 2 * UNIT, 3 * 2 * UNIT, 3 * 2 * UNIT]
@@ -378,7 +373,7 @@ def test_bytes_are_the_stated_units(three: Files) -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 1])
-def test_only_the_core_and_names_leave_a_silo(three: Files, budget: int) -> None:
+def test_only_the_core_and_names_leave_a_silo(three, budget):
     """No reply carries p: the only vector is the core, the only number the names it wants next."""
     run = federate(
         three,
@@ -407,10 +402,10 @@ def test_only_the_core_and_names_leave_a_silo(three: Files, budget: int) -> None
     assert not same(run.grid.state("a").arrays["dr"], torch.tensor([6.0, 10.0, 8.0]) / 24)
 
 
-def test_an_absent_silos_core_stays(three: Files) -> None:
+def test_an_absent_silos_core_stays(three):
     """c is away in round 2: the others get its core of round 1 again in round 3, and it goes on from its own."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.absent = {("c", 2)}
 
     run = federate(three, strategy="apple", rounds=3, prepare=prepare)
@@ -432,22 +427,20 @@ def test_an_absent_silos_core_stays(three: Files) -> None:
     assert state["core.c"].numpy() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_lost_first_reply_does_not_cost_the_silo_its_core(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_first_reply_does_not_cost_the_silo_its_core(three, monkeypatch):
     """The server still has c's initial core and sends it again; c goes on from the one that it trained."""
     used: dict[tuple[str, int], Tensor] = {}
     receive = AppleClient.receive
 
-    def recording(self: AppleClient) -> Tensor:
+    def recording(self):
         result = receive(self)
         used[self.silo.name, self.round] = self.cores.clone()
         return result
 
     kept: list[Tensor] = []
 
-    def prepare(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+    def prepare(grid):
+        def after(silo, message, reply):
             if grid.key_of(message) != ("c", 1):
                 return reply
             kept.append(grid.state("c").arrays["core.c"])
@@ -462,13 +455,11 @@ def test_a_lost_first_reply_does_not_cost_the_silo_its_core(
     assert same(used["a", 2][2], run.sent_to("c", 1)["c"].vector)
 
 
-def test_a_silo_that_lost_its_state_starts_again_from_what_the_server_holds(
-    three: Files, tmp_path: Path
-) -> None:
+def test_a_silo_that_lost_its_state_starts_again_from_what_the_server_holds(three, tmp_path):
     """c's state is gone before round 3: it misses that round, and in round 4 has its core of round 2 and p_0 again."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if (silo, round_of(message)) == ("c", 3):
                 (folder,) = (tmp_path / "state").rglob("c")
                 shutil.rmtree(folder)
@@ -492,12 +483,12 @@ def test_a_silo_that_lost_its_state_starts_again_from_what_the_server_holds(
 
 
 @pytest.fixture
-def five(tmp_path: Any) -> Files:
+def five(tmp_path):
     return random_silos(tmp_path, dict.fromkeys("abcde", 6))
 
 
 @pytest.mark.parametrize("model, budget", [("mlp", 1), ("mlp", 3), ("tiny-bn", 1)])
-def test_unseen_cores_come_first(five: Files, model: str, budget: int, tiny_bn: None) -> None:
+def test_unseen_cores_come_first(five, model, budget, tiny_bn):
     """The initial cores do not count: from round 2 on every silo has had all four others after ceil(4 / M) rounds."""
     run = federate(
         five,
@@ -514,14 +505,12 @@ def test_unseen_cores_come_first(five: Files, model: str, budget: int, tiny_bn: 
         assert set().union(*got[:needed]) == set(five) - {silo}
 
 
-def test_cores_that_do_not_come_keep_their_cached_value(
-    five: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cores_that_do_not_come_keep_their_cached_value(five, monkeypatch):
     """The cores a silo mixes are, for every other silo, those of the last message that had them."""
     used: dict[tuple[str, int], Tensor] = {}
     receive = AppleClient.receive
 
-    def recording(self: AppleClient) -> Tensor:
+    def recording(self):
         result = receive(self)
         used[self.silo.name, self.round] = self.cores.clone()
         return result
@@ -566,7 +555,7 @@ def draws(
         yield tuple(client.choose_downloads(seen, budget))
 
 
-def test_what_was_never_downloaded_is_wanted_first() -> None:
+def test_what_was_never_downloaded_is_wanted_first():
     client = drawing_client([1, 9, 9, 9, 0], server_round=5)
     assert set(draws(client, set("bcd"), 1, 20)) == {("e",)}
     assert all(
@@ -575,7 +564,7 @@ def test_what_was_never_downloaded_is_wanted_first() -> None:
     assert {n for names in draws(client, set("b"), 2, 50) for n in names} == set("cde")
 
 
-def test_ties_among_unseen_are_uniform() -> None:
+def test_ties_among_unseen_are_uniform():
     """Four unseen, one wanted, whatever p says: each 1/4, within 4.5 standard errors of 4000 seeded draws."""
     counts = Counter(draws(drawing_client([1, 9, 0, -3, 0.1], 9), set(), 1, 4000))
     assert set(counts) == {("b",), ("c",), ("d",), ("e",)}
@@ -587,9 +576,7 @@ def test_ties_among_unseen_are_uniform() -> None:
     "server_round, budget, base",
     [(1, 1, 1.5), (7, 1, 1.5), (8, 1, 1.6), (10, 2, 4.0), (3, 3, 1.8)],
 )
-def test_the_base_of_the_draw(
-    server_round: int, budget: int, base: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_base_of_the_draw(server_round, budget, base, monkeypatch):
     """b(r) = max(1.5, r M / N), N = 5, where r counts from 0: after round 8 comes r = 8, and 8 / 5 = 1.6.
 
     The probabilities that are drawn from are b^|p_j| / sum_k b^|p_k|, whatever the sign of p.
@@ -611,7 +598,7 @@ def test_the_base_of_the_draw(
 
 
 @pytest.mark.parametrize("server_round, base", [(1, 1.5), (40, 8.0)])
-def test_one_download_is_drawn_by_b_to_the_strength(server_round: int, base: float) -> None:
+def test_one_download_is_drawn_by_b_to_the_strength(server_round, base):
     """P(j) = b^|p_j| / sum_k b^|p_k|. The next round's r, counted from 0, is this round's number.
 
     b(r) = max(1.5, r M / N): with M = 1, N = 5, r = 1: 1.5; r = 40: 8. The sign of p does not matter.
@@ -624,7 +611,7 @@ def test_one_download_is_drawn_by_b_to_the_strength(server_round: int, base: flo
         assert abs(counts[name,] / 6000 - p) < 4.5 * math.sqrt(p * (1 - p) / 6000)
 
 
-def test_several_downloads_are_drawn_without_replacement() -> None:
+def test_several_downloads_are_drawn_without_replacement():
     """Two of four, one after the other: P({i, j}) = q_i q_j (1 / (1 - q_i) + 1 / (1 - q_j)); b = 10 2 / 5."""
     strengths = [5.0, 1.0, 0.5, 0.0, 0.25]
     counts = Counter(draws(drawing_client(strengths, 10), set("bcde"), 2, 6000))
@@ -637,6 +624,6 @@ def test_several_downloads_are_drawn_without_replacement() -> None:
         assert abs(counts[i, j] / 6000 - p) < 4.5 * math.sqrt(p * (1 - p) / 6000)
 
 
-def test_a_large_b_does_not_overflow() -> None:
+def test_a_large_b_does_not_overflow():
     """b^|p| = 60000^90 is beyond every float; the strongest is drawn."""
     assert set(draws(drawing_client([1, 90, 1, 1, 1], 300_000), set("bcde"), 1, 20)) == {("b",)}

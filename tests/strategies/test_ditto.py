@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, federate, gradient, initial, rows_of, same
+from tiny import federate, gradient, initial, rows_of, same
 from two_layers import assert_received_is_fedavgs, replies_of, rounds_trained, snapshot_rows
 
 OPTIONS: dict[str, Any] = {
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
+def test_two_silos_two_rounds_by_hand(pair):
     """Weights (u, -u), biases (v, -v), η = 1, λ = 1/2; w is FedAvg's: (-1/8, -1/4) after round 1 (see test_fedavg).
 
     The personal models start at the centre 0, so round 1 is a plain step: a = (1, 1/2), b = (-1/2, -1/2).
@@ -42,7 +42,7 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
 
 
 @pytest.mark.parametrize("epochs", [0, 3])
-def test_rounds_of_several_steps_in_numpy(two: Files, epochs: int) -> None:
+def test_rounds_of_several_steps_in_numpy(two, epochs):
     """Three rounds in float64, momentum that starts afresh, 2 epochs on w and s on v (0: as many)."""
     lambda_, eta = 0.4, 0.5
     run = federate(
@@ -89,7 +89,7 @@ def test_rounds_of_several_steps_in_numpy(two: Files, epochs: int) -> None:
         {"participation": 0.7},
     ],
 )
-def test_w_is_fedavgs(three: Files, changes: dict[str, Any]) -> None:
+def test_w_is_fedavgs(three, changes):
     """Whatever the personal models do: bit for bit, in every metric of the received model and in bytes."""
     assert_received_is_fedavgs(three, "ditto", {**OPTIONS, **changes})
 
@@ -97,7 +97,7 @@ def test_w_is_fedavgs(three: Files, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"mlp__dropout": 0.5}, {"optimizer": "adam", "learning_rate": 0.01}]
 )
-def test_without_the_term_v_is_local(three: Files, changes: dict[str, Any]) -> None:
+def test_without_the_term_v_is_local(three, changes):
     """λ = 0: bit for bit, in every metric of the personal model, the training loss too."""
     options = {**OPTIONS, **changes}
     plain = federate(three, strategy="local", **options)
@@ -107,7 +107,7 @@ def test_without_the_term_v_is_local(three: Files, changes: dict[str, Any]) -> N
         assert same(plain.personal(silo), run.personal(silo))
 
 
-def test_batch_norm_of_both_models(three: Files, tiny_bn: None) -> None:
+def test_batch_norm_of_both_models(three, tiny_bn):
     """v's running statistics are the silo's own, those of w are averaged: w is still FedAvg's, v at λ = 0 Local's."""
     options = {**OPTIONS, "model": "tiny-bn", "learning_rate": 0.1}
     fedavg, local = (federate(three, strategy=name, **options) for name in ("fedavg", "local"))
@@ -122,7 +122,7 @@ def test_batch_norm_of_both_models(three: Files, tiny_bn: None) -> None:
 
 
 @pytest.mark.parametrize("eta", [1.0, 0.25])
-def test_a_full_pull_starts_from_w(three: Files, eta: float) -> None:
+def test_a_full_pull_starts_from_w(three, eta):
     """η λ = 1, one step: v - η (∇f(v) + λ (v - w)) = w - η ∇f(v)."""
     run = federate(three, strategy="ditto", rounds=2, learning_rate=eta, ditto__lambda=1 / eta)
     first = federate(
@@ -134,7 +134,7 @@ def test_a_full_pull_starts_from_w(three: Files, eta: float) -> None:
         assert run.personal(silo).numpy() == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_absent_silo_keeps_its_personal_model(three: Files) -> None:
+def test_an_absent_silo_keeps_its_personal_model(three):
     """c misses rounds 2 and 3: its v of round 1 is evaluated meanwhile, and is where round 4 starts."""
     options = {"strategy": "ditto", "rounds": 4, "ditto__lambda": 0.7}
     run = federate(
@@ -147,7 +147,7 @@ def test_an_absent_silo_keeps_its_personal_model(three: Files) -> None:
     assert run.personal("c").numpy() == pytest.approx(expected, abs=1e-5)
 
 
-def test_only_w_leaves_a_silo(three: Files) -> None:
+def test_only_w_leaves_a_silo(three):
     run = federate(three, strategy="ditto", **OPTIONS)
     plain = federate(three, strategy="fedavg", **OPTIONS)
     sent, expected = replies_of(run), replies_of(plain)

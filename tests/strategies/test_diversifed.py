@@ -10,17 +10,7 @@ import numpy as np
 import pytest
 import torch
 from mixtures import coefficients, some_models
-from tiny import (
-    Files,
-    Numbers,
-    comparable,
-    federate,
-    gradient,
-    initial,
-    random_silos,
-    rows_of,
-    same,
-)
+from tiny import Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
 from torch import Tensor
 
 
@@ -46,13 +36,13 @@ def one_step(models: Tensor, tau: float, step: float) -> Tensor:
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.5])
 @pytest.mark.parametrize("n", [3, 4, 9])
-def test_the_closed_form_is_the_gradient_step(n: int, tau: float) -> None:
+def test_the_closed_form_is_the_gradient_step(n, tau):
     models = some_models(n, scale=0.7, seed=n)
     mixed = coefficients("diversifed", models, tau=tau, step=1.5) @ models
     torch.testing.assert_close(mixed.double(), one_step(models, tau, 1.5), rtol=1e-5, atol=2e-6)
 
 
-def test_three_models_by_hand() -> None:
+def test_three_models_by_hand():
     """The paper's toy example (fig. 4): w_1 = (0, 0), w_2 = (1, 0) near it, w_3 = (0, 3) far off; τ = 1/2, a = 1/4.
 
     d_12 = 2, d_13 = 6: softmax s = 1 / (1 + e^4) of w_2. Forces are (1/2 - softmax) / τ along unit vectors:
@@ -67,7 +57,7 @@ def test_three_models_by_hand() -> None:
     torch.testing.assert_close((found @ models)[0], torch.tensor([gap / 2, -gap / 2]))
 
 
-def test_nearer_than_the_soft_average_attracts() -> None:
+def test_nearer_than_the_soft_average_attracts():
     """Lemma 1: ξ_ij > 0 where softmax_j < 1/(N-1); so the nearest attracts and the farthest repels, always."""
     models = some_models(6, seed=3)
     found = coefficients("diversifed", models)
@@ -81,14 +71,14 @@ def test_nearer_than_the_soft_average_attracts() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_one_and_two_models_stay(n: int) -> None:
+def test_one_and_two_models_stay(n):
     """N = 2: the softmax over one distance is 1 = 1/(N-1)."""
     models = some_models(n)
     assert same(coefficients("diversifed", models) @ models, models)
 
 
 @pytest.mark.parametrize("n", [3, 5, 6])
-def test_equidistant_models_stay(n: int) -> None:
+def test_equidistant_models_stay(n):
     """The corners of a simplex, wherever it lies."""
     models = torch.eye(n) * 2 + torch.linspace(-1, 1, n)
     torch.testing.assert_close(
@@ -98,7 +88,7 @@ def test_equidistant_models_stay(n: int) -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0, 1e4])
 @pytest.mark.parametrize("tau", [0.5, 2.0])
-def test_a_step_is_at_most_2_a_over_tau(tau: float, scale: float) -> None:
+def test_a_step_is_at_most_2_a_over_tau(tau, scale):
     """sum_j |1/(N-1) - softmax_j| <= 2, and each force acts along a unit vector, over τ.
 
     Far apart the softmax is one-hot: one model repels with (N-2)/(N-1), the others attract with 1/(N-1) each.
@@ -117,7 +107,7 @@ def test_a_step_is_at_most_2_a_over_tau(tau: float, scale: float) -> None:
         )
 
 
-def test_twins_neither_pull_nor_push_each_other() -> None:
+def test_twins_neither_pull_nor_push_each_other():
     """d = 0 has no direction; the third and fourth model act on the twins alike, as softmax and N say."""
     models = some_models(4)
     models[1] = models[0]
@@ -132,7 +122,7 @@ def test_twins_neither_pull_nor_push_each_other() -> None:
     assert found[0, 2:].tolist() == pytest.approx([float(e) for e in expected], rel=1e-4)
 
 
-def test_near_models_lose_no_digits() -> None:
+def test_near_models_lose_no_digits():
     """Distances of 1e-3 between models of size 100: by differences, not by cancelling squares."""
     base, offsets = some_models(1, scale=100.0), some_models(4, scale=1e-3, seed=5)
     models = (base + offsets).contiguous()
@@ -147,7 +137,7 @@ def test_near_models_lose_no_digits() -> None:
 
 
 @pytest.mark.parametrize("start", ["own", "received"])
-def test_rounds_with_adam_in_numpy(three: Files, start: str) -> None:
+def test_rounds_with_adam_in_numpy(three, start):
     """Three rounds of three Adam steps: L_ce in round 1, then + (λ/2a) ||w - z_i||², part of Adam's gradient.
 
     z by autograd of L_d. Adam (Kingma and Ba): m, v with 0.9 and 0.999, bias-corrected, afresh every round.
@@ -197,7 +187,7 @@ def adam(w: Numbers, centre: Numbers, weight: float, file: Path, eta: float) -> 
     return w
 
 
-def test_without_the_term_it_is_local(three: Files) -> None:
+def test_without_the_term_it_is_local(three):
     """λ = 0, as it stands (training starts from the own model): bit for bit, with Adam."""
     options: dict[str, Any] = {
         "rounds": 4,
@@ -214,7 +204,7 @@ def test_without_the_term_it_is_local(three: Files) -> None:
     assert not same(with_term.personal("a"), plain.personal("a"))
 
 
-def test_the_first_round_is_plain_training(three: Files) -> None:
+def test_the_first_round_is_plain_training(three):
     plain = federate(three, strategy="local", rounds=1, local_epochs=3)
     run = federate(
         three, strategy="diversifed", rounds=1, local_epochs=3, diversifed__lambda=100.0
@@ -223,7 +213,7 @@ def test_the_first_round_is_plain_training(three: Files) -> None:
         assert same(plain.personal(silo), run.personal(silo))
 
 
-def test_two_silos_only_hold_on_to_themselves(two: Files) -> None:
+def test_two_silos_only_hold_on_to_themselves(two):
     """N = 2: z_i = w_i, sent back bit for bit; what is left is a proximal term on the silo's own last model."""
     run = federate(two, strategy="diversifed", rounds=3, local_epochs=2, diversifed__lambda=0.7)
     for silo, file in two.items():
@@ -240,7 +230,7 @@ def test_two_silos_only_hold_on_to_themselves(two: Files) -> None:
         assert same(run.sent_to(silo, 4)["mixture"].vector, run.personal(silo))
 
 
-def test_untrained_silos_with_one_start_stay(tmp_path: Path) -> None:
+def test_untrained_silos_with_one_start_stay(tmp_path):
     """All models identical (no training at all): 0 / 0 is left out, nothing moves."""
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 5})
     run = federate(files, strategy="diversifed", rounds=3, local_epochs=0)

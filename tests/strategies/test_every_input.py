@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cases import typical
-from tiny import Files, federate, simulated
+from tiny import federate, simulated
 
 from models.networks.registry import resolve
 from strategies import strategies
@@ -58,12 +58,12 @@ def samples(kind: str, n: int, rng: np.random.Generator) -> tuple[dict[str, Any]
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def silos(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Files:
+def silos(kind, tmp_path_factory):
     folder, files = tmp_path_factory.mktemp(kind), {}
     for seed, (name, n) in enumerate(SIZES.items()):
         named: dict[str, Any] = {"classes": np.array(CLASSES)}
@@ -87,7 +87,7 @@ REFUSED = {
 @typical(
     sorted(name for name, method in strategies().items() if not method.info.pooled), "method"
 )
-def test_every_method_takes_every_input(silos: Files, kind: str, method: str) -> None:
+def test_every_method_takes_every_input(silos, kind, method):
     """Two rounds: every silo answers, what it says is finite, and its own model is kept, is finite and has moved."""
     settings = {"strategy": method, **OPTIONS, **NETWORKS[kind]}
     if method == "fedsa-lora":
@@ -110,7 +110,7 @@ def test_every_method_takes_every_input(silos: Files, kind: str, method: str) ->
         assert all(alike) if method == "knn-per" else not any(alike)
 
 
-def test_pooled_takes_every_input(silos: Files, kind: str) -> None:
+def test_pooled_takes_every_input(silos, kind):
     """Pooled takes one file that a simulation divides, and so do all."""
     options = {k.replace("__", "."): v for k, v in OPTIONS.items()} | NETWORKS[kind]
     loop = simulated(
@@ -122,7 +122,7 @@ def test_pooled_takes_every_input(silos: Files, kind: str) -> None:
     assert losses and np.isfinite(losses).all()
 
 
-def test_the_networks_are_those_of_auto() -> None:
+def test_the_networks_are_those_of_auto():
     text, signal = ("tokens", 6, WORDS), (2, STEPS)
     assert resolve("auto", text) == "fasttext"
     assert {resolve("auto", signal), resolve("auto", (("notes", text), ("ecg", signal)))} == {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from resuming import assert_resumes
-from tiny import Files, federate, gradient, initial, rows_of, same
+from tiny import federate, gradient, initial, rows_of, same
 from two_layers import confirmed, losing, replies_of
 
 OPTIONS: dict[str, Any] = {
@@ -22,7 +21,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """Two rounds of one full-batch step, learning rate 1, ρ = 1/2, η = 1, from 0; weights (u, -u), biases (v, -v).
 
     Round 1: w_a = (1, 1/2), w_b = -(1/2, 1/2), y_i = w_i/2, Δ_i = w_i + 2 y_i = 2 w_i, so θ = (1/2, 0). Round 2 starts
@@ -49,7 +48,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
 
 @pytest.mark.parametrize("since", ["own", "received"])
 @pytest.mark.parametrize("start", ["own", "received"])
-def test_rounds_of_several_steps_in_numpy(three: Files, start: str, since: str) -> None:
+def test_rounds_of_several_steps_in_numpy(three, start, since):
     """Five rounds of three full-batch steps, η = 0.8 and from round 4 on 0.3; b is away in round 2, a's reply of
     round 3 is left out: its w and y are those of round 2 in round 4."""
     rho, eta = 0.4, 0.3
@@ -88,7 +87,7 @@ def test_rounds_of_several_steps_in_numpy(three: Files, start: str, since: str) 
         assert confirmed(run, silo, "primal").numpy() == pytest.approx(own[silo], abs=1e-6)
 
 
-def test_a_full_average_is_fedapm_with_nothing_personal(three: Files) -> None:
+def test_a_full_average_is_fedapm_with_nothing_personal(three):
     """η = |S|/N, with absent silos and mini-batches: the server's θ is the mean of all z_i = w_i + y_i/ρ."""
     apart = {**OPTIONS, "rounds": 9, "participation": 0.7}  # every silo comes at least once
     ours = federate(three, strategy="fedadmm", fedadmm__rho=0.6, fedadmm__eta=0.0, **apart)
@@ -109,7 +108,7 @@ def test_a_full_average_is_fedapm_with_nothing_personal(three: Files) -> None:
         torch.testing.assert_close(ours.personal(silo), apm.personal(silo), rtol=0, atol=2e-6)
 
 
-def test_a_lost_reply_stays_out_of_the_average(three: Files) -> None:
+def test_a_lost_reply_stays_out_of_the_average(three):
     """η = |S|/N: θ is the mean of all silos' counted z_i, which a reply that was left out does not move."""
     run = federate(
         three,
@@ -126,7 +125,7 @@ def test_a_lost_reply_stays_out_of_the_average(three: Files) -> None:
     assert not same(confirmed(run, "c", "primal"), run.personal("c"))
 
 
-def test_measured_from_the_received_model_half_a_step_is_the_mean(three: Files) -> None:
+def test_measured_from_the_received_model_half_a_step_is_the_mean(three):
     """Δ_i = 2 (w_i - θ) for any ρ, so with η = 1/2 the server's θ is the plain mean of the w_i."""
     run = federate(
         three,
@@ -147,7 +146,7 @@ def test_measured_from_the_received_model_half_a_step_is_the_mean(three: Files) 
     torch.testing.assert_close(run.strategy.state.arrays["global"], mean, rtol=0, atol=2e-6)
 
 
-def test_epochs_are_drawn(three: Files) -> None:
+def test_epochs_are_drawn(three):
     """With full batches an epoch is a step: from 1 to 4 of them, not the same in all silos."""
     run = federate(
         three,
@@ -170,7 +169,7 @@ def test_epochs_are_drawn(three: Files) -> None:
     assert len(seen) > 1
 
 
-def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> None:
+def test_a_resumed_run_knows_what_was_counted(three, tmp_path):
     """c's reply of round 3, after which the run breaks off, was left out: resumed, c trains with its round 2."""
     options = {
         **OPTIONS,
@@ -182,7 +181,7 @@ def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("start", ["own", "received"])
-def test_what_is_called_received_is_theta(three: Files, start: str) -> None:
+def test_what_is_called_received_is_theta(three, start):
     """With start = own the silo's own model was reported under that name, and as the federation's one model."""
     run = federate(three, strategy="fedadmm", fedadmm__rho=0.2, fedadmm__start=start, **OPTIONS)
     x, y = rows_of(three["a"])

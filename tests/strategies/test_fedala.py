@@ -31,7 +31,7 @@ from strategies.fedala import FedALAClient
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
+def test_two_silos_two_rounds_by_hand(pair):
     """One ALA epoch of one batch (max-epochs = 1, s = 100), η_W = 0.1, all layers; weights (u, -u), biases (v, -v).
 
     Round 1 is FedAvg's (see test_fedavg): Θ_a = (1, 1/2), Θ_b = (-1/2, -1/2), then Θ = (-1/8, -1/4).
@@ -62,7 +62,7 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     assert run.personal("a").tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
 
 
-def test_three_rounds_of_several_batches_in_numpy(two: Files) -> None:
+def test_three_rounds_of_several_batches_in_numpy(two):
     """Equations 4 to 7 in float64; two ALA epochs in the first stage, one later, full batches."""
     eta, rate = 0.3, 0.5
     run = federate(
@@ -102,7 +102,7 @@ def test_three_rounds_of_several_batches_in_numpy(two: Files) -> None:
 # ---- Special cases -------------------------------------------------------------------------------------------------
 
 
-def test_no_mixed_layers_is_fedavg(three: Files) -> None:
+def test_no_mixed_layers_is_fedavg(three):
     options: dict[str, Any] = {
         "rounds": 3,
         "local_epochs": 2,
@@ -116,9 +116,7 @@ def test_no_mixed_layers_is_fedavg(three: Files) -> None:
 
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
-def test_without_learning_it_is_fedavg_up_to_rounding(
-    three: Files, model: str, tiny_bn: None
-) -> None:
+def test_without_learning_it_is_fedavg_up_to_rounding(three, model, tiny_bn):
     """η = 0 keeps W = 1: Θ_i + (Θ - Θ_i) is Θ but for the last bit. Running statistics are not ALA's to change."""
     options: dict[str, Any] = {
         "rounds": 3,
@@ -143,7 +141,7 @@ def test_without_learning_it_is_fedavg_up_to_rounding(
             assert a.value == pytest.approx(b.value, abs=1e-5)
 
 
-def test_weights_at_zero_over_all_layers_is_local(three: Files) -> None:
+def test_weights_at_zero_over_all_layers_is_local(three):
     """Θ_i + (Θ - Θ_i) 0 is Θ_i exactly: bit for bit Local, whatever the others do."""
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
     alone = federate(three, strategy="local", **options)
@@ -174,7 +172,7 @@ def ala_client(files: Files, state: State, received: Tensor, **changes: Any) -> 
     return client
 
 
-def test_where_both_models_are_equal_nothing_is_learned(two: Files) -> None:
+def test_where_both_models_are_equal_nothing_is_learned(two):
     """(Θ - Θ_i) = 0 makes every gradient of W zero: W and the first stage stay as they are, Θ̂ = Θ."""
     received = torch.randn(12, generator=torch.Generator().manual_seed(1))
     state = State({"personal": received.clone(), "weights": torch.full((12,), 0.25)})
@@ -184,7 +182,7 @@ def test_where_both_models_are_equal_nothing_is_learned(two: Files) -> None:
     assert "settled" not in state.numbers
 
 
-def test_weights_of_equal_entries_do_not_move(two: Files) -> None:
+def test_weights_of_equal_entries_do_not_move(two):
     """Where only some entries agree, those keep their W and Θ's value."""
     received = torch.randn(12, generator=torch.Generator().manual_seed(1))
     old = received.clone()
@@ -196,7 +194,7 @@ def test_weights_of_equal_entries_do_not_move(two: Files) -> None:
     assert (state.arrays["weights"][::2] != 0.5).any()
 
 
-def test_weights_are_clipped(two: Files) -> None:
+def test_weights_are_clipped(two):
     """A huge η drives every W with a gradient to 0 or 1, never beyond."""
     generator = torch.Generator().manual_seed(2)
     received, old = torch.randn(12, generator=generator), torch.randn(12, generator=generator)
@@ -208,7 +206,7 @@ def test_weights_are_clipped(two: Files) -> None:
     torch.testing.assert_close(mixed[weights == 1], received[weights == 1])
 
 
-def test_only_the_highest_layers_are_mixed(two: Files) -> None:
+def test_only_the_highest_layers_are_mixed(two):
     """Layers below the p highest take Θ as it is; p counts layers, with weight and bias."""
     size = 3 * 4 + 4 + 4 * 3 + 3  # one hidden layer of 4
     generator = torch.Generator().manual_seed(3)
@@ -227,9 +225,7 @@ def test_only_the_highest_layers_are_mixed(two: Files) -> None:
     assert all(p.requires_grad for p in client.model.module.parameters())
 
 
-def test_a_fault_in_the_middle_leaves_the_model_trainable(
-    two: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_the_middle_leaves_the_model_trainable(two, monkeypatch):
     """Silos of one process share the network: what ALA freezes must not stay frozen for the next one."""
     state = State({"personal": torch.zeros(31)})
     client = ala_client(two, state, torch.ones(31), mlp__hidden="4")
@@ -261,9 +257,7 @@ def count_epochs(
     return counted
 
 
-def test_the_first_stage_ends_after_window_plus_one_epochs_at_the_earliest(
-    two: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_stage_ends_after_window_plus_one_epochs_at_the_earliest(two, monkeypatch):
     """Everything counts as settled (threshold 1e9): window + 1 = 4 epochs in round 2, then one a round.
 
     Round 1 has no old model and no ALA; the closing exchange (round 4) mixes as well.
@@ -278,7 +272,7 @@ def test_the_first_stage_ends_after_window_plus_one_epochs_at_the_earliest(
     assert counted == {(silo, r): 4 if r == 2 else 1 for silo in two for r in (2, 3, 4)}
 
 
-def test_the_first_stage_is_bounded(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_stage_is_bounded(two, monkeypatch):
     """Nothing is ever under threshold 0: max-epochs; and a bound below window + 1 holds too."""
     for bound in (2, 7):
         options: dict[str, Any] = {
@@ -295,9 +289,7 @@ def test_the_first_stage_is_bounded(two: Files, monkeypatch: pytest.MonkeyPatch)
         assert {counted[silo, 3] for silo in two} == {1}
 
 
-def test_the_last_windows_population_deviation_settles_it(
-    two: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_windows_population_deviation_settles_it(two, monkeypatch):
     """Window 2, threshold 0.5. Population deviation of two values is half their distance.
 
     9, 5: more than two losses are needed. 5, 4 (after 3 epochs): 0.5, not under it. 4, 3.1 (after 4): 0.45, settled.
@@ -314,9 +306,7 @@ def test_the_last_windows_population_deviation_settles_it(
     assert {counted[silo, 2] for silo in two} == {4}
 
 
-def test_the_first_stage_waits_for_the_weights_and_not_for_the_batches(
-    two: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_stage_waits_for_the_weights_and_not_for_the_batches(two, monkeypatch):
     """With η = 0 W stays, and so does the loss of the last batch, for it is of the same samples: window + 1 epochs.
 
     In fresh batches of 2 of 6 and 10 rows it would be another every epoch, and no threshold of 1e-9 would be met.
@@ -335,12 +325,12 @@ def test_the_first_stage_waits_for_the_weights_and_not_for_the_batches(
 
 
 def test_a_rounds_batches_are_the_same_in_every_epoch_and_others_in_the_next_round(
-    two: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    two, monkeypatch
+):
     orders: dict[tuple[str, int], list[list[list[int]]]] = {}
     original = FedALAClient._epoch
 
-    def epoch(self: FedALAClient, network: Any, take: Any, *arguments: Any) -> float:
+    def epoch(self, network, take, *arguments):
         taken: list[list[int]] = []
         loss = original(
             self,
@@ -366,14 +356,12 @@ def test_a_rounds_batches_are_the_same_in_every_epoch_and_others_in_the_next_rou
     assert len({str(orders["b", r][0]) for r in (2, 3, 4)}) == 3
 
 
-def test_dropout_is_drawn_anew_in_every_epoch(
-    two: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_is_drawn_anew_in_every_epoch(two, monkeypatch):
     """The batches are the same, the dropped units are not: with η = 0 the losses of the last batch differ."""
     losses: list[float] = []
     original = FedALAClient._epoch
 
-    def epoch(self: FedALAClient, *arguments: Any) -> float:
+    def epoch(self, *arguments):
         losses.append(original(self, *arguments))
         return losses[-1]
 
@@ -393,12 +381,10 @@ def test_dropout_is_drawn_anew_in_every_epoch(
     assert len(set(losses[:6])) > 3
 
 
-def test_a_silo_that_comes_later_has_its_first_stage_later(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_that_comes_later_has_its_first_stage_later(three, monkeypatch):
     """c is away in rounds 1 and 2: round 3 starts from Θ as received, round 4 is its long one."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.absent = {("c", 1), ("c", 2)}
 
     runs: list[Run] = []
@@ -424,14 +410,12 @@ def test_a_silo_that_comes_later_has_its_first_stage_later(
 # ---- The sample, and what leaves -----------------------------------------------------------------------------------
 
 
-def test_the_sample_is_s_percent_drawn_anew_each_round(
-    two: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sample_is_s_percent_drawn_anew_each_round(two, monkeypatch):
     """Of b's 10 rows 35 % are 3; all epochs of a round go over the same rows, another round over others."""
     taken: dict[int, list[frozenset[int]]] = {}
     original = FedALAClient._epoch
 
-    def epoch(self: FedALAClient, *arguments: Any) -> float:
+    def epoch(self, *arguments):
         rows: list[int] = []
         take = self.silo.train.take
         with monkeypatch.context() as patch:
@@ -460,7 +444,7 @@ def test_the_sample_is_s_percent_drawn_anew_each_round(
     assert len({epochs[0] for epochs in taken.values()}) > 1
 
 
-def test_the_weights_never_leave_the_silo(three: Files) -> None:
+def test_the_weights_never_leave_the_silo(three):
     run = federate(three, strategy="fedala", rounds=3)
     assert run.values("bytes_up") == [3 * 12 * 4] * 3 + [0]
     assert run.values("bytes_down") == [3 * 12 * 4] * 4
@@ -470,9 +454,7 @@ def test_the_weights_never_leave_the_silo(three: Files) -> None:
             assert not any("weight" in key for key in record)
 
 
-def test_features_of_the_frozen_layers_are_computed_once(
-    two: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_of_the_frozen_layers_are_computed_once(two, monkeypatch):
     """With one of two layers mixed, the first layer runs once per sample and round, and nothing else changes."""
     from models.flat import FlatModel
 
@@ -488,7 +470,7 @@ def test_features_of_the_frozen_layers_are_computed_once(
     rows: list[int] = []
     original = FlatModel.__init__
 
-    def init(self: FlatModel, *arguments: Any) -> None:
+    def init(self, *arguments):
         original(self, *arguments)
         self.has_dropout = True  # "random" layers: the whole network runs in every pass
         first = self.module.get_submodule(self.layout.blocks[0].name)

@@ -10,17 +10,7 @@ import numpy as np
 import pytest
 import torch
 from mixtures import EMPTY, coefficients, some_models
-from tiny import (
-    Files,
-    Numbers,
-    comparable,
-    federate,
-    gradient,
-    initial,
-    random_silos,
-    rows_of,
-    same,
-)
+from tiny import Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
 from torch import Tensor
 from two_layers import replies_of, rounds_trained
 
@@ -45,7 +35,7 @@ OPTIONS: dict[str, Any] = {
 # ---- Coefficients ----------------------------------------------------------------------------------------------------
 
 
-def test_fedamp_by_hand() -> None:
+def test_fedamp_by_hand():
     """w = (0, 0), (1, 0), (0, 2): squared distances 1, 4, 5. σ = 2, a = 3: a A' = (3/2) exp(-d²/2).
 
     That is p = 0.910, q = 0.203, r = 0.123: p + q and p + r exceed 1: a convex combination has these
@@ -61,7 +51,7 @@ def test_fedamp_by_hand() -> None:
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_heurfedamp_by_hand() -> None:
+def test_heurfedamp_by_hand():
     """w = (1, 0), (0, 3), (2, 2): cosines 0, 1/√2, 1/√2. σ = √2 log 2 makes exp(σ cos) = 1, 2, 2; ξ = 0.4."""
     models = torch.tensor([[1.0, 0], [0, 3], [2, 2]])
     found = coefficients(
@@ -74,7 +64,7 @@ def test_heurfedamp_by_hand() -> None:
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("n", [1, 2, 3, 12])
 @pytest.mark.parametrize(("name", "changes"), [*((name, {}) for name in MIXING), AS_PRINTED])
-def test_rows_sum_to_one(name: str, changes: dict[str, Any], n: int, scale: float) -> None:
+def test_rows_sum_to_one(name, changes, n, scale):
     """Also where the own weight is far below zero: near models, a = 1000 as printed; rounding grows with the weights.
 
     By default FedAMP's rows are convex combinations.
@@ -90,7 +80,7 @@ def test_rows_sum_to_one(name: str, changes: dict[str, Any], n: int, scale: floa
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_the_order_of_the_silos_does_not_matter(name: str) -> None:
+def test_the_order_of_the_silos_does_not_matter(name):
     models, order = some_models(5), torch.tensor([3, 0, 4, 1, 2])
     changes = {"sigma": 5.0} if name != "diversifed" else {}
     plain, turned = (coefficients(name, m, **changes) for m in (models, models[order]))
@@ -98,7 +88,7 @@ def test_the_order_of_the_silos_does_not_matter(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedamp", "diversifed"])
-def test_moving_all_models_moves_the_mixtures(name: str) -> None:
+def test_moving_all_models_moves_the_mixtures(name):
     """Coefficients of differences only, with rows that sum to one. Not so HeurFedAMP's, whose angles change."""
     models, shift = some_models(5), torch.linspace(-2, 2, 7)
     changes: dict[str, Any] = {"sigma": 5.0, "step": 2.0} if name == "fedamp" else {}
@@ -109,7 +99,7 @@ def test_moving_all_models_moves_the_mixtures(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "changes"), [*((name, {}) for name in MIXING), AS_PRINTED])
-def test_identical_models_stay(name: str, changes: dict[str, Any]) -> None:
+def test_identical_models_stay(name, changes):
     """No 0 / 0; the mixture of equal models is that model bit for bit, also as printed, where a / σ = 10^4."""
     models = some_models(1).expand(4, -1).contiguous()
     mixed = mix(models, coefficients(name, models, **changes))
@@ -117,7 +107,7 @@ def test_identical_models_stay(name: str, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_the_mixture_is_the_product(name: str) -> None:
+def test_the_mixture_is_the_product(name):
     """w_i + sum_j C_ij (w_j - w_i) is C W, for rows that sum to one."""
     models = some_models(5).double()
     found = coefficients(name, models, **({"sigma": 5.0} if name != "diversifed" else {}))
@@ -125,7 +115,7 @@ def test_the_mixture_is_the_product(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_adam_does_not_move_equal_models(three: Files, name: str) -> None:
+def test_adam_does_not_move_equal_models(three, name):
     """No gradient but the term's, λ (w - u_i), from the own model: exactly 0. A rounding error of 1e-8 would be a step
     of η in Adam, whose steps do not depend on the size of the gradient."""
     with pytest.MonkeyPatch.context() as patch:
@@ -141,7 +131,7 @@ def test_adam_does_not_move_equal_models(three: Files, name: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e3, 1e6, 1e15])
 @pytest.mark.parametrize("name", MIXING)
-def test_distant_models_are_safe(name: str, scale: float) -> None:
+def test_distant_models_are_safe(name, scale):
     """exp(d) would overflow from 89 on, exp(-d²) is 0: nothing is infinite; FedAMP's u_i is then w_i bit for bit."""
     models = some_models(4, scale=scale)
     found = coefficients(name, models)
@@ -151,7 +141,7 @@ def test_distant_models_are_safe(name: str, scale: float) -> None:
         assert same(found @ models, models)
 
 
-def test_heurfedamp_special_cases() -> None:
+def test_heurfedamp_special_cases():
     """ξ = 1: u_i = w_i. σ = 0: ξ w_i and 1 - ξ times the mean of the others; with ξ = 1/N the plain mean."""
     models = some_models(4)
     assert same(coefficients("heurfedamp", models, self_weight=1.0), torch.eye(4))
@@ -188,13 +178,7 @@ ZERO, EQUAL = "with 0, their models are", "alike ("
         ("diversifed", {}, []),
     ],
 )
-def test_weights_that_say_nothing_are_told_once(
-    tmp_path: Any,
-    name: str,
-    settings: dict[str, Any],
-    said: list[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_weights_that_say_nothing_are_told_once(tmp_path, name, settings, said, caplog):
     """In the first round with mixtures of others, and in one line, however many rounds it goes on."""
     files = random_silos(tmp_path, FIVE)
     federate(files, strategy=name, **{f"{name}.{k}": v for k, v in settings.items()}, **OPTIONS)
@@ -206,7 +190,7 @@ def test_weights_that_say_nothing_are_told_once(
         assert line.startswith(f"round 2: {name} weighs") and all(part in line for part in said)
 
 
-def test_the_distance_that_is_told_is_the_median(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_distance_that_is_told_is_the_median(caplog):
     """Models at 0, 3 and 10 on a line: distances 3, 7, 10. Without weights above 0, or with equal ones; two silos
     have nothing to choose from."""
     models = torch.tensor([[0.0], [3.0], [10.0]])
@@ -230,7 +214,7 @@ def test_the_distance_that_is_told_is_the_median(caplog: pytest.LogCaptureFixtur
     assert all("are 7 apart (median)" in line for line in lines)
 
 
-def test_a_model_of_zeros_has_no_angle() -> None:
+def test_a_model_of_zeros_has_no_angle():
     found = coefficients(
         "heurfedamp", torch.tensor([[0.0, 0], [1, 0], [0, 1]]), sigma=1.0, self_weight=0.5
     )
@@ -241,7 +225,7 @@ def test_a_model_of_zeros_has_no_angle() -> None:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
+def test_two_silos_two_rounds_by_hand(pair):
     """Weights (u, -u), biases (v, -v), η = 1, two steps a round, λ / a = 1/2.
 
     A right answer has the logit m = 2 (x u + v) over a wrong one, and q = 1 / (1 + e^m): a step adds (2 q, q) in a
@@ -260,7 +244,7 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     assert one.personal("a").tolist() == [1, -1, 0.5, -0.5]
     assert one.personal("b").tolist() == [-0.5, 0.5, -0.5, 0.5]
 
-    def first_epoch_only(self: Any, **options: Any) -> None:
+    def first_epoch_only(self, **options):
         train(self, **options, epochs=1 if self.round == 1 else 2)
 
     train = MixingClient.train
@@ -312,7 +296,7 @@ def heurfedamp_in_numpy(models: Numbers, sigma: float, own: float) -> Numbers:
 
 @pytest.mark.parametrize("start", ["received", "own"])
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
-def test_rounds_of_several_steps_in_numpy(three: Files, name: str, start: str) -> None:
+def test_rounds_of_several_steps_in_numpy(three, name, start):
     """Three rounds of two steps in float64; the centre is u_i for the whole round, wherever training starts."""
     options: dict[str, dict[str, Any]] = {
         "fedamp": {"sigma": 3.0, "step": 1.2, "lambda": 0.6},
@@ -342,7 +326,7 @@ def test_rounds_of_several_steps_in_numpy(three: Files, name: str, start: str) -
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_without_the_term_and_from_the_own_model_it_is_local(three: Files, name: str) -> None:
+def test_without_the_term_and_from_the_own_model_it_is_local(three, name):
     """λ = 0, start = "own": bit for bit, though models travel."""
     plain = federate(three, strategy="local", **OPTIONS)
     run = federate(
@@ -354,7 +338,7 @@ def test_without_the_term_and_from_the_own_model_it_is_local(three: Files, name:
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_where_training_starts_is_what_received_means(three: Files, name: str) -> None:
+def test_where_training_starts_is_what_received_means(three, name):
     """From the mixture or from the own model; the snapshot "received" is that model, and the round starts there."""
     for start in ("received", "own"):
         options = {**OPTIONS, "local_epochs": 0, f"{name}.start": start, f"{name}.lambda": 0.0}
@@ -369,7 +353,7 @@ def test_where_training_starts_is_what_received_means(three: Files, name: str) -
 
 
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
-def test_the_default_start_is_the_mixture(three: Files, name: str) -> None:
+def test_the_default_start_is_the_mixture(three, name):
     """λ = 0 from there is not Local."""
     plain = federate(three, strategy="local", **OPTIONS)
     run = federate(
@@ -379,7 +363,7 @@ def test_the_default_start_is_the_mixture(three: Files, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_bytes_are_the_stated_units(three: Files, name: str) -> None:
+def test_bytes_are_the_stated_units(three, name):
     """Σ = 12 up; down Σ from round 2 on, and as much in the closing exchange."""
     run = federate(three, strategy=name, **OPTIONS)
     assert run.values("bytes_up") == [144, 144, 144, 144, 0]
@@ -390,7 +374,7 @@ def test_bytes_are_the_stated_units(three: Files, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MIXING)
-def test_mixtures_are_of_those_who_take_part(tmp_path: Any, name: str) -> None:
+def test_mixtures_are_of_those_who_take_part(tmp_path, name):
     """Three of four silos a round: mixed are the drawn ones' last models; a silo in its first round gets nothing."""
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 5})
     run = federate(files, strategy=name, **{**OPTIONS, "rounds": 6}, participation=0.75)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 import torch
 from tiny import (
     STILL,
-    Files,
     comparable,
     federate,
     initial,
@@ -51,7 +48,7 @@ FREE: dict[str, Any] = {"fedapm__rho": 0.0, "fedapm__sigma": 0.0, "fedapm__v_sta
 # ---- By hand and in numpy --------------------------------------------------------------------------------------------
 
 
-def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(pair, monkeypatch):
     """One round of one step per phase, fc2 personal; w = (s, t; c, -c, d, -d), start s = 1, else 0 (see test_fedsim).
 
     α = 1/2 is undone by η = 2, and at the first step both proximal terms and π are 0: FedAlt's step. With
@@ -80,7 +77,7 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_quadratics_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_quadratics_by_hand(tmp_path, monkeypatch):
     """f_i(u) = ||u - m_i||² / 2, nothing personal, α = ρ = 1/2, η = 1 / (α + ρ) = 1: one step solves eq. 11 exactly.
 
     m_i = mean e_y (x, 1) over x = 1, -1. Labels of a (0, 1): W = (1/2, -1/2), b = (1/2, 1/2); of b (1, 1): W = 0,
@@ -113,9 +110,7 @@ def test_two_quadratics_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 )
 @pytest.mark.parametrize("alpha", ["uniform", "samples"])
 @pytest.mark.parametrize("v_start", ["own", "server"])
-def test_rounds_of_several_steps_in_numpy(
-    three: Files, v_start: str, alpha: str, absent: set[tuple[str, int]]
-) -> None:
+def test_rounds_of_several_steps_in_numpy(three, v_start, alpha, absent):
     """Equations 8 and 11 to 15 in float64: 2 steps a phase, 4 rounds, all three silos or two of them a round.
 
     Whoever is absent keeps v_i, u_i, π_i, and its last z_i stays in the mean (eq. 14); before a silo's first round
@@ -175,7 +170,7 @@ def test_rounds_of_several_steps_in_numpy(
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4])
-def test_invariant_after_every_aggregation(three: Files, rounds: int) -> None:
+def test_invariant_after_every_aggregation(three, rounds):
     """u is the mean of u_i + π_i/ρ, so sum_i [ρ (u_i - u) + π_i] = 0 (eq. 8)."""
     run = federate(three, strategy="fedapm", fedapm__rho=0.2, **{**OPTIONS, "rounds": rounds})
     states = [run.grid.state(silo).arrays for silo in three]
@@ -191,8 +186,8 @@ def test_invariant_after_every_aggregation(three: Files, rounds: int) -> None:
     [(1.0, 40), pytest.param(0.5, 120, marks=pytest.mark.exhaustive)],
 )
 def test_quadratics_converge_to_the_consensus_optimum(
-    tmp_path: Path, participation: float, rounds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, participation, rounds, monkeypatch
+):
     """Nothing personal: u tends to the minimum of sum_i f_i / m, not of the pooled rows, also with half the silos.
 
     FedAvg on the same silos does not get there: it stops where the local drifts cancel.
@@ -219,9 +214,7 @@ def test_quadratics_converge_to_the_consensus_optimum(
         assert np.abs(drifted.strategy.state.arrays["global"].numpy() - optimum).max() > 1e-2
 
 
-def test_solved_exactly_the_dual_is_the_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_solved_exactly_the_dual_is_the_gradient(tmp_path, monkeypatch):
     """The first-order condition of eq. 11 and eq. 12 give π_i = -α_i ∇f_i(u_i): here -(u_i - m_i) / 3."""
     quadratic_loss(monkeypatch)
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1), "c": (1, 0)})
@@ -238,9 +231,7 @@ def test_solved_exactly_the_dual_is_the_gradient(
         assert state["dual"].numpy() == pytest.approx(expected, abs=1e-6)
 
 
-def test_with_exact_solves_it_is_feddyn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_exact_solves_it_is_feddyn(tmp_path, monkeypatch):
     """FedDyn (Acar et al. 2021) in float64, with its a = ρ / α_i = m ρ, for its f_i has no α_i.
 
     θ_i = argmin f_i - <g_i, θ> + (a/2) ||θ - θ^t||² = (m_i + g_i + a θ^t) / (1 + a); g_i <- g_i - a (θ_i - θ^t);
@@ -271,13 +262,13 @@ def test_with_exact_solves_it_is_feddyn(
 
 
 @pytest.fixture
-def equal(tmp_path: Path) -> Files:
+def equal(tmp_path):
     """Two silos of 8 rows: α = 1/2 and the weights of all means are powers of two, so scaling by them is exact."""
     return random_silos(tmp_path, {"a": 8, "b": 8})
 
 
 @pytest.mark.parametrize("personal", ["output", "input", "none"])
-def test_without_penalties_it_is_fedalt(equal: Files, personal: str) -> None:
+def test_without_penalties_it_is_fedalt(equal, personal):
     """ρ = σ = 0, the v-step at u, m times the learning rate: bit for bit, in every metric and byte."""
     alt = federate(equal, strategy="fedalt", fedalt__personal=personal, **OPTIONS)
     apm = federate(
@@ -302,9 +293,7 @@ def test_without_penalties_it_is_fedalt(equal: Files, personal: str) -> None:
         {"participation": 0.5},
     ],
 )
-def test_each_condition_of_the_fedalt_case_matters(
-    equal: Files, change: dict[str, Any]
-) -> None:
+def test_each_condition_of_the_fedalt_case_matters(equal, change):
     """Absent silos' z stay in FedAPM's mean, and FedAlt averages who took part."""
     shared = {k: v for k, v in change.items() if k == "participation"}
     alt = federate(equal, strategy="fedalt", **OPTIONS, **shared)
@@ -314,7 +303,7 @@ def test_each_condition_of_the_fedalt_case_matters(
     assert not same(alt.strategy.state.arrays["global"], apm.strategy.state.arrays["global"])
 
 
-def test_nothing_shared_is_local_with_a_smaller_step(equal: Files) -> None:
+def test_nothing_shared_is_local_with_a_smaller_step(equal):
     """σ = 0: Local with the learning rate α_i η, bit for bit; nothing travels."""
     plain = federate(equal, strategy="local", **OPTIONS)
     options: dict[str, Any] = {**OPTIONS, "learning_rate": 0.6, "fedapm__sigma": 0.0}
@@ -324,7 +313,7 @@ def test_nothing_shared_is_local_with_a_smaller_step(equal: Files) -> None:
         assert same(plain.personal(silo), run.personal(silo))
 
 
-def test_nothing_shared_is_local_near_the_last_round(two: Files) -> None:
+def test_nothing_shared_is_local_near_the_last_round(two):
     """σ > 0: each step adds σ (v - v_i^t), centred on where the round began. α = 1/2, η = 0.6, σ = 0.7."""
     run = federate(
         two,
@@ -345,7 +334,7 @@ def test_nothing_shared_is_local_near_the_last_round(two: Files) -> None:
         assert run.personal(silo).numpy() == pytest.approx(w, abs=1e-5)
 
 
-def test_before_there_are_duals_the_shared_step_is_fedprox(equal: Files) -> None:
+def test_before_there_are_duals_the_shared_step_is_fedprox(equal):
     """Round 1, nothing personal: u_i is FedProx's local model with μ = ρ / α_i = 2 ρ, bit for bit."""
     options: dict[str, Any] = {**OPTIONS, "rounds": 1}
     prox = federate(equal, strategy="fedprox", fedprox__mu=0.8, **options)
@@ -356,7 +345,7 @@ def test_before_there_are_duals_the_shared_step_is_fedprox(equal: Files) -> None
         assert not same(run.grid.state(silo).arrays["dual"], torch.zeros(31))
 
 
-def test_with_ala_the_shared_step_starts_from_the_mixture(three: Files) -> None:
+def test_with_ala_the_shared_step_starts_from_the_mixture(three):
     """And its centre stays u: in round 2, one step of length η from the mixture x = u_i + W (u - u_i) gives
     x - η (α ∇_u f + π_i + ρ (x - u)).
     """
@@ -390,9 +379,7 @@ def test_with_ala_the_shared_step_starts_from_the_mixture(three: Files) -> None:
 
 
 @pytest.mark.parametrize(("accuracy", "epochs"), [(1e-6, 1), (1e-30, 5)])
-def test_the_shared_step_ends_at_its_accuracy(
-    tmp_path: Path, accuracy: float, epochs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shared_step_ends_at_its_accuracy(tmp_path, accuracy, epochs, monkeypatch):
     """One exact step leaves a gradient of rounding size; what is never reached ends after local-epochs.
 
     Three silos, so that α = 1/3 leaves a rounding error.
@@ -400,7 +387,7 @@ def test_the_shared_step_ends_at_its_accuracy(
     quadratic_loss(monkeypatch)
     batches, steps = SiloClient.batches, []
 
-    def counted(self: SiloClient, *arguments: Any, **more: Any) -> Iterator[Any]:
+    def counted(self, *arguments, **more):
         for batch in batches(self, *arguments, **more):
             steps.append(arguments[1])
             yield batch
@@ -424,7 +411,7 @@ def test_the_shared_step_ends_at_its_accuracy(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_an_accuracy_out_of_reach_is_none(three: Files, optimizer: str) -> None:
+def test_an_accuracy_out_of_reach_is_none(three, optimizer):
     """ε = 1e-30: the same epochs on the same batches with the same optimiser as without one, bit for bit."""
     options = {**OPTIONS, "momentum": 0.9, "optimizer": optimizer, "learning_rate": 0.05}
     plain = federate(three, strategy="fedapm", **options)
@@ -432,7 +419,7 @@ def test_an_accuracy_out_of_reach_is_none(three: Files, optimizer: str) -> None:
     assert comparable(plain.rows) == comparable(run.rows)
 
 
-def test_with_ala_and_nothing_personal_the_own_shared_part_is_mixed(three: Files) -> None:
+def test_with_ala_and_nothing_personal_the_own_shared_part_is_mixed(three):
     """Round 2 with W = 0 (see test_ala) starts from u_i of round 1, not from z_i = u_i + π_i / ρ, which travelled."""
     options: dict[str, Any] = {**OPTIONS, "rounds": 2, "fedapm__personal": "none"}
     first = federate(three, strategy="fedapm", **{**options, "rounds": 1})
@@ -447,7 +434,7 @@ def test_with_ala_and_nothing_personal_the_own_shared_part_is_mixed(three: Files
         )
 
 
-def test_the_accuracy_is_that_of_the_augmented_lagrangian(three: Files) -> None:
+def test_the_accuracy_is_that_of_the_augmented_lagrangian(three):
     """||α ∇_u f_i + π_i + ρ (u_i - u)||² over all of the silo's rows, π_i of before the step, is below ε at the end.
 
     And after one epoch less it was not: the step ends as soon as it may.
@@ -455,7 +442,7 @@ def test_the_accuracy_is_that_of_the_augmented_lagrangian(three: Files) -> None:
     rho, accuracy, norms = 0.3, 2e-3, []
     measure = FedAPMClient._squared_norm
 
-    def recorded(self: FedAPMClient, correct: Any) -> float:
+    def recorded(self, correct):
         norms.append((self.silo.name, measure(self, correct)))
         return norms[-1][1]
 
@@ -483,7 +470,7 @@ def test_the_accuracy_is_that_of_the_augmented_lagrangian(three: Files) -> None:
     assert len(norms) > 3
 
 
-def test_the_accuracy_shrinks_with_every_round_a_silo_takes_part_in(three: Files) -> None:
+def test_the_accuracy_shrinks_with_every_round_a_silo_takes_part_in(three):
     """c misses rounds 1 and 2 of 3; ε is halved after each use."""
     run = federate(
         three,
@@ -499,9 +486,7 @@ def test_the_accuracy_shrinks_with_every_round_a_silo_takes_part_in(three: Files
         assert json.loads(str(context.state["numbers"]["json"]))["epsilon"] == epsilon
 
 
-def test_measuring_the_accuracy_leaves_running_statistics_alone(
-    three: Files, tiny_bn: None
-) -> None:
+def test_measuring_the_accuracy_leaves_running_statistics_alone(three, tiny_bn):
     """Whether the norm is looked at or not, one epoch moves BatchNorm's statistics alike (batches of one order)."""
     options: dict[str, Any] = {"rounds": 1, "model": "tiny-bn", "learning_rate": 0.1}
     plain, measured = (
@@ -519,7 +504,7 @@ def test_measuring_the_accuracy_leaves_running_statistics_alone(
 # ---- What travels ----------------------------------------------------------------------------------------------------
 
 
-def test_only_z_leaves_a_silo(three: Files) -> None:
+def test_only_z_leaves_a_silo(three):
     """Neither v_i, nor u_i and π_i apart; the server averages the last z of all silos, present or not (eq. 8)."""
     run = federate(three, strategy="fedapm", **{**OPTIONS, "rounds": 5}, participation=0.5)
     last = dict.fromkeys(three, initial(run.settings, 3, 3)[FC1])

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
-from tiny import Files, comparable, federate, round_of, rows_of, same
+from tiny import comparable, federate, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
 from strategies.fedas import FedAS
@@ -33,7 +32,7 @@ def means_of(body: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.stack([z[y == k].mean(0) if (y == k).any() else np.zeros(4) for k in range(3)])
 
 
-def test_two_silos_and_their_alignment_by_hand() -> None:
+def test_two_silos_and_their_alignment_by_hand():
     """h = relu(w x), one feature of four used, two samples of class 0 at h = 1 and 3, P = 1: the loss is the mean of 0
     and 4, over K = 4: 1/2. Its gradient by w, with x = 1 and 3: (1/2) 2 (3 - 1) 3 / 4 = 3/2."""
     body = np.zeros(16)
@@ -48,7 +47,7 @@ def test_two_silos_and_their_alignment_by_hand() -> None:
     assert float(client.distance(z, z, torch.tensor([0, 0]))) == pytest.approx(0.5)
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """Four rounds: one step of alignment, two of training, all in full batches; b is away in round 2."""
     eta, rate = 0.3, 0.2
     run = federate(
@@ -89,7 +88,7 @@ def test_rounds_in_numpy(three: Files) -> None:
     assert told == pytest.approx(energies, rel=1e-4)
 
 
-def test_without_both_it_is_fedper(three: Files) -> None:
+def test_without_both_it_is_fedper(three):
     own = {"fedas.align-epochs": 0, "fedas.weights": "samples"}
     run = federate(three, strategy="fedas", **own, **DEEP, **OPTIONS)
     plain = federate(three, strategy="fedper", **DEEP, **OPTIONS)
@@ -98,10 +97,10 @@ def test_without_both_it_is_fedper(three: Files) -> None:
 
 
 @pytest.mark.parametrize("energy", [1e30, -1.0, float("nan")])
-def test_a_silo_that_overstates_itself(three: Files, energy: float) -> None:
+def test_a_silo_that_overstates_itself(three, energy):
     """It counts as weight-cap times the median at most; what is no size of a gradient is left out."""
 
-    def lie(silo: str, message: Message, reply: Message) -> Message:
+    def lie(silo, message, reply):
         if silo == "a" and round_of(message) == 1 and message.metadata.message_type == "train":
             config: Any = reply.content["config"]
             config["number.energy"] = energy

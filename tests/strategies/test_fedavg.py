@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tiny import Files, comparable, federate, gradient, initial, rows_of, same
+from tiny import comparable, federate, gradient, initial, rows_of, same
 
 from models.metrics import METRICS
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
+def test_two_silos_two_rounds_by_hand(pair):
     """Σ = 4: weights (u, -u) and biases (v, -v), by symmetry. Full batch, η = 1, start at 0; n_a = 1, n_b = 3.
 
     Round 1: p = 1/2 everywhere. a (x = 2, class 0): du = (1/2 - 1) 2 = -1, dv = -1/2, so (u, v) = (1, 1/2).
@@ -42,7 +41,7 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     )
 
 
-def test_one_full_batch_step_is_centralised_sgd(two: Files) -> None:
+def test_one_full_batch_step_is_centralised_sgd(two):
     """sum_i (n_i / n) (w - η g_i) = w - η g of the pooled rows, for g_i is a mean over n_i."""
     run = federate(two, strategy="fedavg", rounds=3)
     x, y = (
@@ -54,7 +53,7 @@ def test_one_full_batch_step_is_centralised_sgd(two: Files) -> None:
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
 
 
-def test_several_local_steps(two: Files) -> None:
+def test_several_local_steps(two):
     """Two epochs of one batch each, momentum 1/2 that starts afresh every round, η falling by 0.9 a round."""
     run = federate(
         two,
@@ -79,12 +78,12 @@ def test_several_local_steps(two: Files) -> None:
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
 
 
-def test_received_is_before_training_and_personal_after_it(two: Files) -> None:
+def test_received_is_before_training_and_personal_after_it(two):
     """The received model of round 2 scores, on silo a, the loss of the aggregate of round 1 by an own softmax."""
     run = federate(two, strategy="fedavg", rounds=2)
     x, y = rows_of(two["a"])
 
-    def loss(vector: torch.Tensor) -> float:
+    def loss(vector):
         w = vector.double().numpy()
         z = x @ w[:9].reshape(3, 3).T + w[9:]
         return float(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]))
@@ -100,7 +99,7 @@ def test_received_is_before_training_and_personal_after_it(two: Files) -> None:
     )
 
 
-def test_bytes_are_one_model_down_and_one_up_per_silo(three: Files) -> None:
+def test_bytes_are_one_model_down_and_one_up_per_silo(three):
     run = federate(three, strategy="fedavg", rounds=2)
     assert run.values("bytes_up") == [3 * 12 * 4, 3 * 12 * 4, 0]
     # The closing exchange sends the last aggregate
@@ -111,7 +110,7 @@ def test_bytes_are_one_model_down_and_one_up_per_silo(three: Files) -> None:
 
 
 @pytest.mark.parametrize("epochs", [0, 1, 3])
-def test_fine_tuning_leaves_the_federated_training_as_it_is(three: Files, epochs: int) -> None:
+def test_fine_tuning_leaves_the_federated_training_as_it_is(three, epochs):
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
     plain = federate(three, strategy="fedavg", **options)
     tuned = federate(three, strategy="fedavg-ft", **{"fedavg-ft.epochs": epochs}, **options)
@@ -120,7 +119,7 @@ def test_fine_tuning_leaves_the_federated_training_as_it_is(three: Files, epochs
     assert comparable(received[0]) == comparable(received[1])
 
 
-def test_no_fine_tuning_is_the_received_model(three: Files) -> None:
+def test_no_fine_tuning_is_the_received_model(three):
     run = federate(
         three, strategy="fedavg-ft", rounds=2, **{"fedavg-ft.epochs": 0}, local_epochs=2
     )
@@ -133,7 +132,7 @@ def test_no_fine_tuning_is_the_received_model(three: Files) -> None:
             assert received[:2] == personal
 
 
-def test_fine_tuning_for_the_local_epochs_is_fedavg_local(three: Files) -> None:
+def test_fine_tuning_for_the_local_epochs_is_fedavg_local(three):
     """The same start, the same batches: bit for bit FedAvg's locally trained copy, in every metric."""
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "lr_decay": 0.9}
     plain = federate(three, strategy="fedavg", **options)
@@ -144,7 +143,7 @@ def test_fine_tuning_for_the_local_epochs_is_fedavg_local(three: Files) -> None:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_fine_tuning_by_hand(pair: Files) -> None:
+def test_fine_tuning_by_hand(pair):
     """Silo a, round 1, from 0, η = 1: first epoch (u, v) = (1, 1/2), as in the test of FedAvg.
 
     Second epoch: z = 2 + 1/2, q = 1 / (1 + e^-5): u = 1 + 2 (1 - q), v = 1/2 + (1 - q). The local training has only

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import STILL, Files, comparable, federate, initial, keep_weights_at, rows_of, same
+from tiny import STILL, comparable, federate, initial, keep_weights_at, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
 from strategies.base.client import SiloClient
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("tune", ["all", "head", "body"])
-def test_two_silos_by_hand(pair: Files, tune: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(pair, tune, monkeypatch):
     """One column, one hidden unit: w = (s, t; c, -c, d, -d), h = relu(s x + t), z = 2 (c h + d); s = c = 1, t = d = 0.
 
     One step of η = 1. a (x = 2, class 0): h = 2, z = 4, q = 1 / (1 + e^4); dc = -2 q, dd = -q, dh = -2 q, so ds = -4 q,
@@ -55,7 +55,7 @@ def test_two_silos_by_hand(pair: Files, tune: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("average", ["samples", "silos"])
-def test_rounds_of_several_steps_in_numpy(two: Files, average: str) -> None:
+def test_rounds_of_several_steps_in_numpy(two, average):
     """Three rounds in float64: two steps on fc1 below the first fc2, then three on all, with momentum of its own."""
     run = federate(
         two,
@@ -71,7 +71,7 @@ def test_rounds_of_several_steps_in_numpy(two: Files, average: str) -> None:
     start = initial(run.settings, 3, 3).double().numpy()
     u, personal = start[FC1], {}
 
-    def train(w: Any, part: slice, steps: int, rate: float) -> None:
+    def train(w, part, steps, rate):
         velocity = np.zeros_like(w[part])
         for _ in range(steps):
             velocity = 0.5 * velocity + deep_gradient(w, x, y)[part]
@@ -94,14 +94,12 @@ def test_rounds_of_several_steps_in_numpy(two: Files, average: str) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_head_stands_still_in_the_federated_phase(
-    three: Files, momentum: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_head_stands_still_in_the_federated_phase(three, momentum, monkeypatch):
     """Bit for bit the initial one at every step, with weight decay and with momentum; then it is fine-tuned."""
     seen: dict[tuple[str, int], list[torch.Tensor]] = {}
     compute = SiloClient.gradient
 
-    def recorded(self: SiloClient, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def recorded(self, x, y):
         seen.setdefault((self.silo.name, self.round), []).append(self.model.vector.clone())
         return compute(self, x, y)
 
@@ -119,7 +117,7 @@ def test_the_head_stands_still_in_the_federated_phase(
         assert same(steps[0], steps[2])  # which starts from the received model
 
 
-def test_nothing_personal_is_fedavg_with_fine_tuning(three: Files) -> None:
+def test_nothing_personal_is_fedavg_with_fine_tuning(three):
     """Bit for bit, in every metric and byte; with as many epochs the fine-tuned model is FedAvg-local."""
     plain = federate(three, strategy="fedavg-ft", **{"fedavg-ft.epochs": 3}, **OPTIONS)
     run = federate(three, strategy="fedbabu", fedbabu__layers=0, fedbabu__epochs=3, **OPTIONS)
@@ -128,9 +126,7 @@ def test_nothing_personal_is_fedavg_with_fine_tuning(three: Files) -> None:
 
 
 @pytest.mark.parametrize(("tune", "epochs"), [("all", 0), ("head", 3), ("body", 1), ("all", 4)])
-def test_fine_tuning_leaves_the_federated_training_as_it_is(
-    three: Files, tune: str, epochs: int
-) -> None:
+def test_fine_tuning_leaves_the_federated_training_as_it_is(three, tune, epochs):
     """Without an epoch the personal model is the received one: the averaged body and the first head."""
     default = federate(three, strategy="fedbabu", **OPTIONS)
     run = federate(
@@ -147,9 +143,7 @@ def test_fine_tuning_leaves_the_federated_training_as_it_is(
 
 
 @pytest.mark.parametrize("tune", ["all", "head", "body"])
-def test_everything_personal_is_fine_tuning_of_the_initial_model(
-    three: Files, tune: str
-) -> None:
+def test_everything_personal_is_fine_tuning_of_the_initial_model(three, tune):
     """Nothing travels and nothing is trained together; as the body is empty, tuning it changes nothing."""
     run = federate(
         three,
@@ -170,7 +164,7 @@ def test_everything_personal_is_fine_tuning_of_the_initial_model(
         )
 
 
-def test_absent_silos_are_left_out(three: Files) -> None:
+def test_absent_silos_are_left_out(three):
     """The mean is over who came; b is back in round 2, and starts from that mean as the others do."""
     run = federate(
         three,
@@ -184,7 +178,7 @@ def test_absent_silos_are_left_out(three: Files) -> None:
     assert len(replies_of(run, "b")) == 1
 
 
-def test_with_ala_the_body_that_is_mixed_is_the_federations(three: Files) -> None:
+def test_with_ala_the_body_that_is_mixed_is_the_federations(three):
     """W = 0 keeps the silo's own body, which is the trained one and not the fine-tuned: it goes on as if alone."""
     options = {**OPTIONS, "fedbabu__epochs": 2}
     alone = federate({"a": three["a"]}, strategy="fedbabu", **options)

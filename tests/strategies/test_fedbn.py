@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, comparable, federate, forget_models, initial, rows_of, same, write_silo
+from tiny import comparable, federate, forget_models, initial, rows_of, same, write_silo
 from torch import Tensor, nn
 from two_layers import replies_of
 
@@ -52,7 +50,7 @@ NORMS = (slice(36, 44), slice(64, 72))  # γ and β of the two, each behind a li
 
 
 @pytest.fixture(autouse=True)
-def _networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _networks(monkeypatch):
     for name, affine in (("residual", True), ("plain-norm", False)):
         spec = ModelSpec(
             "tiny",
@@ -67,7 +65,7 @@ def _networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("average", ["silos", "samples"])
-def test_rounds_of_several_steps_in_torch(two: Files, average: str) -> None:
+def test_rounds_of_several_steps_in_torch(two, average):
     """Three rounds with torch's own optimiser in float64: linear layers averaged, normalisation each silo's own."""
     run = federate(
         two,
@@ -112,7 +110,7 @@ def test_rounds_of_several_steps_in_torch(two: Files, average: str) -> None:
                 torch.testing.assert_close(found[name].double(), tensor, rtol=0, atol=1e-6)
 
 
-def test_normalisation_never_leaves_the_silo(three: Files) -> None:
+def test_normalisation_never_leaves_the_silo(three):
     """Σ = 87, of which 16 are γ and β inside of the block ``body``; neither they nor the statistics travel."""
     run = federate(three, strategy="fedbn", model="residual", **OPTIONS)
     assert len(initial(run.settings, 3, 3)) == 87
@@ -131,7 +129,7 @@ def test_normalisation_never_leaves_the_silo(three: Files) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet18"])
-def test_a_residual_networks_normalisation_is_found(name: str) -> None:
+def test_a_residual_networks_normalisation_is_found(name):
     """Also in its shortcuts, where the names do not say so; Σ_bn counts two numbers per channel."""
     module = build(name, (3, 32, 32), 10)
     layout = FlatModel(module).layout
@@ -145,7 +143,7 @@ def test_a_residual_networks_normalisation_is_found(name: str) -> None:
     )
 
 
-def test_without_weights_of_its_own_it_is_silobn(three: Files) -> None:
+def test_without_weights_of_its_own_it_is_silobn(three):
     """Normalisation without γ and β: FedAvg with local statistics, bit for bit, in every metric and byte."""
     options = {**OPTIONS, "model": "plain-norm"}
     plain = federate(three, strategy="fedavg", buffers="local", **options)
@@ -154,16 +152,14 @@ def test_without_weights_of_its_own_it_is_silobn(three: Files) -> None:
     assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
 
 
-def test_one_silo_is_local(three: Files) -> None:
+def test_one_silo_is_local(three):
     files = {"b": three["b"]}
     plain = federate(files, strategy="local", model="residual", **OPTIONS)
     run = federate(files, strategy="fedbn", model="residual", **OPTIONS)
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
 
 
-def test_two_silos_with_the_same_data_and_batches_are_fedavg(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_silos_with_the_same_data_and_batches_are_fedavg(tmp_path, monkeypatch):
     """0.5 a + 0.5 a is a: normalisation stays equal by itself, and every metric is FedAvg's bit for bit."""
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(9, 3)), [0, 1, 2] * 3
@@ -177,7 +173,7 @@ def test_two_silos_with_the_same_data_and_batches_are_fedavg(
     assert same(plain.personal("a"), run.personal("b"))
 
 
-def test_an_absent_silo_keeps_its_normalisation(three: Files) -> None:
+def test_an_absent_silo_keeps_its_normalisation(three):
     """c is away after round 1: what it would start round 4 from is the new average around its γ, β and statistics."""
     run = federate(
         three,
@@ -204,7 +200,7 @@ def test_an_absent_silo_keeps_its_normalisation(three: Files) -> None:
     assert run.values("loss", "c", "received")[-1] == pytest.approx(loss.item(), abs=1e-6)
 
 
-def test_partialfed_with_normalisation_kept_is_its_loading(three: Files) -> None:
+def test_partialfed_with_normalisation_kept_is_its_loading(three):
     """The same models in the silos bit for bit, where the mean is the same; only what travels differs."""
     options = {**OPTIONS, "model": "residual"}
     run = federate(three, strategy="fedbn", fedbn__average="samples", **options)
@@ -212,7 +208,7 @@ def test_partialfed_with_normalisation_kept_is_its_loading(three: Files) -> None
     assert comparable(run.rows, without=BYTES) == comparable(other.rows, without=BYTES)
 
 
-def test_a_network_without_normalisation_is_refused(three: Files) -> None:
+def test_a_network_without_normalisation_is_refused(three):
     with pytest.raises(
         UserError, match=r"^fedbn keeps.*this network has none.*fc1, fc2.*resnet8$"
     ):

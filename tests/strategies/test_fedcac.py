@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from flwr.app import Message
 from resuming import assert_resumes
-from tiny import Files, Numbers, comparable, federate, initial, random_silos, rows_of, same
+from tiny import Numbers, comparable, federate, initial, random_silos, rows_of, same
 from two_layers import DEEP, deep_gradient, losing, replies_of
 
 from models.layout import Entry, Layout
@@ -29,7 +27,7 @@ OPTIONS: dict[str, Any] = {
 PARTS = (slice(0, 12), slice(12, 16), slice(16, 28), slice(28, 31))
 
 
-def test_critical_parameters_by_hand() -> None:
+def test_critical_parameters_by_hand():
     """c = |(w' - w) w'| tensor by tensor; half of 4 are 2, half of 3 is 1; ties count, what has not moved does not."""
     layout = Layout(
         (Entry("w", (4,), 0, 4), Entry("b", (3,), 4, 7), Entry("d", (2,), 7, 9)), (), ()
@@ -44,7 +42,7 @@ def test_critical_parameters_by_hand() -> None:
     assert bool(critical(layout, before, after, 1.0).all())
 
 
-def test_overlaps_by_hand() -> None:
+def test_overlaps_by_hand():
     """Two common of two; one common of two; of two and of four: 1 - 2/4 and 1 - 2/8; none marked: 0."""
     masks = torch.tensor(
         [[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.float32
@@ -59,7 +57,7 @@ def test_overlaps_by_hand() -> None:
 
 @pytest.mark.parametrize("size", [1, 8, 31, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_bits_are_packed_by_eight(size: int, dtype: torch.dtype) -> None:
+def test_bits_are_packed_by_eight(size, dtype):
     mask = torch.rand(size, generator=torch.Generator().manual_seed(size)) < 0.5
     packed = pack(mask)
     assert packed.shape == (-(-size // 8),) and packed.dtype == torch.float32
@@ -74,7 +72,7 @@ def marked(before: Numbers, after: Numbers, tau: float) -> npt.NDArray[np.bool_]
     return mask
 
 
-def test_rounds_in_numpy(tmp_path: Path) -> None:
+def test_rounds_in_numpy(tmp_path):
     """Six rounds of four silos with β = 4: fewer and fewer are like enough.
 
     b is away in round 2, a's reply of round 3 is left out: their last models and masks stay in the comparison.
@@ -139,7 +137,7 @@ def test_rounds_in_numpy(tmp_path: Path) -> None:
     assert max(n for r, n in sizes if r == 2) > 1 and {n for r, n in sizes if r == 6} == {1}
 
 
-def test_nothing_critical_is_fedavg(three: Files) -> None:
+def test_nothing_critical_is_fedavg(three):
     options = {**OPTIONS, "momentum": 0.9}
     plain = federate(three, strategy="fedavg", **options)
     run = federate(three, strategy="fedcac", fedcac__tau=0.0, **options)
@@ -148,7 +146,7 @@ def test_nothing_critical_is_fedavg(three: Files) -> None:
     assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
 
 
-def test_everything_critical_is_local_after_round_beta(three: Files) -> None:
+def test_everything_critical_is_local_after_round_beta(three):
     """τ = 1, β = 1: round 2 starts from the plain mean of all models, later rounds from the silo's own."""
     run = federate(three, strategy="fedcac", fedcac__tau=1.0, fedcac__beta=1, **OPTIONS)
     sent = {(r, s): p.models["model"].vector for r, s, p, _ in replies_of(run)}
@@ -161,15 +159,15 @@ def test_everything_critical_is_local_after_round_beta(three: Files) -> None:
     assert losses[0][3:] == losses[1][2:]  # it starts where it ended
 
 
-def test_one_silo_is_local(tmp_path: Path) -> None:
+def test_one_silo_is_local(tmp_path):
     one = random_silos(tmp_path, {"a": 10})
     local, run = (federate(one, strategy=s, **OPTIONS) for s in ("local", "fedcac"))
     assert same(local.personal("a"), run.personal("a"))
     assert not same(run.personal("a"), initial(run.settings, 3, 3))
 
 
-def test_other_numbers_than_bits_are_refused(three: Files) -> None:
-    def after(silo: str, message: Message, reply: Message) -> Message:
+def test_other_numbers_than_bits_are_refused(three):
+    def after(silo, message, reply):
         if silo == "c" and message.metadata.message_type == "train":
             reply.content["model.critical"] = array_record({"vector": torch.tensor([0.5, 0.3])})
         return reply
@@ -185,7 +183,7 @@ def test_other_numbers_than_bits_are_refused(three: Files) -> None:
     assert "other numbers than those that bits are packed in" in seen[0].rejected["c"]
 
 
-def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> None:
+def test_a_resumed_run_knows_what_was_counted(three, tmp_path):
     """c's reply of round 3, after which the run breaks off, was left out: resumed, c mixes by its mask of round 2."""
     options = {**OPTIONS, "strategy": "fedcac", "rounds": 5, "prepare": losing(("c", 3))}
     assert_resumes(three, tmp_path, 3, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from predictions import exported_head
-from tiny import Files, federate, rows_of, same, split
+from tiny import federate, rows_of, same, split
 from torch import Tensor, nn
 from two_layers import DEEP, replies_of
 
@@ -35,7 +34,7 @@ BODY, OWN, SHARED, POLICY, CONTEXT = (
 )
 
 
-def test_fixed_masks() -> None:
+def test_fixed_masks():
     """A policy of zeros: r = s = 1/2, so W h + 2 b with equal heads. LN's bias at 50 for r: W h + b_p + b_g."""
     torch.manual_seed(1)
     head, h = PolicyHead(nn.Linear(4, 3)).eval(), torch.randn(5, 4)
@@ -53,7 +52,7 @@ def test_fixed_masks() -> None:
         torch.testing.assert_close(head(h), h @ w.T + b + head.shared.bias)
 
 
-def test_noise_is_for_training() -> None:
+def test_noise_is_for_training():
     torch.manual_seed(1)
     head, h = PolicyHead(nn.Linear(4, 3)), torch.randn(5, 4)
     r, s = head.masks(h).unbind(1)
@@ -65,7 +64,7 @@ def test_noise_is_for_training() -> None:
     assert float(noise.var()) == pytest.approx(np.pi**2 / 6, abs=0.03)
 
 
-def test_mmd_by_hand() -> None:
+def test_mmd_by_hand():
     """Two points at distance 2 against one in the middle; equal batches are 0."""
     a, b = torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([[1.0, 1.0], [1.0, 1.0]])
     k = [sum(np.exp(-d / (2 * width)) for width in (10, 15, 20, 50)) for d in (0, 1, 4)]
@@ -91,7 +90,7 @@ def rbf(u: Tensor, v: Tensor) -> Tensor:
     return torch.stack([(-d / (2 * width)).exp().mean() for width in (10, 15, 20, 50)]).sum()
 
 
-def test_rounds_in_an_independent_loop(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_in_an_independent_loop(two, monkeypatch):
     """Three rounds of three full-batch steps in float64 by autograd; the noise is the same in every step and row."""
 
     noise = torch.linspace(-1, 2, 8).view(2, 4)
@@ -129,7 +128,7 @@ def test_rounds_in_an_independent_loop(two: Files, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_heads_that_train_alike(three: Files) -> None:
+def test_heads_that_train_alike(three):
     """G moves by the mean of the heads and not in training; the silos' heads and contexts stay apart."""
     run = federate(three, strategy="fedcp", **OPTIONS)
     for silo in three:
@@ -141,7 +140,7 @@ def test_heads_that_train_alike(three: Files) -> None:
     assert not same(run.personal("a")[CONTEXT], run.personal("b")[CONTEXT])
 
 
-def test_lambda_pulls_the_features_back(three: Files) -> None:
+def test_lambda_pulls_the_features_back(three):
     """With λ the body moves less from where it was received."""
     moved, slow = [], {"rounds": 1, "local_epochs": 8, "learning_rate": 0.05, "momentum": 0.0}
     for weight in (0.0, 20.0):
@@ -153,7 +152,7 @@ def test_lambda_pulls_the_features_back(three: Files) -> None:
     assert moved[1] < 0.9 * moved[0]
 
 
-def test_an_absent_silo_keeps_its_head(three: Files) -> None:
+def test_an_absent_silo_keeps_its_head(three):
     away = {("a", 2), ("b", 1)}
     runs = [
         federate(
@@ -172,7 +171,7 @@ def test_an_absent_silo_keeps_its_head(three: Files) -> None:
     assert same(runs[1].personal("b")[CONTEXT], random)  # its first round
 
 
-def test_the_export_predicts_alike(three: Files, tmp_path: Path) -> None:
+def test_the_export_predicts_alike(three, tmp_path):
     run = federate(three, strategy="fedcp", directory=tmp_path / "run", **OPTIONS)
     x, _ = rows_of(three["b"])
     p = logits_of(run.personal("b").double(), torch.tensor(x))[0].softmax(1).numpy()

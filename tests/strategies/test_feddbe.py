@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from predictions import read_csv
-from tiny import Files, Numbers, federate, initial, rows_of, same, write_silo
+from tiny import Numbers, federate, initial, rows_of, same, write_silo
 from two_layers import DEEP, HIDDEN, replies_of, start_at
 
 from client.export import export_model
@@ -26,7 +25,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def test_one_silo_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_silo_by_hand(tmp_path, monkeypatch):
     """One column, x = 1 in all rows, no hidden layer, start W = (1, -1), b = 0, η = 1, three rows of class 0, one of 1.
 
     Round 1 is thrown away, but for the mean feature 1. Round 2, u = 0: p_0 = 1 / (1 + e^-2), s = p_0 - 3/4;
@@ -71,7 +70,7 @@ def gradients(
 
 
 @pytest.mark.parametrize(("m", "warm_up"), [(1.0, "discard"), (0.4, "keep")])
-def test_rounds_in_numpy(two: Files, m: float, warm_up: str) -> None:
+def test_rounds_in_numpy(two, m, warm_up):
     """Four rounds of three full-batch steps in float64. The grad of κ/K sum ½ (z̄ - z̄ᵍ)² is κ m (z̄ - z̄ᵍ) / (K B)."""
     kappa = 5.0
     run = federate(
@@ -114,7 +113,7 @@ def test_rounds_in_numpy(two: Files, m: float, warm_up: str) -> None:
         )
 
 
-def test_without_both_halves_it_is_fedavg(three: Files) -> None:
+def test_without_both_halves_it_is_fedavg(three):
     off = {"feddbe__kappa": 0.0, "feddbe__bias": False}
     run = federate(three, strategy="feddbe", feddbe__warm_up="keep", **off, **OPTIONS)
     plain = federate(three, strategy="fedavg", **OPTIONS)
@@ -131,7 +130,7 @@ def test_without_both_halves_it_is_fedavg(three: Files) -> None:
         )
 
 
-def test_the_warm_up_is_thrown_away(three: Files) -> None:
+def test_the_warm_up_is_thrown_away(three):
     """After round 1 all silos start from the initial model again, and their u is still 0."""
     run = federate(three, strategy="feddbe", **OPTIONS)
     start = initial(run.settings, 3, 3)
@@ -143,7 +142,7 @@ def test_the_warm_up_is_thrown_away(three: Files) -> None:
     assert same(run.sent_to("a", 2)["mean"].vector, run.sent_to("b", 4)["mean"].vector)
 
 
-def test_absent_silos(three: Files) -> None:
+def test_absent_silos(three):
     """b has no part in z̄ᵍ and starts with u = 0 later; a, away in round 2, begins round 3 with u = 0 too."""
     runs = [
         federate(
@@ -168,7 +167,7 @@ def test_absent_silos(three: Files) -> None:
     assert not same(*(run.grid.state("b").arrays["bias"] for run in runs))
 
 
-def test_the_export_has_the_bias(three: Files, tmp_path: Path) -> None:
+def test_the_export_has_the_bias(three, tmp_path):
     run = federate(three, strategy="feddbe", directory=tmp_path / "run", **OPTIONS)
     card = export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors")
     assert card.model.head is None  # a plain network

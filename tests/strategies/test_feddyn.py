@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from resuming import assert_resumes
-from tiny import Files, federate, gradient, initial, rows_of
+from tiny import federate, gradient, initial, rows_of
 from two_layers import confirmed, losing
 
 OPTIONS: dict[str, Any] = {
@@ -22,7 +21,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """Two rounds of one full-batch step, η = 1, α = 1/2, from 0; weights (u, -u), biases (v, -v).
 
     Round 1, as FedAvg: θ_a = (1, 1/2), θ_b = (-1/2, -1/2), mean (1/4, 0). g_i = -θ_i/2, h = -(1/8, 0), and θ is the
@@ -50,7 +49,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
 @pytest.mark.parametrize(
     ("weights", "clip"), [("uniform", 0.0), ("samples", 0.0), ("uniform", 0.3)]
 )
-def test_rounds_of_several_steps_in_numpy(three: Files, weights: str, clip: float) -> None:
+def test_rounds_of_several_steps_in_numpy(three, weights, clip):
     """Five rounds of three full-batch steps; b is away in round 2, the server leaves out a's reply of round 3.
 
     α_i = α or α n/(N n_i); the whole gradient is shortened to ``clip``.
@@ -94,7 +93,7 @@ def test_rounds_of_several_steps_in_numpy(three: Files, weights: str, clip: floa
         assert confirmed(run, silo, "dual").numpy() == pytest.approx(duals[silo], abs=1e-6)
 
 
-def test_h_is_the_mean_of_the_silos_duals(three: Files) -> None:
+def test_h_is_the_mean_of_the_silos_duals(three):
     """With mini-batches and momentum, and whoever's reply is left out counts with the dual of before."""
     run = federate(
         three,
@@ -109,7 +108,7 @@ def test_h_is_the_mean_of_the_silos_duals(three: Files) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.05, 2.0])
-def test_round_one_goes_on_beyond_the_mean(three: Files, alpha: float) -> None:
+def test_round_one_goes_on_beyond_the_mean(three, alpha):
     """By 1 + |S|/N of the way, for any α: here two of three silos come."""
     run = federate(
         three,
@@ -125,9 +124,7 @@ def test_round_one_goes_on_beyond_the_mean(three: Files, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_it_comes_to_rest_where_the_weighted_gradients_cancel(
-    three: Files, weights: str
-) -> None:
+def test_it_comes_to_rest_where_the_weighted_gradients_cancel(three, weights):
     """With several local steps, where FedAvg does not: sum_i k_i ∇f_i(θ) = 0 with k_i = 1/N or n_i/n (decay 0.1)."""
     options = {
         "rounds": 60,
@@ -156,7 +153,7 @@ def test_it_comes_to_rest_where_the_weighted_gradients_cancel(
     assert left[0] < 1e-4 < 1e-2 < left[1]
 
 
-def test_it_is_admm_with_all_silos_present(three: Files) -> None:
+def test_it_is_admm_with_all_silos_present(three):
     """FedAPM with nothing personal, ρ = α/3 and three times η, for inexact steps as well; FedADMM with ρ = α."""
     options: dict[str, Any] = {"rounds": 4, "local_epochs": 3, "batch_size": 4}
     ours = federate(three, strategy="feddyn", feddyn__alpha=0.6, learning_rate=0.1, **options)
@@ -176,7 +173,7 @@ def test_it_is_admm_with_all_silos_present(three: Files) -> None:
             )
 
 
-def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> None:
+def test_a_resumed_run_knows_what_was_counted(three, tmp_path):
     """c's reply of round 3, after which the run breaks off, was left out: resumed, c trains with its round 2."""
     options = {
         **OPTIONS,

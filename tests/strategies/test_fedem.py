@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, Numbers, comparable, federate, initial, rows_of, same
+from tiny import Numbers, comparable, federate, initial, rows_of, same
 from torch import Tensor, nn
 from two_layers import DEEP, deep_gradient, start_at
 
@@ -31,7 +31,7 @@ class Fixed(nn.Module):
         return self.logits.expand(len(x), -1)
 
 
-def test_an_e_step_and_a_prediction_by_hand() -> None:
+def test_an_e_step_and_a_prediction_by_hand():
     """p(y = 0) is 3/4 and 1/4, π = (1/2, 1/2): q of class 0 is (3/4, 1/4), of class 1 the other way; p is 1/2.
 
     With π = (1, 0) q is (1, 0), up to 10⁻⁸, and p is the first one's.
@@ -56,7 +56,7 @@ def losses(w: Numbers, x: Numbers, y: Any) -> Numbers:
     return result
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """Three rounds of two full-batch steps, two components; b is away in round 2, and keeps its shares."""
     run = federate(
         three,
@@ -103,16 +103,14 @@ def test_rounds_in_numpy(three: Files) -> None:
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(theta.ravel(), abs=1e-5)
 
 
-def test_one_component_is_fedavg(three: Files) -> None:
+def test_one_component_is_fedavg(three):
     run = federate(three, strategy="fedem", **{"fedem.components": 1}, **OPTIONS, **DEEP)
     plain = federate(three, strategy="fedavg", **OPTIONS, **DEEP)
     assert comparable(run.rows) == comparable(plain.rows)
     assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
 
 
-def test_equal_components_are_fedavg_with_a_smaller_rate(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_components_are_fedavg_with_a_smaller_rate(three, monkeypatch):
     rates: dict[str, Any] = {**OPTIONS, "mlp__hidden": "4"}
     w = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"].vector
     start_at(monkeypatch, w.tolist())
@@ -124,6 +122,6 @@ def test_equal_components_are_fedavg_with_a_smaller_rate(
     assert run.personal("a")[:2].tolist() == [0.5, 0.5]
 
 
-def test_a_loss_that_is_no_likelihood_is_refused(three: Files) -> None:
+def test_a_loss_that_is_no_likelihood_is_refused(three):
     with pytest.raises(ValueError, match="a likelihood is needed, which loss = focal"):
         federate(three, strategy="fedem", loss="focal", **OPTIONS, **DEEP)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -78,7 +77,7 @@ def hold_out(files: Files, seed: int = 5) -> dict[str, tuple[Numbers, Any]]:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_four_silos_two_rounds_by_hand(tmp_path: Path) -> None:
+def test_four_silos_two_rounds_by_hand(tmp_path):
     """One row each: a, c, d have x = 1, 2, 3, class 0; b has x = 1, class 1. Weights (u, -u), biases (v, -v), η = 1.
 
     Round 1 from 0: (u, v) = (x/2, 1/2) in a, c, d, and (-1/2, -1/2) in b. At a's row the loss is
@@ -118,7 +117,7 @@ def cross_entropy(w: Numbers, x: Numbers, y: Any) -> float:
     return float(np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]))
 
 
-def test_rounds_of_several_steps_in_numpy(tmp_path: Path) -> None:
+def test_rounds_of_several_steps_in_numpy(tmp_path):
     """Four rounds in float64; the validation rows are the silo's own and others than those it trains on."""
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7})
     held_out = hold_out(files)
@@ -159,7 +158,7 @@ def test_rounds_of_several_steps_in_numpy(tmp_path: Path) -> None:
 # ---- Limits ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_a_positive_weight_it_is_local(pair: Files) -> None:
+def test_without_a_positive_weight_it_is_local(pair):
     """Two silos with opposite rows: neither model lowers the other's loss. Bit for bit, though models travel."""
     plain = federate(pair, strategy="local", **OPTIONS)
     run = federate(pair, strategy="fedfomo", **OPTIONS)
@@ -169,7 +168,7 @@ def test_without_a_positive_weight_it_is_local(pair: Files) -> None:
         assert same(plain.personal(silo), run.personal(silo))
 
 
-def test_without_a_gain_it_is_local(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gain_it_is_local(three, monkeypatch):
     """A gain of exactly 0 is no weight."""
     hold_out(three)
     plain = federate(three, strategy="local", **OPTIONS)
@@ -180,7 +179,7 @@ def test_without_a_gain_it_is_local(three: Files, monkeypatch: pytest.MonkeyPatc
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
 
 
-def test_equal_models(three: Files) -> None:
+def test_equal_models(three):
     """No training: all models are the initial one, every gain and norm is 0, and nothing moves."""
     run = federate(three, strategy="fedfomo", rounds=3, local_epochs=0)
     for silo in three:
@@ -204,7 +203,7 @@ def a_client(models: dict[str, Tensor], own: Tensor, val: int = 4) -> FedFomoCli
     return client
 
 
-def test_the_norm_is_bounded_below(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_norm_is_bounded_below(monkeypatch):
     """b is 1e-7 away and gains 1e-6: 1e-6 / 1e-5 = 0.1. c is 1 away and gains 0.1, as much; d gains nothing.
 
     w = own + 1/2 (b - own) + 1/2 (c - own). The silo's own model, should it come too, does not count.
@@ -214,7 +213,7 @@ def test_the_norm_is_bounded_below(monkeypatch: pytest.MonkeyPatch) -> None:
     client = a_client(models, own)
     losses = {0.0: 1.0, 1e-7: 1.0 - 1e-6, 1.0: 0.9}
 
-    def loss(self: FedFomoClient, vector: Tensor) -> float:
+    def loss(self, vector):
         return 1.0 if same(vector, unit[2]) else losses[round(float(vector.norm()), 9)]
 
     monkeypatch.setattr(FedFomoClient, "validation_loss", loss)
@@ -226,9 +225,7 @@ def test_the_norm_is_bounded_below(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(own, torch.zeros(12))
 
 
-def test_a_model_whose_loss_is_no_number_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_whose_loss_is_no_number_does_not_count(monkeypatch):
     client = a_client({"b": torch.ones(12), "c": torch.full((12,), 2.0)}, torch.zeros(12))
     losses = {0.0: 1.0, 1.0: math.nan, 2.0: 0.5}
     monkeypatch.setattr(
@@ -238,19 +235,17 @@ def test_a_model_whose_loss_is_no_number_does_not_count(
     assert json.loads(str(client.replies["weights"])) == {"c": 1.0}
 
 
-def test_without_validation_data_a_silo_keeps_its_own_model() -> None:
+def test_without_validation_data_a_silo_keeps_its_own_model():
     own = torch.ones(12)
     client = a_client({"b": torch.zeros(12)}, own, val=0)
     assert same(client.receive(), own)
     assert not client.replies
 
 
-def test_a_run_without_validation_data_is_refused(
-    three: Files, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_without_validation_data_is_refused(three, caplog):
     """All blind: it would be Local that downloads everything. Some blind: they are named, and go on as Local."""
 
-    def blind(*silos: str) -> None:
+    def blind(*silos):
         for silo in silos:
             with np.load(three[silo]) as data:
                 arrays = dict(data)
@@ -273,14 +268,14 @@ def test_a_run_without_validation_data_is_refused(
 
 
 @pytest.fixture
-def five(tmp_path: Path) -> Files:
+def five(tmp_path):
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7, "e": 9})
     hold_out(files)
     return files
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3])
-def test_the_budget_goes_to_the_highest_affinity(five: Files, budget: int) -> None:
+def test_the_budget_goes_to_the_highest_affinity(five, budget):
     """ε = 0: the M others of highest P_ij, P being the identity plus all weights reported so far.
 
     Among equal ones (at first all others) every silo has its own: no name comes first for all.
@@ -311,14 +306,14 @@ def test_the_budget_goes_to_the_highest_affinity(five: Files, budget: int) -> No
 
 
 @pytest.mark.parametrize("budget", [4, 9])
-def test_a_budget_for_all_others_is_no_limit(five: Files, budget: int) -> None:
+def test_a_budget_for_all_others_is_no_limit(five, budget):
     plain = federate(five, strategy="fedfomo", **OPTIONS)
     run = federate(five, strategy="fedfomo", fedfomo__max_downloads=budget, **OPTIONS)
     assert comparable(plain.rows) == comparable(run.rows)
 
 
 @pytest.mark.parametrize(("budget", "models"), [(0, 4), (1, 1), (3, 3)])
-def test_bytes_are_the_stated_units(five: Files, budget: int, models: int) -> None:
+def test_bytes_are_the_stated_units(five, budget, models):
     """Σ = 12 up; down M Σ from round 2 on, and in the closing exchange."""
     run = federate(five, strategy="fedfomo", fedfomo__max_downloads=budget, **OPTIONS)
     assert run.values("bytes_up") == [5 * 48] * 4 + [0]
@@ -347,7 +342,7 @@ def choices(strategy: FedFomo, rounds: range) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
-def test_a_download_is_random_with_probability_epsilon(epsilon: float) -> None:
+def test_a_download_is_random_with_probability_epsilon(epsilon):
     """One of four: the best with 1 - ε + ε/4, each other with ε/4; over 2000 draws within 4 σ (at most 75)."""
     strategy = a_strategy(
         5, fedfomo__max_downloads=1, fedfomo__epsilon=epsilon, fedfomo__epsilon_decay=1.0
@@ -358,7 +353,7 @@ def test_a_download_is_random_with_probability_epsilon(epsilon: float) -> None:
         assert abs(drawn.count(f"s{i}") - expected) <= (75 if epsilon > 0 else 0)
 
 
-def test_several_downloads_are_different_silos() -> None:
+def test_several_downloads_are_different_silos():
     strategy = a_strategy(
         6, fedfomo__max_downloads=3, fedfomo__epsilon=0.5, fedfomo__epsilon_decay=1.0
     )
@@ -367,7 +362,7 @@ def test_several_downloads_are_different_silos() -> None:
     assert len({tuple(names) for names in drawn}) > 5
 
 
-def test_exploration_is_seeded_and_fades() -> None:
+def test_exploration_is_seeded_and_fades():
     """ε falls by its factor every round: 1 in round 1, 1/2 in round 2, ..., under 1e-6 from round 21 on."""
     given: dict[str, Any] = {"fedfomo__max_downloads": 1, "fedfomo__epsilon": 1.0}
     first, again, other = (
@@ -381,7 +376,7 @@ def test_exploration_is_seeded_and_fades() -> None:
 # ---- Absent silos, what leaves ---------------------------------------------------------------------------------------
 
 
-def test_an_absent_silos_model_and_affinities_stay(three: Files) -> None:
+def test_an_absent_silos_model_and_affinities_stay(three):
     """c is away in rounds 2 and 3: the others go on with its model of round 1, and its row of P waits."""
     hold_out(three)
     run = federate(
@@ -401,7 +396,7 @@ def test_an_absent_silos_model_and_affinities_stay(three: Files) -> None:
     )
 
 
-def test_a_silo_in_its_first_round_gets_nothing(three: Files) -> None:
+def test_a_silo_in_its_first_round_gets_nothing(three):
     run = federate(
         three,
         strategy="fedfomo",
@@ -413,7 +408,7 @@ def test_a_silo_in_its_first_round_gets_nothing(three: Files) -> None:
     assert set(run.sent_to("a", 3)) == {"b"}
 
 
-def test_only_the_model_and_weights_leave_a_silo(three: Files) -> None:
+def test_only_the_model_and_weights_leave_a_silo(three):
     hold_out(three)
     run = federate(three, strategy="fedfomo", **OPTIONS)
     for server_round, silo, payload, _ in replies_of(run):

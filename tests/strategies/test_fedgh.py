@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, federate, rows_of, same
+from tiny import federate, rows_of, same
 from torch import Tensor
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
@@ -16,7 +16,7 @@ OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """The network is linear, so its features are the inputs: a sends 2 for class 0, b sends 1 for class 1.
 
     From h = 0 with a rate of 1 and both pairs in one batch: the errors are 1/2, and the mean gradient of the row of
@@ -33,7 +33,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
     assert run.strategy.state.arrays["global"].tolist() == pytest.approx([u, -u, v, -v])
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """Four rounds of two full-batch steps, all pairs in one batch, three passes; b is away in round 2."""
     eta, rate = 0.3, 0.8
     run = federate(
@@ -73,7 +73,7 @@ def test_rounds_in_numpy(three: Files) -> None:
         assert run.personal(silo)[FC1].numpy() == pytest.approx(bodies[silo], abs=1e-5)
 
 
-def test_a_server_that_does_not_learn_sends_the_first_head(three: Files) -> None:
+def test_a_server_that_does_not_learn_sends_the_first_head(three):
     run = federate(
         three, strategy="fedgh", **{"fedgh.server-learning-rate": 0.0}, **OPTIONS, **DEEP
     )
@@ -81,7 +81,7 @@ def test_a_server_that_does_not_learn_sends_the_first_head(three: Files) -> None
     assert all(same(heads[0], head) for head in heads)
 
 
-def test_small_classes_are_withheld(three: Files) -> None:
+def test_small_classes_are_withheld(three):
     """Of a's six samples some class has fewer than three: its row is 0, with no mark."""
     run = federate(three, strategy="fedgh", fedgh__min_count=3, **OPTIONS, **DEEP)
     counts = np.bincount(rows_of(three["a"])[1], minlength=3)

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from tiny import (
-    Files,
-    TinyGrid,
-    comparable,
-    federate,
-    initial,
-    random_silos,
-    round_of,
-    rows_of,
-    same,
-)
+from tiny import comparable, federate, initial, random_silos, round_of, rows_of, same
 from two_layers import DEEP, deep_gradient, replies_of
 
 from models.initialisation import flat_model
@@ -55,7 +44,7 @@ def some_layout(**shapes: tuple[int, ...]) -> Layout:
         ([0.0, 0.0, 0.0, 0.0, 0.0], "abc"),
     ],
 )
-def test_the_intervals_by_hand(excess: list[float], slow: str) -> None:
+def test_the_intervals_by_hand(excess, slow):
     """Kernels a, b, c of 4, 8 and 12 numbers, and biases, which are never slow; the numbers are d dim.
 
     First: d = 0.1, 0.5, 0.2, so a, c, b, and the sum is 7. After a: λ = 1/6, δ = 0.4/7 < 5/6. After c: λ = 2/3,
@@ -72,7 +61,7 @@ def test_the_intervals_by_hand(excess: list[float], slow: str) -> None:
 
 
 @pytest.mark.parametrize(("phi", "average"), [(2, "samples"), (3, "silos"), (2, "silos")])
-def test_rounds_of_several_steps_in_numpy(tmp_path: Path, phi: int, average: str) -> None:
+def test_rounds_of_several_steps_in_numpy(tmp_path, phi, average):
     """Seven rounds in float64; twelve columns, 8 hidden units, two classes: w1 (96 of 112) can be slow alone.
 
     The layers are kept apart here, by name, each silo with its own copy.
@@ -143,9 +132,7 @@ def test_rounds_of_several_steps_in_numpy(tmp_path: Path, phi: int, average: str
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("own", [{"fedlama__phi": 1}, {"fedlama__phi": 3, "fedlama__wait": 4}])
-def test_one_interval_is_fedavg(
-    three: Files, own: dict[str, Any], model: str, tiny_bn: None
-) -> None:
+def test_one_interval_is_fedavg(three, own, model, tiny_bn):
     """φ = 1, or no adjustment yet: bit for bit, in every metric and byte, running statistics too."""
     options = {**OPTIONS, "model": model}
     plain = federate(three, strategy="fedavg", **options)
@@ -155,7 +142,7 @@ def test_one_interval_is_fedavg(
         assert same(array, run.strategy.state.arrays[name])
 
 
-def test_a_slow_layer_stays_with_its_silo(three: Files) -> None:
+def test_a_slow_layer_stays_with_its_silo(three):
     """Both kernels are slow after round 2 (12 of 24 numbers never cross alone): round 3 averages the biases only.
 
     Round 4 starts from the silo's own kernels, and averages all again.
@@ -183,21 +170,21 @@ def fresh_of(run: Any, silo: str, server_round: int) -> list[int]:
     raise AssertionError
 
 
-def test_who_was_away_gets_all_that_was_averaged_since(three: Files) -> None:
+def test_who_was_away_gets_all_that_was_averaged_since(three):
     """b is away in rounds 2 and 3; the reply of c's round 4 is lost, and its training with it, but in its own kernels.
 
     b in round 4: all of round 2. c in round 5, and then 6: since round 3, when it was last heard of, so all of round 4.
     The others get in round 4 the biases of round 3.
     """
 
-    def lose(silo: str, message: Message, reply: Message) -> Message:
+    def lose(silo, message, reply):
         lost = message.metadata.message_type == "train" and (silo, round_of(message)) == (
             "c",
             4,
         )
         return Message(Error(1, "lost on the way"), reply_to=message) if lost else reply
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.absent, grid.after = {("b", 2), ("b", 3)}, lose
 
     run = federate(three, strategy="fedlama", **{**OPTIONS, "rounds": 6}, prepare=prepare)
@@ -212,12 +199,12 @@ def test_who_was_away_gets_all_that_was_averaged_since(three: Files) -> None:
     torch.testing.assert_close(run.sent_to("c", 5)["global"].vector, mean)
 
 
-def test_one_silo_alone_says_nothing_of_the_layers(three: Files) -> None:
+def test_one_silo_alone_says_nothing_of_the_layers(three):
     """A round of one participant has no differences: the intervals stay as they are."""
     run = federate(three, strategy="fedlama", participation=0.4, **OPTIONS)
     assert run.strategy.state.numbers["intervals"] == [1, 1, 1, 1]
 
 
-def test_kernels_are_told_from_biases_and_normalisation(tiny_bn: None) -> None:
+def test_kernels_are_told_from_biases_and_normalisation(tiny_bn):
     layout = flat_model("tiny-bn", (3,), 3, (), "cpu").layout
     assert choose_intervals(layout, [1.0] * 6, 5) == [5, 1, 1, 1, 5, 1]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, federate, gradient, initial, rows_of, settings_of, write_silo
+from tiny import federate, gradient, initial, rows_of, settings_of, write_silo
 from two_layers import assert_received_is_fedavgs
 
 from partitions.common.errors import UserError
@@ -18,7 +17,7 @@ OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "mom
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(tmp_path: Path) -> None:
+def test_two_silos_by_hand(tmp_path):
     """One step of 1 from 0, x = 1 for all; weights and biases of a class are equal, as x is 1. τ = 1.
 
     a has class 0 once and class 1 sixteen times: margins 1 and 16^(-1/4) = 1/2, so the loss sees the difference
@@ -37,7 +36,7 @@ def test_two_silos_by_hand(tmp_path: Path) -> None:
     )
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """Four rounds of three full-batch steps; a margin is a bias that only the training has; b is away in round 2."""
     tau, eta = 2.0, 0.4
     run = federate(
@@ -68,11 +67,11 @@ def test_rounds_in_numpy(three: Files) -> None:
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
 
 
-def test_without_margins_it_is_fedavg(three: Files) -> None:
+def test_without_margins_it_is_fedavg(three):
     assert_received_is_fedavgs(three, "fedlc", {**OPTIONS, "fedlc__tau": 0.0})
 
 
-def test_equal_counts_are_fedavg_up_to_rounding(tmp_path: Path) -> None:
+def test_equal_counts_are_fedavg_up_to_rounding(tmp_path):
     rng = np.random.default_rng(1)
     files = {
         name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(9, 3)), [0, 1, 2] * 3, 3)
@@ -87,6 +86,6 @@ def test_equal_counts_are_fedavg_up_to_rounding(tmp_path: Path) -> None:
     )
 
 
-def test_counts_have_no_noise(three: Files) -> None:
+def test_counts_have_no_noise(three):
     with pytest.raises(UserError, match="dp = true: not with fedlc: its loss shifts logits by"):
         settings_of(three, strategy="fedlc", dp=True)

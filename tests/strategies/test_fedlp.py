@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
-from tiny import Files, TinyGrid, comparable, federate, initial, random_silos, rows_of, same
+from tiny import comparable, federate, initial, random_silos, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
 import strategies.fedlp
@@ -33,7 +31,7 @@ def draw(monkeypatch: pytest.MonkeyPatch, draws: Draws) -> None:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(pair, monkeypatch):
     """One step of FedAvg from 0: w_a = (1, -1, 1/2, -1/2), w_b = (-1, 1, -1, 1)/2. a sends its weights, b its weights
     and biases: the weights are a mean with equal weights, the biases b's. Nobody sends anything in round 2."""
     weights, biases = slice(0, 2), slice(2, 4)
@@ -54,7 +52,7 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_rounds_in_numpy(three: Files, weights: str) -> None:
+def test_rounds_in_numpy(three, weights):
     """Five rounds of three full-batch steps of a network of two layers, p = 1/2; b is away in round 2.
 
     Which layers came is read off the lengths of the replies: 16 is the first, 15 the second, 31 both.
@@ -88,7 +86,7 @@ def test_rounds_in_numpy(three: Files, weights: str) -> None:
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=2e-6)
 
 
-def test_everything_sent_is_fedavg(three: Files, tmp_path: Path) -> None:
+def test_everything_sent_is_fedavg(three, tmp_path):
     """p = 1, bit for bit: weighted by samples; for silos of equal size, unweighted too."""
     deep = federate(three, strategy="fedavg", momentum=0.9, **DEEP | WHOLE)
     for unit in ("layer", "tensor"):
@@ -110,14 +108,14 @@ def test_everything_sent_is_fedavg(three: Files, tmp_path: Path) -> None:
     assert same(ours.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
 
 
-def test_nothing_sent_keeps_w(three: Files) -> None:
+def test_nothing_sent_keeps_w(three):
     run = federate(three, strategy="fedlp", fedlp__keep=0.0, **WHOLE)
     assert same(run.strategy.state.arrays["global"], initial(run.settings, 3, 3))
     assert run.values("bytes_up") == [0, 0, 0, 0]
     assert not same(run.personal("a"), initial(run.settings, 3, 3))
 
 
-def test_the_draw() -> None:
+def test_the_draw():
     """p of all layers in the long run, others for every silo and round, the same for the same."""
     layout = Layout((), (), tuple(Block(f"block{i}", i, i + 1) for i in range(50)))
     settings, common = LpSettings(keep=0.3), Common(seed=5)
@@ -132,15 +130,15 @@ def test_the_draw() -> None:
     assert parts_to_send(layout, settings, Common(seed=6), "a", 1) != draws[0]
 
 
-def test_other_layers_than_were_drawn_are_left_out(three: Files) -> None:
+def test_other_layers_than_were_drawn_are_left_out(three):
     """A reply of another length than the draw's is refused, and named."""
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if silo == "c" and message.metadata.message_type == "train":
             reply.content["model.layers"] = array_record({"vector": torch.zeros(5)})
         return reply
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.after = after
 
     seen: list[Progress] = []
@@ -150,7 +148,7 @@ def test_other_layers_than_were_drawn_are_left_out(three: Files) -> None:
     assert "shape (5,), not float32 of (12,)" in seen[0].rejected["c"]
 
 
-def test_statistics_travel_whole(three: Files, tiny_bn: None) -> None:
+def test_statistics_travel_whole(three, tiny_bn):
     """8 buffer scalars with every reply, whatever layers it has; 39 parameters in three blocks."""
     run = federate(three, strategy="fedlp", model="tiny-bn", fedlp__keep=0.0, **WHOLE)
     assert run.values("bytes_up") == [3 * 8 * 4] * 3 + [0]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
-from tiny import Files, federate, gradient, initial, round_of, rows_of, settings_of, write_silo
+from tiny import federate, gradient, initial, round_of, rows_of, settings_of, write_silo
 
 from partitions.common.errors import UserError
 from strategies.fednova import gradients_in
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """One round of batches of one, η = 1, from 0; weights (u, -u), biases (v, -v).
 
     a takes one step, to (1, 1/2). b's three records are equal, u = v = -s: its logit difference is -4 s, and each step
@@ -36,7 +34,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
 
 
 @pytest.fixture
-def repeated(tmp_path: Path) -> Files:
+def repeated(tmp_path):
     """Silos of one row each, 2, 7 and 5 times: every batch of a silo has the same gradient."""
     rng = np.random.default_rng(4)
     return {
@@ -51,9 +49,7 @@ STEPS = {"a": 2, "b": 8, "c": 6}  # of two epochs of batches of 2
 
 
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.6, 0.0), (1.0, 0.0), (0.0, 0.9)])
-def test_rounds_of_unequally_many_steps_in_numpy(
-    repeated: Files, momentum: float, mu: float
-) -> None:
+def test_rounds_of_unequally_many_steps_in_numpy(repeated, momentum, mu):
     """Four rounds; b is away in round 2. a_i is found here by a recursion: the model's derivative by the gradients."""
     eta = 0.2
     run = federate(
@@ -86,7 +82,7 @@ def test_rounds_of_unequally_many_steps_in_numpy(
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=2e-5)
 
 
-def test_the_weights_of_gradients_by_hand() -> None:
+def test_the_weights_of_gradients_by_hand():
     """Three steps: r = 1/2 has 1 + (1 + 1/2) + (1 + 1/2 + 1/4); η μ = 1/2 has 1 + 1/2 + 1/4; r = 1 has 1 + 2 + 3."""
     assert gradients_in(3, 0.5, 0.0) == 4.25
     assert gradients_in(3, 0.0, 0.5) == 1.75
@@ -95,7 +91,7 @@ def test_the_weights_of_gradients_by_hand() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_equal_steps_are_fedavg(three: Files, momentum: float) -> None:
+def test_equal_steps_are_fedavg(three, momentum):
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 4, "learning_rate": 0.2}
     plain, run = (
         federate(three, strategy=s, momentum=momentum, **options) for s in ("fedavg", "fednova")
@@ -108,7 +104,7 @@ def test_equal_steps_are_fedavg(three: Files, momentum: float) -> None:
     )
 
 
-def test_steps_as_many_as_samples_go_along_the_unweighted_mean(repeated: Files) -> None:
+def test_steps_as_many_as_samples_go_along_the_unweighted_mean(repeated):
     """Batches of one: t_i = n_i, and w moves by N sum p_i² times the step to the unweighted mean."""
     run = federate(repeated, strategy="fednova", rounds=1, batch_size=1, learning_rate=0.1)
     start = initial(run.settings, 3, 3)
@@ -119,7 +115,7 @@ def test_steps_as_many_as_samples_go_along_the_unweighted_mean(repeated: Files) 
     )
 
 
-def test_with_a_proximal_term_it_goes_further_than_fedprox(three: Files) -> None:
+def test_with_a_proximal_term_it_goes_further_than_fedprox(three):
     """Equal t = 3, η μ = 0.1: t/a with a = 1 + 0.9 + 0.81."""
     options: dict[str, Any] = {"rounds": 1, "local_epochs": 3, "learning_rate": 0.2}
     prox = federate(three, strategy="fedprox", fedprox__mu=0.5, **options)
@@ -131,10 +127,10 @@ def test_with_a_proximal_term_it_goes_further_than_fedprox(three: Files) -> None
     )
 
 
-def test_a_silo_that_counts_too_many_steps_is_left_out(three: Files) -> None:
+def test_a_silo_that_counts_too_many_steps_is_left_out(three):
     """a says 10⁹ steps in round 2: with them the others' step would be 10⁸ times as long."""
 
-    def lie(silo: str, message: Message, reply: Message) -> Message:
+    def lie(silo, message, reply):
         if silo == "a" and round_of(message) == 2 and message.metadata.message_type == "train":
             config: Any = reply.content["config"]
             config["number.steps"] = 10**9
@@ -149,7 +145,7 @@ def test_a_silo_that_counts_too_many_steps_is_left_out(three: Files) -> None:
     )
 
 
-def test_in_the_length_of_the_step_a_silo_counts_as_its_capped_samples(repeated: Files) -> None:
+def test_in_the_length_of_the_step_a_silo_counts_as_its_capped_samples(repeated):
     """weight-cap = 1: b's 7 samples count as the median's 5, in p_i and in t_eff; its own step is over its 7 steps."""
     run = federate(
         repeated, strategy="fednova", rounds=1, batch_size=1, learning_rate=0.1, weight_cap=1
@@ -169,12 +165,12 @@ def test_in_the_length_of_the_step_a_silo_counts_as_its_capped_samples(repeated:
 @pytest.mark.parametrize(
     "given", [{"optimizer": "adam"}, {"momentum": 0.5, "fednova__mu": 0.1}]
 )
-def test_what_has_no_weights_is_refused(three: Files, given: dict[str, Any]) -> None:
+def test_what_has_no_weights_is_refused(three, given):
     with pytest.raises(UserError, match=r"^fednova: the weights of the gradients [^\n]*$"):
         federate(three, strategy="fednova", rounds=1, **given)
 
 
-def test_ala_is_refused(three: Files) -> None:
+def test_ala_is_refused(three):
     """A mixture as the start would be counted as steps."""
     with pytest.raises(UserError, match=r"^ala = true: fednova has no received model to mix"):
         settings_of(three, strategy="fednova", ala=True)

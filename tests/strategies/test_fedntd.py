@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, federate, gradient, initial, rows_of, write_silo
+from tiny import federate, gradient, initial, rows_of, write_silo
 from two_layers import assert_received_is_fedavgs
 
 from partitions.common.errors import UserError
@@ -18,7 +17,7 @@ OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "mom
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(tmp_path: Path) -> None:
+def test_two_silos_by_hand(tmp_path):
     """Two steps of 1 from 0, x = 1, three classes, β = 1, T = 1; a class's weight and bias are equal, as x is 1.
 
     a is of class 0, b of class 1 (once each). First step, the term has no gradient: a's logits grow by
@@ -43,7 +42,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
     return np.asarray(e / e.sum(1, keepdims=True))
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """Four rounds of four full-batch steps, β = 3, T = 2; the gradient of a not-true logit is β T (q - q_g)."""
     beta, t, eta = 3.0, 2.0, 0.3
     run = federate(
@@ -64,7 +63,7 @@ def test_rounds_in_numpy(three: Files) -> None:
             x, y = rows_of(three[silo])
             rows, local = np.arange(len(y)), w.copy()
 
-            def others(v: np.ndarray) -> np.ndarray:
+            def others(v):
                 z = (x @ v[:9].reshape(3, 3).T + v[9:]) / t  # noqa: B023
                 z[rows, y] = -np.inf  # noqa: B023
                 return softmax(z)
@@ -79,11 +78,11 @@ def test_rounds_in_numpy(three: Files) -> None:
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
 
 
-def test_without_the_term_it_is_fedavg(three: Files) -> None:
+def test_without_the_term_it_is_fedavg(three):
     assert_received_is_fedavgs(three, "fedntd", {**OPTIONS, "fedntd__beta": 0.0})
 
 
-def test_one_step_is_fedavg_for_any_weight(three: Files) -> None:
+def test_one_step_is_fedavg_for_any_weight(three):
     plain, run = (
         federate(three, strategy=s, rounds=3, **{"fedntd.beta": 50.0})
         for s in ("fedavg", "fedntd")
@@ -96,6 +95,6 @@ def test_one_step_is_fedavg_for_any_weight(three: Files) -> None:
     )
 
 
-def test_two_classes_are_refused(pair: Files) -> None:
+def test_two_classes_are_refused(pair):
     with pytest.raises(UserError, match=r"^strategy = fedntd: with two classes [^\n]*fedavg$"):
         federate(pair, strategy="fedntd", rounds=1)

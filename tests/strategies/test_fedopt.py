@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, Numbers, comparable, federate, gradient, initial, rows_of, same
+from tiny import Numbers, comparable, federate, gradient, initial, rows_of, same
 
 ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi")
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_momentum_by_hand(pair: Files) -> None:
+def test_momentum_by_hand(pair):
     """Two rounds of one full-batch step of 1 from 0, s = 1, b = 1/2; weights (u, -u), biases (v, -v).
 
     Round 1, as in test_fedavg: a at (1, 1/2), b at (-1/2, -1/2), with weights 1/4 and 3/4 D = (-1/8, -1/4), and w = D.
@@ -35,7 +35,7 @@ def test_momentum_by_hand(pair: Files) -> None:
 @pytest.mark.usefixtures("zero_start")
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.parametrize("start", ["tau", "zero"])
-def test_adaptive_steps_by_hand(pair: Files, name: str, start: str) -> None:
+def test_adaptive_steps_by_hand(pair, name, start):
     """Round 1 with D = (-1/8, -1/4) of the weights and the biases, η = 1, b1 = b2 = 1/2, t = 1/4, v0 = 1/16 or 0.
 
     m = D/2. Adagrad: v = v0 + D². Adam: v = (v0 + D²)/2. Yogi: v = v0 - (D²/2) sign(v0 - D²): of the weights D² = 1/64
@@ -78,7 +78,7 @@ def moved(name: str, w: Numbers, d: Numbers, kept: list[Numbers], t: int) -> Num
 @pytest.mark.parametrize(
     "name", ["fedavgm", "fedavgm nesterov", *ADAPTIVE, "fedadam correct-bias"]
 )
-def test_rounds_in_numpy(three: Files, name: str, average: str) -> None:
+def test_rounds_in_numpy(three, name, average):
     """Five rounds of two full-batch steps; b is away in rounds 2 and 4. Flower's bias: 0.742 η in round 1 of its own
     b1 and b2, checked beside."""
     method, _, flag = name.partition(" ")
@@ -114,7 +114,7 @@ def test_rounds_in_numpy(three: Files, name: str, average: str) -> None:
     assert math.sqrt(1 - 0.99**2) / (1 - 0.9**2) == pytest.approx(0.742, abs=5e-4)
 
 
-def test_without_momentum_it_is_fedavg(three: Files) -> None:
+def test_without_momentum_it_is_fedavg(three):
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
     plain = federate(three, strategy="fedavg", **options)
     run = federate(three, strategy="fedavgm", fedavgm__momentum=0.0, **options)
@@ -123,7 +123,7 @@ def test_without_momentum_it_is_fedavg(three: Files) -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
-def test_a_large_tau_is_fedavg(three: Files, name: str) -> None:
+def test_a_large_tau_is_fedavg(three, name):
     """b1 = 0, η = τ = 10⁶, from v = 0: m / (sqrt(v) + τ) is D/τ to 10⁻⁶ of it."""
     options: dict[str, Any] = {"rounds": 3, "batch_size": 4}
     own = {"server-learning-rate": 1e6, "tau": 1e6, "beta-1": 0.0, "start": "zero"}
@@ -140,7 +140,7 @@ def test_a_large_tau_is_fedavg(three: Files, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
-def test_without_memory_and_tau_it_is_a_sign(three: Files, name: str) -> None:
+def test_without_memory_and_tau_it_is_a_sign(three, name):
     """b1 = b2 = 0, τ = 10⁻¹², v = 0: every number moves by η = 0.03, in the direction of FedAvg's step."""
     own = {"server-learning-rate": 0.03, "tau": 1e-12, "beta-1": 0.0, "beta-2": 0.0}
     run = federate(three, strategy=name, rounds=1, **{f"{name}.{k}": v for k, v in own.items()})
@@ -151,7 +151,7 @@ def test_without_memory_and_tau_it_is_a_sign(three: Files, name: str) -> None:
     torch.testing.assert_close(moved_by, 0.03 * step, rtol=0, atol=1e-6)
 
 
-def test_running_statistics_are_averaged(three: Files, tiny_bn: None) -> None:
+def test_running_statistics_are_averaged(three, tiny_bn):
     """A step of a variance of 0.05 by D = -0.03 could be below 0: they are FedAvg's to the bit in round 1."""
     options: dict[str, Any] = {"model": "tiny-bn", "learning_rate": 0.1, "rounds": 1}
     plain = federate(three, strategy="fedavg", **options)

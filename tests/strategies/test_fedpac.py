@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from flwr.app import Message
-from tiny import Files, Numbers, federate, initial, random_silos, rows_of, same
+from tiny import Numbers, federate, initial, random_silos, rows_of, same
 from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
 
 from client.export import export_model
@@ -32,7 +30,7 @@ def weights(h: Numbers, v: Numbers) -> Numbers:
     return np.array([combination(h @ h.T, v, i) for i in range(len(v))])
 
 
-def test_two_silos_combine_by_hand() -> None:
+def test_two_silos_combine_by_hand():
     """D_1 = (0, 0; 0, d²): a² V_1 + (1 - a)² (V_2 + d²) is least at a = (V_2 + d²) / (V_1 + V_2 + d²)."""
     h, v = np.array([[1.0, 0, 2], [0, 2.0, 0]]), np.array([3.0, 5.0])
     d = 1 + 4 + 4
@@ -42,7 +40,7 @@ def test_two_silos_combine_by_hand() -> None:
     )
 
 
-def test_special_cases_of_the_combination() -> None:
+def test_special_cases_of_the_combination():
     """All H equal: 1/V_j, normalised. V near 0 with different H: the own head. One silo: 1."""
     v, rng = np.array([1.0, 2.0, 4.0]), np.random.default_rng(0)
     assert weights(np.ones((3, 5)), v) == pytest.approx(
@@ -55,20 +53,20 @@ def test_special_cases_of_the_combination() -> None:
     assert weights(np.ones((2, 5)), np.zeros(2)).sum(1) == pytest.approx([1, 1])
 
 
-def test_heads_that_are_nearly_equal_beside_large_ones() -> None:
+def test_heads_that_are_nearly_equal_beside_large_ones():
     """Distances are differences of large products: rounding leaves a matrix that is not quite semidefinite."""
     rng = np.random.default_rng(1)
     found = weights(1e6 + 1e-6 * rng.normal(size=(12, 5)), np.zeros(12))
     assert np.isfinite(found).all() and found.sum(1) == pytest.approx(np.ones(12))
 
 
-def test_small_coefficients_are_none() -> None:
+def test_small_coefficients_are_none():
     """10⁴ apart, V = 1: the other's share is 1 / (2 + d²) < 10⁻³, so it is 0 and the own is 1."""
     assert weights(np.array([[0.0], [100.0]]), np.ones(2)).tolist() == [[1, 0], [0, 1]]
 
 
 @pytest.mark.parametrize(("n", "rank"), [(2, 1), (3, 30), (7, 4), (20, 1), (20, 30)])
-def test_the_optimum_on_the_simplex(n: int, rank: int) -> None:
+def test_the_optimum_on_the_simplex(n, rank):
     """Its conditions: on the support the grad is a' P a, elsewhere not lower; and against projected gradients."""
     rng = np.random.default_rng(n + rank)
     root = rng.normal(size=(n, rank))
@@ -109,7 +107,7 @@ def class_means(z: Numbers, y: npt.NDArray[np.int64]) -> dict[int, Numbers]:
     return {int(c): z[y == c].mean(0) for c in np.unique(y)}
 
 
-def test_rounds_in_numpy(lopsided: Files) -> None:
+def test_rounds_in_numpy(lopsided):
     """Four rounds in float64: two head steps of 0.2, three body steps of 0.3. For N = 3 the quadratic programme is
     solved by trying every support."""
     lambda_ = 0.7
@@ -183,7 +181,7 @@ def by_every_support(p: Numbers) -> Numbers:
     return found
 
 
-def test_without_mixing_and_alignment_it_is_fedrep(three: Files) -> None:
+def test_without_mixing_and_alignment_it_is_fedrep(three):
     off: dict[str, Any] = {
         "fedpac__mix": False,
         "fedpac__lambda": 0.0,
@@ -204,7 +202,7 @@ def test_without_mixing_and_alignment_it_is_fedrep(three: Files) -> None:
         assert not same(other.personal("a"), plain.personal("a"))
 
 
-def test_alignment_begins_in_round_2(three: Files) -> None:
+def test_alignment_begins_in_round_2(three):
     runs = [
         federate(three, strategy="fedpac", fedpac__lambda=weight, **OPTIONS)
         for weight in (0.0, 5.0)
@@ -215,7 +213,7 @@ def test_alignment_begins_in_round_2(three: Files) -> None:
     assert same(*first) and not same(*second)
 
 
-def test_small_classes_stay_untold(lopsided: Files) -> None:
+def test_small_classes_stay_untold(lopsided):
     """a's class 1 has two samples: with min-count 3 neither its mean nor its share leaves the silo."""
     run = federate(lopsided, strategy="fedpac", fedpac__min_count=3, **OPTIONS)
     for _, silo, payload, _ in replies_of(run):
@@ -227,7 +225,7 @@ def test_small_classes_stay_untold(lopsided: Files) -> None:
             assert bool(statistics[k].any()) <= (k in told)
 
 
-def test_an_absent_silo_keeps_its_head(three: Files) -> None:
+def test_an_absent_silo_keeps_its_head(three):
     """Round 2 mixes the heads of b and c alone; a has its own of round 1 afterwards, with the new body."""
     runs = [
         federate(
@@ -249,8 +247,8 @@ def test_an_absent_silo_keeps_its_head(three: Files) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, "much"])
-def test_a_variance_that_is_none_is_left_out(tmp_path: Path, value: Any) -> None:
-    def spoil(silo: str, message: Message, reply: Message) -> Message:
+def test_a_variance_that_is_none_is_left_out(tmp_path, value):
+    def spoil(silo, message, reply):
         if silo == "a" and "number.variance" in reply.content.get("config", {}):
             reply.content["config"]["number.variance"] = value
         return reply
@@ -262,7 +260,7 @@ def test_a_variance_that_is_none_is_left_out(tmp_path: Path, value: Any) -> None
     assert [r.silo for r in run.rows if r.metric == "rejected"] == ["a"]
 
 
-def test_the_export_is_plain(three: Files, tmp_path: Path) -> None:
+def test_the_export_is_plain(three, tmp_path):
     federate(three, strategy="fedpac", directory=tmp_path / "run", **OPTIONS)
     assert (
         export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors").model.head

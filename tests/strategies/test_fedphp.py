@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Files, comparable, federate, rows_of, same
+from tiny import comparable, federate, rows_of, same
 from torch import Tensor
 from two_layers import DEEP, network, replies_of
 
@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """Two rounds of one step, distillation with λ = 1/2, η = 1, μ = 1/2; weights (u, -u), biases (v, -v).
 
     Round 1: both networks say 1/2, so the transfer term has no grad and the step is half of FedAvg's: w_a = (1/2,
@@ -74,7 +74,7 @@ def transfer_term(kind: str, w: Tensor, p: Tensor, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("transfer", ["mmd", "mmd of batch", "distillation"])
-def test_rounds_in_double_precision(three: Files, transfer: str) -> None:
+def test_rounds_in_double_precision(three, transfer):
     """Five rounds of three full-batch steps, with a steep λ; b is away in rounds 2 and 4, which its μ remembers.
 
     The kernels of a batch are narrow where its features are near, so that float32's rounding of distances counts more.
@@ -119,7 +119,7 @@ def test_rounds_in_double_precision(three: Files, transfer: str) -> None:
         assert run.personal(silo).numpy() == pytest.approx(history[silo].numpy(), abs=close)
 
 
-def test_mmd_by_hand() -> None:
+def test_mmd_by_hand():
     """One sample each, at distance² 20: 2 · 4 - 2 sum_s exp(-10/s); equal batches: 0, with no grad."""
     a, b = torch.tensor([[0.0, 2.0]]), torch.tensor([[4.0, 0.0]])
     expected = 8 - 2 * sum(math.exp(-10 / s) for s in (10, 15, 20, 50))
@@ -136,7 +136,7 @@ def test_mmd_by_hand() -> None:
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.9])
-def test_without_the_term_the_training_is_fedavgs(three: Files, mu: float) -> None:
+def test_without_the_term_the_training_is_fedavgs(three, mu):
     """λ = 0, bit for bit; with μ = 0 the personal model too, with μ > 0 in a silo's first round only."""
     options = {**OPTIONS, "momentum": 0.9}
     plain = federate(three, strategy="fedavg", **options)
@@ -153,7 +153,7 @@ def test_without_the_term_the_training_is_fedavgs(three: Files, mu: float) -> No
             assert (comparable(ours) == comparable(theirs)) == equal
 
 
-def test_statistics_are_mixed_like_the_model(three: Files, tiny_bn: None) -> None:
+def test_statistics_are_mixed_like_the_model(three, tiny_bn):
     """What the silo keeps as its own statistics is μ of its last own and 1 - μ of those that training left."""
     run = federate(three, strategy="fedphp", model="tiny-bn", **{**OPTIONS, "rounds": 2})
     first = federate(three, strategy="fedphp", model="tiny-bn", **{**OPTIONS, "rounds": 1})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy.typing as npt
 import pytest
 from predictions import read_csv
 from tiny import (
-    Files,
     Numbers,
     Run,
     comparable,
@@ -39,7 +37,7 @@ def table(run: Run) -> Numbers:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """Without hidden layers the features are the columns: a's prototype of class 0 is 2, b's of class 1 is 1.
 
     After round 1 the nearest of both is found by (4 x - 4, 2 x - 1), the border being 3/2; among its own class alone
@@ -92,7 +90,7 @@ def averaged(
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("which", ["last-epoch", "all-epochs", "trained"])
-def test_rounds_in_numpy(lopsided: Files, weighting: str, which: str) -> None:
+def test_rounds_in_numpy(lopsided, weighting, which):
     """Four rounds of two full-batch steps in float64: features of the last step's model, of both steps', or after."""
     run = federate(
         lopsided,
@@ -131,7 +129,7 @@ def test_rounds_in_numpy(lopsided: Files, weighting: str, which: str) -> None:
         assert kept == pytest.approx(models[silo], abs=1e-6)
 
 
-def test_the_share_is_one_where_silos_count_alike(lopsided: Files) -> None:
+def test_the_share_is_one_where_silos_count_alike(lopsided):
     run = federate(
         lopsided, strategy="fedproto", rounds=1, **DEEP, fedproto__weighting="uniform"
     )
@@ -142,7 +140,7 @@ def test_the_share_is_one_where_silos_count_alike(lopsided: Files) -> None:
         assert not sent[2].any()
 
 
-def test_without_the_term_the_head_is_local(three: Files) -> None:
+def test_without_the_term_the_head_is_local(three):
     run = federate(
         three,
         strategy="fedproto",
@@ -157,7 +155,7 @@ def test_without_the_term_the_head_is_local(three: Files) -> None:
     assert comparable(run.rows, without=bytes_) == comparable(local.rows, without=bytes_)
 
 
-def test_how_it_predicts_leaves_the_training_as_it_is(three: Files) -> None:
+def test_how_it_predicts_leaves_the_training_as_it_is(three):
     runs = [
         federate(
             three,
@@ -174,7 +172,7 @@ def test_how_it_predicts_leaves_the_training_as_it_is(three: Files) -> None:
     assert same(head[FC1], nearest[FC1]) and not same(head[FC2], nearest[FC2])
 
 
-def test_a_class_that_nobody_brings_keeps_its_prototype(lopsided: Files) -> None:
+def test_a_class_that_nobody_brings_keeps_its_prototype(lopsided):
     """b alone has class 2 and is away in round 2; a and c move the others on, and a fails in round 1."""
     runs = [
         federate(
@@ -202,9 +200,7 @@ def test_a_class_that_nobody_brings_keeps_its_prototype(lopsided: Files) -> None
 
 
 @pytest.mark.parametrize("classes", ["own", "all"])
-def test_the_export_finds_the_nearest_prototype(
-    lopsided: Files, tmp_path: Path, classes: str
-) -> None:
+def test_the_export_finds_the_nearest_prototype(lopsided, tmp_path, classes):
     """Probabilities are the softmax of -||z - c||², by hand from the prototypes that arrived in the last round."""
     run = federate(
         lopsided,
@@ -227,17 +223,17 @@ def test_the_export_finds_the_nearest_prototype(
     assert (2 in label) == (classes == "all")
 
 
-def test_running_statistics_stay(tiny_bn: None, two: Files) -> None:
+def test_running_statistics_stay(tiny_bn, two):
     run = federate(two, strategy="fedproto", rounds=2, model="tiny-bn")
     assert run.values("bytes_up") == [2 * 15 * 4, 2 * 15 * 4, 0]
     assert run.values("bytes_down") == [0, 2 * 15 * 4, 2 * 15 * 4]
 
 
-def test_a_table_that_is_none_is_left_out(tmp_path: Path) -> None:
+def test_a_table_that_is_none_is_left_out(tmp_path):
     """Shares beyond 1 would outweigh everybody: that silo is left out, the others go on."""
     files = random_silos(tmp_path, {"a": 6, "b": 10})
 
-    def spoil(silo: str, message: Any, reply: Any) -> Any:
+    def spoil(silo, message, reply):
         if silo == "a" and "model.prototypes" in reply.content:
             replies = reply.content["model.prototypes"]["vector"].tensor
             replies.view(3, -1)[0, -1] = 50.0

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import Files, comparable, federate, gradient, initial, rows_of, same
+from tiny import comparable, federate, gradient, initial, rows_of, same
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """One round of two full-batch steps from 0, η = 1, μ = 1/2; weights (u, -u), biases (v, -v).
 
     The first step has no proximal gradient (w is the centre): a at (1, 1/2), b at (-1/2, -1/2), as in test_fedavg.
@@ -30,7 +30,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
     )
 
 
-def test_the_centre_is_the_received_model_for_the_whole_round(two: Files) -> None:
+def test_the_centre_is_the_received_model_for_the_whole_round(two):
     """Three rounds of three steps with momentum; the centre changes between rounds and never within one."""
     run = federate(
         two,
@@ -55,7 +55,7 @@ def test_the_centre_is_the_received_model_for_the_whole_round(two: Files) -> Non
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
 
 
-def test_without_the_term_it_is_fedavg(three: Files) -> None:
+def test_without_the_term_it_is_fedavg(three):
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
     plain = federate(three, strategy="fedavg", **options)
     prox = federate(three, strategy="fedprox", fedprox__mu=0.0, **options)
@@ -64,14 +64,14 @@ def test_without_the_term_it_is_fedavg(three: Files) -> None:
 
 
 @pytest.mark.parametrize("mu", [0.001, 1.0, 100.0])
-def test_one_local_step_is_fedavg_for_any_mu(three: Files, mu: float) -> None:
+def test_one_local_step_is_fedavg_for_any_mu(three, mu):
     plain = federate(three, strategy="fedavg", rounds=3)
     prox = federate(three, strategy="fedprox", fedprox__mu=mu, rounds=3)
     assert comparable(plain.rows) == comparable(prox.rows)
     assert same(plain.strategy.state.arrays["global"], prox.strategy.state.arrays["global"])
 
 
-def test_bytes_are_fedavgs(three: Files) -> None:
+def test_bytes_are_fedavgs(three):
     run = federate(three, strategy="fedprox", rounds=2)
     assert run.values("bytes_up") == [3 * 12 * 4, 3 * 12 * 4, 0]
     assert run.values("bytes_down") == [3 * 12 * 4] * 3
@@ -81,7 +81,7 @@ def test_bytes_are_fedavgs(three: Files) -> None:
 
 
 @pytest.mark.parametrize("epochs", [0, 2])
-def test_fine_tuning_leaves_the_federated_training_as_it_is(three: Files, epochs: int) -> None:
+def test_fine_tuning_leaves_the_federated_training_as_it_is(three, epochs):
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
     plain = federate(three, strategy="fedprox", fedprox__mu=0.5, **options)
     tuned = federate(
@@ -97,7 +97,7 @@ def test_fine_tuning_leaves_the_federated_training_as_it_is(three: Files, epochs
         assert same(tuned.personal("a"), tuned.sent_to("a", 3)["global"].vector)
 
 
-def test_fine_tuning_has_no_proximal_term(three: Files) -> None:
+def test_fine_tuning_has_no_proximal_term(three):
     """In round 1 all methods receive the same model, so the fine-tuned one is FedAvg-FT's bit for bit."""
     options: dict[str, Any] = {"rounds": 1, "local_epochs": 3, "batch_size": 4, "momentum": 0.9}
     prox = federate(
@@ -112,7 +112,7 @@ def test_fine_tuning_has_no_proximal_term(three: Files) -> None:
         assert same(prox.personal(silo), plain.personal(silo))
 
 
-def test_fine_tuning_without_the_term_is_fedavg_ft(three: Files) -> None:
+def test_fine_tuning_without_the_term_is_fedavg_ft(three):
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
     prox = federate(
         three,
@@ -124,7 +124,7 @@ def test_fine_tuning_without_the_term_is_fedavg_ft(three: Files) -> None:
     assert comparable(prox.rows) == comparable(plain.rows)
 
 
-def test_the_pages_walk_shows_the_file() -> None:
+def test_the_pages_walk_shows_the_file():
     """Every block of Python in docs/contributing.md's walk through strategies/fedprox.py is in the file."""
     root = Path(__file__).parents[2]
     walk = (

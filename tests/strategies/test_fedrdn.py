@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
 from tiny import Files, comparable, federate, round_of, rows_of, same, write_silo
 from two_layers import DEEP, deep_gradient
 
@@ -22,7 +21,7 @@ OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "mom
 INPUT = slice(0, 6)  # μ and σ of three columns, below the network
 
 
-def test_statistics_by_hand() -> None:
+def test_statistics_by_hand():
     """Columns (1, 3) and (5, 5): means 2 and 5, deviations 1 and, of a constant, 1. Pictures: over all places."""
     x = np.array([[1, 5], [3, 5]], np.float32)
     found = statistics(Samples(x, np.array([0, 1])))
@@ -38,7 +37,7 @@ def pair_of(file: Path) -> np.ndarray:
     return np.array([x.mean(0), x.std(0)])
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """Three rounds of two full-batch steps; b is away in round 2, and its pair stays."""
     run = federate(
         three,
@@ -95,9 +94,7 @@ def standardised(folder: Path, files: Files) -> Mapping[str, Path]:
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_equal_pairs_are_fedavg_of_standardised_inputs(
-    three: Files, tmp_path: Path, alike: bool
-) -> None:
+def test_equal_pairs_are_fedavg_of_standardised_inputs(three, tmp_path, alike):
     """Of one silo, and of silos with the same rows and other labels, bit for bit."""
     files = {"a": three["a"]}
     if alike:
@@ -114,11 +111,11 @@ def test_equal_pairs_are_fedavg_of_standardised_inputs(
     assert comparable(run.rows, without=without) == comparable(plain.rows, without=without)
 
 
-def test_statistics_of_other_units_are_left_out(tmp_path: Path, three: Files) -> None:
+def test_statistics_of_other_units_are_left_out(tmp_path, three):
     """c's columns in smaller units, 20 or 80 times: its own inputs are the same, and others draw its pair or do not."""
     x, y = rows_of(three["c"])
 
-    def own_of_a(units: float, reach: float) -> np.ndarray:
+    def own_of_a(units, reach):
         files = {**three, "c": write_silo(tmp_path / "c.npz", units * x, y.tolist(), 3)}
         run = federate(files, strategy="fedrdn", **{"fedrdn.reach": reach}, **OPTIONS, **DEEP)
         return run.personal("a").numpy()
@@ -128,8 +125,8 @@ def test_statistics_of_other_units_are_left_out(tmp_path: Path, three: Files) ->
     assert np.abs(own_of_a(20, 1000) - own_of_a(80, 1000)).max() > 0.01
 
 
-def test_a_deviation_that_is_none_is_left_out(three: Files) -> None:
-    def lie(silo: str, message: Message, reply: Message) -> Message:
+def test_a_deviation_that_is_none_is_left_out(three):
+    def lie(silo, message, reply):
         if silo == "a" and round_of(message) == 1 and message.metadata.message_type == "train":
             vector = decode(reply.content)[0].models["inputs"].vector.clone()
             vector[3] = 0.0

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def test_two_silos_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(tmp_path, monkeypatch):
     """One column, no hidden layer, start G = (1, -1; 0, 0), η = 1, one step; x = 1 in all rows.
 
     a: three rows of class 0, one of 1. G z = (1, -1), plus log (1, 1/3): p_0 = e / (e + e^-1 / 3). The grad of the
@@ -54,7 +54,7 @@ def test_two_silos_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("gamma", "start"), [(1.0, "copy"), (0.6, "zeros")])
-def test_rounds_in_numpy(two: Files, gamma: float, start: str) -> None:
+def test_rounds_in_numpy(two, gamma, start):
     """Three rounds of three full-batch steps in float64; P's grad is of before the joint step."""
     run = federate(
         two,
@@ -98,7 +98,7 @@ def labelled(folder: Path, **labels: list[int]) -> Files:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_balanced_silos_are_fedavg(tmp_path: Path, gamma: float) -> None:
+def test_balanced_silos_are_fedavg(tmp_path, gamma):
     """Equal counts, or γ = 0: body and generic head bit for bit, whatever P does; not so with unequal counts."""
     balanced = labelled(tmp_path, a=[0, 1, 2] * 2, b=[0, 1, 2] * 4)
     uneven = labelled(tmp_path, c=[0, 1, 2, 2, 2], d=[0, 1, 1, 2])
@@ -116,7 +116,7 @@ def test_balanced_silos_are_fedavg(tmp_path: Path, gamma: float) -> None:
             assert comparable(run.rows) == comparable(plain.rows)
 
 
-def test_a_personal_head_at_zero_predicts_as_the_generic_one(three: Files) -> None:
+def test_a_personal_head_at_zero_predicts_as_the_generic_one(three):
     """In the first round; and the choice of the predictor and of P's start leave φ and G as they are."""
     runs = {
         (start, predict): federate(
@@ -135,7 +135,7 @@ def test_a_personal_head_at_zero_predicts_as_the_generic_one(three: Files) -> No
         )
 
 
-def test_a_class_that_a_silo_lacks(tmp_path: Path) -> None:
+def test_a_class_that_a_silo_lacks(tmp_path):
     """Its output's bias and weights in G stay as they are: log 0 takes them out of the balanced loss; P's do not."""
     files = labelled(tmp_path, a=[0, 1, 1, 0], b=[2, 2, 2])
     run = federate(files, strategy="fedrod", **{**OPTIONS, "rounds": 1})
@@ -148,9 +148,7 @@ def test_a_class_that_a_silo_lacks(tmp_path: Path) -> None:
     assert bool(torch.isfinite(own).all()) and not same(own, start[FC2])
 
 
-def test_an_absent_silo_keeps_its_head_and_a_late_one_begins_with_the_initial(
-    three: Files,
-) -> None:
+def test_an_absent_silo_keeps_its_head_and_a_late_one_begins_with_the_initial(three):
     run = federate(
         three,
         strategy="fedrod",
@@ -176,7 +174,7 @@ def test_an_absent_silo_keeps_its_head_and_a_late_one_begins_with_the_initial(
     torch.testing.assert_close(run.sent_to("b", 2)["global"].vector, mean)
 
 
-def test_the_export_is_both_heads(three: Files, tmp_path: Path) -> None:
+def test_the_export_is_both_heads(three, tmp_path):
     run = federate(three, strategy="fedrod", directory=tmp_path / "run", **OPTIONS)
     x, _ = rows_of(three["b"])
     w: Numbers = replies_of(run, "b")[-1][2].models["model"].vector.double().numpy()

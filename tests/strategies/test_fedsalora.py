@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import Files, federate, rows_of, same
+from tiny import federate, rows_of, same
 from two_layers import DEEP, deep_gradient
 
 from models.initialisation import flat_model, initial_model
@@ -18,7 +18,7 @@ ORIGINAL = f"{PLACE}.original"
 A, B = slice(0, 6), slice(6, 14)  # of fc1: (2, 3) and (4, 2); then fc2
 
 
-def test_the_first_step_by_hand(two: Files) -> None:
+def test_the_first_step_by_hand(two):
     """As B = 0, the output is the frozen network's, and dL/dA = (α/r) Bᵀ dL/dW = 0: A stays, B and the head move."""
     run = federate(two, strategy="fedsa-lora", rounds=1, **LORA)
     sent = run.sent_to("a", 1)["global"].vector
@@ -27,7 +27,7 @@ def test_the_first_step_by_hand(two: Files) -> None:
     assert same(own[A], sent) and own[B].any()
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """Four rounds of three full-batch steps; b is away in round 2. With dW the gradient of the adapted layer's sum,
     dA = s Bᵀ dW and dB = s dW Aᵀ, s = α/r = 4."""
     eta = 0.05
@@ -72,7 +72,7 @@ def test_rounds_in_numpy(three: Files) -> None:
         assert run.personal(silo)[6:].numpy() == pytest.approx(own[silo], abs=1e-5)
 
 
-def test_one_silo_is_local(three: Files) -> None:
+def test_one_silo_is_local(three):
     """Bit for bit; with another seed's A it is not."""
     one = {"a": three["a"]}
     options: dict[str, Any] = {**LORA, "rounds": 3, "batch_size": 2, "momentum": 0.9}
@@ -80,6 +80,6 @@ def test_one_silo_is_local(three: Files) -> None:
     assert same(run.personal("a"), local.personal("a"))
 
 
-def test_without_low_rank_changes_it_is_refused(two: Files) -> None:
+def test_without_low_rank_changes_it_is_refused(two):
     with pytest.raises(UserError, match=r"^strategy = fedsa-lora [^\n]*: set lora-rank = 8"):
         federate(two, strategy="fedsa-lora", rounds=1, **DEEP)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import Files, federate, rows_of, settings_of
+from tiny import federate, rows_of, settings_of
 from two_layers import DEEP, deep_gradient, replies_of
 
 from partitions.common.errors import UserError
@@ -18,7 +18,7 @@ WEIGHTS = (slice(0, 12), slice(16, 28))  # of fc1 and fc2; the others are biases
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """Three rounds of one pass of one step of 1, from 0; all weights become personal after the second round.
 
     Rounds 1 and 2 are FedAvg's without weights: w = (1/4, 0); errors q = 1 / (1 + e) and r = 1 / (1 + e^(-1/2)), w =
@@ -48,7 +48,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
 
 
 @pytest.mark.parametrize("average", ["silos", "samples"])
-def test_rounds_in_numpy(three: Files, average: str) -> None:
+def test_rounds_in_numpy(three, average):
     """Six rounds of two passes of one full batch each; m_i grows after rounds 3 and 5; b is away in round 3."""
     eta, share = 0.3, 0.3
     own = {"passes": 2, "every": 2, "share": share, "limit": 0.4, "average": average}
@@ -97,7 +97,7 @@ def test_rounds_in_numpy(three: Files, average: str) -> None:
         assert (kept == mask[silo]).all() and kept.sum() == (6 if silo == "b" else 10)
 
 
-def test_the_personal_part_overshoots_its_limit(two: Files) -> None:
+def test_the_personal_part_overshoots_its_limit(two):
     """25 % of the rest: 25, 43.8, 57.8, 68.4, 76.3 and 82.2 %, then it stays; rounded down."""
     run = federate(two, strategy="fedselect", rounds=1, model="mlp", mlp__hidden="250")
     layout = run.strategy.layout
@@ -113,7 +113,7 @@ def test_the_personal_part_overshoots_its_limit(two: Files) -> None:
     assert not mask[750:1000].any()
 
 
-def test_weight_decay_would_move_what_is_fixed(two: Files) -> None:
+def test_weight_decay_would_move_what_is_fixed(two):
     with pytest.raises(UserError, match=r"^weight-decay = 0.1: fedselect holds [^\n]*= 0$"):
         federate(two, strategy="fedselect", rounds=1, weight_decay=0.1)
     with pytest.raises(UserError, match="dp = true: not with fedselect"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, comparable, federate, initial, rows_of, same, settings_of
+from tiny import comparable, federate, initial, rows_of, same, settings_of
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, rounds_trained, start_at
 
 from models.flat import gather
@@ -35,7 +35,7 @@ THREE_LAYERS: dict[str, Any] = {**OPTIONS, "mlp__hidden": "4,5"}
 
 
 @pytest.mark.parametrize("name", ["fedsim", "fedalt"])
-def test_two_silos_by_hand(pair: Files, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(pair, name, monkeypatch):
     """One column, one hidden unit, two classes: w = (s, t; c, -c, d, -d), h = relu(s x + t), z = 2 (c h + d).
 
     Start s = 1, t = c = d = 0, η = 1, fc2 personal. Heads first, at c = d = 0: the gradient of fc1 is 0, p = 1/2, so
@@ -68,7 +68,7 @@ def test_two_silos_by_hand(pair: Files, name: str, monkeypatch: pytest.MonkeyPat
         ("fedrep", "output"),
     ],
 )
-def test_rounds_of_several_steps_in_numpy(two: Files, name: str, personal: str) -> None:
+def test_rounds_of_several_steps_in_numpy(two, name, personal):
     """Two rounds in float64: momentum per phase, which starts afresh; η falls by 0.9 a round; full batches.
 
     FedSim: 2 joint steps. FedAlt: 3 steps on v, then 2 on u. FedRep: 4 on the head, then 1 on the body.
@@ -121,7 +121,7 @@ def test_rounds_of_several_steps_in_numpy(two: Files, name: str, personal: str) 
 
 @pytest.mark.parametrize("personal", ["none", "output with 0 layers"])
 @pytest.mark.parametrize("name", METHODS)
-def test_nothing_personal_is_fedavg(three: Files, name: str, personal: str) -> None:
+def test_nothing_personal_is_fedavg(three, name, personal):
     """Bit for bit, in every metric and byte."""
     split = {f"{name}__personal": "none"} if personal == "none" else {f"{name}__layers": 0}
     plain = federate(three, strategy="fedavg", **OPTIONS)
@@ -132,7 +132,7 @@ def test_nothing_personal_is_fedavg(three: Files, name: str, personal: str) -> N
 
 @pytest.mark.parametrize("personal", ["all", "fc2, fc1"])
 @pytest.mark.parametrize("name", METHODS)
-def test_everything_personal_is_local(three: Files, name: str, personal: str) -> None:
+def test_everything_personal_is_local(three, name, personal):
     """Bit for bit; nothing travels."""
     split: dict[str, Any] = {f"{name}__personal": personal}
     plain = federate(three, strategy="local", **OPTIONS)
@@ -143,9 +143,7 @@ def test_everything_personal_is_local(three: Files, name: str, personal: str) ->
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_everything_personal_is_local_with_batch_norm(
-    three: Files, name: str, tiny_bn: None
-) -> None:
+def test_everything_personal_is_local_with_batch_norm(three, name, tiny_bn):
     """Its statistics stay in the silo too: bit for bit, and nothing travels."""
     options = {**OPTIONS, "model": "tiny-bn"}
     plain = federate(three, strategy="local", **options)
@@ -164,9 +162,7 @@ def test_everything_personal_is_local_with_batch_norm(
 @pytest.mark.parametrize(
     ("personal", "travel"), [("fc2", 8), ("fc1, norm", 0), ("norm", 0), ("none", 8)]
 )
-def test_the_statistics_of_personal_blocks_stay(
-    three: Files, name: str, personal: str, travel: int, tiny_bn: None
-) -> None:
+def test_the_statistics_of_personal_blocks_stay(three, name, personal, travel, tiny_bn):
     """tiny-bn's 8 running statistics belong to the block norm, and travel where it is shared."""
     options = {**OPTIONS, "rounds": 2, "model": "tiny-bn"}
     run = federate(
@@ -183,9 +179,7 @@ def test_the_statistics_of_personal_blocks_stay(
 
 @pytest.mark.parametrize(("one", "other"), [("fedsim", "fedper"), ("fedalt", "fedrep")])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_output_personalisation_has_a_name_of_its_own(
-    three: Files, one: str, other: str, layers: int
-) -> None:
+def test_output_personalisation_has_a_name_of_its_own(three, one, other, layers):
     """FedSim with the highest layers personal is FedPer, FedAlt with equal epochs FedRep."""
     general = federate(three, strategy=one, **{f"{one}__layers": layers}, **THREE_LAYERS)
     special = federate(
@@ -207,9 +201,7 @@ def test_output_personalisation_has_a_name_of_its_own(
     ],
 )
 @pytest.mark.parametrize("name", ["fedsim", "fedalt"])
-def test_blocks_by_place_are_blocks_by_name(
-    three: Files, name: str, settings: dict[str, Any], names: str
-) -> None:
+def test_blocks_by_place_are_blocks_by_name(three, name, settings, names):
     place = {f"{name}__{key}": value for key, value in settings.items()}
     runs = [
         federate(three, strategy=name, **s, **THREE_LAYERS)
@@ -220,7 +212,7 @@ def test_blocks_by_place_are_blocks_by_name(
 
 @pytest.mark.parametrize("personal", ["output", "input", "fc2", "fc1,fc3"])
 @pytest.mark.parametrize("name", METHODS)
-def test_only_the_shared_blocks_travel(three: Files, name: str, personal: str) -> None:
+def test_only_the_shared_blocks_travel(three, name, personal):
     """Any set of blocks: what comes and goes is u, neighbours or not; v stays where it was made.
 
     Offsets of three columns, hidden layers of 4 and 5, three classes: fc1 0..16, fc2 16..41, fc3 41..59.
@@ -248,7 +240,7 @@ def test_only_the_shared_blocks_travel(three: Files, name: str, personal: str) -
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep"])
-def test_reported_is_the_averaged_body_with_the_own_head(three: Files, name: str) -> None:
+def test_reported_is_the_averaged_body_with_the_own_head(three, name):
     """FedPer and FedRep are compared by what a silo has before local training, not by its body of one silo's epochs."""
     run = federate(three, strategy=name, **OPTIONS)
     body = run.strategy.state.arrays["global"].double().numpy()
@@ -266,18 +258,14 @@ def test_reported_is_the_averaged_body_with_the_own_head(three: Files, name: str
 # ---- The order of the steps ------------------------------------------------------------------------------------------
 
 
-def test_fedalt_evaluates_twice_as_many_gradients(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fedalt_evaluates_twice_as_many_gradients(three, monkeypatch):
     counts: dict[str, int] = {}
     compute = SiloClient.gradient
 
     for name in ("fedsim", "fedalt"):
         counts[name] = 0
 
-        def counted(
-            self: SiloClient, x: torch.Tensor, y: torch.Tensor, name: str = name
-        ) -> torch.Tensor:
+        def counted(self, x, y, name=name):
             counts[name] += 1
             return compute(self, x, y)
 
@@ -287,14 +275,12 @@ def test_fedalt_evaluates_twice_as_many_gradients(
     assert counts == {"fedsim": 42, "fedalt": 84}
 
 
-def test_one_part_stands_still_while_the_other_is_trained(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_part_stands_still_while_the_other_is_trained(three, monkeypatch):
     """FedRep: 4 head epochs that leave the body as received, then 3 body epochs that leave the new head."""
     seen: list[torch.Tensor] = []
     compute = SiloClient.gradient
 
-    def recorded(self: SiloClient, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def recorded(self, x, y):
         seen.append(self.model.vector.clone())
         return compute(self, x, y)
 
@@ -315,7 +301,7 @@ def test_one_part_stands_still_while_the_other_is_trained(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_absent_silo_keeps_its_personal_part(three: Files, name: str) -> None:
+def test_an_absent_silo_keeps_its_personal_part(three, name):
     """One of three silos a round: u is then that silo's, whole, and every head waits where its silo left it."""
     run = federate(three, strategy=name, **{**OPTIONS, "rounds": 5}, participation=0.5)
     trained = {silo: rounds_trained(run, silo) for silo in three}
@@ -337,12 +323,12 @@ def test_an_absent_silo_keeps_its_personal_part(three: Files, name: str) -> None
         assert len(heads) == 1
 
 
-def test_unknown_blocks_are_refused(three: Files) -> None:
+def test_unknown_blocks_are_refused(three):
     with pytest.raises(UserError, match=r"personal = 'fc1,head'.*fc1, fc2"):
         federate(three, strategy="fedsim", fedsim__personal="fc1,head", **OPTIONS)
 
 
-def test_parts_cover_the_vector_once() -> None:
+def test_parts_cover_the_vector_once():
     """Whatever is personal, the shared and the personal parts make up the vector without overlap."""
     layout = flat_model("mlp", (3,), 3, MlpSettings("4,5"), "cpu").layout
     for personal in ("all", "none", "output", "input", "fc2", "fc3,fc1", ""):
@@ -355,9 +341,7 @@ def test_parts_cover_the_vector_once() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"fedper__layers": 9}, {"fedper__personal": "input"}])
-def test_a_network_of_which_nothing_would_be_shared_is_refused(
-    two: Files, changes: dict[str, Any]
-) -> None:
+def test_a_network_of_which_nothing_would_be_shared_is_refused(two, changes):
     """Once, before round 1; FedPer on it would be Local without a word."""
     with pytest.raises(
         UserError,

@@ -13,9 +13,9 @@ import onnxruntime
 import pytest
 import torch
 import xgboost
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord
 from predictions import read_rows
-from tiny import Files, Run, TinyGrid, federate, rows_of, settings_of, write_silo
+from tiny import Files, Run, federate, rows_of, settings_of, write_silo
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -85,7 +85,7 @@ def outputs_of(run: Run, vector: torch.Tensor, x: Numbers) -> Numbers:
     [("binary:logistic", 2), ("multi:softprob", 3), ("reg:squarederror", 1)],
 )
 @pytest.mark.parametrize("depth", [1, 3, 6])
-def test_the_network_predicts_as_xgboost(objective: str, outputs: int, depth: int) -> None:
+def test_the_network_predicts_as_xgboost(objective, outputs, depth):
     """Margins of 20 iterations, of rows that were not trained on; in trees that are not full, too."""
     x, _ = drawn(200, 1)
     rng = np.random.default_rng(2)
@@ -107,7 +107,7 @@ def test_the_network_predicts_as_xgboost(objective: str, outputs: int, depth: in
     assert ours.reshape(theirs.shape) == pytest.approx(theirs, abs=2e-6)
 
 
-def test_one_silo_is_xgboost_and_local_bit_for_bit(tmp_path: Path) -> None:
+def test_one_silo_is_xgboost_and_local_bit_for_bit(tmp_path):
     one = silos(tmp_path, 80)
     x, y = floored(one["a"])
     booster = xgboost.train(XGB, xgboost.DMatrix(x, label=y), 6)
@@ -123,16 +123,14 @@ def test_one_silo_is_xgboost_and_local_bit_for_bit(tmp_path: Path) -> None:
     ("average", "weights"),
     [("samples", (0.25, 0.75)), ("silos", (0.5, 0.5)), ("sum", (1.0, 1.0))],
 )
-def test_two_silos_are_a_loop_of_xgboost(
-    tmp_path: Path, average: str, weights: tuple[float, float]
-) -> None:
+def test_two_silos_are_a_loop_of_xgboost(tmp_path, average, weights):
     """Each round a booster of each silo from the ensemble's margins; the ensemble's are the sums of all boosters'."""
     two = silos(tmp_path, 40, 120)
     run = federate(two, **RUN, fedxgb__average=average, local_epochs=2)
     data = [floored(file) for file in two.values()]
     boosters: list[tuple[float, xgboost.Booster]] = []
 
-    def margin(x: Numbers) -> Numbers:
+    def margin(x):
         total: Numbers = np.zeros(len(x), np.float32)
         for weight, booster in boosters:
             zero = xgboost.DMatrix(x, base_margin=np.zeros(len(x), np.float32))
@@ -152,7 +150,7 @@ def test_two_silos_are_a_loop_of_xgboost(
     )
 
 
-def test_the_own_model_is_the_ensemble_and_trees_that_stay(tmp_path: Path) -> None:
+def test_the_own_model_is_the_ensemble_and_trees_that_stay(tmp_path):
     """In the last round a silo has the ensemble's 8 trees, the 2 that it sent, and 3 more; 4 bytes a number go up."""
     two = silos(tmp_path, 40, 60)
     run = federate(two, **RUN, local_epochs=2, fedxgb__epochs=3)
@@ -166,9 +164,7 @@ def test_the_own_model_is_the_ensemble_and_trees_that_stay(tmp_path: Path) -> No
     assert run.values("bytes_up")[:3] == [2 * 4 * 2 * 10] * 3
 
 
-def test_a_leaf_has_as_many_rows_as_a_batch_must_and_no_threshold_is_a_value(
-    tmp_path: Path,
-) -> None:
+def test_a_leaf_has_as_many_rows_as_a_batch_must_and_no_threshold_is_a_value(tmp_path):
     one = silos(tmp_path, 150)
     x, _ = rows_of(one["a"])
     options = {**RUN, "trees__depth": 5, "trees__min_child_weight": 0.0, "rounds": 8}
@@ -188,9 +184,7 @@ def test_a_leaf_has_as_many_rows_as_a_batch_must_and_no_threshold_is_a_value(
     assert not set(cut.tolist()) & set(x.astype(np.float32).ravel().tolist())
 
 
-def test_an_exported_ensemble_predicts_without_xgboost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exported_ensemble_predicts_without_xgboost(tmp_path, monkeypatch):
     """The own model as a file, and as ONNX: as the network of the run."""
     two = silos(tmp_path, 40, 60)
     run = federate(two, **RUN, directory=tmp_path / "run")
@@ -220,11 +214,11 @@ def broken(kind: str, vector: torch.Tensor, shape: tuple[int, ...]) -> torch.Ten
 
 
 @pytest.mark.parametrize("kind", ["column", "fraction", "negative", "threshold", "leaf"])
-def test_a_silos_invalid_trees_are_left_out(tmp_path: Path, kind: str) -> None:
+def test_a_silos_invalid_trees_are_left_out(tmp_path, kind):
     three = silos(tmp_path, 40, 60, 50)
 
-    def prepare(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+    def prepare(grid):
+        def after(silo, message, reply):
             record = reply.content.array_records.get("model.trees")
             if silo == "b" and record is not None:
                 vector = torch.from_numpy(record["vector"].numpy())
@@ -241,12 +235,12 @@ def test_a_silos_invalid_trees_are_left_out(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["column", "fraction", "negative"])
-def test_a_silo_refuses_a_servers_invalid_trees(tmp_path: Path, kind: str) -> None:
+def test_a_silo_refuses_a_servers_invalid_trees(tmp_path, kind):
     """No round ends: one line says what is wrong, before XGBoost has any part in it."""
     two = silos(tmp_path, 40, 60)
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             record: ArrayRecord | None = message.content.array_records.get("model.global")
             if record is not None:
                 vector = torch.from_numpy(record["vector"].numpy())
@@ -260,7 +254,7 @@ def test_a_silo_refuses_a_servers_invalid_trees(tmp_path: Path, kind: str) -> No
         federate(two, **RUN, prepare=prepare)
 
 
-def test_no_numbers_make_the_network_read_outside_of_a_sample() -> None:
+def test_no_numbers_make_the_network_read_outside_of_a_sample():
     model = model_of(3)
     for seed in range(20):
         torch.manual_seed(seed)
@@ -271,7 +265,7 @@ def test_no_numbers_make_the_network_read_outside_of_a_sample() -> None:
     assert model.module(torch.randn(5, 4)).shape == (5, 2)
 
 
-def test_check_nodes_takes_an_empty_ensemble() -> None:
+def test_check_nodes_takes_an_empty_ensemble():
     model = model_of()
     check_nodes(model.layout, model.vector)
     assert used(nodes_of(model.layout, model.vector)) == 0
@@ -301,14 +295,12 @@ def test_check_nodes_takes_an_empty_ensemble() -> None:
         ({"ala": True}, "ala = true: fedxgb"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_what_does_not_fit_is_refused(tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         settings_of(silos(tmp_path, 40, 60), **{**RUN, **changes})
 
 
-def test_a_task_that_is_not_boosted_is_refused(tmp_path: Path) -> None:
+def test_a_task_that_is_not_boosted_is_refused(tmp_path):
     rows: dict[str, Any] = {
         f"x_{part}": np.zeros((30, 4), np.float32) for part in ("train", "val", "test")
     }

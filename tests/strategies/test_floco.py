@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, Numbers, federate, initial, random_silos, rows_of, same, write_silo
-from torch import Tensor
+from tiny import Numbers, federate, initial, random_silos, rows_of, same, write_silo
 from two_layers import DEEP, deep_gradient, rounds_trained, snapshot_rows
 
 from strategies.floco import FlocoClient, silo_points
@@ -17,7 +15,7 @@ from strategies.floco import FlocoClient, silo_points
 OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
 
 
-def test_places_on_a_line_by_hand() -> None:
+def test_places_on_a_line_by_hand():
     """Scores are (x, 0) with x = -2, 0 and 2, and β (1 + x/ζ, 1 - x/ζ) / 2, or a corner from |x| = ζ on.
 
     With ζ <= 1 < 2 two silos are at corners and the middle one is between: no other ζ spreads them wider.
@@ -29,7 +27,7 @@ def test_places_on_a_line_by_hand() -> None:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(tmp_path, monkeypatch):
     """One step of 1 from 0 at α = (3/4, 1/4), x = 1: with g = p - share of classes, dW_m = α_m g and db = g.
 
     a has class 0 alone, g = (-2/3, 1/3, 1/3); b has 1 and 2 alike, g = (1/3, -1/6, -1/6). The mean is
@@ -77,12 +75,12 @@ def head_at(w: Numbers, point: Numbers) -> Numbers:
 
 
 @pytest.mark.parametrize("away", ["", "b"])
-def test_rounds_in_numpy(three: Files, monkeypatch: pytest.MonkeyPatch, away: str) -> None:
+def test_rounds_in_numpy(three, monkeypatch, away):
     """Four rounds of two full-batch steps, regions after two; ``away`` is absent then, and stays without one."""
     drawn: dict[tuple[str, int], list[Numbers]] = {}
     draw = FlocoClient.draw_point
 
-    def recorded(self: FlocoClient) -> Tensor:
+    def recorded(self):
         point = draw(self)
         drawn.setdefault((self.silo.name, self.round), []).append(point.double().numpy())
         return point
@@ -131,7 +129,7 @@ def test_rounds_in_numpy(three: Files, monkeypatch: pytest.MonkeyPatch, away: st
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-4)
 
 
-def test_one_corner_is_fedavg(three: Files) -> None:
+def test_one_corner_is_fedavg(three):
     own: dict[str, Any] = {"floco__corners": 1, "floco__tau": 2, "floco__rho": 0.0}
     run = federate(three, strategy="floco", **own, **OPTIONS, **DEEP)
     plain = federate(three, strategy="fedavg", **OPTIONS, **DEEP)
@@ -140,7 +138,7 @@ def test_one_corner_is_fedavg(three: Files) -> None:
     assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
 
 
-def test_all_silos_train_in_the_round_of_the_regions(tmp_path: Path) -> None:
+def test_all_silos_train_in_the_round_of_the_regions(tmp_path):
     files = random_silos(tmp_path, dict.fromkeys("abcd", 6))
     run = federate(files, strategy="floco", rounds=3, participation=0.25, floco__tau=2, **DEEP)
     trained = [rounds_trained(run, silo) for silo in files]

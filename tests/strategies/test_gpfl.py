@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from predictions import exported_head
-from tiny import Files, federate, rows_of, same, split, write_silo
+from tiny import federate, rows_of, same, split, write_silo
 from torch import Tensor
 from two_layers import DEEP, replies_of
 
@@ -47,7 +46,7 @@ BODY, OWN, GCE, VALVE, CONTEXT = (
 )
 
 
-def test_the_valve_can_be_the_identity() -> None:
+def test_the_valve_can_be_the_identity():
     """LN weights and biases 0 and z >= 0: CoV(z, t) = z for any t. It has 2K² + 6K parameters."""
     valve, z, t = Valve(4), torch.rand(5, 4), torch.randn(4)
     assert sum(p.numel() for p in valve.parameters()) == 2 * 16 + 6 * 4
@@ -77,7 +76,7 @@ def logits_of(w: Tensor, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("contexts", ["received", "own"])
-def test_rounds_in_an_independent_loop(two: Files, contexts: str) -> None:
+def test_rounds_in_an_independent_loop(two, contexts):
     """Three rounds of three full-batch steps in float64 by autograd."""
     lambda_, mu = 0.3, 0.05
     run = federate(
@@ -124,9 +123,7 @@ def test_rounds_in_an_independent_loop(two: Files, contexts: str) -> None:
     )
 
 
-def test_without_valve_and_guidance_it_is_fedper(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_valve_and_guidance_it_is_fedper(three, monkeypatch):
     """Bit for bit, with the valve replaced by the identity."""
     monkeypatch.setattr(Valve, "forward", lambda self, z, t: z)
     monkeypatch.setattr(GPFLClient, "guidance", lambda self, z, y: 0.0)
@@ -137,7 +134,7 @@ def test_without_valve_and_guidance_it_is_fedper(
         assert run.values("loss", silo, "received") == plain.values("loss", silo, "received")
 
 
-def test_contexts(tmp_path: Path) -> None:
+def test_contexts(tmp_path):
     """Equal class counts: p_i = g. A class that a silo lacks has no part in its context."""
     rng = np.random.default_rng(2)
     labels = {"a": [0, 1, 2, 0, 1, 2], "b": [1, 1, 1, 2]}
@@ -154,7 +151,7 @@ def test_contexts(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_a_batch_at_its_embeddings_has_a_gradient(two: Files) -> None:
+def test_a_batch_at_its_embeddings_has_a_gradient(two):
     """All at 0: the views are their embeddings, where the grad of a bare norm is no number. Only biases move."""
     run = federate(
         two, strategy="gpfl", **{**OPTIONS, "rounds": 1, "local_epochs": 1, "batch_size": 100}
@@ -163,7 +160,7 @@ def test_a_batch_at_its_embeddings_has_a_gradient(two: Files) -> None:
     assert not run.strategy.rejected and moved[28:31].any() and not moved[:28].any()
 
 
-def test_an_absent_silo_keeps_its_head(three: Files) -> None:
+def test_an_absent_silo_keeps_its_head(three):
     away = {("a", 2), ("b", 1)}
     runs = [
         federate(
@@ -180,7 +177,7 @@ def test_an_absent_silo_keeps_its_head(three: Files) -> None:
     torch.testing.assert_close(runs[1].strategy.state.arrays["global"], mean)
 
 
-def test_the_export_predicts_alike(three: Files, tmp_path: Path) -> None:
+def test_the_export_predicts_alike(three, tmp_path):
     run = federate(three, strategy="gpfl", directory=tmp_path / "run", **OPTIONS)
     x, _ = rows_of(three["b"])
     p = logits_of(run.personal("b").double(), torch.tensor(x)).softmax(1).numpy()

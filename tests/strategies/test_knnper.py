@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import Files, federate, rows_of, same, write_silo
+from tiny import federate, rows_of, same, write_silo
 from two_layers import DEEP, FC1, FC2, assert_received_is_fedavgs, snapshot_rows
 
 from client.export import export_model
@@ -17,7 +16,7 @@ OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "mom
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_a_vote_by_hand(tmp_path: Path) -> None:
+def test_a_vote_by_hand(tmp_path):
     """Samples at 0 and 3, one of each class; w = 0, so the softmax is 1/2. K = 1 and a scale of 9: s = 1 and 1/e.
 
     The own class has v = 1 / (1 + 1/e), and h = v/2 + 1/4; the loss is -log h at both.
@@ -29,7 +28,7 @@ def test_a_vote_by_hand(tmp_path: Path) -> None:
     assert run.values("loss", "a", "personal") == pytest.approx([-math.log(v / 2 + 0.25)])
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """The metrics of every round: squared distances of features, votes of three, λ by the grid."""
     run = federate(three, strategy="knn-per", **{"knn-per.neighbours": 3}, **OPTIONS, **DEEP)
     for r in (1, 2, 3):
@@ -51,7 +50,7 @@ def test_rounds_in_numpy(three: Files) -> None:
             assert run.values("loss", silo, "personal")[r - 1] == pytest.approx(loss, rel=1e-4)
 
 
-def test_without_votes_it_is_what_fedavg_receives(three: Files) -> None:
+def test_without_votes_it_is_what_fedavg_receives(three):
     """No samples that vote, or λ = 0: round t's personal model predicts as the one that arrived in round t."""
     assert_received_is_fedavgs(three, "knn-per", {**OPTIONS, **DEEP})
     for own in ({"knn-per.share": 0.0}, {"knn-per.capacity": 0.0}):
@@ -59,14 +58,14 @@ def test_without_votes_it_is_what_fedavg_receives(three: Files) -> None:
         received = [row for row in snapshot_rows(run, "received") if row[1] != "4"]
         own_rows = snapshot_rows(run, "personal", without_training=True)
 
-        def key(row: list[str]) -> list[str]:
+        def key(row):
             return [cell for cell in row if cell not in ("received", "personal")]
 
         assert sorted(map(key, own_rows)) == sorted(map(key, received))
         assert all(same(run.personal(s), run.sent_to(s, 3)["global"].vector) for s in three)
 
 
-def test_the_nearest_alone_and_all_alike(three: Files) -> None:
+def test_the_nearest_alone_and_all_alike(three):
     """λ = 1: with k = 1 each training sample has its label; with all and a large scale the classes' shares remain."""
     own: dict[str, Any] = {"knn-per.share": 1.0, "knn-per.neighbours": 1}
     run = federate(three, strategy="knn-per", **own, **OPTIONS, **DEEP)
@@ -78,14 +77,14 @@ def test_the_nearest_alone_and_all_alike(three: Files) -> None:
     assert run.values("loss", "a", "personal") == pytest.approx([entropy] * 3, rel=1e-5)
 
 
-def test_votes_with_logits_as_its_code(three: Files) -> None:
+def test_votes_with_logits_as_its_code(three):
     run = federate(three, strategy="knn-per", **{"knn-per.mix": "logits"}, **OPTIONS, **DEEP)
     plain = federate(three, strategy="knn-per", **OPTIONS, **DEEP)
     assert run.values("loss", "a", "personal") != plain.values("loss", "a", "personal")
     assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
 
 
-def test_no_file_holds_features_of_samples(tmp_path: Path, three: Files) -> None:
+def test_no_file_holds_features_of_samples(tmp_path, three):
     federate(three, strategy="knn-per", directory=tmp_path / "run", **OPTIONS, **DEEP)
     for which in ("reported", "last"):
         with pytest.raises(ValueError, match="it would hold the features of training samples"):

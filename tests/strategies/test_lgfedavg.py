@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from tiny import Files, TinyGrid, comparable, federate, initial, round_of, rows_of, same
+from tiny import comparable, federate, initial, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
 OPTIONS: dict[str, Any] = {
@@ -28,7 +28,7 @@ def lg(**own: Any) -> dict[str, Any]:
     }
 
 
-def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(pair, monkeypatch):
     """One column, one hidden unit: w = (s, t; c, -c, d, -d), h = relu(s x + t), z = 2 (c h + d); s = c = 1, t = d = 0.
 
     One step of η = 1, on all. a (x = 2, class 0): h = 2, z = 4, q = 1 / (1 + e^4): dc = -2 q, dd = -q, ds = -4 q,
@@ -52,7 +52,7 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("average", ["samples", "silos"])
 @pytest.mark.parametrize("pretrain", [0, 2])
-def test_rounds_of_several_steps_in_numpy(two: Files, pretrain: int, average: str) -> None:
+def test_rounds_of_several_steps_in_numpy(two, pretrain, average):
     """Five rounds in float64, the first two FedAvg's: then all go on from the averaged model, fc1 on its own."""
     run = federate(
         two,
@@ -83,7 +83,7 @@ def test_rounds_of_several_steps_in_numpy(two: Files, pretrain: int, average: st
         assert run.personal(silo).numpy() == pytest.approx(own[silo], abs=1e-6)
 
 
-def test_it_is_fedsim_with_input_personalisation(three: Files) -> None:
+def test_it_is_fedsim_with_input_personalisation(three):
     """Bit for bit, in every metric and byte; with three layers too."""
     for layers, hidden in ((1, "4"), (1, "4,5"), (2, "4,5")):
         options = {**OPTIONS, "mlp__hidden": hidden}
@@ -104,9 +104,7 @@ def test_it_is_fedsim_with_input_personalisation(three: Files) -> None:
         ({"layers": 0}, "local"),
     ],
 )
-def test_the_ends(
-    three: Files, own: dict[str, Any], other: str, model: str, tiny_bn: None
-) -> None:
+def test_the_ends(three, own, other, model, tiny_bn):
     """All layers averaged, or FedAvg for all rounds: FedAvg; none averaged: Local. Bit for bit, with bytes."""
     plain = federate(three, strategy=other, **{**OPTIONS, "model": model})
     run = federate(three, **lg(**own), **{**OPTIONS, "model": model})
@@ -120,20 +118,20 @@ def test_the_ends(
         assert same(plain.personal(silo), run.personal(silo))
 
 
-def test_after_fedavg_every_silo_starts_from_the_averaged_model(three: Files) -> None:
+def test_after_fedavg_every_silo_starts_from_the_averaged_model(three):
     """c is away in round 3, the first of its own layers: it gets the model whole in round 4, with the fc2 of then.
 
     b's reply of round 3 is lost: the server does not know that b began, and sends the model whole once more.
     """
 
-    def lose(silo: str, message: Message, reply: Message) -> Message:
+    def lose(silo, message, reply):
         lost = message.metadata.message_type == "train" and (silo, round_of(message)) == (
             "b",
             3,
         )
         return Message(Error(1, "lost on the way"), reply_to=message) if lost else reply
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.absent, grid.after = {("c", 3)}, lose
 
     run = federate(
@@ -153,7 +151,7 @@ def test_after_fedavg_every_silo_starts_from_the_averaged_model(three: Files) ->
     assert not any(same(own[i], own[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
-def test_an_absent_silo_keeps_its_lower_layers(three: Files) -> None:
+def test_an_absent_silo_keeps_its_lower_layers(three):
     run = federate(
         three, **lg(layers=1), **OPTIONS, prepare=lambda grid: grid.absent.add(("b", 4))
     )
@@ -167,9 +165,7 @@ def test_an_absent_silo_keeps_its_lower_layers(three: Files) -> None:
     )
 
 
-def test_a_network_without_personal_layers_is_said(
-    three: Files, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_network_without_personal_layers_is_said(three, caplog):
     line = "lg-fedavg.layers = 2: the network has 2, nothing is personal and this is FedAvg"
     for layers, said in ((1, 0), (2, 1)):
         federate(three, **lg(layers=layers), **{**OPTIONS, "rounds": 1})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, federate, rows_of, settings_of
+from tiny import federate, rows_of, settings_of
 from two_layers import DEEP, deep_gradient
 
 from partitions.common.errors import UserError
@@ -17,7 +17,7 @@ OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """Two rounds of one step of 1 from 0. The network is linear: both models have the inputs as features, so c = 1/2.
 
     Round 1, as test_fedavg: D_a = (1, 1/2), D_b = -(1/2, 1/2), D = w = (-1/8, -1/4). The own models are halfway between
@@ -44,7 +44,7 @@ def spread(parts: list[np.ndarray]) -> float:
     return float(np.linalg.eigvalsh((z - z.mean(0)).T @ (z - z.mean(0)) / len(z))[1:].sum())
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """Five rounds of three full-batch steps; b is away in rounds 2 and 3, and then takes what it missed."""
     eta = 0.4
     run = federate(
@@ -84,7 +84,7 @@ def test_rounds_in_numpy(three: Files) -> None:
 
 
 @pytest.mark.parametrize(("ratio", "method"), [(0.0, "fedavg"), (1.0, "local")])
-def test_its_ends_are_fedavg_and_local(three: Files, ratio: float, method: str) -> None:
+def test_its_ends_are_fedavg_and_local(three, ratio, method):
     run, other = (
         federate(three, strategy=s, **{"lg-mix.ratio": ratio}, **DEEP, **OPTIONS)
         for s in ("lg-mix", method)
@@ -93,12 +93,12 @@ def test_its_ends_are_fedavg_and_local(three: Files, ratio: float, method: str) 
         torch.testing.assert_close(run.personal(silo), other.personal(silo), rtol=0, atol=1e-5)
 
 
-def test_one_silo_is_local(three: Files) -> None:
+def test_one_silo_is_local(three):
     one = {"a": three["a"]}
     run, local = (federate(one, strategy=s, **DEEP, **OPTIONS) for s in ("lg-mix", "local"))
     torch.testing.assert_close(run.personal("a"), local.personal("a"), rtol=0, atol=1e-5)
 
 
-def test_features_have_no_noise(three: Files) -> None:
+def test_features_have_no_noise(three):
     with pytest.raises(UserError, match="dp = true: not with lg-mix: its own model"):
         settings_of(three, strategy="lg-mix", dp=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Files, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import comparable, federate, gradient, initial, random_silos, rows_of, same
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
+def test_two_silos_two_rounds_by_hand(pair):
     """Weights (u, -u), biases (v, -v), η = 1, start 0 (see test_fedavg for the first step).
 
     a (x = 2, class 0): round 1 (1, 1/2); then z = 2.5, q = 1 / (1 + e^-5): u = 1 + 2 (1 - q), v = 1/2 + (1 - q).
@@ -25,7 +25,7 @@ def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
     assert run.personal("b").tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
 
 
-def test_rounds_times_epochs_steps_of_gradient_descent(two: Files) -> None:
+def test_rounds_times_epochs_steps_of_gradient_descent(two):
     run = federate(two, strategy="local", rounds=3, local_epochs=2)
     for silo, file in two.items():
         w = initial(run.settings, 3, 3).double().numpy()
@@ -34,7 +34,7 @@ def test_rounds_times_epochs_steps_of_gradient_descent(two: Files) -> None:
         assert run.personal(silo).numpy() == pytest.approx(w, abs=1e-5)
 
 
-def test_a_silo_does_not_feel_the_others(two: Files) -> None:
+def test_a_silo_does_not_feel_the_others(two):
     other = {"a": two["a"], **random_silos(two["a"].parent, {"z": 5}, seed=3)}
     rows = [federate(f, strategy="local", rounds=3, batch_size=2).rows for f in (two, other)]
     of_a = [[r for r in part if r.silo == "a"] for part in rows]
@@ -42,7 +42,7 @@ def test_a_silo_does_not_feel_the_others(two: Files) -> None:
     assert len(of_a[0]) > 0
 
 
-def test_nothing_travels(two: Files) -> None:
+def test_nothing_travels(two):
     run = federate(two, strategy="local", rounds=2)
     assert run.values("bytes_down") == [0, 0, 0]
     assert run.values("bytes_up") == [0, 0, 0]
@@ -51,13 +51,13 @@ def test_nothing_travels(two: Files) -> None:
         assert not reply.content.array_records
 
 
-def test_a_round_starts_where_the_last_one_ended(two: Files) -> None:
+def test_a_round_starts_where_the_last_one_ended(two):
     run = federate(two, strategy="local", rounds=3)
     for metric in ("loss", "accuracy"):
         assert run.values(metric, "a", "received")[1:] == run.values(metric, "a", "personal")
 
 
-def test_an_absent_silo_does_not_train(three: Files) -> None:
+def test_an_absent_silo_does_not_train(three):
     """Half of three silos is one a round: whoever is not drawn keeps its last model, or the initial one."""
     run = federate(three, strategy="local", rounds=4, participation=0.5)
     trained: dict[str, Any] = {
@@ -80,7 +80,7 @@ def test_an_absent_silo_does_not_train(three: Files) -> None:
         assert state["personal"].numpy() == pytest.approx(expected, abs=1e-5)
 
 
-def test_kept_momentum_makes_rounds_and_epochs_the_same(two: Files) -> None:
+def test_kept_momentum_makes_rounds_and_epochs_the_same(two):
     """With ``optimizer-state = "keep"`` four rounds of one epoch are two rounds of two; reset momentum is not."""
     for optimizer in ("sgd", "adam"):
         options = {
@@ -100,7 +100,7 @@ def test_kept_momentum_makes_rounds_and_epochs_the_same(two: Files) -> None:
         assert (reset.personal("a") - kept[1].personal("a")).abs().max() > 1e-3
 
 
-def test_one_initial_model_for_all(two: Files) -> None:
+def test_one_initial_model_for_all(two):
     run = federate(two, strategy="local", rounds=1, local_epochs=0)
     assert same(run.personal("a"), run.personal("b"))
     assert same(run.personal("a"), initial(run.settings, 3, 3))

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import (
-    Files,
-    Numbers,
-    comparable,
-    federate,
-    gradient,
-    initial,
-    random_silos,
-    rows_of,
-    same,
-)
+from tiny import Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
 from two_layers import replies_of
 
 import strategies.lpproj
@@ -41,7 +30,7 @@ def project_by(monkeypatch: pytest.MonkeyPatch, matrix: list[list[float]] | Numb
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(pair, monkeypatch):
     """Two full-batch steps from θ = 0, w = 0, p = 1; P reads the first weight. η = 1, λ = 1/4, η_w = 1/2, K = 2.
 
     Step 1: e = 0, so plain: a's first row is (1, 1/2) with the second its negative, b's -(1/2, 1/2). Step 2, a: e = -1,
@@ -83,9 +72,7 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
         ("squared", 1.0, 1.5, 0.0),
     ],
 )
-def test_rounds_of_several_steps_in_numpy(
-    two: Files, distance: str, p: float, beta: float, clip: float
-) -> None:
+def test_rounds_of_several_steps_in_numpy(two, distance, p, beta, clip):
     """Four rounds of five full-batch steps, w_i moves after the 2nd, 4th and 5th; a falling η; a is away in round 3."""
     lam, eta, eta_w = 0.1, 0.4, 0.2
     run = federate(
@@ -109,7 +96,7 @@ def test_rounds_of_several_steps_in_numpy(
     )
     matrix = projection(7, "gaussian", 4, 12, CPU).double().numpy()
 
-    def grad(e: Numbers) -> Numbers:
+    def grad(e):
         if distance == "squared":
             return e
         length = np.abs(e) / (np.sum(np.abs(e) ** p) ** (1 / p) if distance == "norm" else 1)
@@ -135,7 +122,7 @@ def test_rounds_of_several_steps_in_numpy(
         assert run.personal(silo).numpy() == pytest.approx(thetas[silo], abs=2e-6)
 
 
-def test_the_projection() -> None:
+def test_the_projection():
     """The run's seed alone decides it; rows of length 1; orthogonal ones span the same, row by row (Gram-Schmidt)."""
     plain, orthogonal = (projection(3, kind, 4, 9, CPU) for kind in ("gaussian", "orthogonal"))
     torch.testing.assert_close(plain.norm(dim=1), torch.ones(4))
@@ -149,7 +136,7 @@ def test_the_projection() -> None:
     assert not same(projection(4, "gaussian", 4, 9, CPU), plain)
 
 
-def test_without_the_term_it_is_local(three: Files) -> None:
+def test_without_the_term_it_is_local(three):
     """λ = 0: θ is Local's bit for bit, momentum and all, and w stays 0."""
     options = {**OPTIONS, "momentum": 0.9, "optimizer_state": "keep", "weight_decay": 0.01}
     local = federate(three, strategy="local", **options)
@@ -160,9 +147,7 @@ def test_without_the_term_it_is_local(three: Files) -> None:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_in_full_dimension_it_is_pfedme(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_full_dimension_it_is_pfedme(tmp_path, monkeypatch):
     """P = 1 and the square, from θ = w = 0: round 1 of three steps and one of w, for full batches and equal silos."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8})
     project_by(monkeypatch, np.eye(12))
@@ -196,7 +181,7 @@ def test_in_full_dimension_it_is_pfedme(
         torch.testing.assert_close(run.personal(silo), other.personal(silo), rtol=0, atol=1e-6)
 
 
-def test_statistics_stay_with_the_model(three: Files, tiny_bn: None) -> None:
+def test_statistics_stay_with_the_model(three, tiny_bn):
     """Five numbers travel, though the network has BatchNorm and ``buffers = "shared"``."""
     run = federate(
         three, strategy="lp-proj", model="tiny-bn", **{"lp-proj.dimension": 5}, **OPTIONS
@@ -206,6 +191,6 @@ def test_statistics_stay_with_the_model(three: Files, tiny_bn: None) -> None:
     assert "buffers" not in run.strategy.state.arrays
 
 
-def test_more_numbers_than_the_model_has_are_refused(three: Files) -> None:
+def test_more_numbers_than_the_model_has_are_refused(three):
     with pytest.raises(UserError, match="13: the model has 12 parameters only"):
         federate(three, strategy="lp-proj", **{"lp-proj.dimension": 13})

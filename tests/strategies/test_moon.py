@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Files, comparable, federate, rows_of, same
+from tiny import comparable, federate, rows_of, same
 from torch import Tensor
 from two_layers import DEEP, assert_received_is_fedavgs, network
 
@@ -16,7 +16,7 @@ from strategies.moon import cosine
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
 
 
-def test_cosines_by_hand() -> None:
+def test_cosines_by_hand():
     """(3, 4) and (4, 3): 24/25; without a direction 0, and no gradient, which would be infinite."""
     a = torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True)
     found = cosine(a, torch.tensor([[4.0, 3.0], [1.0, 0.0]]))
@@ -41,7 +41,7 @@ def term(h: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """With features of one number cosines are signs: 1 for equal ones, so the term has no gradient, and it is FedAvg.
 
     The network is linear, its features are the inputs: x = 2 or 1 for all three models, every cosine is 1 and the term
@@ -57,7 +57,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.2])
-def test_rounds_in_double_precision(three: Files, temperature: float) -> None:
+def test_rounds_in_double_precision(three, temperature):
     """Four rounds of three full-batch steps, μ = 2; b is away in round 2, and keeps its model of round 1."""
     mu, eta = 2.0, 0.3
     run = federate(
@@ -95,11 +95,11 @@ def test_rounds_in_double_precision(three: Files, temperature: float) -> None:
         assert run.personal(silo).numpy() == pytest.approx(last[silo].numpy(), abs=2e-5)
 
 
-def test_without_the_term_it_is_fedavg(three: Files) -> None:
+def test_without_the_term_it_is_fedavg(three):
     assert_received_is_fedavgs(three, "moon", {**OPTIONS, **DEEP, "moon__mu": 0.0})
 
 
-def test_the_first_round_is_fedavgs_for_any_weight(three: Files) -> None:
+def test_the_first_round_is_fedavgs_for_any_weight(three):
     options = {**OPTIONS, **DEEP, "rounds": 1}
     plain = federate(three, strategy="fedavg", **options)
     run = federate(three, strategy="moon", moon__mu=7.0, **options)
@@ -109,7 +109,7 @@ def test_the_first_round_is_fedavgs_for_any_weight(three: Files) -> None:
     assert not same(later.personal("a"), second.personal("a"))
 
 
-def test_frozen_networks_leave_the_running_statistics(three: Files, tiny_bn: None) -> None:
+def test_frozen_networks_leave_the_running_statistics(three, tiny_bn):
     """With local-epochs = 0 nothing is trained; with epochs, statistics come from the trained network's passes alone:
     as many as FedAvg's, and with a learning rate near 0 equal to them."""
     options: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, comparable, federate, initial, rows_of, same
+from tiny import comparable, federate, initial, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
 from partitions.common.errors import UserError
@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 
 
-def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_silos_by_hand(pair, monkeypatch):
     """One column, one hidden unit: w = (s, t; c, -c, d, -d), h = relu(s x + t), z = 2 (c h + d); s = c = 1, t = d = 0.
 
     One step of η = 1. a (x = 2, class 0): h = 2, z = 4, q = 1 / (1 + e^4): dc = -2 q, dd = -q, ds = -4 q, dt = -2 q.
@@ -42,7 +42,7 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("personal", "own"), [("output", FC2), ("input", FC1), ("fc1", FC1)])
-def test_rounds_of_several_steps_in_numpy(two: Files, personal: str, own: slice) -> None:
+def test_rounds_of_several_steps_in_numpy(two, personal, own):
     """Four rounds in float64: the personal layers are averaged too, and only the server ever sees that average."""
     run = federate(
         two,
@@ -74,7 +74,7 @@ def test_rounds_of_several_steps_in_numpy(two: Files, personal: str, own: slice)
 
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
-def test_everything_loaded_is_fedavg(three: Files, model: str, tiny_bn: None) -> None:
+def test_everything_loaded_is_fedavg(three, model, tiny_bn):
     """Bit for bit, in every metric and byte, statistics too."""
     options = {**OPTIONS, "model": model}
     plain = federate(three, strategy="fedavg", **options)
@@ -85,7 +85,7 @@ def test_everything_loaded_is_fedavg(three: Files, model: str, tiny_bn: None) ->
 
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
-def test_nothing_loaded_is_local(three: Files, model: str, tiny_bn: None) -> None:
+def test_nothing_loaded_is_local(three, model, tiny_bn):
     """Bit for bit but for the bytes, statistics too: the models travel and are never used."""
     options = {**OPTIONS, "model": model}
     plain = federate(three, strategy="local", **options)
@@ -98,9 +98,7 @@ def test_nothing_loaded_is_local(three: Files, model: str, tiny_bn: None) -> Non
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("personal", ["output", "input", "fc2"])
-def test_the_silos_models_are_fedsims(
-    three: Files, personal: str, model: str, tiny_bn: None
-) -> None:
+def test_the_silos_models_are_fedsims(three, personal, model, tiny_bn):
     """Bit for bit but for the bytes; the server knows an average of the personal layers besides."""
     options = {**OPTIONS, "model": model}
     plain = federate(three, strategy="fedsim", fedsim__personal=personal, **options)
@@ -112,7 +110,7 @@ def test_the_silos_models_are_fedsims(
     assert run.values("bytes_up")[:4] == [3 * 4 * (size + buffers)] * 4
 
 
-def test_batch_normalisation_is_kept_with_its_statistics(three: Files, tiny_bn: None) -> None:
+def test_batch_normalisation_is_kept_with_its_statistics(three, tiny_bn):
     """``norm``: all is sent, 39 parameters and 8 statistics; a silo goes on from its own γ, β and statistics.
 
     In tiny-bn the layer is a block of its own, so that its name comes to the same bit for bit.
@@ -130,18 +128,18 @@ def test_batch_normalisation_is_kept_with_its_statistics(three: Files, tiny_bn: 
     assert not any(same(mean, buffers) for buffers in own)
 
 
-def test_who_comes_late_loads_all_and_who_is_absent_keeps_its_own(three: Files) -> None:
+def test_who_comes_late_loads_all_and_who_is_absent_keeps_its_own(three):
     """c first comes in round 3 and starts from the average of all layers; b, away in round 3, goes on from its own fc2.
 
     The loss of the received model in that round says from what.
     """
 
-    def absent(grid: Any) -> None:
+    def absent(grid):
         grid.absent = {("c", 1), ("c", 2), ("b", 3)}
 
     run = federate(three, strategy="partialfed", **{**OPTIONS, "rounds": 4}, prepare=absent)
 
-    def loss_of(w: Any, silo: str) -> float:
+    def loss_of(w, silo):
         x, y = rows_of(three[silo])
         hidden = np.maximum(x @ w[:12].reshape(4, 3).T + w[12:16], 0)
         logits = hidden @ w[16:28].reshape(3, 4).T + w[28:]
@@ -170,8 +168,6 @@ def test_who_comes_late_loads_all_and_who_is_absent_keeps_its_own(three: Files) 
         ("norm", r"partialfed.personal = norm.*has none.*fc1, fc2"),
     ],
 )
-def test_what_the_network_does_not_have_is_refused(
-    three: Files, personal: str, reason: str
-) -> None:
+def test_what_the_network_does_not_have_is_refused(three, personal, reason):
     with pytest.raises(UserError, match=reason):
         federate(three, strategy="partialfed", partialfed__personal=personal, **OPTIONS)

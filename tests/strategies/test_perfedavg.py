@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import (
-    Files,
-    Numbers,
-    comparable,
-    federate,
-    gradient,
-    initial,
-    random_silos,
-    rows_of,
-    same,
-)
+from tiny import Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
 from torch import Tensor
 from two_layers import quadratic_loss, quadratic_terms, replies_of
 
@@ -48,7 +37,7 @@ def received(run: Any) -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """One step from 0, a = 1/2, b = 1; weights (u, -u), biases (v, -v); all batches of a silo are equal.
 
     a: w~ = (1/2, 1/4) has the logit 2 (2/2 + 1/4) = 5/2: q = 1 / (1 + e^(5/2)), w = (2 q, q).
@@ -76,7 +65,7 @@ def hessian_times(w: Numbers, d: Numbers, x: Numbers, y: Any) -> Numbers:
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("variant", ["fo", "hf"])
-def test_rounds_of_several_steps_in_numpy(two: Files, variant: str, weighting: str) -> None:
+def test_rounds_of_several_steps_in_numpy(two, variant, weighting):
     """Two rounds of three full-batch steps in float64, the Hessian in closed form; δ = 0.05 is near enough to it."""
     a, b = 0.6, 0.5
     run = federate(
@@ -113,7 +102,7 @@ def test_rounds_of_several_steps_in_numpy(two: Files, variant: str, weighting: s
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])
-def test_without_adaptation_it_is_fedavg(tmp_path: Path, three: Files, variant: str) -> None:
+def test_without_adaptation_it_is_fedavg(tmp_path, three, variant):
     """a = 0, bit for bit: with uniform weights where silos are equal in size, and with sample weights anywhere."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8, "c": 8, "d": 8}, seed=4)
     for files, weighting, changes in (
@@ -134,16 +123,14 @@ def test_without_adaptation_it_is_fedavg(tmp_path: Path, three: Files, variant: 
             assert same(run.personal(silo), run.sent_to(silo, 3)["global"].vector)
 
 
-def test_the_weights_are_uniform_by_default(three: Files) -> None:
+def test_the_weights_are_uniform_by_default(three):
     run = federate(three, strategy=NAME, **{**OPTIONS, "rounds": 1})
     sent = [p.models["model"].vector for _, _, p, _ in replies_of(run)]
     torch.testing.assert_close(run.strategy.state.arrays["global"], torch.stack(sent).mean(0))
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.5, 10.0])
-def test_on_a_quadratic_the_difference_is_exact(
-    two: Files, delta: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_quadratic_the_difference_is_exact(two, delta, monkeypatch):
     """f = wᵀ H w / 2 - cᵀ w: w <- w - b (1 - a H) (H w~ - c) with w~ = w - a (H w - c), for any δ."""
     quadratic_loss(monkeypatch)
     a, b = 0.3, 0.4
@@ -170,12 +157,10 @@ def test_on_a_quadratic_the_difference_is_exact(
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=4 * tolerance)
 
 
-def test_without_curvature_both_variants_are_one(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_curvature_both_variants_are_one(three, monkeypatch):
     """A loss that is linear in the model has no Hessian; with the cross-entropy the variants differ."""
 
-    def linear(logits: Tensor, y: Tensor) -> Tensor:
+    def linear(logits, y):
         return (logits * torch.linspace(-1, 1, 3)).mean() - logits.gather(1, y[:, None]).mean()
 
     first, second = (
@@ -210,7 +195,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
     return seen
 
 
-def test_batches_are_independent(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_independent(two, monkeypatch):
     """HF: D, D', D'' and D'' again, four gradients a step; D' in FedAvg's order, D and D'' in their own.
 
     The last gradient of a round is the adaptation's. Silo b has 10 rows: 5 batches of 2 an epoch, 4 epochs.
@@ -232,13 +217,13 @@ def test_batches_are_independent(two: Files, monkeypatch: pytest.MonkeyPatch) ->
     assert seen == query
 
 
-def test_no_local_epochs_no_adaptation(three: Files) -> None:
+def test_no_local_epochs_no_adaptation(three):
     run = federate(three, strategy=NAME, rounds=1, local_epochs=0)
     for silo in three:
         assert same(run.personal(silo), initial(run.settings, 3, 3))
 
 
-def test_the_personal_model_adapts_the_received_one(three: Files) -> None:
+def test_the_personal_model_adapts_the_received_one(three):
     """One step of length a from what came, not from what local training made of it; on one batch of the silo's own."""
     options: dict[str, Any] = {**OPTIONS, "rounds": 2, "batch_size": 1000}
     run = federate(three, strategy=NAME, **given(step=0.8), **options)
@@ -249,7 +234,7 @@ def test_the_personal_model_adapts_the_received_one(three: Files) -> None:
         )
 
 
-def test_bytes_and_what_leaves(three: Files) -> None:
+def test_bytes_and_what_leaves(three):
     """Σ = 12 both ways: the meta-trained model, and not the adapted one."""
     run = federate(three, strategy=NAME, **OPTIONS)
     assert run.values("bytes_up") == [144, 144, 144, 0]
@@ -259,7 +244,7 @@ def test_bytes_and_what_leaves(three: Files) -> None:
         assert server_round < 3 or not same(payload.models["model"].vector, run.personal(silo))
 
 
-def test_absent_silos_are_left_out(three: Files) -> None:
+def test_absent_silos_are_left_out(three):
     run = federate(
         three,
         strategy=NAME,

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
 from scipy.optimize import minimize_scalar
-from tiny import Files, Numbers, federate, round_of, rows_of, same
+from tiny import Numbers, federate, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient
 
 from models.training import generator
@@ -21,7 +20,7 @@ from strategies.pfedfda import Gaussians, discriminant, estimates, halves, least
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
 
 
-def test_the_discriminant_by_hand() -> None:
+def test_the_discriminant_by_hand():
     """Two classes at -1 and 1 with S = 4: a = ∓1/4, b = log 1/2 - 1/8. With S = I it is the nearest mean."""
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     means = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
@@ -36,7 +35,7 @@ def test_the_discriminant_by_hand() -> None:
     assert torch.equal((z @ a.T + b).argmax(1), torch.cdist(z, means).argmin(1))
 
 
-def test_estimates_by_hand() -> None:
+def test_estimates_by_hand():
     """Samples 1 and 3 of class 0: mean 2, scatter 2 over n - 1 = 1. Class 1 has none, and keeps 7. Equal ones: r."""
     shared = torch.tensor([[0.0], [7.0]]).double()
     found = estimates(torch.tensor([[1.0], [3.0]]).double(), torch.tensor([0, 0]), shared, 0.5)
@@ -101,7 +100,7 @@ def mixed(z: Numbers, y: Any, shared: tuple[Numbers, Numbers], shares: Numbers) 
     return [b * o + (1 - b) * g for b, o, g in zip(betas, own, shared, strict=True)]
 
 
-def test_rounds_in_numpy(three: Files) -> None:
+def test_rounds_in_numpy(three):
     """Three rounds of two full-batch steps; b is away in round 2. β by another search, in double precision."""
     run = federate(
         three,
@@ -152,7 +151,7 @@ def test_rounds_in_numpy(three: Files) -> None:
     assert found.covariance.numpy() == pytest.approx(shared[1], abs=5e-3)
 
 
-def test_without_own_estimates_the_gaussians_stay(three: Files) -> None:
+def test_without_own_estimates_the_gaussians_stay(three):
     """β = 0: a body below a head that differs by the silo's shares of classes alone."""
     run = federate(three, strategy="pfedfda", **{"pfedfda.betas": "none"}, **OPTIONS, **DEEP)
     first, last = (run.sent_to("a", r) for r in (1, 4))
@@ -166,12 +165,10 @@ def test_without_own_estimates_the_gaussians_stay(three: Files) -> None:
 
 
 @pytest.mark.parametrize("rule", ["none", "median"])
-def test_a_silo_whose_covariance_is_none(
-    three: Files, rule: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silo_whose_covariance_is_none(three, rule, caplog):
     """It is left out, and a median of covariances stays one."""
 
-    def lie(silo: str, message: Message, reply: Message) -> Message:
+    def lie(silo, message, reply):
         if silo == "a" and round_of(message) == 1 and message.metadata.message_type == "train":
             vector = decode(reply.content)[0].models["gaussians"].vector.clone()
             vector[12] = -1.0

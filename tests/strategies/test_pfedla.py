@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from tiny import (
-    Files,
     Numbers,
     comparable,
     federate,
@@ -77,7 +76,7 @@ def method(
     return strategy
 
 
-def test_a_step_by_hand() -> None:
+def test_a_step_by_hand():
     """θ_a = 0, θ_b = (1, 1, 2, 0), scores of a (3, 1): α = (3/4, 1/4), θ̄_a = θ_b / 4. a sends θ̄_a + (0, 1, 1, 0).
 
     Received less trained: -(0, 1, 1, 0); G = (0, -3), sum_m α_m G_m = -3/4, so ds = (3/4, -9/4) / 4, which is the
@@ -101,7 +100,7 @@ def test_a_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize("towards", [0.5, 0.01, -0.01, -0.5])
-def test_who_moves_towards_another_takes_more_of_it(towards: float) -> None:
+def test_who_moves_towards_another_takes_more_of_it(towards):
     """The sign: a silo whose training goes to θ_2 sees α_2 grow, and shrink where it goes away. Random models."""
     torch.manual_seed(1)
     models = {name: torch.randn(4).tolist() for name in ("a", "b")}
@@ -152,7 +151,7 @@ class Hyper:
         self.parts = [part - rate * grad for part, grad in zip(self.parts, grads, strict=True)]
 
 
-def test_rounds_of_several_steps_in_numpy(three: Files) -> None:
+def test_rounds_of_several_steps_in_numpy(three):
     """Five rounds in float64; fc1 and fc2 have weights of their own; all present, unequal numbers of samples."""
     rate, rounds = 0.05, 5
     run = federate(
@@ -206,14 +205,14 @@ def test_rounds_of_several_steps_in_numpy(three: Files) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_gradient_by_differences(seed: int) -> None:
+def test_the_gradient_by_differences(seed):
     """Of <α(φ), G> in float64, at random φ; where a layer's scores are all below 0, its weights are 1/N and still."""
     settings, torch_rng = LaSettings(embedding=4, hidden=6), torch.Generator().manual_seed(seed)
     phi = first_hypernetwork(settings, 3, 4, torch_rng).double()
     phi[-4:] = -50.0  # the last layer
     g = torch.randn(3, 4, generator=torch_rng, dtype=torch.float64)
 
-    def value(phi: Tensor) -> Tensor:
+    def value(phi):
         return (layer_weights(phi, settings, 3, 4) * g).sum()
 
     alphas = layer_weights(phi, settings, 3, 4)
@@ -229,9 +228,7 @@ def test_the_gradient_by_differences(seed: int) -> None:
 # ---- Special cases ---------------------------------------------------------------------------------------------------
 
 
-def test_a_weight_of_one_for_itself_is_local(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_weight_of_one_for_itself_is_local(three, monkeypatch):
     """Bit for bit but for the bytes: θ_i + 1 · 0 + 0 · (θ_j - θ_i)."""
     own = {n: [float(i == j) for _ in range(2) for j in range(3)] for i, n in enumerate(three)}
     start_with(monkeypatch, own)
@@ -244,9 +241,7 @@ def test_a_weight_of_one_for_itself_is_local(
 
 
 @pytest.mark.parametrize("score", [2.0, -1.0])
-def test_equal_weights_start_everybody_from_the_plain_mean(
-    tmp_path: Any, score: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_weights_start_everybody_from_the_plain_mean(tmp_path, score, monkeypatch):
     """Also where no score is above 0. With equal numbers of samples that is FedAvg, up to rounding."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8, "c": 8})
     start_with(monkeypatch, {n: [score] * 6 for n in equal})
@@ -259,7 +254,7 @@ def test_equal_weights_start_everybody_from_the_plain_mean(
         torch.testing.assert_close(run.personal(silo), plain.personal(silo), rtol=0, atol=1e-6)
 
 
-def test_equal_models_mix_to_themselves(three: Files) -> None:
+def test_equal_models_mix_to_themselves(three):
     """In round 1 everybody gets the initial model bit for bit, and no hypernetwork learns from it."""
     run = federate(three, **{**OPTIONS, "rounds": 1})
     start = initial(run.settings, 3, 3)
@@ -270,7 +265,7 @@ def test_equal_models_mix_to_themselves(three: Files) -> None:
         assert same(run.strategy.state.arrays[f"hyper.{name}"], first)
 
 
-def test_an_absent_silo_stays_as_it_was(three: Files) -> None:
+def test_an_absent_silo_stays_as_it_was(three):
     """b is away in rounds 2 and 3: its hypernetwork and its model stay, and the others go on mixing that model."""
     run = federate(
         three, **OPTIONS, prepare=lambda grid: setattr(grid, "absent", {("b", 2), ("b", 3)})

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import comparable, federate, gradient, initial, random_silos, rows_of, same
 from two_layers import replies_of
 
 OPTIONS: dict[str, Any] = {
@@ -21,7 +20,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """One batch, K = 2 steps of η_p = 1 from 0, λ = 1/2, μ = 1/4, η = 1; weights (u, -u), biases (v, -v).
 
     θ after the first step: a (1, 1/2), b (-1/2, -1/2), for both terms are 0 at 0. The second, a: logit 5,
@@ -51,7 +50,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.4, 2.0])
-def test_rounds_of_several_steps_in_numpy(two: Files, beta: float) -> None:
+def test_rounds_of_several_steps_in_numpy(two, beta):
     """Three rounds of two batches with K = 3 in float64; θ goes on from batch to batch and starts each round at w."""
     lambda_, mu, eta, inner = 2.0, 0.1, 0.3, 0.2
     run = federate(
@@ -87,7 +86,7 @@ def test_rounds_of_several_steps_in_numpy(two: Files, beta: float) -> None:
         assert run.personal(silo).numpy() == pytest.approx(thetas[silo], abs=1e-5)
 
 
-def test_beta_zero_keeps_w(three: Files) -> None:
+def test_beta_zero_keeps_w(three):
     """Bit for bit: every round starts from the initial model."""
     run = federate(three, strategy="pfedme", pfedme__beta=0.0, **OPTIONS)
     assert same(run.strategy.state.arrays["global"], initial(run.settings, 3, 3))
@@ -96,7 +95,7 @@ def test_beta_zero_keeps_w(three: Files) -> None:
         assert len(set(run.values("loss", silo, "personal"))) > 1  # other batches every round
 
 
-def test_lambda_zero_is_sgd_from_w(tmp_path: Path) -> None:
+def test_lambda_zero_is_sgd_from_w(tmp_path):
     """θ is plain local SGD with η_p from w, bit for bit FedAvg's local model of round 1, and w stays.
 
     Two silos of equal size, for a mean of equal vectors with weights 1/2 is exact.
@@ -124,7 +123,7 @@ def test_lambda_zero_is_sgd_from_w(tmp_path: Path) -> None:
         )
 
 
-def test_a_full_step_takes_theta_over(three: Files) -> None:
+def test_a_full_step_takes_theta_over(three):
     """η λ = 1: w_i = θ after each batch. With K = 1, μ = 0 every step then starts at its centre: FedAvg with η_p."""
     options = {**OPTIONS, "learning_rate": 0.25, "pfedme__lambda": 4.0}
     run = federate(three, strategy="pfedme", **options)
@@ -146,7 +145,7 @@ def test_a_full_step_takes_theta_over(three: Files) -> None:
         torch.testing.assert_close(run.personal(silo), plain.personal(silo), rtol=0, atol=2e-6)
 
 
-def test_the_steps_are_plain(three: Files) -> None:
+def test_the_steps_are_plain(three):
     """The run's optimiser, momentum and weight decay have no part in them."""
     plain = federate(three, strategy="pfedme", **OPTIONS)
     other = federate(
@@ -155,7 +154,7 @@ def test_the_steps_are_plain(three: Files) -> None:
     assert comparable(plain.rows) == comparable(other.rows)
 
 
-def test_bytes_and_what_leaves(three: Files) -> None:
+def test_bytes_and_what_leaves(three):
     """Σ = 12 both ways: w_i, and not θ."""
     run = federate(three, strategy="pfedme", **OPTIONS)
     assert run.values("bytes_up") == [144, 144, 144, 0]
@@ -165,7 +164,7 @@ def test_bytes_and_what_leaves(three: Files) -> None:
         assert server_round < 3 or not same(payload.models["model"].vector, run.personal(silo))
 
 
-def test_absent_silos_are_left_out(three: Files) -> None:
+def test_absent_silos_are_left_out(three):
     """The mean is over who came, and β moves w from where it was."""
     run = federate(
         three,

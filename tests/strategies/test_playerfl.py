@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, Run, comparable, federate, initial, rows_of, same
+from tiny import Run, comparable, federate, initial, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
 from strategies.base.robust import weighted_mean
@@ -43,9 +41,7 @@ def force(monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
 
 
 @pytest.mark.parametrize(("threshold", "cut"), [(1.2, 1), (1.3, 2)])
-def test_two_silos_by_hand(
-    pair: Files, threshold: float, cut: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_silos_by_hand(pair, threshold, cut, monkeypatch):
     """One column, one hidden unit, two classes; s = 1, t = 0, c = (1/2, -1/2), d = (1, 1); no training (0 epochs).
 
     a (x = 2, class 0): h = 2, z = (2, 0), q = 1 / (1 + e²), p - e = (-q, q). dL/dc = (-2 q, 2 q), dL/dh = -q,
@@ -66,9 +62,7 @@ def test_two_silos_by_hand(
     assert cut_of(run) == cut
 
 
-def test_of_an_embedding_the_mean_of_its_tokens_rows_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_an_embedding_the_mean_of_its_tokens_rows_counts(tmp_path, monkeypatch):
     """fastText of width 1, tokens 0, 1, 2 = 0, 1, 3, fc1 = 1, fc2 = (1/2, -1/2), no biases; one text of two each.
 
     a (1 and no word, class 0): mean 1/2, z = (1/4, -1/4), q = 1 / (1 + e^(1/2)), p - e = (-q, q).
@@ -98,7 +92,7 @@ def test_of_an_embedding_the_mean_of_its_tokens_rows_counts(
     assert sent[1] == pytest.approx([9 * r * r, 9 * r * r, 9 * r * r / 4], rel=1e-5)
 
 
-def test_the_sensitivity_is_that_of_the_locally_trained_model(three: Files) -> None:
+def test_the_sensitivity_is_that_of_the_locally_trained_model(three):
     """After round 1's epochs and before aggregation, in numpy; the gradient of many batches is nearly the full one.
 
     It is the mean gradient that is squared: the mean of the batches' squares would be larger by their variance.
@@ -114,9 +108,7 @@ def test_the_sensitivity_is_that_of_the_locally_trained_model(three: Files) -> N
         assert not same(payload.models["shared"].vector, initial(run.settings, 3, 3))
 
 
-def test_a_layer_without_gradient_adds_nothing(
-    pair: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_without_gradient_adds_nothing(pair, monkeypatch):
     """t = -9: the hidden unit is off, only the last bias has a gradient, and biases do not count."""
     start_at(monkeypatch, [1, -9, 0.5, -0.5, 1, 1])
     run = federate(pair, strategy="player-fl", mlp__hidden="1", local_epochs=0, rounds=1)
@@ -124,7 +116,7 @@ def test_a_layer_without_gradient_adds_nothing(
     assert cut_of(run) == 2
 
 
-def test_sensitivities_have_a_random_stream_of_their_own(three: Files) -> None:
+def test_sensitivities_have_a_random_stream_of_their_own(three):
     """They change neither the training nor, with BatchNorm, the statistics: everything federated is FedAvg."""
     for extra in ({"mlp__dropout": 0.5}, {"player-fl.batches": 1, "mlp__dropout": 0.5}):
         options = {**OPTIONS, **extra}
@@ -133,7 +125,7 @@ def test_sensitivities_have_a_random_stream_of_their_own(three: Files) -> None:
         assert comparable(plain.rows) == comparable(run.rows)
 
 
-def test_the_measurement_leaves_running_statistics_alone(three: Files, tiny_bn: None) -> None:
+def test_the_measurement_leaves_running_statistics_alone(three, tiny_bn):
     options: dict[str, Any] = {
         "model": "tiny-bn",
         "rounds": 3,
@@ -148,9 +140,7 @@ def test_the_measurement_leaves_running_statistics_alone(three: Files, tiny_bn: 
 
 
 @pytest.mark.parametrize(("cut", "travel"), [(1, 0), (2, 8), (3, 8)])
-def test_the_statistics_below_the_cut_travel(
-    three: Files, cut: int, travel: int, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_statistics_below_the_cut_travel(three, cut, travel, tiny_bn, monkeypatch):
     """fc1, norm, fc2: all of them in round 1, then those of shared layers; the server cuts its mean of round 1."""
     force(monkeypatch, cut)
     run = federate(
@@ -176,7 +166,7 @@ def settings(**changes: Any) -> PLayerSettings:
     return PLayerSettings(**{"ratio": "cumulative", "combine": "mean", **changes})
 
 
-def test_the_default_compares_layers_and_their_medians() -> None:
+def test_the_default_compares_layers_and_their_medians():
     """s = (1, 1.5, 9), (1, 9, 9), (1, 1.5, 2): medians (1, 1.5, 9), so 1.5 <= 2 < 6: behind layer 2.
 
     The slides' reading compares F of the means: (1, 4, 6.7), so 1 -> 5 > 2: behind layer 1.
@@ -201,7 +191,7 @@ def test_the_default_compares_layers_and_their_medians() -> None:
         ({"combine": "median", "threshold": 1.6}, 2),
     ],
 )
-def test_cuts_by_hand(changes: dict[str, Any], cut: int) -> None:
+def test_cuts_by_hand(changes, cut):
     """Three silos, four layers. Means s = (2, 1, 3, 24), F = (2, 3, 6, 30): ratios 1.5, 2, 5; of s: 0.5, 3, 8.
 
     "Above t" is strict: t = 2 passes the ratio 2, t = 5 the ratio 5. Medians s = (2, 1, 3, 4), F = (2, 3, 6, 10):
@@ -213,7 +203,7 @@ def test_cuts_by_hand(changes: dict[str, Any], cut: int) -> None:
 
 @pytest.mark.parametrize("ratio", ["cumulative", "layer"])
 @pytest.mark.parametrize("combine", ["mean", "median"])
-def test_the_cut_has_no_scale(ratio: str, combine: str) -> None:
+def test_the_cut_has_no_scale(ratio, combine):
     """All F times a constant (a power of two, so that no rounding decides): the same cut, at every threshold.
 
     So the sum over silos in place of their mean gives the same cut too, as three times or twice the mean would.
@@ -244,11 +234,11 @@ def test_the_cut_has_no_scale(ratio: str, combine: str) -> None:
         ([[4]], "cumulative", 1),
     ],
 )
-def test_cuts_at_zero(table: Sequence[Sequence[float]], ratio: str, cut: int) -> None:
+def test_cuts_at_zero(table, ratio, cut):
     assert choose_cut(table, settings(ratio=ratio)) == cut
 
 
-def test_cumulative_sensitivities_do_not_fall() -> None:
+def test_cumulative_sensitivities_do_not_fall():
     """F_{l+1} / F_l is at least 1, for no s_l is negative: t below 1 always cuts behind the first layer."""
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -259,7 +249,7 @@ def test_cumulative_sensitivities_do_not_fall() -> None:
 # ---- The run ---------------------------------------------------------------------------------------------------------
 
 
-def test_rounds_of_several_steps_in_numpy(two: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_of_several_steps_in_numpy(two, monkeypatch):
     """Round 1 trains all layers from the common start; then fc1 is the mean and fc2 goes on in its silo.
 
     FedPer with the cut known from the start: round 1 is the same, for all start alike. Momentum starts afresh.
@@ -288,7 +278,7 @@ def test_rounds_of_several_steps_in_numpy(two: Files, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "changes", [{"player-fl.threshold": 1e9}, {"player-fl.cut": 2}, {"player-fl.cut": 9}]
 )
-def test_everything_federated_is_fedavg(three: Files, changes: dict[str, Any]) -> None:
+def test_everything_federated_is_fedavg(three, changes):
     """l* = L, decided or fixed: bit for bit, in every metric and byte."""
     plain = federate(three, strategy="fedavg", **OPTIONS)
     run = federate(three, strategy="player-fl", **changes, **OPTIONS)
@@ -296,7 +286,7 @@ def test_everything_federated_is_fedavg(three: Files, changes: dict[str, Any]) -
     assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
 
 
-def test_nothing_federated_is_local(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_federated_is_local(three, monkeypatch):
     """l* = 0 after round 1: bit for bit. What round 1 sent up is not handed out again."""
     force(monkeypatch, 0)
     plain = federate(three, strategy="local", **OPTIONS)
@@ -309,9 +299,7 @@ def test_nothing_federated_is_local(three: Files, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("decided", [False, True])
 @pytest.mark.parametrize("cut", [1, 2])
-def test_a_shallow_cut_is_fedper(
-    three: Files, cut: int, decided: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shallow_cut_is_fedper(three, cut, decided, monkeypatch):
     """l* = L - 1 (and L - 2, two layers personal): bit for bit; decided at run time, but for round 1's bytes."""
     if decided:
         force(monkeypatch, cut)
@@ -327,9 +315,7 @@ def test_a_shallow_cut_is_fedper(
 
 
 @pytest.mark.parametrize(("cut", "size"), [(0, 0), (1, 16), (2, 41), (3, 59)])
-def test_bytes_are_the_stated_units(
-    three: Files, cut: int, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_are_the_stated_units(three, cut, size, monkeypatch):
     """Σ = 59 both ways in round 1, then Σ_s; every silo hears the same cut, and L numbers go up once."""
     force(monkeypatch, cut)
     run = federate(three, strategy="player-fl", **THREE_LAYERS)
@@ -347,16 +333,12 @@ def test_bytes_are_the_stated_units(
     assert set(heard) == {(1, -1), (2, cut), (3, cut)}
 
 
-def test_a_silo_absent_in_round_1_lacks_its_vote_and_no_more(
-    three: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_absent_in_round_1_lacks_its_vote_and_no_more(three, monkeypatch):
     """The others' sensitivities decide; it comes in with the shared layers and the initial model's personal ones."""
     received: dict[tuple[str, int], torch.Tensor] = {}
     measure = PLayerClient.measure
 
-    def recorded(
-        self: PLayerClient, snapshot: str, vector: torch.Tensor, *splits: Any
-    ) -> dict[str, float]:
+    def recorded(self, snapshot, vector, *splits):
         if snapshot == "received":
             received[self.silo.name, self.round] = vector.clone()
         return measure(self, snapshot, vector, *splits)
@@ -381,7 +363,7 @@ def test_a_silo_absent_in_round_1_lacks_its_vote_and_no_more(
     assert not same(received["a", 2][shared:], expected[shared:])
 
 
-def test_with_ala_the_old_local_model_is_that_of_the_last_round(three: Files) -> None:
+def test_with_ala_the_old_local_model_is_that_of_the_last_round(three):
     """Round 1 sends whole models, later rounds parts: ALA's Θ_i must not stay that of round 1."""
     ala: dict[str, Any] = {"ala": True, "fedala__eta": 0.5, "fedala__max_epochs": 2}
     run = federate(
@@ -396,7 +378,7 @@ def test_with_ala_the_old_local_model_is_that_of_the_last_round(three: Files) ->
 
 
 @pytest.mark.parametrize("fixed", [1, 2, 3, 9])
-def test_a_fixed_cut_is_the_one_that_random_avoids(three: Files, fixed: int) -> None:
+def test_a_fixed_cut_is_the_one_that_random_avoids(three, fixed):
     """Three layers: of {1, 2} what is left, as if PLayer-FL had decided ``fixed``; known from round 1 on."""
     run = federate(
         three, strategy="player-fl-random", **{"player-fl-random.cut": fixed}, **THREE_LAYERS
@@ -412,7 +394,7 @@ def test_a_fixed_cut_is_the_one_that_random_avoids(three: Files, fixed: int) -> 
     assert comparable(run.rows) == comparable(other.rows)
 
 
-def test_random_cuts_are_uniform_over_what_is_left() -> None:
+def test_random_cuts_are_uniform_over_what_is_left():
     """Never the cut of PLayer-FL, never all L; each of the others about equally often over 600 seeds (4 σ = 46)."""
     for taken in (1, 3, 5):
         drawn = [random_cut(5, taken, seed) for seed in range(600)]
@@ -424,12 +406,12 @@ def test_random_cuts_are_uniform_over_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(("layers", "taken"), [(1, 1), (2, 1)])
-def test_where_no_cut_is_left_it_is_player_fls(layers: int, taken: int) -> None:
+def test_where_no_cut_is_left_it_is_player_fls(layers, taken):
     assert random_cut(layers, taken, 0) == taken
 
 
 @pytest.mark.parametrize("seed", [7, 8, 9])
-def test_a_random_run_cuts_elsewhere(three: Files, seed: int) -> None:
+def test_a_random_run_cuts_elsewhere(three, seed):
     options = {**THREE_LAYERS, "mlp__hidden": "4,4,4,4", "seed": seed}
     chosen, random = (
         federate(three, strategy=name, **{f"{name}.threshold": 1.2}, **options)

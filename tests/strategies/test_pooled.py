@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import Files, comparable, federate, simulated
+from tiny import comparable, federate, simulated
 
 from client.session import ClientSession
 from partitions.common.errors import UserError
@@ -18,7 +17,7 @@ from server.simulation.simulate import simulate
 OPTIONS: dict[str, Any] = {"silos": 4, "rounds": 3, "momentum": 0.5, "batch_size": 32}
 
 
-def test_the_first_silo_has_everybodys_training_samples() -> None:
+def test_the_first_silo_has_everybodys_training_samples():
     run = simulated(strategy="pooled", **OPTIONS)
     whole, silos = divide(run.settings.division)
     contexts = list(run.grid.contexts.values())  # type: ignore[attr-defined]
@@ -35,7 +34,7 @@ def test_the_first_silo_has_everybodys_training_samples() -> None:
     assert len(second.train) == len(silos[1].train)
 
 
-def test_its_data_are_standardised_by_their_own_statistics() -> None:
+def test_its_data_are_standardised_by_their_own_statistics():
     """Not by those of the first silo, which are another hospital's to most of them."""
     run = simulated(strategy="pooled", dataset="breast-cancer", normalization="silo", **OPTIONS)
     whole, silos = divide(run.settings.division)
@@ -50,14 +49,14 @@ def test_its_data_are_standardised_by_their_own_statistics() -> None:
         assert session.statistics[0][0] == pytest.approx(rows.mean(0), rel=1e-4)
 
 
-def test_one_trains_and_all_evaluate() -> None:
+def test_one_trains_and_all_evaluate():
     run = simulated(strategy="pooled", **OPTIONS)
     trained = {r.silo for r in run.history.rows if r.split == "train"}
     tested = {r.silo for r in run.history.rows if (r.split, r.snapshot) == ("test", "received")}
     assert trained == {"hospital-01"} and tested == {f"hospital-0{i}" for i in range(1, 5)}
 
 
-def test_of_one_silo_it_is_fedavg() -> None:
+def test_of_one_silo_it_is_fedavg():
     """Bit for bit: there is nothing to pool."""
     runs = [
         simulated(strategy=name, **{**OPTIONS, "silos": 1}) for name in ("pooled", "fedavg")
@@ -65,7 +64,7 @@ def test_of_one_silo_it_is_fedavg() -> None:
     assert comparable(runs[0].history.rows) == comparable(runs[1].history.rows)
 
 
-def test_it_shows_what_federation_costs(tmp_path: Path) -> None:
+def test_it_shows_what_federation_costs(tmp_path):
     """On skewed silos the pooled model is better than FedAvg's, and no method's headline."""
     values = {
         "silos": 6,
@@ -84,7 +83,7 @@ def test_it_shows_what_federation_costs(tmp_path: Path) -> None:
     assert study.best == "fedavg" and study.personalised is None
 
 
-def test_hospitals_data_are_not_pooled(two: Files) -> None:
+def test_hospitals_data_are_not_pooled(two):
     with pytest.raises(
         RuntimeError,
         match="pooled needs all silos' data in one place: it runs in simulations only",

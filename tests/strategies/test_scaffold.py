@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from resuming import assert_resumes
-from tiny import Files, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import comparable, federate, gradient, initial, random_silos, rows_of, same
 from two_layers import confirmed, losing, replies_of
 
 from partitions.common.errors import UserError
@@ -24,7 +23,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair: Files) -> None:
+def test_two_silos_by_hand(pair):
     """Two rounds of one full-batch step, η = η_g = 1, from 0; weights (u, -u), biases (v, -v).
 
     Round 1, as FedAvg: y_a = (1, 1/2), y_b = (-1/2, -1/2), with equal weights x = (1/4, 0); c_i = 0 - y_i, their
@@ -47,7 +46,7 @@ def test_two_silos_by_hand(pair: Files) -> None:
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
-def test_rounds_of_several_steps_in_numpy(three: Files, option: str) -> None:
+def test_rounds_of_several_steps_in_numpy(three, option):
     """Five rounds of three full-batch steps with weight decay, η_g ≠ 1 and a falling η, by the paper's formulas.
 
     b is away in round 2, the server leaves out a's reply of round 3: a trains on with the control variate of before.
@@ -92,7 +91,7 @@ def test_rounds_of_several_steps_in_numpy(three: Files, option: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_c_is_the_mean_of_the_silos(three: Files, optimizer: str) -> None:
+def test_c_is_the_mean_of_the_silos(three, optimizer):
     """All present, and whoever's reply is left out counts with the control variate of before; with momentum too."""
     run = federate(
         three,
@@ -109,7 +108,7 @@ def test_c_is_the_mean_of_the_silos(three: Files, optimizer: str) -> None:
     )
 
 
-def test_what_is_sent_is_the_papers_formula(three: Files) -> None:
+def test_what_is_sent_is_the_papers_formula(three):
     """Mini-batches: the mean gradient of the K steps is (x - y)/(K η) + c_i - c, so c_i⁺ - c_i holds no c_i."""
     run = federate(three, strategy="scaffold", **OPTIONS)
     steps = {"a": 4, "b": 6, "c": 4}  # batches of 4 of 6, 10 and 8 rows, twice
@@ -122,7 +121,7 @@ def test_what_is_sent_is_the_papers_formula(three: Files) -> None:
         )
 
 
-def test_one_full_batch_step_goes_along_the_global_gradient(three: Files) -> None:
+def test_one_full_batch_step_goes_along_the_global_gradient(three):
     """c_i is then the silo's gradient; in round 2 every silo steps by g_i(x) + c - c_i, their mean by ∇f(x)."""
     run = federate(three, strategy="scaffold", rounds=2, learning_rate=0.3)
     x0 = initial(run.settings, 3, 3).double().numpy()
@@ -136,7 +135,7 @@ def test_one_full_batch_step_goes_along_the_global_gradient(three: Files) -> Non
     )
 
 
-def test_round_one_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
+def test_round_one_is_fedavg_with_equal_weights(tmp_path):
     """Bit for bit, for silos of equal size; round 2 is not."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8, "c": 8})
     runs = [
@@ -147,7 +146,7 @@ def test_round_one_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
         assert same(ours, theirs) == alike
 
 
-def test_the_model_alone_is_enough_for_plain_sgd(three: Files) -> None:
+def test_the_model_alone_is_enough_for_plain_sgd(three):
     """The same course up to rounding, for Σ = 12 and one number up, with absent silos, a falling η and lost replies."""
     options = {
         **OPTIONS,
@@ -169,15 +168,13 @@ def test_the_model_alone_is_enough_for_plain_sgd(three: Files) -> None:
     "change",
     [{"momentum": 0.9}, {"optimizer": "adam"}, {"scaffold__option": "I"}, {"ala": True}],
 )
-def test_the_model_alone_is_refused_where_it_is_not(
-    three: Files, change: dict[str, Any]
-) -> None:
+def test_the_model_alone_is_refused_where_it_is_not(three, change):
     with pytest.raises(UserError, match="plain SGD only"):
         federate(three, strategy="scaffold", scaffold__up="model", **change)
 
 
-def test_no_number_of_steps_no_update(three: Files) -> None:
-    def after(silo: str, message: Any, reply: Any) -> Any:
+def test_no_number_of_steps_no_update(three):
+    def after(silo, message, reply):
         if silo == "c" and message.metadata.message_type == "train":
             reply.content["config"]["number.steps"] = -1
         return reply
@@ -193,7 +190,7 @@ def test_no_number_of_steps_no_update(three: Files) -> None:
 
 
 @pytest.mark.parametrize("up", ["both", "model"])
-def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path, up: str) -> None:
+def test_a_resumed_run_knows_what_was_counted(three, tmp_path, up):
     """c's reply of round 3, after which the run breaks off, was left out: resumed, c trains with its round 2."""
     options = {
         **OPTIONS,

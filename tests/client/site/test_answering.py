@@ -16,7 +16,6 @@ import textwrap
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +45,7 @@ KILLED = "(out of memory: lower batch-size; or killed by hand)"
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def template(tmp_path_factory):
     """The socket of a template process that the tests share; its path is too long for a socket's address."""
     folder = tmp_path_factory.mktemp("parent") / ("a directory with a long name " * 6)
     folder.mkdir()
@@ -55,7 +54,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def silo(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Silo]:
+def silo(tmp_path, template, monkeypatch):
     one = Silo(tmp_path, template, monkeypatch)
     yield one
     one.workers.end()
@@ -77,9 +76,7 @@ def told(err: str) -> list[str]:
 # --- the process that runs the app ------------------------------------------------------------------------
 
 
-def test_a_message_runs_in_a_fork_that_looks_like_flowers_own_process(
-    silo: Silo, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_message_runs_in_a_fork_that_looks_like_flowers_own_process(silo, capfd):
     """Reply, output, directory, argv and the silo's environment (none of the template's) are right."""
     silo.ask(silo.app("one"))
     out, err = capfd.readouterr()
@@ -90,9 +87,7 @@ def test_a_message_runs_in_a_fork_that_looks_like_flowers_own_process(
     assert answer["secret"] == "of this silo" and answer["stray"] == ""
 
 
-def test_messages_of_a_run_share_a_process(
-    silo: Silo, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_messages_of_a_run_share_a_process(silo, capfd):
     seen = []
     for _ in range(2):
         silo.ask(silo.app("one"), run_id=ONE)
@@ -106,7 +101,7 @@ def test_messages_of_a_run_share_a_process(
 
 
 @pytest.mark.parametrize(("run", "app"), [(OTHER, "one"), (ONE, "two")])
-def test_another_run_or_another_app_ends_it(silo: Silo, run: int, app: str) -> None:
+def test_another_run_or_another_app_ends_it(silo, run, app):
     first = served_by(silo)
     second = served_by(silo, run=run, app=app)
     wait_until(lambda: gone(first))
@@ -125,7 +120,7 @@ def test_another_run_or_another_app_ends_it(silo: Silo, run: int, app: str) -> N
         ("raises", "ValueError: no such column"),
     ],
 )
-def test_its_death_costs_one_message(silo: Silo, behaviour: str, reason: str) -> None:
+def test_its_death_costs_one_message(silo, behaviour, reason):
     """So does an error, after which nobody knows what the process holds."""
     first = served_by(silo)
     silo.ask(silo.app("one"), behaviour, run_id=ONE)
@@ -135,7 +130,7 @@ def test_its_death_costs_one_message(silo: Silo, behaviour: str, reason: str) ->
     assert second != first and second == served_by(silo)
 
 
-def test_a_process_that_dies_between_two_messages_is_replaced(silo: Silo) -> None:
+def test_a_process_that_dies_between_two_messages_is_replaced(silo):
     first = served_by(silo)
     assert silo.workers.worker is not None
     os.kill(first, signal.SIGKILL)
@@ -143,9 +138,7 @@ def test_a_process_that_dies_between_two_messages_is_replaced(silo: Silo) -> Non
     assert served_by(silo) != first
 
 
-def test_a_hung_child_ends_with_the_messages_time_to_live(
-    silo: Silo, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hung_child_ends_with_the_messages_time_to_live(silo, capfd):
     silo.ask(silo.app("one"), "hangs", ttl=1.0)  # it ignores SIGTERM
     assert "end of the message's time to live" in silo.reason()
     assert "time to live is over" in capfd.readouterr().err
@@ -160,7 +153,7 @@ def hang(silo: Silo, behaviour: str) -> tuple[threading.Thread, int]:
     return thread, silo.app_pid()
 
 
-def test_it_ends_with_its_supernode(silo: Silo) -> None:
+def test_it_ends_with_its_supernode(silo):
     """Whose end of the connection closes, however the SuperNode dies."""
     thread, pid = hang(silo, "hangs")
     assert silo.workers.worker is not None
@@ -170,7 +163,7 @@ def test_it_ends_with_its_supernode(silo: Silo) -> None:
     assert "ended without a reply" in silo.reason()
 
 
-def test_it_survives_its_template_which_is_replaced(silo: Silo, tmp_path: Path) -> None:
+def test_it_survives_its_template_which_is_replaced(silo, tmp_path):
     """One for all that ask; it ends with the SuperNode that started it."""
     path = tmp_path / "own" / "warm.sock"
     path.parent.mkdir()
@@ -195,7 +188,7 @@ def test_it_survives_its_template_which_is_replaced(silo: Silo, tmp_path: Path) 
     assert template_pid(path) is None
 
 
-def test_a_template_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_a_template_ends_with_the_process_that_started_it(tmp_path):
     script = "import os, subprocess, sys; subprocess.Popen([*sys.argv[1:], '--parent', str(os.getpid())]); input()"
     command = [
         sys.executable,
@@ -216,7 +209,7 @@ def test_a_template_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("minutes", "idle", "ends"), [("1", 61, True), ("1", 50, False), ("", 50, False)]
 )
-def test_it_ends_when_it_has_waited(silo: Silo, minutes: str, idle: float, ends: bool) -> None:
+def test_it_ends_when_it_has_waited(silo, minutes, idle, ends):
     silo.set(SILOFL_RESIDENT_MINUTES=minutes)
     pid = served_by(silo)
     silo.workers.idle_since -= idle
@@ -226,9 +219,7 @@ def test_it_ends_when_it_has_waited(silo: Silo, minutes: str, idle: float, ends:
         wait_until(lambda: gone(pid))
 
 
-def test_no_message_goes_to_another_users_template(
-    silo: Silo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_message_goes_to_another_users_template(silo, monkeypatch):
     """Who comes first at a path in a folder of all, such as /tmp, would get the hospital's environment."""
     monkeypatch.setattr("client.site.runtime.app_process.os.geteuid", lambda: os.getuid() + 1)
     silo.ask(silo.app("one"))
@@ -237,9 +228,7 @@ def test_no_message_goes_to_another_users_template(
 
 
 @pytest.mark.parametrize("share", [0.5, 0.05])
-def test_it_ends_where_memory_is_short(
-    silo: Silo, monkeypatch: pytest.MonkeyPatch, share: float
-) -> None:
+def test_it_ends_where_memory_is_short(silo, monkeypatch, share):
     monkeypatch.setattr(worker, "available_share", lambda: share)
     served_by(silo)
     silo.workers.tidy()
@@ -247,9 +236,7 @@ def test_it_ends_where_memory_is_short(
 
 
 @pytest.mark.parametrize("minutes", ["0", "ten"])
-def test_no_process_stays_where_none_is_wanted(
-    silo: Silo, minutes: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_process_stays_where_none_is_wanted(silo, minutes, capfd):
     silo.set(SILOFL_RESIDENT_MINUTES=minutes)
     assert served_by(silo) != served_by(silo)
     warned = (
@@ -258,16 +245,16 @@ def test_no_process_stays_where_none_is_wanted(
     assert warned == (minutes == "ten")
 
 
-def test_a_messages_last_round() -> None:
-    def last(sent: dict[str, int], asked: dict[str, int]) -> bool:
-        message = SimpleNamespace(content=RecordDict({"config": ConfigRecord(sent)}))  # type: ignore[arg-type]
+def test_a_messages_last_round():
+    def last(sent, asked):
+        message = SimpleNamespace(content=RecordDict({"config": ConfigRecord(sent)}))
         return is_last(message, SimpleNamespace(run_config=RUN_CONFIG | asked))
 
     assert last({"round": 3}, {"rounds": 3}) and not last({"round": 2}, {"rounds": 3})
     assert not last({"round": 3}, {}) and not last({}, {"rounds": 3})
 
 
-def test_no_other_kind_of_app_is_run(silo: Silo) -> None:
+def test_no_other_kind_of_app_is_run(silo):
     """Flower's SuperExec runs whatever a server sends: of other kinds of apps nothing would check pins and policy."""
     silo.store_message(silo.app("one"), kind_of_task=TaskType.AGENT_APP)
     silo.answer_all()
@@ -277,9 +264,7 @@ def test_no_other_kind_of_app_is_run(silo: Silo) -> None:
 # --- what is refused before anything is imported ----------------------------------------------------------
 
 
-def test_a_message_that_the_policy_forbids_is_refused_before_import(
-    silo: Silo, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_message_that_the_policy_forbids_is_refused_before_import(silo, capfd):
     """By the site's own process: this app knows no policy, and the server chose every setting and the app."""
     policy = silo.folder / "policy.toml"
     policy.write_text("max-local-epochs = 5\nmin-silos = 1\nruns-per-day = 0\n")
@@ -297,7 +282,7 @@ def test_a_message_that_the_policy_forbids_is_refused_before_import(
     assert "min-silos = 1, the round 0 that train" in silo.reason()
 
 
-def test_pins_and_policy_are_asked_for_each_message(silo: Silo) -> None:
+def test_pins_and_policy_are_asked_for_each_message(silo):
     pins, policy = silo.folder / "allowed-apps", silo.folder / "policy.toml"
     policy.write_text("min-silos = 1\nruns-per-day = 0\n")
     pins.write_text(silo.app("one").hash_str)
@@ -313,7 +298,7 @@ def test_pins_and_policy_are_asked_for_each_message(silo: Silo) -> None:
     assert "its policy has methods" in silo.reason()
 
 
-def test_an_app_does_not_loosen_what_its_reply_must_pass(silo: Silo) -> None:
+def test_an_app_does_not_loosen_what_its_reply_must_pass(silo):
     """It gets the gate's terms, and neither changes those nor reads others: they are read once for a message."""
     policy = silo.folder / "policy.toml"
     policy.write_text("min-silos = 1\nruns-per-day = 0\n")
@@ -342,12 +327,10 @@ def test_an_app_does_not_loosen_what_its_reply_must_pass(silo: Silo) -> None:
     assert line["rules"]["peers"] is False and line["rules"]["min-silos"] == 1
 
 
-def test_a_message_that_cannot_be_checked_is_refused_in_one_line(
-    silo: Silo, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_message_that_cannot_be_checked_is_refused_in_one_line(silo, monkeypatch, capfd):
     """Whatever goes wrong before there is an entry for the log."""
 
-    def unlucky(*_: object) -> None:
+    def unlucky(*_):
         raise RuntimeError("no luck")
 
     monkeypatch.setattr("client.site.messages.read_terms", unlucky)
@@ -358,9 +341,7 @@ def test_a_message_that_cannot_be_checked_is_refused_in_one_line(
     assert len(told(capfd.readouterr().err)) == 1 and not list(silo.marks.glob("imported-*"))
 
 
-def test_a_server_without_receipts_is_named_or_refused_before_import(
-    silo: Silo, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_without_receipts_is_named_or_refused_before_import(silo, capfd):
     """As the site's policy says. A refusal unpacks and imports nothing; else the line is there once."""
     policy = silo.folder / "policy.toml"
     silo.set(SILOFL_POLICY=str(policy))
@@ -384,9 +365,7 @@ def test_a_server_without_receipts_is_named_or_refused_before_import(
     assert (silo.marks / "imported-bare").exists()
 
 
-def test_an_app_that_is_not_pinned_is_refused_before_import(
-    silo: Silo, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_app_that_is_not_pinned_is_refused_before_import(silo, capfd):
     """With one line, before anything of the app is unpacked or imported."""
     good, bad = silo.app("good"), silo.app("bad")
     pins = silo.folder / "allowed-apps"
@@ -404,9 +383,7 @@ def test_an_app_that_is_not_pinned_is_refused_before_import(
 
 
 @pytest.mark.parametrize("field", ["fab_version", "fab_id"])
-def test_no_other_folder_than_the_checked_one_is_imported(
-    silo: Silo, field: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_other_folder_than_the_checked_one_is_imported(silo, field, capfd):
     """The pins check bytes; Flower imports from a folder whose name it makes of what the server says."""
     good = silo.app("good")
     silo.set(SILOFL_ALLOWED_APPS=good.hash_str)
@@ -426,7 +403,7 @@ def test_no_other_folder_than_the_checked_one_is_imported(
     assert silo.answer()["version"] == "good"
 
 
-def test_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pins(tmp_path, monkeypatch):
     """A list in the variable itself; a file that is not there refuses everything; no pins allow everything."""
     one, two = "ab" * 32, "cd" * 32
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", f"{one},{two.upper()}")
@@ -445,15 +422,11 @@ def test_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_pin(one)
 
 
-def test_an_app_is_known_by_what_it_holds_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_app_is_known_by_what_it_holds_too(tmp_path, monkeypatch):
     """The image's list: the same files compressed otherwise, as on another machine, are the same app. A byte more in a
     file, a file more, or a second file under a name, of which only one is looked at when it is unpacked, are not."""
 
-    def app(
-        files: list[tuple[str, str]], compression: int = zipfile.ZIP_DEFLATED
-    ) -> tuple[str, bytes]:
+    def app(files, compression=zipfile.ZIP_DEFLATED):
         content = io.BytesIO()
         with (
             warnings.catch_warnings(action="ignore"),
@@ -485,16 +458,14 @@ def test_an_app_is_known_by_what_it_holds_too(
         check_pin("ab" * 32, bytes(damaged))
 
 
-def test_the_list_of_an_image_is_the_app_of_its_checkout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_list_of_an_image_is_the_app_of_its_checkout(monkeypatch, tmp_path):
     content = build(Path(__file__).parents[3])
     (tmp_path / "allowed-apps").write_text(list_builds(Path(__file__).parents[3]))
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "allowed-apps"))
     check_pin(hashlib.sha256(content).hexdigest(), content)
 
 
-def test_a_half_unpacked_app_is_unpacked_again(silo: Silo) -> None:
+def test_a_half_unpacked_app_is_unpacked_again(silo):
     """Flower takes the directory `NAME.HASH8` as it is; a process killed while it unpacked leaves half of it."""
     fab = silo.app("one")
     half = silo.folder / "flower" / "apps" / f"test.probe.1.0.0.{fab.hash_str[:8]}"
@@ -504,7 +475,7 @@ def test_a_half_unpacked_app_is_unpacked_again(silo: Silo) -> None:
     assert silo.answer()["version"] == "one"
 
 
-def test_what_the_parent_imports_ahead() -> None:
+def test_what_the_parent_imports_ahead():
     """Third-party modules only, since ours would be old code; all that the silo's app needs; CUDA is left alone.
 
     The parent's own files, the worker's too, are loaded under a name that no app has.
@@ -540,7 +511,7 @@ def test_what_the_parent_imports_ahead() -> None:
 # --- the audit log ------------------------------------------------------------------------------------------
 
 
-def test_what_leaves_is_written_down_before(silo: Silo) -> None:
+def test_what_leaves_is_written_down_before(silo):
     """Who asked, with which app and settings, and of every record its name, bytes and digest; an error too."""
     app = silo.app("one")
     silo.set(SILOFL_SERVER="fl.example.org:9092", SILOFL_ALLOWED_APPS=app.hash_str)
@@ -606,9 +577,7 @@ def test_what_leaves_is_written_down_before(silo: Silo) -> None:
     )
 
 
-def test_nothing_leaves_where_it_cannot_be_written_down(
-    silo: Silo, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_leaves_where_it_cannot_be_written_down(silo, capfd):
     """One line in place of the reply, and in the silo's log. (A full disk: test_audit.py.)"""
     silo.log.parent.mkdir()
     silo.log.write_text("no folder")

@@ -30,7 +30,7 @@ FILES = (
 IGNORED = "# results\n.venv/\nruns/\n__pycache__/\nmade/of/*\n/drafts-*/\n"
 
 
-def test_of_this_checkout(tmp_path: Path) -> None:
+def test_of_this_checkout(tmp_path):
     """Flower itself looks at each file that lies about: of a copy without most of those."""
     shutil.copytree(
         ROOT,
@@ -43,7 +43,7 @@ def test_of_this_checkout(tmp_path: Path) -> None:
     assert not any(name.startswith(".venv/") for name in files_of(ROOT))
 
 
-def test_the_app_of_this_checkout_holds_every_module() -> None:
+def test_the_app_of_this_checkout_holds_every_module():
     """A pattern of `.gitignore` that means a folder at the top, `site/`, takes `client/site/` out of the app too."""
     with zipfile.ZipFile(io.BytesIO(build(ROOT))) as app:
         held = set(app.namelist())
@@ -57,7 +57,7 @@ def test_the_app_of_this_checkout_holds_every_module() -> None:
 
 
 @pytest.mark.parametrize("ignored", [IGNORED, None])
-def test_of_a_folder_with_all_that_lies_about(tmp_path: Path, ignored: str | None) -> None:
+def test_of_a_folder_with_all_that_lies_about(tmp_path, ignored):
     (tmp_path / "pyproject.toml").write_text(project("probe:server", "probe:client"))
     if ignored is not None:
         (tmp_path / ".gitignore").write_text(ignored)
@@ -74,6 +74,6 @@ def test_of_a_folder_with_all_that_lies_about(tmp_path: Path, ignored: str | Non
     )
 
 
-def test_of_no_app(tmp_path: Path) -> None:
+def test_of_no_app(tmp_path):
     with pytest.raises(ValueError, match=r"pyproject\.toml not found"):
         build(tmp_path)

@@ -72,7 +72,7 @@ def entry(number: int, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(tmp_path):
     """Six lines."""
     for number in range(1, 7):
         Log(tmp_path / "audit").append(entry(number))
@@ -87,7 +87,7 @@ def write(log: Path, lines: list[str], end: str = "\n") -> None:
     (log / FIRST).write_text("\n".join(lines) + end)
 
 
-def test_a_whole_log(log: Path) -> None:
+def test_a_whole_log(log):
     found = verify(log)
     assert (found.faults, found.notes) == ([], [])
     assert [one["line"] for one in found.entries] == [1, 2, 3, 4, 5, 6]
@@ -117,9 +117,7 @@ def of_run(number: int, settings: dict[str, Any] = SETTINGS, **changes: Any) -> 
     )
 
 
-def test_the_settings_of_a_run_are_kept_once_per_run_and_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path, monkeypatch):
     other = SETTINGS | {"batch-size": 7}
     log = Log(tmp_path / "audit")
     for number, settings in enumerate((SETTINGS, SETTINGS, other, SETTINGS, other), 1):
@@ -137,9 +135,7 @@ def test_the_settings_of_a_run_are_kept_once_per_run_and_file(
 
 
 @pytest.mark.parametrize("damage", ["no note", "torn", "odd note"])
-def test_settings_are_written_again_where_nothing_tells_that_they_are_there(
-    tmp_path: Path, damage: str
-) -> None:
+def test_settings_are_written_again_where_nothing_tells_that_they_are_there(tmp_path, damage):
     log = Log(tmp_path / "audit")
     log.append(of_run(1))
     if damage == "torn":
@@ -152,7 +148,7 @@ def test_settings_are_written_again_where_nothing_tells_that_they_are_there(
     assert "run-config" in verify(log.folder).entries[-1] and not verify(log.folder).faults
 
 
-def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path: Path) -> None:
+def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path):
     """By somebody who makes all hashes anew."""
     for change, names in (
         ({"run-config": {"batch-size": 1}}, {1, 2}),
@@ -176,7 +172,7 @@ def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path: Path) -> 
         } <= set(faults)
 
 
-def test_a_log_of_before_settings_were_kept_goes_on(log: Path) -> None:
+def test_a_log_of_before_settings_were_kept_goes_on(log):
     head = json.loads((log / "head.json").read_text())
     (log / "head.json").write_text(json.dumps({"line": head["line"], "hash": head["hash"]}))
     Log(log).append(of_run(7))
@@ -185,15 +181,13 @@ def test_a_log_of_before_settings_were_kept_goes_on(log: Path) -> None:
     assert not found.faults and settings_of(found.entries) == {7: SETTINGS, 8: SETTINGS}
 
 
-def test_more_settings_than_the_log_keeps_get_no_reply(tmp_path: Path) -> None:
+def test_more_settings_than_the_log_keeps_get_no_reply(tmp_path):
     with pytest.raises(ValueError, match="bytes of settings, and the log keeps at most"):
         Log(tmp_path / "audit").append(of_run(1, {"agreed": "x" * LARGEST_SETTINGS}))
     assert not verify(tmp_path / "audit").entries
 
 
-def test_the_page_shows_the_settings_and_nothing_that_steers_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_shows_the_settings_and_nothing_that_steers_a_terminal(tmp_path, capsys):
     odd = SETTINGS | {"agreed": "\x1b[2J\n"}
     Log(tmp_path / "audit").append(
         of_run(1, odd, run="today\x1b]0;gone\x07\nsecond line", asked="a\x9b")
@@ -217,7 +211,7 @@ def flip(position: float) -> Callable[[str], str]:
 
 @pytest.mark.parametrize("number", [1, 3, 6])
 @pytest.mark.parametrize("position", [0, 0.1, 0.5, 0.9, 1])
-def test_a_flipped_line(log: Path, number: int, position: float) -> None:
+def test_a_flipped_line(log, number, position):
     """That line is named, and no other."""
     lines = text_of(log)
     lines[number - 1] = flip(position)(lines[number - 1])
@@ -236,14 +230,14 @@ def test_a_flipped_line(log: Path, number: int, position: float) -> None:
         ({5, 6}, "head.json: lines 5 to 6 are missing at the end"),
     ],
 )
-def test_deleted_lines(log: Path, gone: set[int], fault: str) -> None:
+def test_deleted_lines(log, gone, fault):
     write(log, [line for number, line in enumerate(text_of(log), 1) if number not in gone])
     assert [text.removeprefix(f"{FIRST}, ") for text in verify(log).faults] == [fault]
     Log(log).append(entry(7))  # writing on hides nothing
     assert len(verify(log).faults) == 1 and verify(log).entries[-1]["line"] == 7
 
 
-def test_reordered_lines(log: Path) -> None:
+def test_reordered_lines(log):
     first, *others, last = text_of(log)
     write(log, [first, others[1], others[0], *others[2:], last])
     assert [text.partition(", ")[2] for text in verify(log).faults] == [
@@ -252,7 +246,7 @@ def test_reordered_lines(log: Path) -> None:
     ]
 
 
-def test_a_line_that_stands_there_twice(log: Path) -> None:
+def test_a_line_that_stands_there_twice(log):
     lines = text_of(log)
     write(log, [*lines[:3], lines[1], *lines[3:]])
     assert [text.partition(", ")[2] for text in verify(log).faults] == [
@@ -260,7 +254,7 @@ def test_a_line_that_stands_there_twice(log: Path) -> None:
     ]
 
 
-def test_a_line_that_was_replaced_by_another_whole_one(log: Path) -> None:
+def test_a_line_that_was_replaced_by_another_whole_one(log):
     """Whoever makes its hash right, too, has to make all that follow anew, and what was kept elsewhere shows it."""
     seen = verify(log).entries[-1]["hash"]
     lines = text_of(log)
@@ -279,7 +273,7 @@ def test_a_line_that_was_replaced_by_another_whole_one(log: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "kept"), [(3, 0.5), (6, 0.5), (6, 0.99), (6, 1.0)])
-def test_a_truncated_line(log: Path, number: int, kept: float) -> None:
+def test_a_truncated_line(log, number, kept):
     """Cut off in the middle of the log, or at its end: there it looks as after a crash, but it had been written."""
     lines = text_of(log)
     lines[number - 1] = lines[number - 1][: int(kept * len(lines[number - 1])) - (kept < 1)]
@@ -292,7 +286,7 @@ def test_a_truncated_line(log: Path, number: int, kept: float) -> None:
     assert fault.startswith(f"{FIRST}, line {number}: changed")
 
 
-def test_a_truncated_last_line_is_not_passed_off_as_torn_by_writing_on(log: Path) -> None:
+def test_a_truncated_last_line_is_not_passed_off_as_torn_by_writing_on(log):
     lines = text_of(log)
     write(log, [*lines[:5], lines[5][:50]], end="")
     Log(log).append(entry(7))
@@ -302,13 +296,13 @@ def test_a_truncated_last_line_is_not_passed_off_as_torn_by_writing_on(log: Path
     ]
 
 
-def test_a_deleted_note_of_the_last_line_is_named(log: Path) -> None:
+def test_a_deleted_note_of_the_last_line_is_named(log):
     (log / "head.json").unlink()
     assert verify(log).faults[0].startswith("head.json: missing or damaged")
 
 
 @pytest.mark.parametrize("text", ["", "x", "{}", '{"line":1}', "\x00" * 100])
-def test_lines_that_are_none(log: Path, text: str) -> None:
+def test_lines_that_are_none(log, text):
     lines = text_of(log)
     write(
         log,
@@ -345,7 +339,7 @@ def child(log: Path, before: str, number: int = 7) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("share", ["0", "1", "len(data) // 2", "len(data) - 2"])
-def test_killed_in_the_middle_of_a_write(log: Path, share: str) -> None:
+def test_killed_in_the_middle_of_a_write(log, share):
     """kill -9 once so many bytes are in the file: told, and the chain goes on from the last whole line."""
     dies = f"os.write = lambda fd, data: (whole(fd, data[:{share}]), os.kill(os.getpid(), signal.SIGKILL))"
     assert child(log, dies).returncode == -signal.SIGKILL
@@ -362,7 +356,7 @@ def test_killed_in_the_middle_of_a_write(log: Path, share: str) -> None:
         ]
 
 
-def test_killed_before_the_lines_last_byte(log: Path) -> None:
+def test_killed_before_the_lines_last_byte(log):
     """The line is whole but for its end: it counts, as one that was written and whose message then did not go."""
     child(
         log,
@@ -375,7 +369,7 @@ def test_killed_before_the_lines_last_byte(log: Path) -> None:
     ] == 8
 
 
-def test_killed_twice_in_the_middle_of_a_write(log: Path) -> None:
+def test_killed_twice_in_the_middle_of_a_write(log):
     """The line that goes on from a torn one is torn itself, right after it has ended the first."""
     for share in ("30", "1"):
         dies = f"os.write = lambda fd, data: (whole(fd, data[:{share}]), os.kill(os.getpid(), signal.SIGKILL))"
@@ -389,9 +383,7 @@ def test_killed_twice_in_the_middle_of_a_write(log: Path) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"\n", b"a", b"a\n", b"\n\na", b"one\n\ntwo\nthree", b"one\ntwo\n\n"]
 )
-def test_a_file_read_from_its_end_has_the_same_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, block: int
-) -> None:
+def test_a_file_read_from_its_end_has_the_same_lines(tmp_path, monkeypatch, text, block):
     """However the blocks fall on its lines."""
     file = tmp_path / FIRST
     file.write_bytes(text)
@@ -399,7 +391,7 @@ def test_a_file_read_from_its_end_has_the_same_lines(
     assert list(chain.last_first(file))[::-1] == [place.text for place in chain.lines([file])]
 
 
-def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log: Path) -> None:
+def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log):
     """The newest file holds nothing whole: the last whole line is the one before it."""
     (log / chain.file_name(2, "audit")).write_bytes(b'{"line":7')
     Log(log).append(entry(7))
@@ -408,7 +400,7 @@ def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log: Path) ->
     assert len(files_of(log)) == 2
 
 
-def test_killed_between_the_line_and_the_note_of_it(log: Path) -> None:
+def test_killed_between_the_line_and_the_note_of_it(log):
     dies = "import client.site.trust.chain as c; c.write_whole = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
     assert child(log, dies).returncode == -signal.SIGKILL
     assert not verify(log).faults and len(verify(log).entries) == 7
@@ -416,7 +408,7 @@ def test_killed_between_the_line_and_the_note_of_it(log: Path) -> None:
     assert not verify(log).faults and verify(log).entries[-1]["line"] == 8
 
 
-def test_a_disk_that_is_full(log: Path) -> None:
+def test_a_disk_that_is_full(log):
     """The kernel takes a part of the line and no more: nothing of it stays, and the log goes on when there is room."""
     size = (log / FIRST).stat().st_size
     limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 100},) * 2)"
@@ -429,11 +421,11 @@ def test_a_disk_that_is_full(log: Path) -> None:
     assert not verify(log).faults and len(verify(log).entries) == 7
 
 
-def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
+def test_on_a_full_disk_nothing_leaves(log):
     """What the server gets in place of the model is one line."""
     size = (log / FIRST).stat().st_size
 
-    def answer() -> None:
+    def answer():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100,) * 2)
         with flower_identity():
@@ -451,7 +443,7 @@ def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
     assert (verify(log).faults, verify(log).notes, len(verify(log).entries)) == ([], [], 6)
 
 
-def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_rotates(tmp_path, monkeypatch):
     """The chain goes on over the files; where old ones are kept elsewhere, the first line here has to be said."""
     monkeypatch.setattr(chain, "LARGEST", 2000)
     for number in range(1, 9):
@@ -474,7 +466,7 @@ def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(verify(tmp_path, first).faults) == 1
 
 
-def test_two_that_write_at_once(log: Path) -> None:
+def test_two_that_write_at_once(log):
     code = (
         "import json, sys\nfrom pathlib import Path\nfrom client.site.trust.audit import Log\n"
     )
@@ -491,9 +483,7 @@ def test_two_that_write_at_once(log: Path) -> None:
 # --- the page ---------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_settings_that_are_not_the_defaults(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_shows_settings_that_are_not_the_defaults(tmp_path, capsys):
     """A run has some 260 settings. What is unknown here is no default, and is shown."""
     told = {
         "strategy": "apple",
@@ -513,7 +503,7 @@ def test_the_page_shows_settings_that_are_not_the_defaults(
     assert "momentum = 0.0" in out and "more settings" not in out
 
 
-def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_month_on_a_page(tmp_path, capsys):
     """Per run who, when, how often, what, how many bytes; the data summary is part of the run that asked for it."""
     log = Log(tmp_path / "state" / "audit")
     summary = [{"name": "summary", "keys": ["name", "n_train"], "bytes": 20, "sha256": "0"}]
@@ -568,7 +558,7 @@ def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     )
 
 
-def test_a_falsified_log_is_exit_code_2(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_falsified_log_is_exit_code_2(log, capsys):
     lines = text_of(log)
     write(log, [*lines[:2], flip(0.5)(lines[2]), *lines[3:]])
     assert main(["audit", str(log)]) == 2
@@ -578,9 +568,7 @@ def test_a_falsified_log_is_exit_code_2(log: Path, capsys: pytest.CaptureFixture
     assert err == f"silofl audit: the audit log is not whole, 1 faults: {fault}\n"
 
 
-def test_where_a_log_is_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_a_log_is_looked_for(tmp_path, monkeypatch, capsys):
     from server.deploy.bundle import Bundle
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -595,7 +583,7 @@ def test_where_a_log_is_looked_for(
         assert "clinic, 2026-11" in capsys.readouterr().out
 
 
-def test_the_page_says_who_was_in_the_masked_sums() -> None:
+def test_the_page_says_who_was_in_the_masked_sums():
     slots = [
         {"round": 1, "attempt": 1, "silos": 6, "unreadable": ["west"]},
         {"round": 1, "attempt": 2, "silos": 6},

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -92,7 +91,7 @@ def steps(count: int) -> float:
 # --- charges ----------------------------------------------------------------------------------------------------------
 
 
-def test_rounds_and_runs_add_up(tmp_path: Path) -> None:
+def test_rounds_and_runs_add_up(tmp_path):
     """Three rounds of one run and one of another are 40 steps, at the delta of 200 units: 1e-5."""
     data, ledger = known(tmp_path), Ledger(tmp_path)
     before = 0.0
@@ -119,7 +118,7 @@ def test_rounds_and_runs_add_up(tmp_path: Path) -> None:
     }
 
 
-def test_different_noise_composes_by_order(tmp_path: Path) -> None:
+def test_different_noise_composes_by_order(tmp_path):
     """Not the sum of both epsilons, which is more."""
     data, ledger = known(tmp_path), Ledger(tmp_path)
     ledger.charge(message(data, 1), NO_BUDGET)
@@ -127,7 +126,7 @@ def test_different_noise_composes_by_order(tmp_path: Path) -> None:
     assert steps(10) < both.after < steps(10) + epsilon(0.8, 0.1, 10, 1e-5)
 
 
-def test_a_round_beyond_the_budget_is_refused_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_round_beyond_the_budget_is_refused_and_costs_nothing(tmp_path):
     data, ledger, policy = known(tmp_path), Ledger(tmp_path), Policy(epsilon=steps(25))
     for number in (1, 2):
         ledger.charge(message(data, number), policy)
@@ -141,7 +140,7 @@ def test_a_round_beyond_the_budget_is_refused_and_costs_nothing(tmp_path: Path) 
     ledger.charge(message(data, 2), policy)  # and what was charged may be repeated
 
 
-def test_delta_is_the_policys_or_of_the_largest_version(tmp_path: Path) -> None:
+def test_delta_is_the_policys_or_of_the_largest_version(tmp_path):
     data = known(tmp_path)
     few = message(data, 1, cost=replace(COST, units=50_000))
     assert Ledger(tmp_path).charge(few, NO_BUDGET).delta == pytest.approx(1 / 500_000)
@@ -154,9 +153,7 @@ def test_delta_is_the_policys_or_of_the_largest_version(tmp_path: Path) -> None:
 # --- messages that are repeated ---------------------------------------------------------------------------------------
 
 
-def test_a_repeated_message_is_free_as_long_as_its_reply_has_the_same_bits(
-    tmp_path: Path,
-) -> None:
+def test_a_repeated_message_is_free_as_long_as_its_reply_has_the_same_bits(tmp_path):
     """Killed before the reply, resumed after it: free. Another reply for the same message is another release."""
     data, ledger = known(tmp_path), Ledger(tmp_path)
     release, policy = message(data), Policy(epsilon=steps(25))
@@ -173,7 +170,7 @@ def test_a_repeated_message_is_free_as_long_as_its_reply_has_the_same_bits(
     assert total(tmp_path, data) == pytest.approx(steps(20))
 
 
-def test_a_message_with_another_model_in_the_same_round_costs_again(tmp_path: Path) -> None:
+def test_a_message_with_another_model_in_the_same_round_costs_again(tmp_path):
     """Its noise is another one, so the server cannot subtract; and it is another release."""
     data, ledger = known(tmp_path), Ledger(tmp_path)
     ledger.charge(message(data), NO_BUDGET)
@@ -192,7 +189,7 @@ OTHER_COSTS = [
 
 
 @pytest.mark.parametrize("change", OTHER_COSTS)
-def test_a_charge_pays_for_no_other_cost(change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_charge_pays_for_no_other_cost(change, tmp_path):
     """A cheap charge whose reply was an error, then the same message at another price."""
     data, ledger = known(tmp_path), Ledger(tmp_path)
     cheap = message(data, cost=replace(COST, noise=1e5))
@@ -225,7 +222,7 @@ VERSIONS: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("case", VERSIONS)
-def test_an_edited_file_has_no_fresh_budget(case: str, tmp_path: Path) -> None:
+def test_an_edited_file_has_no_fresh_budget(case, tmp_path):
     arrays, same = VERSIONS[case]
     before, after = known(tmp_path, "a"), known(tmp_path, "b", **arrays)
     Ledger(tmp_path).charge(message(before), NO_BUDGET)
@@ -233,7 +230,7 @@ def test_an_edited_file_has_no_fresh_budget(case: str, tmp_path: Path) -> None:
     assert spent.after == pytest.approx(steps(20 if same else 10))
 
 
-def test_a_declared_cohort_goes_on_with_other_samples(tmp_path: Path) -> None:
+def test_a_declared_cohort_goes_on_with_other_samples(tmp_path):
     before, after = (
         known(tmp_path, n, rows, cohort="2026")
         for n, rows in (("a", range(20)), ("b", range(50, 70)))
@@ -244,7 +241,7 @@ def test_a_declared_cohort_goes_on_with_other_samples(tmp_path: Path) -> None:
     )
 
 
-def test_a_third_version_links_two_cohorts(tmp_path: Path) -> None:
+def test_a_third_version_links_two_cohorts(tmp_path):
     """Its people are in both: what it spends counts for both, and so do theirs for it."""
     ledger = Ledger(tmp_path)
     for number, (name, rows) in enumerate(
@@ -258,7 +255,7 @@ def test_a_third_version_links_two_cohorts(tmp_path: Path) -> None:
     assert one["cohort"] == "a + b + c" and one["data"] == ["a", "b", "c"]
 
 
-def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path: Path) -> None:
+def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path):
     for change in ("edited", "shortened", "no files", "deleted whole", "no data file"):
         state = tmp_path / change
         data, ledger = known(state), Ledger(state)
@@ -317,7 +314,7 @@ def old_state(state: Path) -> Ledger:
     return ledger
 
 
-def test_a_ledger_of_an_earlier_version_goes_on_with_what_was_spent(tmp_path: Path) -> None:
+def test_a_ledger_of_an_earlier_version_goes_on_with_what_was_spent(tmp_path):
     ledger = old_state(tmp_path)
     with Record(tmp_path).reading() as db:
         data = load_data_file(db, "a")
@@ -329,9 +326,7 @@ def test_a_ledger_of_an_earlier_version_goes_on_with_what_was_spent(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["data/a.json", "data/a.samples", "budget-000001.jsonl"])
 @pytest.mark.parametrize("gone", [True, False], ids=["deleted", "edited"])
-def test_old_notes_that_were_changed_give_no_fresh_budget(
-    name: str, gone: bool, tmp_path: Path
-) -> None:
+def test_old_notes_that_were_changed_give_no_fresh_budget(name, gone, tmp_path):
     """Of whose data a file is, and of which samples it has, is bound by the charge; a ledger by its notes."""
     file = old_state(tmp_path).folder / name
     if gone:
@@ -345,15 +340,13 @@ def test_old_notes_that_were_changed_give_no_fresh_budget(
         Ledger(tmp_path).charge(message(known(tmp_path, "b")), NO_BUDGET)
 
 
-def test_a_message_reads_no_earlier_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_reads_no_earlier_line(tmp_path, monkeypatch):
     """Only where something else has changed the files: then they are verified whole, once."""
     data, ledger, read = known(tmp_path), Ledger(tmp_path), list[int]()
     ledger.charge(message(data, 1), NO_BUDGET)
     lines = Ledger.lines
 
-    def noted(self: Ledger) -> Sequence[Any]:
+    def noted(self):
         read.append(1)
         return lines(self)
 
@@ -374,9 +367,7 @@ def test_a_message_reads_no_earlier_line(
     assert read == [1]
 
 
-def test_a_message_costs_something_whatever_its_noise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_costs_something_whatever_its_noise(tmp_path, monkeypatch):
     """A budget bounds the number of messages, and so the length of the ledger."""
     assert (
         spent_of([{**COST.fields, "noise": 1e5, "messages": 1000}], 1e-5)
@@ -396,9 +387,7 @@ def test_a_message_costs_something_whatever_its_noise(
     assert budgets(tmp_path, NO_BUDGET)[0]["spent"] == 0.2
 
 
-def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(
-    tmp_path: Path,
-) -> None:
+def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(tmp_path):
     data, ledger = known(tmp_path), Ledger(tmp_path)
     ledger.charge(message(data, 1), NO_BUDGET)
     with pytest.raises(
@@ -418,12 +407,12 @@ def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(
     [(os, "fsync"), (chain, "write_whole")],
     ids=["before the line", "between the line and its note"],
 )
-def test_killed_while_it_charges(owner: ModuleType, name: str, tmp_path: Path) -> None:
+def test_killed_while_it_charges(owner, name, tmp_path):
     """The charge is there or it is not; the repeated message costs it once."""
     data = known(tmp_path)
     Ledger(tmp_path).charge(message(data, 1), NO_BUDGET)
 
-    def dies() -> None:
+    def dies():
         setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         Ledger(tmp_path).charge(message(data, 2), NO_BUDGET)
 
@@ -434,12 +423,12 @@ def test_killed_while_it_charges(owner: ModuleType, name: str, tmp_path: Path) -
     assert total(tmp_path, data) == pytest.approx(steps(20))
 
 
-def test_two_processes_share_one_budget(tmp_path: Path) -> None:
+def test_two_processes_share_one_budget(tmp_path):
     """Each wants ten rounds of a budget of twelve."""
     data = known(tmp_path)
     policy = Policy(epsilon=steps(125))
 
-    def charge(run: str) -> None:
+    def charge(run):
         for number in range(10):
             try:
                 Ledger(tmp_path).charge(message(data, number, run=run), policy)
@@ -453,7 +442,7 @@ def test_two_processes_share_one_budget(tmp_path: Path) -> None:
     )
 
 
-def test_where_nothing_can_be_written_nothing_is_charged(tmp_path: Path) -> None:
+def test_where_nothing_can_be_written_nothing_is_charged(tmp_path):
     """A file is where the folder of the ledger would be."""
     data = known(tmp_path / "elsewhere")
     (tmp_path / "budget").write_text("")
@@ -464,7 +453,7 @@ def test_where_nothing_can_be_written_nothing_is_charged(tmp_path: Path) -> None
 # --- the data file ----------------------------------------------------------------------------------------------------
 
 
-def test_the_sites_own_process_counts_as_the_app_does(tmp_path: Path) -> None:
+def test_the_sites_own_process_counts_as_the_app_does(tmp_path):
     """Twelve training samples of five patients; one of the rows is there twice."""
     rows = [0, 0, *range(2, 20)]
     patients = {
@@ -487,12 +476,12 @@ def test_the_sites_own_process_counts_as_the_app_does(tmp_path: Path) -> None:
     assert data_file(tmp_path, "sum", "clinic", tmp_path / "gone.npz") == data  # noted
 
 
-def test_patients_that_a_file_does_not_name_are_no_unit(tmp_path: Path) -> None:
+def test_patients_that_a_file_does_not_name_are_no_unit(tmp_path):
     with pytest.raises(SiteError, match=r"names no patients: silofl import --patient"):
         known(tmp_path).units("patient")
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "own.npz").write_bytes(b"no archive")
     with pytest.raises(
         SiteError, match=r"its data file cannot be counted: .*own\.npz: is no \.npz file"
@@ -502,7 +491,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value) and find_data_file(db, "sum") is None
 
 
-def test_the_cohort_of_a_file(tmp_path: Path) -> None:
+def test_the_cohort_of_a_file(tmp_path):
     data = read_silo_file(write_file(tmp_path / "a.npz", range(20), cohort="  heart   2026 "))
     assert data.cohort == "heart 2026"
     write_silo_file(tmp_path / "b.npz", data)
@@ -522,7 +511,7 @@ def test_the_cohort_of_a_file(tmp_path: Path) -> None:
 # --- the rules, and what is printed -----------------------------------------------------------------------------------
 
 
-def test_the_rules_of_a_policy() -> None:
+def test_the_rules_of_a_policy():
     text = 'epsilon = 3\ndelta = 1e-6\nrequire-dp = true\nprivacy-unit = "patient"\n'
     policy = parse_policy(text, "f")
     assert (policy.epsilon, policy.delta, policy.require_dp, policy.privacy_unit) == (
@@ -545,7 +534,7 @@ def test_the_rules_of_a_policy() -> None:
             parse_policy(line, "f")
 
 
-def test_silofl_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_silofl_budget(tmp_path, capsys):
     state = tmp_path / "state"
     data, ledger = known(state, cohort="2026"), Ledger(state)
     for number in (1, 2):
@@ -603,9 +592,7 @@ def test_silofl_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ),
     ],
 )
-def test_what_no_epsilon_covers_is_all_that_is_of_records(
-    content: dict[str, Any], counts: bool
-) -> None:
+def test_what_no_epsilon_covers_is_all_that_is_of_records(content, counts):
     """Without ``dp = true``: evaluations and sums too, not training alone."""
     with flower_identity():
         reply = Message(RecordDict(content), dst_node_id=1, message_type="query")
@@ -613,14 +600,12 @@ def test_what_no_epsilon_covers_is_all_that_is_of_records(
 
 
 @pytest.mark.parametrize("size", [0, -3, "none"])
-def test_a_batch_size_that_tells_no_cost_is_refused(size: Any, tmp_path: Path) -> None:
+def test_a_batch_size_that_tells_no_cost_is_refused(size, tmp_path):
     with pytest.raises(SiteError, match="no cost can be computed"):
         cost_of({"strategy": "fedavg", "dp": True, "batch-size": size}, known(tmp_path))
 
 
-def test_silofl_budget_of_a_site_without_charges(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_silofl_budget_of_a_site_without_charges(tmp_path, capsys):
     assert main(["budget", str(tmp_path)]) == 0
     assert "no run with differential privacy has cost anything here" in capsys.readouterr().out
     assert main(["budget", str(tmp_path), "--json"]) == 0

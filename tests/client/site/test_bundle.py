@@ -38,7 +38,7 @@ from partitions.schema import Feature, Schema
 from server.cli.main import main
 from server.deploy.bundle import Bundle, add_silo, pins, remove_silo
 from server.deploy.control import Control, write_connection
-from server.deploy.federation import Federation, read_federation
+from server.deploy.federation import read_federation
 from server.deploy.study_draft import app_sums
 from server.deploy.submit import app_directory
 
@@ -62,7 +62,7 @@ def bundle(device: str = "cpu", image: str = "") -> Bundle:
 
 
 @pytest.fixture
-def tar(tmp_path: Path) -> Path:
+def tar(tmp_path):
     path = tmp_path / "clinic.tar"
     bundle().write(path)
     return path
@@ -71,7 +71,7 @@ def tar(tmp_path: Path) -> Path:
 # --- what is in a bundle ----------------------------------------------------------------------------------
 
 
-def test_tar_and_its_files_are_their_owners_alone(tar: Path) -> None:
+def test_tar_and_its_files_are_their_owners_alone(tar):
     assert stat.S_IMODE(tar.stat().st_mode) == 0o600
     with tarfile.open(tar) as archive:
         members = {member.name: member for member in archive}
@@ -81,7 +81,7 @@ def test_tar_and_its_files_are_their_owners_alone(tar: Path) -> None:
     assert list(tar.parent.iterdir()) == [tar]  # no temporary file stays
 
 
-def test_the_federations_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_federations_schema(tmp_path, capsys):
     """It lies in the bundle, `check-data` and `doctor` hold the data file against it; a bundle without one has none."""
     schema = Schema((Feature("age"), Feature("bmi")))
     replace(bundle(), schema=schema).write(tmp_path / "clinic.tar")
@@ -121,9 +121,7 @@ def test_the_federations_schema(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "site" / "schema.json").exists()
 
 
-def test_doctor_asks_for_the_data_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_asks_for_the_data_file(tmp_path, capsys, monkeypatch):
     """A bundle's .env names a place-holder, and that it is not there is no fault of the hospital's."""
     monkeypatch.chdir(tmp_path)
     bundle().write(tmp_path / "clinic.tar")
@@ -134,14 +132,14 @@ def test_doctor_asks_for_the_data_file(
     )
 
 
-def test_an_existing_file_is_never_overwritten(tar: Path) -> None:
+def test_an_existing_file_is_never_overwritten(tar):
     before = tar.read_bytes()
     with pytest.raises(ValueError, match="is there already"):
         bundle().write(tar)
     assert tar.read_bytes() == before
 
 
-def test_readme_has_thirteen_lines() -> None:
+def test_readme_has_thirteen_lines():
     assert len(str(bundle().files()["README.md"]).splitlines()) == 13
 
 
@@ -155,7 +153,7 @@ def filled_in(device: str = "cpu") -> dict:
     return yaml.safe_load(text)
 
 
-def test_sites_command_is_understood_by_flowers_own_parser() -> None:
+def test_sites_command_is_understood_by_flowers_own_parser():
     program, *arguments = filled_in()["services"]["silo"]["command"]
     parsed = _parse_args_run_supernode().parse_args(arguments)
     assert program == "flower-supernode" and not parsed.insecure
@@ -172,7 +170,7 @@ def test_sites_command_is_understood_by_flowers_own_parser() -> None:
     }
 
 
-def test_the_container_takes_the_proxy_of_the_shell_that_starts_it() -> None:
+def test_the_container_takes_the_proxy_of_the_shell_that_starts_it():
     """Compose gives a variable without a value that of its shell, and none if that has none."""
     environment = filled_in()["services"]["silo"]["environment"]
     assert {name for name, value in environment.items() if value is None} == {
@@ -181,7 +179,7 @@ def test_the_container_takes_the_proxy_of_the_shell_that_starts_it() -> None:
     }
 
 
-def test_sites_containers_are_locked_down() -> None:
+def test_sites_containers_are_locked_down():
     services = filled_in()["services"]
     for name, service in services.items():
         assert service["read_only"] and service["init"] and service["cap_drop"] == ["ALL"]
@@ -199,7 +197,7 @@ def test_sites_containers_are_locked_down() -> None:
 
 
 @pytest.mark.parametrize("name", ["silo", "install"])
-def test_podmans_units_are_the_compose_files_services(name: str) -> None:
+def test_podmans_units_are_the_compose_files_services(name):
     """Command, environment, mounts and rights; both run as the hospital's own user, who is 10001 in the container."""
     service = filled_in()["services"][name]
     unit = f"clinic{'-install' if name == 'install' else ''}.container"
@@ -223,7 +221,7 @@ def test_podmans_units_are_the_compose_files_services(name: str) -> None:
     assert keys.get("Network", [""])[0] == service.get("network_mode", "")
 
 
-def test_another_unit_in_a_bundles_folder_is_not_what_was_signed(tmp_path: Path) -> None:
+def test_another_unit_in_a_bundles_folder_is_not_what_was_signed(tmp_path):
     """Podman would start it with the bundle's own."""
     replace(bundle(), signing_key=Ed25519PrivateKey.generate()).write(tmp_path / "clinic.tar")
     untar(tmp_path / "clinic.tar", tmp_path)
@@ -237,7 +235,7 @@ def test_another_unit_in_a_bundles_folder_is_not_what_was_signed(tmp_path: Path)
         )
 
 
-def test_a_bundle_for_a_gpu() -> None:
+def test_a_bundle_for_a_gpu():
     assert "AddDevice=nvidia.com/gpu=2\n" in str(bundle("cuda:2").files()["clinic.container"])
     service = filled_in("cuda:2")["services"]["silo"]
     assert service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] == ["2"]
@@ -249,7 +247,7 @@ def test_a_bundle_for_a_gpu() -> None:
     )
 
 
-def test_pins_are_the_app_that_flwr_run_ships(tmp_path: Path) -> None:
+def test_pins_are_the_app_that_flwr_run_ships(tmp_path):
     """The SHA-256 changes with the code and with nothing else; the file is one that a site reads."""
     from client.site.trust.pins import read_pins
 
@@ -274,7 +272,7 @@ def test_pins_are_the_app_that_flwr_run_ships(tmp_path: Path) -> None:
 # --- what a site makes of it ------------------------------------------------------------------------------
 
 
-def test_tar_and_unpacked_folder_are_the_same_bundle(tar: Path, tmp_path: Path) -> None:
+def test_tar_and_unpacked_folder_are_the_same_bundle(tar, tmp_path):
     untar(tar, tmp_path)
     assert read_bundle(tar) == read_bundle(tmp_path / "clinic")
     assert set(read_bundle(tar)) == FILES
@@ -310,9 +308,7 @@ def members(path: Path, extra: tarfile.TarInfo, content: bytes = b"") -> Path:
         ("clinic/deeper", tarfile.DIRTYPE),
     ],
 )
-def test_a_tar_with_anything_but_a_bundles_files_is_refused(
-    tmp_path: Path, name: str, kind: bytes
-) -> None:
+def test_a_tar_with_anything_but_a_bundles_files_is_refused(tmp_path, name, kind):
     """Links, devices, other paths and other files, which `tar` at the hospital would unpack."""
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, "clinic/ca.crt"
@@ -325,7 +321,7 @@ def test_a_tar_with_anything_but_a_bundles_files_is_refused(
     )
 
 
-def test_a_bundle_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_a_bundle_that_is_too_large_is_not_read(tmp_path):
     member = tarfile.TarInfo("clinic/signed.json")
     with pytest.raises(ValueError, match="which no bundle has in that form"):
         read_bundle(members(tmp_path / "one.tar", member, bytes((1 << 20) + 1)))
@@ -336,9 +332,7 @@ def test_a_bundle_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe", "large"])
-def test_in_a_bundles_folder_only_plain_files_are_read(
-    tar: Path, tmp_path: Path, kind: str
-) -> None:
+def test_in_a_bundles_folder_only_plain_files_are_read(tar, tmp_path, kind):
     """A link to a file elsewhere would bring that into the silo's volume."""
     untar(tar, tmp_path)
     folder = tmp_path / "clinic"
@@ -362,13 +356,7 @@ def test_in_a_bundles_folder_only_plain_files_are_read(
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "compose.yml", "docker-compose.yaml"])
-def test_a_compose_file_that_would_start_instead(
-    tar: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-) -> None:
+def test_a_compose_file_that_would_start_instead(tar, tmp_path, capsys, monkeypatch, name):
     """Docker Compose prefers compose.yaml, and adds an override: the one is refused, the other named."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = tmp_path / "clinic"
@@ -391,7 +379,7 @@ def test_a_compose_file_that_would_start_instead(
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar at all" * 100])
-def test_what_is_no_bundle(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_bundle(tmp_path, content):
     path = tmp_path / "x.tar"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="is no bundle"):
@@ -402,13 +390,13 @@ def test_what_is_no_bundle(tmp_path: Path, content: bytes) -> None:
         read_bundle(tmp_path)
 
 
-def test_a_truncated_bundle(tar: Path) -> None:
+def test_a_truncated_bundle(tar):
     tar.write_bytes(tar.read_bytes()[:1500])
     with pytest.raises(ValueError, match="is no bundle"):
         read_bundle(tar)
 
 
-def test_site_of_a_bundle(tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_of_a_bundle(tar, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     site = site_of(read_bundle(tar), tmp_path / "files", tmp_path / "own.npz", "cuda:1")
     assert (site.name, site.server, site.device) == ("clinic", "fl.example.org:9092", "cuda:1")
@@ -443,24 +431,24 @@ def test_site_of_a_bundle(tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("variables", "reason"),
     [("", "SILOFL_NAME is not set"), ("SILOFL_NAME=a", "SILOFL_SERVER is not set")],
 )
-def test_settings_that_are_missing(variables: str, reason: str) -> None:
+def test_settings_that_are_missing(variables, reason):
     with pytest.raises(ValueError, match=reason):
         site_of({".env": variables.encode()}, Path("x"))
 
 
 @pytest.mark.parametrize("server", ["fl.example.org", "a b:1", "a:b", "-:1 x", "http://a:1"])
-def test_addresses_that_are_none(server: str) -> None:
+def test_addresses_that_are_none(server):
     with pytest.raises(ValueError, match="no HOST:PORT"):
         site_of({".env": f"SILOFL_NAME=a\nSILOFL_SERVER={server}\n".encode()}, Path("x"))
 
 
 @pytest.mark.parametrize("name", ["../../root", ".hidden", "a/b", "Clinic", "a b", "a\u202eb"])
-def test_names_that_would_leave_the_state_directory(name: str) -> None:
+def test_names_that_would_leave_the_state_directory(name):
     with pytest.raises(ValueError, match=r"no name of a silo|line 1 is"):
         site_of({".env": f"SILOFL_NAME={name}\nSILOFL_SERVER=a:1\n".encode()}, Path("x"))
 
 
-def test_variables_as_compose_reads_them() -> None:
+def test_variables_as_compose_reads_them():
     text = "# a comment=1\n\nSILOFL_NAME=a\r\nSILOFL_DATA=/two words \nSILOFL_USER='1:2'\nSILOFL_IMAGE=a=b\n"
     found = {
         "SILOFL_NAME": "a",
@@ -493,18 +481,18 @@ def test_variables_as_compose_reads_them() -> None:
         "SILOFL_NAME=again",
     ],
 )
-def test_a_line_that_compose_may_read_in_another_way_is_refused(line: str) -> None:
+def test_a_line_that_compose_may_read_in_another_way_is_refused(line):
     with pytest.raises(ValueError, match=r"the bundle's \.env, line 3 ") as refused:
         read_variables(f"SILOFL_NAME=a\nSILOFL_DEVICE=cpu\n{line}\n")
     assert str(refused.value).isprintable()
 
 
-def test_variables_that_are_no_text() -> None:
+def test_variables_that_are_no_text():
     with pytest.raises(ValueError, match=r"\.env is not in UTF-8"):
         site_of({".env": b"SILOFL_NAME=a\nSILOFL_SERVER=\xff:1\n"}, Path("x"))
 
 
-def test_one_join_at_a_time(tmp_path: Path) -> None:
+def test_one_join_at_a_time(tmp_path):
     again = pytest.raises(ValueError, match="clinic runs on this machine already")
     with only_one(tmp_path, "clinic"), again, only_one(tmp_path, "clinic"):
         pass
@@ -516,9 +504,7 @@ def test_one_join_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def federation(
-    server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Federation:
+def federation(server, tmp_path, monkeypatch):
     """A federation whose server runs; its connection `test` is written."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -536,12 +522,7 @@ def registered(server: SuperLink) -> dict[str, bytes]:
         return {node.name: node.public_key for node in control.nodes()}
 
 
-def test_add_and_remove(
-    server: SuperLink,
-    federation: Federation,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
+def test_add_and_remove(server, federation, capsys, tmp_path):
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     assert main(["add-silo", "clinic"]) == 0
@@ -575,9 +556,7 @@ def test_add_and_remove(
     assert "clinic" not in registered(server) and not noted.exists()
 
 
-def test_nothing_is_registered_where_no_bundle_can_be_written(
-    server: SuperLink, federation: Federation, tmp_path: Path
-) -> None:
+def test_nothing_is_registered_where_no_bundle_can_be_written(server, federation, tmp_path):
     with (
         Control(server.connection) as control,
         pytest.raises(ValueError, match="there is no folder"),
@@ -594,8 +573,8 @@ def test_nothing_is_registered_where_no_bundle_can_be_written(
 
 
 def test_an_address_that_the_certificate_lacks_is_found_before_the_hospital_does(
-    server: SuperLink, federation: Federation, capsys: pytest.CaptureFixture[str]
-) -> None:
+    server, federation, capsys
+):
     path = Path("federation.yaml")
     path.write_text(path.read_text().replace("server: {", "server: {address: fl.example.org, "))
     assert main(["add-silo", "far"]) == 2
@@ -603,9 +582,7 @@ def test_an_address_that_the_certificate_lacks_is_found_before_the_hospital_does
     assert not Path("far.tar").exists() and "far" not in registered(server)
 
 
-def test_a_signed_bundle_has_the_public_address(
-    server: SuperLink, federation: Federation, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signed_bundle_has_the_public_address(server, federation, capsys):
     """The certificate must be for its host, too."""
     path = Path("federation.yaml")
     text = path.read_text()
@@ -622,7 +599,7 @@ def test_a_signed_bundle_has_the_public_address(
     assert main(["remove-silo", "far"]) == 0
 
 
-def test_a_silo_of_the_file_would_come_back(server: SuperLink, federation: Federation) -> None:
+def test_a_silo_of_the_file_would_come_back(server, federation):
     with Control(server.connection) as control:
         control.register("north", server.credentials.node_public_pem("north"))
         assert "still stands in" in remove_silo(federation, control, "north")
@@ -663,9 +640,7 @@ def join(bundle_file: Path, data: Path, *more: str) -> subprocess.Popen[str]:
     [True, pytest.param(False, marks=pytest.mark.exhaustive)],
     ids=["own key", "bundle's key"],
 )
-def test_join_and_leave_without_docker(
-    server: SuperLink, federation: Federation, tmp_path: Path, own: bool
-) -> None:
+def test_join_and_leave_without_docker(server, federation, tmp_path, own):
     """The silo is online while `join` runs; a second `join` is refused; SIGTERM leaves and says goodbye.
 
     `silofl policy` then prints the policy that it joined with. The data of the second case are a data set of one's own.
@@ -716,12 +691,7 @@ def test_join_and_leave_without_docker(
 
 
 @pytest.mark.deployed
-def test_a_bundle_of_a_removed_silo_is_refused_at_once(
-    server: SuperLink,
-    federation: Federation,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_bundle_of_a_removed_silo_is_refused_at_once(server, federation, tmp_path, capsys):
     data = write_silo(tmp_path / "data.npz", np.zeros((20, 3)), [0, 1] * 10)
     assert main(["add-silo", "gone"]) == 0 and main(["remove-silo", "gone"]) == 0
     capsys.readouterr()
@@ -734,12 +704,7 @@ def test_a_bundle_of_a_removed_silo_is_refused_at_once(
     assert err.startswith("silofl join: gone cannot join: key: ") and err.count("\n") == 1
 
 
-def test_join_with_data_that_are_not_there(
-    server: SuperLink,
-    federation: Federation,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_join_with_data_that_are_not_there(server, federation, tmp_path, capsys):
     bundle().write(tmp_path / "x.tar")
     assert main(["join", "x.tar", "--data", "nowhere.npz"]) == 2
     err = capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ SENT = {"round": 1, "participants": 3}
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path, monkeypatch):
     """A trainer's module in a package; neither may be imported here."""
     package = tmp_path / "hospital_code"
     package.mkdir()
@@ -48,7 +47,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("hospital_code.loop",), "os:system", False),
     ],
 )
-def test_a_trainer_must_be_listed(trainers: tuple[str, ...], name: str, allowed: bool) -> None:
+def test_a_trainer_must_be_listed(trainers, name, allowed):
     faults = run_faults(Policy(trainers=trainers), {**RUN, "trainer": name})
     assert bool(faults) is not allowed
     if faults:
@@ -56,7 +55,7 @@ def test_a_trainer_must_be_listed(trainers: tuple[str, ...], name: str, allowed:
         assert faults[0].endswith(f"the run trainer = {name}, which is not among them")
 
 
-def test_a_digest_needs_no_import(file: Path, tmp_path: Path) -> None:
+def test_a_digest_needs_no_import(file, tmp_path):
     """It is the one that the app computes of imported code: of a module, or of its whole package."""
     own = digest_of_code("hospital_code.loop:train")
     (tmp_path / "alone.py").write_text("def train(task): ...\n")
@@ -72,10 +71,10 @@ def test_a_digest_needs_no_import(file: Path, tmp_path: Path) -> None:
         assert digest_of_code(name) == code_sum(load_function("trainer", name, "task"))
 
 
-def test_the_log_names_the_trainers_file(file: Path) -> None:
+def test_the_log_names_the_trainers_file(file):
     run = {**RUN, "trainer": "hospital_code.loop:train"}
 
-    def fields(run: dict[str, Any]) -> dict[str, Any]:
+    def fields(run):
         with flower_identity():
             asked = Message(RecordDict(), dst_node_id=7, message_type="train")
             context = Context(1, 1, {"state-dir": str(file.parent)}, RecordDict(), run)
@@ -85,7 +84,7 @@ def test_the_log_names_the_trainers_file(file: Path) -> None:
     assert "trainer" not in fields(RUN)
 
 
-def test_a_study_fixes_the_file(file: Path) -> None:
+def test_a_study_fixes_the_file(file):
     name = "hospital_code.loop:train"
     text = study_text(participants=f'3\ntrainer = "{digest_of_code(name)}"')
     text = text.replace("[settings]", f'[settings]\ntrainer = "{name}"')

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,11 +70,11 @@ def failed(checks: list[Check]) -> dict[str, str]:
 
 
 @pytest.fixture
-def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[callable]:  # type: ignore[valid-type]
+def shown(tmp_path, monkeypatch):
     """`shown(days=0)`: a server whose credentials were made `days` ago; its port and its CA's certificate."""
     servers: list[TlsServer] = []
 
-    def make(days: float = 0.0) -> tuple[Way, Path]:
+    def make(days=0.0):
         past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
         with monkeypatch.context() as patch:
             patch.setattr(credentials_module, "_now", lambda: past)
@@ -90,7 +89,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[callable]
         server.close()
 
 
-def test_a_good_certificate_passes_chain_names_and_dates(shown) -> None:
+def test_a_good_certificate_passes_chain_names_and_dates(shown):
     checks = certificate_checks(*shown())
     assert [check.name for check in checks] == [
         "certificate chain",
@@ -101,18 +100,18 @@ def test_a_good_certificate_passes_chain_names_and_dates(shown) -> None:
     assert checks[2].detail == f"valid for {credentials_module.SERVER_DAYS - 1} days"
 
 
-def test_an_expired_certificate_is_told_by_its_dates(shown) -> None:
+def test_an_expired_certificate_is_told_by_its_dates(shown):
     check = only(certificate_checks(*shown(days=credentials_module.SERVER_DAYS + 1)))
     assert (check.name, check.ok) == ("certificate dates", False)
     assert "expired" in check.detail and "renew" in check.fix
 
 
-def test_a_certificate_about_to_expire_fails_while_it_still_works(shown) -> None:
+def test_a_certificate_about_to_expire_fails_while_it_still_works(shown):
     checks = certificate_checks(*shown(days=credentials_module.SERVER_DAYS - 10.5))
     assert failed(checks) == {"certificate dates": "expires in 10 days"}
 
 
-def test_a_certificate_from_the_future_points_to_the_clock(shown) -> None:
+def test_a_certificate_from_the_future_points_to_the_clock(shown):
     """It is made in three days, and begins an hour before that: 71 h at least."""
     check = only(certificate_checks(*shown(days=-3)))
     assert (check.name, check.ok) == ("clock", False) and "NTP" in check.fix
@@ -121,14 +120,14 @@ def test_a_certificate_from_the_future_points_to_the_clock(shown) -> None:
     )
 
 
-def test_another_federations_ca_is_told_by_the_chain(shown) -> None:
+def test_another_federations_ca_is_told_by_the_chain(shown):
     way, _ = shown()
     _, foreign = shown()
     check = only(certificate_checks(way, foreign))
     assert (check.name, check.ok) == ("certificate chain", False) and "new bundle" in check.fix
 
 
-def test_a_name_that_the_certificate_lacks(shown) -> None:
+def test_a_name_that_the_certificate_lacks(shown):
     """The certificate is for 127.0.0.1; `localhost` leads to the same server."""
     way, ca = shown()
     check = only(certificate_checks(way._replace(host="localhost"), ca))
@@ -138,7 +137,7 @@ def test_a_name_that_the_certificate_lacks(shown) -> None:
     ) and "localhost" in check.detail
 
 
-def test_a_port_without_tls(tmp_path: Path, shown) -> None:
+def test_a_port_without_tls(tmp_path, shown):
     _, ca = shown()
     with socket.create_server((HOST, 0)) as plain:
         thread = threading.Thread(
@@ -153,7 +152,7 @@ def test_a_port_without_tls(tmp_path: Path, shown) -> None:
     ) and "does not speak TLS" in check.detail
 
 
-def test_a_damaged_ca_certificate(tmp_path: Path) -> None:
+def test_a_damaged_ca_certificate(tmp_path):
     for name, content in (("empty.crt", ""), ("text.crt", "no certificate")):
         (tmp_path / name).write_text(content)
         check = only(certificate_checks(Way(HOST, 1), tmp_path / name))
@@ -164,7 +163,7 @@ def test_a_damaged_ca_certificate(tmp_path: Path) -> None:
 # --- name and port ----------------------------------------------------------------------------------------
 
 
-def test_names_and_ports() -> None:
+def test_names_and_ports():
     unknown = resolve_check("no-such-host.invalid")  # RFC 6761: .invalid never resolves
     assert not unknown.ok and "no-such-host.invalid" in unknown.detail and "DNS" in unknown.fix
     assert resolve_check("localhost").ok
@@ -175,10 +174,8 @@ def test_names_and_ports() -> None:
         assert port_check(HOST, server.getsockname()[1]).ok
 
 
-def test_a_port_that_swallows_packets_points_to_the_firewall(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def silent(*_: object, **__: object) -> None:
+def test_a_port_that_swallows_packets_points_to_the_firewall(monkeypatch):
+    def silent(*_, **__):
         raise TimeoutError
 
     monkeypatch.setattr(socket, "create_connection", silent)
@@ -189,12 +186,12 @@ def test_a_port_that_swallows_packets_points_to_the_firewall(
 @pytest.mark.parametrize(
     "server", ["", "host", "host:", "host:port", ":9092", "host:0", "host:70000"]
 )
-def test_an_address_that_is_none(tmp_path: Path, server: str) -> None:
+def test_an_address_that_is_none(tmp_path, server):
     site = Site("a", server, tmp_path, tmp_path, tmp_path, tmp_path)
     assert failed(connection_checks(site)) == {"server address": f"{server!r} is no address"}
 
 
-def test_later_checks_are_left_out_where_an_earlier_one_fails(tmp_path: Path) -> None:
+def test_later_checks_are_left_out_where_an_earlier_one_fails(tmp_path):
     site = Site("a", "no-such-host.invalid:9092", tmp_path, tmp_path, tmp_path, tmp_path)
     assert [check.name for check in connection_checks(site)] == ["name resolution"]
 
@@ -202,7 +199,7 @@ def test_later_checks_are_left_out_where_an_earlier_one_fails(tmp_path: Path) ->
 # --- this machine -----------------------------------------------------------------------------------------
 
 
-def test_data_of_every_kind(tmp_path: Path) -> None:
+def test_data_of_every_kind(tmp_path):
     good = write_data(tmp_path / "good/data.npz")
     assert [check.name for check in data_checks(good)] == ["data", "schema"]
     assert data_checks(good)[0].detail == f"{good}: train 20, test 4"
@@ -218,7 +215,7 @@ def test_data_of_every_kind(tmp_path: Path) -> None:
     assert not only(data_checks(bad)).ok and only(data_checks(bad)).fix
 
 
-def test_data_that_another_user_owns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_another_user_owns(tmp_path, monkeypatch):
     path = write_data(tmp_path / "data.npz")
     # The tests may run as root, who reads everything
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
@@ -227,7 +224,7 @@ def test_data_that_another_user_owns(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not check.ok and f"SILOFL_USER={owner.st_uid}:{owner.st_gid}" in check.fix
 
 
-def test_state_directory(tmp_path: Path) -> None:
+def test_state_directory(tmp_path):
     assert only(state_checks(tmp_path / "new")).ok
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700 and not list(
         (tmp_path / "new").iterdir()
@@ -237,19 +234,19 @@ def test_state_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:97", "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"])
-def test_a_gpu_that_is_not_there(device: str, tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there(device, tmp_path):
     check = device_check(Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path, device))
     assert not check.ok and check.detail.startswith(f"{device}: ")
     assert check.fix.endswith("or set the device to cpu")
 
 
-def test_a_machine_without_slurm_submits_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_slurm_submits_no_job(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     check = slurm_check("gpu")
     assert not check.ok and check.detail == "there is no sbatch, squeue, scancel here"
 
 
-def test_the_device_computes(tmp_path: Path) -> None:
+def test_the_device_computes(tmp_path):
     """The program that a GPU runs, on a CPU."""
     assert device_check(Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path)).ok
     command = [sys.executable, "-c", doctor.KERNEL]
@@ -257,7 +254,7 @@ def test_the_device_computes(tmp_path: Path) -> None:
     assert subprocess.run([*command, "meta"], capture_output=True, check=False).returncode
 
 
-def test_a_part_of_a_gpu_is_the_first_that_its_process_sees(tmp_path: Path) -> None:
+def test_a_part_of_a_gpu_is_the_first_that_its_process_sees(tmp_path):
     name = "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"
     assert (
         Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path, name).node_config["device"]
@@ -274,7 +271,7 @@ def test_a_part_of_a_gpu_is_the_first_that_its_process_sees(tmp_path: Path) -> N
             gpu_share({"SILOFL_GPU_SHARE": text})
 
 
-def test_versions(tmp_path: Path) -> None:
+def test_versions(tmp_path):
     site = Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path)
     assert version_check(site).ok
     # A patch release speaks the same protocol
@@ -283,14 +280,14 @@ def test_versions(tmp_path: Path) -> None:
     assert not other.ok and "1.40.0" in other.detail and "install flwr 1.40.0" in other.fix
 
 
-def test_pins(tmp_path: Path) -> None:
+def test_pins(tmp_path):
     assert "not pinned" in only(pin_checks("")).detail
     (tmp_path / "pins").write_text(f"# builds\n{'a' * 64}  silofl 0.1.0\n{'b' * 64}\n")
     assert "2 pinned" in only(pin_checks(str(tmp_path / "pins"))).detail
     assert not only(pin_checks(str(tmp_path / "none"))).ok
 
 
-def test_table_and_first_failure() -> None:
+def test_table_and_first_failure():
     checks = [
         Check("a", True, "fine"),
         Check("b", False, "line one\nline two", "mend it"),
@@ -307,7 +304,7 @@ def test_table_and_first_failure() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
+def server(tmp_path_factory):
     """A SuperLink at which `north` is registered and `south` is not."""
     with superlink(tmp_path_factory.mktemp("superlink")) as running:
         with Control(running.connection) as control:
@@ -315,9 +312,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
         yield running
 
 
-def test_a_registered_key_passes_and_nothing_changes_at_the_server(
-    server: SuperLink, tmp_path: Path
-) -> None:
+def test_a_registered_key_passes_and_nothing_changes_at_the_server(server, tmp_path):
     write_data(tmp_path / "data.npz")
     checks = site_checks(server.site(tmp_path))
     assert failed(checks) == {}
@@ -326,7 +321,7 @@ def test_a_registered_key_passes_and_nothing_changes_at_the_server(
         assert [node.status for node in control.nodes()] == ["registered"]  # not online
 
 
-def test_a_key_that_the_server_does_not_know(server: SuperLink, tmp_path: Path) -> None:
+def test_a_key_that_the_server_does_not_know(server, tmp_path):
     check = only(keys(server.site(tmp_path, "south")))
     assert (check.name, check.ok) == ("key", False)
     assert "does not know" in check.detail and "silofl add-silo south" in check.fix
@@ -342,9 +337,7 @@ def test_a_key_that_the_server_does_not_know(server: SuperLink, tmp_path: Path) 
         (10**6, "off by more than 25 h"),
     ],
 )
-def test_a_wrong_clock(
-    server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, how: str
-) -> None:
+def test_a_wrong_clock(server, tmp_path, monkeypatch, seconds, how):
     """The doctor finds by how much: it tries, in steps of 300 s, which signed time the server takes."""
     monkeypatch.setattr(connection, "time", SimpleNamespace(time=lambda: time.time() + seconds))
     check = only(keys(server.site(tmp_path)))
@@ -352,7 +345,7 @@ def test_a_wrong_clock(
     assert check.detail == f"this machine's clock is {how}"
 
 
-def test_a_key_file_that_is_none(server: SuperLink, tmp_path: Path) -> None:
+def test_a_key_file_that_is_none(server, tmp_path):
     (tmp_path / "node.key").write_text("no key")
     site = replace(server.site(tmp_path), node_key=tmp_path / "node.key")
     assert "no private key" in only(keys(site)).detail
@@ -370,11 +363,8 @@ def federation_file(folder: Path, server: SuperLink, silos: tuple[str, ...]) -> 
 
 
 def test_server_doctor_says_who_is_missing_and_who_is_away(
-    server: SuperLink,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    server, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     path = federation_file(tmp_path, server, ("north", "west"))
     before = server_checks(read_federation(path), "test")
@@ -397,9 +387,7 @@ def test_server_doctor_says_who_is_missing_and_who_is_away(
     )
 
 
-def test_server_doctor_takes_the_public_address(
-    server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown
-) -> None:
+def test_server_doctor_takes_the_public_address(server, tmp_path, monkeypatch, shown):
     """Behind it is the server, and then another one, with another certificate."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     write_connection(server.connection)
@@ -413,7 +401,7 @@ def test_server_doctor_takes_the_public_address(
         assert faults == ({fault} if fault else set())
 
 
-def test_a_control_port_that_others_reach_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_port_that_others_reach_is_a_failure(monkeypatch):
     """The address stands for one of this machine's that is not loopback."""
     with socket.create_server((HOST, 0)) as reachable:
         port = reachable.getsockname()[1]
@@ -424,9 +412,7 @@ def test_a_control_port_that_others_reach_is_a_failure(monkeypatch: pytest.Monke
     assert only(exposure_checks(HOST, closed)).ok
 
 
-def test_doctor_without_anything_to_look_at_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_without_anything_to_look_at_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SILOFL_SERVER", raising=False)
     assert main(["doctor"]) == 2

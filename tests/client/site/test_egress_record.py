@@ -32,7 +32,7 @@ def study() -> StudyProtocol:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> dict[str, Any]:
+def node(tmp_path):
     (tmp_path / "policy.toml").write_text("min-metric-samples = 3\n")
     (tmp_path / "state").mkdir()
     return {
@@ -77,7 +77,7 @@ def content(size: int, **site: Any) -> RecordDict:
     return records
 
 
-def test_the_rules_that_were_applied(node: dict[str, Any]) -> None:
+def test_the_rules_that_were_applied(node):
     """The file's, the stricter of it and the study, by the SHA-256 of the file and the values of all rules."""
     answered(node, content(20), None)
     answered(node, content(20), study())
@@ -97,7 +97,7 @@ def test_the_rules_that_were_applied(node: dict[str, Any]) -> None:
     assert within["versions"]["flwr"].startswith("1.39.")
 
 
-def test_rules_and_versions_stand_once_per_run_until_one_changes(node: dict[str, Any]) -> None:
+def test_rules_and_versions_stand_once_per_run_until_one_changes(node):
     for _ in range(2):
         answered(node, content(20), None)
     Path(node["policy"]).write_text("min-metric-samples = 4\n")
@@ -119,7 +119,7 @@ def test_rules_and_versions_stand_once_per_run_until_one_changes(node: dict[str,
     assert len({entry["policy"] for entry in entries}) == 2
 
 
-def test_the_budget_before_and_after(node: dict[str, Any]) -> None:
+def test_the_budget_before_and_after(node):
     """Two replies of 20 and 30 bytes in run 1, one of 40 in run 2; one outside any study takes nothing."""
     for size, run in ((20, 1), (30, 1), (40, 2)):
         answered(node, content(size), study(), run)
@@ -135,7 +135,7 @@ def test_the_budget_before_and_after(node: dict[str, Any]) -> None:
     assert found[3] == ({}, {})
 
 
-def test_what_the_app_tells_the_site_does_not_leave(node: dict[str, Any]) -> None:
+def test_what_the_app_tells_the_site_does_not_leave(node):
     reply = answered(
         node, content(20, metrics=["auc", "mae"], sums="its policy has sums = false"), None
     )
@@ -149,7 +149,7 @@ def test_what_the_app_tells_the_site_does_not_leave(node: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("kind", [ArrayRecord, MetricRecord])
-def test_a_record_of_that_name_never_leaves(node: dict[str, Any], kind: Any) -> None:
+def test_a_record_of_that_name_never_leaves(node, kind):
     """Whatever a malicious app hides in it stays here, and is not believed."""
     records = content(20)
     records[RECORD] = kind({}) if kind is ArrayRecord else kind({"a": 1.0})
@@ -157,9 +157,7 @@ def test_a_record_of_that_name_never_leaves(node: dict[str, Any], kind: Any) -> 
     assert list(reply.content) == ["config"] and log_of(node)[0]["withheld"] == {}
 
 
-def test_the_apps_words_are_bounded(
-    node: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_apps_words_are_bounded(node, capsys):
     answered(node, content(20, **{"x" * 999: ["y" * 999] * 999, "hash": ["\x1b[2J"]}), None)
     (entry,) = log_of(node)
     assert len(json.dumps(entry["withheld"])) < 25_000 and entry["withheld"]["hash"] == [
@@ -170,7 +168,7 @@ def test_the_apps_words_are_bounded(
     assert "withheld" in out and "\\x1b[2J (hash)" in out and "\x1b" not in out
 
 
-def test_a_log_from_before_goes_on(node: dict[str, Any]) -> None:
+def test_a_log_from_before_goes_on(node):
     entry = {
         "time": "2026-01-01T00:00:00Z",
         "silo": "a",
@@ -202,9 +200,7 @@ def test_a_log_from_before_goes_on(node: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "audits"), [("evaluate", "1 withheld"), ("query", "1 withheld"), ("evaluate", "1")]
 )
-def test_the_app_reports_what_it_holds_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, audits: str
-) -> None:
+def test_the_app_reports_what_it_holds_back(tmp_path, monkeypatch, kind, audits):
     """To a process that takes the report out again, and to no other: an earlier one would let it leave."""
     monkeypatch.setenv(audit_gate.BY_SITE, audits)
     (tmp_path / "policy.toml").write_text("min-metric-samples = 3\nmin-sum-samples = 99\n")
@@ -240,5 +236,5 @@ def test_the_app_reports_what_it_holds_back(
         assert not reply.content["metrics"]
 
 
-def test_every_rule_has_its_value() -> None:
+def test_every_rule_has_its_value():
     assert rule_values(Policy())["methods"] == ["all"] and json.dumps(rule_values(Policy()))

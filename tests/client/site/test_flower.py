@@ -78,7 +78,7 @@ def internals_in(tree: ast.Module) -> Iterator[str]:
             yield from (name for name in MODULE.findall(node.value) if name not in PUBLIC)
 
 
-def test_the_code_reaches_flowers_internals_through_the_inventory_alone() -> None:
+def test_the_code_reaches_flowers_internals_through_the_inventory_alone():
     found = {path: sorted(set(internals_in(tree))) for path, tree in files()}
     assert len(found.pop(INVENTORY)) > 20
     assert {path: names for path, names in found.items() if names} == {}
@@ -95,11 +95,11 @@ def test_the_code_reaches_flowers_internals_through_the_inventory_alone() -> Non
         "command = ['-c', 'from flwr.cli.app import app; app()']",
     ],
 )
-def test_another_way_would_be_found(code: str) -> None:
+def test_another_way_would_be_found(code):
     assert list(internals_in(ast.parse(code)))
 
 
-def test_public_names_are_no_internals() -> None:
+def test_public_names_are_no_internals():
     code = (
         '"""As flwr.supernode does."""\nimport flwr\nfrom flwr.app import Message\n'
         'print(flwr.__version__, "flwr.app")'
@@ -107,7 +107,7 @@ def test_public_names_are_no_internals() -> None:
     assert list(internals_in(ast.parse(code))) == []
 
 
-def test_every_row_is_used_and_every_use_has_its_row() -> None:
+def test_every_row_is_used_and_every_use_has_its_row():
     used: set[str] = set()
     for _, tree in files():
         for node in ast.walk(tree):
@@ -125,29 +125,27 @@ def test_every_row_is_used_and_every_use_has_its_row() -> None:
 
 
 @pytest.mark.parametrize("name", INTERNALS)
-def test_the_installed_flower_has_it(name: str) -> None:
+def test_the_installed_flower_has_it(name):
     assert internal(name) is not None
 
 
-def test_a_name_that_flower_has_moved_is_an_error_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_that_flower_has_moved_is_an_error_at_once(monkeypatch):
     monkeypatch.delattr("flwr.supercore.task_identity.TaskIdentity")
     with pytest.raises(AttributeError, match="TaskIdentity"):
         internal("TaskIdentity")
 
 
-def test_who_a_process_is_has_three_parts() -> None:
+def test_who_a_process_is_has_three_parts():
     """`server.simulation.engine.flower_identity` sets them."""
     assert {"_task_id", "_run_id", "_node_id"} <= vars(TaskIdentity).keys()
 
 
-def test_the_documents_table_is_the_inventory() -> None:
+def test_the_documents_table_is_the_inventory():
     """`python -m client.site.flower` prints it anew."""
     assert markdown() in (ROOT / "docs" / "decisions.md").read_text("utf-8")
 
 
-def test_each_habit_names_a_test_that_is_there() -> None:
+def test_each_habit_names_a_test_that_is_there():
     tests = {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
     for assumption in ASSUMPTIONS:
         name = assumption.test.strip("`")

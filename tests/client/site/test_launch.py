@@ -19,9 +19,7 @@ from partitions.common.errors import UserError
 from server.deploy.control import Connection, Control
 
 
-def test_ports_are_free_and_none_that_an_outgoing_connection_gets(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ports_are_free_and_none_that_an_outgoing_connection_gets(monkeypatch):
     ports = free_ports(200)
     assert len(set(ports)) == 200 and set(ports) <= set(PORTS)
     with (
@@ -35,7 +33,7 @@ def test_ports_are_free_and_none_that_an_outgoing_connection_gets(
             free_ports(1)
 
 
-def test_a_sites_proxy_is_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sites_proxy_is_for_other_machines(monkeypatch):
     for name in ("http_proxy", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://no.such.proxy:3128")
     monkeypatch.setenv("NO_PROXY", "inside.example")
@@ -62,7 +60,7 @@ def test_a_sites_proxy_is_for_other_machines(monkeypatch: pytest.MonkeyPatch) ->
             control.nodes()
 
 
-def test_a_proxy_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_another_kind(monkeypatch):
     """httpx has none for it, so each client would fail; the line names the variable, not its value."""
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)

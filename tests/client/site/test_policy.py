@@ -49,12 +49,12 @@ def policy(**rules: Any) -> Policy:
 # ---- The file --------------------------------------------------------------------------------------------------------
 
 
-def test_the_default_file_says_the_defaults() -> None:
+def test_the_default_file_says_the_defaults():
     assert parse_policy(default_file(), "f") == Policy(where="f")
     assert parse_policy("", "f") == Policy(where="f")
 
 
-def test_defaults_are_safe() -> None:
+def test_defaults_are_safe():
     """What a data officer who has written no file can rely on."""
     p = Policy()
     assert not p.peers and not p.own_model and not p.class_means and not p.public
@@ -69,7 +69,7 @@ def test_defaults_are_safe() -> None:
     )
 
 
-def test_a_rule_of_an_earlier_version_is_told_and_refuses_no_file() -> None:
+def test_a_rule_of_an_earlier_version_is_told_and_refuses_no_file():
     """Every bundle of 0.2 wrote all rules into the hospital's file."""
     policy = parse_policy("max-momentum = 0.95\ncombat = false\nfloor = 12\n", "f")
     assert policy.floor == 12
@@ -133,7 +133,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_no_policy_is_one_line(case: str, tmp_path: Path) -> None:
+def test_what_is_no_policy_is_one_line(case, tmp_path):
     """And what is no policy allows nothing: reading it raises, wherever it is read."""
     text, reason = BAD[case]
     file = tmp_path / "policy.toml"
@@ -150,7 +150,7 @@ def test_what_is_no_policy_is_one_line(case: str, tmp_path: Path) -> None:
     assert not check.ok and check.fix and "\n" not in check.detail
 
 
-def test_a_file_that_is_named_and_not_there_is_no_default(tmp_path: Path) -> None:
+def test_a_file_that_is_named_and_not_there_is_no_default(tmp_path):
     with pytest.raises(
         ValueError, match="No such file or directory; write the policy there: without it"
     ):
@@ -160,9 +160,7 @@ def test_a_file_that_is_named_and_not_there_is_no_default(tmp_path: Path) -> Non
     assert policy_check("").detail.endswith("; `silofl policy` prints all")
 
 
-def test_the_silos_own_environment_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_silos_own_environment_names_it(tmp_path, monkeypatch):
     file = tmp_path / "policy.toml"
     file.write_text("floor = 77\n")
     monkeypatch.setenv("SILOFL_POLICY", str(file))
@@ -174,21 +172,21 @@ def test_the_silos_own_environment_names_it(
 # ---- What each method sends ------------------------------------------------------------------------------------------
 
 
-def test_the_table_is_what_the_methods_declare() -> None:
+def test_the_table_is_what_the_methods_declare():
     assert method_table() == METHODS and bounded_settings() == SETTINGS
     assert (ROOT / "client/site/trust/methods.py").read_text() == method_table_text(), (
         "run: make settings"
     )
 
 
-def test_declared_settings_are_the_methods_own() -> None:
+def test_declared_settings_are_the_methods_own():
     for name, strategy in strategies().items():
         if not isinstance(strategy.info.whole, bool):
             keys = keys_of(strategy.Settings, name)
             assert all(f"{name}.{key}" in keys for key in strategy.info.whole), name
 
 
-def test_who_hands_models_to_peers_and_who_sends_means_of_classes() -> None:
+def test_who_hands_models_to_peers_and_who_sends_means_of_classes():
     assert {name for name, known in METHODS.items() if known.get("peers")} == {
         "apple",
         "fedfomo",
@@ -206,7 +204,7 @@ def test_who_hands_models_to_peers_and_who_sends_means_of_classes() -> None:
     }
 
 
-def test_a_method_that_the_site_does_not_know_is_refused() -> None:
+def test_a_method_that_the_site_does_not_know_is_refused():
     assert method_faults(Policy(), "fednew", RUN) == [
         "its policy knows no method 'fednew': a newer silofl at this site may"
     ]
@@ -214,7 +212,7 @@ def test_a_method_that_the_site_does_not_know_is_refused() -> None:
 
 
 @pytest.mark.parametrize("owner", ["", *owners()])
-def test_whatever_says_how_many_epochs_steps_or_rounds_is_declared(owner: str) -> None:
+def test_whatever_says_how_many_epochs_steps_or_rounds_is_declared(owner):
     """A new setting of this kind that is not declared fails here, and at a site whose table lacks it."""
     for key, f in keys_of(owners()[owner] if owner else Common, owner).items():
         if (
@@ -225,7 +223,7 @@ def test_whatever_says_how_many_epochs_steps_or_rounds_is_declared(owner: str) -
             assert f.metadata["kind"] in site_policy.LIMITS, key
 
 
-def test_a_kind_that_is_none_is_refused() -> None:
+def test_a_kind_that_is_none_is_refused():
     with pytest.raises(
         ValueError, match="kind = 'epoch': one of epochs, local-steps, mixing-epochs"
     ):
@@ -233,10 +231,10 @@ def test_a_kind_that_is_none_is_refused() -> None:
     assert set(SETTINGS.values()) == set(KINDS)
 
 
-def test_batches_are_drawn_in_one_place() -> None:
+def test_batches_are_drawn_in_one_place():
     """So that no method trains with a batch of fewer patients than the policy allows."""
 
-    def names(file: Path) -> set[str]:
+    def names(file):
         imports = [
             n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)
         ]
@@ -258,7 +256,7 @@ def test_batches_are_drawn_in_one_place() -> None:
     "given",
     [1000, "1000", 1e3, "1e3", " 1000 ", math.inf, math.nan, "nan", True, None, "many", []],
 )
-def test_epochs_in_whatever_form(given: Any) -> None:
+def test_epochs_in_whatever_form(given):
     """A number as text is a number to the app; what is none is refused here, whatever the app makes of it."""
     assert run_faults(Policy(), {**RUN, "local-epochs": given}) == [
         f"its policy has max-local-epochs = 20, the run local-epochs = {given}"
@@ -270,7 +268,7 @@ LIMITED = [key for key, kind in SETTINGS.items() if kind in site_policy.LIMITS]
 
 @pytest.mark.parametrize("key", LIMITED)
 @pytest.mark.parametrize("given", [2000, "2e3", math.nan, "many", None])
-def test_all_epochs_steps_and_rounds(key: str, given: Any) -> None:
+def test_all_epochs_steps_and_rounds(key, given):
     """`fedalt.shared-epochs = 2000` once passed `max-local-epochs = 1`."""
     method = key.rpartition(".")[0] or "fedavg"
     rule = policy(max_local_epochs=20).line(site_policy.LIMITS[SETTINGS[key]])
@@ -281,7 +279,7 @@ def test_all_epochs_steps_and_rounds(key: str, given: Any) -> None:
     ]
 
 
-def test_a_run_without_held_out_hospitals_trains_none_of_their_epochs() -> None:
+def test_a_run_without_held_out_hospitals_trains_none_of_their_epochs():
     """`hold-out-epochs` is 5 by default: `max-local-epochs = 1` once refused every run."""
     assert not run_faults(policy(max_local_epochs=1), RUN)
     assert run_faults(policy(max_local_epochs=1), {**RUN, "hold-out": "clinic"}) == [
@@ -289,7 +287,7 @@ def test_a_run_without_held_out_hospitals_trains_none_of_their_epochs() -> None:
     ]
 
 
-def test_a_setting_that_the_run_does_not_send_has_its_default() -> None:
+def test_a_setting_that_the_run_does_not_send_has_its_default():
     run = {key: value for key, value in RUN.items() if key != "fedrep.head-epochs"} | {
         "strategy": "fedrep"
     }
@@ -298,14 +296,14 @@ def test_a_setting_that_the_run_does_not_send_has_its_default() -> None:
     ]
 
 
-def test_settings_of_other_methods_do_not_count() -> None:
+def test_settings_of_other_methods_do_not_count():
     assert not run_faults(policy(max_local_epochs=5), {**RUN, "fedrep.head-epochs": 2000})
     # Ten, by default
     assert len(run_faults(policy(max_local_epochs=5), {**RUN, "strategy": "fedrep"})) == 1
 
 
 @pytest.mark.parametrize("ala", [True, "true", "True", "yes", 1])
-def test_a_method_that_a_setting_adds_counts(ala: Any) -> None:
+def test_a_method_that_a_setting_adds_counts(ala):
     run = {**RUN, "fedala.max-epochs": 101}
     assert not run_faults(Policy(), {**run, "ala": "false"})
     assert run_faults(Policy(), {**run, "ala": ala}) == [
@@ -314,7 +312,7 @@ def test_a_method_that_a_setting_adds_counts(ala: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["fedavg.tail-epochs", "warm-up-steps", "fedavg.rounds"])
-def test_an_amount_that_no_rule_knows_is_refused(key: str) -> None:
+def test_an_amount_that_no_rule_knows_is_refused(key):
     """Of a newer app, or one of the consortium's own: nobody here can say what it may be."""
     (fault,) = run_faults(Policy(), {**RUN, key: 1})
     assert fault.startswith(f"its policy knows no setting {key!r}")
@@ -358,24 +356,22 @@ def test_an_amount_that_no_rule_knows_is_refused(key: str) -> None:
         ("fedpac", {"weight-decay": 10}, "fedpac.head-learning-rate x weight-decay = 1"),
     ],
 )
-def test_a_step_that_replaces_the_model(
-    method: str, changes: dict[str, Any], said: str
-) -> None:
+def test_a_step_that_replaces_the_model(method, changes, said):
     (fault,) = setting_faults(Policy(), {**RUN, "strategy": method, **changes})
     assert fault == f"its policy has max-decay = 0.1, the run {said}"
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_the_default_settings_of_every_method_are_within_the_default_rules(method: str) -> None:
+def test_the_default_settings_of_every_method_are_within_the_default_rules(method):
     assert not setting_faults(Policy(), {**RUN, "strategy": method})
 
 
 @pytest.mark.parametrize("given", [1, "1", 7.0, "-64", 0, False, math.nan])
-def test_batches_in_whatever_form(given: Any) -> None:
+def test_batches_in_whatever_form(given):
     assert len(run_faults(Policy(), {**RUN, "batch-size": given})) == 1
 
 
-def test_what_the_rules_allow() -> None:
+def test_what_the_rules_allow():
     assert not run_faults(Policy(), RUN)
     assert not run_faults(Policy(), {**RUN, "local-epochs": "20", "batch-size": 8})
     one = policy(methods=("fedavg",))
@@ -400,7 +396,7 @@ def test_what_the_rules_allow() -> None:
     ],
     ids=str,
 )
-def test_a_partial_method_that_is_set_to_send_all(changes: dict[str, Any]) -> None:
+def test_a_partial_method_that_is_set_to_send_all(changes):
     strict = policy(whole_model=False)
     run = {**RUN, "strategy": "fedrep"}
     assert not method_faults(strict, "fedrep", run)
@@ -427,7 +423,7 @@ def counted(
     return ""
 
 
-def test_runs_are_counted_by_the_day(tmp_path: Path) -> None:
+def test_runs_are_counted_by_the_day(tmp_path):
     """A run counts once, however many messages it has."""
     two, state = policy(runs_per_day=2), tmp_path / "state"
     assert not any(counted(two, state, run) for run in ("11", "12", "11", "12"))
@@ -438,7 +434,7 @@ def test_runs_are_counted_by_the_day(tmp_path: Path) -> None:
     assert "cannot be counted" in counted(two, tmp_path / "file", "1")
 
 
-def test_messages_are_counted_where_their_process_is_killed(tmp_path: Path) -> None:
+def test_messages_are_counted_where_their_process_is_killed(tmp_path):
     """A message counts before it is answered."""
     two = policy(max_rounds=2, max_messages=4)
     child = os.fork()
@@ -473,13 +469,13 @@ def test_messages_are_counted_where_their_process_is_killed(tmp_path: Path) -> N
         ({"epsilon": 3.0, "require_dp": True}, ""),
     ],
 )
-def test_the_page_warns_of_privacy_that_is_none(rules: dict[str, Any], warning: str) -> None:
+def test_the_page_warns_of_privacy_that_is_none(rules, warning):
     page = policy_page(policy(**rules))
     assert warning in page and page.count("WARNING") == bool(warning)
     assert "Seconds, and no metrics, leave with every method" in page
 
 
-def test_the_page_has_every_rule_and_every_method() -> None:
+def test_the_page_has_every_rule_and_every_method():
     page = policy_page(Policy())
     assert all(f"  {Policy().line(name)} " in page for name in Rules.model_fields)
     lines = {line.split()[0]: line for line in page.splitlines() if line.startswith("  ")}
@@ -499,7 +495,7 @@ def test_the_page_has_every_rule_and_every_method() -> None:
     assert "fedrep.head-epochs = 10" in policy_page(policy(max_local_epochs=5))
 
 
-def test_the_policy_needs_nothing_but_the_standard_library() -> None:
+def test_the_policy_needs_nothing_but_the_standard_library():
     """It runs where the name `client` must stay free for the app's own package."""
     code = (
         "import sys; sys.path.insert(0, 'client/site'); import private; private.load_site();"
@@ -520,7 +516,7 @@ def test_the_policy_needs_nothing_but_the_standard_library() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_its_metrics_are_those_that_there_are() -> None:
+def test_its_metrics_are_those_that_there_are():
     """The process at the hospital imports nothing of the app's, so the list stands there a second time."""
     assert models.tasks.all_metrics() == site_policy.METRICS
 
@@ -528,15 +524,13 @@ def test_its_metrics_are_those_that_there_are() -> None:
 # ---- Which policy is printed -----------------------------------------------------------------------------------------
 
 
-def test_policy_and_budget_find_the_silo_that_joined_from_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_policy_and_budget_find_the_silo_that_joined_from_here(tmp_path, monkeypatch, capsys):
     """As `silofl audit` does; and it says so where there is none, or more than one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for name in ("SILOFL_NAME", "SILOFL_POLICY"):
         monkeypatch.delenv(name, raising=False)
 
-    def printed(*command: str) -> str:
+    def printed(*command):
         code = main(command)
         out, err = capsys.readouterr()
         return out if code == 0 else err

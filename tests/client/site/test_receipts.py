@@ -47,7 +47,7 @@ def entry(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def log(tmp_path):
     """Three lines, of run 7."""
     for number in range(1, 4):
         Log(tmp_path / "audit").append(entry(number))
@@ -77,7 +77,7 @@ def taken(
     return keep_receipt(config, kind, run, "clinic", log, policy) or {}
 
 
-def test_a_receipt_is_kept_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_receipt_is_kept_once(log, capsys):
     text = receipt(log, 3)
     for _ in range(2):  # a message that is sent again brings it again
         found = taken(log, text, WANTED)
@@ -115,9 +115,7 @@ WRONG = "in run '7'"
         (lambda log: receipt(log, 9), "line 9 of the audit log, which is not there here"),
     ],
 )
-def test_a_fault_is_named_and_stops_only_who_wants_receipts(
-    log: Path, capsys: pytest.CaptureFixture[str], make: Any, reason: str
-) -> None:
+def test_a_fault_is_named_and_stops_only_who_wants_receipts(log, capsys, make, reason):
     text = make(log)
     assert reason in taken(log, text)["fault"] and not (log / FILE).exists()
     err = capsys.readouterr().err
@@ -131,7 +129,7 @@ def test_a_fault_is_named_and_stops_only_who_wants_receipts(
         taken(log, text, WANTED)
 
 
-def test_another_key(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_key(log, capsys):
     """It is named, kept nowhere, and accepted where somebody here decides so."""
     first, other = receipt(log, 2), receipt(log, 3, OTHER)
     taken(log, first)
@@ -143,18 +141,18 @@ def test_another_key(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert taken(log, other, WANTED)["line"] == 3
 
 
-def test_it_is_named_once_in_a_run(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_named_once_in_a_run(log, capsys):
     for run in ("7", "7", "8"):
         assert "fault" in taken(log, None, run=run)
     assert capsys.readouterr().err.count("WARNING") == 2
 
 
-def test_a_query_has_no_reply_before_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_query_has_no_reply_before_it(log, capsys):
     assert taken(log, None, WANTED, "query") == taken(log, "", WANTED, "query") == {}
     assert capsys.readouterr().err == ""
 
 
-def test_a_torn_receipt_costs_no_other(log: Path) -> None:
+def test_a_torn_receipt_costs_no_other(log):
     """Killed while it wrote: the rest of a line stays without its end, and the next one stands by itself."""
     first, second = receipt(log, 2), receipt(log, 3)
     taken(log, first)
@@ -191,7 +189,7 @@ def outcome(log: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tup
     return code, capsys.readouterr().out
 
 
-def test_a_whole_log_has_what_was_signed(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_log_has_what_was_signed(log, capsys):
     for line in (2, 3):
         taken(log, receipt(log, line))
     code, out = outcome(log, capsys)
@@ -199,9 +197,7 @@ def test_a_whole_log_has_what_was_signed(log: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("site_has_them", [True, False])
-def test_a_log_that_was_written_anew(
-    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], site_has_them: bool
-) -> None:
+def test_a_log_that_was_written_anew(log, tmp_path, capsys, site_has_them):
     """Found by the site's receipts; and where these were deleted too, by the server's."""
     for line in (1, 3):
         taken(log, receipt(log, line))
@@ -220,9 +216,7 @@ def test_a_log_that_was_written_anew(
     assert "line 1 is" not in out  # it is as it was
 
 
-def test_a_log_that_was_deleted(
-    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_that_was_deleted(log, tmp_path, capsys):
     """And goes on from line 1: the server's copy has a line that this one does not have yet."""
     servers = tmp_path / "receipts.jsonl"
     servers.write_text(receipt(log, 3) + "\n")
@@ -237,9 +231,7 @@ def test_a_log_that_was_deleted(
     assert main(["audit", str(log.parent), "--receipts", str(tmp_path / "gone")]) == 2
 
 
-def test_receipts_of_other_silos_and_by_other_keys(
-    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_receipts_of_other_silos_and_by_other_keys(log, tmp_path, capsys):
     taken(log, receipt(log, 2))
     servers = tmp_path / "receipts.jsonl"
     servers.write_text(receipt(log, 3, silo="north", hash="2" * 64) + "\n")
@@ -249,9 +241,7 @@ def test_receipts_of_other_silos_and_by_other_keys(
     assert code == 2 and "not by the server's key" in out and "it is no receipt" in out
 
 
-def test_lines_that_are_kept_elsewhere(
-    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
-) -> None:
+def test_lines_that_are_kept_elsewhere(log, capsys, monkeypatch):
     for line in (1, 3):
         taken(log, receipt(log, line))
     monkeypatch.setattr(chain, "LARGEST", 10)
@@ -261,7 +251,7 @@ def test_lines_that_are_kept_elsewhere(
     assert code == 0 and "receipts" not in out
 
 
-def test_what_is_signed_is_a_receipt_and_nothing_else() -> None:
+def test_what_is_signed_is_a_receipt_and_nothing_else():
     """A signature over another kind of text, by the same key, is none."""
     text = json.loads(sign_receipt(KEY, run="r", run_id="1", silo="a", line=1, hash="0" * 64))
     own = json.dumps({**json.loads(text["receipt"]), "kind": "silofl receipt 2"})

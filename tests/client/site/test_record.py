@@ -56,7 +56,7 @@ def reply(state: Path) -> None:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
+def state(tmp_path):
     """A state directory with two messages and two replies."""
     for _ in range(2):
         ask(tmp_path / "state")
@@ -65,7 +65,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_only_its_owner_reads_it(state: Path) -> None:
+def test_only_its_owner_reads_it(state):
     with Record(state).write():
         modes = {file.name: file.stat().st_mode & 0o777 for file in state.glob(f"*{FILE}*")}
     assert modes and set(modes.values()) == {0o600}
@@ -93,7 +93,7 @@ def _overwrite(file: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("log", [True, False], ids=["", "without head.json"])
-def test_a_damaged_or_deleted_record_allows_nothing(state: Path, harm: Any, log: bool) -> None:
+def test_a_damaged_or_deleted_record_allows_nothing(state, harm, log):
     harm(state / FILE)
     if not log:
         (state / "audit" / "head.json").unlink()
@@ -105,13 +105,11 @@ def test_a_damaged_or_deleted_record_allows_nothing(state: Path, harm: Any, log:
             call(state)
 
 
-def test_messages_share_a_connection(
-    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_share_a_connection(state, tmp_path, monkeypatch):
     """To open the file, and to write the WAL back as it closes, cost more than a message; another file is opened."""
     opened: list[str] = []
 
-    def counted(uri: str) -> sqlite3.Connection:
+    def counted(uri):
         opened.append(uri)
         return connect(uri)
 
@@ -129,8 +127,8 @@ def test_messages_share_a_connection(
     assert not (state / f"{FILE}-wal").exists() and len(verify(state / "audit").entries) == 7
 
 
-def test_a_wal_of_a_record_that_is_gone_does_not_enter_a_new_one(state: Path) -> None:
-    def counts_and_dies() -> None:
+def test_a_wal_of_a_record_that_is_gone_does_not_enter_a_new_one(state):
+    def counts_and_dies():
         ask(state, "2")
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -141,7 +139,7 @@ def test_a_wal_of_a_record_that_is_gone_does_not_enter_a_new_one(state: Path) ->
         assert db.execute("SELECT count(*) FROM messages").fetchone() == (0,)
 
 
-def test_an_older_copy_allows_nothing(state: Path, tmp_path: Path) -> None:
+def test_an_older_copy_allows_nothing(state, tmp_path):
     """A copy from before a reply lacks what has been counted since; one of another silo lacks everything."""
     shutil.copytree(state, tmp_path / "older")
     for _ in range(2):
@@ -169,7 +167,7 @@ def _die_before_the_commit(state: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_killed_between_the_log_and_the_record(state: Path) -> None:
+def test_killed_between_the_log_and_the_record(state):
     """The log has the line of a reply that did not leave; the record goes on, however often that happens."""
     for _ in range(3):
         assert in_fork(partial(_die_before_the_commit, state)) == -signal.SIGKILL
@@ -187,7 +185,7 @@ def _on_a_full_disk(state: Path) -> None:
             call(state)
 
 
-def test_on_a_full_disk_nothing_is_counted_and_nothing_leaves(state: Path) -> None:
+def test_on_a_full_disk_nothing_is_counted_and_nothing_leaves(state):
     assert in_fork(partial(_on_a_full_disk, state)) == 0
     ask(state)  # the third message of three, where there is room again
     reply(state)
@@ -195,9 +193,7 @@ def test_on_a_full_disk_nothing_is_counted_and_nothing_leaves(state: Path) -> No
         ask(state)
 
 
-def test_a_journal_for_a_file_system_of_the_network(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_journal_for_a_file_system_of_the_network(state, monkeypatch):
     monkeypatch.setattr(site_record, "is_remote", lambda folder: True)
     with Record(state).write() as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -231,7 +227,7 @@ def old_state(folder: Path) -> Path:
     return folder
 
 
-def test_an_old_state_directory_is_taken_over_once(tmp_path: Path) -> None:
+def test_an_old_state_directory_is_taken_over_once(tmp_path):
     state = old_state(tmp_path / "state")
     before = read_released(state)  # reading changes nothing
     assert not (state / FILE).exists() and (state / "own-models").exists()
@@ -266,7 +262,7 @@ def test_an_old_state_directory_is_taken_over_once(tmp_path: Path) -> None:
     )
 
 
-def test_an_old_file_that_is_damaged_allows_nothing(tmp_path: Path) -> None:
+def test_an_old_file_that_is_damaged_allows_nothing(tmp_path):
     state = old_state(tmp_path / "state")
     (state / "released.json").write_text('{"x": {"models": "many"}}')
     for call in (ask, read_released):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from archives import untar
-from superlink import SuperLink
 
 from client.site.node import read_variables
 from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
@@ -21,13 +20,13 @@ from server.deploy.control import Control, write_connection
 
 
 @pytest.fixture(autouse=True)
-def at_the_hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def at_the_hospital(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_private_key_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_private_key_stays(capsys):
     assert main(["request", "clinic"]) == 0
     out = capsys.readouterr().out
     key = own_key(site_root() / "clinic")
@@ -39,13 +38,13 @@ def test_the_private_key_stays(capsys: pytest.CaptureFixture[str]) -> None:
     assert out.splitlines()[-1] == request.fingerprint == fingerprint(request.public_key)
 
 
-def test_asking_again_is_asking_with_the_same_key() -> None:
+def test_asking_again_is_asking_with_the_same_key():
     first = make_request("clinic", None, None)[2]
     assert make_request("clinic", None, Path("again.request"))[2] == first
     assert read_request(Path("again.request")) == first
 
 
-def test_key_and_request_in_a_folder_for_docker(tmp_path: Path) -> None:
+def test_key_and_request_in_a_folder_for_docker(tmp_path):
     """The bundle is unpacked into it; it brings no key, so that the key stays as it is."""
     key, file, request = make_request("clinic", Path("clinic"), None)
     assert (key, file) == (
@@ -64,13 +63,13 @@ def test_key_and_request_in_a_folder_for_docker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../up", "No Name", "", "a_b", "x" * 64])
-def test_names_that_are_none(name: str) -> None:
+def test_names_that_are_none(name):
     with pytest.raises(ValueError, match="is no name: use 1 to 63 lower-case letters"):
         make_request(name, None, None)
 
 
 @pytest.mark.parametrize("field", ["name", "made", "public-key", "signature"])
-def test_a_request_that_somebody_has_changed(field: str) -> None:
+def test_a_request_that_somebody_has_changed(field):
     """The attack: another name for the key, or another key for the name; nobody without the key can sign it."""
     make_request("clinic", None, None)
     content = json.loads(Path("clinic.request").read_text())
@@ -88,7 +87,7 @@ def test_a_request_that_somebody_has_changed(field: str) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{}", "[]", "null", "no JSON", '{"name": 1}', "x" * 100_000, "\x00"]
 )
-def test_what_is_no_request(content: str) -> None:
+def test_what_is_no_request(content):
     Path("x.request").write_text(content)
     with pytest.raises(
         ValueError, match=r"x\.request: .*; `silofl request NAME` at the hospital makes one"
@@ -113,7 +112,7 @@ def bundle(key: bytes = b"", wanted: str = "") -> dict[str, bytes]:
     return read_bundle(path)
 
 
-def test_join_finds_the_sites_own_key(tmp_path: Path) -> None:
+def test_join_finds_the_sites_own_key(tmp_path):
     key, _, request = make_request("clinic", None, None)
     files = bundle(wanted=request.fingerprint)
     site = site_of(files, tmp_path / "files")
@@ -127,7 +126,7 @@ def test_join_finds_the_sites_own_key(tmp_path: Path) -> None:
     )
 
 
-def test_a_bundle_whose_key_is_elsewhere() -> None:
+def test_a_bundle_whose_key_is_elsewhere():
     files = bundle(wanted="SHA256:12")
     with pytest.raises(
         ValueError,
@@ -141,7 +140,7 @@ def test_a_bundle_whose_key_is_elsewhere() -> None:
         check_key(files, site_of(files, Path()))
 
 
-def test_a_bundle_does_not_bring_another_key_in_place_of_the_sites_own() -> None:
+def test_a_bundle_does_not_bring_another_key_in_place_of_the_sites_own():
     """Whoever made that key could be the hospital from then on."""
     key = make_request("clinic", None, None)[0]
     files = bundle(private_bytes(new_key()))
@@ -155,9 +154,7 @@ def test_a_bundle_does_not_bring_another_key_in_place_of_the_sites_own() -> None
 # --- against a real SuperLink -----------------------------------------------------------------------------
 
 
-def test_a_request_is_signed_in(
-    server: SuperLink, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_request_is_signed_in(server, tmp_path, capsys):
     write_connection(server.connection)
     Path("federation.yaml").write_text(
         f"name: test\nserver: {{fleet-port: {server.fleet}, control-port: {server.port}}}\n"

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from middlebox import HOST, HttpProxy, TlsServer
-from superlink import SuperLink, superlink
+from superlink import superlink
 
 from client.site.node import Site
 from client.site.runtime import route
@@ -85,7 +85,7 @@ os._exit(0)
 """
 
 
-def test_the_choice_is_that_of_grpc() -> None:
+def test_the_choice_is_that_of_grpc():
     with HttpProxy(answer="403 No") as proxy:
         asked = [
             (
@@ -313,9 +313,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_fault_has_its_line_and_its_fix(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_fault_has_its_line_and_its_fix(name, tmp_path, monkeypatch):
     case = CASES[name]
     with ExitStack() as stack:
         arranged = Arrangement(tmp_path, monkeypatch, stack)
@@ -340,7 +338,7 @@ def test_every_fault_has_its_line_and_its_fix(
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
+def server(tmp_path_factory):
     """A SuperLink with a certificate for a name that nothing here resolves."""
     folder = tmp_path_factory.mktemp("superlink")
     with superlink(folder, hosts=(HOST, "localhost", NAME)) as running:
@@ -349,7 +347,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
         yield running
 
 
-def test_a_proxy_with_a_login_carries_every_check(server: SuperLink, tmp_path: Path) -> None:
+def test_a_proxy_with_a_login_carries_every_check(server, tmp_path):
     made = server.credentials
     site = Site(
         "north", SERVER, made.ca_certificate, made.node_key("north"), tmp_path, tmp_path
@@ -366,7 +364,7 @@ def test_a_proxy_with_a_login_carries_every_check(server: SuperLink, tmp_path: P
     assert os.environ.get("https_proxy") is None  # this process's own variables stay
 
 
-def test_json_lists_every_check() -> None:
+def test_json_lists_every_check():
     checks = [Check("a", True, "fine"), Check("b", False, "bad", "mend it")]
     assert json.loads(as_json(checks)) == [
         {"check": "a", "ok": True, "detail": "fine", "fix": ""},
@@ -374,7 +372,7 @@ def test_json_lists_every_check() -> None:
     ]
 
 
-def test_a_line_has_no_control_characters() -> None:
+def test_a_line_has_no_control_characters():
     assert one_line(Check("a", False, "CN=\x1b[2Jx", "fix")) == "a: CN=\\x1b[2Jx; fix"
 
 
@@ -409,7 +407,7 @@ print(server.served)
 
 
 @pytest.mark.network
-def test_a_name_in_etc_hosts_needs_no_dns(tmp_path: Path) -> None:
+def test_a_name_in_etc_hosts_needs_no_dns(tmp_path):
     """The doctor's own two connections, and gRPC's."""
     if os.geteuid() != 0:
         pytest.skip("needs root")

@@ -7,8 +7,6 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +26,7 @@ from partitions.common.sum_weights import labels_of
 
 
 @pytest.fixture
-def ring(tmp_path: Path) -> Ring:
+def ring(tmp_path):
     made = Ring(tmp_path, 6)
     made.begin()
     return made
@@ -37,7 +35,7 @@ def ring(tmp_path: Path) -> Ring:
 # --- primitives -------------------------------------------------------------------------------------------------------
 
 
-def test_any_threshold_of_shares_gives_the_secret() -> None:
+def test_any_threshold_of_shares_gives_the_secret():
     for count, least in ((1, 1), (3, 3), (12, 9), (100, 67)):
         secret = secrets.token_bytes(32)
         shares = dict(enumerate(shamir.split(secret, count, least), 1))
@@ -49,7 +47,7 @@ def test_any_threshold_of_shares_gives_the_secret() -> None:
                 shamir.combine({x: shares[x] for x in [*last][1:]})
 
 
-def test_shares_of_a_known_polynomial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_of_a_known_polynomial(monkeypatch):
     """7 + 5 x + 3 x^2 by hand, at x = 1, 2, 3."""
     coefficients = iter((3, 5))
     monkeypatch.setattr(shamir.secrets, "randbelow", lambda most: next(coefficients))
@@ -57,7 +55,7 @@ def test_shares_of_a_known_polynomial(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [int.from_bytes(share, "big") for share in shares] == [15, 29, 49]
 
 
-def test_a_smaller_field_agrees_with_pycryptodome() -> None:
+def test_a_smaller_field_agrees_with_pycryptodome():
     """PyCryptodome shares 16 bytes in GF(2^128): the same secrets come back by both, from any threshold."""
     other = pytest.importorskip("Crypto.Protocol.SecretSharing").Shamir
     secret = secrets.token_bytes(16)
@@ -68,7 +66,7 @@ def test_a_smaller_field_agrees_with_pycryptodome() -> None:
         assert shamir.combine({x: ours[x] for x in xs})[16:] == secret
 
 
-def test_a_mask_is_a_chacha20_stream() -> None:
+def test_a_mask_is_a_chacha20_stream():
     """The key stream of RFC 8439, A.1, test vector 1: key and nonce of zeros."""
     stream = masks.add(np.zeros(4, np.uint32), [bytes(32)], [])
     assert stream.astype("<u4").tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28"
@@ -76,7 +74,7 @@ def test_a_mask_is_a_chacha20_stream() -> None:
     assert stream.tobytes() == again
 
 
-def test_two_silos_derive_one_pair_seed() -> None:
+def test_two_silos_derive_one_pair_seed():
     """X25519 of RFC 7748, 6.1."""
     a = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c92f1ebc9a6a2a0b5d6a6c8d2ad9c"[:64])
     b = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
@@ -85,14 +83,14 @@ def test_two_silos_derive_one_pair_seed() -> None:
     assert one != masks.pair_seed(b, masks.public_of(a), b"y")
 
 
-def test_more_than_two_thirds_must_answer() -> None:
+def test_more_than_two_thirds_must_answer():
     assert [threshold(n) for n in (3, 4, 5, 6, 12, 100)] == [3, 3, 4, 5, 9, 67]
 
 
 # --- a round ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_sum_of_the_survivors_is_opened_in_every_round(ring: Ring) -> None:
+def test_the_sum_of_the_survivors_is_opened_in_every_round(ring):
     vectors = ring.vectors()
     for number, gone in ((1, {"clinic-03"}), (2, set()), (3, {"clinic-01"})):
         among = [name for name in ring.names if number == 1 or name != "clinic-03"]
@@ -106,7 +104,7 @@ def test_the_sum_of_the_survivors_is_opened_in_every_round(ring: Ring) -> None:
             ring.holders, ring.offers = among, {n: following[n] for n in left}
 
 
-def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring: Ring) -> None:
+def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring):
     file = ring.folder / "clinic-01" / "secure" / "clinic-01.json"
     assert file.stat().st_mode & 0o777 == 0o600
     masked, _ = ring.upload(ring.vectors())
@@ -120,7 +118,7 @@ def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring: Ring) -> None:
 
 
 @pytest.mark.parametrize("what", ["received", "settings"])
-def test_another_model_list_or_setting_for_one_silo_gives_noise(ring: Ring, what: str) -> None:
+def test_another_model_list_or_setting_for_one_silo_gives_noise(ring, what):
     vectors, masked = ring.vectors(64), {}
     for name in ring.names:
         record, received = ring.record(1, 1, ring.names, name), ""
@@ -145,7 +143,7 @@ def refused(ring: Ring, record: dict[str, object], name: str = "clinic-01") -> s
     return str(error.value)
 
 
-def test_a_list_that_isolates_a_silo_is_refused(ring: Ring) -> None:
+def test_a_list_that_isolates_a_silo_is_refused(ring):
     few = ["clinic-01", "clinic-02", "clinic-03", "clinic-04"]
     assert "4 silos of 6 are listed: at least 5" in refused(
         ring, ring.record(1, 1, few, few[0])
@@ -155,7 +153,7 @@ def test_a_list_that_isolates_a_silo_is_refused(ring: Ring) -> None:
         ring.silos["clinic-01"].enter(own, RECEIVED, 0.2)
 
 
-def test_shares_that_other_silos_hold_are_refused(ring: Ring) -> None:
+def test_shares_that_other_silos_hold_are_refused(ring):
     """A server that gives one silo a shorter list of holders lowers its threshold."""
     slot, few = {"round": 1, "attempt": 2}, ring.names[1:]
     texts = {name: ring.silos[name].keys(slot)["statement"] for name in ring.names}
@@ -170,19 +168,19 @@ def test_shares_that_other_silos_hold_are_refused(ring: Ring) -> None:
     )
 
 
-def test_too_few_peers_are_refused(tmp_path: Path) -> None:
+def test_too_few_peers_are_refused(tmp_path):
     ring = Ring(tmp_path, 3, least=3)
     with pytest.raises(SiteError, match="secure-peers = 3, and the list 2 besides"):
         ring.begin()
 
 
-def test_statements_of_others_are_refused(ring: Ring, tmp_path: Path) -> None:
+def test_statements_of_others_are_refused(ring, tmp_path):
     record = ring.record(1, 1, ring.names, "clinic-01")
     strangers = Ring(tmp_path / "sybils", 6)
     strangers.begin()
     texts = record["statements"]
 
-    def instead(text: str) -> str:
+    def instead(text):
         return refused(ring, {**record, "statements": [*texts[:5], text]})
 
     assert "signed by" in instead(strangers.offers["clinic-06"]["statement"])
@@ -206,16 +204,14 @@ def test_statements_of_others_are_refused(ring: Ring, tmp_path: Path) -> None:
         {"phase": "keys"},
     ],
 )
-def test_keys_of_another_study_run_round_or_attempt_are_refused(
-    ring: Ring, change: dict[str, Any]
-) -> None:
+def test_keys_of_another_study_run_round_or_attempt_are_refused(ring, change):
     """Each is signed by the right silo, and right in all else."""
     record = ring.record(1, 1, ring.names, "clinic-01")
     one = read_statement(record["statements"][5])
     more = {n: getattr(one, n) for n in ("mask", "secrets", "shares", "holders")}
     fields = {"slot": one.slot, "study": one.study, "phase": one.phase, **change}
 
-    def stated(**fields: Any) -> dict[str, object]:
+    def stated(**fields):
         key, public = ring.nodes["clinic-06"], base64.b64decode(one.seal)
         text = state(silo="clinic-06", samples=100, public=public, key=key, **fields, **more)
         return {**record, "statements": [*record["statements"][:5], text]}
@@ -224,7 +220,7 @@ def test_keys_of_another_study_run_round_or_attempt_are_refused(
     ring.enter("clinic-01", stated(slot=one.slot, study=one.study, phase=one.phase))
 
 
-def test_a_replayed_or_another_rounds_slot_is_refused(ring: Ring) -> None:
+def test_a_replayed_or_another_rounds_slot_is_refused(ring):
     record = ring.record(1, 1, ring.names, "clinic-01")
     masked, _ = ring.upload(ring.vectors())
     assert "no secrets here for round 3" in refused(ring, {**record, "round": 3})
@@ -238,14 +234,14 @@ def test_a_replayed_or_another_rounds_slot_is_refused(ring: Ring) -> None:
         ring.silos["clinic-01"].keys({"round": 1, "attempt": 3})
 
 
-def test_the_server_chooses_no_weights(ring: Ring) -> None:
+def test_the_server_chooses_no_weights(ring):
     record = ring.record(1, 1, ring.names, "clinic-01")
     for bad in (1.0, 0.2, 1, None, "1", float("nan")):
         with pytest.raises(SiteError, match="not what the list's samples give"):
             ring.silos["clinic-01"].enter(record, RECEIVED, bad)
 
 
-def test_a_method_weighs_in_one_way(tmp_path: Path) -> None:
+def test_a_method_weighs_in_one_way(tmp_path):
     """From sums of one run with equal weights and with those of samples, single updates could be computed."""
     counts = dict(zip("abcdef", (100, 120, 90, 80, 110, 95), strict=True))
     listed: Any = {name: SimpleNamespace(samples=count) for name, count in counts.items()}
@@ -265,7 +261,7 @@ def test_a_method_weighs_in_one_way(tmp_path: Path) -> None:
     assert {*ring.enter("clinic-01", record).more["weights"].values()} == {100}
 
 
-def test_a_silo_masks_one_vector_in_a_slot(ring: Ring) -> None:
+def test_a_silo_masks_one_vector_in_a_slot(ring):
     vectors = ring.vectors()
     masked, following = ring.upload(vectors)
     again, same = ring.upload(vectors)  # the message came twice
@@ -277,7 +273,7 @@ def test_a_silo_masks_one_vector_in_a_slot(ring: Ring) -> None:
         ring.enter("clinic-01", ring.sent["clinic-01"], "c" * 64)
 
 
-def test_a_silo_answers_one_set_in_a_slot(ring: Ring) -> None:
+def test_a_silo_answers_one_set_in_a_slot(ring):
     ring.upload(ring.vectors())
     silo, slot = ring.silos["clinic-01"], {"round": 1, "attempt": 1}
     for bad in (["clinic-01"], ring.names[::-1], [*ring.names, "x"], None, ring.names * 2):
@@ -291,7 +287,7 @@ def test_a_silo_answers_one_set_in_a_slot(ring: Ring) -> None:
             ring.silo("clinic-01").unmask({**slot, "survivors": other})
 
 
-def test_one_question_is_answered_for_one_set_over_all_runs(ring: Ring) -> None:
+def test_one_question_is_answered_for_one_set_over_all_runs(ring):
     """Two sums of one question over sets that differ by a silo would differ by its update."""
     vectors = ring.vectors()
     masked, _ = ring.upload(vectors)
@@ -309,7 +305,7 @@ def test_one_question_is_answered_for_one_set_over_all_runs(ring: Ring) -> None:
     assert (found.total == plain_sum(vectors, ring.names)).all()
 
 
-def test_a_repeat_has_the_weights_of_before(ring: Ring) -> None:
+def test_a_repeat_has_the_weights_of_before(ring):
     """Where the server says so, and for the silos of before only; a silo without them refuses."""
     ring.settings["strategy"] = "fedavg"
     ring.upload(ring.vectors())  # each weighs 100
@@ -325,7 +321,7 @@ def test_a_repeat_has_the_weights_of_before(ring: Ring) -> None:
             ring.enter("clinic-01", record, received)
 
 
-def test_a_round_is_answered_for_one_set_whatever_it_starts_from(ring: Ring) -> None:
+def test_a_round_is_answered_for_one_set_whatever_it_starts_from(ring):
     """A model with one bit changed, such as -0 for 0, is another question and gives the same steps."""
     vectors, slot = ring.vectors(), {"round": 1, "attempt": 2}
     masked, _ = ring.upload(vectors)
@@ -340,7 +336,7 @@ def test_a_round_is_answered_for_one_set_whatever_it_starts_from(ring: Ring) -> 
         assert silo.unmask({**slot, "survivors": ring.names})["shares"]
 
 
-def test_false_shares_are_traced_to_their_silo(ring: Ring) -> None:
+def test_false_shares_are_traced_to_their_silo(ring):
     vectors = ring.vectors()
     offers = ring.offers["clinic-02"]["sealed"]
     offers[0] = offers[0][:-1] + bytes([offers[0][-1] ^ 1])  # for clinic-01
@@ -348,11 +344,11 @@ def test_false_shares_are_traced_to_their_silo(ring: Ring) -> None:
     assert ring.entered["clinic-01"].faults == ["clinic-02"]
     answer = ring.silos["clinic-03"].unmask
 
-    def lies(record: Mapping[str, Any]) -> dict[str, Any]:
+    def lies(record):
         shares = answer(record)["shares"]
         return {"shares": [bytes(66), *shares[1:]]}
 
-    ring.silos["clinic-03"].unmask = lies  # type: ignore[method-assign]
+    ring.silos["clinic-03"].unmask = lies
     with pytest.raises(SiteError, match="4 shares of clinic-01's"):
         ring.open(masked, ring.names, asked=ring.names[:5])
     found = ring.open(masked, ring.names)
@@ -360,7 +356,7 @@ def test_false_shares_are_traced_to_their_silo(ring: Ring) -> None:
     assert [*found.false] == ["clinic-03"]
 
 
-def test_a_statement_says_what_it_is_for(ring: Ring) -> None:
+def test_a_statement_says_what_it_is_for(ring):
     one = read_statement(ring.offers["clinic-01"]["statement"])
     assert (one.round, one.attempt, one.phase, one.silo) == (1, 1, "round", "clinic-01")
     for bad in ("", "{}", "[]", json.dumps({"statement": "{}"}), "x" * 5000):
@@ -369,16 +365,14 @@ def test_a_statement_says_what_it_is_for(ring: Ring) -> None:
 
 
 @pytest.mark.parametrize("phase", ["_note", "_write"])
-def test_a_silo_killed_as_it_answers_gives_that_answer_and_no_other(
-    ring: Ring, phase: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_killed_as_it_answers_gives_that_answer_and_no_other(ring, phase, monkeypatch):
     """Kill -9 as the question is noted, or as the answer is written: before it is sent."""
     ring.upload(ring.vectors())
     close_records()
     slot = {"round": 1, "attempt": 1, "survivors": ring.names[1:]}
     real = getattr(SecureSilo, phase)
 
-    def dies(*args: Any) -> None:
+    def dies(*args):
         real(*args)
         os.kill(os.getpid(), signal.SIGKILL)
 

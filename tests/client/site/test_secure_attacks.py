@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,7 +31,7 @@ def bound(count: int, colluders: int) -> int:
     return honest - honest * (count - t) // (t - colluders)
 
 
-def test_the_table_of_the_documents() -> None:
+def test_the_table_of_the_documents():
     page = Path("docs/security.md").read_text("utf-8")
     assert Policy().secure_peers == 4  # so five is the fewest
     for count in (3, 4, 6, 9, 12, 40, 100):
@@ -53,7 +52,7 @@ def opened(alive: Sequence[int], gone: Sequence[int], t: int, f: int) -> int | N
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 6])
-def test_brute_force_over_all_lies_of_a_server(count: int) -> None:
+def test_brute_force_over_all_lies_of_a_server(count):
     """Each honest silo answers once, for any set of up to N - t silos as gone: the worst is the formula's."""
     t = threshold(count)
     for f in range(2 * t - count):
@@ -76,7 +75,7 @@ def test_brute_force_over_all_lies_of_a_server(count: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+def sent(tmp_path_factory):
     """Six silos whose vectors of round 1 have left: twice, in two attempts at the same question."""
     ring = Ring(tmp_path_factory.mktemp("ring"), COUNT, least=1)
     ring.begin()
@@ -103,12 +102,7 @@ PLANS = st.lists(
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[*HealthCheck])
 @given(sets=SETS, plans=PLANS, colluders=st.integers(0, 3))
-def test_no_lists_and_no_order_open_a_smaller_sum(
-    sent: Ring,
-    sets: list[set[int]],
-    plans: list[tuple[list[int], dict[int, list[int]]]],
-    colluders: int,
-) -> None:
+def test_no_lists_and_no_order_open_a_smaller_sum(sent, sets, plans, colluders):
     """In two attempts at one question: the bound holds for each, and both open the same sum or one opens none."""
     restore(sent, "first")
     server = Symbolic(sent, sent.names[:colluders])
@@ -125,9 +119,7 @@ def test_no_lists_and_no_order_open_a_smaller_sum(
 
 
 @pytest.mark.parametrize("check", ["_note", "one answer a slot"])
-def test_the_symbolic_server_finds_a_check_that_is_missing(
-    sent: Ring, check: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_symbolic_server_finds_a_check_that_is_missing(sent, check, monkeypatch):
     restore(sent, "first")
     server, whole, less = Symbolic(sent, []), sent.names, sent.names[1:]
     if check == "_note":
@@ -157,7 +149,7 @@ def advance(ring: Ring) -> None:
         shutil.copytree(ring.folder / "second" / name / "secure", place)
 
 
-def test_the_symbolic_server_opens_the_sum_of_an_honest_round(sent: Ring) -> None:
+def test_the_symbolic_server_opens_the_sum_of_an_honest_round(sent):
     restore(sent, "first")
     server = Symbolic(sent, [])
     left = sent.names[1:]
@@ -168,7 +160,7 @@ def test_the_symbolic_server_opens_the_sum_of_an_honest_round(sent: Ring) -> Non
     assert server.opens(1) == {*left}
 
 
-def test_keys_of_others_and_of_other_slots_do_not_open_shares(tmp_path: Path) -> None:
+def test_keys_of_others_and_of_other_slots_do_not_open_shares(tmp_path):
     """Shares that were sealed for another silo, or in another attempt, are no shares here."""
     ring = Ring(tmp_path, COUNT)
     ring.begin()
@@ -209,7 +201,7 @@ ANY = st.one_of(
         min_size=1,
     )
 )
-def test_whatever_a_server_sends_is_one_line(sent: Ring, changes: dict[str, Any]) -> None:
+def test_whatever_a_server_sends_is_one_line(sent, changes):
     """Each message with some of its fields replaced: a refusal in one line, or an answer."""
     restore(sent, "first")
     name = sent.names[0]
@@ -228,7 +220,7 @@ def test_whatever_a_server_sends_is_one_line(sent: Ring, changes: dict[str, Any]
             assert "\n" not in str(error) and len(str(error)) < 600
 
 
-def test_a_key_without_a_secret_is_refused(tmp_path: Path) -> None:
+def test_a_key_without_a_secret_is_refused(tmp_path):
     """X25519 with a point of small order would give a secret that everybody knows."""
     from client.site.secure.statements import Slot, state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,7 +108,7 @@ def integers(values: Any) -> Callable[[], RecordDict]:
 
 
 @pytest.fixture
-def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Hospital]]:
+def hospitals(tmp_path, monkeypatch):
     monkeypatch.setitem(DEFAULTS, "secure-aggregation", False)
     made = {name: Hospital(tmp_path / name, name) for name in NAMES}
     peers = "".join(f'{n} = "{one.fingerprint}"\n' for n, one in made.items())
@@ -145,7 +145,7 @@ def sent(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "hashes"}
 
 
-def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals: dict[str, Hospital]) -> None:
+def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals):
     records = begin(hospitals)
     assert not any(one.seen for one in hospitals.values())  # no app was asked
     vectors = {n: np.arange(4, dtype=np.uint32) + i for i, n in enumerate(NAMES)}
@@ -186,16 +186,14 @@ def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals: dict[str, Hospit
 
 
 @pytest.mark.parametrize("key", ["participants", "number.scale", "evaluate"])
-def test_another_number_for_one_silo_gives_noise(
-    hospitals: dict[str, Hospital], key: str
-) -> None:
+def test_another_number_for_one_silo_gives_noise(hospitals, key):
     """A server could send numbers with which all silos but one make no step; the sum would be that one's."""
     records, left = begin(hospitals), []
     for name in NAMES:
         changed = {key: 9} if name == "south" else {key: 3}
         hospitals[name].ask(
             *("train", sent(records[name]), integers(np.zeros(64, np.uint32))),
-            **{"secure_share": 1 / 3, "reported": len(name), **changed},  # type: ignore[arg-type]
+            **{"secure_share": 1 / 3, "reported": len(name), **changed},
         )
         found = masks.received_sha256(hospitals[name].seen[0].content)
         left.append(found)
@@ -228,16 +226,14 @@ def test_another_number_for_one_silo_gives_noise(
         ),
     ],
 )
-def test_a_vector_without_masks_does_not_leave(
-    hospitals: dict[str, Hospital], name: str, reply: Callable[[], RecordDict], says: str
-) -> None:
+def test_a_vector_without_masks_does_not_leave(hospitals, name, reply, says):
     record = sent(begin(hospitals)["north"])
     answered = hospitals["north"].ask("train", record, reply, secure_share=1 / 3)
     assert says in reason(answered) and name
     assert hospitals["north"].entries()[-1]["sent"][0]["name"] == "error"
 
 
-def test_the_rule_required_keeps_every_other_vector(hospitals: dict[str, Hospital]) -> None:
+def test_the_rule_required_keeps_every_other_vector(hospitals):
     north = hospitals["north"]
     north.policy(secure_aggregation='"required"')
     north.run = {**north.run, "secure-aggregation": False}
@@ -253,7 +249,7 @@ def test_the_rule_required_keeps_every_other_vector(hospitals: dict[str, Hospita
     assert "secure-group" in reason(north.ask(KEYS, {})) and not north.seen[1:]
 
 
-def test_a_run_needs_a_study_that_names_this_key(hospitals: dict[str, Hospital]) -> None:
+def test_a_run_needs_a_study_that_names_this_key(hospitals):
     north, slot = hospitals["north"], {"round": 1, "attempt": 1}
     north.run["study"] = ""
     assert "needs a study, approved here" in reason(north.ask(KEYS, slot))
@@ -266,7 +262,7 @@ def test_a_run_needs_a_study_that_names_this_key(hospitals: dict[str, Hospital])
     assert "a message asks for it" in reason(north.ask(KEYS, slot))
 
 
-def test_a_held_out_hospital_needs_no_key(tmp_path: Path) -> None:
+def test_a_held_out_hospital_needs_no_key(tmp_path):
     """It is evaluated and trains nothing; its data summary leaves as in other runs."""
     east = Hospital(tmp_path / "east", "east")
     text = study_text(app=APP).replace(
@@ -278,7 +274,7 @@ def test_a_held_out_hospital_needs_no_key(tmp_path: Path) -> None:
     close_records()
 
 
-def test_a_study_names_each_key_once() -> None:
+def test_a_study_names_each_key_once():
     one = "SHA256:" + "0" * 64
     with pytest.raises(SiteError, match="names one key twice"):
         parse_study(study_text() + f'[peers]\na = "{one}"\nb = "{one}"\n', "s.toml")
@@ -289,13 +285,11 @@ def test_a_study_names_each_key_once() -> None:
         parse_study(study_text() + f"[peers]\n{many}", "s.toml")
 
 
-def test_the_ledger_has_the_reply_without_its_masks(
-    hospitals: dict[str, Hospital], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ledger_has_the_reply_without_its_masks(hospitals, monkeypatch):
     """A repeat under other masks is the same reply, and costs nothing more."""
     contents: list[str] = []
 
-    def noted(reply: Message, charged: Charged, state: Path) -> SpentEpsilon:
+    def noted(reply, charged, state):
         contents.append(charged.content)
         return SpentEpsilon(0.0, 0.0, 1e-5)
 
@@ -313,7 +307,7 @@ def test_the_ledger_has_the_reply_without_its_masks(
     assert one != other and content == same != ""
 
 
-def test_a_message_without_peers_reaches_no_app(hospitals: dict[str, Hospital]) -> None:
+def test_a_message_without_peers_reaches_no_app(hospitals):
     north = hospitals["north"]
     assert "names no round and attempt" in reason(north.ask("train"))
     record = sent(begin(hospitals)["north"])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from client.site.secure.statements import threshold
 from partitions.common.sum_weights import groups_of, labels_of, weights_in_sum, whole
 
 
-def test_the_groups_are_in_the_order_of_names() -> None:
+def test_the_groups_are_in_the_order_of_names():
     assert groups_of("gfedcba", 3) == [["a", "b", "c"], ["d", "e", "f", "g"]]
     assert groups_of("abcdef", 3) == [["a", "b", "c"], ["d", "e", "f"]]
     assert groups_of("ba", 1) == [["a"], ["b"]] and groups_of("ab", 3) == []
@@ -29,7 +28,7 @@ def test_the_groups_are_in_the_order_of_names() -> None:
     assert whole("acde", labels) == [*"cde"] and whole("x", labels) == []
 
 
-def test_the_silos_of_a_group_weigh_the_same() -> None:
+def test_the_silos_of_a_group_weigh_the_same():
     labels = labels_of(["ab", "cd"])
     counts = {"a": 10, "b": 31, "c": 900, "d": 100}
     assert weights_in_sum(counts, 5.0, labels) == {"a": 20, "b": 20, "c": 100, "d": 100}
@@ -87,14 +86,12 @@ def opened(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[*HealthCheck])
 @given(opened())
-def test_no_combination_of_sums_has_fewer_silos_than_a_group(
-    sums: tuple[int, list[list[int]]],
-) -> None:
+def test_no_combination_of_sums_has_fewer_silos_than_a_group(sums):
     group, rows = sums
     assert not rows or fewest(rows, group - 1) >= group
 
 
-def test_the_search_finds_a_combination_that_shows_fewer() -> None:
+def test_the_search_finds_a_combination_that_shows_fewer():
     """Sums of parts of groups; and weights that differ within a group, which two ways of weighing show."""
     assert fewest([[1, 1, 1, 1], [1, 1, 1, 0]], 2) == 1
     assert fewest([[1, 1, 1, 1], [5, 5, 5, 9]], 2) == 1
@@ -105,7 +102,7 @@ def test_the_search_finds_a_combination_that_shows_fewer() -> None:
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+def pairs(tmp_path_factory):
     """Eight silos in four groups of two, whose vectors of round 1 have left. Six must be in a sum."""
     ring = Ring(tmp_path_factory.mktemp("ring"), 8, group=2)
     ring.begin()
@@ -119,18 +116,18 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
 PART = "the list has a part of a group of silos"
 
 
-def test_a_group_is_in_a_sum_as_a_whole_or_not(pairs: Ring) -> None:
+def test_a_group_is_in_a_sum_as_a_whole_or_not(pairs):
     """One silo of the last group is gone: the other's vector has come, and is left out, too."""
     restore(pairs, "first")
     first, vectors, six = pairs.silos["clinic-01"], pairs.vectors(), pairs.names[:6]
     slot = {"round": 1, "attempt": 1}
     for part in (pairs.names[:7], pairs.names[1:], [*pairs.names[:5], "clinic-07"]):
         assert PART in refusing(first.unmask, {**slot, "survivors": part})
-    masked: Any = pairs.masked  # type: ignore[attr-defined]
+    masked: Any = pairs.masked
     assert (pairs.open(masked, six).total == plain_sum(vectors, six)).all()
 
 
-def test_a_list_has_whole_groups(pairs: Ring) -> None:
+def test_a_list_has_whole_groups(pairs):
     restore(pairs, "first")
     first, seven = pairs.silos["clinic-01"], pairs.names[:7]
     slot = {"round": 1, "attempt": 2}
@@ -145,9 +142,7 @@ def test_a_list_has_whole_groups(pairs: Ring) -> None:
     alive=st.lists(st.sets(st.integers(0, 3), min_size=3), min_size=8, max_size=8),
     colluders=st.sets(st.integers(0, 7), max_size=2),
 )
-def test_a_server_that_lies_opens_whole_groups_too(
-    pairs: Ring, alive: list[set[int]], colluders: set[int]
-) -> None:
+def test_a_server_that_lies_opens_whole_groups_too(pairs, alive, colluders):
     """Other groups are named as alive to each silo: what opens has all honest silos of a group, or none."""
     restore(pairs, "first")
     bad = [pairs.names[number] for number in colluders]
@@ -159,7 +154,7 @@ def test_a_server_that_lies_opens_whole_groups_too(
         assert honest & (server.opens(1) or set()) in (honest, set())
 
 
-def test_a_study_of_fewer_silos_than_a_group_opens_nothing(tmp_path: Path) -> None:
+def test_a_study_of_fewer_silos_than_a_group_opens_nothing(tmp_path):
     ring = Ring(tmp_path, 3, group=4)
     with pytest.raises(SiteError, match=PART):
         ring.begin()

@@ -39,7 +39,7 @@ IMAGE = "sha256:" + "ab" * 32
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
 
@@ -87,7 +87,7 @@ def looked_at(tar: Path, by: str = "") -> list[str]:
 # --- who signed -------------------------------------------------------------------------------------------------------
 
 
-def test_trust_on_first_use_is_said_and_nobody_elses_bundle_is_taken_afterwards() -> None:
+def test_trust_on_first_use_is_said_and_nobody_elses_bundle_is_taken_afterwards():
     first = looked_at(bundle())
     assert (
         len(first) == 1
@@ -107,13 +107,13 @@ def test_trust_on_first_use_is_said_and_nobody_elses_bundle_is_taken_afterwards(
     assert signed_by(site_root() / "clinic").read_text() == BY_US + "\n"
 
 
-def test_where_nobody_signs_all_is_as_before() -> None:
+def test_where_nobody_signs_all_is_as_before():
     assert looked_at(bundle(None)) == []
     assert SIGNED not in read_bundle(bundle(None))
     assert not signed_by(site_root() / "clinic").exists()
 
 
-def test_the_fingerprint_that_was_told_another_way_decides_the_first_time_too() -> None:
+def test_the_fingerprint_that_was_told_another_way_decides_the_first_time_too():
     for wrong in (bundle(THEIRS), bundle(None)):
         with pytest.raises(ValueError, match=f"(not by|signed by) {BY_US}"):
             looked_at(wrong, BY_US)
@@ -123,7 +123,7 @@ def test_the_fingerprint_that_was_told_another_way_decides_the_first_time_too() 
     assert looked_at(bundle(), "ours.pub") == [f"signed by {BY_US}"]
 
 
-def test_a_new_key_and_no_key_are_taken_where_the_hospital_says_so() -> None:
+def test_a_new_key_and_no_key_are_taken_where_the_hospital_says_so():
     looked_at(bundle())
     assert looked_at(bundle(THEIRS), BY_THEM) == [f"signed by {BY_THEM}"]
     with pytest.raises(ValueError, match=f"not by {BY_THEM}"):
@@ -138,13 +138,13 @@ def test_a_new_key_and_no_key_are_taken_where_the_hospital_says_so() -> None:
     ["SHA256:12", "nowhere.pub", BY_US.upper(), "changed"],
     ids=["short", "no file", "upper", "changed"],
 )
-def test_what_is_no_fingerprint(by: str) -> None:
+def test_what_is_no_fingerprint(by):
     Path("changed").write_text("no key")
     with pytest.raises(ValueError, match=f"--signed-by {re.escape(by)}: no fingerprint"):
         looked_at(bundle(), by)
 
 
-def test_another_name_is_no_way_around_what_the_site_remembers() -> None:
+def test_another_name_is_no_way_around_what_the_site_remembers():
     """A bundle under a new name has no memory of its own: one of the site's other silos' keys has to have signed it."""
     looked_at(bundle())
     for wrong in (bundle(None, "clinic-b"), bundle(THEIRS, "clinic-b")):
@@ -158,7 +158,7 @@ def test_another_name_is_no_way_around_what_the_site_remembers() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "SHA256:zz"])
-def test_a_damaged_memory_is_not_taken_for_none(content: str) -> None:
+def test_a_damaged_memory_is_not_taken_for_none(content):
     looked_at(bundle())
     signed_by(site_root() / "clinic").write_text(content)
     with pytest.raises(ValueError, match="is damaged: it says whose bundles this site takes"):
@@ -177,9 +177,7 @@ def made_at(
         return bundle(**changes)
 
 
-def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(monkeypatch):
     """Somebody hands over an old one again, whose signature is right, with the list of apps of then."""
     first, second, third = (made_at(monkeypatch, day) for day in (1, 2, 3))
     for tar in (first, second, second):
@@ -201,7 +199,7 @@ def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(
         looked_at(second)
 
 
-def test_the_age_counts_for_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_age_counts_for_each_key(monkeypatch):
     looked_at(made_at(monkeypatch, 9))
     looked_at(theirs := made_at(monkeypatch, 5, key=THEIRS), BY_THEM)
     with pytest.raises(ValueError, match="was made at 2024-11-04"):
@@ -211,9 +209,7 @@ def test_the_age_counts_for_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
         looked_at(made_at(monkeypatch, 8), BY_US)
 
 
-def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(monkeypatch):
     first, second = (made_at(monkeypatch, day) for day in (1, 2))
     looked_at(first)
     check_signature(second, read_bundle(second), "clinic", echo=print, remember=False)
@@ -231,9 +227,7 @@ def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(
     looked_at(first)
 
 
-def test_a_bundle_of_a_later_day_is_refused_and_blocks_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bundle_of_a_later_day_is_refused_and_blocks_no_other(monkeypatch):
     """Signed by a machine whose clock was wrong: once accepted, every right one would be older."""
     late = made_at(monkeypatch, 5, year=2096)
     with pytest.raises(
@@ -257,10 +251,10 @@ def test_a_bundle_of_a_later_day_is_refused_and_blocks_no_other(
         ("more", "x", "'more' is no key of it"),
     ],
 )
-def test_a_signed_manifest_that_is_none(key: str, value: object, fault: str) -> None:
+def test_a_signed_manifest_that_is_none(key, value, fault):
     """A time that is missing, or cannot be compared as text, would pass for any; the rest is no list of files."""
 
-    def change(files: dict[str, bytes]) -> None:
+    def change(files):
         fields = json.loads(json.loads(files[SIGNED])["manifest"]) | {key: value}
         odd = json.dumps({k: v for k, v in fields.items() if v is not None})
         signed_json(files, {"manifest": odd, **sign(add_prefix(BUNDLE, odd), OURS)})
@@ -277,7 +271,7 @@ def test_a_signed_manifest_that_is_none(key: str, value: object, fault: str) -> 
 @pytest.mark.parametrize(
     "name", [".env", "README.md", "allowed-apps", "ca.crt", "docker-compose.yml", "policy.toml"]
 )
-def test_a_file_of_the_tar_that_was_changed_or_taken_out_is_named(name: str) -> None:
+def test_a_file_of_the_tar_that_was_changed_or_taken_out_is_named(name):
     changed = rewritten(bundle(), lambda files: files.update({name: files[name] + b"# more\n"}))
     with pytest.raises(
         ValueError,
@@ -291,7 +285,7 @@ def test_a_file_of_the_tar_that_was_changed_or_taken_out_is_named(name: str) -> 
             looked_at(rewritten(bundle(), lambda files: files.pop(name)))
 
 
-def test_a_key_that_was_put_into_the_tar_is_named() -> None:
+def test_a_key_that_was_put_into_the_tar_is_named():
     _, _, request = make_request("clinic", None, None)
     tar = Path("own.tar")
     Bundle(
@@ -314,7 +308,7 @@ def signed_json(files: dict[str, bytes], fields: dict[str, str]) -> None:
     files[SIGNED] = json.dumps(json.loads(files[SIGNED]) | fields).encode()
 
 
-def test_a_signature_is_only_as_good_as_its_key_and_its_text() -> None:
+def test_a_signature_is_only_as_good_as_its_key_and_its_text():
     """A manifest that was changed; the public key of another; the signature of another; one of the bare text."""
     tar = bundle()
     text = json.loads(read_bundle(tar)[SIGNED])["manifest"]
@@ -336,8 +330,8 @@ def test_a_signature_is_only_as_good_as_its_key_and_its_text() -> None:
 @pytest.mark.parametrize(
     "kind", ["no json", "another curve", "another manifest", "no signature"]
 )
-def test_a_signature_that_is_none(kind: str) -> None:
-    def change(files: dict[str, bytes]) -> None:
+def test_a_signature_that_is_none(kind):
+    def change(files):
         other = generate_private_key(SECP384R1()).public_key()
         pem = other.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
         odd = json.dumps({"kind": "else", "files": {}, "variables": {}, "images": []})
@@ -356,7 +350,7 @@ def test_a_signature_that_is_none(kind: str) -> None:
         looked_at(rewritten(bundle(), change))
 
 
-def test_in_the_unpacked_folder_the_hospital_sets_what_is_its_own_and_nothing_else() -> None:
+def test_in_the_unpacked_folder_the_hospital_sets_what_is_its_own_and_nothing_else():
     untar(bundle(), Path())
     folder = Path("clinic")
     env = (folder / ".env").read_text()
@@ -411,9 +405,7 @@ def docker_with(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     ],
     ids=["loaded", "pulled", "another", "none"],
 )
-def test_the_image_that_was_signed_is_the_one_that_is_started(
-    answer: str, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_image_that_was_signed_is_the_one_that_is_started(answer, reason, monkeypatch):
     tar = bundle()
     docker_with(monkeypatch, answer)
     said: list[str] = []
@@ -426,7 +418,7 @@ def test_the_image_that_was_signed_is_the_one_that_is_started(
     assert said[0] == "clinic, at the server fl.example.org:9092"
 
 
-def test_the_digest_of_an_image_that_is_here_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_of_an_image_that_is_here_is_signed(monkeypatch):
     docker_with(monkeypatch, '{"Id": "sha256:11", "RepoDigests": ["reg/silo@sha256:22"]}')
     manifest = json.loads(json.loads(read_bundle(bundle(image="silo:1"))[SIGNED])["manifest"])
     assert manifest["images"] == ["sha256:11", "sha256:22"]
@@ -441,7 +433,7 @@ def test_the_digest_of_an_image_that_is_here_is_signed(monkeypatch: pytest.Monke
 # --- commands and containers ------------------------------------------------------------------------------------------
 
 
-def test_signing_key_and_check_bundle_as_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_signing_key_and_check_bundle_as_commands(capsys):
     Path("federation.yaml").write_text(
         "name: net\ndemo: {dataset: digits}\nsilos: [{name: a, data: demo}]\n"
     )
@@ -468,7 +460,7 @@ def test_signing_key_and_check_bundle_as_commands(capsys: pytest.CaptureFixture[
     assert not Path("state/silofl-site/clinic/ca.crt").exists()
 
 
-def test_what_is_no_signing_key() -> None:
+def test_what_is_no_signing_key():
     with pytest.raises(
         ValueError, match=r"no\.key: No such file or directory; `silofl signing-key` makes one"
     ):
@@ -486,15 +478,13 @@ def test_what_is_no_signing_key() -> None:
     )
 
 
-def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(monkeypatch):
     """`install`, the one-shot service of a bundle's compose file, over its volumes: what it copied last stays."""
     monkeypatch.setenv("SILOFL_USER", f"{os.getuid()}:{os.getgid()}")
     for folder in ("site", "state"):
         Path("root", folder).mkdir(parents=True)
 
-    def place(tar: Path) -> None:
+    def place(tar):
         untar(tar, Path("root"))
         shutil.rmtree("root/bundle", ignore_errors=True)
         Path("root/clinic").rename("root/bundle")
@@ -521,9 +511,7 @@ def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(
         assert {path.name: path.read_bytes() for path in Path("root/site").iterdir()} == there
 
 
-def test_a_container_takes_an_older_bundle_only_where_it_is_told_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_container_takes_an_older_bundle_only_where_it_is_told_to(monkeypatch):
     monkeypatch.setenv("SILOFL_USER", f"{os.getuid()}:{os.getgid()}")
     for folder in ("site", "state"):
         Path("root", folder).mkdir(parents=True)

@@ -106,7 +106,7 @@ def study(**changes: str) -> StudyProtocol:
 # ---- The protocol ----------------------------------------------------------------------------------------------------
 
 
-def test_a_protocol_is_read() -> None:
+def test_a_protocol_is_read():
     found = study()
     assert found.methods == ("fedavg", "apple") and found.settings["apple.mu"] == 0.2
     assert (
@@ -150,14 +150,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("key", BAD)
-def test_what_is_no_protocol_is_one_line(key: str) -> None:
+def test_what_is_no_protocol_is_one_line(key):
     line, reason = BAD[key]
     with pytest.raises(SiteError, match=reason) as caught:
         study(**{key: line})
     assert "\n" not in str(caught.value)
 
 
-def test_a_study_of_an_earlier_version_that_asked_for_no_combat_is_read() -> None:
+def test_a_study_of_an_earlier_version_that_asked_for_no_combat_is_read():
     found = study(batch_size='survey.harmonize = ""\nsurvey.shrink = true')
     assert not any(key.startswith("survey.") for key in found.settings)
 
@@ -172,7 +172,7 @@ def test_a_study_of_an_earlier_version_that_asked_for_no_combat_is_read() -> Non
         "start = 2026-01-01T00:00:00",
     ],
 )
-def test_what_no_file_sets(line: str) -> None:
+def test_what_no_file_sets(line):
     """A protocol's digest, Python's names of keys, numbers that are none, times of a day."""
     key = line.partition(" ")[0]
     old = next((old for old in TEXT.splitlines() if old.startswith(f"{key} = ")), "step = 1.0")
@@ -182,13 +182,13 @@ def test_what_no_file_sets(line: str) -> None:
         parse_study("limits = 5\n" + TEXT[: TEXT.index("[limits]")], "study.toml")
 
 
-def test_no_study_fixes_what_changes_nothing_at_a_hospital() -> None:
+def test_no_study_fixes_what_changes_nothing_at_a_hospital():
     assert set(DEFAULTS) >= FREE
     with pytest.raises(SiteError, match="'resume': no study fixes it; leave it out"):
         study(batch_size="resume = true")
 
 
-def test_values_by_hand() -> None:
+def test_values_by_hand():
     assert allows({"min": 1, "max": 2}, 1) and allows({"min": 1, "max": 2}, "1.5")
     assert not allows({"min": 1, "max": 2}, 2.1) and not allows({"min": 1, "max": 2}, "nan")
     assert (
@@ -213,7 +213,7 @@ def outside(run: dict[str, Any], kind: str = "train", **more: Any) -> list[str]:
     return message_faults(study(), run, kind, **fields)
 
 
-def test_what_is_within() -> None:
+def test_what_is_within():
     for run in (
         RUN,
         {**RUN, "strategy": "apple", "apple.mu": 0.2, "learning-rate": 0.01},
@@ -225,7 +225,7 @@ def test_what_is_within() -> None:
         )
 
 
-def test_every_setting_that_may_matter_is_fixed() -> None:
+def test_every_setting_that_may_matter_is_fixed():
     """Red team: each setting alone, moved off what the study says. None gets through but the free ones."""
     run, fixed = {**RUN, "strategy": "apple", "apple.mu": 0.2}, study()
     for key, default in DEFAULTS.items():
@@ -263,12 +263,12 @@ def test_every_setting_that_may_matter_is_fixed() -> None:
         ({"noise": 1}, "the study heart knows no setting 'noise'"),
     ],
 )
-def test_a_setting_outside(run: dict[str, Any], reason: str) -> None:
+def test_a_setting_outside(run, reason):
     (fault,) = outside({**RUN, **run})
     assert fault.startswith(reason)
 
 
-def test_a_listed_setting_may_not_be_left_out() -> None:
+def test_a_listed_setting_may_not_be_left_out():
     run = {key: value for key, value in RUN.items() if key not in ("batch-size", "apple.mu")}
     assert outside(run) == ["the study heart has batch-size = 32, the run none"]
     assert outside({**run, "strategy": "apple", "batch-size": 32}) == [
@@ -276,7 +276,7 @@ def test_a_listed_setting_may_not_be_left_out() -> None:
     ]
 
 
-def test_dates_builds_and_participants() -> None:
+def test_dates_builds_and_participants():
     assert outside(RUN, today=date(2025, 12, 31)) == ["the study heart starts on 2026-01-01"]
     assert outside(RUN, today=date(2100, 1, 1)) == ["the study heart ended on 2099-12-31"]
     assert outside(RUN, app=("cd" * 32, "ef" * 32)) == [
@@ -289,7 +289,7 @@ def test_dates_builds_and_participants() -> None:
     assert outside(RUN, sent={"round": 1}) and not outside(RUN, "evaluate", sent={"round": 3})
 
 
-def test_rounds_are_those_of_the_study() -> None:
+def test_rounds_are_those_of_the_study():
     """Two rounds of training, and after them one evaluation: no other number, and none left away."""
     wrong = "the study heart has rounds = 2 or 3, the round"
     assert (
@@ -305,7 +305,7 @@ def test_rounds_are_those_of_the_study() -> None:
     )
 
 
-def test_the_stricter_holds() -> None:
+def test_the_stricter_holds():
     policy = narrow_policy(
         Policy(metrics=("loss", "accuracy"), min_silos=5),
         study(participants="participants = 4"),
@@ -318,7 +318,7 @@ def test_the_stricter_holds() -> None:
 
 
 @pytest.fixture
-def silo(tmp_path: Path) -> Path:
+def silo(tmp_path):
     """The state directory of a silo whose policy wants a study."""
     (tmp_path / "state").mkdir()
     (tmp_path / "policy.toml").write_text('studies = "required"\nmin-silos = 1\n')
@@ -349,9 +349,7 @@ def ask(
     return terms.study
 
 
-def test_policy_and_study_are_read_once_for_a_message(
-    silo: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_policy_and_study_are_read_once_for_a_message(silo, monkeypatch):
     """The audit line has the rules that allowed the message, whatever the files say a moment later."""
     approvals.approve(silo, "a", TEXT, "J. Doe", "", [])
     policy = silo.parent / "policy.toml"
@@ -372,7 +370,7 @@ def test_policy_and_study_are_read_once_for_a_message(
         }
         context = Context(1, 1, node, RecordDict(), RUN)
 
-        def answer(terms: Terms) -> Message:
+        def answer(terms):
             policy.write_text("peers = true\nmin-silos = 99\n")
             node[GIVEN] = written_terms(terms)
             # As the app's process gets them
@@ -398,7 +396,7 @@ def approve(silo: Path, text: str = TEXT) -> None:
     approvals.approve(silo, "a", text, "Dr. B", "", ["a warning"])
 
 
-def test_only_an_approved_study_is_answered(silo: Path) -> None:
+def test_only_an_approved_study_is_answered(silo):
     with pytest.raises(
         PolicyRefusedError,
         match='a refuses: its policy has studies = "required", and the run names none',
@@ -431,7 +429,7 @@ def test_only_an_approved_study_is_answered(silo: Path) -> None:
         ask(silo, {**RUN, "study": "other"})
 
 
-def test_policy_and_study_both_hold(silo: Path) -> None:
+def test_policy_and_study_both_hold(silo):
     (silo.parent / "policy.toml").write_text('studies = "required"\nmin-batch-size = 64\n')
     approve(silo)
     with pytest.raises(
@@ -440,13 +438,13 @@ def test_policy_and_study_both_hold(silo: Path) -> None:
         ask(silo)
 
 
-def test_a_study_of_own_data_sets_asks_for_their_code(silo: Path) -> None:
+def test_a_study_of_own_data_sets_asks_for_their_code(silo):
     approve(silo, f'{TEXT}\n[datasets]\na = "{"0" * 64}"\n')
     with pytest.raises(PolicyRefusedError, match=r"has in \[datasets\] a = 0{16}\.\.\., and"):
         ask(silo)
 
 
-def test_limits_hold_over_all_runs(silo: Path) -> None:
+def test_limits_hold_over_all_runs(silo):
     """Three trainings in all: two in the first run, one in the second; a third run is one too many."""
     approve(silo)
     assert all(ask(silo, kind=kind) for kind in ("query", "train", "train"))
@@ -474,7 +472,7 @@ def test_limits_hold_over_all_runs(silo: Path) -> None:
     assert counts.count_used_up(silo, study()) == used
 
 
-def test_days_are_counted(silo: Path) -> None:
+def test_days_are_counted(silo):
     days = ["2026-01-01", "2026-01-02", "2026-01-03"]
     for day in days[:2]:
         count_message(Policy(), study(), silo, "1", "a", "query", day)
@@ -482,7 +480,7 @@ def test_days_are_counted(silo: Path) -> None:
         count_message(Policy(), study(), silo, "1", "a", "query", days[2])
 
 
-def test_a_revoked_study_is_refused_and_approved_again_keeps_its_counts(silo: Path) -> None:
+def test_a_revoked_study_is_refused_and_approved_again_keeps_its_counts(silo):
     approve(silo)
     assert ask(silo) and ask(silo)
     approvals.revoke(silo, "a", "heart", "Dr. B")
@@ -496,7 +494,7 @@ def test_a_revoked_study_is_refused_and_approved_again_keeps_its_counts(silo: Pa
         ask(silo)
 
 
-def test_another_version_is_no_silent_change(silo: Path) -> None:
+def test_another_version_is_no_silent_change(silo):
     approve(silo)
     approve(silo)  # the same once more
     with pytest.raises(
@@ -506,7 +504,7 @@ def test_another_version_is_no_silent_change(silo: Path) -> None:
         approve(silo, TEXT.replace("rounds = 3", "rounds = 300"))
 
 
-def test_the_doctor_says_which_are_approved(silo: Path) -> None:
+def test_the_doctor_says_which_are_approved(silo):
     site = SimpleNamespace(policy=str(silo.parent / "policy.toml"), state=silo)
     assert [(c.ok, c.detail) for c in study_checks(site)] == [  # type: ignore[arg-type]
         (True, "none is approved, so no run is answered: silofl approve FILE")
@@ -519,7 +517,7 @@ def test_the_doctor_says_which_are_approved(silo: Path) -> None:
     assert study_checks(site) == []  # type: ignore[arg-type]
 
 
-def test_approvals_of_an_earlier_version_are_taken_over(silo: Path) -> None:
+def test_approvals_of_an_earlier_version_are_taken_over(silo):
     """Its files were `study.toml`, `approval.json` and `revoked.json` ; one that was edited allows nothing."""
     place = silo / "studies" / "heart"
     place.mkdir(parents=True)
@@ -541,7 +539,7 @@ def test_approvals_of_an_earlier_version_are_taken_over(silo: Path) -> None:
     assert ask(silo) and not place.exists() and approvals.list_approved(silo)[0].by == "Dr. B"
 
 
-def test_the_decision_is_in_the_audit_log(silo: Path) -> None:
+def test_the_decision_is_in_the_audit_log(silo):
     approve(silo)
     approvals.revoke(silo, "a", "heart", "Dr. C")
     found = audit.verify(silo / "audit")
@@ -556,18 +554,18 @@ def test_the_decision_is_in_the_audit_log(silo: Path) -> None:
     ]
 
 
-def test_nothing_is_approved_where_the_log_cannot_be_written(silo: Path) -> None:
+def test_nothing_is_approved_where_the_log_cannot_be_written(silo):
     (silo / "audit").write_text("no folder")
     with pytest.raises(OSError):
         approve(silo)
     assert approvals.find(silo, "heart") is None
 
 
-def test_bytes_count_before_they_leave(silo: Path) -> None:
+def test_bytes_count_before_they_leave(silo):
     """Replies of 600 and 300 bytes leave; one of 200 would be 1100 of 1000: an error of one line goes in its place."""
     from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-    def reply(size: int) -> Message:
+    def reply(size):
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
         context = Context(1, 1, {"name": "a", "state-dir": str(silo)}, RecordDict(), {})
         terms = Terms(Policy(), study())
@@ -594,7 +592,7 @@ def test_bytes_count_before_they_leave(silo: Path) -> None:
     assert counts.count_used_up(silo, study())["bytes"] == 900
 
 
-def test_what_left_of_which_data(silo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_left_of_which_data(silo, capsys):
     """Two replies of one data file, one of another version of it; a refusal's bytes are no model."""
     data, node = (
         silo / "a.npz",
@@ -654,7 +652,7 @@ def _answer_until_killed(silo: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)  # before a reply
 
 
-def test_a_message_counts_though_its_process_was_killed(silo: Path) -> None:
+def test_a_message_counts_though_its_process_was_killed(silo):
     approve(silo)
     for count in (1, 2, 3):
         assert in_fork(partial(_answer_until_killed, silo)) == -signal.SIGKILL
@@ -666,7 +664,7 @@ def test_a_message_counts_though_its_process_was_killed(silo: Path) -> None:
 # ---- The signature ---------------------------------------------------------------------------------------------------
 
 
-def test_a_signature_is_over_every_byte() -> None:
+def test_a_signature_is_over_every_byte():
     key = Ed25519PrivateKey.generate()
     text = sign_study(TEXT, key)
     assert (
@@ -698,7 +696,7 @@ def test_a_signature_is_over_every_byte() -> None:
             signer_of(damaged)
 
 
-def test_who_signed_it_decides(silo: Path) -> None:
+def test_who_signed_it_decides(silo):
     key = Ed25519PrivateKey.generate()
     fingerprint = signer_of(sign_study(TEXT, key))
     place = studies.place_of(silo)
@@ -753,14 +751,14 @@ PREPARED = f'participants = 3\nweights = "{APP}"'
         ({"batch_size": 'model = "mine.net:make"'}, "imprint"),
     ],
 )
-def test_a_danger_is_named(changes: dict[str, str], attack: str) -> None:
+def test_a_danger_is_named(changes, attack):
     safe = {"strategy": 'strategy = "fedavg"', "step": "step = 0.25"}
     assert dangers(study(**safe), Policy()) == []
     (line,) = dangers(study(**{**safe, **changes}), Policy())
     assert attack in line
 
 
-def test_epsilon_bounds_what_step_does_not() -> None:
+def test_epsilon_bounds_what_step_does_not():
     safe = {"strategy": 'strategy = "fedavg"', "step": "step = 0.25"}
     with_target = study(**safe, batch_size='dp = true\n"dp.target-epsilon" = 3.0')
     assert (
@@ -774,7 +772,7 @@ def test_epsilon_bounds_what_step_does_not() -> None:
     )
 
 
-def test_dangers_of_people(silo: Path) -> None:
+def test_dangers_of_people(silo):
     approve(silo)
     one = study(strategy='strategy = "fedavg"', name='name = "second"', step="step = 0.25")
     found = dangers(one, Policy(), approvals.list_approved(silo), samples=150)
@@ -794,9 +792,7 @@ def test_dangers_of_people(silo: Path) -> None:
 WORDS = ("--purpose", "P", "--contact", "C", "--results", "R", "--retention", "T")
 
 
-def test_from_a_draft_to_its_end(
-    silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_a_draft_to_its_end(silo, tmp_path, capsys):
     """The commands in their order, as documented; a study that is written, signed, approved, listed, revoked."""
     file, key = tmp_path / "study.toml", tmp_path / "signing.key"
     run = [
@@ -883,12 +879,12 @@ def _pem(key: Ed25519PrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def test_somebody_decides_at_a_terminal(silo: Path, tmp_path: Path) -> None:
+def test_somebody_decides_at_a_terminal(silo, tmp_path):
     (file := tmp_path / "study.toml").write_text(TEXT.replace('"fedavg", "apple"', '"fedavg"'))
     said: list[str] = []
     answers = iter(["Dr. B", "no", "Dr. B", "heart"])
 
-    def decide() -> StudyProtocol:
+    def decide():
         return studies.approve(
             file,
             silo,
@@ -906,7 +902,7 @@ def test_somebody_decides_at_a_terminal(silo: Path, tmp_path: Path) -> None:
     assert approvals.list_approved(silo)[0].by == "Dr. B"
 
 
-def test_a_study_that_the_policy_refuses_altogether(silo: Path, tmp_path: Path) -> None:
+def test_a_study_that_the_policy_refuses_altogether(silo, tmp_path):
     (silo.parent / "policy.toml").write_text("min-batch-size = 64\n")
     with pytest.raises(
         UserError,
@@ -922,7 +918,7 @@ def test_a_study_that_the_policy_refuses_altogether(silo: Path, tmp_path: Path) 
     )
 
 
-def test_a_study_that_waits_or_has_ended(silo: Path) -> None:
+def test_a_study_that_waits_or_has_ended(silo):
     today = datetime.now(UTC).date()
     for name, start, end in (("waits", 1, 2), ("ended", -2, -1)):
         dates = {
@@ -945,7 +941,7 @@ def test_a_study_that_waits_or_has_ended(silo: Path) -> None:
 # ---- What was added when the study was attacked again ----------------------------------------------------------------
 
 
-def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo: Path) -> None:
+def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo):
     text = TEXT.replace("participants = 3", 'held-out = ["a", "north"]\nparticipants = 3')
     approve(silo, text)
     with pytest.raises(
@@ -969,7 +965,7 @@ def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo: Path) -> None
     )
 
 
-def test_queries_are_counted_where_the_study_says_how_many(silo: Path) -> None:
+def test_queries_are_counted_where_the_study_says_how_many(silo):
     """A study that does not say has as many as messages."""
     assert study().limits.queries == study().limits.messages == 6
     approve(silo, TEXT.replace("messages = 6", "messages = 6\nqueries = 2"))
@@ -979,7 +975,7 @@ def test_queries_are_counted_where_the_study_says_how_many(silo: Path) -> None:
     assert ask(silo)
 
 
-def test_a_run_evaluates_behind_its_last_round(silo: Path) -> None:
+def test_a_run_evaluates_behind_its_last_round(silo):
     """Not before, but where the study lets it stop early."""
     wrong = "the study heart has rounds = 2 or 3, its evaluation is number 3, this one"
     assert outside(RUN, "evaluate", sent={"round": 2}) == [f"{wrong} 2"]
@@ -987,7 +983,7 @@ def test_a_run_evaluates_behind_its_last_round(silo: Path) -> None:
     assert outside(RUN, "evaluate", sent={}) == [f"{wrong} None"]
 
 
-def test_a_study_of_given_models_evaluates_in_each_round() -> None:
+def test_a_study_of_given_models_evaluates_in_each_round():
     """Rounds 1 to `rounds`, no training, and no other models than those that the study names."""
     named = f"m={'0' * 64},n={'1' * 64}"
     found = study(
@@ -996,7 +992,7 @@ def test_a_study_of_given_models_evaluates_in_each_round() -> None:
     )
     run = {**RUN, "strategy": "evaluate", "evaluate.models": named}
 
-    def faults(kind: str, this: Any, **changes: Any) -> list[str]:
+    def faults(kind, this, **changes):
         return message_faults(
             found, {**run, **changes}, kind, {**ASKED, "round": this}, (APP,), TODAY
         )
@@ -1031,7 +1027,7 @@ def imprint(rows: int = 64) -> Any:
     return np.outer(rng.uniform(0.5, 2, rows), rng.normal(size=12)).astype(np.float32)
 
 
-def test_a_layer_that_imprints_is_seen_in_the_weights(tmp_path: Path) -> None:
+def test_a_layer_that_imprints_is_seen_in_the_weights(tmp_path):
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -1056,7 +1052,7 @@ def test_a_layer_that_imprints_is_seen_in_the_weights(tmp_path: Path) -> None:
         of_weights(file, hashlib.sha256(b"no weights").hexdigest())
 
 
-def test_the_networks_of_silofl_are_no_imprint() -> None:
+def test_the_networks_of_silofl_are_no_imprint():
     """No layer of a network as it is made is taken for one."""
     from models.networks.registry import build
 
@@ -1089,7 +1085,7 @@ def reply_of(silo: Path, run: str, size: int, cohort: str) -> None:
         )
 
 
-def test_what_left_is_remembered_though_the_log_is_moved_away(silo: Path) -> None:
+def test_what_left_is_remembered_though_the_log_is_moved_away(silo):
     for run, size, cohort in (("1", 10, "x"), ("2", 20, "x"), ("2", 5, "y")):
         reply_of(silo, run, size, cohort)
     shutil.rmtree(silo / "audit")
@@ -1108,12 +1104,12 @@ def _release_until_killed(silo: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)  # before it leaves
 
 
-def test_what_is_about_to_leave_counts_though_the_process_was_killed(silo: Path) -> None:
+def test_what_is_about_to_leave_counts_though_the_process_was_killed(silo):
     assert in_fork(partial(_release_until_killed, silo)) == -signal.SIGKILL
     assert studies.list_released(silo)[0]["models"] == 1
 
 
-def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path: Path) -> None:
+def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path):
     schema, file = tmp_path / "schema.json", tmp_path / "study.toml"
     schema.write_text('{"features":["age"],"labels":["well","ill"]}')
     more = [
@@ -1134,9 +1130,7 @@ def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path: Path) -> None:
     assert (found.limits.queries, found.limits.messages) == (4, 8)
 
 
-def test_a_draft_of_secure_sums_names_each_silos_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_draft_of_secure_sums_names_each_silos_key(tmp_path, capsys):
     """A round has one message more; a check misses the keys that are not there."""
     file, peers = tmp_path / "study.toml", {n: f"SHA256:{ord(n):064}" for n in "abc"}
     new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, "--overwrite"]
@@ -1158,7 +1152,7 @@ def test_a_draft_of_secure_sums_names_each_silos_key(
         assert any(says in line for line in studies.review(found, place))
 
 
-def test_a_draft_puts_silos_into_groups(tmp_path: Path) -> None:
+def test_a_draft_puts_silos_into_groups(tmp_path):
     """In the order of their names, without the held-out one; the study has one size of groups."""
     file = tmp_path / "study.toml"
     new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, "--overwrite"]
@@ -1193,7 +1187,7 @@ def test_a_draft_puts_silos_into_groups(tmp_path: Path) -> None:
         studies.review(found, place)
 
 
-def test_the_page_says_whether_noise_is_added() -> None:
+def test_the_page_says_whether_noise_is_added():
     """Only where every run of the study has it, with the study's own numbers."""
     without = ("", 'strategy = ["fedavg"]\ndp = [true, false]')
     for line in without:

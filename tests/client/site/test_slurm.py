@@ -1,7 +1,6 @@
 """A silo's jobs of Slurm, as far as no Slurm is needed."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,11 @@ from client.site.runtime.slurm import job_environment, open_plain, sbatch_words,
         (" ", ["--partition="]),
     ],
 )
-def test_a_partition_or_options(text: str, words: list[str]) -> None:
+def test_a_partition_or_options(text, words):
     assert sbatch_words(text) == words
 
 
-def test_a_job_gets_no_secret_of_its_login_node() -> None:
+def test_a_job_gets_no_secret_of_its_login_node():
     kept = {"PATH": "/bin", "SBATCH_ACCOUNT": "ward"}
     secrets = {
         "https_proxy": "http://user:password@proxy",
@@ -30,13 +29,13 @@ def test_a_job_gets_no_secret_of_its_login_node() -> None:
     assert job_environment({**kept, **secrets}) == kept
 
 
-def test_why_a_job_has_no_answer(tmp_path: Path) -> None:
+def test_why_a_job_has_no_answer(tmp_path):
     """The codes are Slurm's, of a disk that was full and of a node that did not see the folder."""
     assert "disk of its state folder full" in why_no_answer("FAILED", "7168", tmp_path / "x")
     assert "never began" in why_no_answer("FAILED", "4021", tmp_path / "x")
 
 
-def test_neither_links_nor_pipes_stand_for_an_answer(tmp_path: Path) -> None:
+def test_neither_links_nor_pipes_stand_for_an_answer(tmp_path):
     """A pipe without a writer would hold the SuperNode for ever."""
     (tmp_path / "link").symlink_to("/etc/passwd")
     os.mkfifo(tmp_path / "pipe")

@@ -33,11 +33,11 @@ class Hours:
         self.now += seconds
 
 
-def test_sleeps_are_short_for_a_minute_after_a_message() -> None:
+def test_sleeps_are_short_for_a_minute_after_a_message():
     hours = Hours()
     clock = Clock(hours.sleep, lambda: hours.now)
 
-    def slept(seconds: float) -> float:
+    def slept(seconds):
         before = hours.now
         clock.sleep(seconds)
         return hours.now - before
@@ -50,7 +50,7 @@ def test_sleeps_are_short_for_a_minute_after_a_message() -> None:
     assert short == pytest.approx(BUSY_SECONDS / POLL_SECONDS, abs=1)
 
 
-def test_nobody_sleeps_where_the_server_takes_its_time() -> None:
+def test_nobody_sleeps_where_the_server_takes_its_time():
     hours = Hours()
     clock = Clock(hours.sleep, lambda: hours.now)
     for waited, slept in ((0.0, 3.0), (1.5, 0.0), (0.2, 3.0), (2.0, 0.0), (2.0, 0.0)):
@@ -60,20 +60,20 @@ def test_nobody_sleeps_where_the_server_takes_its_time() -> None:
         assert hours.now - before == slept
 
 
-def test_flower_sleeps_where_we_think_it_does() -> None:
+def test_flower_sleeps_where_we_think_it_does():
     """The loop sleeps through its module's ``time``: 3 s without a message, the rest for a reply that is not there."""
     source = inspect.getsource(start_client_internal)
     assert re.findall(r"time\.sleep\(([\d.]+)\)", source) == ["3", "0.5", "0.5"]
     assert "import time\n" in source
 
 
-def test_flower_starts_its_superexec_where_we_think_it_does() -> None:
+def test_flower_starts_its_superexec_where_we_think_it_does():
     source = inspect.getsource(start_client_internal)
     assert re.findall(r"subprocess\.\w+\(.*\)", source) == ["subprocess.Popen(command)"]
     assert "import subprocess\n" in source
 
 
-def test_our_supernode_takes_flowers_own_options() -> None:
+def test_our_supernode_takes_flowers_own_options():
     done = subprocess.run(
         [*own_supernode(), "--help"], capture_output=True, text=True, timeout=120
     )
@@ -81,7 +81,7 @@ def test_our_supernode_takes_flowers_own_options() -> None:
     assert "--auth-supernode-private-key" in done.stdout
 
 
-def test_the_loop_gets_the_clock_and_the_gate_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_gets_the_clock_and_the_gate_its_key(monkeypatch):
     entry = importlib.import_module("flwr.supernode.cli.flower_supernode")
     seen: list[object] = []
     for name in ("time", "subprocess", "_pull_and_store_message", "_push_messages"):
@@ -122,7 +122,7 @@ def test_the_loop_gets_the_clock_and_the_gate_its_key(monkeypatch: pytest.Monkey
         ),
     ],
 )
-def test_a_supernode_ends_whatever_its_threads_do(ending: str, code: int, said: str) -> None:
+def test_a_supernode_ends_whatever_its_threads_do(ending, code, said):
     script = (
         "import sys, threading, time\nfrom client.site.runtime.supernode import run_and_leave\n"
         "threading.Thread(target=time.sleep, args=(3600,)).start()\n"

@@ -5,7 +5,6 @@ The SuperNode is a script here that prints the lines of Flower's; `test_compose.
 
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ UNKNOWN = Check("key", False, "unknown", "ask")
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
+def handlers():
     """`run` takes over the process's signals; the tests' own come back."""
     before = {
         number: signal.getsignal(number)
@@ -36,7 +35,7 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path, monkeypatch):
     x = np.zeros((20, 3), np.float32)
     np.savez(
         tmp_path / "data.npz",
@@ -86,7 +85,7 @@ class Supervision:
 
 
 @pytest.fixture
-def supervision(site: Site, tmp_path: Path) -> Supervision:
+def supervision(site, tmp_path):
     return Supervision(site, tmp_path)
 
 
@@ -95,13 +94,7 @@ def wait_for_online(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("number", "code"), [("SIGTERM", 0), ("SIGINT", None)])
-def test_online_until_a_signal(
-    supervision: Supervision,
-    tmp_path: Path,
-    number: str,
-    code: int | None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_online_until_a_signal(supervision, tmp_path, number, code, capsys):
     """The script ends its supervisor as soon as the supervisor has seen it online; it is ended in turn."""
     script = (
         f"print('INFO : {REGISTERED}17')\n{wait_for_online(tmp_path)}"
@@ -116,9 +109,7 @@ def test_online_until_a_signal(
     assert f"{REGISTERED}17" in capsys.readouterr().out  # the SuperNode's own log is passed on
 
 
-def test_a_supernode_that_ignores_sigterm_is_killed(
-    supervision: Supervision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supernode_that_ignores_sigterm_is_killed(supervision, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
     script = (
         f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('{REGISTERED}1')\n{wait_for_online(tmp_path)}"
@@ -127,7 +118,7 @@ def test_a_supernode_that_ignores_sigterm_is_killed(
     assert supervision.run(script) == 0
 
 
-def test_a_lost_connection_is_not_online(supervision: Supervision, tmp_path: Path) -> None:
+def test_a_lost_connection_is_not_online(supervision, tmp_path):
     online = str(tmp_path / "online")
     script = (
         f"print('{REGISTERED}1')\n{wait_for_online(tmp_path)}"
@@ -139,9 +130,7 @@ def test_a_lost_connection_is_not_online(supervision: Supervision, tmp_path: Pat
     assert supervision.run(script) == 0
 
 
-def test_why_there_is_no_connection_is_told_once_a_while(
-    supervision: Supervision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_there_is_no_connection_is_told_once_a_while(supervision, monkeypatch):
     """Flower's SuperNode tries for ever and does not say why."""
     monkeypatch.setattr(
         module, "fault_in_connection", lambda _: Check("port", False, "fl:1 refuses", "ask")
@@ -151,9 +140,7 @@ def test_why_there_is_no_connection_is_told_once_a_while(
     assert supervision.said == ["clinic: no connection: port: fl:1 refuses; ask"]
 
 
-def test_a_certificate_that_does_not_fit_ends_what_would_try_for_ever(
-    supervision: Supervision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_that_does_not_fit_ends_what_would_try_for_ever(supervision, monkeypatch):
     fault = Check("certificate chain", False, "not this CA's", "ask")
     monkeypatch.setattr(module, "fault_in_connection", lambda _: fault)
     with pytest.raises(UserError, match=r"^clinic: certificate chain: not this CA's; ask$"):
@@ -161,7 +148,7 @@ def test_a_certificate_that_does_not_fit_ends_what_would_try_for_ever(
     assert supervision.started == 1 and supervision.said == []
 
 
-def test_a_key_in_use_is_tried_again_then_told(supervision: Supervision) -> None:
+def test_a_key_in_use_is_tried_again_then_told(supervision):
     with pytest.raises(
         UserError, match=r"^clinic: its key is in use: a bundle runs in one place at a time"
     ):
@@ -170,9 +157,7 @@ def test_a_key_in_use_is_tried_again_then_told(supervision: Supervision) -> None
     assert len(supervision.said) == 1 and supervision.said[0].endswith("; trying again")
 
 
-def test_a_cause_that_the_doctor_finds_ends_it_at_once(
-    supervision: Supervision, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cause_that_the_doctor_finds_ends_it_at_once(supervision, monkeypatch):
     monkeypatch.setattr(module, "fault_in_connection", lambda _: UNKNOWN)
     with pytest.raises(UserError, match=r"^clinic: key: unknown; ask$"):
         supervision.run(f"print('{REFUSED}'); sys.exit(49)")
@@ -183,12 +168,8 @@ def test_a_cause_that_the_doctor_finds_ends_it_at_once(
     ("fault", "seconds"), [(UNKNOWN, 60.0), (Check("clock", False, "ahead", "set it"), 0.0)]
 )
 def test_a_silo_that_was_in_waits_for_a_server_that_restarts_and_for_its_clock(
-    supervision: Supervision,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Check,
-    seconds: float,
-) -> None:
+    supervision, tmp_path, monkeypatch, fault, seconds
+):
     """Start 1 is online and thrown out, 2 and 3 find the key unknown or the clock wrong, 4 is in again."""
     monkeypatch.setattr(module, "fault_in_connection", lambda _: fault)
     monkeypatch.setattr(module, "RESTART_SECONDS", seconds)
@@ -206,9 +187,7 @@ def test_a_silo_that_was_in_waits_for_a_server_that_restarts_and_for_its_clock(
     ]
 
 
-def test_a_removed_silo_ends_with_the_reason(
-    supervision: Supervision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_silo_ends_with_the_reason(supervision, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "fault_in_connection", lambda _: UNKNOWN)
     script = (
         f"if len(open({str(supervision.starts)!r}).read()) == 1:\n"
@@ -220,7 +199,7 @@ def test_a_removed_silo_ends_with_the_reason(
     assert supervision.started > 1 and len(supervision.said) == 1
 
 
-def test_a_supernode_that_dies_for_no_known_reason(supervision: Supervision) -> None:
+def test_a_supernode_that_dies_for_no_known_reason(supervision):
     with pytest.raises(
         RunFailedError, match=r"^clinic: the SuperNode ended with exit code 3: something broke$"
     ):
@@ -229,7 +208,7 @@ def test_a_supernode_that_dies_for_no_known_reason(supervision: Supervision) -> 
 
 
 @pytest.mark.timeout(60)
-def test_what_outlives_a_supernode_is_ended(supervision: Supervision) -> None:
+def test_what_outlives_a_supernode_is_ended(supervision):
     """It has the SuperNode's output, which is read to its end: this returns because the child was ended."""
     script = "import subprocess\nsubprocess.Popen(['sleep', '3600'])\nprint('killed', flush=True)\nsys.exit(3)"
     with pytest.raises(
@@ -238,9 +217,7 @@ def test_what_outlives_a_supernode_is_ended(supervision: Supervision) -> None:
         supervision.run(script)
 
 
-def test_no_supernode_is_started_on_an_empty_mount(
-    supervision: Supervision, site: Site
-) -> None:
+def test_no_supernode_is_started_on_an_empty_mount(supervision, site):
     site.data.unlink()
     (site.data.parent / "mount").mkdir()
     object.__setattr__(site, "data", site.data.parent / "mount/data.npz")
@@ -249,7 +226,7 @@ def test_no_supernode_is_started_on_an_empty_mount(
     assert not supervision.starts.exists()
 
 
-def test_node_config_is_what_flowers_parser_reads_back() -> None:
+def test_node_config_is_what_flowers_parser_reads_back():
     from flwr.common.config import parse_config_args
 
     values = {"name": "a", "data": '/d/with "quotes" and spaces.npz', "state-dir": "/it's here"}

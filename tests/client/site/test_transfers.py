@@ -20,21 +20,21 @@ from client.site.runtime.transfers import PATIENT_SECONDS, Transfer, be_patient,
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def said(monkeypatch):
     """Lines, one every 50 ms."""
     monkeypatch.setattr(transfers, "LONG_SECONDS", 0.02)
     monkeypatch.setattr(transfers, "EVERY_SECONDS", 0.05)
     return []
 
 
-def test_a_short_transfer_says_nothing(said: list[str]) -> None:
+def test_a_short_transfer_says_nothing(said):
     told: list[bool] = []
     with Transfer("sending", said.append, lasting=told.append) as transfer:
         transfer.add(b"x")
     assert said == [] and told == []
 
 
-def test_a_long_one_says_how_far_it_is_and_what_it_came_to(said: list[str]) -> None:
+def test_a_long_one_says_how_far_it_is_and_what_it_came_to(said):
     told: list[bool] = []
     with Transfer("sending", said.append, lasting=told.append) as transfer:
         transfer.expect(4, 8_000_000)
@@ -47,7 +47,7 @@ def test_a_long_one_says_how_far_it_is_and_what_it_came_to(said: list[str]) -> N
     assert told == [True, False]
 
 
-def test_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line(monkeypatch):
     """By hand: 62 of 200 MB in 25 s are 2.48 MB/s, and 138 MB more take 55.6 s."""
     now = 0.0
     monkeypatch.setattr(transfers.time, "monotonic", lambda: now)
@@ -69,15 +69,13 @@ def test_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent_again.line().startswith("5 of 10 MB")
 
 
-def test_who_waits_for_parts_waits_without_a_limit(
-    said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_parts_waits_without_a_limit(said, monkeypatch):
     """Flower's own function gives up after so many looks; where it is watched it does not."""
     # No pauses
     monkeypatch.setattr(inflatable_utils, "random", SimpleNamespace(uniform=lambda a, b: -1.0))
     looks = 0
 
-    def pull(name: str) -> bytes:
+    def pull(name):
         nonlocal looks
         looks += 1
         if looks < 3000:
@@ -94,18 +92,16 @@ def test_who_waits_for_parts_waits_without_a_limit(
     assert module.pull_objects(["a", "b"], lambda name: name.encode()) == {"a": b"a", "b": b"b"}
 
 
-def test_a_part_that_has_not_come_is_asked_for_again_soon(
-    said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_that_has_not_come_is_asked_for_again_soon(said, monkeypatch):
     """Flower waits a second, two, four: most of an exchange of short messages."""
     pauses, early = list[float | None](), iter(range(7))
 
     class Early(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
+        def wait(self, timeout=None):
             pauses.append(timeout)
             return False
 
-    def pull(name: str) -> bytes:
+    def pull(name):
         if next(early, None) is not None:
             raise ObjectUnavailableError(name)
         return b"part"
@@ -119,15 +115,13 @@ def test_a_part_that_has_not_come_is_asked_for_again_soon(
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
-def test_heartbeats_ask_for_patience_and_are_sent_as_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_heartbeats_ask_for_patience_and_are_sent_as_often(monkeypatch):
     told: Any = internal("fleet_connection")
     for module in (told, internal("heartbeat")):
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_SECONDS)
     beats: list[float] = []
 
-    def beat() -> bool:
+    def beat():
         beats.append(told.HEARTBEAT_DEFAULT_INTERVAL)
         return True
 
@@ -141,7 +135,7 @@ def test_heartbeats_ask_for_patience_and_are_sent_as_often(
     assert beats == [PATIENT_SECONDS]
 
 
-def test_flower_reads_them_where_we_think_it_does() -> None:
+def test_flower_reads_them_where_we_think_it_does():
     source = inspect.getsource(internal("fleet_connection"))
     assert (
         "heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL" in source

@@ -38,9 +38,7 @@ def opened(name: str) -> Callable[[int, Path], bool]:
     ],
     ids=["NumPy", "PyTorch", "running"],
 )
-def test_ctrl_c_is_one_line(
-    tmp_path: Path, moment: Callable[[int, Path], bool], last: str
-) -> None:
+def test_ctrl_c_is_one_line(tmp_path, moment, last):
     out = tmp_path / "run"
     given = [
         "--strategy",
@@ -90,10 +88,10 @@ def frames(*files: str) -> Any:
     return found
 
 
-def test_an_import_is_not_broken_into(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_is_not_broken_into(monkeypatch):
     """The process ends at once where the interrupt comes below an import, however deep; else by the exception."""
 
-    def end(code: int) -> None:
+    def end(code):
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", end)
@@ -112,10 +110,8 @@ def test_an_import_is_not_broken_into(monkeypatch: pytest.MonkeyPatch) -> None:
         module.on_interrupt(2, frames("models/training.py", "server/simulation/simulate.py"))
 
 
-def test_the_command_line_itself_may_be_interrupted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def parser() -> None:
+def test_the_command_line_itself_may_be_interrupted(monkeypatch, capsys):
+    def parser():
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "parser", parser)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from logging import WARNING
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,7 +25,7 @@ from strategies.base.run_settings import parse_settings
 RUN = {"silos": ["a", "b"], "rounds": 3, "bmcta": 0.75, "reports": "personal"}
 
 
-def test_a_run_of_an_earlier_version_is_about_its_accuracy() -> None:
+def test_a_run_of_an_earlier_version_is_about_its_accuracy():
     """A study that was begun with it, and goes on, has such entries in its summary."""
     run = {**RUN, "final": {"round": 2, "accuracy_mean": 0.5}}
     assert outcome(run).startswith(
@@ -41,9 +40,7 @@ def test_a_run_of_an_earlier_version_is_about_its_accuracy() -> None:
 
 
 @pytest.mark.parametrize(("rate", "learned"), [("0.00001", False), ("0.5", True)])
-def test_a_run_that_learned_nothing_says_so(
-    rate: str, learned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_learned_nothing_says_so(rate, learned, tmp_path, capsys):
     command = [
         "simulate",
         "--strategy",
@@ -63,10 +60,8 @@ def test_a_run_that_learned_nothing_says_so(
     ] * 2
 
 
-def test_a_studys_warnings_are_one_line_behind_the_bar(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def warn(*_: object) -> None:
+def test_a_studys_warnings_are_one_line_behind_the_bar(monkeypatch, tmp_path, capsys):
+    def warn(*_):
         for number in range(3):
             log(WARNING, "round %d bounds %s", number, "a")
         log(WARNING, "another")
@@ -87,7 +82,7 @@ def warn_not(*_: object) -> None:
     """Write no report."""
 
 
-def test_the_bar_shows_the_silos_of_a_long_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_shows_the_silos_of_a_long_round(monkeypatch):
     clock, shown = iter(range(100)), list[str]()
     monkeypatch.setattr(
         "server.simulation.simulate.time", SimpleNamespace(monotonic=lambda: next(clock))
@@ -104,9 +99,7 @@ def test_the_bar_shows_the_silos_of_a_long_round(monkeypatch: pytest.MonkeyPatch
     assert shown == ["fedavg-1, silo 2 of 3"]
 
 
-def test_a_federations_run_ends_as_a_simulation_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_federations_run_ends_as_a_simulation_does(tmp_path, monkeypatch, capsys):
     """``silofl run`` prints the comparison per silo, one line for each run, and last the run directory."""
     small = {
         "dataset": "breast-cancer",

@@ -14,7 +14,7 @@ SILOFL = Path(sys.executable).with_name("silofl")
 
 
 @pytest.fixture()
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     rows = [f"{i},{('gesund ü', '病')[i % 2]}" for i in range(30)]
     (tmp_path / "t.csv").write_text("値,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
     return tmp_path
@@ -40,15 +40,13 @@ IMPORT = f"{SILOFL} import t.csv --no-patient --out o.npz"
         (">/dev/full", 2, "silofl import: standard output: No space left on device\n"),
     ],
 )
-def test_an_import_is_complete_without_a_reader(
-    table: Path, after: str, code: int, said: str
-) -> None:
+def test_an_import_is_complete_without_a_reader(table, after, code, said):
     done = silofl(f"{IMPORT} {after}", table)
     assert (done.returncode, done.stderr) == (code, said)
     assert {path.name for path in table.iterdir()} == {"t.csv", "o.npz", "o.recipe.toml"}
 
 
-def test_an_import_is_complete_where_its_output_lacks_a_letter(table: Path) -> None:
+def test_an_import_is_complete_where_its_output_lacks_a_letter(table):
     done = silofl(IMPORT, table, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (
         0,
@@ -64,9 +62,7 @@ def test_an_import_is_complete_where_its_output_lacks_a_letter(table: Path) -> N
     )
 
 
-def test_a_document_is_printed_as_it_is_or_not_at_all(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_document_is_printed_as_it_is_or_not_at_all(capsys):
     print_document("ü\n")
     assert capsys.readouterr().out == "ü\n"
     with pytest.raises(UserError):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from trio import FEDERATION, bring_up
 
 from client.site.runtime.launch import FLOWER
 from server.deploy import processes
 from server.deploy.local import record
-from server.deploy.local.record import LocalFederation
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """Everything that is written lies here; all processes end with it."""
     folder = tmp_path_factory.mktemp("deployed")
     with pytest.MonkeyPatch.context() as patch:
@@ -29,5 +25,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def federation(folder: Path) -> LocalFederation:
+def federation(folder):
     return bring_up(folder)

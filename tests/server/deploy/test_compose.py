@@ -39,21 +39,17 @@ def made(federation: Federation) -> dict:
 
 
 @pytest.fixture(scope="module")
-def committed() -> dict:
+def committed():
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
-def test_the_committed_file_is_what_silofl_compose_prints(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_committed_file_is_what_silofl_compose_prints(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert main(["compose"]) == 0
     assert capsys.readouterr().out == (ROOT / "docker-compose.yml").read_text()
 
 
-def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(
-    committed: dict,
-) -> None:
+def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(committed):
     """A server that ships another is refused (test_answering.py, test_docker.py); one variable allows it."""
     wanted = "${SILOFL_ALLOWED_APPS-/opt/silofl/allowed-apps}"
     told = {
@@ -68,13 +64,13 @@ def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(
     )
 
 
-def test_twelve_silos_a_server_and_a_setup(committed: dict) -> None:
+def test_twelve_silos_a_server_and_a_setup(committed):
     assert list(committed["services"]) == ["setup", "superlink", "relay", *SILOS]
     assert [n for n, one in committed["services"].items() if "profiles" in one] == ["relay"]
 
 
 @pytest.mark.parametrize("silo", SILOS)
-def test_silos_command_is_understood_by_flowers_own_parser(committed: dict, silo: str) -> None:
+def test_silos_command_is_understood_by_flowers_own_parser(committed, silo):
     program, *arguments = committed["services"][silo]["command"]
     assert program == "flower-supernode"
     parsed = _parse_args_run_supernode().parse_args(arguments)
@@ -93,7 +89,7 @@ def test_silos_command_is_understood_by_flowers_own_parser(committed: dict, silo
     }
 
 
-def test_servers_command_is_understood_by_flowers_own_parser(committed: dict) -> None:
+def test_servers_command_is_understood_by_flowers_own_parser(committed):
     program, *arguments = committed["services"]["superlink"]["command"]
     assert program == "flower-superlink"
     parsed = _parse_args_run_superlink().parse_args(arguments)
@@ -105,7 +101,7 @@ def test_servers_command_is_understood_by_flowers_own_parser(committed: dict) ->
 
 
 @pytest.mark.parametrize("silo", SILOS)
-def test_environment_and_command_of_a_silo_say_the_same(committed: dict, silo: str) -> None:
+def test_environment_and_command_of_a_silo_say_the_same(committed, silo):
     """`silofl doctor` in the container goes by the environment, the SuperNode by its command line."""
     service = committed["services"][silo]
     assert (
@@ -114,7 +110,7 @@ def test_environment_and_command_of_a_silo_say_the_same(committed: dict, silo: s
 
 
 @pytest.mark.parametrize("service", ["setup", "superlink", "relay", *SILOS])
-def test_every_container_is_locked_down(committed: dict, service: str) -> None:
+def test_every_container_is_locked_down(committed, service):
     found = committed["services"][service]
     assert found["init"] is True and found["read_only"] is True
     assert found["cap_drop"] == ["ALL"]
@@ -126,7 +122,7 @@ def test_every_container_is_locked_down(committed: dict, service: str) -> None:
     assert found.get("user", "") == ("0:0" if service == "setup" else "")
 
 
-def test_a_silo_sees_its_own_volumes_and_the_fleet_network_alone(committed: dict) -> None:
+def test_a_silo_sees_its_own_volumes_and_the_fleet_network_alone(committed):
     for silo in SILOS:
         service = committed["services"][silo]
         assert service["networks"] == ["fleet"]
@@ -139,15 +135,15 @@ def test_a_silo_sees_its_own_volumes_and_the_fleet_network_alone(committed: dict
 
 
 def test_control_port_is_published_on_loopback_and_its_name_lives_on_the_control_network(
-    committed: dict,
-) -> None:
+    committed,
+):
     server = committed["services"]["superlink"]
     assert server["ports"] == ["127.0.0.1:9092:9092", "127.0.0.1:8000:8000"]
     assert server["networks"] == {"fleet": {}, "control": {"aliases": ["control"]}}
     assert committed["services"]["setup"]["networks"] == ["control"]
 
 
-def test_ca_key_is_in_no_volume_of_server_or_silos(committed: dict) -> None:
+def test_ca_key_is_in_no_volume_of_server_or_silos(committed):
     """`setup` alone mounts the volume in which the CA's key lies."""
     users = [
         name
@@ -157,7 +153,7 @@ def test_ca_key_is_in_no_volume_of_server_or_silos(committed: dict) -> None:
     assert users == ["setup"]
 
 
-def test_server_with_an_address_listens_for_other_machines(tmp_path: Path) -> None:
+def test_server_with_an_address_listens_for_other_machines(tmp_path):
     federation = federation_of(
         tmp_path,
         "name: net\nserver: {address: fed.example.org, fleet-port: 443, control-port: 8123, "
@@ -178,7 +174,7 @@ def test_server_with_an_address_listens_for_other_machines(tmp_path: Path) -> No
 MIG = "MIG-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2"
 
 
-def test_gpu_silos_get_their_gpu_and_know_it_as_cuda_0(tmp_path: Path) -> None:
+def test_gpu_silos_get_their_gpu_and_know_it_as_cuda_0(tmp_path):
     federation = federation_of(
         tmp_path,
         "name: net\ndemo: {dataset: digits}\nsilos:\n"
@@ -204,7 +200,7 @@ def test_gpu_silos_get_their_gpu_and_know_it_as_cuda_0(tmp_path: Path) -> None:
     assert services["c"]["image"] == services["a"]["image"] and "build" not in services["c"]
 
 
-def test_a_silos_own_file_is_mounted_read_only_and_never_made_up(tmp_path: Path) -> None:
+def test_a_silos_own_file_is_mounted_read_only_and_never_made_up(tmp_path):
     (tmp_path / "own $1.npz").touch()
     federation = federation_of(tmp_path, "name: net\nsilos: [{name: a, data: 'own $1.npz'}]\n")
     services = made(federation)["services"]
@@ -220,7 +216,7 @@ def test_a_silos_own_file_is_mounted_read_only_and_never_made_up(tmp_path: Path)
     assert not any("-data:" in str(volume) for volume in services["setup"]["volumes"])
 
 
-def test_a_silos_policy_is_mounted_and_only_demo_data_are_public(tmp_path: Path) -> None:
+def test_a_silos_policy_is_mounted_and_only_demo_data_are_public(tmp_path):
     (tmp_path / "own.npz").touch()
     (tmp_path / "strict.toml").write_text("peers = false\n")
     federation = federation_of(
@@ -253,7 +249,7 @@ def test_a_silos_policy_is_mounted_and_only_demo_data_are_public(tmp_path: Path)
         read_federation(tmp_path / "federation.yaml")
 
 
-def test_setup_reads_back_the_federation_that_it_is_told(tmp_path: Path) -> None:
+def test_setup_reads_back_the_federation_that_it_is_told(tmp_path):
     """The federation file in `setup`'s environment, dollars doubled for compose, is the same federation."""
     (tmp_path / "own $1.npz").touch()
     federation = federation_of(
@@ -274,7 +270,7 @@ def test_setup_reads_back_the_federation_that_it_is_told(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["setup", "superlink"])
-def test_names_of_our_own_services_are_refused(tmp_path: Path, name: str) -> None:
+def test_names_of_our_own_services_are_refused(tmp_path, name):
     federation = federation_of(
         tmp_path,
         f"name: net\ndemo: {{dataset: digits}}\nsilos: [{{name: {name}, data: demo}}]\n",
@@ -283,9 +279,7 @@ def test_names_of_our_own_services_are_refused(tmp_path: Path, name: str) -> Non
         compose_file(federation, ROOT, ROOT)
 
 
-def test_missing_data_are_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_data_are_one_line_and_exit_code_2(tmp_path, capsys):
     path = tmp_path / "federation.yaml"
     path.write_text("name: net\nsilos: [{name: a, data: nowhere.npz}]\n")
     assert main(["compose", str(path), "--out", str(tmp_path / "out.yml")]) == 2
@@ -295,7 +289,7 @@ def test_missing_data_are_one_line_and_exit_code_2(
     assert not (tmp_path / "out.yml").exists()
 
 
-def test_what_the_supervisor_waits_for_is_what_flower_logs() -> None:
+def test_what_the_supervisor_waits_for_is_what_flower_logs():
     """`client.site.runtime.supervisor` reads the SuperNode's log; these lines stand in the installed Flower."""
     flower = Path(importlib.util.find_spec("flwr").origin).parent  # type: ignore[union-attr, arg-type]
     node = (flower / "supernode/start_client_internal.py").read_text()
@@ -322,7 +316,7 @@ def imports_of(package: str) -> set[str]:
 
 
 @pytest.mark.exhaustive
-def test_a_silos_image_has_what_a_silo_imports() -> None:
+def test_a_silos_image_has_what_a_silo_imports():
     """Every third-party module that models, strategies, partitions and client import is a requirement of the
     silo's image, or comes with one that is (requirements of requirements, by the installed metadata)."""
     listed = requirements("silo", (ROOT / "pyproject.toml").read_text())
@@ -349,7 +343,7 @@ def test_a_silos_image_has_what_a_silo_imports() -> None:
     assert lacking == set()
 
 
-def test_requirements_of_the_images_come_from_pyproject() -> None:
+def test_requirements_of_the_images_come_from_pyproject():
     text = (ROOT / "pyproject.toml").read_text()
     silo, server = requirements("silo", text), requirements("server", text)
     assert set(silo) < set(server)
@@ -362,7 +356,7 @@ def test_requirements_of_the_images_come_from_pyproject() -> None:
     assert any(requirement.startswith("scikit-learn") for requirement in server)
 
 
-def test_dockerfile_asks_no_registry_for_its_syntax_and_runs_as_a_plain_user() -> None:
+def test_dockerfile_asks_no_registry_for_its_syntax_and_runs_as_a_plain_user():
     text = (ROOT / "docker/Dockerfile").read_text()
     assert "# syntax" not in text
     stages = re.split(r"^FROM ", text, flags=re.MULTILINE)

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
@@ -29,7 +28,7 @@ HOSTS = ("localhost", "127.0.0.1", "::1", "fl.example.org")
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Credentials:
+def made(tmp_path):
     return ensure_credentials(tmp_path / "credentials", silos=("north", "south"), hosts=HOSTS)
 
 
@@ -65,13 +64,11 @@ def handshake(made: Credentials, host: str, ca: Path) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_the_server_is_believed_under_each_of_its_names(made: Credentials, host: str) -> None:
+def test_the_server_is_believed_under_each_of_its_names(made, host):
     handshake(made, host, made.ca_certificate)
 
 
-def test_the_server_is_not_believed_under_another_name_or_another_ca(
-    made: Credentials, tmp_path: Path
-) -> None:
+def test_the_server_is_not_believed_under_another_name_or_another_ca(made, tmp_path):
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
         handshake(made, "other.example.org", made.ca_certificate)
     stranger = ensure_credentials(tmp_path / "stranger", silos=(), hosts=HOSTS)
@@ -79,7 +76,7 @@ def test_the_server_is_not_believed_under_another_name_or_another_ca(
         handshake(made, "localhost", stranger.ca_certificate)
 
 
-def test_a_node_key_is_what_flower_registers_and_reads(made: Credentials) -> None:
+def test_a_node_key_is_what_flower_registers_and_reads(made):
     private = load_ssh_private_key(made.node_key("north").read_bytes(), password=None)
     assert isinstance(private, ec.EllipticCurvePrivateKey) and private.curve.name == "secp384r1"
     assert private.public_key() == load_ssh_public_key(
@@ -89,13 +86,13 @@ def test_a_node_key_is_what_flower_registers_and_reads(made: Credentials) -> Non
     assert made.node_public_pem("north") != made.node_public_pem("south")
 
 
-def test_nobody_else_reads_the_files(made: Credentials) -> None:
+def test_nobody_else_reads_the_files(made):
     for path in made.directory.rglob("*"):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600)
     assert made.directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_one_more_silo_changes_nothing_that_is_there(made: Credentials) -> None:
+def test_one_more_silo_changes_nothing_that_is_there(made):
     before = contents(made)
     ensure_credentials(made.directory, silos=("north", "south", "west"), hosts=HOSTS)
     after = contents(made)
@@ -103,7 +100,7 @@ def test_one_more_silo_changes_nothing_that_is_there(made: Credentials) -> None:
     assert set(after) - set(before) == {"nodes/west", "nodes/west.pub"}
 
 
-def test_one_more_name_renews_the_servers_certificate_only(made: Credentials) -> None:
+def test_one_more_name_renews_the_servers_certificate_only(made):
     """The names it had stay, the CA and the silos' keys too: silos that trust the CA trust the new one."""
     before = contents(made)
     ensure_credentials(made.directory, silos=("north", "south"), hosts=("10.0.0.9",))
@@ -116,9 +113,7 @@ def test_one_more_name_renews_the_servers_certificate_only(made: Credentials) ->
         handshake(made, host, made.ca_certificate)
 
 
-def test_a_server_certificate_about_to_expire_is_renewed(
-    made: Credentials, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_certificate_about_to_expire_is_renewed(made, monkeypatch):
     """It is issued for 825 days and renewed within the last 30: not on day 794, but on day 796."""
     ca, first = made.ca_certificate.read_bytes(), made.server_certificate.read_bytes()
     today = datetime.datetime.now(datetime.UTC)
@@ -130,9 +125,7 @@ def test_a_server_certificate_about_to_expire_is_renewed(
     assert made.ca_certificate.read_bytes() == ca
 
 
-def test_an_expired_ca_is_one_clear_line(
-    made: Credentials, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expired_ca_is_one_clear_line(made, monkeypatch):
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=3651)
     monkeypatch.setattr(credentials, "_now", lambda: later)
     with pytest.raises(
@@ -142,7 +135,7 @@ def test_an_expired_ca_is_one_clear_line(
 
 
 @pytest.mark.parametrize("lost", ["ca.crt", "ca.key"])
-def test_half_a_ca_is_never_replaced(made: Credentials, lost: str) -> None:
+def test_half_a_ca_is_never_replaced(made, lost):
     """A new CA would lock out every silo."""
     (made.directory / lost).unlink()
     before = contents(made)
@@ -151,13 +144,11 @@ def test_half_a_ca_is_never_replaced(made: Credentials, lost: str) -> None:
     assert contents(made) == before
 
 
-def test_checks(made: Credentials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks(made, tmp_path, monkeypatch):
     own, ca = map(load_certificate, (made.server_certificate, made.ca_certificate))
     stranger = ensure_credentials(tmp_path / "stranger", silos=(), hosts=HOSTS)
 
-    def failing(
-        host: str = "", ca: x509.Certificate = ca, now: datetime.datetime | None = None
-    ) -> list[str]:
+    def failing(host="", ca=ca, now=None):
         with monkeypatch.context() as patch:
             if now:
                 patch.setattr(credentials, "_now", lambda: now)

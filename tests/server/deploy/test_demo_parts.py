@@ -29,7 +29,7 @@ def contents(tmp_path: Path, *names: str, demo: str = "") -> dict[str, bytes]:
     return {name: file.read_bytes() for name, file in files.items()}
 
 
-def test_those_who_stay_keep_their_data(tmp_path: Path) -> None:
+def test_those_who_stay_keep_their_data(tmp_path):
     """One leaves, one comes back, and the order in the file changes."""
     before = contents(tmp_path, "a", "b", "c")
     assert len(set(before.values())) == 3
@@ -38,7 +38,7 @@ def test_those_who_stay_keep_their_data(tmp_path: Path) -> None:
         assert (tmp_path / "said").read_text() == ""
 
 
-def test_one_more_is_refused_and_nobody_is_split_anew(tmp_path: Path) -> None:
+def test_one_more_is_refused_and_nobody_is_split_anew(tmp_path):
     before = contents(tmp_path, "a", "b", "c")
     with pytest.raises(ValueError) as caught:
         contents(tmp_path, "a", "b", "c", "d")
@@ -54,7 +54,7 @@ def test_one_more_is_refused_and_nobody_is_split_anew(tmp_path: Path) -> None:
     assert contents(tmp_path, "d", "a") == {name: after[name] for name in ("d", "a")}
 
 
-def test_settings_of_the_split_are_kept_and_a_change_splits_anew(tmp_path: Path) -> None:
+def test_settings_of_the_split_are_kept_and_a_change_splits_anew(tmp_path):
     """The compose file hands them on, so that containers get the same parts."""
     before = contents(tmp_path, "a", "b")
     half = contents(tmp_path, "a", "b", demo=", settings: {validation: 0.5}")
@@ -68,7 +68,7 @@ def test_settings_of_the_split_are_kept_and_a_change_splits_anew(tmp_path: Path)
     assert contents(tmp_path, "a", "b") == before
 
 
-def test_spare_parts_are_for_later_silos(tmp_path: Path) -> None:
+def test_spare_parts_are_for_later_silos(tmp_path):
     before = contents(tmp_path, "a", "b", demo=", parts: 4")
     after = contents(tmp_path, "c", "a", "b", "d", demo=", parts: 4")
     assert len(set(after.values())) == 4 and before.items() <= after.items()
@@ -79,7 +79,7 @@ def test_spare_parts_are_for_later_silos(tmp_path: Path) -> None:
             federation(tmp_path, "a", demo=f", parts: {wrong}")
 
 
-def test_a_new_silo_in_place_of_one_that_left_is_told(tmp_path: Path) -> None:
+def test_a_new_silo_in_place_of_one_that_left_is_told(tmp_path):
     before = contents(tmp_path, "a", "b")
     after = contents(tmp_path, "a", "new")
     assert after == {"a": before["a"], "new": before["b"]}
@@ -92,7 +92,7 @@ def test_a_new_silo_in_place_of_one_that_left_is_told(tmp_path: Path) -> None:
         contents(tmp_path, "a", "b", "new")
 
 
-def test_data_split_by_an_earlier_version_stay(tmp_path: Path) -> None:
+def test_data_split_by_an_earlier_version_stay(tmp_path):
     """Its manifest names no owners; the silos that it was split for stand in the file's order."""
     before = contents(tmp_path, "a", "b", "c")
     path = tmp_path / "data" / "manifest.json"
@@ -104,7 +104,7 @@ def test_data_split_by_an_earlier_version_stay(tmp_path: Path) -> None:
     assert contents(tmp_path, "a", "c") == {name: before[name] for name in ("a", "c")}
 
 
-def test_containers_are_told_how_many_parts_there_are(tmp_path: Path) -> None:
+def test_containers_are_told_how_many_parts_there_are(tmp_path):
     text = compose_file(federation(tmp_path, "a", "b", demo=", parts: 5"), tmp_path, tmp_path)
     assert "demo: {dataset: digits, partition: iid, seed: 1, parts: 5}" in text
     assert "parts" not in compose_file(federation(tmp_path, "a", "b"), tmp_path, tmp_path)

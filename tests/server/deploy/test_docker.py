@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def environment(**own: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[None]:
+def engine():
     """The engine that answers, or one of our own for as long as this file's tests take."""
     with contextlib.ExitStack() as stack:
         # The names of containers and networks are fixed: one such test on a machine at a time.
@@ -217,7 +217,7 @@ def images() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def deployment(engine: None) -> Iterator[Deployment]:
+def deployment(engine):
     with tempfile.TemporaryDirectory(prefix="silofl-", ignore_cleanup_errors=True) as folder:
         made = Deployment(Path(folder))
         had = images()
@@ -299,7 +299,7 @@ class Clinic:
 
 
 @pytest.fixture(scope="module")
-def clinic(deployment: Deployment) -> Iterator[Clinic]:
+def clinic(deployment):
     with tempfile.TemporaryDirectory(prefix="silofl-", ignore_cleanup_errors=True) as folder:
         tar = Path(folder, f"{THIRTEENTH}.tar")
         deployment.host("silofl", "add-silo", THIRTEENTH, "--out", tar)
@@ -325,9 +325,7 @@ def silos_of(run_directory: Path, *, round_: int) -> set[str]:
 # --- twelve silos -----------------------------------------------------------------------------------------
 
 
-def test_twelve_silos_are_healthy(
-    deployment: Deployment, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_twelve_silos_are_healthy(deployment, capsys):
     expected = dict.fromkeys(["superlink", *SILOS], "healthy")
     assert {
         name: deployment.container(name)["State"]["Health"]["Status"] for name in expected
@@ -349,7 +347,7 @@ def test_twelve_silos_are_healthy(
     assert sizes[IMAGES[1]] < 1.3e9
 
 
-def test_containers_are_locked_down(deployment: Deployment) -> None:
+def test_containers_are_locked_down(deployment):
     for service in ("superlink", "hospital-01", "hospital-12"):
         container = deployment.container(service)
         assert container["Config"]["User"] == "10001:10001"
@@ -366,7 +364,7 @@ def test_containers_are_locked_down(deployment: Deployment) -> None:
         assert looked.stdout.split() == ["10001", "2", "none"]
 
 
-def test_a_silo_has_its_own_data_and_its_own_key_alone(deployment: Deployment) -> None:
+def test_a_silo_has_its_own_data_and_its_own_key_alone(deployment):
     listing = "ls /data /site; stat -c %a /site/node.key /site/ca.crt; sha256sum /data/data.npz /site/node.key"
     seen = [
         deployment.inside(silo, "sh", "-c", listing).stdout.split()
@@ -382,7 +380,7 @@ def test_a_silo_has_its_own_data_and_its_own_key_alone(deployment: Deployment) -
     assert tried.returncode and not tried.stdout
 
 
-def test_no_secret_is_in_an_image_or_in_a_log(deployment: Deployment) -> None:
+def test_no_secret_is_in_an_image_or_in_a_log(deployment):
     for service in ("setup", "hospital-01"):
         image = deployment.container(service)["Image"]
         found = run(
@@ -419,7 +417,7 @@ def knock(deployment: Deployment, service: str, targets: list[str]) -> list[str]
     return deployment.inside(service, "python", "-c", KNOCK, *targets).stdout.split()
 
 
-def test_no_silo_opens_the_control_port(deployment: Deployment) -> None:
+def test_no_silo_opens_the_control_port(deployment):
     networks = deployment.container("superlink")["NetworkSettings"]["Networks"]
     control, fleet = (networks[f"{NAME}_{name}"]["IPAddress"] for name in ("control", "fleet"))
     gateways = [network["Gateway"] for network in networks.values() if network["Gateway"]]
@@ -446,7 +444,7 @@ def test_no_silo_opens_the_control_port(deployment: Deployment) -> None:
         socket.create_connection((deployment.address, deployment.control), timeout=3)
 
 
-def test_doctor_finds_server_and_silo_well(deployment: Deployment) -> None:
+def test_doctor_finds_server_and_silo_well(deployment):
     server = deployment.host("silofl", "doctor", "federation.yaml")
     assert "ok    online: all 12 silos" in server.stdout
     assert (
@@ -457,9 +455,7 @@ def test_doctor_finds_server_and_silo_well(deployment: Deployment) -> None:
     assert "ok    key: registered at the server" in silo.stdout and "FAIL" not in silo.stdout
 
 
-def test_flwr_run_trains_apple_and_leaves_history_and_report_on_the_host(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_flwr_run_trains_apple_and_leaves_history_and_report_on_the_host(deployment, tmp_path):
     directory = deployment.flower_run('strategy="apple" rounds=2')
     assert silos_of(directory, round_=2) == set(SILOS)
     summary = json.loads((directory / "summary.json").read_text())
@@ -480,9 +476,7 @@ def test_flwr_run_trains_apple_and_leaves_history_and_report_on_the_host(
     )
 
 
-def test_another_app_than_the_images_is_refused_by_every_silo(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_another_app_than_the_images_is_refused_by_every_silo(deployment, tmp_path):
     """A server that ships a changed app: the silos' images carry the sum of the checkout that they were built from."""
     assert "1 pinned by SHA-256" in deployment.inside("hospital-01", "silofl", "doctor").stdout
     changed = tmp_path / "changed"
@@ -504,8 +498,8 @@ def test_another_app_than_the_images_is_refused_by_every_silo(
 
 
 def test_a_wrong_ca_an_unknown_key_and_no_data_are_refused_with_one_line(
-    deployment: Deployment, clinic: Clinic, tmp_path: Path
-) -> None:
+    deployment, clinic, tmp_path
+):
     foreign = ensure_credentials(tmp_path / "foreign", silos=["x"], hosts=[deployment.address])
     for name, other, reason in (
         (
@@ -524,9 +518,7 @@ def test_a_wrong_ca_an_unknown_key_and_no_data_are_refused_with_one_line(
     clinic.set("SILOFL_DATA", str(clinic.data))
 
 
-def test_an_app_that_the_site_has_not_pinned_is_refused(
-    deployment: Deployment, clinic: Clinic
-) -> None:
+def test_an_app_that_the_site_has_not_pinned_is_refused(deployment, clinic):
     pins = clinic.folder / "allowed-apps"
     own = pins.read_text()
     pins.write_text("0" * 64 + "\n")
@@ -545,9 +537,7 @@ def test_an_app_that_the_site_has_not_pinned_is_refused(
     clinic.up("--force-recreate")
 
 
-def test_thirteen_silos_train_fedala(
-    deployment: Deployment, clinic: Clinic, tmp_path: Path
-) -> None:
+def test_thirteen_silos_train_fedala(deployment, clinic, tmp_path):
     """The thirteenth goes over a link, to the relay's service, which speaks TLS itself."""
     outer, port = (
         ensure_credentials(tmp_path, silos=(), hosts=(deployment.address,)),
@@ -598,7 +588,7 @@ def test_thirteen_silos_train_fedala(
     clinic.up("--force-recreate")
 
 
-def test_a_bundle_that_is_used_twice_at_once_says_so(clinic: Clinic) -> None:
+def test_a_bundle_that_is_used_twice_at_once_says_so(clinic):
     try:
         clinic.compose("up", "--detach", project="second")
         wait_until(
@@ -612,7 +602,7 @@ def test_a_bundle_that_is_used_twice_at_once_says_so(clinic: Clinic) -> None:
         clinic.down("second")
 
 
-def test_a_removed_silo_is_shut_out_at_once(deployment: Deployment, clinic: Clinic) -> None:
+def test_a_removed_silo_is_shut_out_at_once(deployment, clinic):
     deployment.host("silofl", "remove-silo", THIRTEENTH)
     wait_until(
         lambda: "does not know this silo's key" in clinic.log(), 60, "the clinic notices"
@@ -635,7 +625,7 @@ print(json.dumps(State.load(Path(files[-1])).numbers["dr_rounds"]))
 """
 
 
-def test_a_silo_killed_in_mid_round_comes_back_with_its_state(deployment: Deployment) -> None:
+def test_a_silo_killed_in_mid_round_comes_back_with_its_state(deployment):
     """hospital-05 gets SIGKILL once its first round is saved.
 
     APPLE keeps in the silo's state the rounds whose DR vector it has updated: a silo that had lost its state would
@@ -681,10 +671,10 @@ def test_a_silo_killed_in_mid_round_comes_back_with_its_state(deployment: Deploy
     assert 1 in kept and 8 in kept
 
 
-def test_a_server_that_restarts_knows_its_silos(deployment: Deployment) -> None:
+def test_a_server_that_restarts_knows_its_silos(deployment):
     before = deployment.kill("superlink")
 
-    def online() -> bool:
+    def online():
         doctor = deployment.host("silofl", "doctor", "federation.yaml", check=False)
         return "ok    online: all 12 silos" in doctor.stdout
 
@@ -692,7 +682,7 @@ def test_a_server_that_restarts_knows_its_silos(deployment: Deployment) -> None:
     assert deployment.container("superlink")["State"]["StartedAt"] > before["StartedAt"]
 
 
-def test_down_leaves_nothing_running(deployment: Deployment) -> None:
+def test_down_leaves_nothing_running(deployment):
     deployment.compose("--profile", "relay", "down", "--timeout", "10")
     assert deployment.compose("ps", "--all", "--quiet").stdout == ""
     for port in (deployment.fleet, deployment.control):

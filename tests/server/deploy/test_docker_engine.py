@@ -10,7 +10,7 @@ SCRIPT = Path(__file__).parent / "docker-engine.sh"
 
 
 @pytest.mark.parametrize("written", [(), ("links",), ("links", "iptables")])
-def test_stop_succeeds_wherever_start_failed(tmp_path: Path, written: tuple[str, ...]) -> None:
+def test_stop_succeeds_wherever_start_failed(tmp_path, written):
     """Without `iptables-save`, for one, `start` ends after it wrote the network links and an empty file of rules.
 
     This machine's links and rules stay as they are: `ip` and `iptables-restore` are stand-ins.

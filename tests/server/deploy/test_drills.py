@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ NAMED_WITHIN = 30.0  # seconds; what a drill waits for beside it has a minute
 
 
 @pytest.fixture(scope="module", autouse=True)
-def gate(folder: Path) -> Iterator[Gate]:
+def gate(folder):
     """All processes of the federation know the places of PHASES."""
     gate = Gate(folder / "gate")
     with pytest.MonkeyPatch.context() as patch:
@@ -123,9 +123,7 @@ def kill(pids: list[int]) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("who", ["worker", "template process", "SuperNode"])
-def test_a_silos_process_is_killed_in_each_phase(
-    gate: Gate, federation: LocalFederation, folder: Path, tmp_path: Path, who: str
-) -> None:
+def test_a_silos_process_is_killed_in_each_phase(gate, federation, folder, tmp_path, who):
     """A kill -9 in each of several rounds: who takes the worker with it costs the silo its round, nobody else does."""
     phases = {
         name: place for name, place in PHASES.items() if who != "worker" or name in IN_A_WORKER
@@ -175,9 +173,7 @@ def silofl_run(settings: dict[str, Any], out: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("who", ["ServerApp", "SuperLink", "server's host", "all hosts"])
-def test_the_server_is_killed_in_each_phase(
-    gate: Gate, federation: LocalFederation, folder: Path, tmp_path: Path, who: str
-) -> None:
+def test_the_server_is_killed_in_each_phase(gate, federation, folder, tmp_path, who):
     """Again and again, and resumed every time: the numbers are those of a run to which nothing happened.
 
     A host takes `silofl run` with it. (Silos that outlive their server: ``test_docker.py``.)
@@ -202,9 +198,7 @@ def test_the_server_is_killed_in_each_phase(
     assert rows(out) == rows(tmp_path / "here")
 
 
-def test_the_servers_superexec_is_killed(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+def test_the_servers_superexec_is_killed(federation, folder, tmp_path):
     """The run goes on to its end. No other one would begin: `silofl status` says so, `silofl up` mends it."""
     bring_up(folder)
     simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -218,9 +212,7 @@ def test_the_servers_superexec_is_killed(
     assert rows(tmp_path / "there") == rows(tmp_path / "after") == rows(tmp_path / "here")
 
 
-def test_a_silo_dies_and_comes_back_three_rounds_later(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+def test_a_silo_dies_and_comes_back_three_rounds_later(federation, folder, tmp_path):
     bring_up(folder)
     out = tmp_path / "out"
     follower = start_run({**LONG, "rounds": 12, "min-silos": 2}, out)
@@ -238,9 +230,7 @@ def test_a_silo_dies_and_comes_back_three_rounds_later(
     assert last == {"hospital-01", "hospital-02", "hospital-03"}
 
 
-def test_who_follows_a_run_is_killed(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+def test_who_follows_a_run_is_killed(federation, folder, tmp_path):
     """`silofl run` dies; the run goes on to its end, with the same numbers."""
     bring_up(folder)
     simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -254,7 +244,7 @@ def test_who_follows_a_run_is_killed(
 
 
 @pytest.fixture
-def line(federation: LocalFederation, folder: Path) -> Iterator[Line]:
+def line(federation, folder):
     """hospital-02 reaches its server over a line that can be cut."""
     running = bring_up(folder)
     line = Line(running.fleet_port)
@@ -268,13 +258,8 @@ def line(federation: LocalFederation, folder: Path) -> Iterator[Line]:
 
 @pytest.mark.parametrize(("seconds", "lost"), [(10.0, "go-on"), (120.0, "resend")])
 def test_the_line_is_cut_in_the_middle_of_an_upload(
-    gate: Gate,
-    line: Line,
-    federation: LocalFederation,
-    tmp_path: Path,
-    seconds: float,
-    lost: str,
-) -> None:
+    gate, line, federation, tmp_path, seconds, lost
+):
     """For ten seconds: nobody notices. Two minutes: the silo is named, and asked again. No number differs."""
     settings = {**LONG, "lost-silo": lost}
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -292,9 +277,7 @@ def test_the_line_is_cut_in_the_middle_of_an_upload(
     assert rows(out) == rows(tmp_path / "here")
 
 
-def test_the_line_is_cut_for_good(
-    gate: Gate, line: Line, federation: LocalFederation, tmp_path: Path
-) -> None:
+def test_the_line_is_cut_for_good(gate, line, federation, tmp_path):
     """In the middle of an upload: the silo is named, and misses that round and all that follow; the run goes on."""
     out = tmp_path / "out"
     follower = start_run({**LONG, "min-silos": 2}, out)
@@ -319,9 +302,7 @@ def cut(gate: Gate, line: Line) -> None:
 
 
 @pytest.mark.parametrize(("factor", "waited"), [(1.5, False), (40.0, True)])
-def test_a_silo_is_ten_times_slower(
-    federation: LocalFederation, folder: Path, tmp_path: Path, factor: float, waited: bool
-) -> None:
+def test_a_silo_is_ten_times_slower(federation, folder, tmp_path, factor, waited):
     """With `straggler-factor` it is waited for, or named when its time is up and left out until it is fast again."""
     bring_up(folder)
     settings = {
@@ -397,13 +378,13 @@ class Hospital:
 
 
 @pytest.fixture
-def hospital(federation: LocalFederation, folder: Path, tmp_path: Path) -> Iterator[Hospital]:
+def hospital(federation, folder, tmp_path):
     hospital = Hospital(bring_up(folder), tmp_path)
     yield hospital
     hospital.leave()
 
 
-def test_a_supervisor_is_killed(gate: Gate, hospital: Hospital, tmp_path: Path) -> None:
+def test_a_supervisor_is_killed(gate, hospital, tmp_path):
     """As its silo trains, and as it replies: the silo goes with it, and joins again; nothing is lost."""
     settings = {**LONG, "lost-silo": "resend"}
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -427,9 +408,7 @@ def test_a_supervisor_is_killed(gate: Gate, hospital: Hospital, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
-def test_a_silos_clock_is_off_by_a_day(
-    hospital: Hospital, federation: LocalFederation, tmp_path: Path, off: int
-) -> None:
+def test_a_silos_clock_is_off_by_a_day(hospital, federation, tmp_path, off):
     """It cannot join; where it has joined before it is out until the clock is set. Each time one line says why."""
     clock, out = Clock(tmp_path), tmp_path / "out"
     clock.set(off)
@@ -459,13 +438,7 @@ def test_a_silos_clock_is_off_by_a_day(
 
 
 @pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
-def test_the_servers_clock_jumps_by_a_day(
-    federation: LocalFederation,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    off: int,
-) -> None:
+def test_the_servers_clock_jumps_by_a_day(federation, folder, tmp_path, monkeypatch, off):
     """All silos are out at once and the run ends; with the clock set again, `up` and `resume` mend all of it."""
     clock, out = Clock(tmp_path), tmp_path / "there"
     local.down("trio")
@@ -495,9 +468,7 @@ def test_the_servers_clock_jumps_by_a_day(
     local.down("trio")
 
 
-def test_a_silos_disk_is_full(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+def test_a_silos_disk_is_full(federation, folder, tmp_path):
     """Nothing leaves that cannot be written down: the silo is left out with the reason until there is space again."""
     running = bring_up(folder)
     out, disk = tmp_path / "out", SmallDisk(running.directory / "silos" / "hospital-02")
@@ -518,9 +489,7 @@ def test_a_silos_disk_is_full(
 
 
 @pytest.mark.timeout(900)
-def test_a_silos_state_is_damaged(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+def test_a_silos_state_is_damaged(federation, folder, tmp_path):
     """Found as the run is resumed: all go back a round, and every number is what it would have been."""
     running = bring_up(folder)
     settings = {**RUN, "strategy": "fedala", "rounds": 2}
@@ -537,9 +506,7 @@ def test_a_silos_state_is_damaged(
     )
 
 
-def test_the_servers_disk_is_full(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+def test_the_servers_disk_is_full(federation, folder, tmp_path):
     """The run ends with the reason; once there is space it is resumed, and every number is what it would have been."""
     bring_up(folder)
     simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -547,7 +514,7 @@ def test_the_servers_disk_is_full(
     out = disk.path / "out"
     ended: list[str] = []
 
-    def run() -> None:
+    def run():
         try:
             submit.run({**LONG, "out": str(out)})
         except RuntimeError as error:

@@ -107,19 +107,19 @@ def put_in(word: str, opening: str, variables: Mapping[str, str], closing: str) 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("minor", range(29, NEWEST + 1))
-def test_manifests_fit_the_schemas_of_kubernetes(part: str, minor: int) -> None:
+def test_manifests_fit_the_schemas_of_kubernetes(part, minor):
     for one in rendered(part):
         assert kubernetes_validate.validate(one, f"1.{minor}", strict=True) == f"1.{minor}"
 
 
-def test_a_misspelt_field_is_named() -> None:
+def test_a_misspelt_field_is_named():
     text = yaml.safe_dump(the("Deployment", "silo")).replace("readinessProbe", "readynessProbe")
     with pytest.raises(kubernetes_validate.ValidationError, match="readynessProbe"):
         kubernetes_validate.validate(yaml.safe_load(text), f"1.{NEWEST}", strict=True)
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_containers_are_those_of_the_compose_file(part: str, tmp_path: Path) -> None:
+def test_containers_are_those_of_the_compose_file(part, tmp_path):
     """Image, command line and environment, with all values put in as each of the two does it."""
     services, variables = composed(part, tmp_path)
     known = settings(part, tmp_path)
@@ -151,7 +151,7 @@ def test_containers_are_those_of_the_compose_file(part: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_containers_are_as_locked_down_as_the_compose_files(part: str, tmp_path: Path) -> None:
+def test_containers_are_as_locked_down_as_the_compose_files(part, tmp_path):
     services, _ = composed(part, tmp_path)
     whole = pod(part)
     assert whole["securityContext"]["runAsNonRoot"]
@@ -180,7 +180,7 @@ def target(volume: str | dict[str, Any]) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_pod_is_ready_when_its_container_would_be_healthy(part: str) -> None:
+def test_a_pod_is_ready_when_its_container_would_be_healthy(part):
     health = re.findall(r"HEALTHCHECK.* CMD \[(.*)\]", (ROOT / "docker/Dockerfile").read_text())
     wanted = dict(
         zip(("silo", "server"), (yaml.safe_load(f"[{h}]") for h in health), strict=True)
@@ -189,7 +189,7 @@ def test_a_pod_is_ready_when_its_container_would_be_healthy(part: str) -> None:
     assert stays["readinessProbe"]["exec"]["command"] == wanted[part]
 
 
-def test_control_port_is_reached_in_its_pod_alone() -> None:
+def test_control_port_is_reached_in_its_pod_alone():
     """Its name is loopback's; neither the service nor the policy has its port."""
     (aliases,) = pod("server")["hostAliases"]
     (stays,) = pod("server")["containers"]
@@ -203,7 +203,7 @@ def test_control_port_is_reached_in_its_pod_alone() -> None:
     assert the("NetworkPolicy", "silo")["spec"]["ingress"] == []
 
 
-def test_setup_ends_before_the_server_starts(tmp_path: Path) -> None:
+def test_setup_ends_before_the_server_starts(tmp_path):
     """As in its pod, where no server answers yet: with no silo in the file there is nobody to register."""
     (tmp_path / "server").mkdir()
     first = containers("server")[0]
@@ -212,9 +212,7 @@ def test_setup_ends_before_the_server_starts(tmp_path: Path) -> None:
     assert made == {"ca.crt", "server.crt", "server.key", "receipt.key", "ready"}
 
 
-def test_a_bundle_in_a_secret_is_installed_by_the_silos_own_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bundle_in_a_secret_is_installed_by_the_silos_own_user(tmp_path, monkeypatch):
     """Mounted as Kubernetes does it, as links; and a plain user, who gives no file away, runs `install`."""
     folder = tmp_path / "clinic-13"
     folder.mkdir()

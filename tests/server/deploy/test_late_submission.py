@@ -30,9 +30,7 @@ def here(late: str) -> int:
         ("south=3", 2, "without west: not online (--set silos=3 waits)"),
     ],
 )
-def test_there_is_room_for_those_that_may_join(
-    late: str, silos: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_there_is_room_for_those_that_may_join(late, silos, said, capsys):
     assert here(late) == silos
     assert capsys.readouterr().err.strip() == said
 
@@ -59,7 +57,7 @@ def test_there_is_room_for_those_that_may_join(
         ),
     ],
 )
-def test_nobody_is_waited_for_in_vain(settings: dict[str, Any], refused: str) -> None:
+def test_nobody_is_waited_for_in_vain(settings, refused):
     """East has no key yet: its bundle is made as the run goes on."""
     common = parse_settings({"strategy": "fedavg", "rounds": 5, **settings}).common
     if not refused:

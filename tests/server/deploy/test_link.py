@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -80,19 +80,19 @@ class Echo(Listener):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     return ensure_credentials(folder, silos=("north", "south"), hosts=("localhost", NAME))
 
 
 @pytest.fixture
-def fleet() -> Iterator[Echo]:
+def fleet():
     with Echo() as echo:
         yield echo
 
 
 @pytest.fixture
-def running(made: Credentials, fleet: Echo) -> Iterator[Running]:
+def running(made, fleet):
     """Only `north` is registered."""
     limits = Limits(links_per_key=2, unsigned=8, refresh=0.1)
     one = Running(made, fleet.port, limits, [made.node_public_pem("north")])
@@ -101,7 +101,7 @@ def running(made: Credentials, fleet: Echo) -> Iterator[Running]:
 
 
 @pytest.fixture
-def plain(made: Credentials, fleet: Echo) -> Iterator[Running]:
+def plain(made, fleet):
     """A relay without TLS of its own, as behind a proxy that opens TLS."""
     one = Running(None, fleet.port, Limits(unsigned=8), [made.node_public_pem("north")])
     yield one
@@ -109,7 +109,7 @@ def plain(made: Credentials, fleet: Echo) -> Iterator[Running]:
 
 
 @pytest.fixture(params=["websocket", "posts"])
-def by_posts(request: pytest.FixtureRequest) -> bool:
+def by_posts(request):
     return bool(request.param == "posts")
 
 
@@ -144,8 +144,8 @@ def _split(server: str) -> tuple[str, int]:
 
 
 def test_bytes_go_both_ways_and_only_with_the_token_to_the_server(
-    made: Credentials, running: Running, fleet: Echo, by_posts: bool
-) -> None:
+    made, running, fleet, by_posts
+):
     with link_of(made, running, by_posts) as link:
         assert link.check().ok, link.check()
         wait_for(lambda: fleet.came == 1, 20)
@@ -177,9 +177,7 @@ def there_and_back(connection: socket.socket) -> None:
     assert got == sent
 
 
-def test_a_key_that_is_not_registered_opens_nothing(
-    made: Credentials, running: Running, fleet: Echo, by_posts: bool
-) -> None:
+def test_a_key_that_is_not_registered_opens_nothing(made, running, fleet, by_posts):
     with link_of(made, running, by_posts, "south") as link:
         check = link.check()
         assert not check.ok and "does not know this silo's key" in check.detail
@@ -199,7 +197,7 @@ def hello(running: Running, text: str | bytes) -> int:
     return closed.value.rcvd.code if closed.value.rcvd else 0
 
 
-def test_answers_that_prove_no_key(made: Credentials, plain: Running, fleet: Echo) -> None:
+def test_answers_that_prove_no_key(made, plain, fleet):
     """A signature over another nonce, the public key alone, other forms, and too much."""
     north = load_key(site_of(made).node_key)
     for text in (
@@ -216,9 +214,7 @@ def test_answers_that_prove_no_key(made: Credentials, plain: Running, fleet: Ech
     assert not fleet.came
 
 
-def test_a_removed_key_ends_its_links(
-    made: Credentials, running: Running, by_posts: bool
-) -> None:
+def test_a_removed_key_ends_its_links(made, running, by_posts):
     with link_of(made, running, by_posts) as link:
         connection, _ = dial(link)
         running.keys = []
@@ -227,9 +223,7 @@ def test_a_removed_key_ends_its_links(
         assert not link.check().ok
 
 
-def test_a_key_has_a_number_of_links(
-    made: Credentials, running: Running, by_posts: bool
-) -> None:
+def test_a_key_has_a_number_of_links(made, running, by_posts):
     with link_of(made, running, by_posts) as link:
         taken = [dial(link) for _ in range(3)]
         assert [status[9:12] for _, status in taken] == ["200", "200", "502"]
@@ -237,9 +231,7 @@ def test_a_key_has_a_number_of_links(
             connection.close()
 
 
-def test_strangers_stay_within_bounds_and_a_silo_gets_in(
-    made: Credentials, fleet: Echo
-) -> None:
+def test_strangers_stay_within_bounds_and_a_silo_gets_in(made, fleet):
     """A thousand connections without a key: eight are open at once, each for two seconds."""
     context, most = ssl._create_unverified_context(), 0
     limits = Limits(unsigned=8, handshake=2.0)
@@ -265,19 +257,19 @@ FIELDS = st.dictionaries(
 
 
 @given(st.text() | FIELDS.map(json.dumps) | st.lists(FIELDS).map(json.dumps))
-def test_no_answer_breaks_the_relay(text: str) -> None:
+def test_no_answer_breaks_the_relay(text):
     nonce, known = new_nonce(), {public_pem(KEY).strip()}
     assert verify(text.encode(), nonce, known) is None
 
 
-def test_an_answer_is_for_one_nonce_and_one_registered_key() -> None:
+def test_an_answer_is_for_one_nonce_and_one_registered_key():
     nonce, known = new_nonce(), {public_pem(KEY).strip()}
     assert verify(answer(KEY, nonce), nonce, known) in known
     assert verify(answer(KEY, nonce), nonce, set()) is None
     assert verify(answer(KEY, new_nonce()), nonce, known) is None
 
 
-def test_flowers_signature_of_a_time_is_none_of_the_links() -> None:
+def test_flowers_signature_of_a_time_is_none_of_the_links():
     """Both are made with the node key: what is signed begins differently."""
     assert not b"2026-11-26T03:00:00+00:00".startswith(LINK[:4].encode())
 
@@ -311,7 +303,7 @@ class Watched:
         return 1
 
 
-def test_one_thread_at_a_time_is_in_openssl() -> None:
+def test_one_thread_at_a_time_is_in_openssl():
     tls = Watched()
     duplex = Duplex(cast(ssl.SSLSocket, tls))
     reading = threading.Thread(target=lambda: [duplex.recv(1) for _ in range(40)])
@@ -327,9 +319,7 @@ def test_one_thread_at_a_time_is_in_openssl() -> None:
 
 
 @pytest.mark.parametrize("refusal", ["426 Upgrade Required", "403 Forbidden", ""])
-def test_where_no_websocket_comes_through_posts_do(
-    made: Credentials, plain: Running, refusal: str
-) -> None:
+def test_where_no_websocket_comes_through_posts_do(made, plain, refusal):
     both = made.server_certificate, made.server_key
     with (
         Inspector(*both, plain.port, refusal) as proxy,
@@ -342,9 +332,7 @@ def test_where_no_websocket_comes_through_posts_do(
         there_and_back(dial(link)[0])
 
 
-def test_posts_pass_a_proxy_that_wants_a_password(
-    made: Credentials, plain: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_posts_pass_a_proxy_that_wants_a_password(made, plain, monkeypatch):
     with (
         Inspector(made.server_certificate, made.server_key, plain.port) as inspector,
         HttpProxy(target=inspector.port, login="u:p@x") as proxy,
@@ -358,9 +346,7 @@ def test_posts_pass_a_proxy_that_wants_a_password(
         assert "refuses the password of u" in refused.detail
 
 
-def test_whatever_is_lost_or_doubled_every_byte_comes_once(
-    made: Credentials, plain: Running
-) -> None:
+def test_whatever_is_lost_or_doubled_every_byte_comes_once(made, plain):
     draw = random.Random(1)
     fates = ["", "", "", "request", "answer", "twice"]
     both = made.server_certificate, made.server_key
@@ -383,15 +369,13 @@ STEPS = st.lists(
 
 
 @given(st.lists(st.binary(min_size=1, max_size=4)), STEPS)
-def test_each_number_is_taken_once_and_answered_alike(
-    sent: list[bytes], steps: list[str]
-) -> None:
+def test_each_number_is_taken_once_and_answered_alike(sent, steps):
     """Whatever the order of new, repeated and future POSTs: what the relay reads and what it sends comes once."""
 
-    async def run() -> None:
+    async def run():
         silo, numbers, read, got = Posted(), {UP: 0, DOWN: 0}, list[bytes](), list[bytes]()
 
-        async def echo() -> None:
+        async def echo():
             with contextlib.suppress(ConnectionClosed):
                 while True:
                     read.append(await silo.recv())
@@ -426,10 +410,10 @@ def test_each_number_is_taken_once_and_answered_alike(
         request, st.just(b"t" * 32), st.binary(max_size=1), st.integers(0, 9), st.binary()
     )
 )
-def test_no_post_breaks_the_relay_or_opens_anything(body: bytes) -> None:
+def test_no_post_breaks_the_relay_or_opens_anything(body):
     """A body without a session's token gets one answer; an empty one gets a token, within the bound."""
 
-    async def run() -> None:
+    async def run():
         relay = Relay((HOST, 1), list, Limits(unsigned=1))
         code, token = read_answer(await relay.answer(body))
         assert (code, len(token)) == ((NO_LINK, 0) if body else (OPEN, 32))
@@ -449,17 +433,17 @@ HEADERS = st.lists(st.sampled_from([
 
 
 @given(st.binary() | HEADERS.map(b"".join))
-def test_no_http_breaks_the_relay(sent: bytes) -> None:
+def test_no_http_breaks_the_relay(sent):
     """It is parsed as data; a body is at most 64 bytes here."""
 
-    async def run() -> None:
+    async def run():
         bodies = list[bytes]()
 
-        async def answer(body: bytes) -> bytes:
+        async def answer(body):
             bodies.append(body)
             return b"ok"
 
-        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
+        def begin(reader, writer):
             return Visitor(reader, writer, lambda begun: (64, 20.0), answer).serve()
 
         ours, theirs = socket.socketpair()
@@ -479,9 +463,7 @@ def test_no_http_breaks_the_relay(sent: bytes) -> None:
 # --- what stands in the way -------------------------------------------------------------------------------
 
 
-def test_faults_have_their_lines(
-    made: Credentials, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_have_their_lines(made, running, monkeypatch):
     site, ca = site_of(made), made.ca_certificate
     dead = Running(made, 1, Limits(), running.keys)
     with (
@@ -523,9 +505,7 @@ def test_faults_have_their_lines(
         Link(running.url, site, made.node_key("north"))
 
 
-def test_a_container_takes_the_link_of_its_variable(
-    made: Credentials, running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_container_takes_the_link_of_its_variable(made, running, monkeypatch, tmp_path):
     """The proxy's CA lies beside the federation's; the SuperNode and the checks get the local end."""
     shutil.copy(made.ca_certificate, tmp_path / "ca.crt")
     site = replace(site_of(made), ca_certificate=tmp_path / "ca.crt")
@@ -533,7 +513,7 @@ def test_a_container_takes_the_link_of_its_variable(
     monkeypatch.setattr(Site, "from_environment", lambda variables: site)
     monkeypatch.setattr("partitions.common.files.keep_private", lambda: None)
 
-    def run(site: Site, command: list[str], environment: Mapping[str, str], **_: Any) -> int:
+    def run(site, command, environment, **_):
         ways.append(environment)
         return 0
 
@@ -571,9 +551,7 @@ class Recorder(Listener):
 
 @pytest.mark.deployed
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux")
-def test_a_federation_through_links_has_the_direct_history(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_federation_through_links_has_the_direct_history(folder, tmp_path, monkeypatch):
     """Three links, one behind a proxy with a login, one by POSTs; all are cut in the run. Inside is TLS only."""
     path = folder / "federation.yaml"
     path.write_text(path.read_text() + f"server: {{public: '{NAME}:443'}}\n")
@@ -610,7 +588,7 @@ def test_a_federation_through_links_has_the_direct_history(
 
 
 @pytest.mark.deployed
-def test_relay_and_join_as_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relay_and_join_as_commands(tmp_path, monkeypatch):
     """The silo of a bundle is online through the link, though nothing here finds its server's name."""
     monkeypatch.chdir(tmp_path)
     for variable in ("FLWR_HOME", "XDG_STATE_HOME"):
@@ -633,7 +611,7 @@ def test_relay_and_join_as_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (port,) = free_ports(1)
         tls = ["--certificate", str(outer.server_certificate), "--key", str(outer.server_key)]
 
-        def start(*command: str) -> subprocess.Popen[str]:
+        def start(*command):
             process = subprocess.Popen(
                 [sys.executable, "-m", "server.cli.main", *command],
                 env={**os.environ, "PYTHONPATH": str(app_directory())},

@@ -16,7 +16,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -131,7 +130,7 @@ def write_file(folder: Path, *names: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """Everything that is written, state and Flower's configuration too, lies here; all processes end with it."""
     folder = tmp_path_factory.mktemp("federation")
     with pytest.MonkeyPatch.context() as patch:
@@ -145,14 +144,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def federation(folder: Path) -> LocalFederation:
+def federation(folder):
     return local.up(
         read_federation(write_file(folder, "north", "south")), echo=lambda line: None
     )
 
 
 @pytest.fixture(scope="module")
-def app(folder: Path) -> Path:
+def app(folder):
     return make_app(folder / "app")
 
 
@@ -191,7 +190,7 @@ def listening(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def test_up_returns_when_all_are_online(federation: LocalFederation) -> None:
+def test_up_returns_when_all_are_online(federation):
     status = local.status(record.find_local())
     assert [(silo["name"], silo["state"]) for silo in status["silos"]] == [
         ("north", "online"),
@@ -200,9 +199,7 @@ def test_up_returns_when_all_are_online(federation: LocalFederation) -> None:
     assert status["superlink"]["running"] and status["warm"]["running"] and status["runs"] == []
 
 
-def test_ports_are_on_the_loopback_interface_and_a_silo_has_one_of_its_own(
-    federation: LocalFederation,
-) -> None:
+def test_ports_are_on_the_loopback_interface_and_a_silo_has_one_of_its_own(federation):
     superlink = local.status(federation)["superlink"]["pid"]
     control = int(federation.connection.address.rpartition(":")[2])
     assert listening(superlink) == {(LOOPBACK, control), (LOOPBACK, federation.fleet_port)}
@@ -210,15 +207,13 @@ def test_ports_are_on_the_loopback_interface_and_a_silo_has_one_of_its_own(
     assert nodes == [{(LOOPBACK, silo.port)} for silo in federation.silos]
 
 
-def test_the_connection_is_written_and_nothing_else_of_the_configuration_touched(
-    federation: LocalFederation,
-) -> None:
+def test_the_connection_is_written_and_nothing_else_of_the_configuration_touched(federation):
     ca = str(federation.directory / "credentials" / "ca.crt")
     assert read_connection("trial") == Connection("trial", federation.connection.address, ca)
     assert flower_config().read_text().startswith(OWN_CONFIG)
 
 
-def test_an_unregistered_key_is_refused(federation: LocalFederation, tmp_path: Path) -> None:
+def test_an_unregistered_key_is_refused(federation, tmp_path):
     stranger = ensure_credentials(
         tmp_path / "stranger", silos=["stranger"], hosts=["localhost"]
     )
@@ -239,9 +234,7 @@ def test_an_unregistered_key_is_refused(federation: LocalFederation, tmp_path: P
     assert len(local.status(federation)["silos"]) == 2
 
 
-def test_a_run_reaches_every_silo(
-    federation: LocalFederation, app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_reaches_every_silo(federation, app, tmp_path, capsys):
     run(federation, app, tmp_path / "out")
     assert (
         "probe seed 1  round 1/1  2 silos  accuracy 0.5000  1.0 s  2.0 MB"
@@ -254,9 +247,7 @@ def test_a_run_reaches_every_silo(
     assert event["names"] == ["north", "south"]
 
 
-def test_a_silo_opens_its_own_file_whatever_its_name(
-    federation: LocalFederation, app: Path, tmp_path: Path
-) -> None:
+def test_a_silo_opens_its_own_file_whatever_its_name(federation, app, tmp_path):
     run(federation, app, tmp_path / "out", "data")
 
 
@@ -270,9 +261,7 @@ def test_a_silo_opens_its_own_file_whatever_its_name(
         ),
     ],
 )
-def test_a_failed_run_says_why(
-    federation: LocalFederation, app: Path, tmp_path: Path, behaviour: str, reason: str
-) -> None:
+def test_a_failed_run_says_why(federation, app, tmp_path, behaviour, reason):
     with pytest.raises(submit.RunFailedError) as caught:
         run(federation, app, tmp_path / "out", behaviour)
     assert reason in str(caught.value)
@@ -282,9 +271,7 @@ def test_a_failed_run_says_why(
     ("part", "reason"),
     [("server", "No module named 'not_there'"), ("client", "No module named 'not_there'")],
 )
-def test_a_run_that_fails_at_import_says_why(
-    federation: LocalFederation, tmp_path: Path, part: str, reason: str
-) -> None:
+def test_a_run_that_fails_at_import_says_why(federation, tmp_path, part, reason):
     broken = {
         part: "import not_there\n" + textwrap.dedent(SERVER if part == "server" else CLIENT)
     }
@@ -293,9 +280,7 @@ def test_a_run_that_fails_at_import_says_why(
     assert reason in str(caught.value)
 
 
-def test_a_run_that_is_refused_says_why(
-    federation: LocalFederation, app: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_is_refused_says_why(federation, app, tmp_path):
     with (
         pytest.raises(
             submit.RunFailedError, match=r"was not submitted: .*Invalid run configuration"
@@ -305,12 +290,10 @@ def test_a_run_that_is_refused_says_why(
         submit.submit_and_follow(control, build(app), {"no-such-key": 1}, tmp_path)
 
 
-def test_ctrl_c_while_a_run_is_submitted_stops_it(
-    federation: LocalFederation, app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_while_a_run_is_submitted_stops_it(federation, app, tmp_path, monkeypatch):
     begin = Control.start
 
-    def start(control: Control, fab: bytes, settings: dict[str, object]) -> int:
+    def start(control, fab, settings):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)
         return begin(control, fab, settings)
@@ -324,13 +307,11 @@ def test_ctrl_c_while_a_run_is_submitted_stops_it(
     assert local.status(federation)["runs"][0]["status"] == "finished:stopped"
 
 
-def test_stop_ends_a_run_and_who_follows_it(
-    federation: LocalFederation, app: Path, tmp_path: Path
-) -> None:
+def test_stop_ends_a_run_and_who_follows_it(federation, app, tmp_path):
     waits = Path(federation.silos[0].state_dir) / "waits"
     failures: list[str] = []
 
-    def follow() -> None:
+    def follow():
         try:
             run(federation, app, tmp_path / "out", "waits")
         except submit.RunFailedError as error:
@@ -348,9 +329,7 @@ def test_stop_ends_a_run_and_who_follows_it(
     assert submit.stop() == []
 
 
-def test_a_federation_that_lost_its_server_is_mended_by_up(
-    federation: LocalFederation, app: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_a_federation_that_lost_its_server_is_mended_by_up(federation, app, folder, tmp_path):
     """SuperLink, a SuperNode and the template process killed together; the keys stay."""
     before = local.status(federation)
     killed = (before["superlink"]["pid"], before["warm"]["pid"], silo_pids(federation)["north"])
@@ -369,12 +348,10 @@ def test_a_federation_that_lost_its_server_is_mended_by_up(
     run(again, app, tmp_path / "out")
 
 
-def test_a_server_that_lost_its_superexec_is_mended_by_up(
-    federation: LocalFederation, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_lost_its_superexec_is_mended_by_up(federation, folder, capsys):
     """The SuperLink starts none again, and a run would wait for ever."""
 
-    def superexecs() -> list[processes.Process]:
+    def superexecs():
         return [
             p
             for p in processes.find(federation.directory)
@@ -394,9 +371,7 @@ def test_a_server_that_lost_its_superexec_is_mended_by_up(
     )
 
 
-def test_a_server_that_is_silent_is_named_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_is_silent_is_named_at_once(tmp_path, monkeypatch, capsys):
     """Once, while `silofl run` still hopes; nobody listens at the port."""
     monkeypatch.setattr(following, "SILENCE_SECONDS", 1.0)
     lost = pytest.raises(
@@ -412,9 +387,7 @@ def test_a_server_that_is_silent_is_named_at_once(
     )
 
 
-def test_up_applies_what_changed_and_leaves_the_rest_running(
-    federation: LocalFederation, folder: Path
-) -> None:
+def test_up_applies_what_changed_and_leaves_the_rest_running(federation, folder):
     before = silo_pids(local.find_local())
     more = local.up(
         read_federation(write_file(folder, "north", "south", "west")), echo=lambda line: None
@@ -429,7 +402,7 @@ def test_up_applies_what_changed_and_leaves_the_rest_running(
         assert sorted(node.name for node in control.nodes()) == ["south", "west"]
 
 
-def test_one_up_at_a_time(federation: LocalFederation, folder: Path) -> None:
+def test_one_up_at_a_time(federation, folder):
     with (
         record.only_one(federation.directory),
         pytest.raises(ValueError, match="is at work; wait for it"),
@@ -437,7 +410,7 @@ def test_one_up_at_a_time(federation: LocalFederation, folder: Path) -> None:
         local.up(read_federation(folder / "federation.yaml"))
 
 
-def test_down_leaves_nothing_behind_also_after_a_crash(federation: LocalFederation) -> None:
+def test_down_leaves_nothing_behind_also_after_a_crash(federation):
     """With the server killed before, silos cannot say goodbye; a run's processes would be found as well."""
     current = record.find_local()
     superlink = local.status(current)["superlink"]["pid"]
@@ -457,9 +430,7 @@ def test_down_leaves_nothing_behind_also_after_a_crash(federation: LocalFederati
 
 
 @pytest.mark.parametrize("name", ["trail", "../trial", "..", "a/b", ""])
-def test_down_of_what_is_no_federation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_down_of_what_is_no_federation(tmp_path, monkeypatch, name):
     """It says so, names those that there are, and makes no folder."""
     monkeypatch.setattr(stop, "state_root", lambda: tmp_path)
     (tmp_path / "trial").mkdir()
@@ -468,7 +439,7 @@ def test_down_of_what_is_no_federation(
     assert [p.name for p in tmp_path.iterdir()] == ["trial"]
 
 
-def test_a_part_that_does_not_start_is_named_and_nothing_stays(folder: Path) -> None:
+def test_a_part_that_does_not_start_is_named_and_nothing_stays(folder):
     path = write_file(folder, "north")
     path.write_text(path.read_text().replace("trial", "broken"))
     directory = record.state_root() / "broken"
@@ -482,7 +453,7 @@ def test_a_part_that_does_not_start_is_named_and_nothing_stays(folder: Path) -> 
     assert flower_config().read_text() == OWN_CONFIG
 
 
-def test_a_port_in_use_is_one_clear_line(folder: Path) -> None:
+def test_a_port_in_use_is_one_clear_line(folder):
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
         taken.listen()
@@ -497,7 +468,7 @@ def test_a_port_in_use_is_one_clear_line(folder: Path) -> None:
             local.up(read_federation(path), echo=lambda line: None)
 
 
-def test_someone_elses_connection_is_not_overwritten(folder: Path) -> None:
+def test_someone_elses_connection_is_not_overwritten(folder):
     with pytest.raises(
         ValueError, match="already has a connection 'elsewhere' that is not this federation's"
     ):

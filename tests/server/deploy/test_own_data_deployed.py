@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 from tiny import PLAIN, federate
@@ -51,9 +50,7 @@ RUN = {
 }
 
 
-def test_deployed_and_in_process_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deployed_and_in_process_are_the_same(tmp_path, monkeypatch):
     """What samples draw is that of a run in process, too."""
     for key, value in {"XDG_STATE_HOME": "state", "FLWR_HOME": "flower"}.items():
         monkeypatch.setenv(key, str(tmp_path / value))

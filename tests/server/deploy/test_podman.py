@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import shutil
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,19 +46,19 @@ QUADLET = "quadlet -user -dryrun"
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(tmp_path_factory):
     with debian13(tmp_path_factory.mktemp("srv")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def built(machine: Machine) -> Machine:
+def built(machine):
     build_image(machine)
     return machine
 
 
 @pytest.fixture(scope="module")
-def federation(folder: Path) -> LocalFederation:
+def federation(folder):
     path, (port,) = folder / "federation.yaml", free_ports(1)
     server = f"server: {{public: '{HOST}:{port}', fleet-port: {port}}}\n"
     path.write_text(path.read_text() + server)
@@ -67,7 +66,7 @@ def federation(folder: Path) -> LocalFederation:
 
 
 @pytest.fixture
-def clinic(machine: Machine, federation: LocalFederation) -> Iterator[Path]:
+def clinic(machine, federation):
     """A bundle's folder where Podman finds its units, with data."""
     units = machine.home / UNITS
     shutil.rmtree(units, ignore_errors=True)
@@ -100,7 +99,7 @@ def unpack(federation: LocalFederation, folder: Path, image: str = IMAGE) -> Non
 
 
 @pytest.fixture
-def systemd(machine: Machine) -> Iterator[None]:
+def systemd(machine):
     """The user's systemd, as after a login: it starts the units that it finds."""
     machine.run(f"podman volume rm --force {NAME}-site {NAME}-state")
     # This machine tells nobody that its network is there
@@ -138,9 +137,7 @@ def kept(state: Path) -> tuple[str, int]:
     return record["id"], record["replies"]
 
 
-def test_quadlet_takes_a_bundles_units_and_refuses_a_wrong_key(
-    machine: Machine, clinic: Path
-) -> None:
+def test_quadlet_takes_a_bundles_units_and_refuses_a_wrong_key(machine, clinic):
     said = machine.run(QUADLET)
     assert f"---{NAME}.service---" in said and f"---{NAME}-install.service---" in said
     own = clinic.parent / f"{NAME}.container.d/own.conf"
@@ -151,8 +148,8 @@ def test_quadlet_takes_a_bundles_units_and_refuses_a_wrong_key(
 
 
 def test_a_silo_under_rootless_podman_joins_trains_and_leaves(
-    built: Machine, clinic: Path, systemd: None, federation: LocalFederation, tmp_path: Path
-) -> None:
+    built, clinic, systemd, federation, tmp_path
+):
     built.run(f"systemctl --user start {NAME}")
     assert trains(federation, tmp_path / "run")
     inspect = (
@@ -191,9 +188,7 @@ def test_a_silo_under_rootless_podman_joins_trains_and_leaves(
     assert not state.exists()
 
 
-def test_join_under_charliecloud_is_a_service_of_its_user(
-    built: Machine, systemd: None, federation: LocalFederation, tmp_path: Path
-) -> None:
+def test_join_under_charliecloud_is_a_service_of_its_user(built, systemd, federation, tmp_path):
     """The image's export, as a plain user and without a daemon, in place of an installed silofl."""
     built.run(EXPORT)
     home = built.home

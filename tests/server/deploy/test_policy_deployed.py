@@ -264,9 +264,7 @@ def arrays(sent: Iterable[dict[str, Any]]) -> list[str]:
     return [one["sha256"] for one in sent if "shape" in one]
 
 
-def test_a_server_that_weakens_every_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_weakens_every_setting(tmp_path, monkeypatch, capfd):
     """Nothing of hospital-03 leaves but one line that names rule and setting; the same line is in its own log."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))

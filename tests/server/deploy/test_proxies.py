@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ def answers(port: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def running(folder: Path) -> LocalFederation:
+def running(folder):
     """A federation whose certificate is for fl.example.org, too."""
     path = folder / "federation.yaml"
     path.write_text(path.read_text() + f"server: {{public: '{NAME}:443'}}\n")
@@ -189,9 +189,7 @@ def running(folder: Path) -> LocalFederation:
 
 
 @pytest.fixture(scope="module")
-def proxies(
-    running: LocalFederation, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Proxies]:
+def proxies(running, tmp_path_factory):
     made = Proxies(tmp_path_factory.mktemp("proxies"), running)
     yield made
     made.close()
@@ -225,7 +223,7 @@ def deployed(settings: Mapping[str, Any], out: Path) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def direct(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+def direct(tmp_path_factory):
     """The history of the same run without a network."""
     out = tmp_path_factory.mktemp("here") / "run"
     return rows(simulate({**SMALL, "silos": 3, "out": str(out)}, quiet=True))
@@ -242,17 +240,15 @@ PASSING = ("nginx-stream.conf", "haproxy-tcp.cfg", "traefik.yaml")
 OPENING = ("nginx-grpc.conf", "haproxy-h2.cfg")
 
 
-def test_tls_passes_through_three_proxies_at_once(
-    running: LocalFederation, proxies: Proxies, direct: list[list[str]], tmp_path: Path
-) -> None:
+def test_tls_passes_through_three_proxies_at_once(running, proxies, direct, tmp_path):
     ways = {f"hospital-0{n}": by(proxies, file) for n, file in enumerate(PASSING, 1)}
     reach(running, ways)
     assert deployed(SMALL, tmp_path / "out") == direct
 
 
 def test_proxies_with_the_federations_certificate_and_a_squid_with_a_login(
-    running: LocalFederation, proxies: Proxies, direct: list[list[str]], tmp_path: Path
-) -> None:
+    running, proxies, direct, tmp_path
+):
     """A message of 64 MB passes, too."""
     ways = {f"hospital-0{n}": by(proxies, file) for n, file in enumerate(OPENING, 1)}
     reach(running, {**ways, "hospital-03": by_squid(proxies)})
@@ -263,8 +259,8 @@ def test_proxies_with_the_federations_certificate_and_a_squid_with_a_login(
 
 
 def test_a_line_that_is_cut_whenever_it_is_idle_loses_no_round(
-    running: LocalFederation, proxies: Proxies, direct: list[list[str]], tmp_path: Path
-) -> None:
+    running, proxies, direct, tmp_path
+):
     cut = {"timeout client 10m": "timeout client 1s", "timeout server 10m": "timeout server 1s"}
     reach(running, {"hospital-02": by(proxies, "haproxy-tcp.cfg", cut)})
     time.sleep(3)  # idle: the line is cut
@@ -291,12 +287,8 @@ def inspecting(proxies: Proxies, gateway: Credentials, ca: Path, more: str) -> i
 
 
 def test_links_pass_a_web_server_and_a_squid_that_opens_tls(
-    running: LocalFederation,
-    proxies: Proxies,
-    direct: list[list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    running, proxies, direct, tmp_path, monkeypatch
+):
     """A squid lets WebSockets through only where it is told to; else the link is one of POSTs, here with a password."""
     outer = ensure_credentials(tmp_path / "outer", silos=(), hosts=("localhost", NAME))
     gateway = ensure_credentials(tmp_path / "gateway", silos=(), hosts=(NAME,))
@@ -339,8 +331,8 @@ def test_links_pass_a_web_server_and_a_squid_that_opens_tls(
 
 @pytest.mark.parametrize("file", [*PASSING, *OPENING])
 def test_only_the_fleet_api_is_reached_and_the_doctor_is_content(
-    running: LocalFederation, proxies: Proxies, tmp_path: Path, file: str
-) -> None:
+    running, proxies, tmp_path, file
+):
     port = proxies.start(file)
     checks = connection_checks(site_of(running, f"localhost:{port}", tmp_path), sizes=True)
     assert all(check.ok for check in checks), checks
@@ -352,9 +344,7 @@ def test_only_the_fleet_api_is_reached_and_the_doctor_is_content(
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_proxys_limit_of_size_is_named(
-    running: LocalFederation, proxies: Proxies, tmp_path: Path
-) -> None:
+def test_a_proxys_limit_of_size_is_named(running, proxies, tmp_path):
     port = proxies.start("nginx-grpc.conf", {"client_max_body_size 0;": ""})
     checks = connection_checks(site_of(running, f"localhost:{port}", tmp_path), sizes=True)
     assert [check.name for check in checks if not check.ok] == ["message size"]

@@ -88,9 +88,7 @@ def scores(rows: Any) -> dict[tuple[Any, ...], float]:
 @pytest.mark.parametrize(
     "names, group", [(NAMES, 1), pytest.param(FOUR, 2, marks=pytest.mark.drill)]
 )
-def test_hospitals_that_require_masks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], group: int
-) -> None:
+def test_hospitals_that_require_masks(tmp_path, monkeypatch, names, group):
     """No vector leaves without masks, the sums are those of a simulation, and each silo's log says what happened.
 
     So it is with two groups of two, too, which each hospital's policy requires.
@@ -122,7 +120,7 @@ def test_hospitals_that_require_masks(
 
 
 @pytest.mark.drill
-def test_a_hospital_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hospital_that_is_killed(tmp_path, monkeypatch):
     """One of four, after the first round: the others' sums are opened, and the run says over how many they are."""
     names, run = FOUR, {**RUN, "rounds": 5, "local-epochs": 20}
     out = tmp_path / "run"

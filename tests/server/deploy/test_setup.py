@@ -88,14 +88,14 @@ def prepare(root: Path, *silos: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def control(monkeypatch: pytest.MonkeyPatch) -> FakeControl:
+def control(monkeypatch):
     fake = FakeControl()
     monkeypatch.setattr(setup, "Control", lambda _: fake)
     monkeypatch.delenv("SILOFL_DATA", raising=False)
     return fake
 
 
-def test_each_gets_its_own_and_nothing_else(tmp_path: Path, control: FakeControl) -> None:
+def test_each_gets_its_own_and_nothing_else(tmp_path, control):
     set_up(prepare(tmp_path, "north", "south"), tmp_path)
     assert control.names == ["north", "south"]
     server = {path.name for path in (tmp_path / "server").iterdir()}
@@ -118,7 +118,7 @@ def test_each_gets_its_own_and_nothing_else(tmp_path: Path, control: FakeControl
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_second_time_keeps_everything(tmp_path: Path, control: FakeControl) -> None:
+def test_a_second_time_keeps_everything(tmp_path, control):
     environment = prepare(tmp_path, "north")
     set_up(environment, tmp_path)
     before = {
@@ -133,7 +133,7 @@ def test_a_second_time_keeps_everything(tmp_path: Path, control: FakeControl) ->
     assert control.names == ["north"]
 
 
-def test_a_silo_more_and_a_silo_less(tmp_path: Path, control: FakeControl) -> None:
+def test_a_silo_more_and_a_silo_less(tmp_path, control):
     """`west` comes, `south` goes; the CA and `north` stay; a hospital that joined with a bundle is left alone."""
     set_up(prepare(tmp_path, "north", "south"), tmp_path)
     control.register("clinic", b"its own key")
@@ -146,9 +146,7 @@ def test_a_silo_more_and_a_silo_less(tmp_path: Path, control: FakeControl) -> No
     assert not (tmp_path / "setup/credentials/nodes/south").exists()
 
 
-def test_a_removed_silo_that_is_still_in_the_file_gets_a_new_key(
-    tmp_path: Path, control: FakeControl
-) -> None:
+def test_a_removed_silo_that_is_still_in_the_file_gets_a_new_key(tmp_path, control):
     """As with `silofl up`; the SuperLink is busy at first. `south` keeps its key, and a third time nothing changes."""
     environment = prepare(tmp_path, "north", "south")
     set_up(environment, tmp_path)
@@ -169,9 +167,7 @@ def test_a_removed_silo_that_is_still_in_the_file_gets_a_new_key(
     } == after and control.names == ["north", "south"]
 
 
-def test_a_new_address_gets_a_new_certificate_under_the_same_ca(
-    tmp_path: Path, control: FakeControl
-) -> None:
+def test_a_new_address_gets_a_new_certificate_under_the_same_ca(tmp_path, control):
     environment = prepare(tmp_path, "north")
     set_up(environment, tmp_path)
     before = {
@@ -189,9 +185,7 @@ def test_a_new_address_gets_a_new_certificate_under_the_same_ca(
 # --- registrations over a restart -------------------------------------------------------------------------
 
 
-def test_who_was_registered_is_registered_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_was_registered_is_registered_again(tmp_path, monkeypatch):
     monkeypatch.setattr(registrar.time, "sleep", lambda _: None)
     record = tmp_path / "registered.json"
     registrar.write(record, {"KEY 1\n": "north", "KEY 2\n": "clinic"})
@@ -203,12 +197,12 @@ def test_who_was_registered_is_registered_again(
     assert fresh.names == ["clinic", "north"]
 
 
-def test_setup_and_registrar_may_both_be_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_and_registrar_may_both_be_at_it(monkeypatch):
     """The other one registers the key between our look and our call: refused, looked at again, found."""
     monkeypatch.setattr(registrar.time, "sleep", lambda _: None)
 
     class Racing(FakeControl):
-        def register(self, name: str, public_key: bytes) -> int:
+        def register(self, name, public_key):
             if not self.registered:
                 super().register("the other one", public_key)
             return super().register(name, public_key)
@@ -218,9 +212,7 @@ def test_setup_and_registrar_may_both_be_at_it(monkeypatch: pytest.MonkeyPatch) 
     assert racing.names == ["the other one"]
 
 
-def test_changes_are_noted_and_a_removed_silo_stays_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_are_noted_and_a_removed_silo_stays_out(tmp_path, monkeypatch):
     """Round 1: a clinic has joined; 2: the SuperLink is busy; 3: the clinic was removed; then the test ends."""
     record, ready = tmp_path / "registered.json", tmp_path / "ready"
     control = FakeControl()
@@ -231,7 +223,7 @@ def test_changes_are_noted_and_a_removed_silo_stays_out(
     class Done(Exception):
         pass
 
-    def pause(_: float) -> None:
+    def pause(_):
         seen.append(sorted(registrar.read(record).values()))
         if len(seen) == 1:
             assert ready.exists()
@@ -249,13 +241,13 @@ def test_changes_are_noted_and_a_removed_silo_stays_out(
     assert seen == [[], ["clinic", "north"], ["clinic", "north"], ["north"]]
 
 
-def test_a_damaged_record_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_a_damaged_record_is_not_taken_for_an_empty_one(tmp_path):
     (tmp_path / "registered.json").write_text('{"KEY')
     with pytest.raises(ValueError, match="is damaged"):
         registrar.restore(FakeControl(), tmp_path / "registered.json")
 
 
-def test_register_silos_with_real_keys(tmp_path: Path) -> None:
+def test_register_silos_with_real_keys(tmp_path):
     """The keys are registered as Flower wants them: PEM."""
     path = tmp_path / "federation.yaml"
     path.write_text(FEDERATION.format(silos="- {name: north, data: demo}\n"))
@@ -269,7 +261,7 @@ def test_register_silos_with_real_keys(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployed:
+def known(tmp_path, monkeypatch):
     """A federation in containers that the host has connected to."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
@@ -287,9 +279,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployed:
     return found
 
 
-def test_a_run_directory_of_the_host_as_the_server_sees_it(
-    known: Deployed, tmp_path: Path
-) -> None:
+def test_a_run_directory_of_the_host_as_the_server_sees_it(known, tmp_path):
     assert known.in_container(tmp_path / "runs/net/today") == Path("/runs/today")
     with pytest.raises(
         ValueError, match=r"--out /elsewhere: the runs of net land in .*/runs/net"
@@ -297,7 +287,7 @@ def test_a_run_directory_of_the_host_as_the_server_sees_it(
         known.in_container(Path("/elsewhere"))
 
 
-def test_a_run_directory_for_the_server_in_its_container(tmp_path: Path) -> None:
+def test_a_run_directory_for_the_server_in_its_container(tmp_path):
     """The host's user opens it, the server's, another one, reads its settings and writes to it."""
     with private(), share_new_files():
         directory = open_directory(
@@ -313,25 +303,18 @@ def test_a_run_directory_for_the_server_in_its_container(tmp_path: Path) -> None
     assert "SILOFL_SHARED=1" in image[2] and "SILOFL_SHARED" not in image[0]
 
 
-def test_the_federation_behind_a_connection(known: Deployed) -> None:
+def test_the_federation_behind_a_connection(known):
     assert find_deployed("net") == find_deployed() == known
     assert find_deployed("other") is None
 
 
-def test_a_connection_that_another_federation_has_taken_over(
-    known: Deployed, tmp_path: Path
-) -> None:
+def test_a_connection_that_another_federation_has_taken_over(known, tmp_path):
     """`docker compose down`, then `silofl up` with the same name: its runs are no containers' runs."""
     write_connection(replace(known.connection, address="127.0.0.1:8123"))
     assert find_deployed("net") is None
 
 
-def test_run_outside_the_servers_folder_is_one_line(
-    known: Deployed,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_run_outside_the_servers_folder_is_one_line(known, tmp_path, monkeypatch, capsys):
     control = FakeControl()
     control.register("north", b"KEY\n")
     monkeypatch.setattr("server.deploy.submit.Control", lambda _: control)
@@ -340,9 +323,7 @@ def test_run_outside_the_servers_folder_is_one_line(
     assert not (tmp_path / "mine").exists()
 
 
-def test_credentials_without_containers_are_made_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_credentials_without_containers_are_made_here(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = tmp_path / "federation.yaml"
     path.write_text(FEDERATION.format(silos="- {name: north, data: demo}\n"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ PART = 5 << 20
 
 
 @pytest.fixture
-def line(federation: LocalFederation, folder: Path) -> Iterator[Line]:
+def line(federation, folder):
     running = bring_up(folder)
     line = Line(running.fleet_port, rate=MBIT * 1e6 / 8, delay=0.05)
     reach_over(running, line.port)
@@ -55,7 +55,7 @@ def line(federation: LocalFederation, folder: Path) -> Iterator[Line]:
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(tmp_path_factory):
     """The same run in a simulation."""
     return simulate(
         {**LARGE, "silos": 3, "out": str(tmp_path_factory.mktemp("here") / "run")}, quiet=True
@@ -76,9 +76,7 @@ def new_text(path: Path) -> Callable[[], str]:
     return lambda: text_of(path)[before:]
 
 
-def test_a_large_model_over_a_slow_line(
-    line: Line, federation: LocalFederation, here: Path, tmp_path: Path
-) -> None:
+def test_a_large_model_over_a_slow_line(line, federation, here, tmp_path):
     """No limit of time ends it, though it takes longer than the others' time times the factor; both ends tell."""
     said = new_text(silo_log(federation))
     out, up = tmp_path / "out", line.up
@@ -102,9 +100,7 @@ def test_a_large_model_over_a_slow_line(
 
 
 @pytest.mark.parametrize("way", ["sending", "receiving"])
-def test_what_arrived_before_a_cut_is_not_sent_again(
-    line: Line, federation: LocalFederation, here: Path, tmp_path: Path, way: str
-) -> None:
+def test_what_arrived_before_a_cut_is_not_sent_again(line, federation, here, tmp_path, way):
     """All connections end half-way, and for a minute there are none: only what was on its way goes again."""
     said = new_text(silo_log(federation))
     out, up = tmp_path / "out", way == "sending"

@@ -1,7 +1,6 @@
 """A silo whose app runs in jobs of a real Slurm, which have no network."""
 
 import json
-from pathlib import Path
 
 import pytest
 from slurm_cluster import inside
@@ -11,9 +10,7 @@ from client.site.runtime.worker import TOO_LATE
 pytestmark = [pytest.mark.network, pytest.mark.deployed, pytest.mark.timeout(600)]
 
 
-def test_a_silo_that_waits_and_is_preempted_has_the_history_of_one_that_is_not(
-    tmp_path: Path,
-) -> None:
+def test_a_silo_that_waits_and_is_preempted_has_the_history_of_one_that_is_not(tmp_path):
     """Then a hospital joins by its bundle; its job is cancelled, and it leaves."""
     told = json.loads(inside("queue_and_preempt", tmp_path).splitlines()[-1])
     assert told["same"]
@@ -28,7 +25,7 @@ def test_a_silo_that_waits_and_is_preempted_has_the_history_of_one_that_is_not(
     assert told["left"] == ""
 
 
-def test_each_fault_of_a_job_has_its_line(tmp_path: Path) -> None:
+def test_each_fault_of_a_job_has_its_line(tmp_path):
     told = json.loads(inside("faults", tmp_path).splitlines()[-1])
     assert told["late"] == TOO_LATE
     for name, words in {

@@ -5,8 +5,6 @@ gRPC.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hospitals import MADE, NAMES, NETWORKS, hospital_files
@@ -24,7 +22,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """A federation of three hospitals, whose files lie in this folder: each task's in the place of the one before."""
     folder = tmp_path_factory.mktemp("tasks")
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     "task",
     ["balls", *(pytest.param(task, marks=pytest.mark.exhaustive) for task in ("stays", *MADE))],
 )
-def test_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path, task: str) -> None:
+def test_deployed_and_in_process_are_the_same(folder, tmp_path, task):
     """Masks, of volumes, which move with their pictures. In process every task is run by ``test_every_task.py``."""
     files = hospital_files(folder, task)
     run = {
@@ -73,7 +71,7 @@ def test_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path, task
 
 
 @pytest.mark.exhaustive
-def test_trees_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path) -> None:
+def test_trees_deployed_and_in_process_are_the_same(folder, tmp_path):
     files = random_silos(folder, dict.fromkeys(NAMES, 30))
     run = {**PLAIN, "strategy": "fedxgb", "model": "trees", "rounds": 2}
     submit.run({**run, "out": str(tmp_path / "there")})
@@ -81,9 +79,7 @@ def test_trees_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
-def test_files_in_other_orders_give_the_numbers_of_the_declared_order(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_files_in_other_orders_give_the_numbers_of_the_declared_order(folder, tmp_path):
     """One hospital's file is permuted, one has a foreign column and is left out; the other two train."""
     one, other, foreign = NAMES
     save(folder / f"{one}.npz")

@@ -53,7 +53,7 @@ STUDY = {"strategy": "fedavg", "rounds": 1, "threads": 1, "model": "mlp", "train
 
 
 @pytest.fixture
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def code(tmp_path, monkeypatch):
     """A folder with the hospitals' trainer, beside one whose trainer has a comment more."""
     for key, value in {"XDG_STATE_HOME": "state", "FLWR_HOME": "flower"}.items():
         monkeypatch.setenv(key, str(tmp_path / value))
@@ -68,7 +68,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "other"
 
 
-def test_a_trainer_deployed(code: Path, tmp_path: Path) -> None:
+def test_a_trainer_deployed(code, tmp_path):
     """A newcomer, a resumed run, the log and a study; the numbers of a run in process."""
     (tmp_path / "policy.toml").write_text("min-silos = 1\n")
     (tmp_path / "federation.yaml").write_text(FEDERATION)

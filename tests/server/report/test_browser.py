@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from chromium import Page, browser, program
+from chromium import browser, program
 
 from server.simulation.simulate import simulate
 
@@ -52,7 +50,7 @@ OVERLAPS = """[...document.querySelectorAll('svg')].filter(s => s.checkVisibilit
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: Any) -> Path:
+def report(tmp_path_factory):
     """The report of a small study with every section."""
     given = {
         "dataset": "breast-cancer",
@@ -68,13 +66,13 @@ def report(tmp_path_factory: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: Any) -> Iterator[Page]:
+def page(tmp_path_factory):
     with browser(tmp_path_factory.mktemp("chromium")) as opened:
         yield opened
 
 
 @pytest.fixture(params=[(size, scheme) for size in SIZES for scheme in SCHEMES], ids="-".join)
-def opened(request: Any, page: Page, report: Path) -> tuple[Page, int]:
+def opened(request, page, report):
     size, scheme = request.param
     page.show(report, *SIZES[size], scheme)
     if folder := os.environ.get("SILOFL_SCREENSHOTS"):  # to look at
@@ -85,7 +83,7 @@ def opened(request: Any, page: Page, report: Path) -> tuple[Page, int]:
     return page, SIZES[size][0]
 
 
-def test_nothing_is_wider_than_the_window(opened: tuple[Page, int]) -> None:
+def test_nothing_is_wider_than_the_window(opened):
     """Tables scroll in a box of their own; all other text is inside the window."""
     page, width = opened
     assert page.value("document.documentElement.scrollWidth") <= width
@@ -96,19 +94,19 @@ def test_nothing_is_wider_than_the_window(opened: tuple[Page, int]) -> None:
     ] == []
 
 
-def test_every_text_can_be_read(opened: tuple[Page, int]) -> None:
+def test_every_text_can_be_read(opened):
     page, _ = opened
     texts = page.value(TEXTS)
     assert [t for t in texts if t["contrast"] < LEAST_CONTRAST] == []
     assert [t for t in texts if t["tag"] != "text" and t["size"] < 11] == []
 
 
-def test_no_names_in_a_chart_overlap(opened: tuple[Page, int]) -> None:
+def test_no_names_in_a_chart_overlap(opened):
     page, _ = opened
     assert page.value(OVERLAPS) == []
 
 
-def test_the_answer_stands_at_the_head(opened: tuple[Page, int]) -> None:
+def test_the_answer_stands_at_the_head(opened):
     """On the first screen of a desk; on a phone above every section."""
     page, width = opened
     top = page.value("document.querySelector('.answer').getBoundingClientRect().top")
@@ -121,7 +119,7 @@ def test_the_answer_stands_at_the_head(opened: tuple[Page, int]) -> None:
     assert {"silos", "methods", "evidence", "rounds", "data", "cost"} <= set(ids)
 
 
-def test_colours_follow_the_readers_setting(page: Page, report: Path) -> None:
+def test_colours_follow_the_readers_setting(page, report):
     found = []
     for scheme in SCHEMES:
         page.show(report, *SIZES["desk"], scheme)
@@ -129,7 +127,7 @@ def test_colours_follow_the_readers_setting(page: Page, report: Path) -> None:
     assert found == ["rgb(246, 246, 244)", "rgb(16, 20, 24)"]
 
 
-def test_it_asks_the_network_for_nothing_and_logs_no_error(page: Page, report: Path) -> None:
+def test_it_asks_the_network_for_nothing_and_logs_no_error(page, report):
     page.show(report, *SIZES["desk"], "light")
     assert page.requests == [report.as_uri()]
     assert page.errors == []

@@ -52,7 +52,7 @@ def decision(path: Path) -> tuple[str, str]:
     return word.strip(), points
 
 
-def test_two_silos_with_one_patient_more_show_no_gain(tmp_path: Path) -> None:
+def test_two_silos_with_one_patient_more_show_no_gain(tmp_path):
     """One of 32 and one of 40 patients more, each with an interval far below zero (-16..+22, -13..+18)."""
     path = compared(
         tmp_path / "run", (26 / 32, 34 / 40), (27 / 32, 35 / 40), counts={"a": 32, "b": 40}
@@ -67,7 +67,7 @@ def test_two_silos_with_one_patient_more_show_no_gain(tmp_path: Path) -> None:
     assert decision(path) == ("not yet certain", "+2.8")
 
 
-def test_three_seeds_with_one_patient_more_are_no_more_than_chance(tmp_path: Path) -> None:
+def test_three_seeds_with_one_patient_more_are_no_more_than_chance(tmp_path):
     """One of 32 patients more with each of three seeds: they may be the same patient."""
     local, apple = [(26 / 32,)] * 3, [(27 / 32,)] * 3
     path = compared(tmp_path / "run", local, apple, counts={"a": 32}, seeds=(1, 2, 3))
@@ -76,7 +76,7 @@ def test_three_seeds_with_one_patient_more_are_no_more_than_chance(tmp_path: Pat
     assert "no gain is larger than chance alone could explain" in checked(path).text
 
 
-def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
+def test_seeds_that_disagree_widen_the_interval(tmp_path):
     apple = [(0.6,), (0.75,), (0.9,)]
     one = compared(tmp_path / "one", (0.5,), (0.75,))
     three = compared(
@@ -88,7 +88,7 @@ def test_seeds_that_disagree_widen_the_interval(tmp_path: Path) -> None:
     assert low > 0 > lower and higher > high
 
 
-def test_a_gain_everywhere_is_shown_and_so_is_a_loss(tmp_path: Path) -> None:
+def test_a_gain_everywhere_is_shown_and_so_is_a_loss(tmp_path):
     up = compared(tmp_path / "up", (0.5,) * 6, (0.7, 0.72, 0.68, 0.7, 0.75, 0.65))
     assert decision(up) == ("gains", "+20.0")
     assert "\nAPPLE against Local: +20.0 points, 95 % interval +16.4 to +23.6\n" in silo_table(
@@ -103,7 +103,7 @@ def test_a_gain_everywhere_is_shown_and_so_is_a_loss(tmp_path: Path) -> None:
     assert "One seed was run" in checked(down).text
 
 
-def test_headline_and_number_agree_whatever_the_study(tmp_path: Path) -> None:
+def test_headline_and_number_agree_whatever_the_study(tmp_path):
     rng = np.random.default_rng(5)
     words = []
     for silos, shift in itertools.product((1, 5, 6, 9), (-0.2, 0.0, 0.2)):
@@ -116,7 +116,7 @@ def test_headline_and_number_agree_whatever_the_study(tmp_path: Path) -> None:
     assert words == ["not yet certain"] * 6 + ["loses", "not yet certain", "gains"] * 2
 
 
-def test_an_interval_that_is_not_certain_stands_in_the_headline(tmp_path: Path) -> None:
+def test_an_interval_that_is_not_certain_stands_in_the_headline(tmp_path):
     """+4.5 points on average, and what would settle it: hospitals, and seeds where two were run."""
     apple = (0.6, 0.52, 0.45, 0.65, 0.48, 0.57)
     path = compared(tmp_path / "run", (0.5,) * 6, apple)
@@ -133,7 +133,7 @@ def test_an_interval_that_is_not_certain_stands_in_the_headline(tmp_path: Path) 
     )
 
 
-def test_seeds_that_disagree_are_visible(tmp_path: Path) -> None:
+def test_seeds_that_disagree_are_visible(tmp_path):
     """The interval holds for these seeds; from three on the page has how far their averages lie apart."""
     apple = [tuple(0.5 + 0.05 * seed + 0.01 * k for k in range(6)) for seed in (1, 2, 3)]
     path = compared(tmp_path / "run", [(0.5,) * 6] * 3, apple, seeds=(1, 2, 3), counts=SIX)
@@ -147,7 +147,7 @@ def test_seeds_that_disagree_are_visible(tmp_path: Path) -> None:
     )
 
 
-def test_the_page_names_one_worst_hospital(tmp_path: Path) -> None:
+def test_the_page_names_one_worst_hospital(tmp_path):
     """h1 is the worst with APPLE, h2 the worst alone; the lowest of single seeds is another's, h3's."""
     local, apple = [(0.6, 0.2, 0.7)] * 2, [(0.5, 0.6, 0.45), (0.5, 0.6, 0.8)]
     counts = {f"h{k}": 100 for k in range(1, 4)}
@@ -159,7 +159,7 @@ def test_the_page_names_one_worst_hospital(tmp_path: Path) -> None:
     assert "50.0h1" in text and "20.0h2" in text  # in the table of methods, each method's own
 
 
-def test_the_mean_holds_the_truth_as_often_as_it_says_and_sees_a_gain() -> None:
+def test_the_mean_holds_the_truth_as_often_as_it_says_and_sees_a_gain():
     """Six hospitals of 40 patients. Without a gain 95 of 100 intervals hold zero. Of a gain of 10 points with three
     seeds half are seen: patients that were added to the spread once more left few.
     """
@@ -173,7 +173,7 @@ def test_the_mean_holds_the_truth_as_often_as_it_says_and_sees_a_gain() -> None:
     assert sum(seen) > 150
 
 
-def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds() -> None:
+def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds():
     """Three equal seeds may be of the same patients: they are worth one. Each end has its own distance: of 98 %, a
     score may be lower by more than it may be higher.
     """
@@ -196,16 +196,12 @@ def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds() -> None:
     ("interval", "kind"),
     [((0.1, 0.3), "up"), ((-0.3, -0.1), "down"), ((-0.1, 0.3), ""), ((math.nan,) * 2, "")],
 )
-def test_a_silos_gain_has_a_colour_where_its_interval_excludes_zero(
-    interval: tuple[float, float], kind: str
-) -> None:
+def test_a_silos_gain_has_a_colour_where_its_interval_excludes_zero(interval, kind):
     gain = Gain(sum(interval) / 2, interval)
     assert f'<td class="{kind}">' in render("{{ gain_cell(gain) }}", gain=gain)
 
 
-def test_an_unknown_number_of_patients_leaves_one_silo_without_an_interval(
-    tmp_path: Path,
-) -> None:
+def test_an_unknown_number_of_patients_leaves_one_silo_without_an_interval(tmp_path):
     """The mean needs none of theirs."""
     test = {"local": (0.5,) * 6, "apple": (0.7, 0.72, 0.68, 0.7, 0.75, 0.65)}
     path = make_run(
@@ -219,7 +215,7 @@ def test_an_unknown_number_of_patients_leaves_one_silo_without_an_interval(
 # Silos that were seldom there
 
 
-def test_a_silo_that_missed_22_of_25_rounds_is_marked(tmp_path: Path) -> None:
+def test_a_silo_that_missed_22_of_25_rounds_is_marked(tmp_path):
     """h8 has 10 % with both methods' models of round 3, the others 60 and 80 %."""
     counts = {f"h{k}": 100 for k in range(1, 9)}
     local, apple = (0.6,) * 7 + (0.1,), (0.8,) * 7 + (0.1,)
@@ -255,7 +251,7 @@ def test_a_silo_that_missed_22_of_25_rounds_is_marked(tmp_path: Path) -> None:
     assert "\nh8 took part in 3 of 25 rounds: scores are" in silo_table(StudyResults(path))
 
 
-def test_a_gain_that_rests_on_silos_seldom_there_is_not_shown(tmp_path: Path) -> None:
+def test_a_gain_that_rests_on_silos_seldom_there_is_not_shown(tmp_path):
     apple = (0.7, 0.72, 0.68, 0.7, 0.75, 0.65)
     assert decision(compared(tmp_path / "all", (0.5,) * 6, apple, rounds=25))[0] == "gains"
     path = compared(tmp_path / "away", (0.5,) * 6, apple, rounds=25, away={"h6": 3})
@@ -263,13 +259,13 @@ def test_a_gain_that_rests_on_silos_seldom_there_is_not_shown(tmp_path: Path) ->
     assert "only 5 hospitals took part in enough rounds, 6 are needed" in checked(path).text
 
 
-def test_silos_drawn_for_few_rounds_like_all_others_are_not_marked(tmp_path: Path) -> None:
+def test_silos_drawn_for_few_rounds_like_all_others_are_not_marked(tmp_path):
     away = dict.fromkeys(SIX, 3)
     path = compared(tmp_path / "run", (0.5,) * 6, (0.7,) * 6, rounds=25, away=away)
     assert "†" not in checked(path).text
 
 
-def test_lines_of_the_log_have_their_time(tmp_path: Path) -> None:
+def test_lines_of_the_log_have_their_time(tmp_path):
     path = compared(tmp_path / "run", (0.5,), (0.7,))
     line = {
         "event": "note",
@@ -292,7 +288,7 @@ def test_lines_of_the_log_have_their_time(tmp_path: Path) -> None:
 # The page's width, its axes and its words
 
 
-def test_an_axis_has_no_tick_twice() -> None:
+def test_an_axis_has_no_tick_twice():
     for high in (0.004, 0.03, 0.5, 1.0):
         canvas = Canvas(300, 100, (10, 10, 10, 30))
         canvas.axes.set_xlim(-high / 3, high)
@@ -302,7 +298,7 @@ def test_an_axis_has_no_tick_twice() -> None:
         assert len(set(labels)) == len(labels) > 2 and "0" in labels
 
 
-def test_the_terms_are_explained_where_asked(tmp_path: Path) -> None:
+def test_the_terms_are_explained_where_asked(tmp_path):
     html = write_report(compared(tmp_path / "run", (0.5,), (0.7,))).read_text()
     explained = re.findall(
         r"<details[^>]*><summary>What is this\?</summary>(.*?)</details>", html, re.DOTALL
@@ -325,7 +321,7 @@ document.title = 'measured ' + JSON.stringify(of);
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_tables_fit_or_show_that_they_scroll(width: int, tmp_path: Path) -> None:
+def test_tables_fit_or_show_that_they_scroll(width, tmp_path):
     """At 1280 px all of the comparison is there; at 390 px its first column stays, under a sign that there is more."""
     browser = shutil.which("chromium")
     if browser is None:
@@ -355,7 +351,7 @@ def test_tables_fit_or_show_that_they_scroll(width: int, tmp_path: Path) -> None
 # The table of gains
 
 
-def test_the_table_of_methods_has_the_headlines_interval(tmp_path: Path) -> None:
+def test_the_table_of_methods_has_the_headlines_interval(tmp_path):
     """Validation data chose APPLE, which has 5 % to itself; the other method shares them among two."""
     test = {
         "local": (0.5,) * 6,

@@ -17,7 +17,6 @@ import math
 import re
 import sys
 from html import unescape
-from pathlib import Path
 
 import matplotlib
 import pytest
@@ -59,13 +58,13 @@ def difference_interval(a: float, n: int, b: float, m: int) -> tuple[float, floa
     return from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, m))
 
 
-def test_difference_interval_of_newcombe() -> None:
+def test_difference_interval_of_newcombe():
     """Newcombe 1998, table II, contrast (a), method 10: 56/70 - 48/80 lies in 0.0524..0.3339."""
     low, high = difference_interval(56 / 70, 70, 48 / 80, 80)
     assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
 
 
-def test_intervals_of_nothing() -> None:
+def test_intervals_of_nothing():
     unknown = (
         accuracy_interval(math.nan, 10),
         accuracy_interval(0.5, 0),
@@ -78,7 +77,7 @@ def test_intervals_of_nothing() -> None:
 # The study
 
 
-def test_validation_chooses_the_method(tmp_path: Path) -> None:
+def test_validation_chooses_the_method(tmp_path):
     study = StudyResults(make_run(tmp_path / "run"))
     assert (study.best, study.personalised, study.base) == ("apple", "apple", "local")
     assert study.columns == ["local", "fedavg", "apple"]
@@ -89,13 +88,13 @@ def test_validation_chooses_the_method(tmp_path: Path) -> None:
     assert study.chosen_on == "val"
 
 
-def test_without_validation_the_test_data_choose_and_it_is_said(tmp_path: Path) -> None:
+def test_without_validation_the_test_data_choose_and_it_is_said(tmp_path):
     study = StudyResults(make_run(tmp_path / "run", validation=None))
     assert (study.best, study.personalised, study.chosen_on) == ("fedavg", "apple", "test")
     assert "chosen on the test data" in headline(study)[1]
 
 
-def test_one_seed_has_score_intervals_and_several_a_spread(tmp_path: Path) -> None:
+def test_one_seed_has_score_intervals_and_several_a_spread(tmp_path):
     """Two seeds: apple in a .7 and .5, local .5 and .1: gains .2, .4, mean .3, spread .1414."""
     one = StudyResults(make_run(tmp_path / "one"))
     assert one.score("apple", "a").interval == accuracy_interval(0.7, 10)
@@ -113,12 +112,12 @@ def test_one_seed_has_score_intervals_and_several_a_spread(tmp_path: Path) -> No
     assert two.seeds == [1, 2]
 
 
-def test_what_a_hospital_sends_in_a_round_does_not_depend_on_the_seeds(tmp_path: Path) -> None:
+def test_what_a_hospital_sends_in_a_round_does_not_depend_on_the_seeds(tmp_path):
     path = make_run(tmp_path / "run", {"apple": [TEST["apple"]] * 2}, seeds=(1, 2))
     assert bytes_up(StudyResults(path))["apple", "a"] == [4e5] * 4  # a third of 1.2 MB
 
 
-def test_curve_and_costs(tmp_path: Path) -> None:
+def test_curve_and_costs(tmp_path):
     """1.2 MB up per round from three silos: 400 kB each, 100,000 numbers, 800 kB over the two rounds."""
     study = StudyResults(make_run(tmp_path / "run"))
     assert study.curve("apple", "personal") == {r: [pytest.approx(1.6 / 3)] for r in (1, 2)}
@@ -131,7 +130,7 @@ def test_curve_and_costs(tmp_path: Path) -> None:
     assert "b62.4 MB24" in text
 
 
-def test_silo_table(tmp_path: Path) -> None:
+def test_silo_table(tmp_path):
     assert silo_table(StudyResults(make_run(tmp_path / "run"))) == "\n".join(
         [
             "silo       test  Local  FedAvg  APPLE  APPLE gains",
@@ -152,7 +151,7 @@ def test_silo_table(tmp_path: Path) -> None:
 # The page
 
 
-def test_headline(tmp_path: Path) -> None:
+def test_headline(tmp_path):
     """a gains 7/10 - 5/10, far from certain over 10 samples; three silos are too few for the mean's interval."""
     study = StudyResults(make_run(tmp_path / "run"))
     sentence, trust = (
@@ -171,7 +170,7 @@ def test_headline(tmp_path: Path) -> None:
     )
 
 
-def test_page_of_the_study(tmp_path: Path) -> None:
+def test_page_of_the_study(tmp_path):
     text = checked(make_run(tmp_path / "run")).text
     for wanted in (
         "What each hospital gained",
@@ -188,7 +187,7 @@ def test_page_of_the_study(tmp_path: Path) -> None:
     assert "Who learns from whom" not in text
 
 
-def test_everything_is_escaped(tmp_path: Path) -> None:
+def test_everything_is_escaped(tmp_path):
     """Names and settings come from elsewhere: one silo is called like a script, one like mathematics for matplotlib."""
     counts = {"<script>alert(1)</script>": 10, "$\\frac{": 20, "\"&'<b>": 40}
     path = make_run(
@@ -232,13 +231,13 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     assert "$\\frac{" in document.text
 
 
-def test_only_local(tmp_path: Path) -> None:
+def test_only_local(tmp_path):
     text = checked(make_run(tmp_path / "run", {"local": TEST["local"]})).text
     assert "Training alone reaches 50.0 % mean accuracy over 3 hospitals" in text
     assert "What a hospital gains is not known" in text
 
 
-def test_without_local(tmp_path: Path) -> None:
+def test_without_local(tmp_path):
     assert (
         "APPLE reaches 53.3 %"
         in checked(make_run(tmp_path / "one", {"apple": TEST["apple"]})).text
@@ -250,14 +249,14 @@ def test_without_local(tmp_path: Path) -> None:
     )
 
 
-def test_one_silo(tmp_path: Path) -> None:
+def test_one_silo(tmp_path):
     test = {name: values[:1] for name, values in TEST.items()}
     text = checked(make_run(tmp_path / "run", test, counts={"a": 10})).text
     assert "APPLE against training alone: +20.0 points" in text
     assert "It takes 6 hospitals or more to settle it." in text
 
 
-def test_forty_silos_and_many_methods(tmp_path: Path) -> None:
+def test_forty_silos_and_many_methods(tmp_path):
     counts = {f"hospital-{k:02d}": 20 + k for k in range(1, 41)}
     names = ["local", "fedavg", "apple", "fedala", "fedavg-ft", "apfl", "fedprox", "ditto"]
     test = {name: [round(0.5 + 0.04 * i, 2)] * 40 for i, name in enumerate(names)}
@@ -273,7 +272,7 @@ def test_forty_silos_and_many_methods(tmp_path: Path) -> None:
     assert "no-longer-known" in text
 
 
-def test_marks_of_equal_scores_do_not_hide_each_other() -> None:
+def test_marks_of_equal_scores_do_not_hide_each_other():
     """Two of four methods score alike, a third nearly so; a mark by itself stays in its row."""
     values = {"local": 0.8, "fedavg": 0.5, "ditto": 0.8, "apple": 0.805, "apfl": math.nan}
     found = lifts({m: Score(v, math.nan, (v, v), 10) for m, v in values.items()}, 0.01)
@@ -282,7 +281,7 @@ def test_marks_of_equal_scores_do_not_hide_each_other() -> None:
     assert rows == pytest.approx([-0.8 / 3, 0, 0.8 / 3])
 
 
-def test_withheld_metrics(tmp_path: Path) -> None:
+def test_withheld_metrics(tmp_path):
     """Silo a keeps its accuracies to itself: it is named, and it is no part of the counts."""
     test = {name: (math.nan, *values[1:]) for name, values in TEST.items()}
     path = make_run(tmp_path / "some", test)
@@ -300,7 +299,7 @@ def test_withheld_metrics(tmp_path: Path) -> None:
     )
 
 
-def test_failed_before_its_first_round(tmp_path: Path) -> None:
+def test_failed_before_its_first_round(tmp_path):
     path = make_run(tmp_path / "run", {}, config={"strategy": "local,apple"})
     (path / "summary.json").unlink()
     event = {
@@ -320,7 +319,7 @@ def test_failed_before_its_first_round(tmp_path: Path) -> None:
     assert "APPLE, seed 42 was not run." in text
 
 
-def test_stopped_midway_shows_what_there_is(tmp_path: Path) -> None:
+def test_stopped_midway_shows_what_there_is(tmp_path):
     """No summary: the numbers come from the history alone."""
     path = make_run(tmp_path / "run", finished=False, config={"rounds": 9})
     text = checked(path).text
@@ -328,7 +327,7 @@ def test_stopped_midway_shows_what_there_is(tmp_path: Path) -> None:
     assert "+3.3 points of accuracy on average in 3 hospitals" in text
 
 
-def test_silos_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
+def test_silos_left_out_are_named_with_the_reason(tmp_path):
     path = make_run(tmp_path / "run")
     history = History(path / "history.csv")
     history.add([Row("apple", 42, r, "b", "", "", "rejected", 1.0, None) for r in (1, 2)])
@@ -345,7 +344,7 @@ def test_silos_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
     assert "Rounds that went on without a hospital" in checked(path).text
 
 
-def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) -> None:
+def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path):
     path = make_run(tmp_path / "run")
     history = History(path / "history.csv")
     history.add([Row("apple", 42, r, "b", "", "", "bounded", 0.1, None) for r in (1, 2)])
@@ -368,14 +367,14 @@ def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) 
     )
 
 
-def test_several_seeds(tmp_path: Path) -> None:
+def test_several_seeds(tmp_path):
     test = {name: [values, tuple(v + 0.05 for v in values)] for name, values in TEST.items()}
     text = checked(make_run(tmp_path / "run", test, seeds=(1, 2))).text
     # .05 / sqrt(2)
     assert "Means over 2 seeds, ± standard deviation" in text and "± 3.5 over seeds" in text
 
 
-def test_label_circles_come_with_a_manifest(tmp_path: Path) -> None:
+def test_label_circles_come_with_a_manifest(tmp_path):
     path = make_run(tmp_path / "run")
     silos = [
         {"name": n, "labels": {"train": {"0": 5 * c}, "val": {"1": c}}}
@@ -393,7 +392,7 @@ def test_label_circles_come_with_a_manifest(tmp_path: Path) -> None:
     assert "Who holds what" in text and "digits split by iid" in text
 
 
-def test_commands_repeat_the_run(tmp_path: Path) -> None:
+def test_commands_repeat_the_run(tmp_path):
     """Only what differs from the defaults is written out; every value is quoted for the shell."""
     config = {
         "apple.mu": 0.5,
@@ -420,7 +419,7 @@ def test_commands_repeat_the_run(tmp_path: Path) -> None:
     )
 
 
-def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_run(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
     (tmp_path / "config.toml").write_text('strategy = "local"\nseed = 1\n')
@@ -435,13 +434,13 @@ def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 # Small things of the charts
 
 
-def test_labels_are_moved_apart() -> None:
+def test_labels_are_moved_apart():
     assert apart([1.0, 1.0, 5.0], 2.0, 0.0, 10.0) == [1.0, 3.0, 5.0]
     assert apart([9.0, 9.5], 2.0, 0.0, 10.0) == [8.0, 10.0]
     assert apart([], 2.0, 0.0, 1.0) == []
 
 
-def test_small_texts() -> None:
+def test_small_texts():
     assert short_names(["hospital-01", "hospital-02"]) == (["01", "02"], "hospital-")
     assert short_names(["a-1", "b-1"]) == (["a-1", "b-1"], "")
     sizes = map(size_text, (0, 999, 1000, 99_600, 2_543_000, 613_000_000, 2e12, 5e15))
@@ -456,7 +455,7 @@ def test_small_texts() -> None:
     assert round_numbers(64) == [2, 10, 50] and round_numbers(1) == [1]
 
 
-def test_the_users_matplotlib_settings_stay_as_they_are(tmp_path: Path) -> None:
+def test_the_users_matplotlib_settings_stay_as_they_are(tmp_path):
     before = {key: matplotlib.rcParams[key] for key in SETTINGS}
     page(StudyResults(make_run(tmp_path / "run")))
     assert {key: matplotlib.rcParams[key] for key in SETTINGS} == before
@@ -467,7 +466,7 @@ def test_the_users_matplotlib_settings_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def simulated(tmp_path_factory):
     """Three silos of digits, two rounds of local, fedavg and apple."""
     values = {
         "strategy": "local,fedavg,apple",
@@ -479,14 +478,14 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulate({**values, "out": str(tmp_path_factory.mktemp("runs") / "run")}, quiet=True)
 
 
-def test_simulation_ends_with_a_report(simulated: Path) -> None:
+def test_simulation_ends_with_a_report(simulated):
     assert (simulated / "report.html").exists()
     text = checked(simulated).text
     assert "Who holds what" in text and "Who learns from whom" in text
     assert "of accuracy on average in 3 hospitals" in text
 
 
-def test_relationships_start_at_p0_and_end_at_the_states(simulated: Path) -> None:
+def test_relationships_start_at_p0_and_end_at_the_states(simulated):
     """Round 0 is p_0 (eq. 7's sample shares), the last round the `dr` of the silos' states; names are sorted."""
     folder = simulated / "checkpoint" / "apple-42" / "silos"
     found = Apple.read_relationships(newest_states(folder))
@@ -503,7 +502,7 @@ def test_relationships_start_at_p0_and_end_at_the_states(simulated: Path) -> Non
     assert not (found.values[0] == found.values[-1]).all()
 
 
-def test_an_absent_silos_relationships_stay(tmp_path: Path) -> None:
+def test_an_absent_silos_relationships_stay(tmp_path):
     """b trained in rounds 1 and 2, a in round 2 only: in round 1 a has its start."""
     for name, rounds, values in (
         ("a", [1, 2], [[0.5, 0.5], [0.7, 0.3]]),
@@ -522,14 +521,12 @@ def test_an_absent_silos_relationships_stay(tmp_path: Path) -> None:
     assert Apple.read_relationships(newest_states(tmp_path / "nowhere")) is None
 
 
-def test_command_line(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(simulated, capsys):
     assert main(["report", str(simulated)]) == 0
     assert capsys.readouterr().out == f"{simulated / 'report.html'}\n"
 
 
-def test_study_prints_the_table_and_ends_with_the_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_study_prints_the_table_and_ends_with_the_directory(tmp_path, capsys):
     out = tmp_path / "run"
     line = f"simulate --strategy local,fedavg --rounds 1 --silos 2 --partition iid --set threads=1 --out {out}"
     assert main(line.split()) == 0
@@ -538,7 +535,7 @@ def test_study_prints_the_table_and_ends_with_the_directory(
     assert silo_table(StudyResults(out)) in said.err
 
 
-def test_failed_simulation_leaves_a_report(tmp_path: Path) -> None:
+def test_failed_simulation_leaves_a_report(tmp_path):
     """A learning rate that makes every silo diverge: the run fails, the report says why."""
     values = {
         "strategy": "fedavg",
@@ -555,9 +552,7 @@ def test_failed_simulation_leaves_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("simulated", [True, False])
-def test_server_app_ends_with_a_report(
-    simulated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_app_ends_with_a_report(simulated, tmp_path, monkeypatch):
     """Label counts only where the data are the simulation's: hospitals do not send theirs."""
     out = tmp_path / "run"
     values = {
@@ -582,7 +577,7 @@ def test_server_app_ends_with_a_report(
     assert ("Who holds what" in checked(out).text) == simulated
 
 
-def test_rounds_done_before_do_not_count_for_the_pace() -> None:
+def test_rounds_done_before_do_not_count_for_the_pace():
     """Ten rounds, four from an earlier start: two more in this one make 6 of 10, and 4 are left at this one's pace."""
     run = parse_settings({"rounds": 10})
     for quiet in (False, True):  # a silent bar has no counters
@@ -597,7 +592,7 @@ def test_rounds_done_before_do_not_count_for_the_pace() -> None:
 # Tracking
 
 
-def test_round_values() -> None:
+def test_round_values():
     """Mean over silos, each silo's own, the round's; withheld values and other rounds are left out."""
     history = History()
     history.add([Row("apple", 1, 1, "a", "test", "personal", "accuracy", 0.9, 10)])
@@ -619,9 +614,7 @@ def test_round_values() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TRACKERS))
-def test_missing_library_is_one_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_library_is_one_line(name, tmp_path, monkeypatch):
     monkeypatch.setitem(
         sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None
     )
@@ -632,7 +625,7 @@ def test_missing_library_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_library() -> None:
+def test_unknown_library():
     with pytest.raises(
         UserError, match=r"unknown --log 'tensorbord' \(did you mean 'tensorboard'\?\)"
     ):
@@ -642,7 +635,7 @@ def test_unknown_library() -> None:
 TINY = {"strategy": "local,fedavg", "rounds": 2, "silos": 2, "partition": "iid", "threads": 1}
 
 
-def test_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed (silofl[tracking])")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -656,7 +649,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert list(logged) == [1, 2, 3]  # 3: the closing evaluation
 
 
-def test_mlflow(tmp_path: Path) -> None:
+def test_mlflow(tmp_path):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (silofl[tracking])")
     out = simulate({**TINY, "out": str(tmp_path / "run")}, quiet=True, log=["mlflow"])
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")

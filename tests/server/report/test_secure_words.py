@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from server.report.participation import opened_sums
 from server.report.sections.privacy import privacy_section
 from server.report.sections.silos import silos_section
@@ -16,7 +12,7 @@ from server.simulation.simulate import simulate
 RUN = {"strategy": "fedavg,local", "dataset": "digits", "rounds": 2, "silos": 3, "threads": 1}
 
 
-def test_the_report_says_over_how_many_silos(tmp_path: Path) -> None:
+def test_the_report_says_over_how_many_silos(tmp_path):
     settings = {**RUN, "model": "mlp", "secure-aggregation": True, "out": str(tmp_path / "run")}
     out = simulate(settings, quiet=True)
     study = StudyResults(out)
@@ -28,9 +24,7 @@ def test_the_report_says_over_how_many_silos(tmp_path: Path) -> None:
     assert not privacy_section(study) and "epsilon" not in page.lower()
 
 
-def test_repeats_absences_and_impossible_sums(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeats_absences_and_impossible_sums(tmp_path, monkeypatch):
     out = simulate({**RUN, "model": "mlp", "out": str(tmp_path / "run")}, quiet=True)
     assert opened_sums(StudyResults(out)) == []
     History(out / "history.csv").add(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 
 from server.simulation.simulate import simulate
 
 
-def test_a_regression_has_its_evidence(tmp_path: Path) -> None:
+def test_a_regression_has_its_evidence(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 3)).astype(np.float32)
     y = (500 + 90 * x[:, 0] + rng.normal(0, 30, 300)).astype(np.float32)
@@ -53,7 +52,7 @@ def test_a_regression_has_its_evidence(tmp_path: Path) -> None:
     assert "distance of mean measured and mean predicted" in page
 
 
-def test_several_measurements_have_a_row_each(tmp_path: Path) -> None:
+def test_several_measurements_have_a_row_each(tmp_path):
     """Names are the file's, whatever characters they have; numbers are in each one's unit."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 2)).astype(np.float32)

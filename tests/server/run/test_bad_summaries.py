@@ -9,23 +9,12 @@ import json
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord
-from tiny import (
-    Files,
-    Run,
-    TinyGrid,
-    comparable,
-    federate,
-    random_silos,
-    round_of,
-    rows_of,
-    same,
-)
+from tiny import TinyGrid, comparable, federate, random_silos, round_of, rows_of, same
 
 from partitions.common.errors import UserError
 from server.results.run_directory import RunDirectory
@@ -216,24 +205,22 @@ def prepared(spoil: Spoil, silo: str = "d") -> Callable[[TinyGrid], None]:
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def four(tmp_path_factory):
     return random_silos(tmp_path_factory.mktemp("four"), {**HONEST, "d": 8})
 
 
 @pytest.fixture(scope="module")
-def without(four: Files) -> Run:
+def without(four):
     """The run of the three honest silos."""
     return federate({name: four[name] for name in HONEST}, rounds=2, **OPTIONS)
 
 
-def test_there_are_enough_kinds() -> None:
+def test_there_are_enough_kinds():
     assert len(BAD) >= 58
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_summary_costs_the_others_nothing(
-    four: Files, without: Run, tmp_path: Path, kind: str
-) -> None:
+def test_a_bad_summary_costs_the_others_nothing(four, without, tmp_path, kind):
     """With a quorum of three the numbers are those of a run of three, bit for bit.
 
     Of some kinds: round 1 without a quorum, then resumed with it. The silo is named in a printable line of at most 300
@@ -268,13 +255,11 @@ def test_a_bad_summary_costs_the_others_nothing(
 @pytest.mark.parametrize(
     "kind", ["no card", "text in the sums", "another shape", "all sums far off", "no thread"]
 )
-def test_a_summary_that_goes_bad_before_a_resume(
-    four: Files, tmp_path: Path, kind: str
-) -> None:
+def test_a_summary_that_goes_bad_before_a_resume(four, tmp_path, kind):
     """d took part in round 1 with a right summary. The others go on as if it had failed in round 2."""
     options = {**OPTIONS, "rounds": 2}
 
-    def fails(grid: TinyGrid) -> None:
+    def fails(grid):
         grid.absent = {("d", 2)}
 
     whole = federate(four, prepare=fails, **options)
@@ -309,7 +294,7 @@ def killed(times: int) -> Callable[[TinyGrid], None]:
     return lambda grid: setattr(grid, "after", after)
 
 
-def test_a_process_that_dies_over_its_summary_is_not_a_summary(four: Files) -> None:
+def test_a_process_that_dies_over_its_summary_is_not_a_summary(four):
     """Killed, or out of memory beside another one: the silo is asked again, but not for ever."""
     run = federate(four, prepare=killed(SUMMARY_TRIES - 1), rounds=1, **OPTIONS)
     assert list(run.strategy.silos) == list(four)
@@ -318,16 +303,14 @@ def test_a_process_that_dies_over_its_summary_is_not_a_summary(four: Files) -> N
     assert "ended by SIGKILL" in run.federation.registration.left_out["node 4"]
 
 
-def test_a_quorum_that_the_others_do_not_make_up(four: Files) -> None:
+def test_a_quorum_that_the_others_do_not_make_up(four):
     """Four are asked for in so many words: the run does not begin with three, and says whom it lacks."""
     for kind in ("no name", "another shape"):
         with pytest.raises(UserError, match=r"node 4|d is left out"):
             federate(four, rounds=1, min_silos=4, prepare=prepared(BAD[kind]), **OPTIONS)
 
 
-def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(
-    four: Files, tmp_path: Path
-) -> None:
+def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(four, tmp_path):
     """It was left out at the start, and its summary is right now: it is named, and the others go on."""
     place = {**OPTIONS, "directory": tmp_path / "run"}
     federate(four, rounds=1, prepare=prepared(BAD["no name"]), **place)
@@ -339,7 +322,7 @@ def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(
     )
 
 
-def test_unknown_fields_reach_no_checkpoint(four: Files, tmp_path: Path) -> None:
+def test_unknown_fields_reach_no_checkpoint(four, tmp_path):
     """The silo takes part, and of its summary only what is on the list is kept."""
     place = {**OPTIONS, "directory": tmp_path / "run"}
     spoil = says(secret="x" * 1000, labels=[1, 2, 3], mean=[1e9, 0.0, 0.0])
@@ -350,10 +333,8 @@ def test_unknown_fields_reach_no_checkpoint(four: Files, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple", "fedfomo", "player-fl"])
-def test_unknown_numbers_of_a_reply_reach_no_checkpoint(
-    four: Files, tmp_path: Path, method: str
-) -> None:
-    def after(silo: str, message: Message, reply: Message) -> Message:
+def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four, tmp_path, method):
+    def after(silo, message, reply):
         if silo == "d" and message.metadata.message_type == "train":
             config: Any = reply.content["config"]
             config["number.secret"], config["secret"] = "x" * 100, "x" * 100
@@ -369,7 +350,7 @@ def test_unknown_numbers_of_a_reply_reach_no_checkpoint(
 # ---- Sums that differ in good faith ----------------------------------------------------------------------------------
 
 
-def test_another_unit_is_named_and_standardised_by_itself(four: Files, tmp_path: Path) -> None:
+def test_another_unit_is_named_and_standardised_by_itself(four, tmp_path):
     """A thousand times the others' values: theirs alone make the mean, the silo takes part with its own."""
     run = federate(
         four, rounds=2, directory=tmp_path / "run", prepare=prepared(times(1000.0)), **OPTIONS
@@ -396,7 +377,7 @@ def summary(
     return {**known, "sum": sums, "square_sum": squares, **values}
 
 
-def test_what_is_usual_in_a_column() -> None:
+def test_what_is_usual_in_a_column():
     """The median of the root mean squares, without silos in which the column is 0: sqrt(4/4) = 1 and sqrt(16/4) = 2 in
     column 1, of which 1 is the lower; sqrt(36/4) = 3 alone in column 2. A silo of twice as many is no outlier."""
     summaries = [
@@ -426,7 +407,7 @@ def kinds(*values: tuple[str, list[int], int]) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_majority_and_a_tie() -> None:
+def test_the_majority_and_a_tie():
     verdict = reconcile(
         kinds(("a", [4], 9), ("b", [3], 2), ("c", [3], 2), ("d", [3], 3)), {}, "", sums=True
     )
@@ -448,7 +429,7 @@ def test_the_majority_and_a_tie() -> None:
     )
 
 
-def test_the_federation_file_stands_above_the_majority(four: Files) -> None:
+def test_the_federation_file_stands_above_the_majority(four):
     """Four classes are agreed on: d, which alone has so many, takes part, and the model has four outputs, Σ = 16."""
     run = federate(
         four, rounds=1, agreed='{"classes": 4}', prepare=prepared(says(classes=4)), **OPTIONS
@@ -461,12 +442,12 @@ def test_the_federation_file_stands_above_the_majority(four: Files) -> None:
         federate(four, rounds=1, agreed='{"shape": [5]}', **OPTIONS)
 
 
-def test_what_holds_stays_when_a_run_is_resumed(four: Files, tmp_path: Path) -> None:
+def test_what_holds_stays_when_a_run_is_resumed(four, tmp_path):
     """Three silos that change their minds are no majority in a run that has begun: they are left out of it."""
     place = {**OPTIONS, "directory": tmp_path / "run"}
     federate(four, rounds=1, **place)
 
-    def after(name: str, message: Message, reply: Message) -> Message:
+    def after(name, message, reply):
         if name != "a" and message.metadata.message_type == "query":
             says(shape=[4], sum=[0.0] * 4, square_sum=[1.0] * 4)(reply)
         return reply
@@ -493,7 +474,7 @@ def test_what_holds_stays_when_a_run_is_resumed(four: Files, tmp_path: Path) -> 
         ('{"samples": 5}', "agreed: samples = 5"),
     ],
 )
-def test_what_cannot_be_agreed_on(four: Files, text: str, reason: str) -> None:
+def test_what_cannot_be_agreed_on(four, text, reason):
     with pytest.raises(UserError) as caught:
         federate(four, rounds=1, agreed=text)
     assert reason in str(caught.value) and "\n" not in str(caught.value)

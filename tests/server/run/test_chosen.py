@@ -44,7 +44,7 @@ def random_history(rng: random.Random, splits: tuple[str, ...]) -> list[Row]:
 
 
 @pytest.mark.parametrize("splits", [("val", "test"), ("test",)])
-def test_it_is_the_summarys(splits: tuple[str, ...]) -> None:
+def test_it_is_the_summarys(splits):
     """After every round of 300 random runs: the round, and each silo's own, that the summary finds in the whole."""
     rng, compared = random.Random(0), 0
     for _ in range(300):
@@ -69,7 +69,7 @@ def test_it_is_the_summarys(splits: tuple[str, ...]) -> None:
     assert compared > 500
 
 
-def test_before_the_first_score_there_is_none() -> None:
+def test_before_the_first_score_there_is_none():
     chosen = Chosen("received", "accuracy")
     chosen.add([Row("fedavg", 1, 1, "a", "val", "received", "accuracy", math.nan, 5)])
     assert chosen.of(["a"]) == {}

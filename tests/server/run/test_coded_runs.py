@@ -6,8 +6,7 @@ import copy
 import functools
 import math
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,18 +14,7 @@ import torch
 from cases import CASES, OPTIONS, every
 from flwr.app import Error, Message
 from resuming import assert_equal, crash_after, interrupted
-from tiny import (
-    Files,
-    Run,
-    TinyGrid,
-    comparable,
-    federate,
-    forget_models,
-    same,
-    simulated,
-    train_replies,
-    write_silo,
-)
+from tiny import comparable, federate, forget_models, same, simulated, train_replies, write_silo
 from torch import Tensor, nn
 from two_layers import DEEP
 
@@ -72,16 +60,14 @@ SOUND = {
 }
 
 
-def test_which_methods_can() -> None:
+def test_which_methods_can():
     """Those that were looked at, and no other: whoever adds a method decides, and says so here."""
     for name, method in strategies().items():
         assert (name in SOUND) == (method.info.lossy or not method.info.uploads), name
 
 
 @every(CASES)
-def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(
-    three: Files, name: str, tiny_bn: None
-) -> None:
+def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(three, name, tiny_bn):
     """topk with k = Σ, so that C(p) = p: the run is that in float32 up to rounding, which says that the base is right.
 
     The last silo misses a round, and a reply of the first is lost.
@@ -89,7 +75,7 @@ def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(
     settings, _, _ = CASES[name]
     options = {**DEEP, **OPTIONS, **settings, "rounds": 3, "learning_rate": 0.05}
 
-    def disturb(grid: TinyGrid) -> None:
+    def disturb(grid):
         grid.absent.add(("c", 2))
         grid.after = lambda silo, message, reply: (
             Message(Error(1, "lost"), reply_to=message)
@@ -97,7 +83,7 @@ def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(
             else reply
         )
 
-    def go(**changes: Any) -> Run:
+    def go(**changes):
         return federate(three, **{**options, **changes}, prepare=disturb)
 
     if settings["strategy"] not in SOUND or "ala" in settings:
@@ -120,7 +106,7 @@ def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(
 
 
 @pytest.mark.parametrize("kind", ["int8", "topk", "float16"])
-def test_what_is_sent_and_what_is_kept(three: Files, kind: str) -> None:
+def test_what_is_sent_and_what_is_kept(three, kind):
     """The bytes of the history are those that the messages hold; what a silo owes does not leave it."""
     run = federate(three, **FEW, wire_dtype=kind, wire_topk=0.2, wire_feedback="on")
     size = run.strategy.layout.size
@@ -150,20 +136,18 @@ def test_what_is_sent_and_what_is_kept(three: Files, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "topk"])
-def test_a_reply_that_is_lost_or_left_out_counts_in_neither_place(
-    three: Files, kind: str
-) -> None:
+def test_a_reply_that_is_lost_or_left_out_counts_in_neither_place(three, kind):
     """Silo a's residual is the same when round 3 begins as when round 2 began: of round 2 nothing arrived."""
     residuals: dict[int, Tensor] = {}
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if silo == "a" and message.metadata.message_type == "train":
                 assert ("counted" in message.content["config"]) and message.content["config"][
                     "counted"
                 ] in (0, 1, 3)
 
-        def after(silo: str, message: Message, reply: Message) -> Message:
+        def after(silo, message, reply):
             if silo == "a" and message.metadata.message_type == "train":
                 residuals[grid.key_of(message)[1]] = grid.state("a").arrays.get(
                     f"{RESIDUAL}model", torch.zeros(0)
@@ -186,7 +170,7 @@ def test_a_reply_that_is_lost_or_left_out_counts_in_neither_place(
 @pytest.mark.parametrize(
     "wire", [{"wire_dtype": "int8"}, TOPK, {"wire_dtype": "bfloat16", "wire_feedback": "on"}]
 )
-def test_resumed_bit_for_bit(three: Files, tmp_path: Path, wire: dict[str, Any]) -> None:
+def test_resumed_bit_for_bit(three, tmp_path, wire):
     whole = federate(three, directory=tmp_path / "whole", **FEW, **wire)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **FEW, **wire)
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **FEW, **wire)
@@ -195,16 +179,14 @@ def test_resumed_bit_for_bit(three: Files, tmp_path: Path, wire: dict[str, Any])
 
 @pytest.mark.parametrize("wire", [{"wire_dtype": "int8"}, TOPK, {"wire_sparse": True}])
 @pytest.mark.parametrize("way", ["pickle", "deep copy"])
-def test_the_same_numbers_however_messages_are_carried(
-    three: Files, wire: dict[str, Any], way: str
-) -> None:
+def test_the_same_numbers_however_messages_are_carried(three, wire, way):
     """As bytes (Ray, and the object store's arrays), or as tensors in one process."""
     carry: Callable[[Any], Any] = (
         copy.deepcopy if way == "deep copy" else lambda x: pickle.loads(pickle.dumps(x))
     )
 
-    def prepare(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+    def prepare(grid):
+        def after(silo, message, reply):
             reply.content = carry(reply.content)
             return reply
 
@@ -241,7 +223,7 @@ def accuracy(**wire: Any) -> float:
 
 
 @pytest.fixture(scope="module")
-def in_float32() -> float:
+def in_float32():
     return accuracy()
 
 
@@ -256,13 +238,11 @@ def in_float32() -> float:
         ({"wire_dtype": "float16", "wire_feedback": "on"}, 0.01),
     ],
 )
-def test_accuracy_is_near_that_of_float32(
-    in_float32: float, wire: dict[str, Any], within: float
-) -> None:
+def test_accuracy_is_near_that_of_float32(in_float32, wire, within):
     assert abs(accuracy(**wire) - in_float32) <= within
 
 
-def test_without_feedback_what_is_not_sent_is_missed(in_float32: float) -> None:
+def test_without_feedback_what_is_not_sent_is_missed(in_float32):
     coarse: dict[str, Any] = {"wire_dtype": "topk", "wire_topk": 0.01}
     with_it, without = accuracy(**coarse), accuracy(**coarse, wire_feedback="off")
     assert with_it > without + 0.1
@@ -304,11 +284,9 @@ def ints(*given: int) -> Tensor:
         ({"wire_sparse": True}, "runs", ints(0, 2**31 - 1).view(1, 2), "its runs are not"),
     ],
 )
-def test_hostile_changes_are_left_out_with_one_line(
-    three: Files, wire: dict[str, Any], name: str, value: Tensor, why: str
-) -> None:
-    def prepare(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+def test_hostile_changes_are_left_out_with_one_line(three, wire, name, value, why):
+    def prepare(grid):
+        def after(silo, message, reply):
             if grid.key_of(message) == ("c", 2) and message.metadata.message_type == "train":
                 if "wire_sparse" in wire:  # dense layers change whole: as if it had sent runs
                     reply.content["model.model"] = array_record({"values": torch.ones(3)})
@@ -348,7 +326,7 @@ class Words(nn.Module):
 
 
 @pytest.fixture
-def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+def words(tmp_path, monkeypatch):
     """Two silos of twelve texts of three words of 500; makes ``words`` known, a network for them."""
     spec = ModelSpec(
         "words", "tests", "any input", lambda shape, classes, _: Words(classes), ("table",)
@@ -367,9 +345,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
 
 @pytest.mark.parametrize("strategy", ["fedavg", "feddyn", "fedamp"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rows_of_an_embedding_that_were_not_touched_are_not_sent(
-    words: Files, strategy: str, dtype: str
-) -> None:
+def test_rows_of_an_embedding_that_were_not_touched_are_not_sent(words, strategy, dtype):
     """Bit for bit the run that sends all; up go at most the 36 rows of 8, their places, and the linear layer."""
     options = {
         "strategy": strategy,
@@ -392,7 +368,7 @@ def test_rows_of_an_embedding_that_were_not_touched_are_not_sent(
     assert dense.values("bytes_up")[0] == 2 * width * (500 * 8 + 18)
 
 
-def test_sparse_is_for_vectors_not_for_changes(two: Files) -> None:
+def test_sparse_is_for_vectors_not_for_changes(two):
     with pytest.raises(
         UserError, match=r"^wire-sparse = true: with wire-dtype = int8 changes are sent"
     ):

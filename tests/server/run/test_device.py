@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,7 +39,7 @@ NEEDS: dict[str, dict[str, Any]] = {  # settings without which a method refuses 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _few(tmp_path_factory):
     """An eighth of the digits: enough for several batches of each silo."""
     file = tmp_path_factory.mktemp("data") / "digits.npz"
     x, y = load_digits(return_X_y=True)
@@ -65,7 +63,7 @@ def run(**changes: Any) -> RoundLoop:
 
 
 @pytest.fixture
-def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_device(monkeypatch):
     monkeypatch.setattr(client.session, "device_of", lambda *_: DEVICE)
 
 
@@ -74,9 +72,7 @@ def figures(federation: RoundLoop) -> list[Row]:
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_every_method_gives_the_numbers_of_the_cpu(
-    strategy: str, tiny_bn: None, request: pytest.FixtureRequest
-) -> None:
+def test_every_method_gives_the_numbers_of_the_cpu(strategy, tiny_bn, request):
     on_cpu = figures(run(strategy=strategy, rounds=2))
     request.getfixturevalue("on_device")
     with phony_device():
@@ -84,9 +80,7 @@ def test_every_method_gives_the_numbers_of_the_cpu(
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_samples_on_disk_give_the_numbers_of_the_cpu(
-    strategy: str, tiny_bn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_on_disk_give_the_numbers_of_the_cpu(strategy, tiny_bn, tmp_path, monkeypatch):
     on_cpu = figures(run(strategy=strategy, rounds=2))
     copy = shutil.copy(SIMULATED["dataset"], tmp_path / "digits.npz")
     monkeypatch.setitem(SIMULATED, "dataset", str(copy))
@@ -98,9 +92,7 @@ def test_samples_on_disk_give_the_numbers_of_the_cpu(
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_models_and_data_stay_on_the_device(
-    strategy: str, tiny_bn: None, on_device: None
-) -> None:
+def test_models_and_data_stay_on_the_device(strategy, tiny_bn, on_device):
     """A round moves the order of the samples, once per epoch, and reads a few numbers, however many its steps are."""
     crossings = []
     with phony_device():
@@ -121,9 +113,7 @@ def test_models_and_data_stay_on_the_device(
 
 
 @pytest.mark.parametrize("strategy", ["apple", "fedala", "fedapm", "fedfomo"])
-def test_a_run_goes_on_from_its_files(
-    strategy: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_run_goes_on_from_its_files(strategy, tmp_path, request):
     on_cpu = figures(run(strategy=strategy, rounds=4))
     request.getfixturevalue("on_device")
     with phony_device():
@@ -159,7 +149,7 @@ RECURRENT = {"pulses", "stays"}
         if made not in RECURRENT
     ],
 )
-def test_every_task_is_there(tmp_path: Path, made: str, request: Any) -> None:
+def test_every_task_is_there(tmp_path, made, request):
     files = hospital_files(tmp_path, made)
     assert_same_there(request, files, rounds=1, normalization="agreed", **NETWORKS[made])
 
@@ -167,9 +157,7 @@ def test_every_task_is_there(tmp_path: Path, made: str, request: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "extra"), [("resnet8", {}), ("small-cnn", {}), ("vit-s", {"vit_s__patch": 4})]
 )
-def test_networks_of_pictures_are_there(
-    tmp_path: Path, model: str, extra: dict[str, Any], request: Any
-) -> None:
+def test_networks_of_pictures_are_there(tmp_path, model, extra, request):
     """Batch normalisation, whose integer buffer counts batches, and attention."""
     assert_same_there(
         request, hospital_files(tmp_path, "multilabel"), rounds=1, model=model, **extra
@@ -186,14 +174,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_is_there(tmp_path: Path, name: str, request: Any) -> None:
+def test_every_setting_is_there(tmp_path, name, request):
     files = random_silos(tmp_path, {"a": 9, "b": 12, "c": 8}, columns=4)
     assert_same_there(request, files, **{**DEEP, "batch_size": 4, **SETTINGS[name]})
 
 
-def test_private_training_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_device: None
-) -> None:
+def test_private_training_is_there(tmp_path, monkeypatch, on_device):
     """Its noise is drawn by the silo's key, which differs from run to run, so figures are not compared."""
     fork = torch.random.fork_rng  # of a GPU that is there it keeps the generator's state, too
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: fork(devices=[]))

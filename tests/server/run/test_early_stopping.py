@@ -42,9 +42,7 @@ def last_by_hand(means: Mapping[int, float], patience: int, min_delta: float = 0
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedala", "apple"])
-def test_the_run_ends_when_the_validation_score_says_so(
-    three: Files, tmp_path: Path, method: str
-) -> None:
+def test_the_run_ends_when_the_validation_score_says_so(three, tmp_path, method):
     """Its rounds are those of the run without patience, bit for bit, and the closing exchange follows the last."""
     # APPLE's λ depends on the planned rounds, which both have.
     stopped = federate(three, directory=tmp_path / "early", strategy=method, **OPTIONS)
@@ -64,7 +62,7 @@ def test_the_run_ends_when_the_validation_score_says_so(
     assert comparable(closing) == comparable(theirs)
 
 
-def test_a_smaller_gain_than_min_delta_counts_as_none(three: Files) -> None:
+def test_a_smaller_gain_than_min_delta_counts_as_none(three):
     means = validation_means(federate(three, strategy="fedavg", **{**OPTIONS, "patience": 0}))
     last = {delta: last_by_hand(means, 3, delta) for delta in (0.0, 0.2)}
     assert last[0.2] < last[0.0]
@@ -72,7 +70,7 @@ def test_a_smaller_gain_than_min_delta_counts_as_none(three: Files) -> None:
     assert run.federation.last == last[0.2]
 
 
-def test_rounds_between_evaluations_do_not_end_a_run(three: Files) -> None:
+def test_rounds_between_evaluations_do_not_end_a_run(three):
     """Evaluated every other round: patience counts rounds, and the run ends at an evaluated one."""
     options = {**OPTIONS, "evaluate_every": 2}
     means = validation_means(federate(three, strategy="fedavg", **{**options, "patience": 0}))
@@ -81,7 +79,7 @@ def test_rounds_between_evaluations_do_not_end_a_run(three: Files) -> None:
     assert (run.federation.last, last % 2) == (last, 0)
 
 
-def test_test_data_change_nothing(three: Files, tmp_path: Path) -> None:
+def test_test_data_change_nothing(three, tmp_path):
     """Other test labels: the same last round, and the same rows but those of test data."""
     other = {}
     for name, file in three.items():
@@ -98,7 +96,7 @@ def test_test_data_change_nothing(three: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple"])
-def test_resume_before_and_at_the_stop(three: Files, tmp_path: Path, method: str) -> None:
+def test_resume_before_and_at_the_stop(three, tmp_path, method):
     """Killed in the middle, and killed right before the closing exchange, with checkpoints of every fourth round."""
     options = {**OPTIONS, "strategy": method, "checkpoint_every": 4}
     whole = federate(three, directory=tmp_path / "whole", **options)
@@ -114,7 +112,7 @@ def test_resume_before_and_at_the_stop(three: Files, tmp_path: Path, method: str
     assert_equal(whole, again, (tmp_path / "whole", parts))
 
 
-def test_a_stopped_run_goes_on_without_patience(three: Files, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_without_patience(three, tmp_path):
     """It becomes the run that was never stopped."""
     options = {**OPTIONS, "rounds": 12, "strategy": "fedala"}
     whole = federate(three, directory=tmp_path / "whole", **{**options, "patience": 0})
@@ -126,16 +124,16 @@ def test_a_stopped_run_goes_on_without_patience(three: Files, tmp_path: Path) ->
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
 
 
-def test_a_damaged_state_at_the_closing_exchange(three: Files, tmp_path: Path) -> None:
+def test_a_damaged_state_at_the_closing_exchange(three, tmp_path):
     """The run goes back, repeats its rounds, and stops where it would have stopped."""
     options = {**OPTIONS, "strategy": "fedala"}
     whole = federate(three, directory=tmp_path / "whole", state_dir=tmp_path / "ws", **options)
     last = whole.federation.last
 
-    def damage(grid: Any) -> None:
+    def damage(grid):
         done: list[str] = []
 
-        def before(silo: str, message: Any, context: Any) -> None:
+        def before(silo, message, context):
             if silo == "b" and round_of(message) == last + 1 and not done:
                 done.append(silo)
                 newest = max((tmp_path / "ps").rglob(f"b/**/round-{last:06d}.safetensors"))
@@ -156,7 +154,7 @@ def test_a_damaged_state_at_the_closing_exchange(three: Files, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple"])
-def test_it_is_a_finished_run(three: Files, tmp_path: Path, method: str) -> None:
+def test_it_is_a_finished_run(three, tmp_path, method):
     """Summary, report, and the models that export gives are those of a run of so many rounds."""
     directory = tmp_path / "run"
     run = federate(three, directory=directory, strategy=method, **OPTIONS)
@@ -192,7 +190,7 @@ def last_better(run: Run) -> int:
     return next(number for number, score in means.items() if score == best)
 
 
-def test_the_silo_says_received_after_the_last_round(three: Files, tmp_path: Path) -> None:
+def test_the_silo_says_received_after_the_last_round(three, tmp_path):
     """The closing exchange gave the best model: the silo's card calls it that of the last round, not of the 16th."""
     options = {"patience": 1, "min_delta": 0.9, "learning_rate": 0.1}
     run = federate(
@@ -210,7 +208,7 @@ def test_the_silo_says_received_after_the_last_round(three: Files, tmp_path: Pat
     assert card.when == f"received after round {last}, the last"
 
 
-def test_without_validation_data_it_is_refused(tmp_path: Path, three: Files) -> None:
+def test_without_validation_data_it_is_refused(tmp_path, three):
     files = {}
     for name, file in three.items():
         with np.load(file) as data:
@@ -221,7 +219,7 @@ def test_without_validation_data_it_is_refused(tmp_path: Path, three: Files) -> 
         federate(files, strategy="fedavg", validation=0, **OPTIONS)
 
 
-def test_settings_that_could_never_stop_a_run_are_refused() -> None:
+def test_settings_that_could_never_stop_a_run_are_refused():
     with pytest.raises(
         UserError, match="patience = 2: nothing is evaluated with evaluate-every = 0"
     ):
@@ -232,9 +230,7 @@ def test_settings_that_could_never_stop_a_run_are_refused() -> None:
         parse_settings({"min-delta": 0.01})
 
 
-def test_silos_that_keep_their_scores_to_themselves_are_named_once(
-    three: Files, tmp_path: Path
-) -> None:
+def test_silos_that_keep_their_scores_to_themselves_are_named_once(three, tmp_path):
     """Every split has fewer samples than metrics need: there is nothing to stop by, and the log says so."""
     options = {**OPTIONS, "rounds": 6, "min_metric_samples": 1000}
     run = federate(three, directory=tmp_path / "run", strategy="fedavg", **options)
@@ -243,7 +239,7 @@ def test_silos_that_keep_their_scores_to_themselves_are_named_once(
     assert sum("no silo has reported a validation score" in line for line in lines) == 1
 
 
-def test_a_power_cut_leaves_all_states_of_the_last_round(three: Files, tmp_path: Path) -> None:
+def test_a_power_cut_leaves_all_states_of_the_last_round(three, tmp_path):
     """With rare checkpoints the round that ends the run is saved all the same, by server and silos."""
     options = {**OPTIONS, "strategy": "local", "checkpoint_every": 1000}
     with pytest.raises(Crash):
@@ -261,7 +257,7 @@ def last_of(files: Files, options: Mapping[str, Any]) -> int:
     return federate(files, **options).federation.last
 
 
-def test_a_silo_that_joins_late_does_not_look_like_progress() -> None:
+def test_a_silo_that_joins_late_does_not_look_like_progress():
     """Its first score counts in the rounds before it, too: means are compared over the same silos."""
     settings = settings_of({"a": Path("a"), "b": Path("b")}, patience=2)
     assert settings.common.patience == 2

@@ -16,7 +16,7 @@ import pytest
 from hospitals import ALL, MADE, NAMES, NETWORKS, OUTPUTS, TASK_OF, hospital_files, one_file
 from inline_workers import inline
 from sklearn.metrics import roc_auc_score
-from tiny import Files, comparable, federate, one_block
+from tiny import comparable, federate, one_block
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -72,7 +72,7 @@ def go(folder: Path, kind: str, **changes: Any) -> Any:
         )
     ],
 )
-def test_methods_learn_every_task(tmp_path: Path, made: str, strategy: str) -> None:
+def test_methods_learn_every_task(tmp_path, made, strategy):
     """Two rounds; every silo's metrics are those of the task, finite, and its loss is below that of the start."""
     changes = one_block(strategy) if made == "survival" else {}
     learns(go(tmp_path, made, strategy=strategy, rounds=2, **changes), made)
@@ -80,14 +80,14 @@ def test_methods_learn_every_task(tmp_path: Path, made: str, strategy: str) -> N
 
 # With batch normalisation; the networks of tables have none, and the U-Net's is by groups.
 @pytest.mark.parametrize("made", ["multilabel", "nodules"])
-def test_batch_normalisation_of_ones_own(tmp_path: Path, made: str) -> None:
+def test_batch_normalisation_of_ones_own(tmp_path, made):
     # The silo's own model: the received one begins with running statistics of a few steps, and is as bad as the start.
     changes: dict[str, Any] = {"model": "resnet8", "learning_rate": 0.1}
     learns(go(tmp_path, made, strategy="fedbn", **changes), made, "personal", **changes)
 
 
 @pytest.mark.parametrize("made", ["ordinal", "regression", "survival", "segmentation", "balls"])
-def test_networks_without_batch_normalisation_are_refused(tmp_path: Path, made: str) -> None:
+def test_networks_without_batch_normalisation_are_refused(tmp_path, made):
     with pytest.raises(ValueError, match=r"fedbn .*batch normalisation"):
         go(tmp_path, made, strategy="fedbn")
 
@@ -130,7 +130,7 @@ def start_loss(made: str, **changes: Any) -> float:
 
 
 @pytest.mark.parametrize("task", ALL)
-def test_a_run_that_is_resumed_is_the_same(tmp_path: Path, task: str) -> None:
+def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
     run: dict[str, Any] = {"strategy": "apple", "local_epochs": 1}
     whole = go(tmp_path, task, **run, rounds=3)
     run["directory"] = tmp_path / "run"
@@ -143,7 +143,7 @@ def test_a_run_that_is_resumed_is_the_same(tmp_path: Path, task: str) -> None:
 
 
 @pytest.mark.parametrize("made", ALL)
-def test_summary_report_export_and_predictions(tmp_path: Path, made: str) -> None:
+def test_summary_report_export_and_predictions(tmp_path, made):
     task, out = TASK_OF.get(made, made), tmp_path / "run"
     kind, file = task_of(task), one_file(tmp_path, made)
     changes = {
@@ -203,7 +203,7 @@ def test_summary_report_export_and_predictions(tmp_path: Path, made: str) -> Non
             assert found["masks"][0].sum() == int(answers[0]["pixels_1"])
 
 
-def test_whoever_learns_something_else_is_left_out(tmp_path: Path) -> None:
+def test_whoever_learns_something_else_is_left_out(tmp_path):
     files = hospital_files(tmp_path, "multilabel")
     (tmp_path / "other").mkdir()
     files["west"] = hospital_files(tmp_path / "other", "segmentation")["west"]
@@ -213,7 +213,7 @@ def test_whoever_learns_something_else_is_left_out(tmp_path: Path) -> None:
     assert set(run.strategy.silos) == {"north", "south"}
 
 
-def test_the_federation_file_may_say_the_task(tmp_path: Path) -> None:
+def test_the_federation_file_may_say_the_task(tmp_path):
     files = hospital_files(tmp_path, "multilabel")
     with pytest.raises(
         UserError, match="it has labels for multilabel, the federation file has for survival"
@@ -223,7 +223,7 @@ def test_the_federation_file_may_say_the_task(tmp_path: Path) -> None:
         federate(files, rounds=1, agreed='{"task": "x"}', **NETWORKS["multilabel"])
 
 
-def test_a_run_cannot_take_classes_for_measurements(three: Files) -> None:
+def test_a_run_cannot_take_classes_for_measurements(three):
     """The sums of measurements leave a silo: of classes they would tell how many samples each has."""
     with pytest.raises(
         UserError,
@@ -239,7 +239,7 @@ def test_a_run_cannot_take_classes_for_measurements(three: Files) -> None:
 
 
 @pytest.mark.parametrize("task", MADE)
-def test_methods_that_look_at_classes_say_so(tmp_path: Path, task: str) -> None:
+def test_methods_that_look_at_classes_say_so(tmp_path, task):
     for strategy in sorted(OF_ONE_CLASS):
         if TASKS[task].single_label:
             go(tmp_path, task, strategy=strategy, rounds=1)
@@ -269,15 +269,13 @@ def test_methods_that_look_at_classes_say_so(tmp_path: Path, task: str) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_one_line(
-    tmp_path: Path, task: str, changes: dict[str, Any], message: str
-) -> None:
+def test_what_does_not_go_together_is_one_line(tmp_path, task, changes, message):
     with pytest.raises(ValueError, match=message) as caught:
         go(tmp_path, task, **changes, strategy="fedavg", rounds=1)
     assert "\n" not in str(caught.value)
 
 
-def test_a_simulation_without_classes_says_how_to_divide(tmp_path: Path) -> None:
+def test_a_simulation_without_classes_says_how_to_divide(tmp_path):
     file = hospital_files(tmp_path, "regression")["north"]
     run = {
         "dataset": str(file),
@@ -320,7 +318,7 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ],
 )
-def test_the_examples_of_the_documentation(tmp_path: Path, dataset: str, methods: str) -> None:
+def test_the_examples_of_the_documentation(tmp_path, dataset, methods):
     """docs/tasks.md: data that come with silofl, two rounds, every method better than nothing."""
     task, changes = BUILT_IN[dataset]
     settings = {
@@ -345,7 +343,7 @@ def test_the_examples_of_the_documentation(tmp_path: Path, dataset: str, methods
         assert one["task"] == task and one["final"][f"{one['score']}_mean"] > least
 
 
-def test_breast_cancer_in_six_regions(tmp_path: Path, data_dir: Path) -> None:
+def test_breast_cancer_in_six_regions(tmp_path, data_dir):
     """FLamby's Fed-TCGA-BRCA with its own centres and test parts. A linear Cox model on whole batches is far better
     than its published figures (pooled 0.68), which batches of eight have made (docs/tasks.md).
     """
@@ -376,7 +374,7 @@ def test_breast_cancer_in_six_regions(tmp_path: Path, data_dir: Path) -> None:
     assert History(out / "history.csv").rows and runs["local"]["score"] == "c_index"
 
 
-def test_files_hold_what_was_meant(tmp_path: Path) -> None:
+def test_files_hold_what_was_meant(tmp_path):
     for task in MADE:
         (tmp_path / task).mkdir()
         data = read_silo_file(hospital_files(tmp_path / task, task)["north"])

@@ -119,7 +119,7 @@ def go(
     }, gone
 
 
-def test_each_reply_is_reported_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_reply_is_reported_as_it_comes(monkeypatch):
     """For the live view: the node, and the seconds since it was asked, up to the pause between two queries."""
     network = Network({1: 3.0, 2: 1.0})
     monkeypatch.setattr(exchange.time, "sleep", network.sleep)
@@ -139,7 +139,7 @@ def test_each_reply_is_reported_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_the_time_that_stragglers_have() -> None:
+def test_the_time_that_stragglers_have():
     """The median of 10, 20 and 30 s is 20 s: five times that is 100 s."""
     policy = TimeoutPolicy(timeout=1000, factor=5, floor=60)
     assert policy.limit(asked=6, took=[10, 20]) == 1000  # not half of them yet
@@ -158,9 +158,7 @@ def test_the_time_that_stragglers_have() -> None:
     ("factor", "answered", "until"),
     [(3, {1, 2, 3}, 60), (9, {1, 2, 3, 4}, 150), (0, {1, 2, 3, 4}, 150)],
 )
-def test_a_straggler_costs_a_multiple_of_the_median(
-    factor: float, answered: set[int], until: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_straggler_costs_a_multiple_of_the_median(factor, answered, until, monkeypatch):
     network = Network({1: 10, 2: 20, 3: 30, 4: 150})
     replies, gone = go(network, TimeoutPolicy(1000, factor=factor, floor=40), monkeypatch)
     assert set(replies) == answered and not gone
@@ -176,9 +174,7 @@ def test_a_straggler_costs_a_multiple_of_the_median(
         ((40, 1e9), {1, 2, 3}, 500),
     ],
 )
-def test_who_is_in_a_long_transfer_is_no_straggler(
-    busy: tuple[float, float], answered: set[int], until: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_in_a_long_transfer_is_no_straggler(busy, answered, until, monkeypatch):
     """Three times the median of 20 s is 60 s, and more by the time in a transfer, up to the time of the round."""
     network = Network({1: 10, 2: 20, 3: 30, 4: 150 if busy[1] < 1e9 else 1e9}, busy={4: busy})
     replies, _ = go(network, TimeoutPolicy(500, factor=3, floor=40), monkeypatch)
@@ -186,9 +182,7 @@ def test_who_is_in_a_long_transfer_is_no_straggler(
     assert network.now == pytest.approx(until, abs=2.5)
 
 
-def test_who_waits_in_a_queue_is_no_straggler_and_is_told_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_waits_in_a_queue_is_no_straggler_and_is_told_once(monkeypatch):
     network = Network({1: 10, 2: 20, 3: 30, 4: 150}, busy={4: (40, 140)})
     network.told = QUEUED_SECONDS
     queued: list[int] = []
@@ -197,7 +191,7 @@ def test_who_waits_in_a_queue_is_no_straggler_and_is_told_once(
     assert set(replies) == {1, 2, 3, 4} and queued == [4] and not gone
 
 
-def test_a_clock_that_is_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_is_told_once(monkeypatch):
     """Back by an hour; and by a minute less, of which nobody hears."""
     notes: list[str] = []
     watch = ClockWatch(notes.append)
@@ -208,16 +202,14 @@ def test_a_clock_that_is_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(notes) == 1 and notes[0].startswith("this server's clock went back by 1.0 h")
 
 
-def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch):
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
     replies, gone = go(network, TimeoutPolicy(1000), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert gone == [3] and network.now == pytest.approx(30, abs=1)
 
 
-def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(monkeypatch):
     """It went away and came back within a quarter of a second: nobody saw it, and its message is lost."""
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, 20.1235)})
     replies, gone = go(network, TimeoutPolicy(1000), monkeypatch)
@@ -225,14 +217,12 @@ def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(
     assert gone == [3] and network.now == pytest.approx(30, abs=1)
 
 
-def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monkeypatch):
     """Flower's call for the replies returns only after that."""
     told = threading.Event()
 
     class Waiting(Network):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        def pull_messages(self, message_ids):
             self.away[2] = (-1, 1e9)
             assert told.wait(60)
             self.away.clear()
@@ -251,11 +241,11 @@ def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(
     assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
 
 
-def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch):
     """While Flower waits for its rest the silo goes away and comes back, so that what it was at counts as lost."""
 
     class Waiting(Network):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        def pull_messages(self, message_ids):
             self.away[2] = (-1, 1e9)
             assert gone.wait(60)
             self.away[2] = (-1, -1)
@@ -266,7 +256,7 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.Monkey
     gone, back = threading.Event(), threading.Event()
     looked = Exchange._check_presence
 
-    def look(self: Exchange, before: Any) -> dict[int, str]:
+    def look(self, before):
         here = looked(self, before)
         if 2 in self.lost:
             back.set()
@@ -287,9 +277,7 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("back", [20.1235, 50.0])
-def test_a_silo_that_is_back_gets_its_message_once_more(
-    back: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_that_is_back_gets_its_message_once_more(back, monkeypatch):
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, back)})
     replies, gone = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: ""}
@@ -297,27 +285,21 @@ def test_a_silo_that_is_back_gets_its_message_once_more(
     assert network.now == pytest.approx(back + 100, abs=3)
 
 
-def test_a_silo_that_never_comes_back_keeps_the_round_no_longer_than_any(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silo_that_never_comes_back_keeps_the_round_no_longer_than_any(monkeypatch):
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
     replies, _ = go(network, TimeoutPolicy(1000, factor=5, floor=60, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert network.now == pytest.approx(100, abs=1)  # five times the median of 10 and 30
 
 
-def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(monkeypatch):
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 1e9)})
     replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert network.now == pytest.approx(30, abs=1)
 
 
-def test_a_silo_that_has_just_replied_is_waited_for_though_it_counts_as_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_silo_that_has_just_replied_is_waited_for_though_it_counts_as_away(monkeypatch):
     """Its line was mended, and its next sign of life comes after 8 s."""
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 8)})
     replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch, answered=[3])
@@ -325,9 +307,9 @@ def test_a_silo_that_has_just_replied_is_waited_for_though_it_counts_as_away(
     assert network.now == pytest.approx(108, abs=3)
 
 
-def test_a_message_is_sent_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_sent_twice_at_most(monkeypatch):
     class Flapping(Network):
-        def is_here(self, node: int) -> bool:
+        def is_here(self, node):
             return node != 2 or not 20 <= self.now % 40 < 30
 
     network = Flapping({1: 10, 2: 100})
@@ -336,9 +318,7 @@ def test_a_message_is_sent_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
     assert gone == [2, 2] and network.pushes == 3
 
 
-def test_messages_that_did_not_reach_the_superlink_go_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_messages_that_did_not_reach_the_superlink_go_again(monkeypatch):
     network = Network({1: 10, 2: 30})
     network.faults = 3
     assert go(network, TimeoutPolicy(1000), monkeypatch)[0] == {1: "", 2: ""}

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,8 +14,6 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message
 from tiny import (
     METHODS,
-    Files,
-    TinyGrid,
     comparable,
     federate,
     round_of,
@@ -114,11 +111,11 @@ FAULTS: dict[str, tuple[Callable[[Message], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_reply_is_left_out_and_named(three: Files, fault: str) -> None:
+def test_a_faulty_reply_is_left_out_and_named(three, fault):
     """c's reply of round 2 is spoilt. The aggregate of round 2 is that of a and b, the run goes on, round 3 has c."""
     spoil, reason = FAULTS[fault]
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if (silo, round_of(message)) == ("c", 2):
             spoil(reply)
         return reply
@@ -167,11 +164,11 @@ NUMBERS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", NUMBERS)
-def test_a_methods_own_numbers_are_checked(three: Files, fault: str) -> None:
+def test_a_methods_own_numbers_are_checked(three, fault):
     """c's reply of round 1 is spoilt: it is left out with one line, the run goes on, and round 2 has it."""
     method, numbers, reason = NUMBERS[fault]
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if (silo, round_of(message)) == ("c", 1):
             for key, value in numbers.items():
                 if value is None:
@@ -193,10 +190,10 @@ def test_a_methods_own_numbers_are_checked(three: Files, fault: str) -> None:
     assert "\n" not in seen[0].rejected["c"]
 
 
-def test_a_reply_without_the_statistics_is_left_out(three: Files, tiny_bn: None) -> None:
+def test_a_reply_without_the_statistics_is_left_out(three, tiny_bn):
     """BatchNorm's, which travel with the model; also where the first silo lacks them."""
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if (silo, round_of(message)) == ("a", 1):
             manifest = json.loads(str(reply.content["config"]["manifest"]))
             change(reply, manifest=json.dumps([m for m in manifest if m["name"] != "buffers"]))
@@ -214,8 +211,8 @@ def test_a_reply_without_the_statistics_is_left_out(three: Files, tiny_bn: None)
     assert [p.rejected for p in seen] == [{"a": "the reply lacks buffers"}, {}]
 
 
-def test_a_silo_that_raises_is_left_out_with_its_reason(three: Files) -> None:
-    def before(silo: str, message: Message, context: Context) -> None:
+def test_a_silo_that_raises_is_left_out_with_its_reason(three):
+    def before(silo, message, context):
         if (silo, round_of(message)) == ("b", 2):
             context.node_config["data"] = "/nowhere/b.npz"
         elif silo == "b":
@@ -235,10 +232,10 @@ def test_a_silo_that_raises_is_left_out_with_its_reason(three: Files) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_goes_on_without_a_silo(three: Files, method: str) -> None:
+def test_every_method_goes_on_without_a_silo(three, method):
     """b is away in rounds 1 and 3 of 4 and c in round 2: all come back, and only they are named."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.absent = {("b", 1), ("c", 2), ("b", 3)}
 
     run = federate(three, strategy=method, rounds=4, prepare=prepare)
@@ -249,16 +246,14 @@ def test_every_method_goes_on_without_a_silo(three: Files, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_message_that_arrives_twice_changes_nothing(
-    three: Files, tmp_path: Path, method: str
-) -> None:
+def test_a_message_that_arrives_twice_changes_nothing(three, tmp_path, method):
     """Every silo trains twice on every message, from the state that it had before, and of the second reply one hears.
 
     The server saves every third round only, so between them the silos' states are those that no checkpoint needs.
     """
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "train":
                 client_app(message, context)
 
@@ -279,8 +274,8 @@ def test_a_message_that_arrives_twice_changes_nothing(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_when_all_fail_the_run_stops_with_one_line(two: Files, method: str) -> None:
-    def prepare(grid: TinyGrid) -> None:
+def test_when_all_fail_the_run_stops_with_one_line(two, method):
+    def prepare(grid):
         grid.absent = {("a", 2), ("b", 2)}
 
     with pytest.raises(RuntimeError) as caught:
@@ -292,10 +287,10 @@ def test_when_all_fail_the_run_stops_with_one_line(two: Files, method: str) -> N
     )
 
 
-def test_a_failing_closing_evaluation_is_named(two: Files) -> None:
+def test_a_failing_closing_evaluation_is_named(two):
     """The last exchange trains nothing, but a silo whose metrics are missing there must be seen."""
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         return (
             Message(Error(1, "disk gone"), reply_to=message)
             if (silo, round_of(message)) == ("b", 3)
@@ -309,8 +304,8 @@ def test_a_failing_closing_evaluation_is_named(two: Files) -> None:
     assert {r.silo for r in run.rows if r.round == 3 and r.split} == {"a"}
 
 
-def test_a_summary_and_a_closing_evaluation_that_are_too_large_are_named(three: Files) -> None:
-    def after(silo: str, message: Message, reply: Message) -> Message:
+def test_a_summary_and_a_closing_evaluation_that_are_too_large_are_named(three):
+    def after(silo, message, reply):
         kind = message.metadata.message_type
         if silo == "c" and kind == "query":
             reply.content.config_records["summary"]["more"] = "x" * (SUMMARY_BYTES + 1)
@@ -327,18 +322,16 @@ def test_a_summary_and_a_closing_evaluation_that_are_too_large_are_named(three: 
     assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "b")]
 
 
-def test_a_silo_left_out_of_the_last_round_is_not_named_again_at_the_close(
-    three: Files,
-) -> None:
-    def prepare(grid: TinyGrid) -> None:
+def test_a_silo_left_out_of_the_last_round_is_not_named_again_at_the_close(three):
+    def prepare(grid):
         grid.absent = {("c", 2)}
 
     run = federate(three, strategy="fedavg", rounds=2, prepare=prepare)
     assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "c")]
 
 
-def test_a_silent_silo_is_named_when_the_time_is_up(three: Files) -> None:
-    def prepare(grid: TinyGrid) -> None:
+def test_a_silent_silo_is_named_when_the_time_is_up(three):
+    def prepare(grid):
         grid.silent = {("c", 2)}
 
     seen: list[Progress] = []
@@ -355,11 +348,11 @@ def test_a_silent_silo_is_named_when_the_time_is_up(three: Files) -> None:
 
 
 @pytest.mark.parametrize("quorum, stops", [(0, False), (2, False), (3, True)])
-def test_the_quorum(three: Files, quorum: int, stops: bool) -> None:
-    def prepare(grid: TinyGrid) -> None:
+def test_the_quorum(three, quorum, stops):
+    def prepare(grid):
         grid.absent = {("c", 2)}
 
-    def go() -> Any:
+    def go():
         return federate(three, strategy="fedavg", rounds=3, min_silos=quorum, prepare=prepare)
 
     if not stops:
@@ -372,11 +365,11 @@ def test_the_quorum(three: Files, quorum: int, stops: bool) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple"])
-def test_what_a_failed_silo_froze_is_thawed_for_the_next(three: Files, method: str) -> None:
+def test_what_a_failed_silo_froze_is_thawed_for_the_next(three, method):
     """The silos of a process share one network; here the one before has always left it frozen."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "train":
                 name, options = parse_settings(context.run_config).model_for((3,))
                 flat_model(name, (3,), 3, options, "cpu").freeze(slice(0, 12))
@@ -390,9 +383,7 @@ def test_what_a_failed_silo_froze_is_thawed_for_the_next(three: Files, method: s
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_silo_that_diverges_keeps_its_last_good_state(
-    three: Files, tmp_path: Path, method: str
-) -> None:
+def test_a_silo_that_diverges_keeps_its_last_good_state(three, tmp_path, method):
     """In round 2 silo c trains on rows of size 1e30 with all labels wrong, and overflows.
 
     It names the learning rates that may mend it, the run's and the method's. Its state stays that of round 1, finite;
@@ -402,8 +393,8 @@ def test_a_silo_that_diverges_keeps_its_last_good_state(
     huge = write_silo(tmp_path / "huge.npz", x * 1e30, ((y + 1) % 3).tolist(), classes=3)
     states: dict[int, dict[str, Tensor]] = {}
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if silo == "c":
                 context.node_config["data"] = str(
                     huge if round_of(message) == 2 else three["c"]
@@ -440,12 +431,10 @@ def test_a_silo_that_diverges_keeps_its_last_good_state(
 
 
 @pytest.mark.parametrize("place", ["registration.data_summaries", "collector"])
-def test_a_fault_of_the_server_is_blamed_on_no_silo(
-    three: Files, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_fault_of_the_server_is_blamed_on_no_silo(three, monkeypatch, place):
     """A ValueError of NumPy's or our own mistake, as a reply is checked, ends the run; no silo is left out for it."""
 
-    def broken(*arguments: Any) -> None:
+    def broken(*arguments):
         raise ValueError("operands could not be broadcast together")
 
     monkeypatch.setattr(f"server.run.{place}.check_reply", broken)
@@ -455,12 +444,10 @@ def test_a_fault_of_the_server_is_blamed_on_no_silo(
     assert not isinstance(raised.value, UserError) and seen == []
 
 
-def test_what_a_silo_reports_of_a_fault_is_logged_as_an_error(
-    three: Files, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_silo_reports_of_a_fault_is_logged_as_an_error(three, caplog):
     """The traceback is in the silo's log, also at ERROR: both are one process here."""
 
-    def train(*arguments: Any) -> None:
+    def train(*arguments):
         raise TypeError("no such thing")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -486,13 +473,9 @@ def test_what_a_silo_reports_of_a_fault_is_logged_as_an_error(
     ],
 )
 def test_the_server_logs_the_traceback_of_a_fault(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-    traceback: bool,
-) -> None:
-    def fail(loop: Any) -> None:
+    tmp_path, monkeypatch, caplog, error, traceback
+):
+    def fail(loop):
         raise error
 
     monkeypatch.setattr(server.app.RoundLoop, "run", fail)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
 from resuming import assert_equal, crash_after, interrupted
-from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round_of, write_silo
+from tiny import Run, TinyGrid, comparable, federate, random_silos, round_of, write_silo
 
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
@@ -29,7 +29,7 @@ STARTED = ("a", "c", "d")
 
 
 @pytest.fixture
-def four(tmp_path: Path) -> Files:
+def four(tmp_path):
     return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7})
 
 
@@ -66,9 +66,7 @@ def trained(run: Run, silo: str) -> list[int]:
     return [round_of(m) for m in asked if m.metadata.message_type == "train"]
 
 
-def test_whoever_connects_takes_part_from_the_next_round_on(
-    four: Files, tmp_path: Path
-) -> None:
+def test_whoever_connects_takes_part_from_the_next_round_on(four, tmp_path):
     run = federate(
         four, **RUN, late_joiners="any", directory=tmp_path / "run", prepare=coming("b", 3)
     )
@@ -80,12 +78,10 @@ def test_whoever_connects_takes_part_from_the_next_round_on(
     assert entry["joined"] == {"b": 3} and entry["silos"] == ["a", "b", "c", "d"]
 
 
-def test_a_run_that_anybody_may_join_begins_with_its_quorum(
-    four: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_anybody_may_join_begins_with_its_quorum(four, monkeypatch):
     """It does not wait for `silos`, which is the most that it may ever have."""
 
-    def waits(seconds: float) -> None:
+    def waits(seconds):
         raise AssertionError("the run waits for silos")
 
     monkeypatch.setattr("time.sleep", waits)
@@ -94,21 +90,21 @@ def test_a_run_that_anybody_may_join_begins_with_its_quorum(
     assert trained(run, "b") == [3, 4] and trained(run, "a") == [1, 2, 3, 4]
 
 
-def test_without_the_setting_it_is_not_even_asked(four: Files) -> None:
+def test_without_the_setting_it_is_not_even_asked(four):
     run = federate(four, **RUN, prepare=coming("b", 3))
     assert trained(run, "b") == [] and "b" not in {
         run.grid.name_of(m.metadata.dst_node_id) for m, _ in run.grid.traffic
     }
 
 
-def test_another_than_the_named_one_does_not_join(four: Files, tmp_path: Path) -> None:
+def test_another_than_the_named_one_does_not_join(four, tmp_path):
     changes = {**RUN, "late_joiners": "e=2", "silos": 5}
     run = federate(four, **changes, directory=tmp_path / "run", prepare=coming("b", 3))
     assert trained(run, "b") == []
     assert "b is here, and is none of this run's silos" in notes(tmp_path / "run")
 
 
-def test_a_run_has_no_more_than_its_silos(four: Files, tmp_path: Path) -> None:
+def test_a_run_has_no_more_than_its_silos(four, tmp_path):
     changes = {**RUN, "silos": 3}
     run = federate(
         four, **changes, late_joiners="any", directory=tmp_path / "run", prepare=coming("b", 3)
@@ -119,7 +115,7 @@ def test_a_run_has_no_more_than_its_silos(four: Files, tmp_path: Path) -> None:
     )
 
 
-def test_data_that_do_not_fit_stay_out(four: Files, tmp_path: Path) -> None:
+def test_data_that_do_not_fit_stay_out(four, tmp_path):
     """The run goes on; the reason is in summary.json and in the notes, once."""
     wide = write_silo(tmp_path / "wide.npz", np.zeros((5, 7)), [0, 1, 0, 1, 0], 3)
     files = {**four, "b": wide}
@@ -140,14 +136,14 @@ def test_data_that_do_not_fit_stay_out(four: Files, tmp_path: Path) -> None:
     assert run.federation.finished().left_out == {"b": said[0]}
 
 
-def test_a_name_that_takes_part_cannot_be_taken(four: Files, tmp_path: Path) -> None:
+def test_a_name_that_takes_part_cannot_be_taken(four, tmp_path):
     """Where names are not registered, a second node calls itself like a silo that trains: it learns nothing."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         coming("b", 3)(grid)
         seen = grid.before
 
-        def before(silo: str, message: Message, context: Any) -> None:
+        def before(silo, message, context):
             seen(silo, message, context)
             if silo == "b":
                 context.node_config["name"] = "a"
@@ -168,13 +164,11 @@ def test_a_name_that_takes_part_cannot_be_taken(four: Files, tmp_path: Path) -> 
     ("setting", "silo", "late"),
     [("", "a", 2), ("b=3", "a", 2), ("b=3", "b", 2), ("b=3", "b", 4), ("any", "a", "2")],
 )
-def test_a_silo_is_a_late_joiner_only_as_the_settings_say(
-    four: Files, setting: str, silo: str, late: Any
-) -> None:
+def test_a_silo_is_a_late_joiner_only_as_the_settings_say(four, setting, silo, late):
     """A server says so in round 3 of another silo, or of another round: the silo does not train."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(name: str, message: Message, context: Any) -> None:
+    def prepare(grid):
+        def before(name, message, context):
             if (
                 name == silo
                 and round_of(message) == 3
@@ -197,25 +191,25 @@ def test_a_silo_is_a_late_joiner_only_as_the_settings_say(
     )
 
 
-def test_one_that_is_offline_in_its_round_joins_once_it_is_back(four: Files) -> None:
+def test_one_that_is_offline_in_its_round_joins_once_it_is_back(four):
     """It is there as the run begins, away before rounds 2 and 3, and back before round 4."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         nodes, seen = grid.get_node_ids, [0]
 
-        def before(name: str, message: Message, context: Any) -> None:
+        def before(name, message, context):
             seen[0] = max(seen[0], round_of(message))
 
-        def online() -> Iterable[int]:
+        def online():
             return [n for n in nodes() if seen[0] in (0, 3, 4) or grid.name_of(n) != "b"]
 
-        grid.before, grid.get_node_ids = before, online  # type: ignore[method-assign]
+        grid.before, grid.get_node_ids = before, online
 
     run = federate(four, **RUN, late_joiners="b=2", prepare=prepare)
     assert trained(run, "b") == [4] and run.strategy.plan.joined == {"b": 4}
 
 
-def test_its_sums_are_not_asked_for(four: Files) -> None:
+def test_its_sums_are_not_asked_for(four):
     """Tables are standardised as before it came: what it would add stays in the hospital."""
     changes = {**RUN, "normalization": "agreed", "late_joiners": "any"}
     run = federate(four, **changes, prepare=coming("b", 3))
@@ -234,7 +228,7 @@ def test_its_sums_are_not_asked_for(four: Files) -> None:
     assert all(mean == means[0] for mean in means) and trained(run, "b") == [3, 4]
 
 
-def test_a_named_one_sends_no_sums_whatever_the_server_asks(four: Files) -> None:
+def test_a_named_one_sends_no_sums_whatever_the_server_asks(four):
     changes = {**RUN, "normalization": "agreed", "late_joiners": "b=3"}
     run = federate(four, **changes)
     sent = next(
@@ -243,14 +237,12 @@ def test_a_named_one_sends_no_sums_whatever_the_server_asks(four: Files) -> None
     assert "sum" not in sent.content.config_records["summary"]
 
 
-def test_a_silent_node_holds_nobody_up_for_long(
-    four: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_node_holds_nobody_up_for_long(four, tmp_path, monkeypatch):
     """Three times the limit in all, and then it is not asked any more."""
     assert JOIN_SECONDS == 60
     monkeypatch.setattr("server.run.registration.data_summaries.JOIN_SECONDS", 0.01)
 
-    def silence(grid: TinyGrid) -> None:
+    def silence(grid):
         grid.silent = {("b", 0)}
 
     changes = {**RUN, "rounds": 6}
@@ -269,9 +261,7 @@ def test_a_silent_node_holds_nobody_up_for_long(
 
 @pytest.mark.parametrize("strategy", ["fedavg", "apple", "pfedla", "scaffold", "ditto"])
 @pytest.mark.parametrize("killed", [2, 3])
-def test_resume_keeps_who_joined_and_who_is_to_join(
-    four: Files, tmp_path: Path, strategy: str, killed: int
-) -> None:
+def test_resume_keeps_who_joined_and_who_is_to_join(four, tmp_path, strategy, killed):
     changes = {**RUN, "strategy": strategy, "late_joiners": "b=3"}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     undisturbed = federate(four, **changes, directory=whole)
@@ -281,16 +271,16 @@ def test_resume_keeps_who_joined_and_who_is_to_join(
     assert resumed.strategy.plan.joined == {"b": 3}
 
 
-def test_a_run_that_goes_back_lets_it_join_again(four: Files, tmp_path: Path) -> None:
+def test_a_run_that_goes_back_lets_it_join_again(four, tmp_path):
     """A state is damaged in round 4: from the checkpoint of round 2, before the joiner came, all is repeated."""
     changes = {**RUN, "strategy": "apple", "late_joiners": "b=3", "checkpoint_every": 1}
     whole, hurt = tmp_path / "whole", tmp_path / "hurt"
     undisturbed = federate(four, **changes, directory=whole, state_dir=tmp_path / "states-1")
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         done: list[int] = []
 
-        def before(silo: str, message: Message, context: Any) -> None:
+        def before(silo, message, context):
             if silo == "a" and round_of(message) == 4 and not done:
                 done.append(4)
                 for file in (tmp_path / "states-2").rglob("round-000003.safetensors"):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from resuming import crash_after, interrupted
-from tiny import Files, TinyGrid, comparable, federate, round_of, rows_of, same, write_silo
+from tiny import TinyGrid, comparable, federate, round_of, rows_of, same, write_silo
 
 from client.site.trust.envelope import fingerprint
 from server.run.registration.data_summaries import IdentityRegistry, ImpostorError
@@ -50,7 +49,7 @@ def own_keys(*names: str) -> Keys:
 
 
 @pytest.fixture
-def intruder(three: Files, tmp_path: Path) -> Files:
+def intruder(three, tmp_path):
     """a and c, and x, who is registered as x with a key and data of its own."""
     x, y = rows_of(three["b"])
     return {
@@ -60,7 +59,7 @@ def intruder(three: Files, tmp_path: Path) -> Files:
     }
 
 
-def test_a_name_is_for_the_node_that_it_is_registered_with() -> None:
+def test_a_name_is_for_the_node_that_it_is_registered_with():
     """Without a run: the one place that decides, before any run waits for silos that it refuses."""
     identities = IdentityRegistry()
     identities.update(
@@ -73,21 +72,21 @@ def test_a_name_is_for_the_node_that_it_is_registered_with() -> None:
         identities.check(1, "a")
 
 
-def test_a_hospital_that_left_is_known_by_its_key(three: Files, tmp_path: Path) -> None:
+def test_a_hospital_that_left_is_known_by_its_key(three, tmp_path):
     """b joins, is removed and registered again: its name is another key's in this run, which goes on without it."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         registered(own_keys(*"abc"))(grid)
         nodes, seen, b = list(grid.get_nodes()), [0], list(three).index("b") + 1
         again = NodeInfo(node_id=99, name="b", public_key=pem("another"))
         grid.contexts[99] = grid.contexts[b]
         first = [n for n in nodes if n.node_id != b]
 
-        def before(name: str, message: Message, context: Any) -> None:
+        def before(name, message, context):
             seen[0] = max(seen[0], round_of(message))
 
         grid.before = before
-        grid.get_nodes = lambda: [first, nodes, [*first, again]][min(seen[0], 2)]  # type: ignore[method-assign]
+        grid.get_nodes = lambda: [first, nodes, [*first, again]][min(seen[0], 2)]
 
     out = tmp_path / "run"
     options: dict[str, Any] = {"rounds": 4, "silos": 3, "min_silos": 2, "late_joiners": "any"}
@@ -108,8 +107,8 @@ def test_a_hospital_that_left_is_known_by_its_key(three: Files, tmp_path: Path) 
 
 @pytest.mark.parametrize("method", KEEP_MODELS)
 def test_an_impostor_does_not_take_an_absent_hospitals_place(
-    three: Files, intruder: Files, tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    three, intruder, tmp_path, method, caplog
+):
     """Three rounds of a, b, c; then b is away and x says that it is b. It gets no message, and its word counts nothing:
     the run is what it is where b is just away.
     """
@@ -156,7 +155,7 @@ def test_an_impostor_does_not_take_an_absent_hospitals_place(
         assert same(array, attacked.strategy.state.arrays[name])
 
 
-def test_an_impostor_beside_the_hospital_stops_nobody(three: Files, intruder: Files) -> None:
+def test_an_impostor_beside_the_hospital_stops_nobody(three, intruder):
     """Before, two silos of one name ended the run."""
     keys = own_keys(*"abcx")
     files = {**three, "x": intruder["x"]}
@@ -171,7 +170,7 @@ def test_an_impostor_beside_the_hospital_stops_nobody(three: Files, intruder: Fi
     assert not [r for r in run.rows if r.metric == "rejected"]
 
 
-def test_an_impostor_is_no_silo_that_is_waited_for(intruder: Files, tmp_path: Path) -> None:
+def test_an_impostor_is_no_silo_that_is_waited_for(intruder, tmp_path):
     """While the run waits, `silofl run` prints how many are here."""
     with pytest.raises(
         RuntimeError,
@@ -206,9 +205,7 @@ def test_an_impostor_is_no_silo_that_is_waited_for(intruder: Files, tmp_path: Pa
         ),
     ],
 )
-def test_a_resumed_run_remembers_its_silos_keys(
-    three: Files, tmp_path: Path, keys: Keys, reason: str
-) -> None:
+def test_a_resumed_run_remembers_its_silos_keys(three, tmp_path, keys, reason):
     """Across a restart of everything: the name is registered again, but with another key, or no longer at all."""
     options = {"strategy": "fedamp", "rounds": 3, "directory": tmp_path / "run"}
     federate(three, **{**options, "rounds": 1}, prepare=registered(own_keys(*"abc")))
@@ -221,7 +218,7 @@ def test_a_resumed_run_remembers_its_silos_keys(
     }
 
 
-def test_a_silo_that_was_away_keeps_its_key(three: Files, tmp_path: Path) -> None:
+def test_a_silo_that_was_away_keeps_its_key(three, tmp_path):
     """Two resumes: in the first b is away, in the second another key is registered under its name."""
     options: dict[str, Any] = {
         "strategy": "fedamp",
@@ -239,9 +236,7 @@ def test_a_silo_that_was_away_keeps_its_key(three: Files, tmp_path: Path) -> Non
     assert {(r.round, r.silo) for r in run.rows if r.metric == "rejected"} >= {(3, "b")}
 
 
-def test_runs_of_the_version_before_and_simulations_know_no_keys(
-    three: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_runs_of_the_version_before_and_simulations_know_no_keys(three, tmp_path, caplog):
     """Nothing is registered in a simulation; where only keys are, without names, that is said."""
     run = federate(three, strategy="fedavg", rounds=1, directory=tmp_path / "run")
     assert run.federation.registration.keys == {} and "registered" not in caplog.text
@@ -265,14 +260,14 @@ def test_runs_of_the_version_before_and_simulations_know_no_keys(
     assert "registered without names" in caplog.text
 
 
-def test_two_silos_of_one_name_where_none_is_registered(three: Files) -> None:
+def test_two_silos_of_one_name_where_none_is_registered(three):
     same_name = registered(dict.fromkeys("abc", ("", "")), {"c": "b"})
     run = federate(three, strategy="fedavg", rounds=1, prepare=same_name)
     assert list(run.strategy.silos) == ["a", "b"]
     assert "it is called b, as node 2 is" in run.federation.registration.left_out["node 3"]
 
 
-def test_no_message_has_an_id_that_another_silo_could_work_out(three: Files) -> None:
+def test_no_message_has_an_id_that_another_silo_could_work_out(three):
     """The id is a hash of the message, and every silo gets the same: what differs is drawn at random."""
     run = federate(three, strategy="fedavg", rounds=2)
     words = [message.metadata.group_id for message, _ in run.grid.traffic]
@@ -288,7 +283,7 @@ def test_no_message_has_an_id_that_another_silo_could_work_out(three: Files) -> 
     assert one.object_id != two.object_id
 
 
-def test_a_fingerprint_is_the_keys_not_the_files() -> None:
+def test_a_fingerprint_is_the_keys_not_the_files():
     key = b"-----BEGIN PUBLIC KEY-----\nTUlJ\nQ2dL\n-----END PUBLIC KEY-----\n"
     assert (
         fingerprint(key) == fingerprint(key.replace(b"\n", b"\r\n")) == fingerprint(key.strip())

@@ -50,20 +50,18 @@ def run_with(
     )
 
 
-def test_an_epsilon_without_differential_privacy_is_none(tmp_path: Path) -> None:
+def test_an_epsilon_without_differential_privacy_is_none(tmp_path):
     run = run_with(tmp_path, {"epsilon": 0.0, "delta": 1e-5, "dp_steps": 0.0})
     assert not spent_by_silo(run.rows) and not {row.metric for row in run.rows} & {*PRIVACY}
 
 
-def test_an_epsilon_that_no_noise_costs_is_rejected_and_the_others_have_a_report(
-    tmp_path: Path,
-) -> None:
+def test_an_epsilon_that_no_noise_costs_is_rejected_and_the_others_have_a_report(tmp_path):
     run = run_with(tmp_path, {"epsilon": 1e308}, **PRIVATE)
     assert set(spent_by_silo(run.rows)) == {"b", "c"}
     assert {row.silo for row in run.rows if row.metric == "rejected"} == {"a"}
 
 
-def test_a_rejected_replys_epsilon_is_recorded(tmp_path: Path) -> None:
+def test_a_rejected_replys_epsilon_is_recorded(tmp_path):
     """The server has seen the reply, so its patients have paid."""
     run = run_with(tmp_path, {}, vector=math.nan, **PRIVATE)
     assert {row.silo for row in run.rows if row.metric == "rejected"} == {"a"}
@@ -80,7 +78,7 @@ def test_a_rejected_replys_epsilon_is_recorded(tmp_path: Path) -> None:
         {**COST, "epsilon": 1e4},
     ],
 )
-def test_a_cost_that_cannot_be(given: dict[str, Any]) -> None:
+def test_a_cost_that_cannot_be(given):
     assert read_metrics(MetricRecord(COST)) == COST
     with pytest.raises(DataError, match=r"epsilon|delta"):
         read_metrics(MetricRecord(given))

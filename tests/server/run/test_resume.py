@@ -5,24 +5,12 @@ The resumed run has a fresh engine: a new grid, new contexts, no network left ov
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, Message
 from resuming import Crash, assert_equal, crash_after, interrupted, personal_models
-from tiny import (
-    METHODS,
-    Files,
-    TinyGrid,
-    comparable,
-    federate,
-    one_block,
-    round_of,
-    same,
-    write_silo,
-)
+from tiny import METHODS, TinyGrid, comparable, federate, one_block, round_of, same, write_silo
 
 from partitions.common.errors import UserError
 from server.run.checkpoints import Checkpoints
@@ -45,9 +33,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("method", METHODS)
-def test_two_rounds_and_two_more_are_four(
-    three: Files, tmp_path: Path, method: str, model: str, tiny_bn: None
-) -> None:
+def test_two_rounds_and_two_more_are_four(three, tmp_path, method, model, tiny_bn):
     options = {**OPTIONS, "strategy": method, "rounds": 4, "model": model}
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
@@ -57,15 +43,13 @@ def test_two_rounds_and_two_more_are_four(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_crash_between_the_silos_save_and_the_servers(
-    three: Files, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_between_the_silos_save_and_the_servers(three, tmp_path, method, monkeypatch):
     """All silos hold round 3, the server's checkpoint is of round 2: round 3 is done again from the silos' round 2."""
     options = {**OPTIONS, "strategy": method, "rounds": 4}
     whole = federate(three, directory=tmp_path / "whole", **options)
     save = Checkpoints.save
 
-    def failing(self: Checkpoints, run_state: Any, strategy: Any, *others: Any) -> None:
+    def failing(self, run_state, strategy, *others):
         if strategy.round == 3:
             raise Crash
         save(self, run_state, strategy, *others)
@@ -81,11 +65,11 @@ def test_a_crash_between_the_silos_save_and_the_servers(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_crash_in_the_middle_of_a_round(three: Files, tmp_path: Path, method: str) -> None:
+def test_a_crash_in_the_middle_of_a_round(three, tmp_path, method):
     """a has saved round 3, b and c have not; the silos keep their state in files only."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if silo == "b" and round_of(message) == 3:
                 raise Crash
 
@@ -109,7 +93,7 @@ def test_a_crash_in_the_middle_of_a_round(three: Files, tmp_path: Path, method: 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_resume_with_changing_participants(three: Files, tmp_path: Path, method: str) -> None:
+def test_resume_with_changing_participants(three, tmp_path, method):
     options = {**OPTIONS, "strategy": method, "rounds": 5, "participation": 0.7}
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
@@ -118,9 +102,7 @@ def test_resume_with_changing_participants(three: Files, tmp_path: Path, method:
 
 
 @pytest.mark.parametrize("method", ["fedala", "apple"])
-def test_resume_from_a_checkpoint_of_every_other_round(
-    three: Files, tmp_path: Path, method: str
-) -> None:
+def test_resume_from_a_checkpoint_of_every_other_round(three, tmp_path, method):
     """Stopped after round 5 of 6 with checkpoints at 2 and 4: rounds 5 and 6 are done (again) from round 4.
 
     Where the state is in files only, the silos' round 5 must not have pushed their round 4 out.
@@ -138,9 +120,7 @@ def test_resume_from_a_checkpoint_of_every_other_round(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedala", "local"])
-def test_more_rounds_than_were_asked_for_first(
-    three: Files, tmp_path: Path, method: str
-) -> None:
+def test_more_rounds_than_were_asked_for_first(three, tmp_path, method):
     """A finished run of 2 rounds goes on to 4; its closing evaluation is replaced by round 3.
 
     (Not APPLE: its λ depends on the number of rounds from the start.)
@@ -152,7 +132,7 @@ def test_more_rounds_than_were_asked_for_first(
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
 
 
-def test_dropout_after_a_resume(three: Files, tmp_path: Path) -> None:
+def test_dropout_after_a_resume(three, tmp_path):
     options = {
         "strategy": "fedala",
         "rounds": 4,
@@ -167,7 +147,7 @@ def test_dropout_after_a_resume(three: Files, tmp_path: Path) -> None:
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
 
 
-def test_a_finished_run_resumed_changes_nothing(three: Files, tmp_path: Path) -> None:
+def test_a_finished_run_resumed_changes_nothing(three, tmp_path):
     whole = federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=2)
     again = federate(
         three, directory=tmp_path / "run", strategy="fedavg", rounds=2, resume=True
@@ -176,7 +156,7 @@ def test_a_finished_run_resumed_changes_nothing(three: Files, tmp_path: Path) ->
     assert comparable(again.rows) == comparable(whole.rows)
 
 
-def test_without_resume_a_directory_is_not_touched(three: Files, tmp_path: Path) -> None:
+def test_without_resume_a_directory_is_not_touched(three, tmp_path):
     federate(three, directory=tmp_path / "run", strategy="local", rounds=2)
     before = (tmp_path / "run" / "history.csv").read_bytes()
     with pytest.raises(UserError, match="holds another run"):
@@ -184,7 +164,7 @@ def test_without_resume_a_directory_is_not_touched(three: Files, tmp_path: Path)
     assert (tmp_path / "run" / "history.csv").read_bytes() == before
 
 
-def test_other_settings_are_another_run(three: Files, tmp_path: Path) -> None:
+def test_other_settings_are_another_run(three, tmp_path):
     federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=2)
     with pytest.raises(UserError, match=r"was run with learning-rate = 1\.0, not 0\.5"):
         federate(
@@ -199,7 +179,7 @@ def test_other_settings_are_another_run(three: Files, tmp_path: Path) -> None:
         federate(three, directory=tmp_path / "none", strategy="fedavg", rounds=2, resume=True)
 
 
-def test_other_silos_are_refused(three: Files, tmp_path: Path) -> None:
+def test_other_silos_are_refused(three, tmp_path):
     federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=1)
     renamed = dict(zip("abx", three.values(), strict=True))
     with pytest.raises(UserError, match="is of the silos a, b, c; here are a, b, x"):
@@ -207,7 +187,7 @@ def test_other_silos_are_refused(three: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_quorum_goes_on_without_a_silo(three: Files, tmp_path: Path, method: str) -> None:
+def test_a_quorum_goes_on_without_a_silo(three, tmp_path, method):
     """After round 2 the server is started anew and c is away: as if it had failed in rounds 3 and 4.
 
     It is named in every round, keeps its share in what the method knows of it, and is in the summary's silos; without
@@ -215,11 +195,11 @@ def test_a_quorum_goes_on_without_a_silo(three: Files, tmp_path: Path, method: s
     """
     options = {**OPTIONS, "strategy": method, "rounds": 4}
 
-    def without_c(grid: TinyGrid) -> None:
+    def without_c(grid):
         nodes = list(grid.contexts)
-        grid.get_node_ids = lambda: nodes[:2]  # type: ignore[method-assign]
+        grid.get_node_ids = lambda: nodes[:2]
 
-    def fails(grid: TinyGrid) -> None:
+    def fails(grid):
         grid.absent = {("c", 3), ("c", 4)}
 
     whole = federate(three, directory=tmp_path / "whole", prepare=fails, **options)
@@ -254,13 +234,11 @@ def away_in_round_three(grid: TinyGrid) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_silo_that_was_away_rejoins_in_the_next_round(
-    three: Files, tmp_path: Path, method: str
-) -> None:
+def test_a_silo_that_was_away_rejoins_in_the_next_round(three, tmp_path, method):
     """c is away when the run is resumed, and back in round 4: as if it had failed in round 3 alone."""
     options = {**OPTIONS, "strategy": method, "rounds": 4}
 
-    def fails(grid: TinyGrid) -> None:
+    def fails(grid):
         grid.absent = {("c", 3)}
 
     whole = federate(three, directory=tmp_path / "whole", prepare=fails, **options)
@@ -284,16 +262,14 @@ def test_a_silo_that_was_away_rejoins_in_the_next_round(
     )
 
 
-def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(
-    three: Files, tmp_path: Path
-) -> None:
+def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(three, tmp_path):
     """c's data cannot be read when the run is resumed; from round 4 on they can."""
     options = {**OPTIONS, "strategy": "fedala", "rounds": 5}
     interrupted(three, tmp_path / "run", watch=crash_after(2), **options)
     away = three["c"].rename(tmp_path / "unmounted")
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if (silo, round_of(message)) == ("a", 4) and away.exists():
                 away.rename(three["c"])
 
@@ -320,13 +296,11 @@ def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(
 
 
 @pytest.mark.parametrize("rows, says", [(8, ""), (4, "with other data than before")])
-def test_who_comes_back_with_other_data_stays_away(
-    three: Files, tmp_path: Path, rows: int, says: str
-) -> None:
+def test_who_comes_back_with_other_data_stays_away(three, tmp_path, rows, says):
     """c has a column more, or another number of rows, which may be."""
     options = {"strategy": "fedavg", "rounds": 4}
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         away_in_round_three(grid)
         columns = 4 if says else 3
         generator = torch.Generator().manual_seed(1)
@@ -348,14 +322,14 @@ def test_who_comes_back_with_other_data_stays_away(
     assert says in (tmp_path / "run" / "progress.jsonl").read_text()
 
 
-def test_only_the_needed_states_stay_on_disk(three: Files, tmp_path: Path) -> None:
+def test_only_the_needed_states_stay_on_disk(three, tmp_path):
     federate(three, directory=tmp_path / "run", strategy="local", rounds=5)
     files = sorted(p.name for p in (tmp_path / "run").rglob("b/*.safetensors"))
     assert files == [f"round-00000{number}.safetensors" for number in (3, 4, 5)]
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_states_of_another_run_are_not_taken_up(two: Files, tmp_path: Path) -> None:
+def test_states_of_another_run_are_not_taken_up(two, tmp_path):
     """The same state-dir, run name, method and seed: a run without resume starts from round 1 all the same."""
     runs = []
     for name in ("first", "second"):
@@ -364,7 +338,7 @@ def test_states_of_another_run_are_not_taken_up(two: Files, tmp_path: Path) -> N
     assert comparable(runs[0].rows) == comparable(runs[1].rows)
 
 
-def test_a_cut_off_history_is_mended(three: Files, tmp_path: Path) -> None:
+def test_a_cut_off_history_is_mended(three, tmp_path):
     """A power cut in the middle of a line of history.csv: the line is left out and its round repeated."""
     options = {"strategy": "fedavg", "rounds": 3}
     whole = federate(three, directory=tmp_path / "whole", **options)
@@ -376,9 +350,7 @@ def test_a_cut_off_history_is_mended(three: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["apple", "fedamp", "fedfomo", "fedapm"])
-def test_a_checkpoint_of_before_the_prefixes_is_read(
-    three: Files, tmp_path: Path, method: str
-) -> None:
+def test_a_checkpoint_of_before_the_prefixes_is_read(three, tmp_path, method):
     """Format 1 had silos' models under their bare names, and did not say its number."""
     options = {**OPTIONS, "strategy": method, "rounds": 4, **one_block(method)}
     whole = federate(three, directory=tmp_path / "whole", **options)

@@ -40,7 +40,7 @@ def run(folder: Path, rounds: int, prepare: Any = site, **more: Any) -> Run:
 
 
 @pytest.fixture(autouse=True)
-def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def key(tmp_path, monkeypatch):
     file = tmp_path / "receipt.key"
     make_signing_key(file)
     monkeypatch.setenv(KEY, str(file))
@@ -66,7 +66,7 @@ def servers(folder: Path, silo: str) -> list[receipts.Receipt]:
     return [one for one in map(receipts.read_receipt, texts) if one.silo == silo]
 
 
-def test_both_keep_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_keep_them(tmp_path, capsys):
     """Card, two rounds, the closing evaluation: the server signs four lines, and three come back within the run."""
     found = run(tmp_path, 2)
     assert not found.strategy.rejected and notes(tmp_path / "run") == []
@@ -88,9 +88,7 @@ def test_both_keep_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "receipt" not in capsys.readouterr().err
 
 
-def test_the_numbers_are_the_same_with_and_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_numbers_are_the_same_with_and_without(tmp_path, monkeypatch):
     with_them = run(tmp_path, 2).rows
     monkeypatch.delenv(KEY)
     (tmp_path / "other").mkdir()
@@ -102,9 +100,7 @@ def test_the_numbers_are_the_same_with_and_without(
     assert not (tmp_path / "other" / "run" / receipts.FILE).exists()
 
 
-def test_a_server_without_a_key_is_named_and_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_without_a_key_is_named_and_stops_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(KEY, "")
     assert not run(tmp_path, 2).strategy.rejected
     err = capsys.readouterr().err
@@ -118,9 +114,7 @@ def test_a_server_without_a_key_is_named_and_stops_nothing(
     )
 
 
-def test_a_server_with_another_key_is_named_and_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_with_another_key_is_named_and_stops_nothing(tmp_path, monkeypatch, capsys):
     run(tmp_path, 1)
     make_signing_key(tmp_path / "other.key")
     monkeypatch.setenv(KEY, str(tmp_path / "other.key"))
@@ -148,9 +142,7 @@ def _run_until_killed(folder: Path, key: str) -> None:
     run(folder, 3, prepare)
 
 
-def test_over_kill_9_and_resume(
-    tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_over_kill_9_and_resume(tmp_path, key, capsys):
     """What was signed before is still there, what follows covers the line whose reply was lost; no log goes back."""
     process = multiprocessing.get_context("spawn").Process(
         target=_run_until_killed, args=(tmp_path, str(key))
@@ -183,9 +175,7 @@ def _readable(folder: Path) -> list[receipts.Receipt]:
     return [receipts.read_receipt(text) for text in texts if text.endswith("}")]
 
 
-def test_a_log_that_goes_back_is_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_that_goes_back_is_noted(tmp_path, capsys):
     """Somebody at hospital b deletes its log between two runs of the same directory."""
     run(tmp_path, 2)
     _, _, place = log_of(tmp_path, "b")
@@ -197,7 +187,7 @@ def test_a_log_that_goes_back_is_noted(
     ]
 
 
-def test_a_silo_says_nonsense_of_its_log(tmp_path: Path) -> None:
+def test_a_silo_says_nonsense_of_its_log(tmp_path):
     """Nothing of it is signed, and the reply counts as any other."""
     good: dict[str, Any] = {"silo": "a", "line": 1, "hash": "0" * 64}
     bad: list[dict[str, Any]] = [

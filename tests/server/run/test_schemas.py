@@ -5,15 +5,14 @@ mapped by name, bit for bit as a file in the agreed order, or left out and named
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord
 from schemas import COLUMNS, DECLARED, LABELS, PERMUTED, hospitals, save
-from tiny import Files, Run, comparable, federate, one_block, same, simulated
+from tiny import Run, comparable, federate, one_block, same, simulated
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -32,13 +31,13 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def agreed(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def agreed(tmp_path_factory):
     """Three hospitals whose files are in the agreed order."""
     return hospitals(tmp_path_factory.mktemp("agreed"))
 
 
 @pytest.fixture(scope="module")
-def reference(agreed: Files) -> Run:
+def reference(agreed):
     return federate(agreed, **OPTIONS)
 
 
@@ -61,9 +60,7 @@ def notes(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("agreement", ["", DECLARED], ids=["majority", "declared"])
 @pytest.mark.parametrize("normalization", ["agreed", "silo", "none"])
-def test_permuted_columns_and_flipped_labels(
-    agreed: Files, tmp_path: Path, agreement: str, normalization: str
-) -> None:
+def test_permuted_columns_and_flipped_labels(agreed, tmp_path, agreement, normalization):
     """Bit for bit the run of files in the agreed order, models and metrics; and a line says who maps what."""
     options = {**OPTIONS, "normalization": normalization, "agreed": agreement}
     run = federate(
@@ -76,7 +73,7 @@ def test_permuted_columns_and_flipped_labels(
     ]
 
 
-def test_everybody_in_another_order_than_declared(tmp_path: Path, reference: Run) -> None:
+def test_everybody_in_another_order_than_declared(tmp_path, reference):
     files = hospitals(
         tmp_path / "files", a=PERMUTED, b=PERMUTED, c={"columns": ("sex", "age", "chol")}
     )
@@ -84,16 +81,14 @@ def test_everybody_in_another_order_than_declared(tmp_path: Path, reference: Run
 
 
 @pytest.mark.parametrize("method", ["apple", "ditto", "fedper"])
-def test_methods_that_keep_models_in_the_silo(
-    agreed: Files, tmp_path: Path, method: str
-) -> None:
+def test_methods_that_keep_models_in_the_silo(agreed, tmp_path, method):
     options = {**OPTIONS, "strategy": method, "rounds": 2, **one_block(method)}
     assert_same(
         federate(hospitals(tmp_path, b=PERMUTED), **options), federate(agreed, **options)
     )
 
 
-def test_resumed(tmp_path: Path, reference: Run) -> None:
+def test_resumed(tmp_path, reference):
     """What was agreed on holds: two silos that turn their columns round meanwhile map them to the run's order."""
     place: dict[str, Any] = {**OPTIONS, "directory": tmp_path / "run"}
     federate(hospitals(tmp_path / "files", c=PERMUTED), **{**place, "rounds": 1})
@@ -103,7 +98,7 @@ def test_resumed(tmp_path: Path, reference: Run) -> None:
     assert same(run.strategy.state.arrays["global"], reference.strategy.state.arrays["global"])
 
 
-def test_rounded_sums_of_permuted_columns(agreed: Files, tmp_path: Path) -> None:
+def test_rounded_sums_of_permuted_columns(agreed, tmp_path):
     """Under a policy the sums are rounded and remembered, in the order of the file: the agreed mean is the same."""
     rules = tmp_path / "policy.toml"
     rules.write_text(
@@ -125,10 +120,10 @@ def test_rounded_sums_of_permuted_columns(agreed: Files, tmp_path: Path) -> None
     assert comparable(run.rows) == comparable(other.rows)
 
 
-def test_a_hospital_without_patients_of_a_class(tmp_path: Path) -> None:
+def test_a_hospital_without_patients_of_a_class(tmp_path):
     """It numbers "dead" 1, because nobody is ill there; the others have 2 for it: with names it is 2 there, too."""
 
-    def without_ill(folder: Path, labels: Sequence[str]) -> Files:
+    def without_ill(folder, labels):
         files = dict(hospitals(folder))
         with np.load(files["c"]) as npz:
             arrays: dict[str, Any] = dict(npz)
@@ -144,7 +139,7 @@ def test_a_hospital_without_patients_of_a_class(tmp_path: Path) -> None:
     assert_same(run, federate(without_ill(tmp_path / "two", LABELS), **OPTIONS))
 
 
-def test_findings_and_measurements(tmp_path: Path) -> None:
+def test_findings_and_measurements(tmp_path):
     """Columns of labels move like those of inputs; of measurements their sums, too."""
     for task in ("multilabel", "regression"):
         runs = []
@@ -189,7 +184,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", MISFITS)
-def test_a_foreign_name(agreed: Files, tmp_path: Path, kind: str) -> None:
+def test_a_foreign_name(agreed, tmp_path, kind):
     changes, reason = MISFITS[kind]
     files = hospitals(tmp_path / "files", c=changes)
     run = federate(files, directory=tmp_path / "run", **OPTIONS)
@@ -203,7 +198,7 @@ def test_a_foreign_name(agreed: Files, tmp_path: Path, kind: str) -> None:
     assert notes(tmp_path / "run") == [run.federation.registration.left_out["c"]]
 
 
-def test_another_unit(tmp_path: Path) -> None:
+def test_another_unit(tmp_path):
     units = [("years", "", unit) for unit in ("mg/dl", "", "mmol/l")]
     changes = {name: {"feature_units": own} for name, own in zip("abc", units, strict=True)}
     run = federate(hospitals(tmp_path, **changes), **OPTIONS)
@@ -214,7 +209,7 @@ def test_another_unit(tmp_path: Path) -> None:
     assert run.federation.registration.data_spec.schema.features[2] == Feature("chol", "mg/dl")
 
 
-def test_another_number_format(tmp_path: Path) -> None:
+def test_another_number_format(tmp_path):
     """Bytes are scaled by 255, float32 pictures are taken as they are: they are not of one kind."""
     files = {}
     for name, dtype in (("a", np.uint8), ("b", np.uint8), ("c", np.float32)):
@@ -232,7 +227,7 @@ def test_another_number_format(tmp_path: Path) -> None:
     )
 
 
-def test_missing_names(agreed: Files, tmp_path: Path, reference: Run) -> None:
+def test_missing_names(agreed, tmp_path, reference):
     """A file without names takes part as before, and is named; where the federation file has a schema it may not."""
     files = hospitals(tmp_path / "files", c={"feature_names": None, "label_names": None})
     run = federate(files, directory=tmp_path / "run", **OPTIONS)
@@ -257,7 +252,7 @@ def test_missing_names(agreed: Files, tmp_path: Path, reference: Run) -> None:
     )
 
 
-def test_nobody_names_anything(tmp_path: Path) -> None:
+def test_nobody_names_anything(tmp_path):
     """The messages and the numbers are those of before."""
     nothing = {"feature_names": None, "label_names": None}
     run = federate(hospitals(tmp_path, **dict.fromkeys("abc", nothing)), **OPTIONS)
@@ -266,7 +261,7 @@ def test_nobody_names_anything(tmp_path: Path) -> None:
     )
 
 
-def test_the_declared_schema_stands_above_the_majority(tmp_path: Path) -> None:
+def test_the_declared_schema_stands_above_the_majority(tmp_path):
     other = {"feature_names": ("a", "b", "c")}
     run = federate(hospitals(tmp_path, a=other, b=other), agreed=DECLARED, **OPTIONS)
     assert list(run.strategy.silos) == ["c"]
@@ -276,14 +271,12 @@ def test_the_declared_schema_stands_above_the_majority(tmp_path: Path) -> None:
     )
 
 
-def test_a_silo_that_cannot_map_says_so(
-    agreed: Files, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silo_that_cannot_map_says_so(agreed, caplog):
     """A server that sends a schema of other columns than the silo has gets no model."""
     wrong = Schema((Feature("age"), Feature("sex"), Feature("bmi")))
 
-    def prepare(grid: Any) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             config: Any = message.content.get("config", {})
             if silo == "b" and message.metadata.message_type == "train":
                 config["schema"] = wrong.text
@@ -314,10 +307,10 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", SUMMARIES)
-def test_what_a_summary_may_not_say(agreed: Files, kind: str) -> None:
+def test_what_a_summary_may_not_say(agreed, kind):
     content, reason = SUMMARIES[kind]
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if (silo, message.metadata.message_type) == ("c", "query"):
             summary: Any = reply.content["summary"]
             reply.content["summary"] = ConfigRecord({**dict(summary), "schema": content})
@@ -330,7 +323,7 @@ def test_what_a_summary_may_not_say(agreed: Files, kind: str) -> None:
     assert reason in next(iter(run.federation.registration.left_out.values()))
 
 
-def test_a_summary_states_no_values_of_the_data(agreed: Files) -> None:
+def test_a_summary_states_no_values_of_the_data(agreed):
     """Names, and what the file declares of units and ranges: no smallest or largest value."""
     grid = federate(agreed, **{**OPTIONS, "rounds": 1}).grid
     reply = next(
@@ -355,13 +348,13 @@ def test_a_summary_states_no_values_of_the_data(agreed: Files) -> None:
         ),
     ],
 )
-def test_what_cannot_be_declared(said: Any, reason: str) -> None:
+def test_what_cannot_be_declared(said, reason):
     with pytest.raises(UserError) as caught:
         read_agreed(json.dumps(said))
     assert reason in str(caught.value)
 
 
-def test_a_summary_of_an_earlier_version() -> None:
+def test_a_summary_of_an_earlier_version():
     """It has no schema, and fits whatever the others have."""
     old = {"name": "a", "own_file": True, "shape": [3], "classes": 2, "n_train": 4}
     new = {**old, "name": "b", "schema": '{"dtype":"float32","features":["x","y","z"]}'}
@@ -372,7 +365,7 @@ def test_a_summary_of_an_earlier_version() -> None:
 # ---- A simulation, the model's card, and predict ------------------------------------------------------------------
 
 
-def test_a_simulation_of_a_file_keeps_its_names(tmp_path: Path) -> None:
+def test_a_simulation_of_a_file_keeps_its_names(tmp_path):
     """`simulate --data FILE`: summaries and models have them; a declared order is mapped to, pooled or not."""
     (tmp_path / "turned").mkdir()
     file, turned = save(tmp_path / "all.npz"), save(tmp_path / "turned" / "all.npz", **PERMUTED)
@@ -389,9 +382,7 @@ def test_a_simulation_of_a_file_keeps_its_names(tmp_path: Path) -> None:
         assert comparable(runs[0].history.rows) == comparable(runs[1].history.rows)
 
 
-def test_predict_maps_by_name(
-    agreed: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_maps_by_name(agreed, tmp_path, capsys):
     """The model of a silo whose file is permuted: its card has the run's schema, and predicts files in any order."""
     files = hospitals(tmp_path / "files", b=PERMUTED)
     federate(files, directory=tmp_path / "run", **OPTIONS)
@@ -422,7 +413,7 @@ def test_predict_maps_by_name(
             predict_file(model, other)
 
 
-def test_a_model_of_before(agreed: Files, tmp_path: Path) -> None:
+def test_a_model_of_before(agreed, tmp_path):
     """A state that knows of no schema: its model takes what has its shape."""
     federate(agreed, directory=tmp_path / "run", **OPTIONS)
     file = max(

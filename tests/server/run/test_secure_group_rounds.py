@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
 from secured import SECURE, Secured, absent, close, go, kinds
-from tiny import Files, federate, random_silos, same
+from tiny import federate, random_silos, same
 
 from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
@@ -23,19 +20,19 @@ GROUPS = ["ab", "cd", "efg"]
 
 
 @pytest.fixture(autouse=True)
-def _records() -> Iterator[None]:
+def _records():
     yield
     close_records()
 
 
 @pytest.fixture
-def seven(tmp_path: Path) -> Files:
+def seven(tmp_path):
     """Seven silos, of which five are needed for a sum: two of a group may be gone."""
     sizes = {"a": 6, "b": 21, "c": 8, "d": 7, "e": 9, "f": 15, "g": 12}
     return random_silos(tmp_path, sizes)
 
 
-def test_masked_and_unmasked_bits_are_the_same(seven: Files, tmp_path: Path) -> None:
+def test_masked_and_unmasked_bits_are_the_same(seven, tmp_path):
     masked = go(seven, tmp_path, Secured(tmp_path, seven, groups=GROUPS), **PAIRS)
     plain = go(seven, tmp_path, None, **PAIRS)
     assert same(masked.strategy.state.model, plain.strategy.state.model)
@@ -55,8 +52,8 @@ def test_masked_and_unmasked_bits_are_the_same(seven: Files, tmp_path: Path) -> 
     ],
 )
 def test_the_group_of_a_silo_that_vanishes_is_left_out(
-    seven: Files, tmp_path: Path, kind: str, on_the_way: str, missed: set[int]
-) -> None:
+    seven, tmp_path, kind, on_the_way, missed
+):
     """And it is back in the next round."""
     secured = Secured(tmp_path, seven, groups=GROUPS)
     once = 1 if kind in (KEYS, START) else 2
@@ -69,12 +66,10 @@ def test_the_group_of_a_silo_that_vanishes_is_left_out(
     assert masked.values("secure_attempts") == [1, 1, 1]
 
 
-def test_the_group_of_a_silo_that_stays_away_is_asked_no_more(
-    seven: Files, tmp_path: Path
-) -> None:
+def test_the_group_of_a_silo_that_stays_away_is_asked_no_more(seven, tmp_path):
     secured = Secured(tmp_path, seven, groups=GROUPS)
 
-    def leave(silo: str, kind: str, number: int) -> bool:
+    def leave(silo, kind, number):
         if number == 2 and kind == "train":
             secured.offline = {"a"}
         return silo in secured.offline
@@ -86,19 +81,17 @@ def test_the_group_of_a_silo_that_stays_away_is_asked_no_more(
     assert ("b", "train", 3) not in secured.asked
 
 
-def test_the_study_makes_the_groups(seven: Files, tmp_path: Path) -> None:
+def test_the_study_makes_the_groups(seven, tmp_path):
     """One of its silos has not come to the run, so the silo that is in its group is in no sum."""
     secured = Secured(tmp_path, seven, groups=["ab", "cd", "ef", ["g", "north"]])
     masked = go(seven, tmp_path, secured, **PAIRS)
     assert masked.values("secure_silos") == [6, 6, 6]
 
 
-def test_a_silo_that_states_a_group_of_itself_loses_its_group(
-    seven: Files, tmp_path: Path
-) -> None:
+def test_a_silo_that_states_a_group_of_itself_loses_its_group(seven, tmp_path):
     secured = Secured(tmp_path, seven, groups=GROUPS)
 
-    def lie(silo: str, kind: str, number: int, reply: Message) -> None:
+    def lie(silo, kind, number, reply):
         if (silo, kind) == ("a", KEYS):
             record = reply.content.config_records["secure"]
             fields, _ = unseal("silofl secure 1", "statement", str(record["statement"]))
@@ -110,7 +103,7 @@ def test_a_silo_that_states_a_group_of_itself_loses_its_group(
     assert go(seven, tmp_path, secured, **PAIRS).values("secure_silos") == [5, 5, 5]
 
 
-def test_fewer_silos_than_a_group_are_refused(seven: Files, tmp_path: Path) -> None:
+def test_fewer_silos_than_a_group_are_refused(seven, tmp_path):
     line = r"^secure-group = 8: needs at least so many silos that train, here are 7$"
     with pytest.raises(UserError, match=line):
         go(seven, tmp_path, None, secure_group=8)

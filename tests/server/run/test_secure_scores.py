@@ -30,9 +30,7 @@ def score(out: Path, values: dict[str, Any]) -> float:
 @pytest.mark.parametrize(
     "values", SETS, ids=lambda values: f"{values['dataset']}-{values['model']}"
 )
-def test_scores_are_those_of_clip(
-    tmp_path: Path, values: dict[str, Any], request: pytest.FixtureRequest
-) -> None:
+def test_scores_are_those_of_clip(tmp_path, values, request):
     """``resnet8`` has BatchNorm, whose statistics are far from where they start after the first round."""
     if values["dataset"] == "heart-disease":
         values = {**values, "data-dir": str(request.getfixturevalue("data_dir"))}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Error, Message
 from flwr.common.constant import ErrorCode
-from tiny import Files, Run, TinyGrid, federate, round_of
+from tiny import Run, federate, round_of
 
 from partitions.common.names import guard_formula, unguard_formula
 from server.deploy.following import RunFollower
@@ -77,12 +77,12 @@ class Page(HTMLParser):
         (7, "7"),
     ],
 )
-def test_printable(text: object, shown: str) -> None:
+def test_printable(text, shown):
     assert printable(text) == shown and len(shown) <= LONGEST
     assert printable(printable(text)) == shown
 
 
-def test_a_reason_is_printable() -> None:
+def test_a_reason_is_printable():
     assert harmless(reason_of(NASTY)) and harmless(reason_of(f"<class 'a.B'>:<'{NASTY}'>"))
     assert reason_of("\n") == reason_of("\x85") == "failed without a reason"
 
@@ -90,14 +90,7 @@ def test_a_reason_is_printable() -> None:
 @pytest.mark.parametrize(
     ("kind", "when"), [("query", (0,)), ("train", (1, 2)), ("evaluate", (3,))]
 )
-def test_a_nasty_reason_everywhere(
-    three: Files,
-    tmp_path: Path,
-    kind: str,
-    when: tuple[int, ...],
-    caplog: pytest.LogCaptureFixture,
-    capsys: Any,
-) -> None:
+def test_a_nasty_reason_everywhere(three, tmp_path, kind, when, caplog, capsys):
     """In the log, progress.jsonl, what `silofl run` prints of it, summary, history, checkpoint and report."""
     caplog.set_level("DEBUG", logger="flwr")
     run = federate(
@@ -142,19 +135,17 @@ def check_files(run: Run, directory: Path, capsys: Any) -> None:
     assert "img" not in page.tags
 
 
-def test_a_silo_that_says_it_is_not_reachable(
-    three: Files, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silo_that_says_it_is_not_reachable(three, caplog):
     """Under a code of the SuperLink's own, for which it is asked again; then it gives its card."""
     calls: list[str] = []
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if silo == "c" and message.metadata.message_type == "query" and not calls:
             calls.append(silo)
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, NASTY), reply_to=message)
         return reply
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.after = after
 
     federate(three, strategy="fedavg", rounds=1, prepare=prepare)
@@ -163,17 +154,15 @@ def test_a_silo_that_says_it_is_not_reachable(
     )
 
 
-def test_what_replies_hold_is_quoted_harmlessly(three: Files) -> None:
+def test_what_replies_hold_is_quoted_harmlessly(three):
     """The names and numbers of a reply stand in the reason for which it is left out."""
     spoilt = {"silo": NASTY, "round": NASTY, "manifest": json.dumps([{"name": NASTY}])}
 
     for key, value in spoilt.items():
 
-        def after(
-            silo: str, message: Message, reply: Message, key: str = key, value: str = value
-        ) -> Message:
+        def after(silo, message, reply, key=key, value=value):
             if silo == "c" and message.metadata.message_type == "train":
-                reply.content["config"] = ConfigRecord({**reply.content["config"], key: value})  # type: ignore[dict-item]
+                reply.content["config"] = ConfigRecord({**reply.content["config"], key: value})
             return reply
 
         run = federate(
@@ -192,7 +181,7 @@ def test_what_replies_hold_is_quoted_harmlessly(three: Files) -> None:
 @pytest.mark.parametrize(
     "name", ["=1+1", "+1", "-1", "@SUM(1)", "\t=1", "'=1", "''-1", "'a", "a=1", "", "a,b"]
 )
-def test_no_cell_is_a_formula(tmp_path: Path, name: str) -> None:
+def test_no_cell_is_a_formula(tmp_path, name):
     """And what is read back is what was written."""
     assert guard_formula("\r=1") == "'\r=1" and unguard_formula(guard_formula("\r=1")) == "\r=1"
     row = Row("fedavg", 7, 1, name, "test", "received", "accuracy", -0.5, 3)

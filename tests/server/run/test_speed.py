@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, Message
-from tiny import Files, comparable, forget_models, simulated
+from tiny import comparable, forget_models, simulated
 
 import client.exchange.answer
 import client.exchange.data_summary
@@ -30,14 +30,14 @@ METHODS = ["fedavg", "apple", "fedfomo", "fedala", "ditto", "fedapm"]
 
 
 @pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def counts(monkeypatch):
     """How often each of these was done."""
     done: Counter[str] = Counter()
 
-    def count(owner: Any, name: str, what: Callable[..., str]) -> None:
+    def count(owner, name, what):
         original = getattr(owner, name)
 
-        def counted(*given: Any, **named: Any) -> Any:
+        def counted(*given, **named):
             done[what(*given)] += 1
             return original(*given, **named)
 
@@ -50,7 +50,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(client.exchange.answer, "parse_settings", lambda *_: "parse")
     count(Samples, "__init__", lambda *_: "samples")
 
-    def serialise(array: TensorArray, pieces: Any = TensorArray.pieces) -> Any:
+    def serialise(array, pieces=TensorArray.pieces):
         done["serialise"] += 1
         return pieces.fget(array)
 
@@ -63,7 +63,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize("strategy", METHODS)
-def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str) -> None:
+def test_everything_is_read_and_built_once(counts, strategy):
     """Over four rounds, a closing exchange and six silos; and between silos of one process nothing is serialised."""
     simulated(strategy=strategy, rounds=4)
     # Initial models: of every silo's core, or the common one
@@ -77,14 +77,12 @@ def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str) 
     assert many == counts - Counter({"build": counts["build"]})
 
 
-def test_a_message_opens_what_it_needs_once(
-    counts: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_opens_what_it_needs_once(counts, monkeypatch):
     """Six silos: a query, four train messages, a closing one and two for evidence each."""
     names = ("open_data", "device_of", "silo_policy", "columns_in")
 
-    def count(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*given: Any) -> Any:
+    def count(name, original):
+        def counted(*given):
             counts[name] += 1
             return original(*given)
 
@@ -98,7 +96,7 @@ def test_a_message_opens_what_it_needs_once(
     assert {name: counts[name] for name in names} == dict.fromkeys(names, 6 * (1 + 4 + 1 + 2))
 
 
-def test_a_silos_own_file_is_opened_once(counts: Counter[str], three: Files) -> None:
+def test_a_silos_own_file_is_opened_once(counts, three):
     simulated(strategy="fedavg", rounds=4, silos=3, files=three)
     opened = {name: number for name, number in counts.items() if name.startswith("open")}
     assert opened == {f"open {file}": 1 for file in three.values()}
@@ -138,13 +136,7 @@ def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tupl
         ("fedavg", {"participation": 0.5}, None),
     ],
 )
-def test_no_model_is_evaluated_twice(
-    strategy: str,
-    changes: dict[str, Any],
-    count: int | None,
-    tiny_bn: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_model_is_evaluated_twice(strategy, changes, count, tiny_bn, monkeypatch):
     """The personal model that a silo had before; and no number is another one for it."""
     settings = {"strategy": strategy, "rounds": 4, **changes}
     known, run = predictions(monkeypatch, lambda: simulated(**settings))
@@ -154,10 +146,10 @@ def test_no_model_is_evaluated_twice(
     assert known == (count or known) and (known < every or count == every)
 
 
-def test_a_model_is_evaluated_again_on_other_data(three: Files) -> None:
+def test_a_model_is_evaluated_again_on_other_data(three):
     """A hospital replaces its file after round 2; nothing is trained, so the model is the same throughout."""
 
-    def replace(progress: Progress) -> None:
+    def replace(progress):
         if progress.round == 2:
             with np.load(three["a"]) as data:
                 arrays = dict(data)
@@ -206,7 +198,7 @@ class Alive:
 
 @pytest.mark.parametrize("evaluate_every", [1, 0])
 @pytest.mark.parametrize("strategy", METHODS)
-def test_memory_does_not_grow_with_the_rounds(strategy: str, evaluate_every: int) -> None:
+def test_memory_does_not_grow_with_the_rounds(strategy, evaluate_every):
     """As many objects after round 7 as after round 4. Only APPLE's history grows, by N numbers a round in each silo."""
     alive = Alive()
     gc.collect()

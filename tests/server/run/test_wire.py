@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from tiny import Files, federate, random_silos, round_of
+from tiny import federate, random_silos, round_of
 
 from server.simulation.engine import flower_identity
 from strategies.base.transport.payload import Model, Payload, Wire, decode, encode, wire_bytes
@@ -23,7 +22,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_narrow_format_halves_the_bytes_and_rounds_once(dtype: str) -> None:
+def test_a_narrow_format_halves_the_bytes_and_rounds_once(dtype):
     """1/3 in float16 (11 significant bits) is 1365/4096, in bfloat16 (8 bits) 171/512."""
     vector = torch.tensor([1 / 3, -2.0, 0.0])
     records = encode(Payload({"global": Model(vector)}), wire=Wire(dtype))
@@ -39,7 +38,7 @@ def test_a_narrow_format_halves_the_bytes_and_rounds_once(dtype: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["fedavg", "apple"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_run_in_a_narrow_format(three: Files, strategy: str, dtype: str) -> None:
+def test_a_run_in_a_narrow_format(three, strategy, dtype):
     """Half the bytes both ways; after 3 rounds within a few units of the format's last place of the float32 run."""
     wide = federate(three, strategy=strategy, **OPTIONS)
     narrow = federate(three, strategy=strategy, wire_dtype=dtype, **OPTIONS)
@@ -64,9 +63,7 @@ def objects(message: Message) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "apple", "fedamp"])
-def test_whole_messages_are_within_two_per_cent_of_the_stated_units(
-    three: Files, strategy: str
-) -> None:
+def test_whole_messages_are_within_two_per_cent_of_the_stated_units(three, strategy):
     run = federate(three, strategy=strategy, **BIG)
     second = [
         (m, r)
@@ -81,9 +78,7 @@ def test_whole_messages_are_within_two_per_cent_of_the_stated_units(
 
 
 @pytest.mark.parametrize("silos", [3, 6])
-def test_what_the_server_uploads_for_apple_grows_with_the_silos(
-    tmp_path: Path, silos: int
-) -> None:
+def test_what_the_server_uploads_for_apple_grows_with_the_silos(tmp_path, silos):
     """N core models to each of N silos; a model that several messages share is one object, and is uploaded once."""
     files = random_silos(tmp_path, {f"h{i}": 8 for i in range(silos)})
     run = federate(files, strategy="apple", **BIG)

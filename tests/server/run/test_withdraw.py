@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, OPTIONS
-from tiny import Files, federate
+from tiny import federate
 from two_layers import DEEP
 
 from partitions.common.errors import UserError
@@ -43,7 +43,7 @@ def kept(run: Path) -> dict[Path, State]:
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_its_models_leave_the_checkpoints(three: Files, tmp_path: Path, name: str) -> None:
+def test_its_models_leave_the_checkpoints(three, tmp_path, name):
     """Neither a name nor a number of it: no array of any state is one that the silo has made."""
     run = tmp_path / "run"
     settings: dict[str, Any] = {
@@ -84,7 +84,7 @@ def test_its_models_leave_the_checkpoints(three: Files, tmp_path: Path, name: st
         withdraw("c", [run])
 
 
-def test_a_state_that_cannot_be_read_goes(three: Files, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_read_goes(three, tmp_path):
     """Nobody can say what of the hospital is in it, and it must not keep the others from being cleaned."""
     run = tmp_path / "run"
     federate(three, strategy="apple", rounds=3, directory=run)
@@ -103,9 +103,7 @@ def test_a_state_that_cannot_be_read_goes(three: Files, tmp_path: Path) -> None:
         federate(three, strategy="apple", rounds=3, directory=run, resume=True)
 
 
-def test_a_whole_study(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_study(tmp_path, capsys, monkeypatch):
     """Of a simulation's files: no text names it, the means are the others', the report is made anew without it."""
     monkeypatch.chdir(tmp_path)
     values = {
@@ -146,7 +144,7 @@ def test_a_whole_study(
         }
 
 
-def test_a_study_that_held_it_out(tmp_path: Path) -> None:
+def test_a_study_that_held_it_out(tmp_path):
     """The runs without it were there to evaluate it, and go. All others lose its numbers."""
     values = {
         "dataset": "breast-cancer",
@@ -190,7 +188,7 @@ def test_a_study_that_held_it_out(tmp_path: Path) -> None:
     )
 
 
-def test_a_hospital_that_one_run_held_out(three: Files, tmp_path: Path) -> None:
+def test_a_hospital_that_one_run_held_out(three, tmp_path):
     run = tmp_path / "run"
     federate(three, strategy="apple", rounds=2, directory=run, hold_out="c")
     state = State.load(run / "checkpoint" / "apple-7" / "server.safetensors")
@@ -205,7 +203,7 @@ def test_a_hospital_that_one_run_held_out(three: Files, tmp_path: Path) -> None:
     ).drop("c")
 
 
-def test_a_hospital_that_joined_late(three: Files, tmp_path: Path) -> None:
+def test_a_hospital_that_joined_late(three, tmp_path):
     run = tmp_path / "run"
     late = {"late_joiners": "b=2,c=2", "rounds": 2}
     finished = federate(three, strategy="apple", directory=run, **late)
@@ -221,7 +219,7 @@ def test_a_hospital_that_joined_late(three: Files, tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["runs"][0]["joined"] == {"b": 2}
 
 
-def test_a_run_that_stopped_early_still_says_so(three: Files, tmp_path: Path) -> None:
+def test_a_run_that_stopped_early_still_says_so(three, tmp_path):
     run = tmp_path / "run"
     finished = federate(three, directory=run, rounds=5, patience=1, min_delta=1.0)
     write_summary(
@@ -233,14 +231,14 @@ def test_a_run_that_stopped_early_still_says_so(three: Files, tmp_path: Path) ->
     assert json.loads((run / "summary.json").read_text())["runs"][0]["stopped"] == before
 
 
-def test_a_name_within_another_is_not_meant() -> None:
+def test_a_name_within_another_is_not_meant():
     names = ["b", "a.b", "clinic"]
     assert of_silo("model.b", "b", names) and of_silo("b", "b", names)
     assert not of_silo("model.a.b", "b", names) and of_silo("model.a.b", "a.b", names)
     assert not of_silo("model.clinic-2", "clinic", names)
 
 
-def test_a_run_that_is_going_on_is_refused(three: Files, tmp_path: Path) -> None:
+def test_a_run_that_is_going_on_is_refused(three, tmp_path):
     run = tmp_path / "run"
     federate(three, strategy="fedavg", rounds=1, directory=run)
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
@@ -252,7 +250,7 @@ def test_a_run_that_is_going_on_is_refused(three: Files, tmp_path: Path) -> None
     assert all(file.read_bytes() == content for file, content in before.items())
 
 
-def test_a_silo_that_is_called_like_something_of_ours(three: Files, tmp_path: Path) -> None:
+def test_a_silo_that_is_called_like_something_of_ours(three, tmp_path):
     """Its name is a method's own key, and a checkpoint's: only what is the silo's goes."""
     files = {"global": three["a"], "round": three["b"], "c": three["c"]}
     run = tmp_path / "run"
@@ -266,7 +264,7 @@ def test_a_silo_that_is_called_like_something_of_ours(three: Files, tmp_path: Pa
     assert after.numbers["withdrawn"] == ["global", "round"]
 
 
-def test_of_the_progress_only_its_lines_go(three: Files, tmp_path: Path) -> None:
+def test_of_the_progress_only_its_lines_go(three, tmp_path):
     run = tmp_path / "run"
     federate(three, strategy="fedavg", rounds=2, directory=run)
     file = run / "progress.jsonl"

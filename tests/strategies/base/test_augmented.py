@@ -44,9 +44,7 @@ def clients(
     return made[-1]
 
 
-def test_batches_are_changed_and_nothing_else_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_changed_and_nothing_else_is_drawn(tmp_path, monkeypatch):
     """The same samples in the same order; dropout's generator stands where it would; each epoch is changed anew."""
     plain, changed = (clients(monkeypatch, tmp_path, text) for text in ("", AUGMENT))
     before, state = list(plain.batches(3)), torch.get_rng_state()
@@ -67,7 +65,7 @@ def test_batches_are_changed_and_nothing_else_is_drawn(
     assert torch.equal(plain.full_gradient("x"), changed.full_gradient("x"))
 
 
-def test_what_is_evaluated_is_not_changed(tmp_path: Path) -> None:
+def test_what_is_evaluated_is_not_changed(tmp_path):
     """Both runs evaluate the initial model on the same pictures; after a round they differ."""
     plain, changed = go(tmp_path), go(tmp_path, augment=AUGMENT)
     for name in NAMES:
@@ -75,9 +73,7 @@ def test_what_is_evaluated_is_not_changed(tmp_path: Path) -> None:
         assert one[0] == other[0] and one[1] != other[1]
 
 
-def test_ala_learns_its_weights_on_pictures_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ala_learns_its_weights_on_pictures_as_they_are(tmp_path, monkeypatch):
     mixed = []
     for augment in ("", AUGMENT):
         client: Any = clients(
@@ -92,7 +88,7 @@ def test_ala_learns_its_weights_on_pictures_as_they_are(
 
 
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
-def test_a_run_that_is_resumed_is_the_same(tmp_path: Path, task: str) -> None:
+def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
     settings: dict[str, Any] = {"strategy": "apple", "augment": AUGMENT}
     whole = go(tmp_path, task, **settings, rounds=3)
     run = {**settings, "directory": tmp_path / "run"}
@@ -104,7 +100,7 @@ def test_a_run_that_is_resumed_is_the_same(tmp_path: Path, task: str) -> None:
     )
 
 
-def test_tables_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_tables_are_refused_before_anything_is_trained(tmp_path):
     with pytest.raises(
         ValueError,
         match="augment changes pictures: for tables, texts and signals leave it empty",

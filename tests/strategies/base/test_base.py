@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from strategies.base.transport.payload import decode, tensor_of
 # ---- The weighted mean ---------------------------------------------------------------------------------------------
 
 
-def test_weighted_mean_by_hand() -> None:
+def test_weighted_mean_by_hand():
     """(1 · (2, 4) + 3 · (6, 0)) / 4 = (5, 1); the vectors stay as they are."""
     vectors = [torch.tensor([2.0, 4.0]), torch.tensor([6.0, 0.0])]
     assert weighted_mean(vectors, [1, 3]).tolist() == [5, 1]
@@ -52,7 +51,7 @@ def test_weighted_mean_by_hand() -> None:
         weighted_mean(vectors, [1])
 
 
-def test_weighted_mean_adds_in_the_given_order() -> None:
+def test_weighted_mean_adds_in_the_given_order():
     """float32 holds 2^24 + 1 as 2^24. Weights 1/4 of (2^26, 4, -2^26, 4): ((2^24 + 1) - 2^24) + 1 = 1, and
     ((2^24 - 2^24) + 1) + 1 = 2 in the other order: why updates are sorted.
     """
@@ -62,10 +61,10 @@ def test_weighted_mean_adds_in_the_given_order() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple"])
-def test_the_order_of_arrival_does_not_matter(three: Files, method: str) -> None:
-    def backwards(grid: TinyGrid) -> None:
+def test_the_order_of_arrival_does_not_matter(three, method):
+    def backwards(grid):
         pull = grid.pull_messages
-        grid.pull_messages = lambda message_ids: list(pull(message_ids))[::-1]  # type: ignore[method-assign]
+        grid.pull_messages = lambda message_ids: list(pull(message_ids))[::-1]
 
     runs = [
         federate(three, strategy=method, rounds=3, batch_size=4, prepare=p)
@@ -74,7 +73,7 @@ def test_the_order_of_arrival_does_not_matter(three: Files, method: str) -> None
     assert comparable(runs[0].rows) == comparable(runs[1].rows)
 
 
-def test_silos_are_sorted_by_name_whatever_their_node(three: Files) -> None:
+def test_silos_are_sorted_by_name_whatever_their_node(three):
     mixed = {name: three[name] for name in ("c", "a", "b")}
     runs = [
         federate(files, strategy="fedavg", rounds=3, batch_size=4) for files in (three, mixed)
@@ -102,14 +101,14 @@ def drawn(share: float, silos: int, seed: int = 7, rounds: int = 40) -> list[lis
 @pytest.mark.parametrize(
     "share, silos, size", [(1.0, 5, 5), (0.5, 5, 2), (0.3, 10, 3), (0.01, 5, 1), (0.99, 5, 4)]
 )
-def test_the_share_of_silos_that_train(share: float, silos: int, size: int) -> None:
+def test_the_share_of_silos_that_train(share, silos, size):
     """max(int(ρ N), 1) different silos, sorted."""
     for names in drawn(share, silos):
         assert len(names) == len(set(names)) == size
         assert names == sorted(names)
 
 
-def test_participants_follow_seed_and_round() -> None:
+def test_participants_follow_seed_and_round():
     assert drawn(0.5, 8) == drawn(0.5, 8)
     assert drawn(0.5, 8) != drawn(0.5, 8, seed=8)
     assert len({tuple(names) for names in drawn(0.5, 8)}) > 10
@@ -119,7 +118,7 @@ def test_participants_follow_seed_and_round() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_absent_silos_are_evaluated(three: Files, method: str) -> None:
+def test_absent_silos_are_evaluated(three, method):
     """Who does not train is still measured on both snapshots; its personal model is that of its last round."""
     run = federate(three, strategy=method, rounds=4, participation=0.4, fedala__max_epochs=2)
     for r in range(1, 5):
@@ -140,7 +139,7 @@ def test_absent_silos_are_evaluated(three: Files, method: str) -> None:
                 assert losses[r - 1] == losses[r - 2]
 
 
-def test_rounds_between_evaluations_have_no_metrics(two: Files) -> None:
+def test_rounds_between_evaluations_have_no_metrics(two):
     run = federate(two, strategy="fedavg", rounds=5, evaluate_every=2)
     assert {r.round for r in run.rows if r.split == "test"} == {2, 4, 5, 6}
     assert len(run.values("bytes_up")) == 6
@@ -150,7 +149,7 @@ def test_rounds_between_evaluations_have_no_metrics(two: Files) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_empty_round(two: Files, method: str) -> None:
+def test_an_empty_round(two, method):
     """No local epochs and no evaluation: everything stays where it began."""
     options: dict[str, Any] = {
         "fedavg-ft.epochs": 0,
@@ -170,9 +169,7 @@ def test_an_empty_round(two: Files, method: str) -> None:
 @pytest.mark.parametrize(
     "least, withheld", [(1, set()), (7, {"a"}), (9, {"a", "c"}), (0, {"a", "c"})]
 )
-def test_metrics_over_few_samples_are_withheld(
-    three: Files, least: int, withheld: set[str]
-) -> None:
+def test_metrics_over_few_samples_are_withheld(three, least, withheld):
     """a, b, c have 6, 10 and 8 rows in every split; 0 means 10 for silos with files of their own.
 
     Nothing of a withheld split is in the reply; the history has one empty value per snapshot, so that it is seen.
@@ -204,7 +201,7 @@ def silo_half(files: Files, **changes: Any) -> SiloClient:
     return client_of(settings, ClientSession(settings, grid.contexts[1], {"classes": 3}).silo)
 
 
-def test_only_what_is_declared_leaves(two: Files) -> None:
+def test_only_what_is_declared_leaves(two):
     client = silo_half(two, strategy="fedavg")
     vector = torch.zeros(12)
     records = release(
@@ -228,9 +225,7 @@ def test_only_what_is_declared_leaves(two: Files) -> None:
         release(client, [vector], {}, MANY, min_samples=1, policy=read_policy(PUBLIC))
 
 
-def test_the_data_summary_is_on_a_list_and_logged(
-    two: Files, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_data_summary_is_on_a_list_and_logged(two, caplog):
     """Once per run and silo; of the columns' sums the log has the number, for a table may have thousands."""
     caplog.set_level("INFO", logger="flwr")
     federate(two, strategy="fedavg", rounds=1, normalization="agreed")
@@ -246,8 +241,8 @@ def test_the_data_summary_is_on_a_list_and_logged(
 # ---- Silos that do not fit -----------------------------------------------------------------------------------------
 
 
-def test_the_first_of_two_silos_of_one_name_takes_part(three: Files) -> None:
-    def prepare(grid: TinyGrid) -> None:
+def test_the_first_of_two_silos_of_one_name_takes_part(three):
+    def prepare(grid):
         grid.contexts[2].node_config["name"] = "a"
 
     run = federate(three, strategy="fedavg", rounds=1, prepare=prepare)
@@ -258,7 +253,7 @@ def test_the_first_of_two_silos_of_one_name_takes_part(three: Files) -> None:
     )
 
 
-def test_a_silo_of_another_shape_is_left_out(two: Files, tmp_path: Path) -> None:
+def test_a_silo_of_another_shape_is_left_out(two, tmp_path):
     files = {**two, "odd": random_silos(tmp_path, {"odd": 5}, columns=4)["odd"]}
     run = federate(files, strategy="fedavg", rounds=1)
     assert list(run.strategy.silos) == ["a", "b"]
@@ -268,7 +263,7 @@ def test_a_silo_of_another_shape_is_left_out(two: Files, tmp_path: Path) -> None
     )
 
 
-def test_the_largest_number_of_classes_counts(tmp_path: Path) -> None:
+def test_the_largest_number_of_classes_counts(tmp_path):
     """One silo knows 2 classes, the other 5: the model has 5 outputs, Σ = 5 · 3 + 5."""
     files = {
         "few": write_silo(tmp_path / "few.npz", np.eye(3), [0, 1, 0], classes=2),
@@ -282,7 +277,7 @@ def test_the_largest_number_of_classes_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_flowers_own_start_runs_our_strategies(three: Files, method: str) -> None:
+def test_flowers_own_start_runs_our_strategies(three, method):
     """``Strategy.start`` knows nothing of our round loop; two rounds of it end where two of ours end."""
     options: dict[str, Any] = {
         "strategy": method,
@@ -318,7 +313,7 @@ def grid_state(grid: TinyGrid, silo: str) -> ArrayRecord:
     return record
 
 
-def test_configure_train_gives_a_list(two: Files) -> None:
+def test_configure_train_gives_a_list(two):
     """The deployment's grid goes over it twice; a generator would send nothing there."""
     run = federate(two, strategy="fedavg", rounds=1)
     with flower_identity():
@@ -329,7 +324,7 @@ def test_configure_train_gives_a_list(two: Files) -> None:
     assert all(m.metadata.ttl == run.settings.common.round_timeout for m in messages)
 
 
-def test_a_summary_says_no_labels(two: Files) -> None:
+def test_a_summary_says_no_labels(two):
     run = federate(two, strategy="fedavg", rounds=1)
     summaries = [
         dict(r.content["summary"])
@@ -356,7 +351,7 @@ def test_a_summary_says_no_labels(two: Files) -> None:
         assert (summary["shape"], summary["classes"]) == ([3], 3)
 
 
-def test_an_unusable_silo_is_named_before_anything_starts(two: Files, tmp_path: Path) -> None:
+def test_an_unusable_silo_is_named_before_anything_starts(two, tmp_path):
     """The others go on without it, but not where the quorum is all of them."""
     (tmp_path / "broken.npz").write_bytes(b"not an archive")
     files = {**two, "x": tmp_path / "broken.npz"}
@@ -371,7 +366,7 @@ def test_an_unusable_silo_is_named_before_anything_starts(two: Files, tmp_path: 
         federate({"x": files["x"]}, strategy="fedavg", rounds=1)
 
 
-def test_federations_do_not_share_state(two: Files) -> None:
+def test_federations_do_not_share_state(two):
     """A second run with the same grid starts afresh: the silos' states carry the id of the run that made them."""
     settings = settings_of(two, strategy="local", rounds=2)
     forget_models()
@@ -385,7 +380,7 @@ def test_federations_do_not_share_state(two: Files) -> None:
     assert rows[0] == rows[1]
 
 
-def test_messages_hold_what_the_engine_needs(two: Files) -> None:
+def test_messages_hold_what_the_engine_needs(two):
     run = federate(two, strategy="fedavg", rounds=1)
     content = next(m.content for m, _ in run.grid.traffic if m.metadata.message_type == "train")
     assert isinstance(content, RecordDict)
@@ -394,9 +389,7 @@ def test_messages_hold_what_the_engine_needs(two: Files) -> None:
 
 
 @pytest.mark.parametrize("method", ["apple", "fedfomo", "fedamp", "fedavg"])
-def test_no_silo_name_is_forbidden(
-    method: str, two: Files, tmp_path: Path, tiny_bn: None
-) -> None:
+def test_no_silo_name_is_forbidden(method, two, tmp_path, tiny_bn):
     """A silo's name is no key of the method's own: silos called as those are get what silos a and b get."""
     options: dict[str, Any] = {"strategy": method, "rounds": 3, "model": "tiny-bn"}
     renamed = federate({"buffers": two["a"], "global": two["b"]}, **options, seed=7)

@@ -1,7 +1,6 @@
 """Every number that a server sets has an upper limit, and it is the silo that checks it."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +19,12 @@ FIELDS = {key: f for owner, cls in OWNERS.items() for key, f in keys_of(cls, own
 NUMBERS = sorted(key for key, f in FIELDS.items() if type(f.default) in (int, float))
 
 
-def test_the_table_is_of_all_settings() -> None:
+def test_the_table_is_of_all_settings():
     assert set(FIELDS) == set(defaults()) and len(NUMBERS) > 100
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) -> None:
+def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key):
     """`settings_of` is what the ClientApp makes of a message's run config; the limit itself is still taken."""
     f = FIELDS[key]
     limits = limits_of(f)
@@ -55,7 +54,7 @@ def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) 
     ["10001", "1" * 5000, ",".join(["1"] * 9), "100000000"],
     ids=["wide", "digits", "deep", "memory"],
 )
-def test_a_network_is_as_large_as_a_silo_takes_and_no_larger(hidden: str) -> None:
+def test_a_network_is_as_large_as_a_silo_takes_and_no_larger(hidden):
     with pytest.raises(
         ValueError, match=r"mlp\.hidden must be widths such as .*: at most 8, of at most 10000"
     ):
@@ -67,7 +66,7 @@ def test_a_network_is_as_large_as_a_silo_takes_and_no_larger(hidden: str) -> Non
 
 
 @pytest.mark.parametrize("classes", [1, MOST_CLASSES + 1, 10**9])
-def test_the_server_says_a_number_of_classes_that_can_be(tmp_path: Path, classes: int) -> None:
+def test_the_server_says_a_number_of_classes_that_can_be(tmp_path, classes):
     """The last layer has a row for each: 10^9 of them would fill the hospital's memory."""
     data = read_silo_file(write_silo(tmp_path / "own.npz", [[0.0], [1.0], [2.0]], [0, 1, 1]))
     assert agreed_classes({"classes": 5}, data) == 5

@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from cases import CASES, OPTIONS, typical
 from flwr.app import Message
 from study_text import study_text
-from tiny import Files, TinyGrid, federate, random_silos
+from tiny import TinyGrid, federate, random_silos
 from two_layers import DEEP
 
 from client.exchange import answer
@@ -36,15 +35,15 @@ def study(step: float) -> StudyProtocol:
 
 
 @pytest.fixture
-def five(tmp_path: Path) -> Files:
+def five(tmp_path):
     return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9})
 
 
 @pytest.fixture
-def under(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def under(monkeypatch):
     """Every message of the test belongs to a study with this step."""
 
-    def belong(step: float) -> None:
+    def belong(step):
         monkeypatch.setattr(answer, "check_message", lambda *args, **kwargs: None)
         monkeypatch.setattr(
             answer,
@@ -55,7 +54,7 @@ def under(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return belong
 
 
-def test_by_hand() -> None:
+def test_by_hand():
     """From (3, 4), of length 5, to (3, 9) is 5, one length; to (3, 14) it is two."""
     last = torch.tensor([3.0, 4.0])
     check_received("a", 2, torch.tensor([3.0, 9.0]), last, 1.0, first=False)
@@ -73,9 +72,7 @@ def test_by_hand() -> None:
 
 
 @typical(METHODS)
-def test_an_honest_server_is_never_refused(
-    three: Files, under: Callable[[float], None], name: str, tiny_bn: None
-) -> None:
+def test_an_honest_server_is_never_refused(three, under, name, tiny_bn):
     """Every method, its variants too, some silos absent at times: first models are the seed's, later steps short."""
     under(100.0)
     for case, (options, *_) in CASES.items():
@@ -115,19 +112,17 @@ LOCAL = [name for name in METHODS if strategies()[name].info.receives == "nothin
 
 
 @typical([name for name in METHODS if name not in LOCAL])
-def test_a_crafted_first_model_is_refused(
-    five: Files, under: Callable[[float], None], name: str, tiny_bn: None
-) -> None:
+def test_a_crafted_first_model_is_refused(five, under, name, tiny_bn):
     """Red team: one number of the first model is another one. No silo trains on it, and none sends anything."""
     under(100.0)
     grids: list[TinyGrid] = []
 
-    def crafted(vector: torch.Tensor) -> torch.Tensor:
+    def crafted(vector):
         vector = vector.clone()
         vector[len(vector) // 2] += 0.5
         return vector
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grids.append(grid)
         replaced(grid, 1, crafted)
 
@@ -146,12 +141,12 @@ def test_a_crafted_first_model_is_refused(
     assert refused == ([False] * 5 if name in NO_START else sent)
 
 
-def test_a_crafted_later_model_is_refused(five: Files, under: Callable[[float], None]) -> None:
+def test_a_crafted_later_model_is_refused(five, under):
     """Red team: in round 3 the server sends 100 times the model; the silos, which would train on it, name the step."""
     under(1.0)
     grids: list[TinyGrid] = []
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grids.append(grid)
         replaced(grid, 3, lambda vector: 100 * vector)
 

@@ -63,7 +63,7 @@ def client(
     return Feedback(Common(**wire), state or State(), server_round, size)
 
 
-def test_two_steps_of_feedback_by_hand() -> None:
+def test_two_steps_of_feedback_by_hand():
     """topk with k = 1 of 4.
 
     Round 1: p = Δ = (4, -3, 1, 0): sent (4, 0, 0, 0), residual (0, -3, 1, 0).
@@ -82,7 +82,7 @@ def test_two_steps_of_feedback_by_hand() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, None, 7])
-def test_a_reply_that_was_not_taken_leaves_the_residual_as_it_was(taken: int | None) -> None:
+def test_a_reply_that_was_not_taken_leaves_the_residual_as_it_was(taken):
     silo = client(
         3, State({f"{RESIDUAL}model": torch.ones(4)}, {}), wire_dtype="topk", wire_topk=0.25
     )
@@ -93,14 +93,14 @@ def test_a_reply_that_was_not_taken_leaves_the_residual_as_it_was(taken: int | N
     assert silo.state.numbers == {}
 
 
-def test_without_feedback_there_is_no_residual() -> None:
+def test_without_feedback_there_is_no_residual():
     silo = client(wire_dtype="int8", wire_feedback="off")
     silo.code({"model": torch.tensor([4.0, -3.0, 1.0, 0.1])})
     assert silo.state == State()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "topk", "float16", "bfloat16"])
-def test_what_was_sent_and_the_residual_are_the_sum_of_the_changes(dtype: str) -> None:
+def test_what_was_sent_and_the_residual_are_the_sum_of_the_changes(dtype):
     """To the rounding of float32, over 30 rounds, of which every third is not taken and changes nothing."""
     draw, state = torch.Generator().manual_seed(0), State()
     total, arrived, last = torch.zeros(3000), torch.zeros(3000), 0
@@ -119,7 +119,7 @@ def test_what_was_sent_and_the_residual_are_the_sum_of_the_changes(dtype: str) -
     assert residual.norm() > 0
 
 
-def test_int8_by_hand() -> None:
+def test_int8_by_hand():
     """A block whose largest number is 127 has steps of 1; halves go to the even step; the next block has its own."""
     change = torch.cat(
         [
@@ -140,7 +140,7 @@ def test_int8_by_hand() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 5, BLOCK, 3 * BLOCK + 7])
 @pytest.mark.parametrize("dtype", ["int8", "topk", "float16", "bfloat16"])
-def test_a_change_of_any_length(dtype: str, size: int) -> None:
+def test_a_change_of_any_length(dtype, size):
     change = torch.randn(size, generator=torch.Generator().manual_seed(1))
     arrived = read(write_change(change, dtype, 1.0), torch.zeros(size))
     assert torch.allclose(
@@ -150,11 +150,11 @@ def test_a_change_of_any_length(dtype: str, size: int) -> None:
     )
 
 
-def test_a_block_of_zeros_stays_zeros() -> None:
+def test_a_block_of_zeros_stays_zeros():
     assert not read(write_change(torch.zeros(2000), "int8"), torch.zeros(2000)).any()
 
 
-def test_topk_takes_the_largest_and_of_equal_ones_the_first() -> None:
+def test_topk_takes_the_largest_and_of_equal_ones_the_first():
     assert largest(torch.tensor([1.0, -5.0, 3.0, 2.0]), 2).tolist() == [1, 2]
     assert largest(torch.tensor([2.0, -2.0, 1.0, 2.0, 2.0]), 3).tolist() == [0, 1, 3]
     assert largest(torch.zeros(4), 2).tolist() == [0, 1]
@@ -165,7 +165,7 @@ def test_topk_takes_the_largest_and_of_equal_ones_the_first() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_sparse_vector_arrives_as_the_dense_one(dtype: str) -> None:
+def test_a_sparse_vector_arrives_as_the_dense_one(dtype):
     """Bit for bit, a zero that became a negative one too. Row by row of 32, as of an embedding."""
     draw = torch.Generator().manual_seed(3)
     base = widen(narrow(torch.randn(3200, generator=draw), dtype), dtype)
@@ -181,7 +181,7 @@ def test_a_sparse_vector_arrives_as_the_dense_one(dtype: str) -> None:
     assert torch.equal(arrived.view(torch.int32), dense.view(torch.int32))
 
 
-def test_sparse_only_where_it_is_smaller() -> None:
+def test_sparse_only_where_it_is_smaller():
     base = torch.zeros(100)
     assert write_sparse(torch.ones(100), base, "float32") is None
     unchanged = write_sparse(base, base, "float32")
@@ -248,9 +248,7 @@ HOSTILE: list[tuple[str, str, Mapping[str, Tensor]]] = [
 
 
 @pytest.mark.parametrize(("dtype", "form", "tensors"), HOSTILE)
-def test_what_does_not_fit_is_one_line(
-    dtype: str, form: str, tensors: Mapping[str, Tensor]
-) -> None:
+def test_what_does_not_fit_is_one_line(dtype, form, tensors):
     records = encode(
         Payload({"model": Model(TEN)}), encoded={"model": Encoded(tensors, dtype, form)}
     )
@@ -259,7 +257,7 @@ def test_what_does_not_fit_is_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_change_of_nothing_that_is_known() -> None:
+def test_a_change_of_nothing_that_is_known():
     records = encode(
         Payload({"model": Model(TEN)}), encoded={"model": Encoded(TOPK, "topk", CHANGE)}
     )
@@ -267,7 +265,7 @@ def test_a_change_of_nothing_that_is_known() -> None:
         decode(records)
 
 
-def test_a_coded_model_counts_the_bytes_that_travelled() -> None:
+def test_a_coded_model_counts_the_bytes_that_travelled():
     records = encode(
         Payload({"model": Model(TEN)}), encoded={"model": Encoded(TOPK, "topk", CHANGE)}
     )

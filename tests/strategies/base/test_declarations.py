@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from cases import CASES, OPTIONS, typical
-from tiny import Files, Run, federate, rows_of, same, write_silo
+from tiny import Run, federate, rows_of, same, write_silo
 from torch import Tensor
 from two_layers import DEEP, replies_of
 
@@ -71,16 +71,14 @@ def peers(run: Run) -> str:
 
 
 @typical(CASES)
-def test_the_declarations_are_what_the_messages_show(
-    three: Files, name: str, tiny_bn: None
-) -> None:
+def test_the_declarations_are_what_the_messages_show(three, name, tiny_bn):
     settings, _, _ = CASES[name]
     run = federate(three, **{**DEEP, **OPTIONS, **settings}, rounds=4)
     method = strategies()[settings["strategy"]]
     assert (own_model(run), peers(run)) == (method.info.own_model, method.info.receives)
 
 
-def test_fedavg_ft_sends_its_own_model_with_default_settings(three: Files) -> None:
+def test_fedavg_ft_sends_its_own_model_with_default_settings(three):
     """One epoch of fine-tuning from the received model is the local training over again, in the same order."""
     run = federate(three, strategy="fedavg-ft", **DEEP, rounds=2)
     assert same(replies_of(run, "a")[-1][2].models["model"].vector, run.personal("a"))
@@ -91,14 +89,14 @@ def test_fedavg_ft_sends_its_own_model_with_default_settings(three: Files) -> No
     assert same(replies_of(prox, "a")[-1][2].models["model"].vector, prox.personal("a"))
 
 
-def test_the_page_has_every_method_as_it_is_declared() -> None:
+def test_the_page_has_every_method_as_it_is_declared():
     page = (ROOT / "docs" / "attacks.md").read_text("utf-8")
     assert page.split(BEGIN)[1].split(END)[0].strip() == methods_table(), (
         "make settings writes it"
     )
 
 
-def test_the_page_explains_every_number_that_is_released(two: Files) -> None:
+def test_the_page_explains_every_number_that_is_released(two):
     """All keys of a data summary, and all records of a reply, stand in the first column of the page's table."""
     page = (ROOT / "docs" / "privacy.md").read_text("utf-8")
     table = page.split("## What leaves, number by number")[1].split("\n## ")[0]
@@ -115,15 +113,13 @@ def test_the_page_explains_every_number_that_is_released(two: Files) -> None:
     assert {name for name in records if not name.startswith("model.")} <= named
 
 
-def test_everything_that_is_declared_to_leave_is_explained() -> None:
+def test_everything_that_is_declared_to_leave_is_explained():
     infos = [method.info for method in strategies().values()]
     assert {name for info in infos for name in info.uploads} == set(VECTORS)
     assert {name for info in infos for name in info.sends_numbers} == set(NUMBERS)
 
 
-def test_a_zero_model_and_a_full_batch_give_exact_class_counts(
-    tmp_path: Path, zero_start: None
-) -> None:
+def test_a_zero_model_and_a_full_batch_give_exact_class_counts(tmp_path, zero_start):
     """The attack that hospital.md once denied: class counts do not stay.
 
     A server may send any model. With zero weights softmax is 1/C for each sample, and a step of a full batch moves the
@@ -147,7 +143,7 @@ def test_a_zero_model_and_a_full_batch_give_exact_class_counts(
         ]
 
 
-def test_one_patient_is_read_off_the_first_layer(tmp_path: Path) -> None:
+def test_one_patient_is_read_off_the_first_layer(tmp_path):
     """The attack of the page's first lines: a silo that trains on one patient sends the record, for dW_i / db_i = x."""
     rows: Any = [[0.25, -1.5, 3.0]]
     files = {

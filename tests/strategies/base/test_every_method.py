@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ from cases import (
     every,
 )
 from resuming import assert_equal, crash_after, interrupted
-from tiny import Files, Run, Witness, federate, random_silos, round_of, same
+from tiny import Witness, federate, random_silos, round_of, same
 from two_layers import DEEP, replies_of, waits
 
 from strategies import strategies
@@ -83,28 +83,26 @@ def rounds_of(*both: Flow) -> int:
 
 
 @pytest.fixture(scope="module")
-def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+def run_of(tmp_path_factory):
     """The run of a case, of which several tests look at another side."""
     three = random_silos(tmp_path_factory.mktemp("three"), {"a": 6, "b": 10, "c": 8})
 
     @functools.cache
-    def run(name: str) -> Run:
+    def run(name):
         settings, down, up = (CASES | WITH_ALA)[name]
         return federate(three, **{**DEEP, **OPTIONS, **settings}, rounds=rounds_of(down, up))
 
     return run
 
 
-def test_every_method_is_here() -> None:
+def test_every_method_is_here():
     assert {settings["strategy"] for settings, _, _ in CASES.values()} == {
         name for name, method in strategies().items() if not method.info.pooled
     }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bytes_are_the_stated_units(
-    three: Files, run_of: Callable[[str], Run], name: str, tiny_bn: None
-) -> None:
+def test_bytes_are_the_stated_units(three, run_of, name, tiny_bn):
     """Four bytes a scalar for each of three silos, every round and in the closing exchange; as ``sends`` declares."""
     settings, down, up = CASES[name]
     rounds, run = rounds_of(down, up), run_of(name)
@@ -121,9 +119,7 @@ def test_bytes_are_the_stated_units(
 
 
 @pytest.mark.parametrize("name", CASES | WITH_ALA)
-def test_only_what_is_declared_leaves_a_silo(
-    run_of: Callable[[str], Run], name: str, tiny_bn: None
-) -> None:
+def test_only_what_is_declared_leaves_a_silo(run_of, name, tiny_bn):
     """The declared vectors of the stated size, numbers and metrics, and nothing else."""
     _, down, up = (CASES | WITH_ALA)[name]
     rounds, run = rounds_of(down, up), run_of(name)
@@ -151,9 +147,7 @@ def test_only_what_is_declared_leaves_a_silo(
         assert set(reply.content["metrics"]) <= allowed_metrics()
 
 
-def test_the_hospital_is_told_whose_models_travel(
-    three: Files, run_of: Callable[[str], Run], tiny_bn: None
-) -> None:
+def test_the_hospital_is_told_whose_models_travel(three, run_of, tiny_bn):
     """docs/own-model.md names the methods whose personal model is what the silo sent, and those alone."""
     sent = set()
     for name, (settings, _, _) in CASES.items():
@@ -178,7 +172,7 @@ def test_the_hospital_is_told_whose_models_travel(
 
 
 @every(CASES | WITH_ALA)
-def test_nothing_that_goes_by_is_written_to(three: Files, name: str, tiny_bn: None) -> None:
+def test_nothing_that_goes_by_is_written_to(three, name, tiny_bn):
     """In one process tensors travel uncopied: a write would reach other silos, the server, or a saved state."""
     witness = Witness()
     settings = {
@@ -193,9 +187,7 @@ def test_nothing_that_goes_by_is_written_to(three: Files, name: str, tiny_bn: No
 
 
 @every(CASES | WITH_ALA)
-def test_a_resumed_run_is_an_uninterrupted_one(
-    three: Files, tmp_path: Path, name: str, tiny_bn: None
-) -> None:
+def test_a_resumed_run_is_an_uninterrupted_one(three, tmp_path, name, tiny_bn):
     """Stopped after round 2 of 4, resumed from files: history, server's state and silos' states bit for bit.
 
     With BatchNorm, momentum that is kept over rounds, and two of three silos a round. Whoever does not take part
@@ -218,9 +210,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_personal_model_is_kept_and_another_for_every_silo(
-    run_of: Callable[[str], Run], name: str, tiny_bn: None
-) -> None:
+def test_the_personal_model_is_kept_and_another_for_every_silo(run_of, name, tiny_bn):
     """Each silo ends with a model of its own, finite, which its metrics are of. (Equal seeds: the resumed runs.)
 
     Of kNN-Per the network is the shared one; what is the silo's own is what votes beside it.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,13 +26,13 @@ LONGER = {"fedlama": 3, "lg-fedavg": 3}  # rounds before something is averaged
 
 
 @pytest.fixture
-def five(tmp_path: Path) -> Files:
+def five(tmp_path):
     """Five silos, the fewest among which every rule identifies one attacker."""
     return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9})
 
 
 @pytest.fixture
-def undeclared() -> Iterator[str]:
+def undeclared():
     """A method that declares no capability and is FedAvg otherwise."""
     before = dict(strategy._REGISTRY)
 
@@ -64,9 +62,7 @@ def differ(one: Run, other: Run, files: Files) -> bool:
 @pytest.mark.parametrize(
     "rules", [FEW_RULES, pytest.param(RULES, marks=pytest.mark.exhaustive)], ids=["few", "all"]
 )
-def test_a_declared_robust_rule_changes_the_result(
-    five: Files, name: str, rules: Sequence[str], tiny_bn: None
-) -> None:
+def test_a_declared_robust_rule_changes_the_result(five, name, rules, tiny_bn):
     # The server's state shows it after the first
     few = options(name, evaluate_every=0, rounds=LONGER.get(name, 1))
     plain = federate(five, **few)
@@ -80,16 +76,14 @@ def test_a_declared_robust_rule_changes_the_result(
 @pytest.mark.parametrize(
     "name", [n for n in METHODS if strategies()[n].info.receives != "nothing"]
 )
-def test_an_undeclared_robust_rule_is_refused(five: Files, name: str, tiny_bn: None) -> None:
+def test_an_undeclared_robust_rule_is_refused(five, name, tiny_bn):
     for rule in set(RULES) - set(strategies()[name].info.robust):
         with pytest.raises(UserError, match=rf"^robust = {rule}: {name} takes no mean [^\n]*$"):
             settings_of(five, **options(name, robust=rule, robust_attackers=1))
 
 
 @typical(METHODS)
-def test_a_lossy_codec_changes_the_result_or_is_refused(
-    three: Files, name: str, tiny_bn: None
-) -> None:
+def test_a_lossy_codec_changes_the_result_or_is_refused(three, name, tiny_bn):
     info, lossy = strategies()[name].info, options(name, wire_dtype="topk", wire_topk=0.2)
     if info.lossy:
         assert differ(federate(three, **options(name)), federate(three, **lossy), three)
@@ -99,9 +93,7 @@ def test_a_lossy_codec_changes_the_result_or_is_refused(
 
 
 @typical(METHODS)
-def test_batch_norm_statistics_travel_where_the_method_declares_it(
-    three: Files, name: str, tiny_bn: None
-) -> None:
+def test_batch_norm_statistics_travel_where_the_method_declares_it(three, name, tiny_bn):
     """With ``buffers = local``, and in a method of which they are part, they stay."""
     extra: dict[str, Any] = {"lg-fedavg.pretrain": 1} if name == "lg-fedavg" else {}
     for way in ("shared", "local"):
@@ -111,7 +103,7 @@ def test_batch_norm_statistics_travel_where_the_method_declares_it(
         assert travel == (way == strategies()[name].info.buffers == "shared"), way
 
 
-def test_ala_is_for_those_that_declare_it(three: Files) -> None:
+def test_ala_is_for_those_that_declare_it(three):
     """That it changes each of these is in tests/strategies/test_ala.py."""
     for name in METHODS:
         if not strategies()[name].info.ala:
@@ -119,9 +111,7 @@ def test_ala_is_for_those_that_declare_it(three: Files) -> None:
                 settings_of(three, strategy=name, ala=True)
 
 
-def test_a_method_that_declares_nothing_gets_nothing(
-    five: Files, undeclared: str, tiny_bn: None
-) -> None:
+def test_a_method_that_declares_nothing_gets_nothing(five, undeclared, tiny_bn):
     """Before, a method without a mean took ``robust = median`` and ignored it."""
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         *(

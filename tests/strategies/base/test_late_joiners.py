@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ CODED: Mapping[str, Any] = {"wire_dtype": "int8"}
 
 
 @pytest.fixture
-def four(tmp_path: Path) -> Files:
+def four(tmp_path):
     return random_silos(tmp_path, {"a": 6, LATE: 10, "c": 8, "d": 7})
 
 
@@ -50,9 +49,7 @@ def before(run: Run) -> list[list[str]]:
 
 
 @typical(EVERY)
-def test_a_late_joiner_takes_part_from_its_round_on(
-    four: Files, name: str, tiny_bn: None
-) -> None:
+def test_a_late_joiner_takes_part_from_its_round_on(four, name, tiny_bn):
     """Earlier rounds are bit for bit those of a federation without it; then all train, and none is left out."""
     settings = EVERY[name][0]
     assert strategies()[settings["strategy"]].info.late in ("starts", "grows")
@@ -75,7 +72,7 @@ def test_a_late_joiner_takes_part_from_its_round_on(
     )
 
 
-def test_methods_that_cannot_take_one_say_why(four: Files) -> None:
+def test_methods_that_cannot_take_one_say_why(four):
     refusing = {name for name, method in strategies().items() if not method.info.late}
     assert refusing == {"pooled"}
     with pytest.raises(
@@ -85,13 +82,13 @@ def test_methods_that_cannot_take_one_say_why(four: Files) -> None:
 
 
 @pytest.mark.parametrize("rule", ["median", "screen"])
-def test_with_a_robust_rule_and_a_codec(four: Files, rule: str) -> None:
+def test_with_a_robust_rule_and_a_codec(four, rule):
     run = run_with(four, {"strategy": "fedavg"}, robust=rule, **CODED)
     assert not any(r.metric == "rejected" for r in run.rows)
     assert {r.silo for r in run.rows if r.round == 4 and r.snapshot == "personal"} == set(four)
 
 
-def test_scaffold_keeps_its_invariant(four: Files) -> None:
+def test_scaffold_keeps_its_invariant(four):
     """c is the mean of the c_i, of which the newcomer's is 0, before and after it trains."""
     run = run_with(four, {"strategy": "scaffold"}, rounds=4)
     counted = [run.grid.state(n).arrays for n in four]
@@ -102,7 +99,7 @@ def test_scaffold_keeps_its_invariant(four: Files) -> None:
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_feddyn_keeps_its_invariant(four: Files, weights: str) -> None:
+def test_feddyn_keeps_its_invariant(four, weights):
     """h is the mean of the g_i, weighed by N n_i / n where losses are weighed by samples."""
     run = run_with(
         four,
@@ -120,7 +117,7 @@ def test_feddyn_keeps_its_invariant(four: Files, weights: str) -> None:
     torch.testing.assert_close(state.h, dual, rtol=1e-5, atol=1e-6)
 
 
-def test_apple_s_vectors_grow_as_p_0_does(four: Files) -> None:
+def test_apple_s_vectors_grow_as_p_0_does(four):
     """With eta2 = 0 every p_i is p_0 of all four silos, in the order of their names, and rows before have a 0."""
     frozen = {"strategy": "apple", "apple.dr-learning-rate": 0.0, "apple.mu": 0.0}
     run = run_with(four, frozen, weight_cap=0)
@@ -140,14 +137,14 @@ def whole_state(run: Run, name: str) -> State:
     return State(run.grid.state(name).arrays, json.loads(str(context.state["numbers"]["json"])))
 
 
-def test_apple_s_budget_sends_the_newcomer_s_core_beside(four: Files) -> None:
+def test_apple_s_budget_sends_the_newcomer_s_core_beside(four):
     run = run_with(four, {"strategy": "apple", "apple.max-downloads": 1})
     assert isinstance(run.strategy.state, AppleServerState)
     assert set(run.sent_to("a", 3)) > {LATE} and len(run.sent_to("a", 3)) <= 2
     assert len(run.sent_to("a", 4)) == 1
 
 
-def test_a_hypernetwork_grows_and_keeps_what_it_has() -> None:
+def test_a_hypernetwork_grows_and_keeps_what_it_has():
     """The others' scores are as they were: with the newcomer's at 0, the weights of the others too."""
     s = LaSettings(embedding=5, hidden=6)
     rng = torch.Generator().manual_seed(0)
@@ -160,7 +157,7 @@ def test_a_hypernetwork_grows_and_keeps_what_it_has() -> None:
     assert new[rows][:, 1].eq(0).all() and made.shape == fresh.shape
 
 
-def test_a_copying_method_starts_from_the_received_model(four: Files) -> None:
+def test_a_copying_method_starts_from_the_received_model(four):
     """Ditto without epochs keeps what its personal model starts from: w for the late one, the seed's for the others."""
     run = run_with(four, {"strategy": "ditto"}, local_epochs=0)
     received = run.sent_to(LATE, 3)["global"].vector
@@ -178,16 +175,16 @@ def test_a_copying_method_starts_from_the_received_model(four: Files) -> None:
         ("a=2,b=2,c=2,d=2", "none would be left to begin"),
     ],
 )
-def test_what_makes_no_sense_is_refused(four: Files, value: str, message: str) -> None:
+def test_what_makes_no_sense_is_refused(four, value, message):
     with pytest.raises(UserError, match=re.escape(message)):
         run_with(four, {"strategy": "fedavg"}, late_joiners=value)
 
 
-def test_a_simulation_knows_its_silos() -> None:
+def test_a_simulation_knows_its_silos():
     with pytest.raises(UserError, match="there is no silo 'hospital-09'"):
         simulated(late_joiners="hospital-09=2", rounds=2)
 
 
-def test_it_is_not_both_held_out_and_late(four: Files) -> None:
+def test_it_is_not_both_held_out_and_late(four):
     with pytest.raises(UserError, match="hold-out = b has b too"):
         run_with(four, {"strategy": "fedavg"}, hold_out=LATE)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import Files, comparable, federate, random_silos, settings_of
+from tiny import comparable, federate, random_silos, settings_of
 
 import strategies.base.trainer.loop as base
 from partitions.common.errors import UserError
@@ -21,11 +20,11 @@ STEPS["fedbn"] = {"model": "tiny-bn"}
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Files:
+def three(tmp_path):
     return random_silos(tmp_path, {"a": 8, "b": 16, "c": 40})
 
 
-def test_whole_epochs_in_steps_are_epochs(tmp_path: Path) -> None:
+def test_whole_epochs_in_steps_are_epochs(tmp_path):
     """Silos of 8 samples have two batches of 4 in an epoch: four steps are two epochs, bit for bit."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8})
     common: dict[str, Any] = {"strategy": "fedavg", "rounds": 2, "batch_size": 4}

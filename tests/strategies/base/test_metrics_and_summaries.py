@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
-from tiny import Files, Run, TinyGrid, federate, round_of, same
+from tiny import Files, Run, federate, round_of, same
 from torch import Tensor
 
 from partitions.common.errors import DataError
@@ -99,7 +99,7 @@ METRICS: dict[str, tuple[Spoil, str]] = {
 
 
 @pytest.mark.parametrize("fault", METRICS)
-def test_a_reply_with_wrong_metrics_is_left_out(three: Files, fault: str) -> None:
+def test_a_reply_with_wrong_metrics_is_left_out(three, fault):
     """Whole, with one line; none of its metrics is written down; round 3 has the silo again."""
     spoil, reason = METRICS[fault]
     run, seen = spoilt(three, spoil)
@@ -108,14 +108,14 @@ def test_a_reply_with_wrong_metrics_is_left_out(three: Files, fault: str) -> Non
 
 
 @pytest.mark.parametrize("fault", METRICS)
-def test_the_closing_evaluation_too(three: Files, fault: str) -> None:
+def test_the_closing_evaluation_too(three, fault):
     spoil, _ = METRICS[fault]
     run, _ = spoilt(three, spoil, when=4, kind="evaluate")
     assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(4, "c")]
     assert {r.silo for r in run.rows if r.round == 4 and r.split} == {"a", "b"}
 
 
-def test_what_a_metric_may_be() -> None:
+def test_what_a_metric_may_be():
     """Unknown (nan: one class only) and, of a loss, anything: a model may be that bad, a training loss below 0."""
     given: dict[str, Any] = {
         "personal.train.loss": -0.5,
@@ -129,10 +129,10 @@ def test_what_a_metric_may_be() -> None:
         read_metrics(MetricRecord({"received.test.loss": 10**400}))
 
 
-def test_the_metrics_of_a_rejected_reply_are_not_written_down(three: Files) -> None:
+def test_the_metrics_of_a_rejected_reply_are_not_written_down(three):
     """It names another round, and so its numbers are not this round's."""
 
-    def another_round(reply: Message) -> None:
+    def another_round(reply):
         config: Any = reply.content["config"]
         config["round"] = 1
 
@@ -141,7 +141,7 @@ def test_the_metrics_of_a_rejected_reply_are_not_written_down(three: Files) -> N
     assert {r.silo for r in run.rows if r.round == 2 and r.split} == {"a", "b"}
 
 
-def test_a_withheld_accuracy_is_not_in_the_mean(three: Files) -> None:
+def test_a_withheld_accuracy_is_not_in_the_mean(three):
     """c's 8 test rows are below the 9 that are asked for; the mean is that of a silo that has as many, b (10 rows)."""
     seen: list[Progress] = []
     run = federate(three, strategy="fedavg", rounds=1, min_metric_samples=9, watch=seen.append)
@@ -166,7 +166,7 @@ def extra_first(reply: Message) -> None:
     model(torch.empty(0), "buffers")(reply)
 
 
-def test_vectors_that_a_method_does_not_send(three: Files) -> None:
+def test_vectors_that_a_method_does_not_send(three):
     _, seen = spoilt(three, extra_first)
     assert [p.rejected for p in seen] == [
         {},
@@ -175,8 +175,8 @@ def test_vectors_that_a_method_does_not_send(three: Files) -> None:
     ]
 
 
-def test_the_order_of_the_vectors_does_not_matter(three: Files, tiny_bn: None) -> None:
-    def turned(reply: Message) -> None:
+def test_the_order_of_the_vectors_does_not_matter(three, tiny_bn):
+    def turned(reply):
         config: Any = reply.content["config"]
         config["manifest"] = json.dumps(json.loads(config["manifest"])[::-1])
 
@@ -196,9 +196,7 @@ def test_the_order_of_the_vectors_does_not_matter(three: Files, tiny_bn: None) -
         (-1e-3, "'buffers' holds a variance below 0"),
     ],
 )
-def test_statistics_out_of_all_proportion_are_left_out(
-    three: Files, tiny_bn: None, value: float, reason: str
-) -> None:
+def test_statistics_out_of_all_proportion_are_left_out(three, tiny_bn, value, reason):
     """They would spoil every silo's model, for good."""
     run, seen = spoilt(
         three, model(torch.full((8,), value), "buffers"), model="tiny-bn", learning_rate=0.1
@@ -207,10 +205,10 @@ def test_statistics_out_of_all_proportion_are_left_out(
     assert all(math.isfinite(v) for silo in three for v in run.values("loss", silo, "personal"))
 
 
-def test_two_silos_are_measured_against_what_they_got(two: Files) -> None:
+def test_two_silos_are_measured_against_what_they_got(two):
     """Two steps have no middle; the length of the model that was sent is the third."""
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if (silo, round_of(message)) == ("b", 2):
             model(torch.full((12,), 1e20))(reply)
         return reply
@@ -227,10 +225,10 @@ def test_two_silos_are_measured_against_what_they_got(two: Files) -> None:
     assert "exploded" in seen[1].rejected["b"]
 
 
-def test_a_shape_that_is_only_said_counts_for_nothing(three: Files) -> None:
+def test_a_shape_that_is_only_said_counts_for_nothing(three):
     """A silo that says that its array has 2^1860 numbers has sent what it has sent: 12."""
 
-    def boast(reply: Message) -> None:
+    def boast(reply):
         array = reply.content["model.model"]["vector"]
         array.__dict__["shape"] = (2**31 - 1,) * 60
 
@@ -284,7 +282,7 @@ SUMMARIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", SUMMARIES)
-def test_a_wrong_data_summary_is_refused(fault: str) -> None:
+def test_a_wrong_data_summary_is_refused(fault):
     changes, reason = SUMMARIES[fault]
     with pytest.raises(ValueError, match=reason) as caught:
         read_data_summary(
@@ -293,7 +291,7 @@ def test_a_wrong_data_summary_is_refused(fault: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_right_data_summary() -> None:
+def test_a_right_data_summary():
     assert {*GOOD, WITHHELD, SCHEMA} == set(SUMMARY)
     without = {key: value for key, value in GOOD.items() if key not in SUMS} | {
         WITHHELD: "its policy has sums = false"
@@ -304,10 +302,8 @@ def test_a_right_data_summary() -> None:
         read_data_summary(None)
 
 
-def test_the_others_go_on_without_a_silo_whose_summary_is_wrong(
-    three: Files, caplog: pytest.LogCaptureFixture
-) -> None:
-    def after(silo: str, message: Message, reply: Message) -> Message:
+def test_the_others_go_on_without_a_silo_whose_summary_is_wrong(three, caplog):
+    def after(silo, message, reply):
         if (silo, message.metadata.message_type) == ("c", "query"):
             summary: Any = reply.content["summary"]
             summary["n_train"] = math.nan
@@ -327,10 +323,10 @@ def test_the_others_go_on_without_a_silo_whose_summary_is_wrong(
 # ---- Who answers -----------------------------------------------------------------------------------------------------
 
 
-def test_the_superlinks_own_errors_name_the_silo(three: Files) -> None:
+def test_the_superlinks_own_errors_name_the_silo(three):
     """Where a node is away, the SuperLink answers in its place, under a number and a type of its own."""
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if (silo, round_of(message)) == ("c", 2):
             reply = Message(
                 Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=message
@@ -349,13 +345,13 @@ def test_the_superlinks_own_errors_name_the_silo(three: Files) -> None:
     assert [p.rejected for p in seen] == [{}, {"c": "Node Unavailable"}, {}]
 
 
-def test_a_silo_that_was_removed_is_not_waited_for(three: Files) -> None:
+def test_a_silo_that_was_removed_is_not_waited_for(three):
     """The SuperLink takes no message for it; the round does not wait for its time to be up."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         push = grid.push_messages
 
-        def pushed(messages: Any) -> list[str]:
+        def pushed(messages):
             sent = list(messages)
             ids = list(push(sent))
             return [
@@ -363,7 +359,7 @@ def test_a_silo_that_was_removed_is_not_waited_for(three: Files) -> None:
                 for i, m in zip(ids, sent, strict=True)
             ]
 
-        grid.push_messages = pushed  # type: ignore[method-assign]
+        grid.push_messages = pushed
 
     seen: list[Progress] = []
     federate(
@@ -377,14 +373,12 @@ def test_a_silo_that_was_removed_is_not_waited_for(three: Files) -> None:
     assert seen[1].rejected == {"c": "the server does not know it any more"}
 
 
-def test_a_quorum_starts_when_the_time_is_up(
-    three: Files, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_quorum_starts_when_the_time_is_up(three, caplog):
     """One of three silos never says who it is; with min-silos = 2 the others begin, and it is named."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         nodes = list(grid.contexts)
-        grid.get_node_ids = lambda: nodes[:2]  # type: ignore[method-assign]
+        grid.get_node_ids = lambda: nodes[:2]
 
     run = federate(
         three, strategy="fedavg", rounds=1, min_silos=2, round_timeout=0.1, prepare=prepare
@@ -395,7 +389,7 @@ def test_a_quorum_starts_when_the_time_is_up(
         federate(three, strategy="fedavg", rounds=1, round_timeout=0.1, prepare=prepare)
 
 
-def test_a_reason_is_the_silos_own_words() -> None:
+def test_a_reason_is_the_silos_own_words():
     """Flower wraps what is raised before the app runs."""
     assert (
         reason_of("<class 'silofl_site.policy.PolicyRefusedError'>:<'a refuses: b'>")

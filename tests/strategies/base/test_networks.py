@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, federate, one_block
+from tiny import federate, one_block
 
 from models.flat import gather
 
@@ -24,7 +23,7 @@ METHODS = ("local", "fedavg", "fedala", "apple", "ditto", "fedbn", "fedrep")
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Files:
+def pictures(tmp_path):
     """Two silos of five and four pictures of 8x8 with two channels, which are brighter for higher classes."""
     rng = np.random.default_rng(5)
     files = {}
@@ -46,7 +45,7 @@ def pictures(tmp_path: Path) -> Files:
         for name in NETWORKS
     ],
 )
-def test_methods_of_each_kind_run(pictures: Files, network: str) -> None:
+def test_methods_of_each_kind_run(pictures, network):
     """Two rounds each: every silo answers, what is sent has the stated size, and models move and stay finite.
 
     (What they say is not looked at: running statistics of four pictures are good for nothing.)

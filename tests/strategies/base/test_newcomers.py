@@ -69,7 +69,7 @@ class Seen:
 
 
 @pytest.fixture
-def four(tmp_path: Path) -> Files:
+def four(tmp_path):
     return random_silos(tmp_path, {"a": 6, HELD: 10, "c": 8, "d": 7})
 
 
@@ -93,9 +93,7 @@ def only(rows: list[Any]) -> list[list[str]]:
 
 # With one β the newcomer's is 0 here: its head is the received one
 @typical([name for name in EVERY if name not in ("pooled", "pfedfda, one")])
-def test_a_newcomer_gets_what_its_method_declares(
-    four: Files, name: str, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newcomer_gets_what_its_method_declares(four, name, tiny_bn, monkeypatch):
     """And the others' run is bit for bit that of a federation without it."""
     settings, seen = EVERY[name][0], Seen(monkeypatch)
     run = run_with(four, settings)
@@ -161,15 +159,13 @@ def check_kind(
         assert same(start[keep], initial[keep])
 
 
-def test_every_method_declares_its_newcomers() -> None:
+def test_every_method_declares_its_newcomers():
     assert {name for name, method in strategies().items() if not method.info.newcomer} == set()
     assert {settings["strategy"] for settings, *_ in EVERY.values()} == set(strategies())
 
 
 @typical([n for n in EVERY if n not in ("pooled", "fedfomo", "fedproto")])
-def test_no_epochs_leave_the_model_that_arrived(
-    name: str, four: Files, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_epochs_leave_the_model_that_arrived(name, four, tiny_bn, monkeypatch):
     """FedFomo weighs models before it trains, FedEM, FedProto and pFedFDA make a part of their own after it."""
     if EVERY[name][0]["strategy"] in ("fedem", "fedfomo", "fedproto", "pfedfda"):
         return
@@ -178,7 +174,7 @@ def test_no_epochs_leave_the_model_that_arrived(
     assert same(seen.start, seen.own)
 
 
-def test_the_page_says_what_each_method_declares() -> None:
+def test_the_page_says_what_each_method_declares():
     page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
     section = page.split("### A hospital that was not there\n")[1].split("\n### ")[0]
     kinds = re.findall(

@@ -6,7 +6,6 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +81,7 @@ def example() -> Payload:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_payload_arrives_as_it_was_sent(way: str) -> None:
+def test_a_payload_arrives_as_it_was_sent(way):
     payload = example()
     received, config = decode(WAYS[way](encode(payload, {"round": 4, "evaluate": True})))
     assert config == {"round": 4, "evaluate": True}
@@ -96,7 +95,7 @@ def test_a_payload_arrives_as_it_was_sent(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_can_be_sent_on(way: str) -> None:
+def test_it_can_be_sent_on(way):
     """What came over the wire is encoded again without loss (the server hands out what silos sent)."""
     payload = example()
     once = decode(WAYS[way](encode(payload)))[0]
@@ -104,7 +103,7 @@ def test_it_can_be_sent_on(way: str) -> None:
     assert all(torch.equal(twice.models[n].vector, m.vector) for n, m in payload.models.items())
 
 
-def test_in_one_process_nothing_is_copied() -> None:
+def test_in_one_process_nothing_is_copied():
     vector = torch.randn(10)
     received = decode(encode(Payload({"m": Model(vector)})))[0].models["m"].vector
     assert received.data_ptr() == vector.data_ptr()
@@ -112,7 +111,7 @@ def test_in_one_process_nothing_is_copied() -> None:
     assert tensor_of(record["x"]).data_ptr() == vector.data_ptr()
 
 
-def test_an_array_serialises_once_and_only_when_asked() -> None:
+def test_an_array_serialises_once_and_only_when_asked():
     array = TensorArray(torch.arange(3.0))
     assert "_chunks" not in array.__dict__
     assert array.children is not None and "_chunks" in array.__dict__
@@ -123,13 +122,13 @@ def test_an_array_serialises_once_and_only_when_asked() -> None:
     assert (array.dtype, array.shape, array.stype) == (plain.dtype, plain.shape, plain.stype)
 
 
-def test_a_graph_does_not_travel() -> None:
+def test_a_graph_does_not_travel():
     parameter = torch.randn(3, requires_grad=True)
     vector = decode(encode(Payload({"m": Model(parameter * 2)})))[0].models["m"].vector
     assert not vector.requires_grad
 
 
-def test_one_model_for_many_silos_is_one_object() -> None:
+def test_one_model_for_many_silos_is_one_object():
     """Content addressing: the messages to three silos share the model's objects; only the rest differs."""
     vector = torch.randn(500)
     messages = []
@@ -149,7 +148,7 @@ def test_one_model_for_many_silos_is_one_object() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_bytes_are_those_of_the_arrays(way: str) -> None:
+def test_bytes_are_those_of_the_arrays(way):
     """1000 + 4 + 0 float32 values; the manifest and the numbers do not count."""
     assert wire_bytes(WAYS[way](encode(example()))) == 1004 * 4
     assert wire_bytes(encode(Payload())) == 0
@@ -165,7 +164,7 @@ def manifest(records: RecordDict) -> ConfigRecord:
 
 
 @pytest.mark.parametrize("record", [None, ArrayRecord(), ConfigRecord({"vector": 1})])
-def test_a_model_that_is_not_there_or_of_the_wrong_kind(record: Any) -> None:
+def test_a_model_that_is_not_there_or_of_the_wrong_kind(record):
     records = encode(example())
     del records["model.global"]
     if record is not None:
@@ -175,14 +174,14 @@ def test_a_model_that_is_not_there_or_of_the_wrong_kind(record: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[{}]", '["global"]', "3"])
-def test_a_manifest_that_is_none(text: str) -> None:
+def test_a_manifest_that_is_none(text):
     records = encode(example())
     manifest(records)["manifest"] = text
     with pytest.raises((ValueError, KeyError, TypeError)):
         decode(records)
 
 
-def test_no_manifest_at_all() -> None:
+def test_no_manifest_at_all():
     records = encode(example())
     del manifest(records)["manifest"]
     for empty in (records, RecordDict()):
@@ -193,7 +192,7 @@ def test_no_manifest_at_all() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\x93NUMPY", b"garbage", np.array([object()], dtype=object).dumps()]
 )
-def test_bytes_that_are_no_array(data: bytes) -> None:
+def test_bytes_that_are_no_array(data):
     """Nothing is unpickled, whatever a message says it holds."""
     array = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=data)
     with pytest.raises((ValueError, EOFError, TypeError)):

@@ -73,12 +73,10 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @pytest.fixture
-def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def unseen(monkeypatch):
     """Numbers that know no data in the place of the noised gradients."""
 
-    def gradient(
-        training: PrivateTraining, x: Any, y: Tensor, loss: Any, network: Any
-    ) -> Tensor:
+    def gradient(training, x, y, loss, network):
         training.batches[y].uses -= 1
         training.gradients += 1
         rng = generator(training.gradients, "in place of a gradient")
@@ -93,8 +91,8 @@ def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     [*((name, {}) for name in VARIANTS), ("fedavg", {"block_rates": "fc1=0.1"})],
 )
 def test_what_leaves_is_a_function_of_noised_gradients_only(
-    tmp_path: Path, unseen: None, name: str, changes: dict[str, Any], tiny_bn: None
-) -> None:
+    tmp_path, unseen, name, changes, tiny_bn
+):
     """Other data send the same messages."""
     runs = []
     for data_seed in (0, 1):
@@ -126,7 +124,7 @@ OF_DATA: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OF_DATA)
-def test_it_is_with_every_input_task_and_part(tmp_path: Path, unseen: None, name: str) -> None:
+def test_it_is_with_every_input_task_and_part(tmp_path, unseen, name):
     """Whole runs of Ditto, whose own model sees the records as they are; then with inputs in another order, and masks,
     findings and measurements that are all those of the first record.
     """
@@ -154,7 +152,7 @@ def test_it_is_with_every_input_task_and_part(tmp_path: Path, unseen: None, name
 
 
 @pytest.mark.parametrize("name", OF_DATA)
-def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path: Path, name: str) -> None:
+def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path, name):
     """A round with noise, in which the records of each network go together."""
     settings = {
         **OF_DATA[name],
@@ -166,7 +164,7 @@ def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path: Path, name: str
     seen: list[bool] = []
     real = Clipping._trial
 
-    def trial(*given: Any) -> bool:
+    def trial(*given):
         seen.append(real(*given))
         return seen[-1]
 
@@ -181,7 +179,7 @@ def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path: Path, name: str
     assert all(bool(torch.isfinite(value).all()) for value in messages(run).values())
 
 
-def test_survival_is_refused(tmp_path: Path) -> None:
+def test_survival_is_refused(tmp_path):
     settings = {
         **NETWORKS["survival"],
         "strategy": "fedavg",
@@ -195,12 +193,12 @@ def test_survival_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Files:
+def three(tmp_path):
     return random_silos(tmp_path, SIZES)
 
 
 @pytest.mark.parametrize("name", [n for n, m in strategies().items() if not m.info.dp])
-def test_a_method_that_is_not_private_says_why(three: Files, name: str) -> None:
+def test_a_method_that_is_not_private_says_why(three, name):
     reason = strategies()[name].info.not_dp
     assert "declare" not in reason
     with pytest.raises(UserError, match=f"^dp = true: not with {name}: "):
@@ -208,7 +206,7 @@ def test_a_method_that_is_not_private_says_why(three: Files, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg"])
-def test_no_metric_leaves_a_hospital(three: Files, tmp_path: Path, name: str) -> None:
+def test_no_metric_leaves_a_hospital(three, tmp_path, name):
     run = federate(three, state_dir=tmp_path / "state", **options(name, dp=True))
     assert run.values("round_seconds") and not run.values("accuracy", "a", "personal")
     for _, _, _, reply in replies_of(run):
@@ -217,13 +215,11 @@ def test_no_metric_leaves_a_hospital(three: Files, tmp_path: Path, name: str) ->
         assert found - {"epsilon", "delta", "dp_steps"} == {"seconds"}
 
 
-def test_batch_normalisation_is_refused_once_before_round_1(
-    three: Files, tmp_path: Path, tiny_bn: None
-) -> None:
+def test_batch_normalisation_is_refused_once_before_round_1(three, tmp_path, tiny_bn):
     """Not by each silo in the round; where nothing leaves, it may stay."""
     asked: list[str] = []
 
-    def prepare(grid: Any) -> None:
+    def prepare(grid):
         grid.before = lambda silo, message, context: asked.append(message.metadata.message_type)
 
     given: dict[str, Any] = {"model": "tiny-bn", "dp": True, "rounds": 1}
@@ -235,7 +231,7 @@ def test_batch_normalisation_is_refused_once_before_round_1(
     federate(three, state_dir=tmp_path / "two", strategy="local", **given)
 
 
-def test_a_step_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_by_hand(tmp_path, monkeypatch):
     """Two silos, one step of all records (B = n), noise seen: w - η (Σ_i clipped g_i + z) / n, then the mean.
 
     A linear layer at zero: g_i = (p - e_y) (x, 1), p = 1/2 each, so |g_i|² = (|x|² + 1) / 2.
@@ -276,9 +272,7 @@ def test_a_step_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert np.allclose(sent[name].numpy(), expected, atol=1e-6)
 
 
-def test_a_record_moves_a_step_by_its_sensitivity_at_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_moves_a_step_by_its_sensitivity_at_most(tmp_path, monkeypatch):
     """One record more, with the same noise: w moves by at most η C / B, whatever the record is."""
     import strategies.base.privacy as module
 
@@ -310,9 +304,7 @@ def test_a_record_moves_a_step_by_its_sensitivity_at_most(
     assert max(moved) <= 1.0001 * 0.5 / 10 and max(moved) > 0.9 * 0.5 / 10
 
 
-def test_a_repeated_round_sends_the_same_bits_and_another_run_others(
-    three: Files, tmp_path: Path
-) -> None:
+def test_a_repeated_round_sends_the_same_bits_and_another_run_others(three, tmp_path):
     settings = options("fedavg", dp=True, strategy="fedavg")
     whole = messages(
         federate(three, state_dir=tmp_path / "state", directory=tmp_path / "run", **settings)
@@ -345,18 +337,16 @@ def replayed(
     raise AssertionError("silo a was not trained")
 
 
-def test_the_same_message_again_sends_the_same_bits(three: Files, tmp_path: Path) -> None:
+def test_the_same_message_again_sends_the_same_bits(three, tmp_path):
     one, other = replayed(three, tmp_path, lambda content: None)
     assert torch.equal(one, other)
 
 
-def test_another_setting_of_the_network_gets_other_samples(
-    three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_setting_of_the_network_gets_other_samples(three, tmp_path, monkeypatch):
     """The digest of a round has it, whether or not the number of parameters changes with it."""
     seen: list[Any] = []
 
-    def noted(*given: Any) -> None:
+    def noted(*given):
         seen.append(given[-1])
         private_round(*given)
 
@@ -367,10 +357,10 @@ def test_another_setting_of_the_network_gets_other_samples(
     )
 
 
-def test_another_model_in_the_same_round_gets_other_noise(three: Files, tmp_path: Path) -> None:
+def test_another_model_in_the_same_round_gets_other_noise(three, tmp_path):
     """Else a server that repeats a round could subtract the noise."""
 
-    def change(content: Any) -> None:
+    def change(content):
         for name, record in content.array_records.items():
             content[name] = array_record(
                 {key: tensor_of(value) + 1e-6 for key, value in record.items()}
@@ -381,7 +371,7 @@ def test_another_model_in_the_same_round_gets_other_noise(three: Files, tmp_path
     assert float((one - other).norm()) > 0.05
 
 
-def test_steps_and_rates_are_those_of_the_plan() -> None:
+def test_steps_and_rates_are_those_of_the_plan():
     """round(E n / B) steps, in every division into epochs; rate B / n, 1 where B is more than n."""
     for n, size, epochs in ((100, 64, 3), (5, 64, 2), (1000, 64, 1), (7, 2, 5)):
         sampling = Sampling(n, n, size)
@@ -394,13 +384,11 @@ def test_steps_and_rates_are_those_of_the_plan() -> None:
     assert patients.rate == 0.1 and patients.divisor == 2 and patients.steps(1) == 10
 
 
-def test_several_gradients_of_a_batch_have_more_noise_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_several_gradients_of_a_batch_have_more_noise_each(monkeypatch):
     """K of them, of deviation σ C √K each, tell together as much as one of deviation σ C."""
     deviations: list[float] = []
 
-    def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
+    def noised(total, deviation, key):
         deviations.append(deviation)
         return total
 
@@ -420,16 +408,14 @@ def test_several_gradients_of_a_batch_have_more_noise_each(
         training.gradient(x, y, F.cross_entropy, None)
 
 
-def test_a_target_epsilon_is_that_of_all_rounds_together() -> None:
+def test_a_target_epsilon_is_that_of_all_rounds_together():
     sampling = Sampling(1000, 1000, 100)
     plan = plan_of(Privacy(target_epsilon=2.0), Common(rounds=30), sampling, [1, 2], "")
     assert plan.steps == 30 and plan.delta == 1e-5
     assert 1.99 < epsilon(plan.noise_multiplier, 0.1, 30 * plan.steps, plan.delta) <= 2.0
 
 
-def test_training_beyond_the_plan_fails(
-    three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_beyond_the_plan_fails(three, tmp_path, monkeypatch):
     monkeypatch.setattr(SiloClient, "noised_passes", lambda self: (1,))  # of two epochs
     with pytest.raises(Exception, match="no silo sent a usable update"):
         federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True))
@@ -444,22 +430,18 @@ def test_training_beyond_the_plan_fails(
         ({"dp__delta": 0.5}, r"dp.delta = 0.5 is more than 1 / 9"),
     ],
 )
-def test_what_is_not_private_is_refused_by_the_silo(
-    three: Files, tmp_path: Path, changes: dict[str, Any], line: str
-) -> None:
+def test_what_is_not_private_is_refused_by_the_silo(three, tmp_path, changes, line):
     with pytest.raises(Exception, match=line):
         federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, **changes))
 
 
 @pytest.mark.parametrize(("changes", "line"), [({"ala": True}, "not with ala = true")])
-def test_what_does_not_go_with_it_is_refused(
-    three: Files, changes: dict[str, Any], line: str
-) -> None:
+def test_what_does_not_go_with_it_is_refused(three, changes, line):
     with pytest.raises(UserError, match=f"^dp = true: {line}"):
         settings_of(three, strategy="fedavg", dp=True, **changes)
 
 
-def test_patients_are_drawn_whole(tmp_path: Path) -> None:
+def test_patients_are_drawn_whole(tmp_path):
     """Records of one patient share one clipped gradient; batches hold all of a patient's records or none."""
     files = {}
     for name in ("a", "b"):
@@ -479,9 +461,7 @@ def test_patients_are_drawn_whole(tmp_path: Path) -> None:
     assert len(messages(run)) == 4
 
 
-def test_whether_a_model_without_noise_diverges_is_not_told(
-    three: Files, tmp_path: Path
-) -> None:
+def test_whether_a_model_without_noise_diverges_is_not_told(three, tmp_path):
     """Ditto's own model does here, in every round: the message is that of a run where it does not."""
     settings = options("ditto", strategy="ditto", rounds=2)
     with pytest.raises(Exception, match="no silo sent a usable update"):
@@ -500,7 +480,7 @@ def test_whether_a_model_without_noise_diverges_is_not_told(
     assert len(whole[1e30]) == len(whole[0.1]) == 6
 
 
-def test_a_study_s_step_is_counted_from_the_received_model(tmp_path: Path) -> None:
+def test_a_study_s_step_is_counted_from_the_received_model(tmp_path):
     """With noise: the silo's own one, which may have none, decides nothing, be it near or far."""
     rows, labels = np.zeros((4, 3), np.float32), np.zeros(4, np.int64)
     model = flat_model("linear", (3,), 2, None, "cpu")
@@ -508,7 +488,7 @@ def test_a_study_s_step_is_counted_from_the_received_model(tmp_path: Path) -> No
     silo = Silo("a", train, train, train, model, lambda purpose: start, max_step=0.5)
     common, info = Common(dp=True, batch_size=2, rounds=2), strategies()["fedavg"].info
 
-    def sent(size: float, own: State, this: int = 2, *, dp: bool = True) -> State:
+    def sent(size, own, this=2, *, dp=True):
         vector = size * start
         config = {
             "round": this,
@@ -552,7 +532,7 @@ class Failing(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "apfl"])
-def test_no_error_depends_on_the_records(name: str) -> None:
+def test_no_error_depends_on_the_records(name):
     """Neither of the training with noise, nor of one without, nor of an evaluation."""
     model, method = FlatModel(Failing()), strategies()[name]
     rows = np.zeros((4, 3), np.float32)
@@ -568,7 +548,7 @@ def test_no_error_depends_on_the_records(name: str) -> None:
     assert model.module.training
 
 
-def test_a_late_joiner_s_samples_are_others() -> None:
+def test_a_late_joiner_s_samples_are_others():
     """With ``late`` the own model may start from another one, so that two replies would be of one sample."""
     rows, labels = np.zeros((64, 3), np.float32), np.zeros(64, np.int64)
     model = flat_model("linear", (3,), 2, None, "cpu")
@@ -593,7 +573,7 @@ def test_a_late_joiner_s_samples_are_others() -> None:
 @pytest.mark.parametrize(
     "change", [{"threads": 2}, {"device": "cuda"}, {"network": ("mlp", "dropout = 0.5")}]
 )
-def test_what_changes_the_rounding_of_a_sum_draws_other_samples(change: dict[str, Any]) -> None:
+def test_what_changes_the_rounding_of_a_sum_draws_other_samples(change):
     """Else a server gets new noise on one sample as often as it likes, each charged as if of another sample."""
     model = flat_model("linear", (3,), 2, None, "cpu")
     train = Samples(np.zeros((64, 3), np.float32), np.zeros(64, np.int64))
@@ -617,12 +597,12 @@ def test_what_changes_the_rounding_of_a_sum_draws_other_samples(change: dict[str
 
 
 @pytest.mark.parametrize("norm", [1e-44, 1e30])
-def test_a_clip_norm_beyond_what_float32_tells_is_refused(three: Files, norm: float) -> None:
+def test_a_clip_norm_beyond_what_float32_tells_is_refused(three, norm):
     with pytest.raises(UserError, match=r"dp\.clip-norm"):
         settings_of(three, strategy="fedavg", dp=True, dp__clip_norm=norm)
 
 
-def test_the_key_of_the_noise_is_made_once_and_belongs_to_its_owner(tmp_path: Path) -> None:
+def test_the_key_of_the_noise_is_made_once_and_belongs_to_its_owner(tmp_path):
     key = kept_key(tmp_path)
     assert len(key) == 32 and key == kept_key(tmp_path) != kept_key(tmp_path / "other")
     assert (tmp_path / "noise-key").stat().st_mode & 0o777 == 0o600
@@ -632,6 +612,6 @@ def test_the_key_of_the_noise_is_made_once_and_belongs_to_its_owner(tmp_path: Pa
     assert 0 <= seed(key) < 2**63
 
 
-def test_a_hospital_without_a_place_for_its_key_refuses(three: Files) -> None:
+def test_a_hospital_without_a_place_for_its_key_refuses(three):
     with pytest.raises(Exception, match="has no state-dir to keep the key of its noise in"):
         federate(three, **options("fedavg", dp=True))

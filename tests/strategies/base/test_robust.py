@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from cases import CASES, OPTIONS, every
 from flwr.app import Message
 from tiny import (
-    Files,
     Run,
     TinyGrid,
     comparable,
@@ -63,7 +61,7 @@ def apply(rule: str, given: Sequence[Tensor], f: int) -> Tensor:
 # ---- The rules, by hand ---------------------------------------------------------------------------------------------
 
 
-def test_trimmed_mean_by_hand() -> None:
+def test_trimmed_mean_by_hand():
     """f = 1 of 5. First coordinate 1 2 3 4 100: without 1 and 100 the mean is 3. Second 10 20 30 40 -500: without -500
     and 40 it is 20. f = 2 leaves the middle: 3 and 20. f = 0 is the mean: 22 and -80."""
     given = vectors([1, 10], [2, 20], [3, 30], [4, 40], [100, -500])
@@ -72,7 +70,7 @@ def test_trimmed_mean_by_hand() -> None:
     assert trimmed_mean(given, 0).tolist() == [22, -80]
 
 
-def test_median_by_hand() -> None:
+def test_median_by_hand():
     """Of five the middle one; of 1 2 3 100 the mean of 2 and 3, of 10 20 30 -500 that of 10 and 20."""
     given = vectors([1, 10], [2, 20], [3, 30], [100, -500])
     assert median(given).tolist() == [2.5, 15]
@@ -80,7 +78,7 @@ def test_median_by_hand() -> None:
     assert median(given[:2]).tolist() == [1.5, 15]
 
 
-def test_krum_by_hand() -> None:
+def test_krum_by_hand():
     """n = 5, f = 1: the squares to the n - f - 2 = 2 nearest others of 0 1 2 4 100.
 
     0: 1 + 4 = 5; 1: 1 + 1 = 2; 2: 1 + 4 = 5; 4: 4 + 9 = 13; 100: 96² + 98² = 18820. Krum takes 1; Multi-Krum the four
@@ -92,7 +90,7 @@ def test_krum_by_hand() -> None:
     assert apply("multi-krum", given, 1).tolist() == [1.75]
 
 
-def test_geometric_median_by_hand() -> None:
+def test_geometric_median_by_hand():
     """Of the corners of a convex quadrilateral it is where the diagonals cross (Fagnano): (2, 0) of (0, 0), (10, 0),
     (2, -1), (2, 3); their mean is (3.5, 0.5). Of three numbers it is the middle one."""
     given = vectors([0, 0], [10, 0], [2, -1], [2, 3])
@@ -105,7 +103,7 @@ def test_geometric_median_by_hand() -> None:
 ALIKE = dict.fromkeys("abcd", 3)  # batches per epoch
 
 
-def test_clip_by_hand() -> None:
+def test_clip_by_hand():
     """Steps of length 1, 2, 3 and 500: the lower median is 2, ten times that is 20.
 
     (301, 400) is a step of (300, 400) from (1, 0): 20/500 of it is (12, 16), and (13, 16) is left.
@@ -120,7 +118,7 @@ def test_clip_by_hand() -> None:
     assert clip_step(vector - centre, None, 10 / 250).tolist() == pytest.approx([12, 16])
 
 
-def test_who_has_more_samples_goes_further_and_a_still_federation_measures_nothing() -> None:
+def test_who_has_more_samples_goes_further_and_a_still_federation_measures_nothing():
     """Of 3, 3, 3 and 12 batches the median is 3: d's bound is four times a's. Steps of 0.1 beside a model of length 50
     are less than 2 % of it, which is 1."""
     norms = {"model": dict.fromkeys("abcd", 2.0)}
@@ -138,15 +136,15 @@ def test_who_has_more_samples_goes_further_and_a_still_federation_measures_nothi
     )
 
 
-def test_two_steps_have_no_middle() -> None:
+def test_two_steps_have_no_middle():
     norms = {"model": {"a": 1.0, "b": 900.0}}
     assert outliers(norms, units(norms, {"model": 5.0}, ALIKE), 10) == {}
 
 
-def test_what_explodes_is_told_by_its_step() -> None:
+def test_what_explodes_is_told_by_its_step():
     """A thousand times the median step, of at least 1: models of any length that moved by 1 have not exploded."""
 
-    def found(steps: dict[str, float], sent: float, name: str = "model") -> dict[str, str]:
+    def found(steps, sent, name="model"):
         norms = {name: steps}
         return find_diverging(norms, units(norms, {name: sent}, ALIKE))
 
@@ -158,7 +156,7 @@ def test_what_explodes_is_told_by_its_step() -> None:
     assert list(found({"a": 1e6}, 2.0, "buffers")) == ["a"]  # alone: against what it was sent
 
 
-def test_coordinates_are_sorted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinates_are_sorted_piece_by_piece(monkeypatch):
     given = list(torch.randn(5, 1000, generator=torch.Generator().manual_seed(1)))
     whole, squares = trimmed_mean(given, 1), squared_distances(given)
     monkeypatch.setattr("strategies.base.robust.CHUNK", 7)
@@ -183,7 +181,7 @@ HONEST = [
 
 @pytest.mark.parametrize("lie", [[1e6, 1e6], [-1e6, 0.0], [900.0, -900.0]])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_bears_what_it_says_and_breaks_beyond(rule: str, lie: list[float]) -> None:
+def test_a_rule_bears_what_it_says_and_breaks_beyond(rule, lie):
     """With as many attackers as it can bear, all at one place, it stays among the honest; with as many as there are
     honest silos and one more it is with the attackers, whatever it was told."""
     n = len(HONEST) + 3
@@ -198,7 +196,7 @@ def test_a_rule_bears_what_it_says_and_breaks_beyond(rule: str, lie: list[float]
     assert float((found - torch.tensor([1.0, -2.0])).norm()) > 100
 
 
-def test_f_is_lowered_to_what_the_silos_of_a_round_can_bear() -> None:
+def test_f_is_lowered_to_what_the_silos_of_a_round_can_bear():
     """f < n/2, for Krum n >= 2f + 3 (Blanchard et al., proposition 1)."""
     assert [breakdown_point("trimmed-mean", n, 3) for n in (1, 2, 3, 6, 7, 12)] == [
         0,
@@ -221,7 +219,7 @@ def test_f_is_lowered_to_what_the_silos_of_a_round_can_bear() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_one_silo_and_equal_silos_come_out_to_the_bit(rule: str) -> None:
+def test_one_silo_and_equal_silos_come_out_to_the_bit(rule):
     one = torch.randn(50, generator=torch.Generator().manual_seed(2))
     for n in (1, 2, 3, 7, 12):
         given = [one.clone() for _ in range(n)]
@@ -234,7 +232,7 @@ def test_one_silo_and_equal_silos_come_out_to_the_bit(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["trimmed-mean", "multi-krum"])
-def test_without_attackers_a_rule_is_the_mean(tmp_path: Path, rule: str) -> None:
+def test_without_attackers_a_rule_is_the_mean(tmp_path, rule):
     """f = 0, silos of equal size: FedAvg to the bit."""
     files = random_silos(tmp_path, dict.fromkeys("abcde", 8))
     plain, robust = (
@@ -274,7 +272,7 @@ def attacking(
 
 
 @pytest.fixture
-def five(tmp_path: Path) -> Files:
+def five(tmp_path):
     """Five random silos of 6 to 10 rows; Σ = 12."""
     return random_silos(tmp_path, dict(zip("abcde", (6, 10, 8, 7, 9), strict=True)))
 
@@ -286,7 +284,7 @@ def sent_in(run: Run, server_round: int, name: str = "model") -> list[Tensor]:
 
 @pytest.mark.parametrize("wire", ["float32", "float16"])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_stands_for_fedavgs_mean(five: Files, rule: str, wire: str) -> None:
+def test_a_rule_stands_for_fedavgs_mean(five, rule, wire):
     """d is away: the next model is the rule's of the four that were sent, counted alike, with f = 1 (Krum: 0)."""
     run = federate(
         five,
@@ -304,9 +302,7 @@ def test_a_rule_stands_for_fedavgs_mean(five: Files, rule: str, wire: str) -> No
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_running_statistics_and_shared_layers_too(
-    five: Files, tiny_bn: None, rule: str
-) -> None:
+def test_running_statistics_and_shared_layers_too(five, tiny_bn, rule):
     """FedPer shares the first layers of a network with BatchNorm: what travels of both is the rule's."""
     run = federate(
         five, strategy="fedper", model="tiny-bn", learning_rate=0.1, rounds=2, robust=rule
@@ -323,7 +319,7 @@ def test_running_statistics_and_shared_layers_too(
 
 
 @pytest.mark.parametrize("rule", ["median", "krum"])
-def test_scaffolds_two_vectors(five: Files, rule: str) -> None:
+def test_scaffolds_two_vectors(five, rule):
     """x and c: the median takes each for itself, Krum both of one silo; c moves by |S|/N of what is taken."""
     run = federate(five, strategy="scaffold", rounds=1, robust=rule)
     models, changes = sent_in(run, 1), sent_in(run, 1, "control")
@@ -345,7 +341,7 @@ def test_scaffolds_two_vectors(five: Files, rule: str) -> None:
     assert torch.allclose(arrays["control"], expected[1], atol=1e-6)
 
 
-def test_fedapms_mean_is_over_all_that_it_holds(five: Files) -> None:
+def test_fedapms_mean_is_over_all_that_it_holds(five):
     run = federate(
         five,
         strategy="fedapm",
@@ -360,11 +356,11 @@ def test_fedapms_mean_is_over_all_that_it_holds(five: Files) -> None:
     )
 
 
-def test_fedprotos_prototypes_class_by_class(five: Files) -> None:
+def test_fedprotos_prototypes_class_by_class(five):
     """A class's prototype is the median of those of the silos that have it; e lies about all of its own."""
     options: dict[str, Any] = {"strategy": "fedproto", "rounds": 2, **DEEP}
 
-    def lie(table: Tensor) -> Tensor:
+    def lie(table):
         rows = table.view(3, -1).clone()
         rows[:, :-1] *= 1e5
         return rows.flatten()
@@ -385,7 +381,7 @@ def test_fedprotos_prototypes_class_by_class(five: Files) -> None:
 # ---- Clip, the default ----------------------------------------------------------------------------------------------
 
 
-def test_a_clipped_silo_counts_with_a_part_of_its_step_and_is_named(five: Files) -> None:
+def test_a_clipped_silo_counts_with_a_part_of_its_step_and_is_named(five):
     """e sends a hundred times its model in round 2: 10 median steps of it are left, about what it was sent."""
     seen: list[Progress] = []
     run = federate(
@@ -415,9 +411,7 @@ def test_a_clipped_silo_counts_with_a_part_of_its_step_and_is_named(five: Files)
     assert row.silo == "e" and row.value == pytest.approx(10 * lengths[2] / float(step.norm()))
 
 
-def test_lengths_of_centres_that_are_made_to_be_measured(
-    five: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_of_centres_that_are_made_to_be_measured(five, monkeypatch):
     """Each may get the place in memory, and so the id, of the one before: the median of 1 to 5 is 3 all the same."""
     run = federate(five, strategy="fedfomo", rounds=1)
     lengths = dict(zip(five, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
@@ -432,9 +426,7 @@ def test_lengths_of_centres_that_are_made_to_be_measured(
 
 # Alone, a covariance of seven samples may be ten times the others'
 @every(sorted(CASES.keys() - {"pfedfda, one"}))
-def test_in_every_method_the_attacker_alone_is_named(
-    three: Files, tiny_bn: None, name: str
-) -> None:
+def test_in_every_method_the_attacker_alone_is_named(three, tiny_bn, name):
     """c sends two hundred times what it should, from round 2 on: it is bounded or left out, a and b are neither, and
     what all end with is finite. Without an attack nobody is, and the run is that without bounds to the bit."""
     settings = {**DEEP, **OPTIONS, **CASES[name][0], "rounds": 2}
@@ -455,7 +447,7 @@ def test_in_every_method_the_attacker_alone_is_named(
     assert all(bool(torch.isfinite(run.personal(silo)).all()) for silo in three)
 
 
-def test_what_a_user_asks_for_and_cannot_have(three: Files) -> None:
+def test_what_a_user_asks_for_and_cannot_have(three):
     for given, message in (
         ({"strategy": "apple", "robust": "median"}, "robust = median: apple takes no mean"),
         ({"strategy": "fedamp", "robust": "krum"}, "none, clip, screen are for it"),
@@ -478,7 +470,7 @@ def test_what_a_user_asks_for_and_cannot_have(three: Files) -> None:
     settings_of(three, strategy="local", robust="median")
 
 
-def test_a_cell_of_the_benchmark(tmp_path: Path) -> None:
+def test_a_cell_of_the_benchmark(tmp_path):
     """APPLE, one of twelve sends a hundred times its core: it alone is left out, and the others learn. Without a bound
     its core is in everybody's mixture, and they do not."""
     bounded, free = (

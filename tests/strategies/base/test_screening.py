@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from cases import CASES, OPTIONS
 from flwr.app import ConfigRecord, Message
 from tiny import (
-    Files,
     TinyGrid,
     comparable,
     federate,
@@ -54,12 +52,12 @@ SIZES = dict(zip("abcdefgh", (8, 10, 8, 7, 9, 10, 8, 9), strict=True))
 # ---- By hand --------------------------------------------------------------------------------------------------------
 
 
-def test_f_is_a_quarter() -> None:
+def test_f_is_a_quarter():
     assert [tolerated_faults(n) for n in (1, 3, 4, 7, 8, 12)] == [0, 0, 1, 1, 2, 3]
     assert [excludable(n) for n in (1, 3, 4, 7, 8, 12)] == [0, 0, 0, 0, 2, 3]
 
 
-def test_counts_by_hand() -> None:
+def test_counts_by_hand():
     """f = 1 of 4: 1.25 times the second largest of 6, 8, 10, 900 is 12. An agreed count stays; among three f = 0, and
     1.25 times the largest bounds nobody."""
     counts = {"a": 6, "b": 10, "c": 8, "d": 900}
@@ -71,7 +69,7 @@ def test_counts_by_hand() -> None:
     ) == dict.fromkeys("abcd", 0)
 
 
-def test_lengths_by_hand() -> None:
+def test_lengths_by_hand():
     """Steps of 2, 4, 4 and 90 in a measure of 2: f = 1, the second largest ratio is 2, and 1.5 times that is 3. Where
     all but one stand still, 1.5 measures are free; no limit is above robust-clip."""
     units = {"model": dict.fromkeys("abcd", 2.0)}
@@ -95,7 +93,7 @@ def against(rows: list[list[float]], f: int) -> dict[int, float]:
     return find_opposing(gram([torch.tensor(row) for row in rows]), f)
 
 
-def test_inner_products_strip_by_strip() -> None:
+def test_inner_products_strip_by_strip():
     """Over two strips and a half, with a centre for each silo, one without."""
     random = torch.Generator().manual_seed(3)
     vectors, centres = torch.randn(2, 4, 5 * STRIP // 2, generator=random)
@@ -104,7 +102,7 @@ def test_inner_products_strip_by_strip() -> None:
     torch.testing.assert_close(found, steps @ steps.T, rtol=1e-12, atol=1e-9)
 
 
-def test_directions_by_hand() -> None:
+def test_directions_by_hand():
     """Four steps (1, 0), one (0, 1), one (-45, 0), which is cut to (-1, 0). More than half lie at (1, 0), so the
     geometric median is there: the cosines are 1, 0 and -1, and only the last is negative. Nobody opposes among equals,
     among steps of 0, or where f = 0."""
@@ -120,7 +118,7 @@ def test_directions_by_hand() -> None:
     assert list(against([[1.0, 0.0]] * 6 + [[-1.0, 0.0]] * 3, 2)) == [6, 7]  # no more than f
 
 
-def test_honest_silos_that_cancel_exclude_nobody() -> None:
+def test_honest_silos_that_cancel_exclude_nobody():
     """Twelve steps against each other in pairs, as around an optimum, and one of them longer: half of them have a
     negative cosine to the geometric median, which is next to 0. Another one against eleven that agree is excluded, and
     against six that agree and five that stand across them too."""
@@ -136,9 +134,7 @@ def test_honest_silos_that_cancel_exclude_nobody() -> None:
 
 
 @pytest.mark.parametrize("n", [4, 8])
-def test_optima_apart_have_their_consensus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
-) -> None:
+def test_optima_apart_have_their_consensus(tmp_path, monkeypatch, n):
     """FedAPM's steps are the duals, which at the optimum are not 0, differ in length and cancel: no silo is bounded,
     among four as among eight, and u gets to the minimum of sum_i f_i / n."""
     quadratic_loss(monkeypatch)
@@ -158,7 +154,7 @@ def test_optima_apart_have_their_consensus(
     assert run.strategy.state.arrays["global"].numpy() == pytest.approx(optimum, abs=1e-4)
 
 
-def test_the_order_of_silos_does_not_matter() -> None:
+def test_the_order_of_silos_does_not_matter():
     random = torch.Generator().manual_seed(5)
     honest = [
         torch.tensor([3.0, *[0.0] * 9]) + torch.randn(10, generator=random) for _ in range(6)
@@ -223,11 +219,11 @@ def moved(rule: str, attack: str, liars: int) -> float:
 
 @pytest.mark.parametrize("liars", [1, 3])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_moves_the_mean_by_less_than_half_a_step(attack: str, liars: int) -> None:
+def test_an_attack_moves_the_mean_by_less_than_half_a_step(attack, liars):
     assert moved("screen", attack, liars) < 0.5
 
 
-def test_clip_and_the_mean_hold_few_of_them() -> None:
+def test_clip_and_the_mean_hold_few_of_them():
     """Else the test above would not tell anything."""
     for rule in ("clip", "none"):
         assert sum(moved(rule, attack, 3) < 0.5 for attack in ATTACKS) <= 3
@@ -237,7 +233,7 @@ def test_clip_and_the_mean_hold_few_of_them() -> None:
 
 
 @pytest.fixture
-def eight(tmp_path: Path) -> Files:
+def eight(tmp_path):
     """Eight silos of random rows that one linear rule labels: f = 2."""
     random = np.random.default_rng(0)
     rule, files = random.normal(size=(3, 3)), {}
@@ -267,7 +263,7 @@ def lying(factor: float, *silos: str, count: int = 0) -> Callable[[TinyGrid], No
     return lambda grid: setattr(grid, "after", after)
 
 
-def test_a_silo_of_a_million_samples_and_45_steps_back(eight: Files, tmp_path: Path) -> None:
+def test_a_silo_of_a_million_samples_and_45_steps_back(eight, tmp_path):
     """The attack that turned FedAvg into guessing: h is excluded and named, and the next model is, bit for bit, the
     mean of the other seven. Its count is 12, 1.25 times the third largest, and the log says so."""
     seen: list[Progress] = []
@@ -296,7 +292,7 @@ def test_a_silo_of_a_million_samples_and_45_steps_back(eight: Files, tmp_path: P
     assert any(note.endswith(counted) for note in notes(tmp_path / "run"))
 
 
-def test_what_is_too_long_counts_as_the_median_step(eight: Files) -> None:
+def test_what_is_too_long_counts_as_the_median_step(eight):
     """h sends c + 9 (v - c): within clip's ten median steps, beyond 1.5 times the third largest; one median step of
     it counts."""
     run = federate(eight, strategy="fedavg", robust="screen", rounds=2, prepare=lying(9, "h"))
@@ -314,7 +310,7 @@ def test_what_is_too_long_counts_as_the_median_step(eight: Files) -> None:
     assert {row.silo for row in run.rows if row.metric == "bounded" and row.round == 1} == {"h"}
 
 
-def test_without_an_outlier_it_is_the_mean_to_the_bit(eight: Files) -> None:
+def test_without_an_outlier_it_is_the_mean_to_the_bit(eight):
     screened, plain = (
         federate(eight, strategy="fedavg", rounds=4, robust=rule) for rule in ("screen", "none")
     )
@@ -331,7 +327,7 @@ MEANS = sorted(
 
 
 @pytest.mark.parametrize("name", MEANS)
-def test_every_method_with_a_mean_has_it(eight: Files, tiny_bn: None, name: str) -> None:
+def test_every_method_with_a_mean_has_it(eight, tiny_bn, name):
     """g and h say n = 10⁶ and step 45 times back: both are named in the first round in which anything travels."""
     settings = {**DEEP, **OPTIONS, **CASES[name][0], "robust": "screen", "rounds": 1}
     seen: list[Progress] = []
@@ -342,7 +338,7 @@ def test_every_method_with_a_mean_has_it(eight: Files, tiny_bn: None, name: str)
         assert {"g", "h"} <= {*seen[0].bounded, *seen[0].rejected}
 
 
-def test_the_issues_liar_on_digits(tmp_path: Path) -> None:
+def test_the_issues_liar_on_digits(tmp_path):
     """One of twelve says n = 10⁶ and steps 45 times back: by default the others learn, and under clip they do not."""
     default, clip = (
         cell("fedavg", "-45 steps", 1, tmp_path, rounds=8, evaluate_every=8, **rule)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from cases import CASES, OPTIONS, typical
 from flwr.app import ArrayRecord, Message
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import Files, Run, TinyGrid, federate, random_silos, same, settings_of, train_replies
+from tiny import TinyGrid, federate, random_silos, same, settings_of, train_replies
 from two_layers import DEEP
 
 from client.site.secure import masks
@@ -56,17 +55,17 @@ def called(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Files:
+def whole(tmp_path):
     """Three silos that have samples of all three classes, which FedProto needs."""
     return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8}, seed=16)
 
 
-def test_the_methods_whose_server_needs_sums_only() -> None:
+def test_the_methods_whose_server_needs_sums_only():
     assert [name for name, method in strategies().items() if method.info.sums] == SUMS.split()
 
 
 @pytest.mark.parametrize("name", sorted(strategies().keys() - set(SUMS.split())))
-def test_another_method_is_refused_with_its_reason(three: Files, name: str) -> None:
+def test_another_method_is_refused_with_its_reason(three, name):
     with pytest.raises(UserError) as error:
         settings_of(three, strategy=name, **SECURE)
     reason = strategies()[name].info.not_sums
@@ -75,7 +74,7 @@ def test_another_method_is_refused_with_its_reason(three: Files, name: str) -> N
 
 
 @typical(CALLED)
-def test_the_sum_is_the_mean(whole: Files, name: str, tiny_bn: None) -> None:
+def test_the_sum_is_the_mean(whole, name, tiny_bn):
     """What a method's server makes of one mean is what it makes of single updates, up to the rounding."""
     rounds = called(name, rounds=3)
     plain = federate(whole, **rounds, robust="none")
@@ -94,7 +93,7 @@ def test_the_sum_is_the_mean(whole: Files, name: str, tiny_bn: None) -> None:
 
 
 @typical(CALLED)
-def test_all_silos_of_a_round_receive_the_same(whole: Files, name: str, tiny_bn: None) -> None:
+def test_all_silos_of_a_round_receive_the_same(whole, name, tiny_bn):
     """Masks cancel only then: a number for one silo could make its step the only one."""
     run = federate(whole, **called(name, rounds=3), **SECURE)
     received: dict[Any, set[str]] = {}
@@ -106,14 +105,14 @@ def test_all_silos_of_a_round_receive_the_same(whole: Files, name: str, tiny_bn:
 
 
 @pytest.mark.parametrize("name, key", OWN_NUMBER.items())
-def test_a_number_for_each_silo_is_refused(three: Files, name: str, key: str) -> None:
+def test_a_number_for_each_silo_is_refused(three, name, key):
     settings = CASES[name][0]
     line = rf"^{settings['strategy']}.{key} = samples: .*a number of its own"
     with pytest.raises(UserError, match=line):
         settings_of(three, **{**settings, **SECURE})
 
 
-def test_nothing_but_integers_leaves(three: Files, tiny_bn: None) -> None:
+def test_nothing_but_integers_leaves(three, tiny_bn):
     run = federate(three, strategy="fedavg", model="tiny-bn", rounds=2, **SECURE)
     size = run.strategy.layout.size + run.strategy.layout.buffer_size
     for _, reply in train_replies(run.grid):
@@ -123,13 +122,11 @@ def test_nothing_but_integers_leaves(three: Files, tiny_bn: None) -> None:
 
 
 @pytest.mark.parametrize("absent", ["a", "b"])
-def test_batch_norm_statistics_and_an_absent_silo(
-    three: Files, absent: str, tiny_bn: None
-) -> None:
+def test_batch_norm_statistics_and_an_absent_silo(three, absent, tiny_bn):
     """The mean is over the silos that answered, of all vectors; no variance is below 0."""
 
-    def go(**changes: Any) -> Run:
-        def prepare(grid: TinyGrid) -> None:
+    def go(**changes):
+        def prepare(grid):
             grid.absent = {(absent, 2)}
 
         return federate(
@@ -147,9 +144,7 @@ def test_batch_norm_statistics_and_an_absent_silo(
     assert summed.strategy.state.counted == plain.strategy.state.counted
 
 
-def test_a_share_is_by_samples_at_most_half(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_share_is_by_samples_at_most_half(tmp_path, caplog):
     """And at most weight-cap, or 5, times the median. The note of a run named the weight of a run without sums."""
     files = random_silos(tmp_path, {"a": 4, "b": 4, "c": 40, "d": 5})
     for cap, largest in ((5.0, 13), (2.0, 8), (0.0, 13)):
@@ -192,16 +187,14 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 @pytest.mark.parametrize("changes, line", REFUSED, ids=lambda value: str(value)[:40])
-def test_a_setting_that_does_not_fit_is_refused(
-    three: Files, changes: dict[str, Any], line: str
-) -> None:
+def test_a_setting_that_does_not_fit_is_refused(three, changes, line):
     settings_of(three, **{k: v for k, v in changes.items() if k != "silos"} | {"silos": 3})
     with pytest.raises(UserError) as error:
         settings_of(three, **{"strategy": "fedavg", **SECURE, **changes})
     assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
-def test_a_length_without_secure_sums_is_refused(three: Files) -> None:
+def test_a_length_without_secure_sums_is_refused(three):
     with pytest.raises(
         UserError, match=r"^secure-clip = 3: it needs secure-aggregation = true$"
     ):
@@ -226,7 +219,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("key", sorted(keys_of(Common).keys() - WITHOUT))
-def test_every_setting_runs_or_is_refused(tmp_path: Path, key: str) -> None:
+def test_every_setting_runs_or_is_refused(tmp_path, key):
     files = random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 9, "e": 7})
     field = keys_of(Common)[key]
     others = [v for v in field.metadata.get("choices", ()) if v != field.default]
@@ -261,7 +254,7 @@ def encoded(step: torch.Tensor, share: float, silos: int, clip: float) -> torch.
 @given(
     st.integers(3, 100), st.integers(0, 2**32 - 1), st.sampled_from([1e-3, 1.0, 4096.0]), st.booleans()
 )  # fmt: skip
-def test_the_error_of_a_sum(silos: int, seed: int, clip: float, longer: bool) -> None:
+def test_the_error_of_a_sum(silos, seed, clip, longer):
     """At most N C 2^-32 against float64, and it never wraps: also where all steps are of length C in one direction."""
     rng = np.random.default_rng(seed)
     steps = rng.normal(size=(silos, 5)) * (0 if longer else clip / 3)
@@ -279,7 +272,7 @@ def test_the_error_of_a_sum(silos: int, seed: int, clip: float, longer: bool) ->
     assert np.abs(total - exact).max() <= 1.0001 * silos * clip * 2**-32
 
 
-def test_the_order_of_a_sum_does_not_matter(three: Files) -> None:
+def test_the_order_of_a_sum_does_not_matter(three):
     vectors = [torch.randint(-(2**31), 2**31, (50,), dtype=torch.int32) for _ in range(5)]
     whole = sum(v.long() for v in vectors)
     wrapped = (np.asarray(whole) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
@@ -293,7 +286,7 @@ def test_the_order_of_a_sum_does_not_matter(three: Files) -> None:
      {"secure_share": 0.5, "participants": 2}, {"secure_share": 2, "participants": 3},
      {"secure_share": float("nan"), "participants": 3}],
 )  # fmt: skip
-def test_a_share_with_which_a_sum_wraps_is_refused(config: dict[str, Any]) -> None:
+def test_a_share_with_which_a_sum_wraps_is_refused(config):
     common = Common(secure_aggregation=True)
     with pytest.raises(UserError, match=r"^the message's share [^\n]* is not between 0 and 1"):
         integers_of(FedAvg.info, common, {"model": torch.ones(2)}, {}, config)
@@ -325,14 +318,14 @@ def noise(record: ArrayRecord) -> ArrayRecord:
     return array_record({"sum": integers.view(torch.uint32)})
 
 
-def test_an_impossible_sum_changes_no_model(three: Files) -> None:
+def test_an_impossible_sum_changes_no_model(three):
     plain = federate(three, strategy="scaffold", rounds=1, **SECURE)
     run = federate(three, strategy="scaffold", rounds=3, prepare=spoiled({2, 3}, noise), **SECURE)  # fmt: skip
     assert same(run.strategy.state.model, plain.strategy.state.model)
     assert set(run.strategy.state.counted.values()) == {1}
 
 
-def test_the_third_impossible_sum_in_a_row_ends_the_run(three: Files) -> None:
+def test_the_third_impossible_sum_in_a_row_ends_the_run(three):
     federate(three, strategy="fedavg", rounds=5, prepare=spoiled({1, 2, 4, 5}, noise), **SECURE)
     with pytest.raises(RunFailedError, match=r"^round 4: .* this is the round number 3 in a row$"):  # fmt: skip
         federate(three, strategy="fedavg", rounds=6, prepare=spoiled({2, 3, 4}, noise), **SECURE)  # fmt: skip
@@ -348,16 +341,16 @@ def test_the_third_impossible_sum_in_a_row_ends_the_run(three: Files) -> None:
         lambda record: array_record({"sum": tensor_of(record["sum"]), "other": torch.zeros(1)}),
     ],
 )
-def test_what_is_no_vector_of_integers_is_left_out(three: Files, change: Any) -> None:
+def test_what_is_no_vector_of_integers_is_left_out(three, change):
     run = federate(three, strategy="fedavg", rounds=2, prepare=spoiled({2}, change), **SECURE)
     assert run.strategy.state.counted == {"a": 2, "b": 1, "c": 2}
 
 
-def test_single_updates_are_refused_in_a_run_of_sums(three: Files) -> None:
+def test_single_updates_are_refused_in_a_run_of_sums(three):
     """A silo that sends its vector as well is left out as a whole."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+    def prepare(grid):
+        def after(silo, message, reply):
             if silo == "b" and message.metadata.message_type == "train":
                 reply.content["model.model"] = array_record({"vector": torch.zeros(12)})
             return reply
@@ -368,14 +361,14 @@ def test_single_updates_are_refused_in_a_run_of_sums(three: Files) -> None:
     assert set(run.strategy.state.counted) == {"a", "c"}
 
 
-def test_a_cut_step_bounds_a_silo(three: Files) -> None:
+def test_a_cut_step_bounds_a_silo(three):
     """Of length C times the share, in the direction that was sent."""
     run = federate(three, strategy="fedavg", rounds=1, secure_clip=1e-3, learning_rate=9.0, **SECURE)  # fmt: skip
     moved = run.strategy.state.model - run.strategy.initial("")
     assert 0 < float(moved.norm()) <= 1.001e-3
 
 
-def test_strategies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_strategies_as_json(capsys):
     assert main(["strategies", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["fedavg"]["sums"] is True and rows["fedavg"]["not_sums"] == ""

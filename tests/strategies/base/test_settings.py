@@ -38,7 +38,7 @@ def complaint(values: dict[str, object]) -> str:
 # ---- Defaults ------------------------------------------------------------------------------------------------------
 
 
-def test_defaults_parse_to_themselves() -> None:
+def test_defaults_parse_to_themselves():
     """Every default passes its own check, alone and written as the command line would give it."""
     assert parse_settings(defaults()) == parse_settings({})
     assert parse_settings(
@@ -47,14 +47,14 @@ def test_defaults_parse_to_themselves() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(strategies()))
-def test_flat_settings_parse_to_the_same(name: str) -> None:
+def test_flat_settings_parse_to_the_same(name):
     """What a run writes down repeats it, through TOML too."""
     settings = parse_settings({"strategy": name, "seed": 3, "learning-rate": 0.25})
     assert parse_settings(settings.flat()) == settings
     assert parse_settings(flatten(tomllib.loads(toml_text(settings.flat())))) == settings
 
 
-def test_pyproject_holds_the_defaults() -> None:
+def test_pyproject_holds_the_defaults():
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"][
         "config"
     ]
@@ -65,7 +65,7 @@ def test_pyproject_holds_the_defaults() -> None:
         assert type(written[key]) is type(value), key
 
 
-def test_the_contracts_defaults() -> None:
+def test_the_contracts_defaults():
     """Design, section 9; scripts outside rely on these."""
     contract = {
         "strategy": "fedavg",
@@ -107,7 +107,7 @@ def test_the_contracts_defaults() -> None:
     } <= set(defaults())
 
 
-def test_every_setting_has_a_type_a_help_and_an_owner() -> None:
+def test_every_setting_has_a_type_a_help_and_an_owner():
     every: dict[str, type[Any]] = {"": Common, **owners()}
     for owner, cls in every.items():
         for key, f in keys_of(cls, owner).items():
@@ -130,15 +130,15 @@ def test_every_setting_has_a_type_a_help_and_an_owner() -> None:
         ("fedprox.mue", "fedprox.mu"),
     ],
 )
-def test_an_unknown_key_names_the_nearest(key: str, hint: str) -> None:
+def test_an_unknown_key_names_the_nearest(key, hint):
     assert complaint({key: 1}).startswith(f"unknown setting '{key}' (did you mean '{hint}'?)")
 
 
-def test_a_share_below_0_is_none() -> None:
+def test_a_share_below_0_is_none():
     assert complaint({"validation": -0.5}).startswith("validation = -0.5: a share, or -1")
 
 
-def test_an_unknown_key_without_a_neighbour() -> None:
+def test_an_unknown_key_without_a_neighbour():
     text = complaint({"zzzzqqqq": 1})
     assert text.startswith("unknown setting 'zzzzqqqq'") and "did you mean" not in text
 
@@ -153,9 +153,7 @@ def test_an_unknown_key_without_a_neighbour() -> None:
         ("model", "fedala-cn", "fedala-cnn", "model"),
     ],
 )
-def test_an_unknown_name_lists_what_there_is(
-    key: str, value: str, hint: str, kind: str
-) -> None:
+def test_an_unknown_name_lists_what_there_is(key, value, hint, kind):
     text = complaint({key: value})
     assert text.startswith(f"unknown {kind} '{value}' (did you mean '{hint}'?); there are: ")
     assert hint in text.split("there are: ")[1]
@@ -185,7 +183,7 @@ def test_an_unknown_name_lists_what_there_is(
         ("apple.max-downloads", 1.5, "a whole number"),
     ],
 )
-def test_a_wrong_type_names_the_key(key: str, value: object, wanted: str) -> None:
+def test_a_wrong_type_names_the_key(key, value, wanted):
     assert complaint({key: value}) == f"{key} = {value!r}: {wanted} is needed here"
 
 
@@ -224,7 +222,7 @@ def test_a_wrong_type_names_the_key(key: str, value: object, wanted: str) -> Non
         ("validation", 1.0, "at most 0.9"),
     ],
 )
-def test_out_of_range_says_the_limit(key: str, value: float, limit: str) -> None:
+def test_out_of_range_says_the_limit(key, value, limit):
     assert f"is out of range: {limit} is needed here" in complaint({key: value})
 
 
@@ -242,7 +240,7 @@ def test_out_of_range_says_the_limit(key: str, value: float, limit: str) -> None
         ("min-metric-samples", 0),
     ],
 )
-def test_the_limits_themselves_are_allowed(key: str, value: float) -> None:
+def test_the_limits_themselves_are_allowed(key, value):
     parse_settings({key: value})
 
 
@@ -258,7 +256,7 @@ def test_the_limits_themselves_are_allowed(key: str, value: float) -> None:
         ("apple.initial-dr", "one", "samples, uniform, own"),
     ],
 )
-def test_choices_are_listed(key: str, value: str, choices: str) -> None:
+def test_choices_are_listed(key, value, choices):
     assert complaint({key: value}).endswith(f"one of {choices} is needed here")
     assert f"'{value}'" in complaint({key: value})
 
@@ -270,31 +268,31 @@ def test_choices_are_listed(key: str, value: str, choices: str) -> None:
     "text, value",
     [("true", True), ("True", True), ("false", False), ("FALSE", False), (True, True)],
 )
-def test_true_and_false(text: object, value: bool) -> None:
+def test_true_and_false(text, value):
     assert parsed(resume=text).common.resume is value
 
 
 @pytest.mark.parametrize(
     "text, value", [("7", 7), (7, 7), (7.0, 7), ("7.0", 7), ("1e3", 1000), (" 7 ", 7)]
 )
-def test_whole_numbers(text: object, value: int) -> None:
+def test_whole_numbers(text, value):
     result = parsed(rounds=text).common.rounds
     assert result == value and type(result) is int
 
 
-def test_large_whole_numbers_keep_their_digits() -> None:
+def test_large_whole_numbers_keep_their_digits():
     """2^53 + 1 is no float: a seed must not change on the way."""
     assert parsed(seed=2**53 + 1).common.seed == 2**53 + 1
     assert parsed(seed=str(2**53 + 1)).common.seed == 2**53 + 1
 
 
 @pytest.mark.parametrize("text, value", [("0.25", 0.25), (1, 1.0), ("1", 1.0), ("5e-3", 0.005)])
-def test_numbers(text: object, value: float) -> None:
+def test_numbers(text, value):
     result = parsed(learning_rate=text).common.learning_rate
     assert result == value and type(result) is float
 
 
-def test_settings_reach_their_owner() -> None:
+def test_settings_reach_their_owner():
     settings = parsed(
         strategy="apple",
         apple__mu=0.5,
@@ -310,7 +308,7 @@ def test_settings_reach_their_owner() -> None:
     assert settings.flat()["apple.mu"] == 0.5
 
 
-def test_settings_are_frozen() -> None:
+def test_settings_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         parsed().common.rounds = 3
 
@@ -324,7 +322,7 @@ class Example:
     colour: str = setting("red", "one of two", choices=("red", "blue"))
 
 
-def test_keys_and_defaults_of_a_dataclass() -> None:
+def test_keys_and_defaults_of_a_dataclass():
     assert list(keys_of(Example)) == ["one-half", "colour"]
     assert defaults_of(Example, "x") == {"x.one-half": 0.5, "x.colour": "red"}
     assert build_settings(
@@ -337,7 +335,7 @@ def test_keys_and_defaults_of_a_dataclass() -> None:
     assert convert("k", 1, keys_of(Example)["one-half"]) == 1.0
 
 
-def test_nearest_and_choose() -> None:
+def test_nearest_and_choose():
     assert nearest("aple", ["apple", "pear"]) == " (did you mean 'apple'?)"
     assert nearest("x", ["apple", "pear"]) == ""
     assert choose("fruit", "pear", ["pear", "apple"]) == "pear"
@@ -345,7 +343,7 @@ def test_nearest_and_choose() -> None:
         choose("fruit", "nut", ["pear", "apple"])
 
 
-def test_toml_round_trip(tmp_path: Path) -> None:
+def test_toml_round_trip(tmp_path):
     """Quotes, backslashes, letters beyond ASCII, exact floats, keys with dots."""
     values: dict[str, Any] = {
         "out": 'a "b" \\ ü\n',
@@ -364,12 +362,12 @@ def test_toml_round_trip(tmp_path: Path) -> None:
         read_toml(tmp_path / "bad.toml")
 
 
-def test_the_settings_of_privacy_are_beside_dp_in_a_file() -> None:
+def test_the_settings_of_privacy_are_beside_dp_in_a_file():
     """`dp` is a value, so TOML has no table `dp`: the keys below it are quoted."""
     values = {"dp": True, "dp.clip-norm": 0.5, "learning-rate": 0.1}
     assert flatten(tomllib.loads(toml_text(values))) == values
 
 
-def test_a_method_without_a_declaration_is_not_private() -> None:
+def test_a_method_without_a_declaration_is_not_private():
     with pytest.raises(UserError, match="dp = true: not with fedfomo: "):
         parse_settings({"strategy": "fedfomo", "dp": True})

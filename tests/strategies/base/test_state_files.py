@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -33,12 +32,12 @@ def some_state() -> State:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     some_state().save(tmp_path / "state.safetensors")
     return tmp_path / "state.safetensors"
 
 
-def test_a_file_is_read_as_it_was_written_and_by_any_reader(file: Path) -> None:
+def test_a_file_is_read_as_it_was_written_and_by_any_reader(file):
     """An ordinary safetensors file; the same state gives the same bytes."""
     state, read = some_state(), State.load(file)
     assert read.numbers == NUMBERS and read.arrays.keys() == state.arrays.keys()
@@ -51,7 +50,7 @@ def test_a_file_is_read_as_it_was_written_and_by_any_reader(file: Path) -> None:
     assert all(tensor.data_ptr() % 64 == 0 for tensor in read.arrays.values())
 
 
-def test_none_of_100_damaged_files_is_read(file: Path) -> None:
+def test_none_of_100_damaged_files_is_read(file):
     for what, data in damaged(file.read_bytes(), 100):
         file.write_bytes(data)
         with pytest.raises(ValueError, match="cannot be read") as caught:
@@ -59,7 +58,7 @@ def test_none_of_100_damaged_files_is_read(file: Path) -> None:
         assert str(file) in str(caught.value), what
 
 
-def test_no_bit_of_the_header_can_change(file: Path) -> None:
+def test_no_bit_of_the_header_can_change(file):
     """Nor can a sealed file pass for one of before there were seals."""
     data = file.read_bytes()
     for bit in range(8 * (8 + int.from_bytes(data[:8], "little"))):
@@ -70,15 +69,13 @@ def test_no_bit_of_the_header_can_change(file: Path) -> None:
             State.load(file)
 
 
-def test_a_file_that_grew_is_not_read(file: Path) -> None:
+def test_a_file_that_grew_is_not_read(file):
     file.write_bytes(file.read_bytes() + b"\0")
     with pytest.raises(ValueError, match="its SHA-256 is not the one that was written"):
         State.load(file)
 
 
-def test_files_of_before_there_were_seals_open_and_that_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_of_before_there_were_seals_open_and_that_is_said_once(tmp_path, caplog):
     state_module._tell_of_age.cache_clear()
     numbers = {"numbers": json.dumps(NUMBERS)}
     for name in ("one", "two"):
@@ -90,7 +87,7 @@ def test_files_of_before_there_were_seals_open_and_that_is_said_once(
     assert caplog.text.count("without a SHA-256") == 1
 
 
-def test_what_is_no_state_is_one_clear_error(tmp_path: Path) -> None:
+def test_what_is_no_state_is_one_clear_error(tmp_path):
     """Of those without a seal: other people's files, and ours that a disk has damaged."""
     ours = safetensors.torch.save(
         {"w": torch.arange(40.0)}, metadata={"numbers": json.dumps(NUMBERS)}
@@ -109,7 +106,7 @@ def test_what_is_no_state_is_one_clear_error(tmp_path: Path) -> None:
             assert "cannot be read" in str(error)
 
 
-def test_the_file_of_before_stays_until_the_new_one_is_written(tmp_path: Path) -> None:
+def test_the_file_of_before_stays_until_the_new_one_is_written(tmp_path):
     """A disk that is full, a crash in the middle: what was there is still there, under its own name."""
     new, before = tmp_path / "new", tmp_path / "before"
     write_atomically(new, "1", keep=before)
@@ -117,7 +114,7 @@ def test_the_file_of_before_stays_until_the_new_one_is_written(tmp_path: Path) -
     write_atomically(new, "2", keep=before)
     assert (new.read_text(), before.read_text()) == ("2", "1")
 
-    def fail(temporary: Path) -> None:
+    def fail(temporary):
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space"):

@@ -18,7 +18,7 @@ BASE: dict[str, Any] = {**DEEP, "batch_size": 4, "local_epochs": 2, "learning_ra
 
 
 @pytest.fixture(autouse=True)
-def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def examples(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
@@ -41,7 +41,7 @@ def go(files: Files, trainer: str, **changes: Any) -> Run:
 @pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
 )
-def test_a_library_trains_as_the_built_in_loop_does(trainer: str, tmp_path: Path) -> None:
+def test_a_library_trains_as_the_built_in_loop_does(trainer, tmp_path):
     """SCAFFOLD's control variates and FedRep's frozen layers are in it: the models are equal bit for bit."""
     importable(trainer)
     files = random_silos(tmp_path, {"a": 13, "b": 9})
@@ -52,7 +52,7 @@ def test_a_library_trains_as_the_built_in_loop_does(trainer: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("trainers/*.py")), ids=lambda f: f.stem)
-def test_a_trainer_is_short(file: Path) -> None:
+def test_a_trainer_is_short(file):
     lines = [
         line
         for line in file.read_text().split("class LoraText")[0].splitlines()
@@ -65,7 +65,7 @@ def test_a_trainer_is_short(file: Path) -> None:
 @pytest.mark.filterwarnings(
     "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
 )
-def test_lora_of_peft_sends_its_own_layers_alone(tmp_path: Path) -> None:
+def test_lora_of_peft_sends_its_own_layers_alone(tmp_path):
     """Texts of 6 tokens of 20; the body's weights stay those of the seed, and 2 x 2 adapters and the head travel."""
     importable("huggingface")
     rng, files = np.random.default_rng(0), {}

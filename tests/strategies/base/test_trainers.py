@@ -20,7 +20,7 @@ PLAIN = "trainers.plain:train"
 
 
 @pytest.fixture(autouse=True)
-def examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def examples(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
 
 
@@ -43,9 +43,7 @@ def count_steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @typical(ONE_OF_EACH, "method")
-def test_a_plain_loop_gives_the_built_in_trainings_bits(
-    method: str, tmp_path: Path, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_loop_gives_the_built_in_trainings_bits(method, tmp_path, tiny_bn, monkeypatch):
     """Every row of the history, and every silo's own model; or the method refuses trainers, with its reason."""
     files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 11})
     own = CASES[ONE_OF_EACH[method]][0].items()
@@ -87,15 +85,13 @@ def models(run: Run) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("trainer", ["closure", "moves", "thaws", "own_optimizer"])
 @pytest.mark.parametrize("method", ["scaffold", "fedrep", "ditto"])
-def test_any_loop_over_the_batches_is_the_built_in_training(
-    trainer: str, method: str, tmp_path: Path
-) -> None:
+def test_any_loop_over_the_batches_is_the_built_in_training(trainer, method, tmp_path):
     built_in, by_trainer = (models(go(tmp_path, t, strategy=method)) for t in ("", trainer))
     assert all(map(torch.equal, built_in, by_trainer))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_the_tasks_optimizer_is_the_runs(optimizer: str, tmp_path: Path) -> None:
+def test_the_tasks_optimizer_is_the_runs(optimizer, tmp_path):
     changes = {"optimizer": optimizer, "weight_decay": 0.1, "momentum": 0.5, "amsgrad": True}
     changes["learning_rate"] = 0.01
     built_in, by_trainer = (models(go(tmp_path, t, **changes)) for t in ("", "own_optimizer"))
@@ -115,16 +111,14 @@ def test_the_tasks_optimizer_is_the_runs(optimizer: str, tmp_path: Path) -> None
         ("missing", "own_trainers defines no function missing"),
     ],
 )
-def test_a_trainers_fault_is_one_line_of_the_silo(
-    trainer: str, said: str, tmp_path: Path
-) -> None:
+def test_a_trainers_fault_is_one_line_of_the_silo(trainer, said, tmp_path):
     with pytest.raises(
         RunFailedError, match=rf"a: trainer = \S*own_trainers:{trainer}.*{said}"
     ):
         go(tmp_path, trainer, strategy="fedprox")
 
 
-def test_apfl_says_that_it_needs_the_loaders_batches(tmp_path: Path) -> None:
+def test_apfl_says_that_it_needs_the_loaders_batches(tmp_path):
     with pytest.raises(RunFailedError, match="apfl needs the batch of each step"):
         go(tmp_path, "copies", strategy="apfl")
 
@@ -143,17 +137,17 @@ def test_apfl_says_that_it_needs_the_loaders_batches(tmp_path: Path) -> None:
         ({"strategy": "apple"}, "not with apple: it takes gradients at models"),
     ],
 )
-def test_a_setting_that_would_do_nothing_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_a_setting_that_would_do_nothing_is_refused(changes, said):
     with pytest.raises(UserError, match=said):
         parse_settings({"trainer": PLAIN, **changes})
 
 
-def test_a_method_that_ends_a_training_itself_refuses(tmp_path: Path) -> None:
+def test_a_method_that_ends_a_training_itself_refuses(tmp_path):
     with pytest.raises(RunFailedError, match="fedapm ends a training by a rule of its own"):
         go(tmp_path, "own_optimizer", strategy="fedapm", fedapm__accuracy=1e-3)
 
 
-def test_a_resumed_run_and_a_newcomer_are_trained_by_it(tmp_path: Path) -> None:
+def test_a_resumed_run_and_a_newcomer_are_trained_by_it(tmp_path):
     """Three rounds at once, or two and one more: the same rows; and the newcomer's model is the built-in training's."""
     changes: dict[str, Any] = {"strategy": "ditto", "hold_out": "c", "hold_out_epochs": 1}
     files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 8})

@@ -104,7 +104,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])
-def test_adamw_is_torchs(amsgrad: bool) -> None:
+def test_adamw_is_torchs(amsgrad):
     made = client(optimizer="adamw", weight_decay=0.5, amsgrad=amsgrad)
     assert_trains_as(
         made,
@@ -112,12 +112,12 @@ def test_adamw_is_torchs(amsgrad: bool) -> None:
     )
 
 
-def test_clip_gradient_is_clip_grad_norm() -> None:
+def test_clip_gradient_is_clip_grad_norm():
     made = client(clip_gradient=0.05)
     assert_trains_as(made, plain(made, sgd, clip=0.05))
 
 
-def test_label_smoothing_is_torchs() -> None:
+def test_label_smoothing_is_torchs():
     made = client(label_smoothing=0.3)
     assert_trains_as(
         made,
@@ -125,7 +125,7 @@ def test_label_smoothing_is_torchs() -> None:
     )
 
 
-def test_class_weights_are_torchs() -> None:
+def test_class_weights_are_torchs():
     made = client(class_weights="balanced", label_smoothing=0.1)
     counts = np.bincount(Y)
     weights = torch.tensor(45 / (3 * counts), dtype=torch.float32)
@@ -133,7 +133,7 @@ def test_class_weights_are_torchs() -> None:
     assert_trains_as(made, plain(made, sgd, loss))
 
 
-def test_the_balanced_sampler_is_torchs() -> None:
+def test_the_balanced_sampler_is_torchs():
     """A class is drawn as often as another, and a full gradient is of all samples nevertheless."""
     made, counts = client(sampler="balanced"), np.bincount(Y)
     rng = generator(42, "a", 2, "train")
@@ -146,7 +146,7 @@ def test_the_balanced_sampler_is_torchs() -> None:
     assert every == tuple(sorted(Y))
 
 
-def test_one_rare_patient_is_not_most_of_a_batch() -> None:
+def test_one_rare_patient_is_not_most_of_a_batch():
     """A class of 1 sample counts as min-batch-size of them: its weight is an eighth of what it would be."""
     y = np.array([0] * 90 + [1] * 9 + [2])
     made = client()
@@ -160,7 +160,7 @@ def test_one_rare_patient_is_not_most_of_a_batch() -> None:
 @pytest.mark.parametrize(
     ("tf32", "found"), [("auto", (False, True)), ("on", (True, True)), ("off", (False, False))]
 )
-def test_tf32_and_determinism_are_torchs_switches(tf32: str, found: tuple[bool, bool]) -> None:
+def test_tf32_and_determinism_are_torchs_switches(tf32, found):
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     try:
         use_threads(1, tf32, deterministic=True)
@@ -173,9 +173,7 @@ def test_tf32_and_determinism_are_torchs_switches(tf32: str, found: tuple[bool, 
 
 
 @pytest.mark.parametrize(("precision", "dtype"), DTYPES.items())
-def test_a_lower_precision_is_autocast_and_grad_scaler(
-    precision: str, dtype: torch.dtype
-) -> None:
+def test_a_lower_precision_is_autocast_and_grad_scaler(precision, dtype):
     made, default = client(precision=precision), client()
     expected = plain(made, sgd, dtype=dtype)
     for one in (made, default):
@@ -185,7 +183,7 @@ def test_a_lower_precision_is_autocast_and_grad_scaler(
     assert not torch.equal(made.model.vector, default.model.vector)
 
 
-def test_evaluation_is_in_the_runs_precision_and_another_run_undoes_it() -> None:
+def test_evaluation_is_in_the_runs_precision_and_another_run_undoes_it():
     """The silos and runs of a process share a network."""
     made, x = client(precision="bf16"), torch.from_numpy(X)
     with torch.autocast("cpu", torch.bfloat16):
@@ -195,7 +193,7 @@ def test_evaluation_is_in_the_runs_precision_and_another_run_undoes_it() -> None
     assert torch.equal(predict(made.model, made.silo.test), network()(x))
 
 
-def test_a_gradient_that_overflows_is_computed_again_with_half_the_scale() -> None:
+def test_a_gradient_that_overflows_is_computed_again_with_half_the_scale():
     """GradScaler skips the batch; here none is lost, and batch normalisation sees it once."""
     made, seen = client(norm=True, precision="fp16"), []
     made.model.scale.factor = 2.0**40
@@ -211,7 +209,7 @@ def test_a_gradient_that_overflows_is_computed_again_with_half_the_scale() -> No
 
 
 @pytest.mark.parametrize("name", TYPICAL)
-def test_every_network_computes_in_bf16(name: str) -> None:
+def test_every_network_computes_in_bf16(name):
     torch.manual_seed(0)
     shape = TYPICAL[name]
     model = FlatModel(build(name, shape, 3))
@@ -225,7 +223,7 @@ def test_every_network_computes_in_bf16(name: str) -> None:
     assert not torch.equal(found, model.module(x))
 
 
-def test_accumulated_parts_are_the_batch() -> None:
+def test_accumulated_parts_are_the_batch():
     """Without normalisation over a batch, its gradient is the sum of its parts'; each part is computed alone."""
     made, seen = client(accumulate=3), []
     made.model.module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
@@ -249,9 +247,7 @@ def models(files: Files, options: dict[str, Any]) -> Tensor:
 
 
 @typical(ONE_OF_EACH, "method")
-def test_every_method_adds_up_the_parts_of_a_batch_or_refuses(
-    method: str, tmp_path: Path, tiny_bn: None
-) -> None:
+def test_every_method_adds_up_the_parts_of_a_batch_or_refuses(method, tmp_path, tiny_bn):
     """The models are those of whole batches, up to the order of sums; batch normalisation sees parts."""
     files, options = two_rounds(method, tmp_path)
     if not strategies()[method].info.plain_loss:
@@ -263,14 +259,14 @@ def test_every_method_adds_up_the_parts_of_a_batch_or_refuses(
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_no_part_is_too_small_for_batch_norm() -> None:
+def test_no_part_is_too_small_for_batch_norm():
     made, seen = client(norm=True, accumulate=16), []
     made.model.module.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
     made.train()
     assert min(seen) == 2
 
 
-def test_warmup_batches_are_linear_lr() -> None:
+def test_warmup_batches_are_linear_lr():
     """Step s of the first W has s / (W + 1) of the rate; the training has 6 steps."""
     made = client(warmup_batches=4)
     assert_trains_as(
@@ -286,13 +282,13 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_block_rates_are_torchs_param_groups(optimizer: str) -> None:
+def test_block_rates_are_torchs_param_groups(optimizer):
     """Each group has its rate, and warms up to it; the gradient is clipped over all groups."""
     momentum = 0.9 if optimizer == "sgd" else 0.0
     own: dict[str, Any] = {"optimizer": optimizer, "momentum": momentum, "weight_decay": 0.5}
     made = client(**own, block_rates="0=0.01, 2=0.3", warmup_batches=3, clip_gradient=0.5)
 
-    def groups(parameters: Any) -> torch.optim.Optimizer:
+    def groups(parameters):
         a, b, c, d = parameters
         rates = {0.001: [a, b], 0.03: [c, d]}
         return OPTIMIZERS[optimizer]([{"params": p, "lr": lr} for lr, p in rates.items()])
@@ -304,9 +300,7 @@ def test_block_rates_are_torchs_param_groups(optimizer: str) -> None:
 
 
 @typical(ONE_OF_EACH, "method")
-def test_half_of_twice_the_rate_is_the_rate_or_a_method_refuses(
-    method: str, tmp_path: Path, tiny_bn: None
-) -> None:
+def test_half_of_twice_the_rate_is_the_rate_or_a_method_refuses(method, tmp_path, tiny_bn):
     """Bit for bit: so no equation of a method that takes block rates has the learning rate but its steps."""
     files, options = two_rounds(method, tmp_path)
     own = strategies()[method].Settings()
@@ -327,7 +321,7 @@ def test_half_of_twice_the_rate_is_the_rate_or_a_method_refuses(
 
 @pytest.mark.parametrize("warm", [0, 3])
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "step"])
-def test_a_schedule_over_rounds_is_torchs(schedule: str, warm: int) -> None:
+def test_a_schedule_over_rounds_is_torchs(schedule, warm):
     settings = {"learning-rate": 0.5, "rounds": 12, "schedule": schedule, "warmup-rounds": warm}
     common = parse_settings(settings | {"schedule-every": 2, "schedule-factor": 0.5}).common
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
@@ -368,12 +362,12 @@ def test_a_schedule_over_rounds_is_torchs(schedule: str, warm: int) -> None:
         ({"strategy": "fedphp", "precision": "fp16"}, "precision = fp16, .* not for fedphp"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_is_refused(changes, said):
     with pytest.raises(UserError, match=said):
         parse_settings({"rounds": 5, **changes})
 
 
-def test_block_rates_name_blocks_of_the_network() -> None:
+def test_block_rates_name_blocks_of_the_network():
     for text in ("first=0.1", "*=0.1, 2=1"):
         with pytest.raises(UserError, match=r"layer blocks, and a block in .*are: 0, 2"):
             block_shares(text, FlatModel(network()).layout.blocks)
@@ -383,7 +377,7 @@ def settings(**changes: Any) -> RunSettings:
     return parse_settings({k.replace("_", "-"): v for k, v in changes.items()})
 
 
-def test_what_does_not_fit_the_task_is_refused() -> None:
+def test_what_does_not_fit_the_task_is_refused():
     with pytest.raises(
         DataError, match=r"label-smoothing and class-weights are .* not for multilabel"
     ):

@@ -39,7 +39,7 @@ def server(version: str, method: str) -> State:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_old_files_open_and_are_written_with_the_same_keys(file: Path, tmp_path: Path) -> None:
+def test_old_files_open_and_are_written_with_the_same_keys(file, tmp_path):
     method, side = file.stem.split("-", 1)[1].rsplit("-", 1)
     kind = (
         strategies()[method].client.state_type
@@ -63,7 +63,7 @@ def test_old_files_open_and_are_written_with_the_same_keys(file: Path, tmp_path:
 
 
 @pytest.mark.parametrize("version", ["v01", "v02"])
-def test_what_old_files_say(version: str) -> None:
+def test_what_old_files_say(version):
     apple = silo(version, "apple")
     assert isinstance(apple, AppleClient.state_type)
     assert (
@@ -100,7 +100,7 @@ def test_what_old_files_say(version: str) -> None:
     assert fomo.made == {"a": 2, "b": 2, "c": 2} and fomo.affinity["a"]["a"] >= 1.0
 
 
-def test_what_files_of_02_say_of_later_methods() -> None:
+def test_what_files_of_02_say_of_later_methods():
     scaffold, c = silo("v02", "scaffold"), server("v02", "scaffold")
     assert isinstance(scaffold, ScaffoldClient.state_type) and isinstance(
         c, Scaffold.state_type
@@ -135,7 +135,7 @@ FIELDS = {  # of a tiny run of two rounds by 0.2: what its files hold, by the na
 
 
 @pytest.mark.parametrize("method", FIELDS)
-def test_fields_that_files_of_02_hold(method: str) -> None:
+def test_fields_that_files_of_02_hold(method):
     for state, names in zip(
         (silo("v02", method), server("v02", method)), FIELDS[method], strict=True
     ):
@@ -144,7 +144,7 @@ def test_fields_that_files_of_02_hold(method: str) -> None:
             assert isinstance(value, Tensor) or value, name
 
 
-def test_fields() -> None:
+def test_fields():
     class Kept(ClientState):
         dual = Array()
         cores = Arrays("core.")

@@ -12,7 +12,6 @@ import pytest
 from cases import CASES, ONE_OF_EACH, OPTIONS, typical
 from flwr.app import ConfigRecord, Message
 from tiny import (
-    Files,
     comparable,
     federate,
     notes,
@@ -51,7 +50,7 @@ def saying(
     return lambda grid: setattr(grid, "after", after)
 
 
-def test_the_cap_by_hand() -> None:
+def test_the_cap_by_hand():
     """The lower median of 6, 8, 10, 900 is 8; of two silos it is the smaller one's. An agreed number is not capped."""
     assert sample_weights({"a": 6, "b": 10, "c": 8, "d": 900}, 5.0) == {
         "a": 6,
@@ -74,7 +73,7 @@ def test_the_cap_by_hand() -> None:
 
 
 @typical(ONE_OF_EACH, "method")
-def test_every_method_weighs_by_what_counts(three: Files, method: str, tiny_bn: None) -> None:
+def test_every_method_weighs_by_what_counts(three, method, tiny_bn):
     """c says that it has 2^31 samples; it counts as 5 · 10. The state is, bit for bit, that of a federation in which
     c is honest and 50 are agreed: no method has a number of samples from anywhere else."""
     options: dict[str, Any] = {**DEEP, **OPTIONS, **CASES[ONE_OF_EACH[method]][0], "rounds": 2}
@@ -89,9 +88,7 @@ def test_every_method_weighs_by_what_counts(three: Files, method: str, tiny_bn: 
 
 
 @pytest.mark.parametrize(("cap", "counts"), [(5.0, 50), (2.0, 20), (0.0, LIE)])
-def test_a_lie_counts_no_more_than_the_cap(
-    three: Files, tmp_path: Path, cap: float, counts: int
-) -> None:
+def test_a_lie_counts_no_more_than_the_cap(three, tmp_path, cap, counts):
     """By hand: the mean of what the three have sent."""
     lie = saying("c", "query", "train", n_train=LIE, samples=LIE)
     run = federate(
@@ -111,14 +108,14 @@ def test_a_lie_counts_no_more_than_the_cap(
     assert notes(tmp_path / "run") == ([told] if cap else [])
 
 
-def test_nobody_above_the_cap_is_as_without_one(three: Files) -> None:
+def test_nobody_above_the_cap_is_as_without_one(three):
     runs = [federate(three, strategy="fedavg", rounds=2, weight_cap=cap) for cap in (5.0, 0.0)]
     assert comparable(runs[0].rows) == comparable(runs[1].rows)
     with pytest.raises(UserError, match=r"weight-cap = 0\.5: at least 1, or 0 for none"):
         settings_of(three, weight_cap=0.5)
 
 
-def test_what_is_agreed_stands_above_what_a_silo_says(three: Files, tmp_path: Path) -> None:
+def test_what_is_agreed_stands_above_what_a_silo_says(three, tmp_path):
     options: dict[str, Any] = {
         "strategy": "fedavg",
         "rounds": 1,
@@ -131,7 +128,7 @@ def test_what_is_agreed_stands_above_what_a_silo_says(three: Files, tmp_path: Pa
     ]
 
 
-def test_the_statistics_of_tables_are_weighed_alike() -> None:
+def test_the_statistics_of_tables_are_weighed_alike():
     """a: one value 2, counts as 1. b: four values of mean 6 and mean square 40, counts as 1: mean 4, variance
     (4 + 40) / 2 - 16 = 6."""
     summaries = [
@@ -142,7 +139,7 @@ def test_the_statistics_of_tables_are_weighed_alike() -> None:
     assert agreed_statistics(summaries, {"a": 1, "b": 4}) == agreed_statistics(summaries)
 
 
-def test_the_weighted_mean_of_the_summary_is_capped(three: Files) -> None:
+def test_the_weighted_mean_of_the_summary_is_capped(three):
     """c says that it has 2^31 test samples; it counts as 50 of 66 there."""
     run = federate(three, strategy="fedavg", rounds=1, prepare=saying("c", "query", n_test=LIE))
     history, finished = run.federation.history, run.federation.finished()
@@ -158,7 +155,7 @@ def test_the_weighted_mean_of_the_summary_is_capped(three: Files) -> None:
 # ---- Numbers that change ---------------------------------------------------------------------------------------------
 
 
-def test_another_number_in_a_round_is_named_once(three: Files, tmp_path: Path) -> None:
+def test_another_number_in_a_round_is_named_once(three, tmp_path):
     """It counts as on the summary all the same; text for a number is shown as what it is."""
     plain = federate(three, strategy="fedavg", rounds=3)
     for said, shown in ((LIE, str(LIE)), ("\x1b[2J" + "9" * 500, r"'\x1b[2J999")):
@@ -174,7 +171,7 @@ def test_another_number_in_a_round_is_named_once(three: Files, tmp_path: Path) -
         )
 
 
-def test_another_number_in_a_resumed_run_is_named(three: Files, tmp_path: Path) -> None:
+def test_another_number_in_a_resumed_run_is_named(three, tmp_path):
     options: dict[str, Any] = {"strategy": "fedavg", "directory": tmp_path / "run"}
     federate(three, rounds=1, **options)
     run = federate(
@@ -185,7 +182,7 @@ def test_another_number_in_a_resumed_run_is_named(three: Files, tmp_path: Path) 
     assert first == "c has 9 training samples now, and said 8 before"
 
 
-def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path: Path) -> None:
+def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path):
     """A file that has grown between two methods: their comparison is no longer one of methods alone."""
     (tmp_path / "grown").mkdir()
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8})
@@ -212,7 +209,7 @@ def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path: Path) -> N
     )
 
 
-def test_a_simulation_draws_anew_with_every_seed(tmp_path: Path) -> None:
+def test_a_simulation_draws_anew_with_every_seed(tmp_path):
     for seed in (1, 2):
         loop = simulated(
             silos=3,
