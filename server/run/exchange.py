@@ -28,6 +28,7 @@ from client.site.runtime.transfers import (
     PATIENT_SECONDS,
     QUEUED_SECONDS,
     keep_pieces,
+    return_memory,
     watch_pulls,
 )
 from server.run.limits import OTHER_BYTES, group_id
@@ -121,7 +122,7 @@ class Exchange:
         """
         started = time.monotonic()
         if self.policy.watches:
-            keep_pieces()
+            keep_pieces(joined=True)
             internal("http_grid").push_objects = push_objects
             watch_pulls(internal("http_grid"), "receiving a reply", self._report_progress)
         self.before_pull()
@@ -153,6 +154,8 @@ class Exchange:
             if self._awaits():
                 time.sleep(pause)
         self.receipts.take(replies)
+        if self.policy.watches:
+            return_memory()
         return [*replies, *self.lost.values()]
 
     def _pull(self, online: Mapping[int, str]) -> tuple[list[Message], Mapping[int, str]]:

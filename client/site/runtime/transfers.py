@@ -147,10 +147,11 @@ def watch_pulls(
     module.pull_objects = pull_objects
 
 
-def keep_pieces() -> None:
+def keep_pieces(*, joined: bool = False) -> None:
     """Have the arrays of received messages keep the chunks that they came in, and join them when they are read.
 
-    Flower copies all bytes four times. Its own `inflate` works here on names in place of them.
+    Flower copies all bytes four times. Its own `inflate` works here on names in place of them. ``joined``: they are
+    joined at once, for one that waits for many messages would hold the chunks of all beside the whole of each.
     """
     from flwr.app import Array, ArrayRecord
 
@@ -165,6 +166,7 @@ def keep_pieces() -> None:
             array.__dict__["pieces"] = [
                 children[found[at : at + 32].hex()].data for at in range(0, len(found), 32)
             ]
+            _ = joined and array.data
             return array
 
         @property

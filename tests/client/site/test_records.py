@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from client.site.audit_gate import records
@@ -30,7 +39,15 @@ from client.site.runtime.records import (
 from client.site.runtime.transfers import keep_pieces
 from client.site.runtime.worker import shared_memory
 from server.simulation.engine import flower_identity
-from strategies.base.transport.payload import JOINED, Model, Payload, decode, encode
+from strategies.base.transport.payload import (
+    JOINED,
+    ExpectedReply,
+    Model,
+    Payload,
+    decode,
+    encode,
+    read_update,
+)
 
 ROOT = Path(__file__).parents[3]
 PARTS = ("models", "partitions", "strategies", "client", "server")
@@ -188,6 +205,33 @@ def test_a_large_model_is_held_once_at_every_hop(
         tracemalloc.stop()
 
 
+def arrived(sent: Message) -> Any:
+    """The message at its other end."""
+    objects, whole = get_all_nested_objects(sent), sent.object_id
+    contents = {name: part.deflate() for name, part in objects.items()}
+    return internal("inflatable_utils").inflate_object_from_contents(whole, contents)
+
+
+def test_a_reply_that_waits_for_others_is_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chunks are gone once it is there, and its record once it is read; the values lie in a map, uncounted."""
+    utils = internal("inflatable_utils")
+    monkeypatch.setattr(utils, "inflatable_class_registry", {**utils.inflatable_class_registry})
+    keep_pieces(joined=True)
+    vector = torch.arange(4e6)
+    content = encode(Payload({"m": Model(vector)}), {"silo": "a", "round": 1})
+    content["metrics"] = MetricRecord()
+    expected = ExpectedReply("fedavg", 1, {"a": 5}, ("m",), lambda *_: len(vector), ())
+    tracemalloc.start()
+    try:
+        reply = arrived(Message(content, dst_node_id=7, message_type="train"))
+        del content
+        assert tracemalloc.get_traced_memory()[0] < 0.1 * vector.nbytes
+    finally:
+        tracemalloc.stop()
+    update = read_update(reply, "a", expected)
+    assert torch.equal(update.vector, vector) and not reply.content.array_records
+
+
 def test_equal_vectors_of_a_message_arrive_both(
     file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,10 +240,7 @@ def test_equal_vectors_of_a_message_arrive_both(
     monkeypatch.setattr(utils, "inflatable_class_registry", {**utils.inflatable_class_registry})
     keep_pieces()
     models = {name: Model(torch.arange(3.0)) for name in ("a", "b")}
-    sent = Message(encode(Payload(models)), dst_node_id=7, message_type="train")
-    objects, whole = get_all_nested_objects(sent), sent.object_id
-    contents = {name: part.deflate() for name, part in objects.items()}
-    asked = utils.inflate_object_from_contents(whole, contents)
+    asked = arrived(Message(encode(Payload(models)), dst_node_id=7, message_type="train"))
     write_question(file, {}, asked, Context(11, 7, {}, RecordDict(), {}))
     received = decode(read_question(file)[1].content)[0].models
     assert {name: model.vector.tolist() for name, model in received.items()} == {
