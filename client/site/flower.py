@@ -93,6 +93,11 @@ INTERNALS = {
         "its `GRPC_MAX_MESSAGE_LENGTH`: the largest call that a silo may make",
         "a silo may fill the server's memory with one call",
     ),
+    "runtime_handlers": Internal(
+        "flwr.superlink.servicer.runtime.runtime_handlers",
+        "its `pull_messages` is wrapped: a reply's small parts come with it",
+        "no server starts",
+    ),
     "fleet_pb2": Internal(
         "flwr.proto.fleet_pb2", "the answer to a reply that is refused by its size", NO_REFUSAL
     ),
@@ -173,7 +178,8 @@ INTERNALS = {
     ),
     "http_grid": Internal(
         "flwr.superlink.grid.http_grid",
-        "its `pull_objects` is wrapped: how far a long reply is; its `push_objects` is replaced: few copies at once",
+        "its `pull_objects` is wrapped: how far a long reply is; its `push_objects` is replaced: few copies at once; "
+        "its `iterate_object_tree`, too: small parts of a reply come in its tree",
         "no run starts",
     ),
     "Status": Internal("flwr.common.constant:Status", "which tasks are waiting", NO_TASK),

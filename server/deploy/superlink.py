@@ -27,7 +27,7 @@ from typing import Any
 
 from client.site.flower import internal
 from client.site.runtime.replying import is_whole
-from client.site.runtime.transfers import return_memory
+from client.site.runtime.transfers import enclose, enclosed, return_memory
 from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
@@ -51,6 +51,7 @@ def main() -> None:
     servicer = internal("FleetServicer")
     servicer.PullMessages = wait_for_messages(servicer.PullMessages)
     ReplyBounds().install(servicer)
+    enclose_replies(internal("runtime_handlers"))
     internal("superlink_server").GRPC_MAX_MESSAGE_LENGTH = MOST_CALL
     sys.argv[0] = "flower-superlink"
     internal("flower_superlink")()
@@ -81,9 +82,25 @@ def wait_for_messages(pull: Pull, most: int = MOST_WAITING) -> Pull:
                 room.release()
         if not context.is_active():  # the caller has disconnected
             return internal("PullMessagesResponse")()
-        return pull(servicer, request, context)
+        answer = pull(servicer, request, context)
+        for tree in answer.message_object_trees:
+            enclose(tree, store.get)
+        return answer
 
     return pull_messages
+
+
+def enclose_replies(handlers: Any) -> None:
+    """Wrap the `pull_messages` of the Runtime API, which a ServerApp calls."""
+    pull = handlers.pull_messages
+
+    def pull_messages(request: Any, state: Any, task: Any) -> Any:
+        answer = pull(request, state, task)
+        for tree in answer.message_object_trees:
+            enclose(tree, state.object_store.get)
+        return answer
+
+    handlers.pull_messages = pull_messages
 
 
 def messages_to(state: Any, node: int) -> list[Any]:
@@ -163,6 +180,9 @@ class ReplyBounds:
             answer = push_messages(own, request, context)
             if coming is not None and answer.session_id:
                 self.note(self.sessions, answer.session_id, coming)
+            if request.message_object_trees and answer.session_id:
+                run = request.messages_list[0].metadata.run_id
+                take_enclosed(state, run, request.message_object_trees[0], answer)
             return answer
 
         def bounded_object(own: Any, request: Any, context: Any) -> Any:
@@ -203,6 +223,18 @@ class ReplyBounds:
         with self.lock:
             coming.came += size
             return coming.came > coming.most
+
+
+def take_enclosed(state: Any, run: int, tree: Any, answer: Any) -> None:
+    """Store the parts that came in a message's tree; the answer asks for the others."""
+    parts = enclosed(tree)
+    left = [
+        name
+        for name in answer.objects_to_push
+        if not (name in parts and state.store_object(run, answer.session_id, name, parts[name]))
+    ]
+    del answer.objects_to_push[:]
+    answer.objects_to_push.extend(left)
 
 
 def refuse(state: Any, coming: Coming) -> None:

@@ -28,6 +28,7 @@ from client.site.runtime.transfers import (
     PATIENT_SECONDS,
     QUEUED_SECONDS,
     keep_pieces,
+    open_tree,
     return_memory,
     watch_pulls,
 )
@@ -124,6 +125,7 @@ class Exchange:
         if self.policy.watches:
             keep_pieces(joined=True)
             internal("http_grid").push_objects = push_objects
+            internal("http_grid").iterate_object_tree = open_tree
             watch_pulls(internal("http_grid"), "receiving a reply", self._report_progress)
         self.before_pull()
         online: Mapping[int, str] = self._activations()

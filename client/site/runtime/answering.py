@@ -21,7 +21,7 @@ from ..flower import internal
 from ..messages import pass_gate
 from ..terms import Terms, written_terms
 from ..trust.pins import AppRefusedError, check_pin, content_sum, log_refusal
-from .replying import names_in
+from .transfers import names_in
 from .worker import WorkerEndedError, Workers
 
 CLIENT_APP = "flwr-clientapp"  # Flower's name for a message's task

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..flower import internal
-from .transfers import Transfer, be_patient, echo, return_memory
+from .transfers import Transfer, be_patient, echo, enclose, names_in, open_tree, return_memory
 
 PAUSES = (1.0, 5.0, 20.0)  # before the second, third and fourth try
 OVER = "its run was over before the whole message had come"
@@ -27,7 +27,15 @@ def install(answer: Callable[[Any, Any], None]) -> None:
     loop = internal("supernode_loop")
     pull, push = loop._pull_and_store_message, loop._push_messages
 
-    def pull_message(state: Any, object_store: Any, **given: Any) -> int | None:
+    def pull_message(
+        state: Any, object_store: Any, receive: Callable[[], Any], **given: Any
+    ) -> int | None:
+        def receive_noted() -> Any:
+            if received := receive():
+                open_tree(received[1])
+            return received
+
+        given |= {"receive": receive_noted}
         run: int | None = pull(state=state, object_store=object_store, **given)
         if run is None:
             forget(state, object_store)
@@ -40,6 +48,7 @@ def install(answer: Callable[[Any, Any], None]) -> None:
         with Transfer("sending the reply", echo, lasting=be_patient) as transfer:
 
             def send_noted(reply: Any, tree: Any, seconds: float) -> Any:
+                enclose(tree, object_store.get)
                 wanted, session = send(reply, tree, seconds)
                 transfer.expect(
                     len(wanted), sum(len(object_store.get(name) or b"") for name in wanted)
@@ -75,10 +84,6 @@ def is_whole(message: Any, store: Any) -> bool:
     except Exception:  # a part was removed again, with its push session
         return False
     return all(store.get(name) for name in names_in(tree))
-
-
-def names_in(tree: Any) -> list[str]:
-    return [tree.object_id, *(name for child in tree.children for name in names_in(child))]
 
 
 class WithoutDeletion:

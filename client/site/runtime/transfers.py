@@ -17,6 +17,7 @@ after 0.05, 0.1 to 1 s. A server that looks for replies often begins most of the
 
 import contextlib
 import ctypes
+import hashlib
 import mmap
 import threading
 import time
@@ -31,6 +32,7 @@ EVERY_SECONDS = 10.0  # between two lines
 # The first and the longest pause before a part that has not come is asked for again
 AGAIN_SECONDS = (0.05, 1.0)
 LAST_PARTS = 4  # come last and are tiny: the descriptions of a message, its content, a record and an array
+MOST_ENCLOSED = 1 << 16  # bytes of a message's parts that travel in its tree
 STALLED_SECONDS = 20.0  # without a part, until the line reports it
 HEARTBEAT_CALL_SECONDS = 20
 # The heartbeat interval announced in a long transfer; a SuperLink waits for two
@@ -38,6 +40,7 @@ PATIENT_SECONDS = 90.0
 # That of a silo whose work waits in a queue (`slurm.py`): by it the server knows
 QUEUED_SECONDS = 13.0
 Echo = Callable[[str], object]
+PARTS: dict[str, bytes] = {}  # that came in the tree of the message that is received
 
 
 class Transfer:
@@ -139,7 +142,9 @@ def watch_pulls(
             limits = {"max_time": None, "max_tries_per_object": None}
             again = {"initial_backoff": AGAIN_SECONDS[0], "backoff_cap": AGAIN_SECONDS[1]}
             given |= {**limits, **again}
-            found = original(names, lambda name: transfer.add(pull(name)), **given)
+            found = original(
+                names, lambda name: transfer.add(PARTS.pop(name, b"") or pull(name)), **given
+            )
         return_memory()
         return found
 
@@ -193,6 +198,39 @@ def keep_pieces(*, joined: bool = False) -> None:
 
     registry = internal("inflatable_utils").inflatable_class_registry
     registry.update(Array=ChunkedArray, ArrayRecord=ChunkedRecord)
+
+
+def names_in(tree: Any) -> list[str]:
+    return [tree.object_id, *(name for child in tree.children for name in names_in(child))]
+
+
+def enclose(tree: Any, get: Callable[[str], bytes | None]) -> None:
+    """Put small parts of a message into its tree, each as a field that Flower's trees do not have.
+
+    ``get`` returns the content of a part by its name. Flower ignores the field, and moves all parts as usual.
+    """
+    field, room = internal("message_pb2").PushObjectRequest, MOST_ENCLOSED
+    for name in names_in(tree):
+        content = get(name)
+        if content and len(content) <= room:
+            room -= len(content)
+            tree.MergeFromString(field(object_content=content).SerializeToString())
+
+
+def open_tree(tree: Any) -> list[SimpleNamespace]:
+    """Keep the parts in a message's tree until they are pulled; return its parts' names, as ``object_id``."""
+    PARTS.clear()
+    PARTS.update(enclosed(tree))
+    return [SimpleNamespace(object_id=name) for name in names_in(tree)]
+
+
+def enclosed(tree: Any) -> dict[str, bytes]:
+    """Return the parts in a message's tree by their names, which are the sums of their content."""
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    found = (field.data for field in UnknownFieldSet(tree))
+    parts = (data for data in found if isinstance(data, bytes))
+    return {hashlib.sha256(part).hexdigest(): part for part in parts}
 
 
 def return_memory() -> None:

@@ -18,6 +18,7 @@ from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.start_client_internal import _insert_message
 
 from client.site.runtime import replying
+from client.site.runtime.transfers import names_in
 
 RUN = 7
 
@@ -32,7 +33,7 @@ class SuperLink:
 
     def send(self, reply: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
         self.replies.append(reply)
-        return set(replying.names_in(tree)), "session"
+        return set(names_in(tree)), "session"
 
     def push_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
         if self.faults:
@@ -119,7 +120,7 @@ def empty(silo: Silo) -> bool:
 def test_a_reply_that_did_not_get_through_goes_again(silo: Silo, faults: int) -> None:
     link = SuperLink(faults)
     silo.push(link)
-    whole = set(replying.names_in(get_object_tree(silo.reply)))
+    whole = set(names_in(get_object_tree(silo.reply)))
     assert link.parts == (whole if faults < 4 else set())
     assert len(link.replies) == min(faults + 1, 4)
     assert {r.metadata.message_id for r in link.replies} == {silo.reply.metadata.message_id}

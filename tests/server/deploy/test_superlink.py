@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -26,7 +27,7 @@ from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NOD
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PushObjectRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
@@ -38,6 +39,8 @@ from flwr.superlink.federation import NoOpFederationManager
 from superlink import superlink
 
 from client.site.flower import internal
+from client.site.runtime import transfers
+from client.site.runtime.transfers import enclose, enclosed, names_in
 from server.deploy import superlink as ours
 from server.deploy.control import Control
 from server.deploy.superlink import (
@@ -46,6 +49,7 @@ from server.deploy.superlink import (
     MOST_TIMES,
     WAIT_SECONDS,
     ReplyBounds,
+    enclose_replies,
     wait_for_messages,
 )
 from server.run.limits import group_id
@@ -166,10 +170,11 @@ class Silo:
         group: str = "",
         session: str | None = None,
         begun: Callable[[], object] = lambda: None,
+        inside: Callable[[dict[str, bytes]], dict[str, bytes]] = lambda parts: {},
     ) -> list[bool]:
         """Reply to a message with so many float64 numbers, part by part; which parts the server has taken.
 
-        ``begun`` is called before the first part.
+        ``begun`` is called before the first part. ``inside``: of all parts, those that come in the reply's tree.
         """
         content = RecordDict({"model": ArrayRecord([np.arange(numbers, dtype=np.float64)])})
         now = time.time()
@@ -179,10 +184,12 @@ class Silo:
         reply = make_message(metadata, content)
         metadata.__dict__["_message_id"] = reply.object_id
         parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        tree = get_object_tree(reply)
+        enclose(tree, inside(parts).get)
         request = PushMessagesRequest(
             node=Node(node_id=self.node),
             messages_list=[message_to_proto(remove_content_from_message(reply))],
-            message_object_trees=[get_object_tree(reply)],
+            message_object_trees=[tree],
         )
         answer = self.stub.PushMessages(request)
         begun()
@@ -319,6 +326,54 @@ def test_more_silos_than_there_is_room_for_have_their_answer_at_once(
     get_nothing(server, clock)  # there is room again
 
 
+# --- small parts in the tree of their message -----------------------------------------------------------------
+
+
+def test_small_parts_of_a_message_come_with_it(server: Server) -> None:
+    name = server.store(1.0)
+    request = PullMessagesRequest(node=Node(node_id=server.node))
+    (tree,) = server.silo().stub.PullMessages(request).message_object_trees
+    assert enclosed(tree) == server.rest[1] and name in server.rest[1]
+
+
+def test_small_parts_of_a_reply_come_with_it(server: Server) -> None:
+    """80,000 bytes come in a call of their own; parts that are none of the reply's are not kept."""
+    name, group = server.store(1.0, group=group_id(MOST)), ""
+    assert server.silo().answer(name, 10_000, group=group, inside=dict) == [True]
+    reply = server.reply(name)
+    parts = names_in(server.stores.store().get_object_tree(reply.metadata.message_id))
+    assert all(server.stores.store().get(part) for part in parts)
+
+
+@pytest.mark.parametrize("inside", [lambda of: dict.fromkeys(of, b"none"), lambda of: {}])
+def test_a_false_part_in_a_tree_is_not_kept(server: Server, inside: Any) -> None:
+    name, group = server.store(1.0, group=group_id(MOST)), ""
+    taken = server.silo().answer(name, 10_000, group=group, inside=inside)
+    assert taken == [True] * len(taken) and len(taken) > 1
+
+
+def test_parts_in_a_tree_count_as_bytes_of_the_reply(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "MOST_ENCLOSED", 10 * MOST)
+    name, silo = server.store(1.0, group=group_id(MOST)), server.silo()
+    silo.ask()
+    silo.confirm(name)
+    assert silo.answer(name, MOST // 8, inside=dict) == []
+    assert server.reply(name).has_error() and kept(server) < MOST
+
+
+def test_a_serverapp_gets_small_parts_with_their_message() -> None:
+    tree = ObjectTree(object_id="a" * 64)
+    handlers = SimpleNamespace(
+        pull_messages=lambda *_: SimpleNamespace(message_object_trees=[tree])
+    )
+    enclose_replies(handlers)
+    store = SimpleNamespace(object_store={"a" * 64: b"part"})
+    (found,) = handlers.pull_messages(None, store, None).message_object_trees
+    assert [*enclosed(found).values()] == [b"part"]
+
+
 # --- how large a reply may be -------------------------------------------------------------------------------
 
 
@@ -383,6 +438,8 @@ def test_a_call_that_is_too_large_is_refused_by_its_length(
     monkeypatch.setattr(ours.sys, "argv", ["x"])
     for name in ("PullMessages", "PushMessages", "PushObject"):
         monkeypatch.setattr(FleetServicer, name, getattr(FleetServicer, name))
+    handlers = internal("runtime_handlers")
+    monkeypatch.setattr(handlers, "pull_messages", handlers.pull_messages)
     ours.main()
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
