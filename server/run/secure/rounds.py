@@ -13,6 +13,7 @@ hospitals refuse them (``client/site/secure/silo.py``). In a simulation nothing 
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -41,7 +42,9 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, encode
 from strategies.base.transport.reporting import printable
 
-MOST_ATTEMPTS = 3  # at one round
+# At one round, and at a silo's answer how to open its sum
+MOST_ATTEMPTS = 3
+AWAY_SECONDS = 2.0  # between two looks for silos that are away
 SEALED = 2 * SHARE + 16  # bytes of a silo's two shares, sealed for another
 FILE = "secure.json"  # in the checkpoint's folder: the last rounds whose masks were asked for, and silos' weights
 Record = Mapping[str, Any]
@@ -103,17 +106,12 @@ class SecureRounds:
         self.made = NOTHING
         if not self.masked or not strategy.upload_names():
             return replace(strategy.plan, attempt=self.attempt)
-        online = {*self.collector.grid.get_node_ids()} - {OFFLINE}
-        here = [
-            name
-            for name, info in strategy.silos.items()
-            if info.node_id in online and name not in self.excluded
-        ]
+        here: Collection[str] = self._online(strategy) - self.excluded
         if {*here} <= self.labels.keys():  # else one of them has yet to state its group
             here = self._whole(here)
         self.made, slot = self.following, {"round": server_round, "attempt": self.attempt}
         if self.made.slot != slot or {*here} - {*self.made.statements}:
-            self.made = self._start(strategy, slot, here)
+            self.made = self._start(strategy, slot, sorted(here))
         before = self._asked_before(server_round)
         if missing := before.keys() - {*self.made.statements}:
             raise RunFailedError(
@@ -216,12 +214,26 @@ class SecureRounds:
     def _answers(
         self, strategy: PersonalizedStrategy, survivors: Sequence[str], least: int
     ) -> dict[str, Record]:
-        """Return the answers of enough survivors: they are asked twice, for a repeat costs a training."""
+        """Return the answers of enough survivors, whichever; waits for those that are away, ``round-timeout`` at most.
+
+        After the question no other set may be asked for. Raises AttemptFailedError if too few answer: a repeat over
+        the same silos may need fewer answers.
+        """
         question, answers = {**self.made.slot, "survivors": survivors}, dict[str, Record]()
-        for _ in range(2):
-            if len(answers) < least:
-                silent = [name for name in survivors if name not in answers]
-                answers |= self._ask(strategy, UNMASK, silent, question)
+        left, ends = dict.fromkeys(survivors, MOST_ATTEMPTS), time.monotonic()
+        ends += strategy.common.round_timeout
+        while len(answers) < least:
+            online = self._online(strategy)
+            silent = [name for name in survivors if name not in answers]
+            asked = [name for name in silent if name in online and left[name]]
+            left |= {name: left[name] - 1 for name in asked}
+            away = {*silent} - online
+            if asked:
+                answers |= self._ask(strategy, UNMASK, asked, question)
+            elif len(answers) + len(away) < least or time.monotonic() > ends:
+                break
+            else:
+                time.sleep(AWAY_SECONDS)
         if len(answers) < least:
             line = f"{len(answers)} of {len(survivors)} silos have answered how to open its sum, and {least} are needed"
             line += f" ({self.refused})" if self.refused else ""
@@ -270,6 +282,10 @@ class SecureRounds:
         record = {**slot, "statements": [keys[name].text for name in holders]}
         found = self._ask(strategy, START, holders, record)
         return self._shares(slot, holders, found)
+
+    def _online(self, strategy: PersonalizedStrategy) -> set[str]:
+        nodes = {*self.collector.grid.get_node_ids()} - {OFFLINE}
+        return {name for name, info in strategy.silos.items() if info.node_id in nodes}
 
     def _whole(self, silos: Collection[str]) -> list[str]:
         """Return the silos, sorted, whose whole group is among these; no group is smaller than the run has them."""

@@ -16,6 +16,7 @@ from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
 from partitions.common.errors import RunFailedError
 from server.run.checkpoints import Checkpoints
+from server.run.secure import rounds
 from server.run.secure.rounds import SecureRounds
 
 
@@ -110,14 +111,14 @@ def test_a_silo_that_stays_away(six: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, times, attempts", [("train", 1, 2), (UNMASK, 2, 2), (UNMASK, 1, 1)]
+    "kind, times, attempts", [("train", 1, 2), (UNMASK, 3, 2), (UNMASK, 2, 1)]
 )
 def test_a_round_is_repeated_over_all(
     six: Files, tmp_path: Path, kind: str, times: int, attempts: int
 ) -> None:
     """Two of six are too many to be gone: with new keys the round is done once more, and once only.
 
-    Before that, masks are asked for twice.
+    Before that, the question of its masks goes three times.
     """
     secured, left = Secured(tmp_path, six), {"d": times, "e": times}
 
@@ -135,10 +136,29 @@ def test_a_round_is_repeated_over_all(
     assert kinds(secured, KEYS) == [1, 2][:attempts]
 
 
+def test_a_silo_of_the_asked_set_that_never_returns(
+    six: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum is that of all six once any five have answered; the run goes on with those. Before, it ended."""
+    secured = Secured(tmp_path, six)
+
+    def cut(silo: str, kind: str, number: int) -> bool:
+        if (silo, kind, number) == ("d", UNMASK, 2):
+            secured.offline = {"e", "f"}
+        return False
+
+    secured.gone = cut
+    monkeypatch.setattr(rounds.time, "sleep", lambda _: secured.offline.discard("e"))
+    masked, plain = go(six, tmp_path, secured), go(six, tmp_path, absent({3}))
+    close(masked, plain)
+    assert masked.values("secure_silos") == [6, 6, 5]
+    assert masked.values("secure_attempts") == [1, 1, 1]
+
+
 def test_a_round_that_was_asked_for_is_repeated_over_the_same_silos_only(
     six: Files, tmp_path: Path
 ) -> None:
-    """In the run and after a resume. Before, the next attempt would have been over the five that are left."""
+    """In the run and after a resume. Another set would be the five that are left."""
     secured = Secured(tmp_path, six)
 
     def cut(silo: str, kind: str, number: int) -> bool:
