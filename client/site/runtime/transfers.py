@@ -226,7 +226,7 @@ def open_tree(tree: Any) -> list[SimpleNamespace]:
 
 def enclosed(tree: Any) -> dict[str, bytes]:
     """Return the parts in a message's tree by their names, which are the sums of their content."""
-    from google.protobuf.unknown_fields import UnknownFieldSet
+    from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
 
     found = (field.data for field in UnknownFieldSet(tree))
     parts = (data for data in found if isinstance(data, bytes))
