@@ -243,6 +243,11 @@ class Run:
     def rows(self) -> list[Row]:
         return self.federation.history.rows
 
+    @property
+    def shared(self) -> Tensor:
+        """The server's model."""
+        return self.strategy.state.arrays["global"]
+
     def values(
         self, metric: str, silo: str = "", snapshot: str = "", split: str = "test"
     ) -> list[float]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import typical
-from tiny import STILL, comparable, federate, keep_weights_at, rows_of, same, settings_of
+from tiny import STILL, federate, keep_weights_at, rows_of, same, settings_of
 from two_layers import deep_gradient, replies_of
 
 from partitions.common.errors import UserError
@@ -21,14 +21,6 @@ OPTIONS: dict[str, Any] = {
     "learning_rate": 0.3,
 }
 ALA: dict[str, Any] = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
-
-
-def test_fedavg_with_ala_is_fedala(three):
-    """FedALA's table 4: the row of FedAvg + ALA is FedALA's own."""
-    module = federate(three, strategy="fedavg", ala=True, **OPTIONS, **ALA)
-    method = federate(three, strategy="fedala", **OPTIONS, **ALA)
-    assert comparable(module.rows) == comparable(method.rows)
-    assert same(module.strategy.state.arrays["global"], method.strategy.state.arrays["global"])
 
 
 @typical(sorted(n for n, s in strategies().items() if s.info.ala))

@@ -10,13 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import Run, federate, gradient, initial, rows_of, same
-from two_layers import (
-    assert_received_is_fedavgs,
-    replies_of,
-    rounds_trained,
-    snapshot_rows,
-    waits,
-)
+from two_layers import assert_received_is_fedavgs, rounds_trained, snapshot_rows, waits
 
 OPTIONS: dict[str, Any] = {
     "rounds": 3,
@@ -93,7 +87,7 @@ def test_rounds_of_several_steps_in_numpy(two, adapt):
             private[silo], alphas[silo], mixed[silo] = v, alpha, alpha * v + (1 - alpha) * local
             total += len(y) / 16 * local
         w = total
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
     for silo in two:
         assert alpha_of(run, silo) == pytest.approx(alphas[silo], abs=1e-5)
         assert (alphas[silo] == 0.3) == (adapt == "never")
@@ -244,14 +238,3 @@ def test_an_absent_silo_keeps_both(three, mix):
         for silo in three
         for r in waits(run, silo)
     )
-
-
-@pytest.mark.parametrize("mix", ["parameters", "logits"])
-def test_only_w_leaves_a_silo(three, mix):
-    run = federate(three, strategy="apfl", apfl__mix=mix, **OPTIONS)
-    plain = federate(three, strategy="fedavg", **OPTIONS)
-    for (_, _, payload, _), (_, _, fedavgs, _) in zip(
-        replies_of(run), replies_of(plain), strict=True
-    ):
-        assert list(payload.models) == ["model"] and not payload.numbers
-        assert same(payload.models["model"].vector, fedavgs.models["model"].vector)

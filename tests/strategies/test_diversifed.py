@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from mixtures import coefficients, some_models
-from tiny import Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import Numbers, federate, gradient, initial, random_silos, rows_of, same
 from torch import Tensor
 
 
@@ -185,32 +184,6 @@ def adam(w: Numbers, centre: Numbers, weight: float, file: Path, eta: float) -> 
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         w = w - eta * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
     return w
-
-
-def test_without_the_term_it_is_local(three):
-    """λ = 0, as it stands (training starts from the own model): bit for bit, with Adam."""
-    options: dict[str, Any] = {
-        "rounds": 4,
-        "local_epochs": 2,
-        "batch_size": 4,
-        "optimizer": "adam",
-        "learning_rate": 0.01,
-    }
-    without = ("round_seconds", "bytes_down", "bytes_up")
-    plain = federate(three, strategy="local", **options)
-    run = federate(three, strategy="diversifed", diversifed__lambda=0.0, **options)
-    assert comparable(plain.rows, without=without) == comparable(run.rows, without=without)
-    with_term = federate(three, strategy="diversifed", **options)
-    assert not same(with_term.personal("a"), plain.personal("a"))
-
-
-def test_the_first_round_is_plain_training(three):
-    plain = federate(three, strategy="local", rounds=1, local_epochs=3)
-    run = federate(
-        three, strategy="diversifed", rounds=1, local_epochs=3, diversifed__lambda=100.0
-    )
-    for silo in three:
-        assert same(plain.personal(silo), run.personal(silo))
 
 
 def test_two_silos_only_hold_on_to_themselves(two):

@@ -39,7 +39,7 @@ def test_two_silos_by_hand(pair):
     for (u, v), vector in (
         (a, run.personal("a")),
         (b, run.personal("b")),
-        (theta, run.strategy.state.arrays["global"]),
+        (theta, run.shared),
         (change_a, replies_of(run, "a")[1][2].models["change"].vector),
         (dual, confirmed(run, "a", "dual")),
     ):
@@ -81,7 +81,7 @@ def test_rounds_of_several_steps_in_numpy(three, start, since):
             changes.append(w + dual / rho - before - duals[silo] / rho)
             own[silo], duals[silo] = w, dual
         theta = theta + (0.3 if r >= 4 else 0.8) * np.mean(changes, axis=0)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(theta, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(theta, abs=1e-6)
     for silo in three:
         assert confirmed(run, silo, "dual").numpy() == pytest.approx(duals[silo], abs=1e-6)
         assert confirmed(run, silo, "primal").numpy() == pytest.approx(own[silo], abs=1e-6)
@@ -98,8 +98,8 @@ def test_a_full_average_is_fedapm_with_nothing_personal(three):
         fedapm__rho=0.2,
         **{**apart, "learning_rate": 0.3},
     )
-    mean = ours.strategy.state.arrays["global"]
-    torch.testing.assert_close(mean, apm.strategy.state.arrays["global"], rtol=0, atol=2e-6)
+    mean = ours.shared
+    torch.testing.assert_close(mean, apm.shared, rtol=0, atol=2e-6)
     z = [
         confirmed(ours, silo, "primal") + confirmed(ours, silo, "dual") / 0.6 for silo in three
     ]
@@ -119,9 +119,7 @@ def test_a_lost_reply_stays_out_of_the_average(three):
         prepare=losing(("b", 2), ("c", 5)),
     )
     z = [confirmed(run, silo, "primal") + confirmed(run, silo, "dual") / 0.6 for silo in three]
-    torch.testing.assert_close(
-        run.strategy.state.arrays["global"], torch.stack(z).mean(0), rtol=0, atol=2e-6
-    )
+    torch.testing.assert_close(run.shared, torch.stack(z).mean(0), rtol=0, atol=2e-6)
     assert not same(confirmed(run, "c", "primal"), run.personal("c"))
 
 
@@ -143,7 +141,7 @@ def test_measured_from_the_received_model_half_a_step_is_the_mean(three):
                 payload.models["change"].vector, expected, rtol=0, atol=2e-6
             )
     mean = torch.stack([run.personal(silo) for silo in three]).mean(0)
-    torch.testing.assert_close(run.strategy.state.arrays["global"], mean, rtol=0, atol=2e-6)
+    torch.testing.assert_close(run.shared, mean, rtol=0, atol=2e-6)
 
 
 def test_epochs_are_drawn(three):

@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import comparable, federate, round_of, rows_of, same
+from tiny import federate, round_of, rows_of
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
 from strategies.fedas import FedAS
-
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
 
 
 def features(body: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -81,19 +79,11 @@ def test_rounds_in_numpy(three):
             bodies.append(w[FC1])
             energies.append(float((deep_gradient(w, x, y) ** 2).sum()))
         body = np.average(bodies, axis=0, weights=energies)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(body, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(body, abs=1e-5)
     for silo in three:
         assert run.personal(silo).numpy() == pytest.approx(own[silo], abs=1e-5)
     told = [p.numbers["energy"] for r, _, p, _ in replies_of(run) if r == 4]
     assert told == pytest.approx(energies, rel=1e-4)
-
-
-def test_without_both_it_is_fedper(three):
-    own = {"fedas.align-epochs": 0, "fedas.weights": "samples"}
-    run = federate(three, strategy="fedas", **own, **DEEP, **OPTIONS)
-    plain = federate(three, strategy="fedper", **DEEP, **OPTIONS)
-    assert comparable(run.rows) == comparable(plain.rows)
-    assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
 
 
 @pytest.mark.parametrize("energy", [1e30, -1.0, float("nan")])
@@ -122,5 +112,5 @@ def test_a_silo_that_overstates_itself(three, energy):
         weights = [5 * max(told.values()), *told.values()]
         vectors = [sent[s].models["shared"].vector.numpy() for s in three]
         expected = np.average(vectors, axis=0, weights=weights)
-        found = run.strategy.state.arrays["global"].numpy()
+        found = run.shared.numpy()
         assert found == pytest.approx(expected, abs=1e-5)

@@ -42,7 +42,7 @@ def test_two_silos_by_hand(pair, tune, monkeypatch):
     )
     q, r = 1 / (1 + math.exp(4)), 1 / (1 + math.exp(-2))
     u = [1 + q - 1.5 * r, 0.5 * q - 1.5 * r]
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(u, abs=1e-6)
+    assert run.shared.tolist() == pytest.approx(u, abs=1e-6)
     steps = {"a": ([4 * q, 2 * q], [2 * q, q]), "b": ([-2 * r, -2 * r], [-r, -r])}
     for silo, (body, (c, d)) in steps.items():
         move = [*body, c, -c, d, -d]
@@ -88,7 +88,7 @@ def test_rounds_of_several_steps_in_numpy(two, average):
             train(personal[silo], slice(0, None), 3, rate)
             total += (len(y) / 16 if average == "samples" else 1 / 2) * local[FC1]
         u = total
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(u, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(u, abs=1e-6)
     for silo in two:
         assert run.personal(silo).numpy() == pytest.approx(personal[silo], abs=1e-6)
 
@@ -117,14 +117,6 @@ def test_the_head_stands_still_in_the_federated_phase(three, momentum, monkeypat
         assert same(steps[0], steps[2])  # which starts from the received model
 
 
-def test_nothing_personal_is_fedavg_with_fine_tuning(three):
-    """Bit for bit, in every metric and byte; with as many epochs the fine-tuned model is FedAvg-local."""
-    plain = federate(three, strategy="fedavg-ft", **{"fedavg-ft.epochs": 3}, **OPTIONS)
-    run = federate(three, strategy="fedbabu", fedbabu__layers=0, fedbabu__epochs=3, **OPTIONS)
-    assert comparable(plain.rows) == comparable(run.rows)
-    assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
-
-
 @pytest.mark.parametrize(("tune", "epochs"), [("all", 0), ("head", 3), ("body", 1), ("all", 4)])
 def test_fine_tuning_leaves_the_federated_training_as_it_is(three, tune, epochs):
     """Without an epoch the personal model is the received one: the averaged body and the first head."""
@@ -132,7 +124,7 @@ def test_fine_tuning_leaves_the_federated_training_as_it_is(three, tune, epochs)
     run = federate(
         three, strategy="fedbabu", fedbabu__tune=tune, fedbabu__epochs=epochs, **OPTIONS
     )
-    assert same(default.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
+    assert same(default.shared, run.shared)
     received = [[r for r in one.rows if r.snapshot == "received"] for one in (default, run)]
     assert comparable(received[0]) == comparable(received[1])
     start = initial(run.settings, 3, 3)

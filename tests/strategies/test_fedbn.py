@@ -149,7 +149,7 @@ def test_without_weights_of_its_own_it_is_silobn(three):
     plain = federate(three, strategy="fedavg", buffers="local", **options)
     run = federate(three, strategy="fedbn", fedbn__average="samples", **options)
     assert comparable(plain.rows) == comparable(run.rows)
-    assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
+    assert same(plain.shared, run.shared)
 
 
 def test_one_silo_is_local(three):

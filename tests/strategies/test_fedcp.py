@@ -123,9 +123,7 @@ def test_rounds_in_an_independent_loop(two, monkeypatch):
     for silo in two:
         torch.testing.assert_close(run.personal(silo).double(), models[silo], rtol=0, atol=2e-6)
     expected = torch.cat([shared[BODY], shared[SHARED], shared[POLICY]])
-    torch.testing.assert_close(
-        run.strategy.state.arrays["global"].double(), expected, rtol=0, atol=2e-6
-    )
+    torch.testing.assert_close(run.shared.double(), expected, rtol=0, atol=2e-6)
 
 
 def test_heads_that_train_alike(three):

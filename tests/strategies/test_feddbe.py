@@ -39,9 +39,7 @@ def test_one_silo_by_hand(tmp_path, monkeypatch):
     assert run.strategy.state.arrays["mean"].tolist() == [1]
     s = 1 / (1 + math.exp(-2)) - 3 / 4
     w, b, u = 1 - s, -s, -2 * s
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
-        [w, -w, b, -b], abs=1e-6
-    )
+    assert run.shared.tolist() == pytest.approx([w, -w, b, -b], abs=1e-6)
     assert run.grid.state("a").arrays["bias"].tolist() == pytest.approx([u], abs=1e-6)
     assert run.personal("a").tolist() == pytest.approx([w, -w, b + w * u, -b - w * u], abs=1e-6)
     # One silo: what it starts round 3 from is its own model, with its u.
@@ -106,7 +104,7 @@ def test_rounds_in_numpy(two, m, warm_up):
             w = total
         goal = goal if server_round else means
     assert run.strategy.state.arrays["mean"].numpy() == pytest.approx(goal, abs=1e-6)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-6)
     for silo in two:
         assert run.grid.state(silo).arrays["bias"].numpy() == pytest.approx(
             biases[silo], abs=1e-6
@@ -117,7 +115,7 @@ def test_without_both_halves_it_is_fedavg(three):
     off = {"feddbe__kappa": 0.0, "feddbe__bias": False}
     run = federate(three, strategy="feddbe", feddbe__warm_up="keep", **off, **OPTIONS)
     plain = federate(three, strategy="fedavg", **OPTIONS)
-    assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+    assert same(run.shared, plain.shared)
     for silo in three:
         assert same(run.personal(silo), plain.personal(silo))
         assert run.values("loss", silo, "received") == plain.values("loss", silo, "received")
@@ -125,9 +123,7 @@ def test_without_both_halves_it_is_fedavg(three):
         one = federate(
             three, strategy="feddbe", feddbe__warm_up="keep", **{half: off[half]}, **OPTIONS
         )
-        assert not same(
-            one.strategy.state.arrays["global"], plain.strategy.state.arrays["global"]
-        )
+        assert not same(one.shared, plain.shared)
 
 
 def test_the_warm_up_is_thrown_away(three):

@@ -87,7 +87,7 @@ def test_rounds_of_several_steps_in_numpy(three, weights, clip):
         h = h - alpha / 3 * sum(moves)
         theta = theta + sum(moves) / len(came) - h / alpha
     assert bool(shortened) == bool(clip) and shortened < 39
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(theta, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(theta, abs=1e-6)
     assert run.strategy.state.arrays["h"].numpy() == pytest.approx(h, abs=1e-6)
     for silo in three:
         assert confirmed(run, silo, "dual").numpy() == pytest.approx(duals[silo], abs=1e-6)
@@ -120,7 +120,7 @@ def test_round_one_goes_on_beyond_the_mean(three, alpha):
     start = initial(run.settings, 3, 3)
     mean = (run.personal("a") + run.personal("c")) / 2
     expected = start + (1 + 2 / 3) * (mean - start)
-    torch.testing.assert_close(run.strategy.state.arrays["global"], expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(run.shared, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
@@ -141,7 +141,7 @@ def test_it_comes_to_rest_where_the_weighted_gradients_cancel(three, weights):
             **{"feddyn.alpha": 0.5, "feddyn.weights": weights},
             **options,
         )
-        w = run.strategy.state.arrays["global"].double().numpy()
+        w = run.shared.double().numpy()
         grads = [
             (len(rows_of(f)[1]), gradient(w, *rows_of(f)) + 0.1 * w) for f in three.values()
         ]

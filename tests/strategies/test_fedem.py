@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Numbers, comparable, federate, initial, rows_of, same
+from tiny import Numbers, federate, initial, rows_of, same
 from torch import Tensor, nn
 from two_layers import DEEP, deep_gradient, start_at
 
@@ -100,14 +100,7 @@ def test_rounds_in_numpy(three):
                 assert own[:2] == pytest.approx(shares[silo], abs=1e-5)
                 assert own[2:] == pytest.approx(end.ravel(), abs=1e-5)
         theta = np.average(ends, axis=0, weights=weights)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(theta.ravel(), abs=1e-5)
-
-
-def test_one_component_is_fedavg(three):
-    run = federate(three, strategy="fedem", **{"fedem.components": 1}, **OPTIONS, **DEEP)
-    plain = federate(three, strategy="fedavg", **OPTIONS, **DEEP)
-    assert comparable(run.rows) == comparable(plain.rows)
-    assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+    assert run.shared.numpy() == pytest.approx(theta.ravel(), abs=1e-5)
 
 
 def test_equal_components_are_fedavg_with_a_smaller_rate(three, monkeypatch):
@@ -117,8 +110,8 @@ def test_equal_components_are_fedavg_with_a_smaller_rate(three, monkeypatch):
     plain = federate(three, strategy="fedavg", **rates, learning_rate=0.15)
     start_at(monkeypatch, [0.5, 0.5, *w.tolist(), *w.tolist()])
     run = federate(three, strategy="fedem", fedem__components=2, **rates, learning_rate=0.3)
-    expected = plain.strategy.state.arrays["global"].tolist()
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(2 * expected, abs=1e-6)
+    expected = plain.shared.tolist()
+    assert run.shared.tolist() == pytest.approx(2 * expected, abs=1e-6)
     assert run.personal("a")[:2].tolist() == [0.5, 0.5]
 
 

@@ -26,11 +26,11 @@ def test_two_silos_by_hand(pair):
     """
     options: dict[str, Any] = {"fedgh.server-learning-rate": 1.0}
     run = federate(pair, strategy="fedgh", rounds=1, **options)
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx([0.25, -0.25, 0, 0])
+    assert run.shared.tolist() == pytest.approx([0.25, -0.25, 0, 0])
     run = federate(pair, strategy="fedgh", rounds=1, **options, **{"fedgh.server-passes": 2})
     q, r = 1 / (1 + math.e), 1 / (1 + math.exp(-0.5))
     u, v = 0.25 + (2 * q - r) / 2, (q - r) / 2
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx([u, -u, v, -v])
+    assert run.shared.tolist() == pytest.approx([u, -u, v, -v])
 
 
 def test_rounds_in_numpy(three):
@@ -68,7 +68,7 @@ def test_rounds_in_numpy(three):
             p[np.arange(len(labels)), labels] -= 1
             grad = np.concatenate([(p.T @ means).ravel(), p.sum(0)]) / len(labels)
             head = head - rate * grad
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(head, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(head, abs=1e-5)
     for silo in three:
         assert run.personal(silo)[FC1].numpy() == pytest.approx(bodies[silo], abs=1e-5)
 

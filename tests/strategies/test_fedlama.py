@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from tiny import comparable, federate, initial, random_silos, round_of, rows_of, same
+from tiny import federate, initial, random_silos, round_of, rows_of, same
 from two_layers import DEEP, deep_gradient, replies_of
 
 from models.initialisation import flat_model
@@ -124,22 +124,10 @@ def test_rounds_of_several_steps_in_numpy(tmp_path, phi, average):
             chosen.append(slow)
     for silo in files:
         assert run.personal(silo).numpy() == pytest.approx(trained[silo], abs=1e-6)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(averaged, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(averaged, abs=1e-6)
     assert {"w1"} in chosen  # one of the two alone
     intervals = run.strategy.state.numbers["intervals"]
     assert [i == phi for i in intervals] == [name in slow for name in layers]
-
-
-@pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
-@pytest.mark.parametrize("own", [{"fedlama__phi": 1}, {"fedlama__phi": 3, "fedlama__wait": 4}])
-def test_one_interval_is_fedavg(three, own, model, tiny_bn):
-    """φ = 1, or no adjustment yet: bit for bit, in every metric and byte, running statistics too."""
-    options = {**OPTIONS, "model": model}
-    plain = federate(three, strategy="fedavg", **options)
-    run = federate(three, strategy="fedlama", **own, **options)
-    assert comparable(plain.rows) == comparable(run.rows)
-    for name, array in plain.strategy.state.arrays.items():
-        assert same(array, run.strategy.state.arrays[name])
 
 
 def test_a_slow_layer_stays_with_its_silo(three):
@@ -156,7 +144,7 @@ def test_a_slow_layer_stays_with_its_silo(three):
         torch.testing.assert_close(run.sent_to(silo, 4)["global"].vector, mean)
     fourth = {silo: p.models["layers"].vector for r, silo, p, _ in replies_of(run) if r == 4}
     assert all(same(vector, run.personal(silo)) for silo, vector in fourth.items())
-    assert same(run.sent_to("a", 5)["global"].vector, run.strategy.state.arrays["global"])
+    assert same(run.sent_to("a", 5)["global"].vector, run.shared)
 
 
 def fresh_of(run: Any, silo: str, server_round: int) -> list[int]:

@@ -31,9 +31,7 @@ def test_two_silos_by_hand(tmp_path):
     run = federate(files, strategy="fedlc", rounds=1, fedlc__tau=1.0, weight_cap=0)
     u = (1 / 17 - 1 / (1 + math.exp(0.5))) * 17 / 20
     assert run.personal("b").tolist() == [0, 0, 0, 0]
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
-        [u, -u, u, -u], abs=1e-6
-    )
+    assert run.shared.tolist() == pytest.approx([u, -u, u, -u], abs=1e-6)
 
 
 def test_rounds_in_numpy(three):
@@ -64,7 +62,7 @@ def test_rounds_in_numpy(three):
             ends.append(local)
             weights.append(len(y))
         w = np.average(ends, axis=0, weights=weights)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
 
 
 def test_without_margins_it_is_fedavg(three):
@@ -78,12 +76,7 @@ def test_equal_counts_are_fedavg_up_to_rounding(tmp_path):
         for name in "ab"
     }
     plain, run = (federate(files, strategy=s, **OPTIONS) for s in ("fedavg", "fedlc"))
-    torch.testing.assert_close(
-        run.strategy.state.arrays["global"],
-        plain.strategy.state.arrays["global"],
-        rtol=0,
-        atol=1e-5,
-    )
+    torch.testing.assert_close(run.shared, plain.shared, rtol=0, atol=1e-5)
 
 
 def test_counts_have_no_noise(three):

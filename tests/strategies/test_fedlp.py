@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import comparable, federate, initial, random_silos, rows_of, same
+from tiny import federate, initial, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
 import strategies.fedlp
@@ -47,7 +47,7 @@ def test_two_silos_by_hand(pair, monkeypatch):
         [1.0, -1.0],
         [-0.5, 0.5, -0.5, 0.5],
     ]
-    assert run.strategy.state.arrays["global"].tolist() == [0.25, -0.25, -0.5, 0.5]
+    assert run.shared.tolist() == [0.25, -0.25, -0.5, 0.5]
     assert run.values("bytes_up") == [(2 + 4) * 4, 0, 0]
 
 
@@ -83,34 +83,12 @@ def test_rounds_in_numpy(three, weights):
             if came:
                 after[part] = np.average([ends[s][part] for s in came], axis=0, weights=counts)
         w = after
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=2e-6)
-
-
-def test_everything_sent_is_fedavg(three, tmp_path):
-    """p = 1, bit for bit: weighted by samples; for silos of equal size, unweighted too."""
-    deep = federate(three, strategy="fedavg", momentum=0.9, **DEEP | WHOLE)
-    for unit in ("layer", "tensor"):
-        run = federate(
-            three,
-            strategy="fedlp",
-            momentum=0.9,
-            fedlp__keep=1.0,
-            fedlp__weights="samples",
-            fedlp__unit=unit,
-            **DEEP | WHOLE,
-        )
-        assert comparable(run.rows) == comparable(deep.rows)
-        assert same(run.strategy.state.arrays["global"], deep.strategy.state.arrays["global"])
-    equal = random_silos(tmp_path, {"x": 8, "y": 8})
-    ours, plain = (
-        federate(equal, strategy=s, fedlp__keep=1.0, **WHOLE) for s in ("fedlp", "fedavg")
-    )
-    assert same(ours.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+    assert run.shared.numpy() == pytest.approx(w, abs=2e-6)
 
 
 def test_nothing_sent_keeps_w(three):
     run = federate(three, strategy="fedlp", fedlp__keep=0.0, **WHOLE)
-    assert same(run.strategy.state.arrays["global"], initial(run.settings, 3, 3))
+    assert same(run.shared, initial(run.settings, 3, 3))
     assert run.values("bytes_up") == [0, 0, 0, 0]
     assert not same(run.personal("a"), initial(run.settings, 3, 3))
 

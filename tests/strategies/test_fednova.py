@@ -28,9 +28,7 @@ def test_two_silos_by_hand(pair):
         s += 1 / (1 + math.exp(4 * s))
     u, v = (2.5 * (d / 4 - s / 4) for d in (1, 0.5))
     assert run.personal("b").tolist() == pytest.approx([-s, s, -s, s], abs=1e-6)
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
-        [u, -u, v, -v], abs=1e-6
-    )
+    assert run.shared.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
 
 
 @pytest.fixture
@@ -79,7 +77,7 @@ def test_rounds_of_unequally_many_steps_in_numpy(repeated, momentum, mu):
             total += p * (local - w) / a
             effective += p * (STEPS[silo] if mu else a)
         w = w + effective * total
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=2e-5)
+    assert run.shared.numpy() == pytest.approx(w, abs=2e-5)
 
 
 def test_the_weights_of_gradients_by_hand():
@@ -96,12 +94,7 @@ def test_equal_steps_are_fedavg(three, momentum):
     plain, run = (
         federate(three, strategy=s, momentum=momentum, **options) for s in ("fedavg", "fednova")
     )
-    torch.testing.assert_close(
-        run.strategy.state.arrays["global"],
-        plain.strategy.state.arrays["global"],
-        rtol=0,
-        atol=1e-6,
-    )
+    torch.testing.assert_close(run.shared, plain.shared, rtol=0, atol=1e-6)
 
 
 def test_steps_as_many_as_samples_go_along_the_unweighted_mean(repeated):
@@ -110,9 +103,7 @@ def test_steps_as_many_as_samples_go_along_the_unweighted_mean(repeated):
     start = initial(run.settings, 3, 3)
     mean = torch.stack([run.personal(silo) for silo in repeated]).mean(0)
     scale = 3 * sum((n / 14) ** 2 for n in (2, 7, 5))
-    torch.testing.assert_close(
-        run.strategy.state.arrays["global"], start + scale * (mean - start), rtol=0, atol=1e-6
-    )
+    torch.testing.assert_close(run.shared, start + scale * (mean - start), rtol=0, atol=1e-6)
 
 
 def test_with_a_proximal_term_it_goes_further_than_fedprox(three):
@@ -121,10 +112,8 @@ def test_with_a_proximal_term_it_goes_further_than_fedprox(three):
     prox = federate(three, strategy="fedprox", fedprox__mu=0.5, **options)
     run = federate(three, strategy="fednova", fednova__mu=0.5, **options)
     start = initial(run.settings, 3, 3)
-    step = prox.strategy.state.arrays["global"] - start
-    torch.testing.assert_close(
-        run.strategy.state.arrays["global"], start + 3 / 2.71 * step, rtol=0, atol=1e-6
-    )
+    step = prox.shared - start
+    torch.testing.assert_close(run.shared, start + 3 / 2.71 * step, rtol=0, atol=1e-6)
 
 
 def test_a_silo_that_counts_too_many_steps_is_left_out(three):
@@ -140,9 +129,7 @@ def test_a_silo_that_counts_too_many_steps_is_left_out(three):
     run = federate(three, **options, prepare=lambda grid: setattr(grid, "after", lie))
     without = federate(three, **options, prepare=lambda grid: grid.absent.add(("a", 2)))
     assert [(r.silo, r.round) for r in run.rows if r.metric == "rejected"] == [("a", 2)]
-    assert torch.equal(
-        run.strategy.state.arrays["global"], without.strategy.state.arrays["global"]
-    )
+    assert torch.equal(run.shared, without.shared)
 
 
 def test_in_the_length_of_the_step_a_silo_counts_as_its_capped_samples(repeated):
@@ -155,10 +142,7 @@ def test_in_the_length_of_the_step_a_silo_counts_as_its_capped_samples(repeated)
     steps = [p[s] * (run.personal(s) - start) / t[s] for s in repeated]
     effective = (2 * 2 + 5 * 5 + 5 * 5) / 12
     torch.testing.assert_close(
-        run.strategy.state.arrays["global"],
-        start + effective * torch.stack(steps).sum(0),
-        rtol=0,
-        atol=1e-6,
+        run.shared, start + effective * torch.stack(steps).sum(0), rtol=0, atol=1e-6
     )
 
 

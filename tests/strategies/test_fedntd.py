@@ -32,9 +32,7 @@ def test_two_silos_by_hand(tmp_path):
     run = federate(files, strategy="fedntd", rounds=1, local_epochs=2)
     w = 2 / 3 + 1 - 1 / (1 + 2 * math.exp(-2))
     mean = [w / 4, w / 4, -w / 2]
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
-        [*mean, *mean], abs=1e-6
-    )
+    assert run.shared.tolist() == pytest.approx([*mean, *mean], abs=1e-6)
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -75,7 +73,7 @@ def test_rounds_in_numpy(three):
             ends.append(local)
             weights.append(len(y))
         w = np.average(ends, axis=0, weights=weights)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
 
 
 def test_without_the_term_it_is_fedavg(three):
@@ -87,12 +85,7 @@ def test_one_step_is_fedavg_for_any_weight(three):
         federate(three, strategy=s, rounds=3, **{"fedntd.beta": 50.0})
         for s in ("fedavg", "fedntd")
     )
-    torch.testing.assert_close(
-        run.strategy.state.arrays["global"],
-        plain.strategy.state.arrays["global"],
-        rtol=0,
-        atol=1e-5,
-    )
+    torch.testing.assert_close(run.shared, plain.shared, rtol=0, atol=1e-5)
 
 
 def test_two_classes_are_refused(pair):

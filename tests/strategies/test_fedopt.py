@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Numbers, comparable, federate, gradient, initial, rows_of, same
+from tiny import Numbers, federate, gradient, initial, rows_of, same
 
 ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi")
 
@@ -27,9 +27,7 @@ def test_momentum_by_hand(pair):
     d = (-1 / 8, -1 / 4)
     d2 = ((1 - q) / 2 - 3 * r / 4, (1 - q) / 4 - 3 * r / 4)
     u, v = (1.5 * d[k] + d2[k] for k in (0, 1))
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
-        [u, -u, v, -v], abs=1e-6
-    )
+    assert run.shared.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -52,9 +50,7 @@ def test_adaptive_steps_by_hand(pair, name, start):
         v = {"fedadagrad": v0 + d * d, "fedadam": (v0 + d * d) / 2, "fedyogi": yogi[k]}[name]
         found += [d / 2 / (math.sqrt(v) + 0.25)]
     u, b = found
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
-        [u, -u, b, -b], abs=1e-6
-    )
+    assert run.shared.tolist() == pytest.approx([u, -u, b, -b], abs=1e-6)
 
 
 def moved(name: str, w: Numbers, d: Numbers, kept: list[Numbers], t: int) -> Numbers:
@@ -110,16 +106,8 @@ def test_rounds_in_numpy(three, name, average):
             weights.append(len(y) if average == "samples" else 1)
         d = np.average(steps, axis=0, weights=weights)
         w = moved(name, w, d, kept, t)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=2e-5)
+    assert run.shared.numpy() == pytest.approx(w, abs=2e-5)
     assert math.sqrt(1 - 0.99**2) / (1 - 0.9**2) == pytest.approx(0.742, abs=5e-4)
-
-
-def test_without_momentum_it_is_fedavg(three):
-    options: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
-    plain = federate(three, strategy="fedavg", **options)
-    run = federate(three, strategy="fedavgm", fedavgm__momentum=0.0, **options)
-    assert comparable(plain.rows) == comparable(run.rows)
-    assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
@@ -131,12 +119,7 @@ def test_a_large_tau_is_fedavg(three, name):
     run = federate(
         three, strategy=name, **options, **{f"{name}.{k}": v for k, v in own.items()}
     )
-    torch.testing.assert_close(
-        run.strategy.state.arrays["global"],
-        plain.strategy.state.arrays["global"],
-        rtol=0,
-        atol=2e-5,
-    )
+    torch.testing.assert_close(run.shared, plain.shared, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
@@ -146,8 +129,8 @@ def test_without_memory_and_tau_it_is_a_sign(three, name):
     run = federate(three, strategy=name, rounds=1, **{f"{name}.{k}": v for k, v in own.items()})
     plain = federate(three, strategy="fedavg", rounds=1)
     start = initial(run.settings, 3, 3)
-    step = (plain.strategy.state.arrays["global"] - start).sign()
-    moved_by = run.strategy.state.arrays["global"] - start
+    step = (plain.shared - start).sign()
+    moved_by = run.shared - start
     torch.testing.assert_close(moved_by, 0.03 * step, rtol=0, atol=1e-6)
 
 

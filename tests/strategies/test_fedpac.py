@@ -191,7 +191,7 @@ def test_without_mixing_and_alignment_it_is_fedrep(three):
     plain = federate(
         three, strategy="fedrep", fedrep__head_epochs=1, fedrep__body_epochs=2, **OPTIONS
     )
-    assert same(run.strategy.state.arrays["global"][FC1], plain.strategy.state.arrays["global"])
+    assert same(run.shared[FC1], plain.shared)
     for silo in three:
         assert same(run.personal(silo), plain.personal(silo))
         assert run.values("loss", silo, "received") == plain.values("loss", silo, "received")

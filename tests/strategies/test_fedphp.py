@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import comparable, federate, rows_of, same
+from tiny import federate, rows_of
 from torch import Tensor
 from two_layers import DEEP, network, replies_of
 
@@ -114,7 +114,7 @@ def test_rounds_in_double_precision(three, transfer):
         w = sum((n[s] * ends[s] for s in came), torch.zeros(31, dtype=torch.float64)) / sum(
             n.values()
         )
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w.numpy(), abs=close)
+    assert run.shared.numpy() == pytest.approx(w.numpy(), abs=close)
     for silo in three:
         assert run.personal(silo).numpy() == pytest.approx(history[silo].numpy(), abs=close)
 
@@ -133,24 +133,6 @@ def test_mmd_by_hand():
     value = mmd(same_features, same_features.detach())
     (grad,) = torch.autograd.grad(value, same_features)
     assert abs(float(value.detach())) < 1e-5 and float(grad.abs().max()) < 1e-6
-
-
-@pytest.mark.parametrize("mu", [0.0, 0.9])
-def test_without_the_term_the_training_is_fedavgs(three, mu):
-    """λ = 0, bit for bit; with μ = 0 the personal model too, with μ > 0 in a silo's first round only."""
-    options = {**OPTIONS, "momentum": 0.9}
-    plain = federate(three, strategy="fedavg", **options)
-    run = federate(three, strategy="fedphp", fedphp__lambda=0.0, fedphp__mu=mu, **options)
-    assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
-    if mu == 0:
-        assert comparable(run.rows) == comparable(plain.rows)
-    else:
-        for r, equal in ((1, True), (2, False)):
-            ours, theirs = (
-                [x for x in y.rows if x.round == r and x.snapshot == "personal"]
-                for y in (run, plain)
-            )
-            assert (comparable(ours) == comparable(theirs)) == equal
 
 
 def test_statistics_are_mixed_like_the_model(three, tiny_bn):

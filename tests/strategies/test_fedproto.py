@@ -8,17 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from predictions import read_csv
-from tiny import (
-    Numbers,
-    Run,
-    comparable,
-    federate,
-    initial,
-    random_silos,
-    rows_of,
-    same,
-    write_silo,
-)
+from tiny import Numbers, Run, federate, initial, random_silos, rows_of, same, write_silo
 from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
 
 from client.export import export_model
@@ -138,21 +128,6 @@ def test_the_share_is_one_where_silos_count_alike(lopsided):
         sent = replies_of(one, "a")[0][2].models["prototypes"].vector.view(3, -1)
         assert sent[:, -1].tolist() == pytest.approx(expected)
         assert not sent[2].any()
-
-
-def test_without_the_term_the_head_is_local(three):
-    run = federate(
-        three,
-        strategy="fedproto",
-        fedproto__lambda=0.0,
-        fedproto__predict="head",
-        **DEEP | OPTIONS,
-    )
-    local = federate(three, strategy="local", **DEEP | OPTIONS)
-    for silo in three:
-        assert same(run.personal(silo), local.personal(silo))
-    bytes_ = ("round_seconds", "bytes_up", "bytes_down")
-    assert comparable(run.rows, without=bytes_) == comparable(local.rows, without=bytes_)
 
 
 def test_how_it_predicts_leaves_the_training_as_it_is(three):

@@ -77,7 +77,7 @@ def test_rounds_in_numpy(three):
                 assert own[INPUT] == pytest.approx(pair_of(file).ravel(), abs=1e-6)
                 assert own[6:] == pytest.approx(end, abs=1e-5)
         w = np.average(ends, axis=0, weights=weights)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
 
 
 def standardised(folder: Path, files: Files) -> Mapping[str, Path]:
@@ -106,7 +106,7 @@ def test_equal_pairs_are_fedavg_of_standardised_inputs(three, tmp_path, alike):
     plain = federate(
         standardised(tmp_path / "plain", files), strategy="fedavg", **OPTIONS, **DEEP
     )
-    assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+    assert same(run.shared, plain.shared)
     without = ("round_seconds", "bytes_up", "bytes_down")
     assert comparable(run.rows, without=without) == comparable(plain.rows, without=without)
 

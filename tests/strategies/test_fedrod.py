@@ -82,7 +82,7 @@ def test_rounds_in_numpy(two, gamma, start):
             heads[silo] = own
             total += len(y) / 16 * local
         w = total
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-6)
     for silo in two:
         assert run.grid.state(silo).arrays["head"].numpy() == pytest.approx(
             heads[silo], abs=1e-6
@@ -108,10 +108,7 @@ def test_balanced_silos_are_fedavg(tmp_path, gamma):
         )
         plain = federate(files, strategy="fedavg", **OPTIONS)
         equal = files is balanced or gamma == 0
-        assert (
-            same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
-            == equal
-        )
+        assert same(run.shared, plain.shared) == equal
         if gamma == 0:
             assert comparable(run.rows) == comparable(plain.rows)
 
@@ -130,9 +127,7 @@ def test_a_personal_head_at_zero_predicts_as_the_generic_one(three):
         assert losses[0][0] == losses[1][0] != losses[2][0]
         assert losses[0][1] != losses[1][1]
     for run in (zero, both):
-        assert same(
-            run.strategy.state.arrays["global"], generic.strategy.state.arrays["global"]
-        )
+        assert same(run.shared, generic.shared)
 
 
 def test_a_class_that_a_silo_lacks(tmp_path):

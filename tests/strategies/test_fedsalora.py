@@ -22,7 +22,7 @@ def test_the_first_step_by_hand(two):
     """As B = 0, the output is the frozen network's, and dL/dA = (α/r) Bᵀ dL/dW = 0: A stays, B and the head move."""
     run = federate(two, strategy="fedsa-lora", rounds=1, **LORA)
     sent = run.sent_to("a", 1)["global"].vector
-    assert len(sent) == 6 and same(sent, run.strategy.state.arrays["global"])
+    assert len(sent) == 6 and same(sent, run.shared)
     own = run.personal("a")
     assert same(own[A], sent) and own[B].any()
 
@@ -67,7 +67,7 @@ def test_rounds_in_numpy(three):
             ends.append(low.ravel())
             weights.append(len(y))
         a = np.average(ends, axis=0, weights=weights)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(a, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(a, abs=1e-5)
     for silo in three:
         assert run.personal(silo)[6:].numpy() == pytest.approx(own[silo], abs=1e-5)
 

@@ -39,9 +39,7 @@ def test_two_silos_by_hand(pair):
     mean = (v_a + v_b) / 2
     assert run.personal("a").tolist() == pytest.approx([u_a, -u_a, v_a, -v_a], abs=1e-6)
     assert run.personal("b").tolist() == pytest.approx([u_b, -u_b, v_b, -v_b], abs=1e-6)
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
-        [u, -u, mean, -mean], abs=1e-6
-    )
+    assert run.shared.tolist() == pytest.approx([u, -u, mean, -mean], abs=1e-6)
     # What is sent in the places of personal weights is the server's own number.
     sent = replies_of(run, "a")[-1][2].models["model"].vector
     assert sent[:2].tolist() == pytest.approx([u, -u], abs=1e-6)
@@ -90,7 +88,7 @@ def test_rounds_in_numpy(three, average):
                         ] = 1
                 mask[silo], snapshot[silo] = more, v
         w = np.where(count > 0, total / np.maximum(count, 1), w)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
     for silo in three:
         assert run.personal(silo).numpy() == pytest.approx(model[silo], abs=1e-5)
         kept = unpack(run.grid.state(silo).arrays["personal-mask"], 31).numpy()

@@ -50,7 +50,7 @@ def test_two_silos_by_hand(pair, name, monkeypatch):
     run = federate(pair, strategy=name, mlp__hidden="1", rounds=2 if name == "fedsim" else 1)
     q, r = 1 / (1 + math.exp(5)), 1 / (1 + math.exp(2))
     u = [1 + (4 * q + 3 * r) / 4, (2 * q + 3 * r) / 4]
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(u, abs=1e-6)
+    assert run.shared.tolist() == pytest.approx(u, abs=1e-6)
     step = 1 if name == "fedsim" else 0
     a, b = (1 + step * 2 * q, 0.5 + step * q), (-0.5 - step * r, -0.5 - step * r)
     for silo, shared, (c, d) in (("a", (1 + 4 * q, 2 * q), a), ("b", (1 + r, r), b)):
@@ -111,51 +111,12 @@ def test_rounds_of_several_steps_in_numpy(two, name, personal):
             w[silo] = local
             total += len(y) / 16 * local[shared]
         u = total
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(u, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(u, abs=1e-5)
     for silo in two:
         assert run.personal(silo).numpy() == pytest.approx(w[silo], abs=1e-5)
 
 
 # ---- Equivalences ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("personal", ["none", "output with 0 layers"])
-@pytest.mark.parametrize("name", METHODS)
-def test_nothing_personal_is_fedavg(three, name, personal):
-    """Bit for bit, in every metric and byte."""
-    split = {f"{name}__personal": "none"} if personal == "none" else {f"{name}__layers": 0}
-    plain = federate(three, strategy="fedavg", **OPTIONS)
-    run = federate(three, strategy=name, **split, **SAME_EPOCHS, **OPTIONS)
-    assert comparable(plain.rows) == comparable(run.rows)
-    assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
-
-
-@pytest.mark.parametrize("personal", ["all", "fc2, fc1"])
-@pytest.mark.parametrize("name", METHODS)
-def test_everything_personal_is_local(three, name, personal):
-    """Bit for bit; nothing travels."""
-    split: dict[str, Any] = {f"{name}__personal": personal}
-    plain = federate(three, strategy="local", **OPTIONS)
-    run = federate(three, strategy=name, **split, **SAME_EPOCHS, **OPTIONS)
-    assert comparable(plain.rows) == comparable(run.rows)
-    for silo in three:
-        assert same(plain.personal(silo), run.personal(silo))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_everything_personal_is_local_with_batch_norm(three, name, tiny_bn):
-    """Its statistics stay in the silo too: bit for bit, and nothing travels."""
-    options = {**OPTIONS, "model": "tiny-bn"}
-    plain = federate(three, strategy="local", **options)
-    run = federate(
-        three, strategy=name, **{f"{name}__personal": "all"}, **SAME_EPOCHS, **options
-    )
-    assert comparable(plain.rows) == comparable(run.rows)
-    for silo in three:
-        assert same(
-            plain.grid.state(silo).arrays["personal.buffers"],
-            run.grid.state(silo).arrays["personal.buffers"],
-        )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -175,20 +136,6 @@ def test_the_statistics_of_personal_blocks_stay(three, name, personal, travel, t
         assert ("buffers" in run.sent_to(silo, 2)) == (travel > 0)
     own = [run.grid.state(silo).arrays["personal.buffers"] for silo in three]
     assert not same(own[0], own[1])
-
-
-@pytest.mark.parametrize(("one", "other"), [("fedsim", "fedper"), ("fedalt", "fedrep")])
-@pytest.mark.parametrize("layers", [1, 2])
-def test_output_personalisation_has_a_name_of_its_own(three, one, other, layers):
-    """FedSim with the highest layers personal is FedPer, FedAlt with equal epochs FedRep."""
-    general = federate(three, strategy=one, **{f"{one}__layers": layers}, **THREE_LAYERS)
-    special = federate(
-        three, strategy=other, **{f"{other}__layers": layers}, **SAME_EPOCHS, **THREE_LAYERS
-    )
-    assert comparable(general.rows) == comparable(special.rows)
-    assert same(
-        general.strategy.state.arrays["global"], special.strategy.state.arrays["global"]
-    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +190,7 @@ def test_only_the_shared_blocks_travel(three, name, personal):
 def test_reported_is_the_averaged_body_with_the_own_head(three, name):
     """FedPer and FedRep are compared by what a silo has before local training, not by its body of one silo's epochs."""
     run = federate(three, strategy=name, **OPTIONS)
-    body = run.strategy.state.arrays["global"].double().numpy()
+    body = run.shared.double().numpy()
     for silo, file in three.items():
         x, y = rows_of(file)
         head = run.personal(silo).double().numpy()[FC2]
@@ -308,7 +255,7 @@ def test_an_absent_silo_keeps_its_personal_part(three, name):
     assert sorted(r for rounds in trained.values() for r in rounds) == [1, 2, 3, 4, 5]
     assert max(len(rounds) for rounds in trained.values()) > 1
     last = next(silo for silo, rounds in trained.items() if 5 in rounds)
-    assert same(run.strategy.state.arrays["global"], run.personal(last)[FC1])
+    assert same(run.shared, run.personal(last)[FC1])
     for silo, rounds in trained.items():
         if rounds:  # the model it keeps is that of its last round
             *_, (_, _, payload, _) = replies_of(run, silo)

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from tiny import Numbers, federate, initial, random_silos, rows_of, same, write_silo
-from two_layers import DEEP, deep_gradient, rounds_trained, snapshot_rows
+from two_layers import DEEP, deep_gradient, rounds_trained
 
 from strategies.floco import FlocoClient, silo_points
-
-OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
 
 
 def test_places_on_a_line_by_hand():
@@ -42,7 +40,7 @@ def test_two_silos_by_hand(tmp_path, monkeypatch):
     run = federate(files, strategy="floco", rounds=1, floco__corners=2, floco__tau=1)
     mean = np.array([-1 / 6, 1 / 12, 1 / 12])
     expected = np.concatenate([-0.75 * mean, -0.25 * mean, -mean])
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(expected, abs=1e-6)
+    assert run.shared.tolist() == pytest.approx(expected, abs=1e-6)
     assert run.sent_to("a", 2)["point"].vector.tolist() == [0, 1]
     assert run.sent_to("b", 2)["point"].vector.tolist() == [1, 0]
     assert run.personal("a")[-2:].tolist() == [0.5, 0.5]
@@ -126,16 +124,7 @@ def test_rounds_in_numpy(three, monkeypatch, away):
             assert ("point" in sent) == (r >= 2 and silo != away)
             if "point" in sent:
                 assert sent["point"].vector.numpy() == pytest.approx(points[silo], abs=1e-4)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-4)
-
-
-def test_one_corner_is_fedavg(three):
-    own: dict[str, Any] = {"floco__corners": 1, "floco__tau": 2, "floco__rho": 0.0}
-    run = federate(three, strategy="floco", **own, **OPTIONS, **DEEP)
-    plain = federate(three, strategy="fedavg", **OPTIONS, **DEEP)
-    for snapshot in ("received", "personal"):
-        assert snapshot_rows(run, snapshot) == snapshot_rows(plain, snapshot)
-    assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-4)
 
 
 def test_all_silos_train_in_the_round_of_the_regions(tmp_path):

@@ -118,9 +118,7 @@ def test_rounds_in_an_independent_loop(two, contexts):
     for silo in two:
         torch.testing.assert_close(run.personal(silo).double(), models[silo], rtol=0, atol=2e-6)
     expected = torch.cat([shared[BODY], shared[GCE], shared[VALVE]])
-    torch.testing.assert_close(
-        run.strategy.state.arrays["global"].double(), expected, rtol=0, atol=2e-6
-    )
+    torch.testing.assert_close(run.shared.double(), expected, rtol=0, atol=2e-6)
 
 
 def test_without_valve_and_guidance_it_is_fedper(three, monkeypatch):

@@ -125,7 +125,7 @@ def test_of_equal_models_all_choose_the_first(three: Files) -> None:
     run = federate(three, strategy="ifca", rounds=1)
     assert {p.numbers["cluster"] for _, _, p, _ in replies_of(run)} == {0}
     assert not run.strategy.state.arrays["cluster-1"].any()
-    assert run.strategy.state.arrays["global"].any()
+    assert run.shared.any()
 
 
 def test_what_one_silo_alone_trained_is_not_shown_to_all(

@@ -81,7 +81,7 @@ def test_votes_with_logits_as_its_code(three):
     run = federate(three, strategy="knn-per", **{"knn-per.mix": "logits"}, **OPTIONS, **DEEP)
     plain = federate(three, strategy="knn-per", **OPTIONS, **DEEP)
     assert run.values("loss", "a", "personal") != plain.values("loss", "a", "personal")
-    assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+    assert same(run.shared, plain.shared)
 
 
 def test_no_file_holds_features_of_samples(tmp_path, three):

@@ -78,21 +78,9 @@ def test_rounds_of_several_steps_in_numpy(two, pretrain, average):
             own[silo] = local
             total += (len(y) / 16 if average == "samples" else 1 / 2) * local
         w = total if server_round < pretrain else np.concatenate([w[FC1], total[FC2]])
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-6)
     for silo in two:
         assert run.personal(silo).numpy() == pytest.approx(own[silo], abs=1e-6)
-
-
-def test_it_is_fedsim_with_input_personalisation(three):
-    """Bit for bit, in every metric and byte; with three layers too."""
-    for layers, hidden in ((1, "4"), (1, "4,5"), (2, "4,5")):
-        options = {**OPTIONS, "mlp__hidden": hidden}
-        below = len(hidden.split(",")) + 1 - layers
-        plain = federate(
-            three, strategy="fedsim", fedsim__personal="input", fedsim__layers=below, **options
-        )
-        run = federate(three, **lg(layers=layers), **options)
-        assert comparable(plain.rows) == comparable(run.rows)
 
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
@@ -138,7 +126,7 @@ def test_after_fedavg_every_silo_starts_from_the_averaged_model(three):
         three, **lg(layers=1, pretrain=2), **{**OPTIONS, "rounds": 5}, prepare=prepare
     )
     plain = federate(three, strategy="fedavg", **{**OPTIONS, "rounds": 2})
-    averaged = plain.strategy.state.arrays["global"]
+    averaged = plain.shared
     assert all(same(run.sent_to(silo, 3)["global"].vector, averaged) for silo in ("a", "b"))
     # The only one that arrived in round 3
     top = replies_of(run, "a")[2][2].models["shared"].vector

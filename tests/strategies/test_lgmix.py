@@ -30,7 +30,7 @@ def test_two_silos_by_hand(pair):
     for (u, v), vector in (
         ((7 / 16 + 2 * q, 1 / 8 + q), run.personal("a")),
         ((-5 / 16 - r, -3 / 8 - r), run.personal("b")),
-        (w, run.strategy.state.arrays["global"]),
+        (w, run.shared),
     ):
         assert vector.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
 
@@ -77,7 +77,7 @@ def test_rounds_in_numpy(three):
             step[silo], last[silo] = local - own[silo], w
             total += n[silo] / sum(n.values()) * step[silo]
         w = w + total
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
     for silo in three:
         assert run.personal(silo).numpy() == pytest.approx(own[silo] + step[silo], abs=1e-5)
     assert len({round(float(np.mean(c)), 3) for c in ratios.values()}) == 3

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import Numbers, federate, gradient, initial, random_silos, rows_of, same
 from two_layers import replies_of
 
 import strategies.lpproj
@@ -59,7 +59,7 @@ def test_two_silos_by_hand(pair, monkeypatch):
     )
     sent = {silo: p.models["projection"].vector.tolist() for _, silo, p, _ in replies_of(run)}
     assert sent == {"a": [0.125], "b": [-0.125]}
-    assert run.strategy.state.arrays["global"].tolist() == [0.0]
+    assert run.shared.tolist() == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_rounds_of_several_steps_in_numpy(two, distance, p, beta, clip):
             thetas[silo] = theta
             sent.append(own)
         w = (1 - beta) * w + beta * np.mean(sent, axis=0)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-6)
     for silo in two:
         assert run.personal(silo).numpy() == pytest.approx(thetas[silo], abs=2e-6)
 
@@ -134,16 +134,6 @@ def test_the_projection():
     strategies.lpproj.projection.cache_clear()
     assert same(projection(3, "gaussian", 4, 9, CPU), plain)
     assert not same(projection(4, "gaussian", 4, 9, CPU), plain)
-
-
-def test_without_the_term_it_is_local(three):
-    """λ = 0: θ is Local's bit for bit, momentum and all, and w stays 0."""
-    options = {**OPTIONS, "momentum": 0.9, "optimizer_state": "keep", "weight_decay": 0.01}
-    local = federate(three, strategy="local", **options)
-    run = federate(three, strategy="lp-proj", **{"lp-proj.lambda": 0.0}, **options)
-    without = ("round_seconds", "bytes_up", "bytes_down")
-    assert comparable(local.rows, without=without) == comparable(run.rows, without=without)
-    assert not bool(run.strategy.state.arrays["global"].any())
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -175,7 +165,7 @@ def test_in_full_dimension_it_is_pfedme(tmp_path, monkeypatch):
         pfedme__inner_steps=3,
         pfedme__personal_learning_rate=0.2,
     )
-    ours, theirs = (r.strategy.state.arrays["global"] for r in (run, other))
+    ours, theirs = (r.shared for r in (run, other))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     for silo in equal:
         torch.testing.assert_close(run.personal(silo), other.personal(silo), rtol=0, atol=1e-6)

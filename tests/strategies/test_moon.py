@@ -49,7 +49,7 @@ def test_two_silos_by_hand(pair):
     """
     run = federate(pair, strategy="moon", rounds=2, moon__mu=5.0)
     plain = federate(pair, strategy="fedavg", rounds=2)
-    a, b = (one.strategy.state.arrays["global"] for one in (run, plain))
+    a, b = (one.shared for one in (run, plain))
     assert a.tolist() == pytest.approx(b.tolist(), abs=1e-6)
     # What is reported of a's training is the cross-entropy log(1 + e) and 5 log 2.
     loss = run.values("loss", "a", "personal", "train")[1]
@@ -90,7 +90,7 @@ def test_rounds_in_double_precision(three, temperature):
             last[silo] = own
             mean += n[silo] / sum(n.values()) * own
         w = mean
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w.numpy(), abs=2e-5)
+    assert run.shared.numpy() == pytest.approx(w.numpy(), abs=2e-5)
     for silo in three:
         assert run.personal(silo).numpy() == pytest.approx(last[silo].numpy(), abs=2e-5)
 

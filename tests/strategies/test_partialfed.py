@@ -20,7 +20,6 @@ OPTIONS: dict[str, Any] = {
     "batch_size": 4,
     "momentum": 0.5,
 }
-BYTES = ("round_seconds", "bytes_down", "bytes_up")
 
 
 def test_two_silos_by_hand(pair, monkeypatch):
@@ -35,7 +34,7 @@ def test_two_silos_by_hand(pair, monkeypatch):
     q, r = 1 / (1 + math.exp(4)), 1 / (1 + math.exp(-2))
     c, d = 1 + (2 * q - 3 * r) / 4, (q - 3 * r) / 4
     mean = [1 + q - 1.5 * r, 0.5 * q - 1.5 * r, c, -c, d, -d]
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(mean, abs=1e-6)
+    assert run.shared.tolist() == pytest.approx(mean, abs=1e-6)
     assert run.values("loss", "a", "received")[1] == pytest.approx(
         math.log(1 + math.exp(-2 * q)), abs=1e-6
     )
@@ -68,46 +67,9 @@ def test_rounds_of_several_steps_in_numpy(two, personal, own):
             last[silo] = local
             total += len(y) / 16 * local
         w = total
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-6)
     for silo in two:
         assert run.personal(silo).numpy() == pytest.approx(last[silo], abs=1e-6)
-
-
-@pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
-def test_everything_loaded_is_fedavg(three, model, tiny_bn):
-    """Bit for bit, in every metric and byte, statistics too."""
-    options = {**OPTIONS, "model": model}
-    plain = federate(three, strategy="fedavg", **options)
-    run = federate(three, strategy="partialfed", partialfed__personal="none", **options)
-    assert comparable(plain.rows) == comparable(run.rows)
-    for name, array in plain.strategy.state.arrays.items():
-        assert same(array, run.strategy.state.arrays[name])
-
-
-@pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
-def test_nothing_loaded_is_local(three, model, tiny_bn):
-    """Bit for bit but for the bytes, statistics too: the models travel and are never used."""
-    options = {**OPTIONS, "model": model}
-    plain = federate(three, strategy="local", **options)
-    # Nobody looks at the mean, so the silos' steps from it are of any length: nothing is bounded.
-    run = federate(
-        three, strategy="partialfed", partialfed__personal="all", robust="none", **options
-    )
-    assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
-
-
-@pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
-@pytest.mark.parametrize("personal", ["output", "input", "fc2"])
-def test_the_silos_models_are_fedsims(three, personal, model, tiny_bn):
-    """Bit for bit but for the bytes; the server knows an average of the personal layers besides."""
-    options = {**OPTIONS, "model": model}
-    plain = federate(three, strategy="fedsim", fedsim__personal=personal, **options)
-    run = federate(three, strategy="partialfed", partialfed__personal=personal, **options)
-    assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
-    size = len(initial(run.settings, 3, 3))
-    assert len(run.strategy.state.arrays["global"]) == size
-    buffers = 8 if model == "tiny-bn" else 0
-    assert run.values("bytes_up")[:4] == [3 * 4 * (size + buffers)] * 4
 
 
 def test_batch_normalisation_is_kept_with_its_statistics(three, tiny_bn):

@@ -47,9 +47,7 @@ def test_two_silos_by_hand(pair):
     run = federate(pair, strategy=NAME, rounds=1, **given(step=0.5))
     q, r = 1 / (1 + math.exp(2.5)), 1 / (1 + math.e)
     u, v = (2 * q - r) / 2, (q - r) / 2
-    assert run.strategy.state.arrays["global"].tolist() == pytest.approx(
-        [u, -u, v, -v], abs=1e-6
-    )
+    assert run.shared.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
     assert run.personal("a").tolist() == [0.5, -0.5, 0.25, -0.25]
     assert run.personal("b").tolist() == [-0.25, 0.25, -0.25, 0.25]
 
@@ -93,7 +91,7 @@ def test_rounds_of_several_steps_in_numpy(two, variant, weighting):
                 local = local - b * 0.8**r * grad
             mean += share * local
         w = mean
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-4)
+    assert run.shared.numpy() == pytest.approx(w, abs=1e-4)
     for silo in two:
         assert run.personal(silo).numpy() == pytest.approx(adapted[silo], abs=1e-4)
 
@@ -118,7 +116,7 @@ def test_without_adaptation_it_is_fedavg(tmp_path, three, variant):
             **options,
         )
         assert received(plain) == received(run)
-        assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
+        assert same(plain.shared, run.shared)
         for silo in files:  # no step: the personal model is the received one
             assert same(run.personal(silo), run.sent_to(silo, 3)["global"].vector)
 
@@ -126,7 +124,7 @@ def test_without_adaptation_it_is_fedavg(tmp_path, three, variant):
 def test_the_weights_are_uniform_by_default(three):
     run = federate(three, strategy=NAME, **{**OPTIONS, "rounds": 1})
     sent = [p.models["model"].vector for _, _, p, _ in replies_of(run)]
-    torch.testing.assert_close(run.strategy.state.arrays["global"], torch.stack(sent).mean(0))
+    torch.testing.assert_close(run.shared, torch.stack(sent).mean(0))
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.5, 10.0])
@@ -154,7 +152,7 @@ def test_on_a_quadratic_the_difference_is_exact(two, delta, monkeypatch):
             parts.append(local)
         w = np.mean(parts, 0)
     tolerance = 1e-6 / min(delta, 0.5)  # of float32, over the width of the difference
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=4 * tolerance)
+    assert run.shared.numpy() == pytest.approx(w, abs=4 * tolerance)
 
 
 def test_without_curvature_both_variants_are_one(three, monkeypatch):
@@ -167,16 +165,14 @@ def test_without_curvature_both_variants_are_one(three, monkeypatch):
         federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS)
         for v in ("fo", "hf")
     )
-    assert not same(
-        first.strategy.state.arrays["global"], second.strategy.state.arrays["global"]
-    )
+    assert not same(first.shared, second.shared)
     monkeypatch.setattr(models.tasks.base, "loss_function", lambda *_: linear)
     first, second = (
         federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS)
         for v in ("fo", "hf")
     )
     assert comparable(first.rows) == comparable(second.rows)
-    assert same(first.strategy.state.arrays["global"], second.strategy.state.arrays["global"])
+    assert same(first.shared, second.shared)
 
 
 # ---- Batches, adaptation ---------------------------------------------------------------------------------------------
@@ -234,16 +230,6 @@ def test_the_personal_model_adapts_the_received_one(three):
         )
 
 
-def test_bytes_and_what_leaves(three):
-    """Σ = 12 both ways: the meta-trained model, and not the adapted one."""
-    run = federate(three, strategy=NAME, **OPTIONS)
-    assert run.values("bytes_up") == [144, 144, 144, 0]
-    assert run.values("bytes_down") == [144] * 4
-    for server_round, silo, payload, _ in replies_of(run):
-        assert list(payload.models) == ["model"] and not payload.numbers
-        assert server_round < 3 or not same(payload.models["model"].vector, run.personal(silo))
-
-
 def test_absent_silos_are_left_out(three):
     run = federate(
         three,
@@ -253,4 +239,4 @@ def test_absent_silos_are_left_out(three):
     )
     sent = {silo: p.models["model"].vector for _, silo, p, _ in replies_of(run)}
     assert set(sent) == {"a", "c"}
-    assert same(run.strategy.state.arrays["global"], sent["a"] / 2 + sent["c"] / 2)
+    assert same(run.shared, sent["a"] / 2 + sent["c"] / 2)

@@ -144,7 +144,7 @@ def test_rounds_in_numpy(three):
         shared = [
             np.average([g[i] for g in gaussians], axis=0, weights=weights) for i in (0, 1)
         ]
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(body, abs=2e-3)
+    assert run.shared.numpy() == pytest.approx(body, abs=2e-3)
     state: Any = run.strategy.state
     found = read_gaussians(state.gaussians, run.strategy.layout)
     assert found.means.numpy() == pytest.approx(shared[0], abs=5e-3)

@@ -37,7 +37,7 @@ def test_two_silos_by_hand(pair):
     for (u, v), vector in (
         (a, run.personal("a")),
         (b, run.personal("b")),
-        (x, run.strategy.state.arrays["global"]),
+        (x, run.shared),
         (c, run.strategy.state.arrays["control"]),
         ((-2 * q, -q), confirmed(run, "a", "control")),
         ((r, r), confirmed(run, "b", "control")),
@@ -84,7 +84,7 @@ def test_rounds_of_several_steps_in_numpy(three, option):
             own[silo] = new
         x = x + step / len(came) * sum(moves)
         c = c + sum(changes) / 3
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(x, abs=1e-6)
+    assert run.shared.numpy() == pytest.approx(x, abs=1e-6)
     assert run.strategy.state.arrays["control"].numpy() == pytest.approx(c, abs=1e-6)
     for silo in three:
         assert confirmed(run, silo, "control").numpy() == pytest.approx(own[silo], abs=1e-6)
@@ -130,9 +130,7 @@ def test_one_full_batch_step_goes_along_the_global_gradient(three):
     assert sent["control"].vector.numpy() == pytest.approx(first, abs=1e-6)
     x1 = x0 - 0.3 * first
     second = np.mean([gradient(x1, *rows_of(file)) for file in three.values()], axis=0)
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(
-        x1 - 0.3 * second, abs=1e-6
-    )
+    assert run.shared.numpy() == pytest.approx(x1 - 0.3 * second, abs=1e-6)
 
 
 def test_round_one_is_fedavg_with_equal_weights(tmp_path):

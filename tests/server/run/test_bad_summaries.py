@@ -231,7 +231,7 @@ def test_a_bad_summary_costs_the_others_nothing(four, without, tmp_path, kind):
         federate(four, rounds=1, **options)
     run = federate(four, rounds=2, resume=resumed, min_silos=3, **options)
     assert comparable(run.rows) == comparable(without.rows)
-    assert same(run.strategy.state.arrays["global"], without.strategy.state.arrays["global"])
+    assert same(run.shared, without.shared)
     assert run.strategy.plan.numbers["mean"] == without.strategy.plan.numbers["mean"]
     assert list(run.federation.registration.left_out) in (["d"], ["node 4"])
     (reason,) = run.federation.registration.left_out.values()
@@ -266,7 +266,7 @@ def test_a_summary_that_goes_bad_before_a_resume(four, tmp_path, kind):
     place = {**options, "directory": tmp_path / "run"}
     federate(four, **{**place, "rounds": 1})
     run = federate(four, resume=True, prepare=prepared(BAD[kind]), **place)
-    assert same(run.strategy.state.arrays["global"], whole.strategy.state.arrays["global"])
+    assert same(run.shared, whole.shared)
     assert run.strategy.plan.numbers["mean"] == whole.strategy.plan.numbers["mean"]
     assert {(r.round, r.silo) for r in run.rows if r.metric == "rejected"} == {
         (2, "d"),

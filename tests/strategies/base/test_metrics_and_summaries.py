@@ -186,7 +186,7 @@ def test_the_order_of_the_vectors_does_not_matter(three, tiny_bn):
         spoilt(three, lambda reply: None, **options),
     )
     assert not seen[1].rejected
-    assert same(one.strategy.state.arrays["global"], other.strategy.state.arrays["global"])
+    assert same(one.shared, other.shared)
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_without_attackers_a_rule_is_the_mean(tmp_path, rule):
         federate(files, strategy="fedavg", rounds=3, robust=name, robust_attackers=0)
         for name in ("none", rule)
     )
-    assert same(plain.strategy.state.arrays["global"], robust.strategy.state.arrays["global"])
+    assert same(plain.shared, robust.shared)
     assert comparable(plain.rows) == comparable(robust.rows)
 
 
@@ -351,9 +351,7 @@ def test_fedapms_mean_is_over_all_that_it_holds(five):
         **DEEP,
     )
     sent, start = sent_in(run, 1, "shared"), run.sent_to("a", 1)["global"].vector
-    assert torch.allclose(
-        run.strategy.state.arrays["global"], median([*sent, start]), atol=1e-6
-    )
+    assert torch.allclose(run.shared, median([*sent, start]), atol=1e-6)
 
 
 def test_fedprotos_prototypes_class_by_class(five):

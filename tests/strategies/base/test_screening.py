@@ -151,7 +151,7 @@ def test_optima_apart_have_their_consensus(tmp_path, monkeypatch, n):
     options |= {"fedapm__personal": "none", "fedapm__rho": 0.8 / n, "batch_size": 20}
     run = federate(files, strategy="fedapm", robust="screen", **options)
     assert not [row for row in run.rows if row.metric == "bounded"]
-    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(optimum, abs=1e-4)
+    assert run.shared.numpy() == pytest.approx(optimum, abs=1e-4)
 
 
 def test_the_order_of_silos_does_not_matter():
