@@ -382,7 +382,7 @@ def scaled_silos(folder: Path) -> Files:
     files = random_silos(folder, {"a": 6, "b": 10})
     for file in files.values():
         with np.load(file) as data:
-            arrays: dict[str, Any] = dict(data)
+            arrays = dict(data)
         for split in ("train", "val", "test"):
             scale, shift = np.array([[10, 1, 0.001], [100, 0, 0]], np.float32)
             arrays[f"x_{split}"] = arrays[f"x_{split}"] * scale + shift

@@ -49,12 +49,7 @@ def rules(folder: Path, *lines: str) -> str:
 # ---- One patient per reply -------------------------------------------------------------------------------------------
 
 SIZES = {"a": 20, "b": 20, "c": 20}
-ERASING: dict[str, Any] = {
-    "batch_size": 19,
-    "learning_rate": 1.0,
-    "weight_decay": 1.0,
-    "rounds": 4,
-}
+ERASING = {"batch_size": 19, "learning_rate": 1.0, "weight_decay": 1.0, "rounds": 4}
 
 
 def erase(folder: Path, *policy: str, **settings: Any) -> Run:
@@ -111,7 +106,7 @@ def test_steps_that_forget_the_earlier_ones_are_refused(tmp_path, settings, said
 def test_a_proximal_weight_that_the_servers_message_raises(tmp_path, caplog):
     """FedDyn multiplies α by a number of the server's: at 0.05 x 2.8 a step replaces 14 % of silo a's model."""
     files = random_silos(tmp_path, {"a": 20, "b": 50, "c": 98})
-    given: dict[str, Any] = {
+    given = {
         "strategy": "feddyn",
         "feddyn__weights": "samples",
         "feddyn__alpha": 0.05,
@@ -162,7 +157,7 @@ def test_fewer_patients_than_a_batch_may_have(tmp_path):
 
 def test_a_part_of_the_training_part_that_is_smaller_than_a_batch_may_be(tmp_path):
     """ALA learns its weights on a share of the patients, which the run chooses: 10 % of 20 are two."""
-    given: dict[str, Any] = {"strategy": "fedala", "fedala__sample_percent": 10.0, "rounds": 2}
+    given = {"strategy": "fedala", "fedala__sample_percent": 10.0, "rounds": 2}
     with pytest.raises(
         RuntimeError, match=r"min-batch-size = 8, and there are 2 samples to train with"
     ):
@@ -219,11 +214,7 @@ def test_a_balanced_loss_that_sees_the_rarest_class_alone(tmp_path):
 @pytest.mark.parametrize("dimension", [11, 2, 1])
 def test_a_projection_to_nearly_all_numbers_counts_as_the_whole_model(tmp_path, dimension):
     """12 parameters: from 1 % on, d numbers tell of them what the policy keeps here."""
-    given: dict[str, Any] = {
-        "strategy": "lp-proj",
-        "lp_proj__dimension": dimension,
-        "weight_decay": 0.0,
-    }
+    given = {"strategy": "lp-proj", "lp_proj__dimension": dimension, "weight_decay": 0.0}
     given = {key.replace("lp_proj", "lp-proj"): value for key, value in given.items()}
     with pytest.raises(
         RuntimeError, match=f"would send {dimension} numbers of a model of 12: 1% count as all"
@@ -232,7 +223,7 @@ def test_a_projection_to_nearly_all_numbers_counts_as_the_whole_model(tmp_path, 
 
 
 def test_a_projection_to_few_numbers_is_none(tmp_path):
-    given: dict[str, Any] = {
+    given = {
         "strategy": "lp-proj",
         "lp-proj__dimension": 5,
         "weight_decay": 0.0,

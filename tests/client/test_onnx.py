@@ -183,6 +183,6 @@ def test_the_lines_of_the_page(tmp_path, monkeypatch):
     with np.load(files["a"]) as data:
         x = data["x_test"]
     for block in blocks:
-        names: dict[str, Any] = {"x": x}
+        names = {"x": x}
         exec(block, names)
         assert np.allclose(np.asarray(names["p"]), ours, atol=1e-5)

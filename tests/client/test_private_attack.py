@@ -19,7 +19,7 @@ from strategies.base.transport.payload import array_record, tensor_of
 
 HIDDEN, VALUE, LARGEST = 64, 4.7, 3.4e38
 THRESHOLDS = torch.linspace(2, 8, HIDDEN)  # hidden unit k overflows for a value above the k-th
-RUN: dict[str, Any] = {
+RUN = {
     "strategy": "fedavg",
     "mlp__hidden": str(HIDDEN),
     "rounds": 1,

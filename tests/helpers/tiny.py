@@ -52,6 +52,8 @@ PLAIN: dict[str, Any] = {
     "device": "cpu",
     "seed": 7,
 }
+# Some batches in some steps of some rounds
+SHORT: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -247,6 +249,14 @@ class Run:
     def shared(self) -> Tensor:
         """The server's model."""
         return self.strategy.state.arrays["global"]
+
+    def start(self) -> Numbers:
+        """The initial model of three columns and classes."""
+        return initial(self.settings, 3, 3).double().numpy()
+
+    def rejected(self) -> list[tuple[int, str]]:
+        """(round, silo) of the replies that were left out."""
+        return [(r.round, r.silo) for r in self.rows if r.metric == "rejected"]
 
     def values(
         self, metric: str, silo: str = "", snapshot: str = "", split: str = "test"

@@ -152,11 +152,7 @@ def test_what_leaves_a_hospital_is_over_patients(tmp_path, records, bins, lists)
     policy = tmp_path / "policy.toml"
     words = ", ".join(f'"{word}"' for word in ("loss", "score", *EVIDENCE))
     policy.write_text(f"metrics = [{words}]\nmin-silos = 1\n")
-    given: dict[str, Any] = {
-        "state_dir": tmp_path / "state",
-        "policy": str(policy),
-        "learning_rate": 1.0,
-    }
+    given = {"state_dir": tmp_path / "state", "policy": str(policy), "learning_rate": 1.0}
     run = federate(
         of_patients(tmp_path, records), strategy="fedavg", rounds=2, evidence="on", **given
     )

@@ -204,7 +204,7 @@ def at(sites: dict[str, Path]) -> Any:
     return prepare
 
 
-RUN: dict[str, Any] = {"mlp__hidden": "4", "learning_rate": 0.1}
+RUN = {"mlp__hidden": "4", "learning_rate": 0.1}
 
 
 @pytest.mark.parametrize("trainable", ["all", "head"])

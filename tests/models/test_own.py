@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from tiny import federate, simulated
@@ -316,6 +314,6 @@ def test_a_silo_refuses_before_it_imports(three, tmp_path):
     assert refusals and all(
         "c refuses: its policy has networks = " in refusal for refusal in refusals
     )
-    given: dict[str, Any] = {"rounds": 1, "min_silos": 1, "state_dir": tmp_path / "other"}
+    given = {"rounds": 1, "min_silos": 1, "state_dir": tmp_path / "other"}
     everyone = federate(three, model="models.mine_models:plain", prepare=policies, **given)
     assert sorted(everyone.strategy.silos) == ["c"]  # which alone takes what is in the app

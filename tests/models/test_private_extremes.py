@@ -137,7 +137,7 @@ def larger(model: FlatModel, x: Tensor, factor: float) -> None:
 
 PLANTS = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(EXTREMES)), max_size=3)
 FACTORS = st.sampled_from((1.0, 1e6, 1e13, 1e19, 1e30, 3e38, 1e-20, 1e-40, math.nan))
-NONE: dict[str, Any] = {"weights": [], "buffers": [], "inputs": [], "scale": 1.0, "seed": 0}
+NONE = {"weights": [], "buffers": [], "inputs": [], "scale": 1.0, "seed": 0}
 
 
 @pytest.mark.parametrize("kind", KINDS)

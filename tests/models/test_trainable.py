@@ -29,7 +29,7 @@ def deep(trainable: str = "head", seed: int = 7, head: Any = None) -> FlatModel:
 
 
 def seeded(purpose: str = "", part: Part | None = None) -> Tensor:
-    options: dict[str, Any] = {} if part is None else {"part": part}
+    options = {} if part is None else {"part": part}
     return initial_model("mlp", (3,), 3, DEEP, 7, None, **options)(purpose)
 
 

@@ -30,7 +30,7 @@ from server.results.manifest import write_partition
 
 AGE = Feature("age", "years", (0.0, 120.0))
 HEART = Schema((AGE, Feature("sex")), ("well", "ill"), "float32")
-CONTENT: dict[str, Any] = {
+CONTENT = {
     "features": [{"name": "age", "unit": "years", "range": [0, 120]}, "sex"],
     "labels": ["well", "ill"],
     "dtype": "float32",

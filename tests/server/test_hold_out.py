@@ -113,7 +113,7 @@ def test_pooled_data_are_the_others(table, tmp_path, monkeypatch):
 
 def test_side_by_side_and_after_a_crash_the_study_is_the_same(table, tmp_path, monkeypatch):
     """Interrupted in a run without hospital-02, and gone on without a word of who was held out."""
-    less: dict[str, Any] = {"strategy": "fedper", "seed": 1}
+    less = {"strategy": "fedper", "seed": 1}
     each = simulate(values(table, tmp_path / "each", **less), quiet=True, hold_out="each")
     executor = partial(side_by_side, engine=inline, workers="2")
     apart = simulate(
@@ -233,12 +233,7 @@ def test_nothing_of_it_is_in_what_was_agreed(four, tmp_path):
             tmp_path / "far.npz", 1000 * rng.normal(size=(10, 3)), [0, 1, 2, 0, 1] * 2, 3
         ),
     }
-    given: dict[str, Any] = {
-        "strategy": "apple",
-        "normalization": "agreed",
-        "rounds": 3,
-        "hold_out": "b",
-    }
+    given = {"strategy": "apple", "normalization": "agreed", "rounds": 3, "hold_out": "b"}
     runs = [federate(files, **given) for files in (four, far)]
     rows = [comparable([r for r in run.rows if r.silo != "b"]) for run in runs]
     assert rows[0] == rows[1]
@@ -254,12 +249,7 @@ def test_nothing_of_it_is_in_what_was_agreed(four, tmp_path):
 @pytest.mark.parametrize("method", ["fedavg", "apple", "fedfomo"])
 def test_a_resumed_run_evaluates_the_same_newcomer(four, tmp_path, method):
     """Killed after its best round: what the newcomer would have got in that round is in the checkpoint."""
-    given: dict[str, Any] = {
-        "strategy": method,
-        "rounds": 4,
-        "hold_out": "b",
-        "learning_rate": 3.0,
-    }
+    given = {"strategy": method, "rounds": 4, "hold_out": "b", "learning_rate": 3.0}
     whole = federate(four, directory=tmp_path / "whole", **given)
     interrupted(four, tmp_path / "broken", watch=crash_after(3), **given)
     resumed = federate(four, directory=tmp_path / "broken", resume=True, **given)

@@ -21,7 +21,7 @@ import server.simulation.simulate
 import server.simulation.workers
 from partitions.common.errors import UserError
 from server.cli.main import main
-from server.deploy.processes import Process, spawn
+from server.deploy.processes import spawn
 from server.results.run_directory import WORKERS, RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.tracking import TRACKERS, Tracker
@@ -38,7 +38,6 @@ from server.simulation.workers import (
     start,
     work,
 )
-from strategies.base.run_settings import RunSettings
 
 
 def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
@@ -54,7 +53,7 @@ def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def in_turns(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def in_turns(table, tmp_path_factory):
     return simulate(values(table, tmp_path_factory.mktemp("runs") / "study"), quiet=True)
 
 
@@ -92,9 +91,7 @@ def crash_in(key: str, server_round: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.exhaustive
-def test_two_processes_leave_what_one_leaves(
-    in_turns: Path, table: Path, tmp_path: Path
-) -> None:
+def test_two_processes_leave_what_one_leaves(in_turns, table, tmp_path):
     """Two runs, from the command line; the others' tests need no processes."""
     given = values(table, tmp_path / "alone", strategy="local,apple", seed=1)
     alone = simulate(given, quiet=True)
@@ -113,7 +110,7 @@ def test_two_processes_leave_what_one_leaves(
     assert left(tmp_path / "run") == left(alone)
 
 
-def test_the_order_is_the_studys(in_turns: Path, table: Path, tmp_path: Path) -> None:
+def test_the_order_is_the_studys(in_turns, table, tmp_path):
     """The runs end in the opposite order; gains, which look at other runs, are there all the same."""
     apart = study(values(table, tmp_path / "run"))
     assert left(apart) == left(in_turns)
@@ -129,9 +126,7 @@ def test_the_order_is_the_studys(in_turns: Path, table: Path, tmp_path: Path) ->
     )
 
 
-def test_more_rounds_for_a_study_that_is_done(
-    in_turns: Path, table: Path, tmp_path: Path
-) -> None:
+def test_more_rounds_for_a_study_that_is_done(in_turns, table, tmp_path):
     """Begun in turns, gone on side by side, and the other way round."""
     short = simulate(values(table, tmp_path / "a", rounds=1), quiet=True)
     assert (
@@ -145,23 +140,21 @@ def test_more_rounds_for_a_study_that_is_done(
     )
 
 
-def test_trackers_hear_what_they_hear_in_turns(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trackers_hear_what_they_hear_in_turns(table, tmp_path, monkeypatch):
     class Heard(Tracker):
-        def __init__(self) -> None:
+        def __init__(self):
             self.heard: list[Any] = []
             made.append(self.heard)
 
-        def start(self, run: RunSettings, out: Path) -> None:
+        def start(self, run, out):
             self.heard.append((run.run_key, out.name))
 
-        def record(self, step: int, values: Mapping[str, float]) -> None:
+        def record(self, step, values):
             self.heard.append(
                 (step, {k: v for k, v in values.items() if k != "round/round_seconds"})
             )
 
-        def end(self, failed: bool) -> None:
+        def end(self, failed):
             self.heard.append(failed)
 
     made: list[list[Any]] = []
@@ -192,10 +185,10 @@ work(sys.argv[1], sys.argv[2], sys.argv[3] == "resume")
 """
 
 
-def test_a_killed_worker(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker(table, tmp_path, monkeypatch):
     """Killed in round 2 of 3: it is named, the other run ends, and what is done is not done again."""
 
-    def start_one(job: Job, stdin: int) -> Process:
+    def start_one(job, stdin):
         return (
             start(job, stdin, ("-c", KILLED))
             if job.run.run_key == "apple-1"
@@ -224,9 +217,7 @@ def test_a_killed_worker(table: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("way", ["in turns", "apart"])
-def test_everything_was_killed(
-    way: str, in_turns: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_was_killed(way, in_turns, table, tmp_path, monkeypatch):
     """Two runs have ended, one is in round 2, three wait; nobody has taken anything back."""
     given = values(table, tmp_path / "run")
     runs = study_runs(given)
@@ -253,7 +244,7 @@ def test_everything_was_killed(
     ]
 
 
-def test_half_taken_back(table: Path, tmp_path: Path) -> None:
+def test_half_taken_back(table, tmp_path):
     """Killed after history and progress were merged and before the folder was gone: nothing is there twice."""
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
     [run] = runs = study_runs(given)
@@ -272,10 +263,10 @@ def test_half_taken_back(table: Path, tmp_path: Path) -> None:
         assert not (directory.path / WORKERS).exists() and directory.summary.exists()
 
 
-def test_ctrl_c(in_turns: Path, table: Path, tmp_path: Path) -> None:
+def test_ctrl_c(in_turns, table, tmp_path):
     """In the fourth run: what is done is taken back, and the line that is printed goes on with as many workers."""
 
-    def stop(key: str) -> None:
+    def stop(key):
         if key == "apple-1":
             raise KeyboardInterrupt
 
@@ -290,11 +281,11 @@ def test_ctrl_c(in_turns: Path, table: Path, tmp_path: Path) -> None:
     ) == left(in_turns)
 
 
-def test_ctrl_c_while_a_process_still_holds_its_directory(table: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_a_process_still_holds_its_directory(table, tmp_path):
     """The line is that of Ctrl-C; the directory stays, and who goes on takes it back."""
     out, held = tmp_path / "run", contextlib.ExitStack()
 
-    def stop(key: str) -> None:
+    def stop(key):
         if key == "apple-1":
             held.enter_context(RunDirectory(out, key).hold())
             raise KeyboardInterrupt
@@ -304,12 +295,7 @@ def test_ctrl_c_while_a_process_still_holds_its_directory(table: Path, tmp_path:
     assert (out / WORKERS / "apple-1").is_dir() and (out / "report.html").is_file()
 
 
-def test_a_run_that_fails_is_named_and_the_others_finish(
-    table: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_fails_is_named_and_the_others_finish(table, tmp_path, capsys, monkeypatch):
     """FedBN refuses a network without batch normalisation: the user's to mend, exit code 2, as in turns.
 
     The study would find it first, which is another test's.
@@ -340,7 +326,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(
     assert events(tmp_path / "apart", "fedbn", 42) == ["error"]
 
 
-def test_a_run_that_is_at_work_is_left_alone(table: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_at_work_is_left_alone(table, tmp_path):
     """A process that outlived its study, as one far away can: the study is refused until it has ended."""
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
     runs = study_runs(given)
@@ -357,13 +343,11 @@ def test_a_run_that_is_at_work_is_left_alone(table: Path, tmp_path: Path) -> Non
     study({**given, "resume": True})
 
 
-def test_of_processes_that_have_ended_nothing_stays_open(
-    table: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_of_processes_that_have_ended_nothing_stays_open(table, tmp_path, monkeypatch):
     """One ends by itself; the other, which waits, is killed when the study ends."""
     started = []
 
-    def start_one(job: Job, stdin: int) -> Process:
+    def start_one(job, stdin):
         code = "" if job.run.run_key == "local-1" else "import time; time.sleep(600)"
         started.append(spawn([sys.executable, "-S", "-c", code], {}, stdin=stdin))
         return started[-1]
@@ -382,10 +366,10 @@ def test_of_processes_that_have_ended_nothing_stays_open(
     )
 
 
-def test_a_worker_ends_with_its_study() -> None:
+def test_a_worker_ends_with_its_study():
     (stdin, study), (ready, begun) = os.pipe(), os.pipe()
 
-    def at_work() -> None:
+    def at_work():
         os.close(study)
         os.dup2(stdin, 0)
         sys.stdin = os.fdopen(0, closefd=False)
@@ -401,7 +385,7 @@ def test_a_worker_ends_with_its_study() -> None:
         os.close(descriptor)
 
 
-def test_a_hospital_withdraws_from_a_study_that_was_killed(table: Path, tmp_path: Path) -> None:
+def test_a_hospital_withdraws_from_a_study_that_was_killed(table, tmp_path):
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
     runs = study_runs(given)
     with RunDirectory.open(
@@ -422,16 +406,14 @@ def test_a_hospital_withdraws_from_a_study_that_was_killed(table: Path, tmp_path
 
 
 @pytest.mark.parametrize("workers", ["0", "-1", "many", "", "1.5", "²"])
-def test_workers_is_a_number_or_ray(workers: str) -> None:
+def test_workers_is_a_number_or_ray(workers):
     with pytest.raises(
         UserError, match=f"^--workers {workers}: a number of processes, or ray, is needed here$"
     ):
         executor_of(workers)
 
 
-def test_nothing_is_started_for_a_wrong_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_started_for_a_wrong_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(server.simulation.workers, "start", None)
     out = tmp_path / "run"
     assert (
@@ -444,9 +426,7 @@ def test_nothing_is_started_for_a_wrong_name(
     )
 
 
-def test_without_ray(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_without_ray(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["simulate", "--workers", "ray", "--out", str(tmp_path / "run")]) == 2
     line = "silofl simulate: --workers ray needs Ray, which is not installed: pip install 'flwr[simulation]'\n"
@@ -454,7 +434,7 @@ def test_without_ray(
 
 
 @pytest.mark.deployed
-def test_on_ray(table: Path, tmp_path: Path) -> None:
+def test_on_ray(table, tmp_path):
     """A cluster of this machine's own, two runs; one whose process dies there is named."""
     given = values(table, tmp_path / "run", strategy="fedavg,apple", seed=1)
     run = simulate(given, quiet=True, executor=executor_of("ray"))

@@ -7,20 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import typical
-from tiny import STILL, federate, keep_weights_at, rows_of, same, settings_of
+from tiny import SHORT, STILL, federate, keep_weights_at, rows_of, same, settings_of
 from two_layers import deep_gradient, replies_of
 
 from partitions.common.errors import UserError
 from strategies import strategies
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "mlp__hidden": "4",
-    "learning_rate": 0.3,
-}
-ALA: dict[str, Any] = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
+OPTIONS = {**SHORT, "mlp__hidden": "4", "learning_rate": 0.3}
+ALA = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
 
 
 @typical(sorted(n for n, s in strategies().items() if s.info.ala))
@@ -31,7 +25,7 @@ def test_ala_changes_every_method_that_takes_it(three, name, tiny_bn):
         "fedbn": {"model": "tiny-bn"},
     }
     needed["fedsa-lora"] = {"lora_rank": 2}
-    extra: dict[str, Any] = needed.get(name, {})
+    extra = needed.get(name, {})
     plain = federate(three, strategy=name, **OPTIONS, **ALA, **extra)
     mixed = federate(three, strategy=name, ala=True, **OPTIONS, **ALA, **extra)
     losses = [r.values("loss", "a", "received") for r in (plain, mixed)]
@@ -60,12 +54,7 @@ def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(three, name):
 
 def test_the_proximal_centre_is_the_received_model(three):
     """FedProx with W = 0, one step in round 2 from the silo's own w_i: w_i - η (∇f(w_i) + μ (w_i - w))."""
-    options: dict[str, Any] = {
-        "rounds": 2,
-        "learning_rate": 0.3,
-        "mlp__hidden": "4",
-        "fedprox__mu": 2.0,
-    }
+    options = {"rounds": 2, "learning_rate": 0.3, "mlp__hidden": "4", "fedprox__mu": 2.0}
     first = federate(three, strategy="fedprox", **{**options, "rounds": 1})
     run = federate(
         three,

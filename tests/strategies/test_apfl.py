@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import Run, federate, gradient, initial, rows_of, same
+from tiny import SHORT, Run, federate, gradient, initial, rows_of, same
 from two_layers import assert_received_is_fedavgs, rounds_trained, snapshot_rows, waits
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.9,
-    "lr_decay": 0.9,
-    "learning_rate": 0.3,
-    "mlp__hidden": "4",
-}
+OPTIONS = {**SHORT, "momentum": 0.9, "lr_decay": 0.9, "learning_rate": 0.3, "mlp__hidden": "4"}
 
 
 def alpha_of(run: Run, silo: str) -> float:
@@ -69,7 +60,7 @@ def test_rounds_of_several_steps_in_numpy(two, adapt):
         apfl__alpha=0.3,
         apfl__adapt=adapt,
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     private, alphas, mixed = dict.fromkeys(two, w), dict.fromkeys(two, 0.3), {}
     for r in range(3):
         step, total = eta * 0.9**r, np.zeros_like(w)

@@ -162,12 +162,7 @@ def test_autograd_finds_the_same_gradients(three):
     size = 3 * 4 + 4 + 4 * 3 + 3
     generator = torch.Generator().manual_seed(4)
     cores, dr = torch.randn(3, size, generator=generator), torch.randn(3, generator=generator)
-    options: dict[str, Any] = {
-        "rounds": 8,
-        "apple__prox_share": 1.0,
-        "apple__mu": 0.9,
-        "mlp__hidden": "4",
-    }
+    options = {"rounds": 8, "apple__prox_share": 1.0, "apple__mu": 0.9, "mlp__hidden": "4"}
     client = silo_client(
         three, cores, dr.clone(), server_round=3, apple__dr_learning_rate=0.25, **options
     )
@@ -194,11 +189,7 @@ def test_autograd_finds_the_same_gradients(three):
 def test_the_regulariser_adds_nothing_at_p0_and_sums_to_nothing_while_p_sums_to_one(three):
     """μ (p_j - p0_j) is 0 at p = p0; elsewhere it sums over j to μ (sum p - 1)."""
     cores = torch.randn(3, 12, generator=torch.Generator().manual_seed(5))
-    options: dict[str, Any] = {
-        "rounds": 8,
-        "apple__prox_share": 1.0,
-        "apple__dr_learning_rate": 0.25,
-    }
+    options = {"rounds": 8, "apple__prox_share": 1.0, "apple__dr_learning_rate": 0.25}
 
     def dr_after_a_step(dr, mu):
         client = silo_client(three, cores, dr.clone(), server_round=1, apple__mu=mu, **options)
@@ -291,7 +282,7 @@ def test_without_mu_the_schedule_has_no_effect(three):
 
 
 def test_with_p_frozen_mu_has_no_effect(three):
-    frozen: dict[str, Any] = {"apple__dr_learning_rate": 0.0, "apple__prox_share": 1.0}
+    frozen = {"apple__dr_learning_rate": 0.0, "apple__prox_share": 1.0}
     assert apple_rows(three, apple__mu=0.0, **frozen) == apple_rows(
         three, apple__mu=9.0, **frozen
     )

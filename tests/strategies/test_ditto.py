@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
-from tiny import federate, gradient, initial, rows_of, same
+from tiny import SHORT, federate, gradient, rows_of, same
 from two_layers import assert_received_is_fedavgs, rounds_trained, snapshot_rows
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.9,
-    "lr_decay": 0.9,
-    "learning_rate": 0.3,
-    "mlp__hidden": "4",
-}
+OPTIONS = {**SHORT, "momentum": 0.9, "lr_decay": 0.9, "learning_rate": 0.3, "mlp__hidden": "4"}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -55,7 +46,7 @@ def test_rounds_of_several_steps_in_numpy(two, epochs):
         ditto__lambda=lambda_,
         ditto__personal_epochs=epochs,
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     own = dict.fromkeys(two, w)
     for r in range(3):
         total = np.zeros_like(w)

@@ -152,7 +152,7 @@ def test_rounds_with_adam_in_numpy(three, start):
         optimizer="adam",
         learning_rate=eta,
     )
-    models = np.stack([initial(run.settings, 3, 3).double().numpy()] * 3)
+    models = np.stack([run.start()] * 3)
     for server_round in range(3):
         z = one_step(torch.from_numpy(models), tau, step).numpy() if server_round else models
         models = np.stack(
@@ -190,7 +190,7 @@ def test_two_silos_only_hold_on_to_themselves(two):
     """N = 2: z_i = w_i, sent back bit for bit; what is left is a proximal term on the silo's own last model."""
     run = federate(two, strategy="diversifed", rounds=3, local_epochs=2, diversifed__lambda=0.7)
     for silo, file in two.items():
-        w = initial(run.settings, 3, 3).double().numpy()
+        w = run.start()
         for server_round in range(3):
             centre = w
             for _ in range(2):

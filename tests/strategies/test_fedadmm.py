@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from resuming import assert_resumes
-from tiny import federate, gradient, initial, rows_of, same
+from tiny import federate, gradient, rows_of, same
 from two_layers import confirmed, losing, replies_of
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 5,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.1,
-}
+OPTIONS = {"rounds": 5, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -66,7 +60,7 @@ def test_rounds_of_several_steps_in_numpy(three, start, since):
         fedadmm__since=since,
         prepare=losing(("a", 3), absent=[("b", 2)]),
     )
-    theta = initial(run.settings, 3, 3).double().numpy()
+    theta = run.start()
     own, duals = dict.fromkeys(three, theta), {silo: np.zeros_like(theta) for silo in three}
     for r in range(1, 6):
         came, changes = [s for s in three if (s, r) not in (("b", 2), ("a", 3))], []

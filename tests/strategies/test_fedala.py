@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import (
+    SHORT,
     Files,
     Run,
     TinyGrid,
@@ -16,7 +17,6 @@ from tiny import (
     federate,
     forget_models,
     gradient,
-    initial,
     rows_of,
     same,
     settings_of,
@@ -72,7 +72,7 @@ def test_three_rounds_of_several_batches_in_numpy(two):
         fedala__sample_percent=100,
         fedala__max_epochs=2,
     )
-    received = initial(run.settings, 3, 3).double().numpy()
+    received = run.start()
     old: dict[str, Any] = {}
     weights = {silo: np.ones(12) for silo in two}
     for r in range(3):
@@ -103,13 +103,7 @@ def test_three_rounds_of_several_batches_in_numpy(two):
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 def test_without_learning_it_is_fedavg_up_to_rounding(three, model, tiny_bn):
     """η = 0 keeps W = 1: Θ_i + (Θ - Θ_i) is Θ but for the last bit. Running statistics are not ALA's to change."""
-    options: dict[str, Any] = {
-        "rounds": 3,
-        "local_epochs": 2,
-        "batch_size": 4,
-        "learning_rate": 0.1,
-        "model": model,
-    }
+    options = {**SHORT, "learning_rate": 0.1, "model": model}
     plain = federate(three, strategy="fedavg", **options)
     ala = federate(
         three,
@@ -234,12 +228,7 @@ def test_the_first_stage_ends_after_window_plus_one_epochs_at_the_earliest(two, 
 
     Round 1 has no old model and no ALA; the closing exchange (round 4) mixes as well.
     """
-    options: dict[str, Any] = {
-        "strategy": "fedala",
-        "rounds": 3,
-        "fedala__window": 3,
-        "fedala__threshold": 1e9,
-    }
+    options = {"strategy": "fedala", "rounds": 3, "fedala__window": 3, "fedala__threshold": 1e9}
     counted = count_epochs(lambda: federate(two, **options), monkeypatch)
     assert counted == {(silo, r): 4 if r == 2 else 1 for silo in two for r in (2, 3, 4)}
 
@@ -247,7 +236,7 @@ def test_the_first_stage_ends_after_window_plus_one_epochs_at_the_earliest(two, 
 def test_the_first_stage_is_bounded(two, monkeypatch):
     """Nothing is ever under threshold 0: max-epochs; and a bound below window + 1 holds too."""
     for bound in (2, 7):
-        options: dict[str, Any] = {
+        options = {
             "strategy": "fedala",
             "rounds": 2,
             "fedala__window": 3,
@@ -267,12 +256,7 @@ def test_the_last_windows_population_deviation_settles_it(two, monkeypatch):
     9, 5: more than two losses are needed. 5, 4 (after 3 epochs): 0.5, not under it. 4, 3.1 (after 4): 0.45, settled.
     The sample deviation, 0.64, would go on.
     """
-    options: dict[str, Any] = {
-        "strategy": "fedala",
-        "rounds": 2,
-        "fedala__window": 2,
-        "fedala__threshold": 0.5,
-    }
+    options = {"strategy": "fedala", "rounds": 2, "fedala__window": 2, "fedala__threshold": 0.5}
     losses = [9.0, 5.0, 4.0, 3.1, 3.1, 3.1, 3.1]
     counted = count_epochs(lambda: federate(two, **options), monkeypatch, losses)
     assert {counted[silo, 2] for silo in two} == {4}
@@ -283,7 +267,7 @@ def test_the_first_stage_waits_for_the_weights_and_not_for_the_batches(two, monk
 
     In fresh batches of 2 of 6 and 10 rows it would be another every epoch, and no threshold of 1e-9 would be met.
     """
-    options: dict[str, Any] = {
+    options = {
         "strategy": "fedala",
         "rounds": 3,
         "batch_size": 2,
@@ -360,12 +344,7 @@ def test_a_silo_that_comes_later_has_its_first_stage_later(three, monkeypatch):
         grid.absent = {("c", 1), ("c", 2)}
 
     runs: list[Run] = []
-    options: dict[str, Any] = {
-        "strategy": "fedala",
-        "rounds": 4,
-        "fedala__window": 2,
-        "fedala__threshold": 1e9,
-    }
+    options = {"strategy": "fedala", "rounds": 4, "fedala__window": 2, "fedala__threshold": 1e9}
     counted = count_epochs(
         lambda: runs.append(federate(three, prepare=prepare, **options)), monkeypatch
     )
@@ -420,7 +399,7 @@ def test_features_of_the_frozen_layers_are_computed_once(two, monkeypatch):
     """With one of two layers mixed, the first layer runs once per sample and round, and nothing else changes."""
     from models.flat import FlatModel
 
-    options: dict[str, Any] = {
+    options = {
         "strategy": "fedala",
         "rounds": 3,
         "batch_size": 2,

@@ -22,7 +22,7 @@ from strategies.fedamp import MixingClient, MixingStrategy, mix
 
 MIXING = ("fedamp", "heurfedamp", "diversifed")
 AS_PRINTED: tuple[str, dict[str, Any]] = ("fedamp", {"convex": False})
-OPTIONS: dict[str, Any] = {
+OPTIONS = {
     "rounds": 4,
     "local_epochs": 2,
     "batch_size": 4,
@@ -90,7 +90,7 @@ def test_the_order_of_the_silos_does_not_matter(name):
 def test_moving_all_models_moves_the_mixtures(name):
     """Coefficients of differences only, with rows that sum to one. Not so HeurFedAMP's, whose angles change."""
     models, shift = some_models(5), torch.linspace(-2, 2, 7)
-    changes: dict[str, Any] = {"sigma": 5.0, "step": 2.0} if name == "fedamp" else {}
+    changes = {"sigma": 5.0, "step": 2.0} if name == "fedamp" else {}
     plain, moved = (coefficients(name, m, **changes) @ m for m in (models, models + shift))
     torch.testing.assert_close(moved, plain + shift, rtol=1e-4, atol=1e-5)
     angles = [coefficients("heurfedamp", m, sigma=5.0) for m in (models, models + shift)]
@@ -234,11 +234,7 @@ def test_two_silos_two_rounds_by_hand(pair):
     (w - u_i) / 2.
     """
     step = 6.5 * math.e / 4
-    given: dict[str, Any] = {
-        "fedamp__sigma": 6.5,
-        "fedamp__step": step,
-        "fedamp__lambda": step / 2,
-    }
+    given = {"fedamp__sigma": 6.5, "fedamp__step": step, "fedamp__lambda": step / 2}
     one = federate(pair, strategy="fedamp", rounds=1, **given)
     assert one.personal("a").tolist() == [1, -1, 0.5, -0.5]
     assert one.personal("b").tolist() == [-0.5, 0.5, -0.5, 0.5]
@@ -308,7 +304,7 @@ def test_rounds_of_several_steps_in_numpy(three, name, start):
         if name == "fedamp"
         else (lambda m: heurfedamp_in_numpy(m, 2.0, 0.3))
     )
-    models = np.stack([initial(run.settings, 3, 3).double().numpy()] * 3)
+    models = np.stack([run.start()] * 3)
     for server_round in range(3):
         mixed = mix(models) if server_round else models
         for i, file in enumerate(three.values()):

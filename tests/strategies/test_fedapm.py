@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import STILL, federate, initial, keep_weights_at, random_silos, rows_of, same
+from tiny import SHORT, STILL, federate, initial, keep_weights_at, random_silos, rows_of, same
 from two_layers import (
     DEEP,
     FC1,
@@ -26,14 +25,8 @@ from two_layers import (
 from strategies.base.client import SiloClient
 from strategies.fedapm import FedAPMClient
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.5,
-}
-FREE: dict[str, Any] = {"fedapm__rho": 0.0, "fedapm__sigma": 0.0, "fedapm__v_start": "server"}
+OPTIONS = {**DEEP, **SHORT, "momentum": 0.5}
+FREE = {"fedapm__rho": 0.0, "fedapm__sigma": 0.0, "fedapm__v_start": "server"}
 
 
 # ---- By hand and in numpy --------------------------------------------------------------------------------------------
@@ -47,12 +40,7 @@ def test_two_silos_by_hand(pair, monkeypatch):
     ρ = 1/4: π_i = (u_i - u) / 4, z_i = u_i + 4 π_i = 2 u_i - u, u = mean z_i = (1 + 4 q + r, 2 q + r).
     """
     start_at(monkeypatch, [1, 0, 0, 0, 0, 0])
-    options: dict[str, Any] = {
-        "mlp__hidden": "1",
-        "learning_rate": 2.0,
-        "fedapm__rho": 0.25,
-        "rounds": 1,
-    }
+    options = {"mlp__hidden": "1", "learning_rate": 2.0, "fedapm__rho": 0.25, "rounds": 1}
     run = federate(pair, strategy="fedapm", **options)
     q, r = 1 / (1 + math.exp(5)), 1 / (1 + math.exp(2))
     for silo, (s, t), (c, d) in (("a", (4 * q, 2 * q), (1, 0.5)), ("b", (r, r), (-0.5, -0.5))):
@@ -76,11 +64,7 @@ def test_two_quadratics_by_hand(tmp_path, monkeypatch):
     """
     quadratic_loss(monkeypatch)
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1)})
-    options: dict[str, Any] = {
-        "fedapm__personal": "none",
-        "fedapm__rho": 0.5,
-        "learning_rate": 1.0,
-    }
+    options = {"fedapm__personal": "none", "fedapm__rho": 0.5, "learning_rate": 1.0}
     run = federate(files, strategy="fedapm", rounds=2, **options)
     m = {"a": np.array([0.5, -0.5, 0.5, 0.5]), "b": np.array([0, 0, 0, 1.0])}
     mean = (m["a"] + m["b"]) / 2
@@ -120,7 +104,7 @@ def test_rounds_of_several_steps_in_numpy(three, v_start, alpha, absent):
         fedapm__alpha=alpha,
         prepare=lambda grid: grid.absent.update(absent),
     )
-    start = initial(run.settings, 3, 3).double().numpy()
+    start = run.start()
     v, own, z = (dict.fromkeys(three, start[part]) for part in (FC2, FC1, FC1))
     dual = dict.fromkeys(three, np.zeros_like(start[FC1]))
     trained = {silo: rounds_trained(run, silo) for silo in three}
@@ -183,7 +167,7 @@ def test_quadratics_converge_to_the_consensus_optimum(
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 20})
     terms = [quadratic_terms(*rows_of(file), 3) for file in files.values()]
     optimum = np.linalg.solve(sum(h for h, _ in terms), sum(c for _, c in terms))
-    options: dict[str, Any] = {"local_epochs": 10, "learning_rate": 0.8, "evaluate_every": 0}
+    options = {"local_epochs": 10, "learning_rate": 0.8, "evaluate_every": 0}
     run = federate(
         files,
         strategy="fedapm",
@@ -206,7 +190,7 @@ def test_solved_exactly_the_dual_is_the_gradient(tmp_path, monkeypatch):
     quadratic_loss(monkeypatch)
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1), "c": (1, 0)})
     rho = 0.15
-    options: dict[str, Any] = {"fedapm__personal": "none", "fedapm__rho": rho}
+    options = {"fedapm__personal": "none", "fedapm__rho": rho}
     run = federate(
         files, strategy="fedapm", rounds=3, learning_rate=1 / (1 / 3 + rho), **options
     )
@@ -227,7 +211,7 @@ def test_with_exact_solves_it_is_feddyn(tmp_path, monkeypatch):
     quadratic_loss(monkeypatch)
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1), "c": (1, 0)})
     rho, rounds = 0.4, 5
-    options: dict[str, Any] = {"fedapm__personal": "none", "fedapm__rho": rho}
+    options = {"fedapm__personal": "none", "fedapm__rho": rho}
     run = federate(
         files, strategy="fedapm", rounds=rounds, learning_rate=1 / (1 / 3 + rho), **options
     )
@@ -286,7 +270,7 @@ def test_nothing_shared_is_local_near_the_last_round(two):
         learning_rate=0.6,
     )
     for silo, file in two.items():
-        w = initial(run.settings, 3, 3).double().numpy()
+        w = run.start()
         for _ in range(2):
             centre = w.copy()
             for _ in range(3):
@@ -296,7 +280,7 @@ def test_nothing_shared_is_local_near_the_last_round(two):
 
 def test_before_there_are_duals_the_shared_step_is_fedprox(equal):
     """Round 1, nothing personal: u_i is FedProx's local model with μ = ρ / α_i = 2 ρ, bit for bit."""
-    options: dict[str, Any] = {**OPTIONS, "rounds": 1}
+    options = {**OPTIONS, "rounds": 1}
     prox = federate(equal, strategy="fedprox", fedprox__mu=0.8, **options)
     options |= {"learning_rate": 0.6, "fedapm__rho": 0.4, "fedapm__personal": "none"}
     run = federate(equal, strategy="fedapm", **options)
@@ -310,7 +294,7 @@ def test_with_ala_the_shared_step_starts_from_the_mixture(three):
     x - η (α ∇_u f + π_i + ρ (x - u)).
     """
     rho, eta = 0.3, 0.9
-    options: dict[str, Any] = {
+    options = {
         "mlp__hidden": "4",
         "fedapm__rho": rho,
         "learning_rate": eta,
@@ -354,11 +338,7 @@ def test_the_shared_step_ends_at_its_accuracy(tmp_path, accuracy, epochs, monkey
 
     monkeypatch.setattr(FedAPMClient, "batches", counted)
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1), "c": (1, 0)})
-    options: dict[str, Any] = {
-        "fedapm__personal": "none",
-        "fedapm__rho": 0.1,
-        "fedapm__accuracy": accuracy,
-    }
+    options = {"fedapm__personal": "none", "fedapm__rho": 0.1, "fedapm__accuracy": accuracy}
     federate(
         files,
         strategy="fedapm",
@@ -372,7 +352,7 @@ def test_the_shared_step_ends_at_its_accuracy(tmp_path, accuracy, epochs, monkey
 
 def test_with_ala_and_nothing_personal_the_own_shared_part_is_mixed(three):
     """Round 2 with W = 0 (see test_ala) starts from u_i of round 1, not from z_i = u_i + π_i / ρ, which travelled."""
-    options: dict[str, Any] = {**OPTIONS, "rounds": 2, "fedapm__personal": "none"}
+    options = {**OPTIONS, "rounds": 2, "fedapm__personal": "none"}
     first = federate(three, strategy="fedapm", **{**options, "rounds": 1})
     run = federate(
         three, strategy="fedapm", ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **options
@@ -410,7 +390,7 @@ def test_the_accuracy_is_that_of_the_augmented_lagrangian(three):
             fedapm__rho=rho,
             fedapm__accuracy=accuracy,
         )
-    u = initial(run.settings, 3, 3).double().numpy()[FC1]
+    u = run.start()[FC1]
     for silo, file in three.items():
         w = run.personal(silo).double().numpy()
         grad = deep_gradient(w, *rows_of(file))[FC1] / 3 + rho * (w[FC1] - u)
@@ -439,7 +419,7 @@ def test_the_accuracy_shrinks_with_every_round_a_silo_takes_part_in(three):
 
 def test_measuring_the_accuracy_leaves_running_statistics_alone(three, tiny_bn):
     """Whether the norm is looked at or not, one epoch moves BatchNorm's statistics alike (batches of one order)."""
-    options: dict[str, Any] = {"rounds": 1, "model": "tiny-bn", "learning_rate": 0.1}
+    options = {"rounds": 1, "model": "tiny-bn", "learning_rate": 0.1}
     plain, measured = (
         federate(three, strategy="fedapm", fedapm__accuracy=accuracy, **options)
         for accuracy in (0.0, 1e9)

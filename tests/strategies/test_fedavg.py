@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from tiny import federate, gradient, initial, rows_of, same
+from tiny import federate, gradient, rows_of, same
 
 from models.metrics import METRICS
 
@@ -44,7 +44,7 @@ def test_one_full_batch_step_is_centralised_sgd(two):
     x, y = (
         np.concatenate(parts) for parts in zip(*(rows_of(f) for f in two.values()), strict=True)
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     for _ in range(3):
         w = w - gradient(w, x, y)
     assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
@@ -61,7 +61,7 @@ def test_several_local_steps(two):
         lr_decay=0.9,
         learning_rate=0.5,
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     for r in range(2):
         parts = []
         for file in two.values():

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import STILL, comparable, federate, initial, keep_weights_at, rows_of, same
+from tiny import SHORT, STILL, comparable, federate, initial, keep_weights_at, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
 from strategies.base.client import SiloClient
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.5,
-}
+OPTIONS = {**DEEP, **SHORT, "momentum": 0.5}
 
 
 @pytest.mark.parametrize("tune", ["all", "head", "body"])
@@ -68,7 +61,7 @@ def test_rounds_of_several_steps_in_numpy(two, average):
         fedbabu__epochs=3,
         fedbabu__average=average,
     )
-    start = initial(run.settings, 3, 3).double().numpy()
+    start = run.start()
     u, personal = start[FC1], {}
 
     def train(w, part, steps, rate):

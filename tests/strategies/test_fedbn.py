@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from tiny import comparable, federate, forget_models, initial, rows_of, same, write_silo
+from tiny import SHORT, comparable, federate, forget_models, initial, rows_of, same, write_silo
 from torch import Tensor, nn
 from two_layers import replies_of
 
@@ -17,13 +15,7 @@ from models.networks.registry import MODELS, ModelSpec, build
 from models.training import generator
 from partitions.common.errors import UserError
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.5,
-    "learning_rate": 0.1,
-}
+OPTIONS = {**SHORT, "momentum": 0.5, "learning_rate": 0.1}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 
 

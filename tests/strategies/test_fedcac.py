@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -17,12 +15,7 @@ from server.run.reporter import Progress
 from strategies.base.transport.payload import array_record
 from strategies.fedcac import critical, overlap, pack, unpack
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 4,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.2,
-}
+OPTIONS = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
 # The four tensors of two_layers.py
 PARTS = (slice(0, 12), slice(12, 16), slice(16, 28), slice(28, 31))
 

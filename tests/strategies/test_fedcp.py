@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from predictions import exported_head
-from tiny import federate, rows_of, same, split
+from tiny import SHORT, federate, rows_of, same, split
 from torch import Tensor, nn
 from two_layers import DEEP, replies_of
 
@@ -20,13 +18,7 @@ from models.networks.mlp import MlpSettings
 from models.training import generator
 from strategies.fedcp import PolicyHead
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.9,
-}
+OPTIONS = {**DEEP, **SHORT, "momentum": 0.9}
 # The vector of the network 3-4-3: body, P, G, policy (8 x 4, 8, LN 8 + 8), context.
 SHAPES = [(4, 3), (4,), (3, 4), (3,), (3, 4), (3,), (8, 4), (8,), (8,), (8,), (4,)]
 BODY, OWN, SHARED, POLICY, CONTEXT = (

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from predictions import read_csv
-from tiny import Numbers, federate, initial, rows_of, same, write_silo
+from tiny import SHORT, Numbers, federate, initial, rows_of, same, write_silo
 from two_layers import DEEP, HIDDEN, replies_of, start_at
 
 from client.export import export_model
 from client.prediction.predict import predict_file
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.9,
-}
+OPTIONS = {**DEEP, **SHORT, "momentum": 0.9}
 
 
 def test_one_silo_by_hand(tmp_path, monkeypatch):
@@ -81,7 +74,7 @@ def test_rounds_in_numpy(two, m, warm_up):
         feddbe__momentum=m,
         feddbe__warm_up=warm_up,
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     biases, goal = {silo: np.zeros(HIDDEN) for silo in two}, np.zeros(HIDDEN)
     for server_round in range(4):
         total, means = np.zeros_like(w), np.zeros(HIDDEN)

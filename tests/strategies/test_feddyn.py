@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +11,7 @@ from resuming import assert_resumes
 from tiny import federate, gradient, initial, rows_of
 from two_layers import confirmed, losing
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 4,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.2,
-}
+OPTIONS = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -66,7 +60,7 @@ def test_rounds_of_several_steps_in_numpy(three, weights, clip):
         feddyn__clip=clip,
         prepare=losing(("a", 3), absent=[("b", 2)]),
     )
-    theta = initial(run.settings, 3, 3).double().numpy()
+    theta = run.start()
     h, duals = np.zeros_like(theta), {silo: np.zeros_like(theta) for silo in three}
     shortened = 0
     for r in range(5):
@@ -155,7 +149,7 @@ def test_it_comes_to_rest_where_the_weighted_gradients_cancel(three, weights):
 
 def test_it_is_admm_with_all_silos_present(three):
     """FedAPM with nothing personal, ρ = α/3 and three times η, for inexact steps as well; FedADMM with ρ = α."""
-    options: dict[str, Any] = {"rounds": 4, "local_epochs": 3, "batch_size": 4}
+    options = {"rounds": 4, "local_epochs": 3, "batch_size": 4}
     ours = federate(three, strategy="feddyn", feddyn__alpha=0.6, learning_rate=0.1, **options)
     apm = federate(
         three,

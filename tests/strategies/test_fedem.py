@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Numbers, federate, initial, rows_of, same
+from tiny import SHORT, Numbers, federate, initial, rows_of, same
 from torch import Tensor, nn
 from two_layers import DEEP, deep_gradient, start_at
 
 from strategies.fedem import Components, responsibilities
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS = {**SHORT, "momentum": 0.9}
 
 
 class Fixed(nn.Module):
@@ -104,7 +104,7 @@ def test_rounds_in_numpy(three):
 
 
 def test_equal_components_are_fedavg_with_a_smaller_rate(three, monkeypatch):
-    rates: dict[str, Any] = {**OPTIONS, "mlp__hidden": "4"}
+    rates = {**OPTIONS, "mlp__hidden": "4"}
     w = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"].vector
     start_at(monkeypatch, w.tolist())
     plain = federate(three, strategy="fedavg", **rates, learning_rate=0.15)

@@ -122,7 +122,7 @@ def test_rounds_of_several_steps_in_numpy(tmp_path):
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7})
     held_out = hold_out(files)
     run = federate(files, strategy="fedfomo", rounds=4, local_epochs=2, learning_rate=0.8)
-    models = dict.fromkeys(files, initial(run.settings, 3, 3).double().numpy())
+    models = dict.fromkeys(files, run.start())
     total = {i: {j: float(i == j) for j in files} for i in files}
     seen = 0
     for server_round in range(4):

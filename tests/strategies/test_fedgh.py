@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import federate, rows_of, same
+from tiny import SHORT, federate, rows_of, same
 from torch import Tensor
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
+OPTIONS = {**SHORT}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -24,7 +23,7 @@ def test_two_silos_by_hand(pair):
     pass, a: logit 2/4 twice apart: 1, q = 1/(1 + e); b: 1/2, r = 1/(1 + e^(-1/2)). Weight 1/4 + (2 q - r)/2, bias
     (q - r)/2.
     """
-    options: dict[str, Any] = {"fedgh.server-learning-rate": 1.0}
+    options = {"fedgh.server-learning-rate": 1.0}
     run = federate(pair, strategy="fedgh", rounds=1, **options)
     assert run.shared.tolist() == pytest.approx([0.25, -0.25, 0, 0])
     run = federate(pair, strategy="fedgh", rounds=1, **options, **{"fedgh.server-passes": 2})

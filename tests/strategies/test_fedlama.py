@@ -16,13 +16,7 @@ from models.layout import Entry, Layout
 from strategies.base.transport.payload import decode
 from strategies.fedlama import choose_intervals
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 4,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.5,
-}
+OPTIONS = {**DEEP, "rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
 
 
 def some_layout(**shapes: tuple[int, ...]) -> Layout:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from tiny import federate, initial, rows_of, same
+from tiny import SHORT, federate, initial, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
 import strategies.fedlp
@@ -18,7 +16,7 @@ from strategies.base.transport.payload import array_record
 from strategies.fedlp import LpSettings, parts_to_send
 
 Draws = dict[tuple[str, int], list[slice]]
-WHOLE: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
+WHOLE = {**SHORT, "learning_rate": 0.2}
 
 
 def draw(monkeypatch: pytest.MonkeyPatch, draws: Draws) -> None:

@@ -62,7 +62,7 @@ def test_rounds_of_unequally_many_steps_in_numpy(repeated, momentum, mu):
         weight_cap=0,
         prepare=lambda grid: grid.absent.add(("b", 2)),
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     for r in range(1, 5):
         came = [s for s in repeated if (s, r) != ("b", 2)]
         n = {s: len(rows_of(repeated[s])[1]) for s in came}
@@ -90,7 +90,7 @@ def test_the_weights_of_gradients_by_hand():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_equal_steps_are_fedavg(three, momentum):
-    options: dict[str, Any] = {"rounds": 3, "local_epochs": 4, "learning_rate": 0.2}
+    options = {"rounds": 3, "local_epochs": 4, "learning_rate": 0.2}
     plain, run = (
         federate(three, strategy=s, momentum=momentum, **options) for s in ("fedavg", "fednova")
     )
@@ -108,7 +108,7 @@ def test_steps_as_many_as_samples_go_along_the_unweighted_mean(repeated):
 
 def test_with_a_proximal_term_it_goes_further_than_fedprox(three):
     """Equal t = 3, η μ = 0.1: t/a with a = 1 + 0.9 + 0.81."""
-    options: dict[str, Any] = {"rounds": 1, "local_epochs": 3, "learning_rate": 0.2}
+    options = {"rounds": 1, "local_epochs": 3, "learning_rate": 0.2}
     prox = federate(three, strategy="fedprox", fedprox__mu=0.5, **options)
     run = federate(three, strategy="fednova", fednova__mu=0.5, **options)
     start = initial(run.settings, 3, 3)
@@ -125,7 +125,7 @@ def test_a_silo_that_counts_too_many_steps_is_left_out(three):
             config["number.steps"] = 10**9
         return reply
 
-    options: dict[str, Any] = {"strategy": "fednova", "rounds": 2, "learning_rate": 0.2}
+    options = {"strategy": "fednova", "rounds": 2, "learning_rate": 0.2}
     run = federate(three, **options, prepare=lambda grid: setattr(grid, "after", lie))
     without = federate(three, **options, prepare=lambda grid: grid.absent.add(("a", 2)))
     assert [(r.silo, r.round) for r in run.rows if r.metric == "rejected"] == [("a", 2)]

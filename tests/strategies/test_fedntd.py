@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import federate, gradient, initial, rows_of, write_silo
+from tiny import SHORT, federate, gradient, rows_of, write_silo
 from two_layers import assert_received_is_fedavgs
 
 from partitions.common.errors import UserError
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS = {**SHORT, "momentum": 0.9}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -53,7 +52,7 @@ def test_rounds_in_numpy(three):
         fedntd__temperature=t,
         prepare=lambda grid: grid.absent.add(("b", 2)),
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     for r in range(1, 5):
         came = [s for s in three if (s, r) != ("b", 2)]
         ends, weights = [], []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +78,7 @@ def test_rounds_in_numpy(three, name, average):
     b1 and b2, checked beside."""
     method, _, flag = name.partition(" ")
     first, second = ("momentum", "") if method == "fedavgm" else ("beta-1", "tau")
-    own: dict[str, Any] = {"server-learning-rate": 0.3, first: 0.6, "average": average}
+    own = {"server-learning-rate": 0.3, first: 0.6, "average": average}
     own |= {second: 0.02} if second else {}
     own |= {"beta-2": 0.8} if method in ("fedadam", "fedyogi") else {}
     own |= {flag: True} if flag else {}
@@ -92,7 +91,7 @@ def test_rounds_in_numpy(three, name, average):
         prepare=lambda grid: grid.absent.update({("b", 2), ("b", 4)}),
         **{f"{method}.{k}": value for k, value in own.items()},
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     kept = [np.zeros_like(w), np.full_like(w, 0.02**2)]
     for t in range(1, 6):
         came = [s for s in three if s != "b" or t % 2]
@@ -113,7 +112,7 @@ def test_rounds_in_numpy(three, name, average):
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_a_large_tau_is_fedavg(three, name):
     """b1 = 0, η = τ = 10⁶, from v = 0: m / (sqrt(v) + τ) is D/τ to 10⁻⁶ of it."""
-    options: dict[str, Any] = {"rounds": 3, "batch_size": 4}
+    options = {"rounds": 3, "batch_size": 4}
     own = {"server-learning-rate": 1e6, "tau": 1e6, "beta-1": 0.0, "start": "zero"}
     plain = federate(three, strategy="fedavg", **options)
     run = federate(
@@ -136,7 +135,7 @@ def test_without_memory_and_tau_it_is_a_sign(three, name):
 
 def test_running_statistics_are_averaged(three, tiny_bn):
     """A step of a variance of 0.05 by D = -0.03 could be below 0: they are FedAvg's to the bit in round 1."""
-    options: dict[str, Any] = {"model": "tiny-bn", "learning_rate": 0.1, "rounds": 1}
+    options = {"model": "tiny-bn", "learning_rate": 0.1, "rounds": 1}
     plain = federate(three, strategy="fedavg", **options)
     run = federate(three, strategy="fedadam", **options)
     assert same(plain.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"])

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tiny import Numbers, federate, initial, random_silos, rows_of, same
+from tiny import SHORT, Numbers, federate, random_silos, rows_of, same
 from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
 
 from client.export import export_model
 from strategies.fedpac import combination, on_simplex
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.9,
-}
+OPTIONS = {**DEEP, **SHORT, "momentum": 0.9}
 
 
 # ---- The combination of heads --------------------------------------------------------------------------------------
@@ -121,7 +113,7 @@ def test_rounds_in_numpy(lopsided):
         fedpac__head_epochs=2,
         fedpac__head_learning_rate=0.2,
     )
-    w0 = initial(run.settings, 3, 3).double().numpy()
+    w0 = run.start()
     body, heads = w0[FC1], dict.fromkeys(lopsided, w0[FC2])
     centres: dict[int, Numbers] = {}
     for _ in range(4):
@@ -182,11 +174,7 @@ def by_every_support(p: Numbers) -> Numbers:
 
 
 def test_without_mixing_and_alignment_it_is_fedrep(three):
-    off: dict[str, Any] = {
-        "fedpac__mix": False,
-        "fedpac__lambda": 0.0,
-        "fedpac__head_learning_rate": 0.0,
-    }
+    off = {"fedpac__mix": False, "fedpac__lambda": 0.0, "fedpac__head_learning_rate": 0.0}
     run = federate(three, strategy="fedpac", **off, **OPTIONS)
     plain = federate(
         three, strategy="fedrep", fedrep__head_epochs=1, fedrep__body_epochs=2, **OPTIONS

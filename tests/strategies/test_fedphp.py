@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -13,12 +12,7 @@ from two_layers import DEEP, network, replies_of
 
 from models.metrics import mmd
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 4,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.2,
-}
+OPTIONS = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
 
 
 @pytest.mark.usefixtures("zero_start")

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 from predictions import read_csv
-from tiny import Numbers, Run, federate, initial, random_silos, rows_of, same, write_silo
+from tiny import SHORT, Numbers, Run, federate, random_silos, rows_of, same, write_silo
 from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.1,
-}
+OPTIONS = {**SHORT, "learning_rate": 0.1}
 
 
 def table(run: Run) -> Numbers:
@@ -92,7 +85,7 @@ def test_rounds_in_numpy(lopsided, weighting, which):
         fedproto__weighting=weighting,
         fedproto__features=which,
     )
-    models = dict.fromkeys(lopsided, initial(run.settings, 3, 3).double().numpy())
+    models = dict.fromkeys(lopsided, run.start())
     centres: dict[int, Numbers] = {}
     for _ in range(4):
         tables = []

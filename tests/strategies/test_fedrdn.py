@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, comparable, federate, round_of, rows_of, same, write_silo
+from tiny import SHORT, Files, comparable, federate, round_of, rows_of, same, write_silo
 from two_layers import DEEP, deep_gradient
 
 from models.samples import Samples
@@ -17,7 +16,7 @@ from models.training import generator
 from strategies.base.transport.payload import array_record, decode
 from strategies.fedrdn import normalise, statistics
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS = {**SHORT, "momentum": 0.9}
 INPUT = slice(0, 6)  # μ and σ of three columns, below the network
 
 

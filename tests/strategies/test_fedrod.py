@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from predictions import exported_head
-from tiny import Files, Numbers, comparable, federate, initial, rows_of, same, write_silo
+from tiny import SHORT, Files, Numbers, comparable, federate, initial, rows_of, same, write_silo
 from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of, start_at
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.9,
-}
+OPTIONS = {**DEEP, **SHORT, "momentum": 0.9}
 
 
 def test_two_silos_by_hand(tmp_path, monkeypatch):
@@ -65,7 +58,7 @@ def test_rounds_in_numpy(two, gamma, start):
         fedrod__gamma=gamma,
         fedrod__start=start,
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     heads = dict.fromkeys(two, w[FC2] * (start == "copy"))
     for _ in range(3):
         total = np.zeros_like(w)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from tiny import federate, rows_of, same
@@ -13,7 +11,7 @@ from models.initialisation import flat_model, initial_model
 from models.lora import PLACE
 from partitions.common.errors import UserError
 
-LORA: dict[str, Any] = {**DEEP, "lora_rank": 2}
+LORA = {**DEEP, "lora_rank": 2}
 ORIGINAL = f"{PLACE}.original"
 A, B = slice(0, 6), slice(6, 14)  # of fc1: (2, 3) and (4, 2); then fc2
 
@@ -31,7 +29,7 @@ def test_rounds_in_numpy(three):
     """Four rounds of three full-batch steps; b is away in round 2. With dW the gradient of the adapted layer's sum,
     dA = s Bᵀ dW and dB = s dW Aᵀ, s = α/r = 4."""
     eta = 0.05
-    options: dict[str, Any] = {**LORA, "learning_rate": eta, "local_epochs": 3}
+    options = {**LORA, "learning_rate": eta, "local_epochs": 3}
     run = federate(
         three,
         strategy="fedsa-lora",
@@ -75,7 +73,7 @@ def test_rounds_in_numpy(three):
 def test_one_silo_is_local(three):
     """Bit for bit; with another seed's A it is not."""
     one = {"a": three["a"]}
-    options: dict[str, Any] = {**LORA, "rounds": 3, "batch_size": 2, "momentum": 0.9}
+    options = {**LORA, "rounds": 3, "batch_size": 2, "momentum": 0.9}
     run, local = (federate(one, strategy=s, **options) for s in ("fedsa-lora", "local"))
     assert same(run.personal("a"), local.personal("a"))
 

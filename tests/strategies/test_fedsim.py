@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import comparable, federate, initial, rows_of, same, settings_of
+from tiny import SHORT, comparable, federate, initial, rows_of, same, settings_of
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, rounds_trained, start_at
 
 from models.flat import gather
@@ -19,16 +18,10 @@ from strategies.base.client import SiloClient
 from strategies.base.partial import personal_blocks, split_parts
 
 METHODS = ("fedsim", "fedper", "fedalt", "fedrep")
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.5,
-}
-SAME_EPOCHS: dict[str, Any] = {"fedrep__head_epochs": 2, "fedrep__body_epochs": 2}
+OPTIONS = {**DEEP, **SHORT, "momentum": 0.5}
+SAME_EPOCHS = {"fedrep__head_epochs": 2, "fedrep__body_epochs": 2}
 # fc1 of 16, fc2 of 25, fc3 of 18 scalars
-THREE_LAYERS: dict[str, Any] = {**OPTIONS, "mlp__hidden": "4,5"}
+THREE_LAYERS = {**OPTIONS, "mlp__hidden": "4,5"}
 
 
 # ---- By hand and in numpy --------------------------------------------------------------------------------------------
@@ -95,7 +88,7 @@ def test_rounds_of_several_steps_in_numpy(two, name, personal):
         "fedalt": [(own, 3), (shared, 2)],
         "fedrep": [(own, 4), (shared, 1)],
     }[name]
-    w = dict.fromkeys(two, initial(run.settings, 3, 3).double().numpy())
+    w = dict.fromkeys(two, run.start())
     u = w["a"][shared]
     for server_round in range(2):
         total = np.zeros_like(u)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -84,7 +82,7 @@ def test_rounds_in_numpy(three, monkeypatch, away):
         return point
 
     monkeypatch.setattr(FlocoClient, "draw_point", recorded)
-    own: dict[str, Any] = {"floco.corners": 2, "floco.tau": 2, "floco.rho": 0.2}
+    own = {"floco.corners": 2, "floco.tau": 2, "floco.rho": 0.2}
     run = federate(
         three,
         strategy="floco",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from predictions import exported_head
-from tiny import federate, rows_of, same, split, write_silo
+from tiny import SHORT, federate, rows_of, same, split, write_silo
 from torch import Tensor
 from two_layers import DEEP, replies_of
 
@@ -17,13 +15,7 @@ from models.initialisation import initial_model
 from models.networks.mlp import MlpSettings
 from strategies.gpfl import ConditionalHead, GPFLClient, Valve
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.9,
-}
+OPTIONS = {**DEEP, **SHORT, "momentum": 0.9}
 # The vector of the network 3-4-3: body, head, embeddings, A, A', LN, LN', context.
 SHAPES = [
     (4, 3),

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
-from tiny import Files, federate, gradient, initial, round_of, rows_of, same, write_silo
+from tiny import SHORT, Files, federate, gradient, initial, round_of, rows_of, same, write_silo
 from torch import Tensor
 from two_layers import assert_received_is_fedavgs, replies_of
 
 import client.session
 import server.run.preparation
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS: dict[str, Any] = {**SHORT, "momentum": 0.9}
 
 
 def start_with(monkeypatch: pytest.MonkeyPatch, **vectors: list[float]) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
-from tiny import federate, rows_of, same, write_silo
+from tiny import SHORT, federate, rows_of, same, write_silo
 from two_layers import DEEP, FC1, FC2, assert_received_is_fedavgs, snapshot_rows
 
 from client.export import export_model
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS = {**SHORT, "momentum": 0.9}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -22,7 +21,7 @@ def test_a_vote_by_hand(tmp_path):
     The own class has v = 1 / (1 + 1/e), and h = v/2 + 1/4; the loss is -log h at both.
     """
     files = {n: write_silo(tmp_path / f"{n}.npz", [[0], [3]], [0, 1]) for n in "ab"}
-    own: dict[str, Any] = {"knn-per.share": 0.5, "knn-per.scale": 9.0}
+    own = {"knn-per.share": 0.5, "knn-per.scale": 9.0}
     run = federate(files, strategy="knn-per", rounds=1, **own)
     v = 1 / (1 + math.exp(-1))
     assert run.values("loss", "a", "personal") == pytest.approx([-math.log(v / 2 + 0.25)])
@@ -67,7 +66,7 @@ def test_without_votes_it_is_what_fedavg_receives(three):
 
 def test_the_nearest_alone_and_all_alike(three):
     """λ = 1: with k = 1 each training sample has its label; with all and a large scale the classes' shares remain."""
-    own: dict[str, Any] = {"knn-per.share": 1.0, "knn-per.neighbours": 1}
+    own = {"knn-per.share": 1.0, "knn-per.neighbours": 1}
     run = federate(three, strategy="knn-per", **own, **OPTIONS, **DEEP)
     assert run.values("accuracy", "a", "personal") == [1.0] * 3
     own |= {"knn-per.neighbours": 1000, "knn-per.scale": 1e12}

@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from tiny import comparable, federate, initial, round_of, rows_of, same
+from tiny import comparable, federate, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 4,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.5,
-}
+OPTIONS = {**DEEP, "rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
 
 
 def lg(**own: Any) -> dict[str, Any]:
@@ -62,7 +56,7 @@ def test_rounds_of_several_steps_in_numpy(two, pretrain, average):
         local_epochs=2,
         momentum=0.5,
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     own = dict.fromkeys(two, w)
     for server_round in range(5):
         total = np.zeros_like(w)

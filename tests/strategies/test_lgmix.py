@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import federate, rows_of, settings_of
+from tiny import SHORT, federate, rows_of, settings_of
 from two_layers import DEEP, deep_gradient
 
 from partitions.common.errors import UserError
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
+OPTIONS = {**SHORT}
 
 
 @pytest.mark.usefixtures("zero_start")

@@ -28,7 +28,7 @@ def test_two_silos_two_rounds_by_hand(pair):
 def test_rounds_times_epochs_steps_of_gradient_descent(two):
     run = federate(two, strategy="local", rounds=3, local_epochs=2)
     for silo, file in two.items():
-        w = initial(run.settings, 3, 3).double().numpy()
+        w = run.start()
         for _ in range(3 * 2):
             w = w - gradient(w, *rows_of(file))
         assert run.personal(silo).numpy() == pytest.approx(w, abs=1e-5)
@@ -62,7 +62,7 @@ def test_an_absent_silo_does_not_train(three):
     assert sorted(r for rounds in trained.values() for r in rounds) == [1, 2, 3, 4]
     assert any(len(rounds) < 4 for rounds in trained.values())
     for silo, rounds in trained.items():
-        expected = initial(run.settings, 3, 3).double().numpy()
+        expected = run.start()
         for _ in rounds:
             expected = expected - gradient(expected, *rows_of(three[silo]))
         state = (

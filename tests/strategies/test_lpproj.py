@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from tiny import Numbers, federate, gradient, initial, random_silos, rows_of, same
+from tiny import SHORT, Numbers, federate, gradient, random_silos, rows_of, same
 from two_layers import replies_of
 
 import strategies.lpproj
 from partitions.common.errors import UserError
 from strategies.lpproj import projection
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.1,
-}
+OPTIONS = {**SHORT, "learning_rate": 0.1}
 CPU = torch.device("cpu")
 
 
@@ -102,7 +95,7 @@ def test_rounds_of_several_steps_in_numpy(two, distance, p, beta, clip):
         length = np.abs(e) / (np.sum(np.abs(e) ** p) ** (1 / p) if distance == "norm" else 1)
         return np.asarray(np.sign(e) * length ** (p - 1))
 
-    start = initial(run.settings, 3, 3).double().numpy()
+    start = run.start()
     w, thetas = np.zeros(4), dict.fromkeys(two, start)
     for r in range(4):
         sent = []

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from tiny import comparable, federate, rows_of, same
+from tiny import SHORT, comparable, federate, rows_of, same
 from torch import Tensor
 from two_layers import DEEP, assert_received_is_fedavgs, network
 
 from strategies.moon import cosine
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
+OPTIONS = {**SHORT, "momentum": 0.9}
 
 
 def test_cosines_by_hand():
@@ -112,12 +111,7 @@ def test_the_first_round_is_fedavgs_for_any_weight(three):
 def test_frozen_networks_leave_the_running_statistics(three, tiny_bn):
     """With local-epochs = 0 nothing is trained; with epochs, statistics come from the trained network's passes alone:
     as many as FedAvg's, and with a learning rate near 0 equal to them."""
-    options: dict[str, Any] = {
-        "model": "tiny-bn",
-        "rounds": 2,
-        "batch_size": 4,
-        "learning_rate": 1e-12,
-    }
+    options = {"model": "tiny-bn", "rounds": 2, "batch_size": 4, "learning_rate": 1e-12}
     plain = federate(three, strategy="fedavg", **options)
     run = federate(three, strategy="moon", moon__mu=3.0, **options)
     assert same(plain.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"])

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import comparable, federate, initial, rows_of, same
+from tiny import comparable, federate, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
 from partitions.common.errors import UserError
 
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 4,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.5,
-}
+OPTIONS = {**DEEP, "rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
 
 
 def test_two_silos_by_hand(pair, monkeypatch):
@@ -52,7 +45,7 @@ def test_rounds_of_several_steps_in_numpy(two, personal, own):
         local_epochs=2,
         momentum=0.5,
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     last = dict.fromkeys(two, w)
     for _ in range(4):
         total = np.zeros_like(w)

@@ -9,19 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import (
+    SHORT,
+    Numbers,
+    comparable,
+    federate,
+    gradient,
+    initial,
+    random_silos,
+    rows_of,
+    same,
+)
 from torch import Tensor
 from two_layers import quadratic_loss, quadratic_terms, replies_of
 
 import models.tasks.base
 from strategies.perfedavg import PerFedAvgClient
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.3,
-}
+OPTIONS = {**SHORT, "learning_rate": 0.3}
 NAME = "per-fedavg"
 
 
@@ -75,7 +80,7 @@ def test_rounds_of_several_steps_in_numpy(two, variant, weighting):
         lr_decay=0.8,
         **given(step=a, variant=variant, delta=0.05, weighting=weighting),
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     shares = {"uniform": [0.5, 0.5], "samples": [6 / 16, 10 / 16]}
     adapted: dict[str, Numbers] = {}
     for r in range(2):
@@ -107,7 +112,7 @@ def test_without_adaptation_it_is_fedavg(tmp_path, three, variant):
         (equal, "uniform", {"momentum": 0.9}),
         (three, "samples", {"mlp__hidden": "4", "mlp__dropout": 0.5}),
     ):
-        options: dict[str, Any] = {**OPTIONS, **changes}
+        options = {**OPTIONS, **changes}
         plain = federate(files, strategy="fedavg", **options)
         run = federate(
             files,
@@ -140,7 +145,7 @@ def test_on_a_quadratic_the_difference_is_exact(two, delta, monkeypatch):
         learning_rate=b,
         **given(step=a, variant="hf", delta=delta),
     )
-    w = initial(run.settings, 3, 3).double().numpy()
+    w = run.start()
     for _ in range(2):
         parts = []
         for file in two.values():
@@ -198,7 +203,7 @@ def test_batches_are_independent(two, monkeypatch):
     """
     seen = recorded(monkeypatch)
     files = {"b": two["b"]}
-    options: dict[str, Any] = {"rounds": 1, "local_epochs": 4, "batch_size": 2}
+    options = {"rounds": 1, "local_epochs": 4, "batch_size": 2}
     federate(files, strategy=NAME, **given(variant="hf"), **options)
     assert len(seen) == 4 * 20 + 1
     support, query, ahead, behind = (seen[i:80:4] for i in range(4))
@@ -221,7 +226,7 @@ def test_no_local_epochs_no_adaptation(three):
 
 def test_the_personal_model_adapts_the_received_one(three):
     """One step of length a from what came, not from what local training made of it; on one batch of the silo's own."""
-    options: dict[str, Any] = {**OPTIONS, "rounds": 2, "batch_size": 1000}
+    options = {**OPTIONS, "rounds": 2, "batch_size": 1000}
     run = federate(three, strategy=NAME, **given(step=0.8), **options)
     for silo, file in three.items():
         w = run.sent_to(silo, 2)["global"].vector.double().numpy()

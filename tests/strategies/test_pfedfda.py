@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
-from tiny import Numbers, federate, round_of, rows_of, same
+from tiny import SHORT, Numbers, federate, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient
 
 from models.training import generator
 from strategies.base.transport.payload import array_record, decode
 from strategies.pfedfda import Gaussians, discriminant, estimates, halves, least, read_gaussians
 
-OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4}
+OPTIONS = {**SHORT}
 
 
 def test_the_discriminant_by_hand():

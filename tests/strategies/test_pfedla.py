@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from tiny import (
+    SHORT,
     Numbers,
     comparable,
     federate,
@@ -29,14 +28,7 @@ from strategies.base.transport.payload import Update
 from strategies.pfedla import LaSettings, PFedLA, first_hypernetwork, layer_weights
 
 SMALL = {"pfedla__embedding": 3, "pfedla__hidden": 5, "pfedla__hyper_learning_rate": 0.5}
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    **SMALL,
-    "strategy": "pfedla",
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-}
+OPTIONS = {**DEEP, **SMALL, "strategy": "pfedla", **SHORT}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 
 
@@ -164,7 +156,7 @@ def test_rounds_of_several_steps_in_numpy(three):
         },
         momentum=0.5,
     )
-    names, start = list(three), initial(run.settings, 3, 3).double().numpy()
+    names, start = list(three), run.start()
     models = dict.fromkeys(names, start)
     hypers = {}
     for name in names:

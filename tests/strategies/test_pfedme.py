@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import SHORT, comparable, federate, gradient, initial, random_silos, rows_of, same
 from two_layers import replies_of
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.1,
-}
+OPTIONS = {**SHORT, "learning_rate": 0.1}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -64,7 +58,7 @@ def test_rounds_of_several_steps_in_numpy(two, beta):
         pfedme__personal_learning_rate=inner,
         pfedme__beta=beta,
     )
-    w, thetas = initial(run.settings, 3, 3).double().numpy(), {}
+    w, thetas = run.start(), {}
     for r in range(3):
         mean = np.zeros_like(w)
         for silo, file in two.items():

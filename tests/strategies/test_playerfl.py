@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from tiny import Run, comparable, federate, initial, rows_of, same
+from tiny import SHORT, Run, comparable, federate, initial, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
 from strategies.base.robust import weighted_mean
@@ -16,13 +16,7 @@ from strategies.base.transport.payload import decode
 from strategies.playerfl import PLayerClient, PLayerFL, PLayerSettings, choose_cut, random_cut
 
 SLIDES = {"player-fl.ratio": "cumulative", "player-fl.combine": "mean"}
-OPTIONS: dict[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.5,
-}
+OPTIONS: dict[str, Any] = {**DEEP, **SHORT, "momentum": 0.5}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 # Three columns, hidden layers of 4 and 5, three classes: fc1 of 16, fc2 of 25, fc3 of 18 scalars.
 THREE_LAYERS: dict[str, Any] = {**OPTIONS, "mlp__hidden": "4,5"}
@@ -233,7 +227,7 @@ def test_rounds_of_several_steps_in_numpy(two, monkeypatch):
     """
     force(monkeypatch, 1)
     run = federate(two, strategy="player-fl", rounds=3, local_epochs=2, momentum=0.5, **DEEP)
-    w = dict.fromkeys(two, initial(run.settings, 3, 3).double().numpy())
+    w = dict.fromkeys(two, run.start())
     u = w["a"][FC1]
     for _ in range(3):
         total = np.zeros_like(u)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from resuming import assert_resumes
-from tiny import comparable, federate, gradient, initial, random_silos, rows_of, same
+from tiny import SHORT, comparable, federate, gradient, random_silos, rows_of, same
 from two_layers import confirmed, losing, replies_of
 
 from partitions.common.errors import UserError
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.2,
-}
+OPTIONS = {**SHORT, "learning_rate": 0.2}
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -64,7 +58,7 @@ def test_rounds_of_several_steps_in_numpy(three, option):
         scaffold__option=option,
         prepare=losing(("a", 3), absent=[("b", 2)]),
     )
-    x = initial(run.settings, 3, 3).double().numpy()
+    x = run.start()
     c, own = np.zeros_like(x), {silo: np.zeros_like(x) for silo in three}
     for r in range(5):
         rate, came = eta * 0.9**r, [s for s in three if (s, r + 1) not in (("b", 2), ("a", 3))]
@@ -124,7 +118,7 @@ def test_what_is_sent_is_the_papers_formula(three):
 def test_one_full_batch_step_goes_along_the_global_gradient(three):
     """c_i is then the silo's gradient; in round 2 every silo steps by g_i(x) + c - c_i, their mean by ∇f(x)."""
     run = federate(three, strategy="scaffold", rounds=2, learning_rate=0.3)
-    x0 = initial(run.settings, 3, 3).double().numpy()
+    x0 = run.start()
     first = np.mean([gradient(x0, *rows_of(file)) for file in three.values()], axis=0)
     sent = run.sent_to("a", 2)
     assert sent["control"].vector.numpy() == pytest.approx(first, abs=1e-6)

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ pytestmark = [
 ]
 
 TWO = "  - {name: hospital-02, data: demo}\n"
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     **RUN,
     "rounds": 2,
     "strategy": "ditto",
@@ -51,22 +51,17 @@ SETTINGS: dict[str, Any] = {
     "hold-out": "hospital-02",
     "keep-models": "reported",
 }
-DATA: dict[str, Any] = {
-    **{key: RUN[key] for key in ("dataset", "partition", "threads")},
-    "silos": 3,
-}
+DATA = {**{key: RUN[key] for key in ("dataset", "partition", "threads")}, "silos": 3}
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(tmp_path_factory):
     """A run in this process, one hospital held out."""
     out = tmp_path_factory.mktemp("runs") / "here"
     return simulate({**SETTINGS, "silos": 3, "out": str(out)}, quiet=True)
 
 
-def test_in_process_and_deployed_give_the_same_numbers(
-    federation: LocalFederation, here: Path, tmp_path: Path
-) -> None:
+def test_in_process_and_deployed_give_the_same_numbers(federation, here, tmp_path):
     """Bit for bit: metrics of every silo and round, losses included, and the bytes. Whole models: APPLE's, below."""
     submit.run({**SETTINGS, "out": str(tmp_path / "there")})
     assert rows(tmp_path / "there") == rows(here)
@@ -84,14 +79,14 @@ def own_models(run: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def ports(folder: Path) -> Iterator[dict[str, str]]:
+def ports(folder):
     with local_superlink() as ports:
         yield ports
 
 
 # Under Ray, without the federation. Pictures: the matrix of models, below.
 @pytest.mark.exhaustive
-def test_ray_gives_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> None:
+def test_ray_gives_the_same_numbers(ports, tmp_path):
     """Samples with several inputs, whose changes travel coded."""
     settings = {
         **RUN,
@@ -110,7 +105,7 @@ def test_ray_gives_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> No
 
 
 # Methods that send or keep more than a model; that of boosted trees takes tables (``test_tasks_deployed.py``)
-MORE: dict[str, Any] = {
+MORE = {
     **RUN,
     "rounds": 2,
     "strategy": "fedem,fedrdn,floco,knn-per,pfedfda",
@@ -125,9 +120,7 @@ TREES = {"strategy": "fedxgb", "model": "trees", "dataset": "breast-cancer"}
 @pytest.mark.parametrize(
     "own", [*({"strategy": name} for name in MORE["strategy"].split(",")), TREES], ids=str
 )
-def test_ray_gives_the_numbers_of_every_method(
-    own: dict[str, Any], ports: dict[str, str], tmp_path: Path
-) -> None:
+def test_ray_gives_the_numbers_of_every_method(own, ports, tmp_path):
     settings = {**MORE, **own, "silos": 3}
     simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
     run_under_ray(settings, tmp_path / "there", ports)
@@ -135,14 +128,14 @@ def test_ray_gives_the_numbers_of_every_method(
 
 
 @pytest.mark.exhaustive
-def test_these_methods_deployed(federation: LocalFederation, tmp_path: Path) -> None:
+def test_these_methods_deployed(federation, tmp_path):
     submit.run({**MORE, "out": str(tmp_path / "there")})
     simulate({**MORE, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
 @pytest.mark.exhaustive
-def test_ray_gives_the_same_secure_sums(ports: dict[str, str], tmp_path: Path) -> None:
+def test_ray_gives_the_same_secure_sums(ports, tmp_path):
     """Integers of layers, and of their squares; masked and deployed: ``test_secure_deployed.py``."""
     settings = {**RUN, "strategy": "fedlama", "silos": 3, "secure-aggregation": True}
     simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
@@ -152,7 +145,7 @@ def test_ray_gives_the_same_secure_sums(ports: dict[str, str], tmp_path: Path) -
 
 
 @pytest.mark.exhaustive
-def test_ray_maps_columns_and_labels_by_name(ports: dict[str, str], tmp_path: Path) -> None:
+def test_ray_maps_columns_and_labels_by_name(ports, tmp_path):
     """A table in another order than is declared: the numbers are those of one in the declared order."""
     (tmp_path / "turned").mkdir()
     files = save(tmp_path / "all.npz"), save(tmp_path / "turned" / "all.npz", **PERMUTED)
@@ -163,7 +156,7 @@ def test_ray_maps_columns_and_labels_by_name(ports: dict[str, str], tmp_path: Pa
 
 
 @pytest.mark.exhaustive
-def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Path) -> None:
+def test_a_matrix_deployed(federation, here, tmp_path):
     """Of models that the silos have sent, the whole of it; else what needs none."""
     matrix = evaluate(here, tmp_path / "a", "all")
     there = tmp_path / "b"
@@ -182,7 +175,7 @@ def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Pa
     assert {cell[0] for cell in kept} == {"model", "shared", "hospital-01", "hospital-03"}
 
 
-def test_a_survey_deployed(federation: LocalFederation, tmp_path: Path) -> None:
+def test_a_survey_deployed(federation, tmp_path):
     """Over the wire as in this process, and the silos' logs say what left."""
     there = tmp_path / "there"
     assert (
@@ -197,7 +190,7 @@ def test_a_survey_deployed(federation: LocalFederation, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_matrix_under_ray(ports: dict[str, str], here: Path, tmp_path: Path) -> None:
+def test_a_matrix_under_ray(ports, here, tmp_path):
     matrix, out = evaluate(here, tmp_path / "a"), tmp_path / "b"
     files = gather_models(here, tmp_path / "models", "shared")
     values = {**DATA, **run_values(read_models(files)), "out": str(out)}
@@ -224,8 +217,8 @@ def server_app(federation: LocalFederation) -> list[int]:
 
 @pytest.mark.exhaustive
 def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+    federation, folder, tmp_path
+):
     """kill -9 of a SuperNode after round 2 of 12, of the SuperLink after round 4, of the ServerApp after round 6; each
     time what is left of the run is stopped, `up` mends, and `resume` goes on.
     """
@@ -270,9 +263,7 @@ def killed(
 
 
 @pytest.mark.exhaustive
-def test_what_dies_in_a_round_costs_nothing(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+def test_what_dies_in_a_round_costs_nothing(federation, folder, tmp_path):
     """kill -9 of the template process, then of a SuperNode in the middle of a round, with `lost-silo=resend`.
 
     The silo is named while the round waits; `up` starts it again, it gets its message once more, and every number is
@@ -301,9 +292,7 @@ def test_what_dies_in_a_round_costs_nothing(
     assert rows(out) == rows(tmp_path / "here")
 
 
-def test_a_stopped_silo_does_not_stop_the_others(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_silo_does_not_stop_the_others(federation, folder, tmp_path):
     """A silo that hangs (SIGSTOP) is named once the round's time is up; with a quorum of two the run goes on."""
     bring_up(folder)
     (pid,) = supernode(record.find_local())
@@ -345,9 +334,7 @@ def test_a_stopped_silo_does_not_stop_the_others(
 
 
 @pytest.mark.exhaustive
-def test_a_hospital_that_left_joins_late(
-    federation: LocalFederation, folder: Path, tmp_path: Path
-) -> None:
+def test_a_hospital_that_left_joins_late(federation, folder, tmp_path):
     """hospital-02 has trained here, and is shut out; it comes back as the newcomer of a run that has begun.
 
     The others wait in their round for it, so the run need not be long. What it does from then on is what it does in
@@ -385,8 +372,8 @@ def test_a_hospital_that_left_joins_late(
 
 @pytest.mark.exhaustive
 def test_an_impostor_under_an_absent_hospitals_name_is_refused(
-    federation: LocalFederation, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    federation, folder, tmp_path, capfd
+):
     """hospital-02 is away; a silo with a key of its own, registered as `intruder`, says that it is hospital-02."""
     bring_up(folder)
     out = tmp_path / "impostor"

@@ -77,9 +77,9 @@ http_access allow all
 PASSWORD = f"{LOGIN}http_access deny CONNECT !known\n"
 WEBSOCKETS = "http_upgrade_request_protocols websocket allow all\n"
 TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")  # nginx makes these folders
-SMALL: dict[str, Any] = {**RUN, "strategy": "fedavg"}
+SMALL = {**RUN, "strategy": "fedavg"}
 # One message of 64 MB each way to each silo; nothing is trained.
-LARGE: dict[str, Any] = {**SMALL, "rounds": 1, "local-epochs": 0, "mlp.hidden": "3963,3963"}
+LARGE = {**SMALL, "rounds": 1, "local-epochs": 0, "mlp.hidden": "3963,3963"}
 
 
 class Proxies:

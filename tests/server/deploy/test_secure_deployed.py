@@ -43,7 +43,7 @@ min-silos = 1
 secure-aggregation = "required"
 secure-peers = 2
 """
-RUN: dict[str, Any] = {
+RUN = {
     "strategy": "fedavg",
     "rounds": 2,
     "threads": 1,

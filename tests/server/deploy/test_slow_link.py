@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from faults import Line
@@ -32,12 +31,7 @@ pytestmark = [
 MB, MBIT = float(os.environ.get("SLOW_MB", 40)), float(os.environ.get("SLOW_MBIT", 10))
 # Of two layers between 64 inputs and 10 classes
 WIDTH = round((MB * 1e6 / 4 + 38**2) ** 0.5 - 38)
-LARGE: dict[str, Any] = {
-    **RUN,
-    "strategy": "fedavg",
-    "rounds": 1,
-    "mlp.hidden": f"{WIDTH},{WIDTH}",
-}
+LARGE = {**RUN, "strategy": "fedavg", "rounds": 1, "mlp.hidden": f"{WIDTH},{WIDTH}"}
 SECONDS = MB * 8 / MBIT  # of one model's way
 PART = 5 << 20
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from trio import RUN, bring_up, reach_over, rows
@@ -41,7 +40,7 @@ silos:
   - {name: hospital-02, data: demo, policy: policy.toml}
   - {name: hospital-03, data: demo, policy: public}
 """
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     **RUN,
     "rounds": 2,
     "strategy": "ditto",

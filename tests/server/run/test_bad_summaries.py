@@ -27,7 +27,7 @@ from strategies.base.transport.reporting import LONGEST
 
 Spoil = Callable[[Message], object]
 HONEST = {"a": 6, "b": 10, "c": 8}
-OPTIONS: dict[str, Any] = {"strategy": "fedavg", "normalization": "agreed"}
+OPTIONS = {"strategy": "fedavg", "normalization": "agreed"}
 
 
 def says(**values: Any) -> Spoil:
@@ -340,7 +340,7 @@ def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four, tmp_path, method):
             config["number.secret"], config["secret"] = "x" * 100, "x" * 100
         return reply
 
-    place: dict[str, Any] = {"directory": tmp_path / "run", "strategy": method}
+    place = {"directory": tmp_path / "run", "strategy": method}
     run = federate(four, rounds=2, prepare=lambda grid: setattr(grid, "after", after), **place)
     assert not run.strategy.rejected
     files = list((tmp_path / "run" / "checkpoint").rglob("server.safetensors"))

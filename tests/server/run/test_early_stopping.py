@@ -21,7 +21,7 @@ from server.results.run_directory import RunDirectory
 from server.results.summary import values_by_round, write_summary
 from strategies.base.run_settings import parse_settings
 
-OPTIONS: dict[str, Any] = {"rounds": 16, "patience": 3, "learning_rate": 0.5, "batch_size": 4}
+OPTIONS = {"rounds": 16, "patience": 3, "learning_rate": 0.5, "batch_size": 4}
 
 
 def validation_means(run: Run) -> dict[int, float]:

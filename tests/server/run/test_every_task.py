@@ -29,13 +29,8 @@ from server.results.history import History
 from server.simulation.simulate import simulate
 from server.simulation.workers import side_by_side
 
-EASY: dict[str, Any] = {
-    "learning_rate": 0.1,
-    "batch_size": 16,
-    "normalization": "agreed",
-    "local_epochs": 5,
-}
-FEWER: dict[str, Any] = {"local_epochs": 2}  # what learns at once, and takes long
+EASY = {"learning_rate": 0.1, "batch_size": 16, "normalization": "agreed", "local_epochs": 5}
+FEWER = {"local_epochs": 2}  # what learns at once, and takes long
 EASY_OF: dict[str, dict[str, Any]] = dict.fromkeys(
     ("segmentation", "balls", "nodules", "stays"), EASY | FEWER
 )
@@ -82,7 +77,7 @@ def test_methods_learn_every_task(tmp_path, made, strategy):
 @pytest.mark.parametrize("made", ["multilabel", "nodules"])
 def test_batch_normalisation_of_ones_own(tmp_path, made):
     # The silo's own model: the received one begins with running statistics of a few steps, and is as bad as the start.
-    changes: dict[str, Any] = {"model": "resnet8", "learning_rate": 0.1}
+    changes = {"model": "resnet8", "learning_rate": 0.1}
     learns(go(tmp_path, made, strategy="fedbn", **changes), made, "personal", **changes)
 
 
@@ -131,7 +126,7 @@ def start_loss(made: str, **changes: Any) -> float:
 
 @pytest.mark.parametrize("task", ALL)
 def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
-    run: dict[str, Any] = {"strategy": "apple", "local_epochs": 1}
+    run = {"strategy": "apple", "local_epochs": 1}
     whole = go(tmp_path, task, **run, rounds=3)
     run["directory"] = tmp_path / "run"
     go(tmp_path, task, **run, rounds=2)
@@ -335,7 +330,7 @@ def test_the_examples_of_the_documentation(tmp_path, dataset, methods):
         "strategy": methods,
         "out": str(tmp_path / "run"),
     }
-    run: dict[str, Any] = {**settings, **changes}
+    run = {**settings, **changes}
     runs = json.loads((simulate(run, quiet=True) / "summary.json").read_text())["runs"]
     assert [one["strategy"] for one in runs] == methods.split(",")
     least = {"multilabel": 0.8, "ordinal": 0.6, "regression": 0.2}[task]

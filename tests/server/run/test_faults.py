@@ -227,7 +227,7 @@ def test_a_silo_that_raises_is_left_out_with_its_reason(three):
         watch=seen.append,
     )
     assert "/nowhere/b.npz" in seen[1].rejected["b"]
-    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "b")]
+    assert run.rejected() == [(2, "b")]
     assert {r.round for r in run.rows if r.silo == "b" and r.split == "test"} == {1, 3, 4}
 
 
@@ -239,7 +239,7 @@ def test_every_method_goes_on_without_a_silo(three, method):
         grid.absent = {("b", 1), ("c", 2), ("b", 3)}
 
     run = federate(three, strategy=method, rounds=4, prepare=prepare)
-    named = [(r.round, r.silo) for r in run.rows if r.metric == "rejected"]
+    named = run.rejected()
     assert named == [(1, "b"), (2, "c"), (3, "b")]
     closing = {r.silo for r in run.rows if r.round == 5 and r.metric == "accuracy"}
     assert closing == {"a", "b", "c"}
@@ -300,7 +300,7 @@ def test_a_failing_closing_evaluation_is_named(two):
     run = federate(
         two, strategy="fedavg", rounds=2, prepare=lambda grid: setattr(grid, "after", after)
     )
-    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(3, "b")]
+    assert run.rejected() == [(3, "b")]
     assert {r.silo for r in run.rows if r.round == 3 and r.split} == {"a"}
 
 
@@ -319,7 +319,7 @@ def test_a_summary_and_a_closing_evaluation_that_are_too_large_are_named(three):
     assert "more than 16777216 bytes" in next(
         iter(run.federation.registration.left_out.values())
     )
-    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "b")]
+    assert run.rejected() == [(2, "b")]
 
 
 def test_a_silo_left_out_of_the_last_round_is_not_named_again_at_the_close(three):
@@ -327,7 +327,7 @@ def test_a_silo_left_out_of_the_last_round_is_not_named_again_at_the_close(three
         grid.absent = {("c", 2)}
 
     run = federate(three, strategy="fedavg", rounds=2, prepare=prepare)
-    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "c")]
+    assert run.rejected() == [(2, "c")]
 
 
 def test_a_silent_silo_is_named_when_the_time_is_up(three):
@@ -344,7 +344,7 @@ def test_a_silent_silo_is_named_when_the_time_is_up(three):
         watch=seen.append,
     )
     assert seen[1].rejected == {"c": "no reply within 0.05 s"}
-    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "c")]
+    assert run.rejected() == [(2, "c")]
 
 
 @pytest.mark.parametrize("quorum, stops", [(0, False), (2, False), (3, True)])

@@ -89,7 +89,7 @@ def test_a_hospital_that_left_is_known_by_its_key(three, tmp_path):
         grid.get_nodes = lambda: [first, nodes, [*first, again]][min(seen[0], 2)]
 
     out = tmp_path / "run"
-    options: dict[str, Any] = {"rounds": 4, "silos": 3, "min_silos": 2, "late_joiners": "any"}
+    options = {"rounds": 4, "silos": 3, "min_silos": 2, "late_joiners": "any"}
     run = federate(three, strategy="fedavg", directory=out, prepare=prepare, **options)
     told = [
         json.loads(line).get("message")
@@ -118,13 +118,7 @@ def test_an_impostor_does_not_take_an_absent_hospitals_place(
         interrupted(
             three, tmp_path / place, watch=crash_after(2), prepare=registered(keys), **options
         )
-    again: dict[str, Any] = {
-        **options,
-        "resume": True,
-        "min_silos": 2,
-        "round_timeout": 0.1,
-        "silos": 3,
-    }
+    again = {**options, "resume": True, "min_silos": 2, "round_timeout": 0.1, "silos": 3}
     attack = registered(keys, {"x": "b"})
     attacked = federate(intruder, directory=tmp_path / "attacked", prepare=attack, **again)
     x = next(
@@ -209,7 +203,7 @@ def test_a_resumed_run_remembers_its_silos_keys(three, tmp_path, keys, reason):
     """Across a restart of everything: the name is registered again, but with another key, or no longer at all."""
     options = {"strategy": "fedamp", "rounds": 3, "directory": tmp_path / "run"}
     federate(three, **{**options, "rounds": 1}, prepare=registered(own_keys(*"abc")))
-    again: dict[str, Any] = {**options, "resume": True, "round_timeout": 0.1}
+    again = {**options, "resume": True, "round_timeout": 0.1}
     with pytest.raises(RuntimeError, match=reason):
         federate(three, **again, prepare=registered({**own_keys(*"abc"), **keys}))
     run = federate(three, **again, prepare=registered(own_keys(*"abc")))
@@ -220,7 +214,7 @@ def test_a_resumed_run_remembers_its_silos_keys(three, tmp_path, keys, reason):
 
 def test_a_silo_that_was_away_keeps_its_key(three, tmp_path):
     """Two resumes: in the first b is away, in the second another key is registered under its name."""
-    options: dict[str, Any] = {
+    options = {
         "strategy": "fedamp",
         "directory": tmp_path / "run",
         "round_timeout": 0.1,

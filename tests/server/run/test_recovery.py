@@ -336,7 +336,7 @@ def test_a_state_that_is_lost_is_marked(three: Files, tmp_path: Path) -> None:
     assert [(r.round, r.silo, r.value) for r in run.rows if r.metric == "state_lost"] == [
         (4, "b", 3.0)
     ]
-    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(4, "b")]
+    assert run.rejected() == [(4, "b")]
     (note,) = notes(tmp_path / "run")
     assert note == (
         "b's state of round 3 is damaged, and the run cannot go back for it: it misses round 4 and then begins anew"
@@ -358,10 +358,7 @@ def test_what_is_lost_stays_known_when_the_run_is_resumed(three: Files, tmp_path
         deployed(three, tmp_path, rounds=7, prepare=prepare, watch=crash_after(5))
     run = deployed(three, tmp_path, rounds=7, resume=True)
     assert [(r.round, r.value) for r in run.rows if r.metric == "state_lost"] == [(4, 2.0)]
-    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [
-        (4, "b"),
-        (5, "b"),
-    ]
+    assert run.rejected() == [(4, "b"), (5, "b")]
     assert "then goes on from its state of round 1" in notes(tmp_path / "run")[0]
 
 

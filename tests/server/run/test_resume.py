@@ -5,8 +5,6 @@ The resumed run has a fresh engine: a new grid, new contexts, no network left ov
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from resuming import Crash, assert_equal, crash_after, interrupted, personal_models
@@ -16,7 +14,7 @@ from partitions.common.errors import UserError
 from server.run.checkpoints import Checkpoints
 from strategies.base.state import MODEL_OF, State
 
-OPTIONS: dict[str, Any] = {
+OPTIONS = {
     "batch_size": 4,
     "local_epochs": 2,
     "learning_rate": 0.2,

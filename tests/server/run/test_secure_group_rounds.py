@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import pytest
 from secured import SECURE, Secured, absent, close, go, kinds
@@ -15,7 +14,7 @@ from client.site.trust.envelope import seal, unseal
 from client.site.trust.keys import load_key
 from partitions.common.errors import UserError
 
-PAIRS: dict[str, Any] = {"secure_group": 2}
+PAIRS = {"secure_group": 2}
 GROUPS = ["ab", "cd", "efg"]
 
 

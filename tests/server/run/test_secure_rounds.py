@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from damage import flip
 from flwr.app import Message
 from secured import SECURE, Secured, absent, close, go, kinds
-from tiny import Files, federate, random_silos, same
+from tiny import federate, random_silos, same
 
 from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
@@ -21,13 +19,13 @@ from server.run.secure.rounds import SecureRounds
 
 
 @pytest.fixture(autouse=True)
-def _records() -> Iterator[None]:
+def _records():
     yield
     close_records()
 
 
 @pytest.fixture
-def six(tmp_path: Path) -> Files:
+def six(tmp_path):
     """Six silos: five are needed for a sum, so one may be gone."""
     return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9, "f": 5})
 
@@ -36,7 +34,7 @@ METHODS = ("fedavg", "scaffold", "fedper", "lg-fedavg", "fedapm", "fedlama", "pl
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_masked_and_unmasked_bits_are_the_same(six: Files, tmp_path: Path, method: str) -> None:
+def test_masked_and_unmasked_bits_are_the_same(six, tmp_path, method):
     hidden = {"mlp__hidden": "4", "strategy": method}
     hidden |= {"player-fl.combine": "mean"} if method == "player-fl" else {}
     secured = Secured(tmp_path, six)
@@ -49,7 +47,7 @@ def test_masked_and_unmasked_bits_are_the_same(six: Files, tmp_path: Path, metho
     assert kinds(secured, UNMASK) == [1, 2, 3]
 
 
-def test_what_leaves_is_masked(six: Files, tmp_path: Path) -> None:
+def test_what_leaves_is_masked(six, tmp_path):
     """And no sum of five of the six shows the sixth: each is noise without the answers."""
     sent: dict[bool, dict[str, Any]] = {}
     for masked in (False, True):
@@ -77,9 +75,7 @@ def test_what_leaves_is_masked(six: Files, tmp_path: Path) -> None:
         (START, "lost", {1}),
     ],
 )
-def test_a_silo_that_vanishes_in_any_phase(
-    six: Files, tmp_path: Path, kind: str, on_the_way: str, missed: set[int]
-) -> None:
+def test_a_silo_that_vanishes_in_any_phase(six, tmp_path, kind, on_the_way, missed):
     """The sum is that of the others, and the silo is back in the next round."""
     secured, once = Secured(tmp_path, six), 1 if kind in (KEYS, START) else 2
     setattr(secured, on_the_way, lambda *of: of == ("f", kind, once))
@@ -93,11 +89,11 @@ def test_a_silo_that_vanishes_in_any_phase(
     assert masked.values("secure_attempts") == [1, 1, 1, 1]
 
 
-def test_a_silo_that_stays_away(six: Files, tmp_path: Path) -> None:
+def test_a_silo_that_stays_away(six, tmp_path):
     """It is asked no more; the others go on with the keys that they have."""
     secured = Secured(tmp_path, six)
 
-    def leave(silo: str, kind: str, number: int) -> bool:
+    def leave(silo, kind, number):
         if number == 2 and kind == "train":
             secured.offline = {"f"}
         return False
@@ -113,16 +109,14 @@ def test_a_silo_that_stays_away(six: Files, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kind, times, attempts", [("train", 1, 2), (UNMASK, 3, 2), (UNMASK, 2, 1)]
 )
-def test_a_round_is_repeated_over_all(
-    six: Files, tmp_path: Path, kind: str, times: int, attempts: int
-) -> None:
+def test_a_round_is_repeated_over_all(six, tmp_path, kind, times, attempts):
     """Two of six are too many to be gone: with new keys the round is done once more, and once only.
 
     Before that, the question of its masks goes three times.
     """
     secured, left = Secured(tmp_path, six), {"d": times, "e": times}
 
-    def lose(silo: str, asked: str, number: int) -> bool:
+    def lose(silo, asked, number):
         if (asked, number) == (kind, 2) and left.get(silo):
             left[silo] -= 1
             return True
@@ -136,13 +130,11 @@ def test_a_round_is_repeated_over_all(
     assert kinds(secured, KEYS) == [1, 2][:attempts]
 
 
-def test_a_silo_of_the_asked_set_that_never_returns(
-    six: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silo_of_the_asked_set_that_never_returns(six, tmp_path, monkeypatch):
     """The sum is that of all six once any five have answered; the run goes on with those. Before, it ended."""
     secured = Secured(tmp_path, six)
 
-    def cut(silo: str, kind: str, number: int) -> bool:
+    def cut(silo, kind, number):
         if (silo, kind, number) == ("d", UNMASK, 2):
             secured.offline = {"e", "f"}
         return False
@@ -155,13 +147,11 @@ def test_a_silo_of_the_asked_set_that_never_returns(
     assert masked.values("secure_attempts") == [1, 1, 1]
 
 
-def test_a_round_that_was_asked_for_is_repeated_over_the_same_silos_only(
-    six: Files, tmp_path: Path
-) -> None:
+def test_a_round_that_was_asked_for_is_repeated_over_the_same_silos_only(six, tmp_path):
     """In the run and after a resume. Another set would be the five that are left."""
     secured = Secured(tmp_path, six)
 
-    def cut(silo: str, kind: str, number: int) -> bool:
+    def cut(silo, kind, number):
         if (kind, number) == (UNMASK, 2):
             secured.offline = {"f"}
             return silo in "de"
@@ -181,7 +171,7 @@ def test_a_round_that_was_asked_for_is_repeated_over_the_same_silos_only(
     assert same(masked.strategy.state.model, plain.strategy.state.model)
 
 
-def test_a_repeat_has_the_weights_of_the_list_in_which_the_round_began(tmp_path: Path) -> None:
+def test_a_repeat_has_the_weights_of_the_list_in_which_the_round_began(tmp_path):
     """f vanishes, so the median of those left is another one, and by it the largest silo would weigh less.
 
     Then masks are asked for in vain, in the run and in its resume: hospitals would refuse other weights for good.
@@ -190,7 +180,7 @@ def test_a_repeat_has_the_weights_of_the_list_in_which_the_round_began(tmp_path:
     six = random_silos(tmp_path, sizes)
     secured, folder = Secured(tmp_path, six), {"directory": tmp_path / "run", "rounds": 2}
 
-    def lose(silo: str, kind: str, number: int) -> bool:
+    def lose(silo, kind, number):
         if (silo, kind, number) == ("f", "train", 2):
             secured.offline = {"f"}
             return True
@@ -206,7 +196,7 @@ def test_a_repeat_has_the_weights_of_the_list_in_which_the_round_began(tmp_path:
     assert masked.values("secure_silos") == [6, 5]
 
 
-def test_a_resume_from_an_older_checkpoint(six: Files, tmp_path: Path) -> None:
+def test_a_resume_from_an_older_checkpoint(six, tmp_path):
     """The newest is damaged: the rounds since the one before have the silos of then. Without knowing them: one line."""
     secured, folder = Secured(tmp_path, six), {"directory": tmp_path / "run", "rounds": 3}
     secured.lost = lambda *of: of == ("f", "train", 3)
@@ -239,9 +229,7 @@ class KilledError(BaseException):
 
 
 @pytest.mark.parametrize("owner, step", [(SecureRounds, "_write_asked"), (Checkpoints, "save")])
-def test_a_server_killed_before_it_has_saved_a_sum(
-    tmp_path: Path, owner: type, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_killed_before_it_has_saved_a_sum(tmp_path, owner, step, monkeypatch):
     """Before it asks for the masks of round 2, without f, or once it has opened their sum.
 
     A resumed run asks for the same sum alone. Where e is gone, seven of nine would be enough for another one: it ends
@@ -252,7 +240,7 @@ def test_a_server_killed_before_it_has_saved_a_sum(
     secured.lost = lambda *of: of == ("f", "train", 2)
     done, calls = getattr(owner, step), list[int]()
 
-    def kill(self: Any, *of: Any) -> None:
+    def kill(self, *of):
         done(self, *of) if step == "_write_asked" or not calls else None
         calls.append(1)
         if len(calls) == 2:
@@ -275,7 +263,7 @@ def test_a_server_killed_before_it_has_saved_a_sum(
     assert masked.values("secure_silos") == [9, 8]
 
 
-def test_three_attempts_end_the_run(six: Files, tmp_path: Path) -> None:
+def test_three_attempts_end_the_run(six, tmp_path):
     secured = Secured(tmp_path, six)
     secured.lost = lambda silo, kind, number: silo in "de" and (kind, number) == ("train", 2)
     line = r"^round 2, attempt 3: 4 masked vectors have come, and 5 are needed"
@@ -283,7 +271,7 @@ def test_three_attempts_end_the_run(six: Files, tmp_path: Path) -> None:
         go(six, tmp_path, secured)
 
 
-def test_too_few_silos_with_keys(six: Files, tmp_path: Path) -> None:
+def test_too_few_silos_with_keys(six, tmp_path):
     secured = Secured(tmp_path, six)
     secured.lost = lambda silo, kind, number: silo in "de" and kind == START
     line = r"^round 1: 4 silos have keys for a sum, and 5 of 6 are needed"
@@ -318,15 +306,8 @@ def spoil(kind: str, key: str, value: Any) -> Any:
     ],
 )  # fmt: skip
 def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
-    six: Files,
-    tmp_path: Path,
-    kind: str,
-    key: str,
-    value: Any,
-    fault: str,
-    missed: set[int],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    six, tmp_path, kind, key, value, fault, missed, caplog
+):
     """It is left out of the round's list, or named, and asked for new keys before the next round."""
     secured = Secured(tmp_path, six)
     secured.change = spoil(kind, key, value)
@@ -339,9 +320,7 @@ def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("kind, missed", [(START, {1, 2, 3}), ("train", {2, 3})])
-def test_a_silo_whose_shares_are_none_is_left_out(
-    six: Files, tmp_path: Path, kind: str, missed: set[int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_silo_whose_shares_are_none_is_left_out(six, tmp_path, kind, missed, caplog):
     """Its shares have the right length and cannot be opened: no sum with its masks could. The others go on."""
     secured = Secured(tmp_path, six)
     secured.change = spoil(kind, "sealed", lambda found: [bytes(len(one)) for one in found])
@@ -353,11 +332,11 @@ def test_a_silo_whose_shares_are_none_is_left_out(
     assert masked.values("secure_attempts") == [1 + (r == min(missed)) for r in (1, 2, 3)]
 
 
-def test_a_silo_with_a_damaged_state_stays_in_the_sums(six: Files, tmp_path: Path) -> None:
+def test_a_silo_with_a_damaged_state_stays_in_the_sums(six, tmp_path):
     """Its messages say so, and the masks cancel all the same; the run does not go back to repeat a round."""
     secured = Secured(tmp_path, six)
 
-    def damage(silo: str, kind: str, number: int) -> bool:
+    def damage(silo, kind, number):
         if (silo, kind, number) == ("a", "train", 3):
             for file in (tmp_path / "masked").rglob("a/**/*.safetensors"):
                 flip(file)

@@ -11,7 +11,7 @@ import pytest
 
 from server.simulation.simulate import simulate
 
-RUN: dict[str, Any] = {"threads": 1, "rounds": 4, "local-epochs": 2, "evidence": "off"}
+RUN = {"threads": 1, "rounds": 4, "local-epochs": 2, "evidence": "off"}
 SETS: tuple[dict[str, Any], ...] = (
     {"dataset": "digits", "model": "mlp", "silos": 6},
     {"dataset": "digits", "model": "resnet8", "silos": 3, "rounds": 2},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from flwr.app import Message
@@ -13,12 +11,7 @@ from tiny import federate, random_silos, round_of
 from server.simulation.engine import flower_identity
 from strategies.base.transport.payload import Model, Payload, Wire, decode, encode, wire_bytes
 
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "batch_size": 4,
-    "mlp__hidden": "4",
-    "learning_rate": 0.3,
-}
+OPTIONS = {"rounds": 3, "batch_size": 4, "mlp__hidden": "4", "learning_rate": 0.3}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -52,7 +45,7 @@ def test_a_run_in_a_narrow_format(three, strategy, dtype):
 
 # Whole messages, as Flower's object store moves them: every nested object under its hash, headers and settings too.
 # Σ = 63,003
-BIG: dict[str, Any] = {"rounds": 2, "batch_size": 8, "mlp__hidden": "9000", "evaluate_every": 0}
+BIG = {"rounds": 2, "batch_size": 8, "mlp__hidden": "9000", "evaluate_every": 0}
 
 
 def objects(message: Message) -> dict[str, int]:

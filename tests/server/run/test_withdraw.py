@@ -46,13 +46,7 @@ def kept(run: Path) -> dict[Path, State]:
 def test_its_models_leave_the_checkpoints(three, tmp_path, name):
     """Neither a name nor a number of it: no array of any state is one that the silo has made."""
     run = tmp_path / "run"
-    settings: dict[str, Any] = {
-        **DEEP,
-        **OPTIONS,
-        **CASES[name][0],
-        "rounds": 3,
-        "directory": run,
-    }
+    settings = {**DEEP, **OPTIONS, **CASES[name][0], "rounds": 3, "directory": run}
     federate(three, **settings)
     own = [
         t

@@ -13,7 +13,7 @@ from tiny import Run, comparable, federate
 from strategies.base.client import SiloClient
 
 AUGMENT = "flip,rotate:15,shift:1.5,perspective:0.2,brightness:0.1"
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "learning_rate": 0.1,
     "batch_size": 16,
     "normalization": "agreed",
@@ -89,7 +89,7 @@ def test_ala_learns_its_weights_on_pictures_as_they_are(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("task", ["multilabel", "segmentation"])
 def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
-    settings: dict[str, Any] = {"strategy": "apple", "augment": AUGMENT}
+    settings = {"strategy": "apple", "augment": AUGMENT}
     whole = go(tmp_path, task, **settings, rounds=3)
     run = {**settings, "directory": tmp_path / "run"}
     go(tmp_path, task, **run, rounds=2)

@@ -151,11 +151,7 @@ def test_rounds_between_evaluations_have_no_metrics(two):
 @pytest.mark.parametrize("method", METHODS)
 def test_an_empty_round(two, method):
     """No local epochs and no evaluation: everything stays where it began."""
-    options: dict[str, Any] = {
-        "fedavg-ft.epochs": 0,
-        "fedprox-ft.epochs": 0,
-        "apple.common-init": True,
-    }
+    options = {"fedavg-ft.epochs": 0, "fedprox-ft.epochs": 0, "apple.common-init": True}
     run = federate(two, strategy=method, rounds=2, local_epochs=0, evaluate_every=0, **options)
     for silo in two:
         torch.testing.assert_close(
@@ -279,12 +275,7 @@ def test_the_largest_number_of_classes_counts(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_flowers_own_start_runs_our_strategies(three, method):
     """``Strategy.start`` knows nothing of our round loop; two rounds of it end where two of ours end."""
-    options: dict[str, Any] = {
-        "strategy": method,
-        "rounds": 2,
-        "batch_size": 4,
-        "fedala__max_epochs": 3,
-    }
+    options = {"strategy": method, "rounds": 2, "batch_size": 4, "fedala__max_epochs": 3}
     ours = federate(three, **options)
     forget_models()
     settings = settings_of(three, **options)
@@ -391,7 +382,7 @@ def test_messages_hold_what_the_engine_needs(two):
 @pytest.mark.parametrize("method", ["apple", "fedfomo", "fedamp", "fedavg"])
 def test_no_silo_name_is_forbidden(method, two, tmp_path, tiny_bn):
     """A silo's name is no key of the method's own: silos called as those are get what silos a and b get."""
-    options: dict[str, Any] = {"strategy": method, "rounds": 3, "model": "tiny-bn"}
+    options = {"strategy": method, "rounds": 3, "model": "tiny-bn"}
     renamed = federate({"buffers": two["a"], "global": two["b"]}, **options, seed=7)
     assert renamed.strategy.rejected == {}
     assert not same(renamed.personal("buffers"), renamed.personal("global"))

@@ -27,7 +27,7 @@ def three(tmp_path):
 def test_whole_epochs_in_steps_are_epochs(tmp_path):
     """Silos of 8 samples have two batches of 4 in an epoch: four steps are two epochs, bit for bit."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8})
-    common: dict[str, Any] = {"strategy": "fedavg", "rounds": 2, "batch_size": 4}
+    common = {"strategy": "fedavg", "rounds": 2, "batch_size": 4}
     epochs = comparable(federate(equal, **common, local_epochs=2).rows)
     assert comparable(federate(equal, **common, local_steps=4).rows) == epochs
     assert comparable(federate(equal, **common, local_steps=3).rows) != epochs

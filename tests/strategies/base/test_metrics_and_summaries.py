@@ -111,7 +111,7 @@ def test_a_reply_with_wrong_metrics_is_left_out(three, fault):
 def test_the_closing_evaluation_too(three, fault):
     spoil, _ = METRICS[fault]
     run, _ = spoilt(three, spoil, when=4, kind="evaluate")
-    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(4, "c")]
+    assert run.rejected() == [(4, "c")]
     assert {r.silo for r in run.rows if r.round == 4 and r.split} == {"a", "b"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -356,7 +355,7 @@ def test_fedapms_mean_is_over_all_that_it_holds(five):
 
 def test_fedprotos_prototypes_class_by_class(five):
     """A class's prototype is the median of those of the silos that have it; e lies about all of its own."""
-    options: dict[str, Any] = {"strategy": "fedproto", "rounds": 2, **DEEP}
+    options = {"strategy": "fedproto", "rounds": 2, **DEEP}
 
     def lie(table):
         rows = table.view(3, -1).clone()

@@ -142,12 +142,7 @@ def test_optima_apart_have_their_consensus(tmp_path, monkeypatch, n):
     files = random_silos(tmp_path, sizes)
     terms = [quadratic_terms(*rows_of(file), 3) for file in files.values()]
     optimum = np.linalg.solve(sum(h for h, _ in terms), sum(c for _, c in terms))
-    options: dict[str, Any] = {
-        "rounds": 40,
-        "local_epochs": 5,
-        "learning_rate": 0.2 * n,
-        "evaluate_every": 0,
-    }
+    options = {"rounds": 40, "local_epochs": 5, "learning_rate": 0.2 * n, "evaluate_every": 0}
     options |= {"fedapm__personal": "none", "fedapm__rho": 0.8 / n, "batch_size": 20}
     run = federate(files, strategy="fedapm", robust="screen", **options)
     assert not [row for row in run.rows if row.metric == "bounded"]
@@ -267,7 +262,7 @@ def test_a_silo_of_a_million_samples_and_45_steps_back(eight, tmp_path):
     """The attack that turned FedAvg into guessing: h is excluded and named, and the next model is, bit for bit, the
     mean of the other seven. Its count is 12, 1.25 times the third largest, and the log says so."""
     seen: list[Progress] = []
-    settings: dict[str, Any] = {
+    settings = {
         "strategy": "fedavg",
         "robust": "screen",
         "rounds": 2,

@@ -33,7 +33,7 @@ SUMS = """
     fedsim fedyogi floco gpfl knn-per lg-fedavg lg-mix local lp-proj moon partialfed per-fedavg pfedfda pfedme
     player-fl player-fl-random scaffold
 """
-SECURE: dict[str, Any] = {"secure_aggregation": True}
+SECURE = {"secure_aggregation": True}
 # With a setting that sums need another value of
 OWN_NUMBER = {"feddyn, as its code": "weights", "fedapm, input, accuracy": "alpha"}
 CALLED = [
@@ -227,7 +227,7 @@ def test_every_setting_runs_or_is_refused(tmp_path, key):
         others = [not field.default]
     elif type(field.default) is not str:
         others = [OTHER.get(key, field.default + 1 if type(field.default) is int else 0.5)]
-    with_it: dict[str, Any] = {"min-delta": {"patience": 1}, "lora-alpha": {"lora_rank": 2}}
+    with_it = {"min-delta": {"patience": 1}, "lora-alpha": {"lora_rank": 2}}
     for value in others or [OTHER[key]]:
         changes = {"rounds": 2, **with_it.get(key, {}), key.replace("-", "_"): value}
         try:

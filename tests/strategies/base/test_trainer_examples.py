@@ -14,7 +14,7 @@ from torchvision_here import models_or_skip
 from two_layers import DEEP
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-BASE: dict[str, Any] = {**DEEP, "batch_size": 4, "local_epochs": 2, "learning_rate": 0.1}
+BASE = {**DEEP, "batch_size": 4, "local_epochs": 2, "learning_rate": 0.1}
 
 
 @pytest.fixture(autouse=True)

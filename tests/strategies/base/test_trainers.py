@@ -48,7 +48,7 @@ def test_a_plain_loop_gives_the_built_in_trainings_bits(method, tmp_path, tiny_b
     files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 11})
     own = CASES[ONE_OF_EACH[method]][0].items()
     changes = {key.replace("-", "_").replace(".", "__"): value for key, value in own}
-    options: dict[str, Any] = {**DEEP, **OPTIONS, "momentum": 0.0, "optimizer_state": "reset"}
+    options = {**DEEP, **OPTIONS, "momentum": 0.0, "optimizer_state": "reset"}
     options |= {**changes, "rounds": 3}
     info = strategies()[method].info
     if not info.trainer:
@@ -64,13 +64,7 @@ def test_a_plain_loop_gives_the_built_in_trainings_bits(method, tmp_path, tiny_b
         assert torch.equal(built_in.personal(silo), by_trainer.personal(silo))
 
 
-BASE: dict[str, Any] = {
-    **DEEP,
-    "batch_size": 4,
-    "local_epochs": 2,
-    "learning_rate": 0.1,
-    "rounds": 2,
-}
+BASE = {**DEEP, "batch_size": 4, "local_epochs": 2, "learning_rate": 0.1, "rounds": 2}
 
 
 def go(tmp_path: Path, trainer: str, **changes: Any) -> Run:
@@ -149,9 +143,9 @@ def test_a_method_that_ends_a_training_itself_refuses(tmp_path):
 
 def test_a_resumed_run_and_a_newcomer_are_trained_by_it(tmp_path):
     """Three rounds at once, or two and one more: the same rows; and the newcomer's model is the built-in training's."""
-    changes: dict[str, Any] = {"strategy": "ditto", "hold_out": "c", "hold_out_epochs": 1}
+    changes = {"strategy": "ditto", "hold_out": "c", "hold_out_epochs": 1}
     files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 8})
-    options: dict[str, Any] = {**BASE, **changes, "rounds": 3}
+    options = {**BASE, **changes, "rounds": 3}
     built_in = federate(files, **options)
     options["trainer"] = "own_trainers:closure"
     whole = federate(files, **options)

@@ -285,7 +285,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def test_block_rates_are_torchs_param_groups(optimizer):
     """Each group has its rate, and warms up to it; the gradient is clipped over all groups."""
     momentum = 0.9 if optimizer == "sgd" else 0.0
-    own: dict[str, Any] = {"optimizer": optimizer, "momentum": momentum, "weight_decay": 0.5}
+    own = {"optimizer": optimizer, "momentum": momentum, "weight_decay": 0.5}
     made = client(**own, block_rates="0=0.01, 2=0.3", warmup_batches=3, clip_gradient=0.5)
 
     def groups(parameters):

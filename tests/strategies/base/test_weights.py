@@ -76,7 +76,7 @@ def test_the_cap_by_hand():
 def test_every_method_weighs_by_what_counts(three, method, tiny_bn):
     """c says that it has 2^31 samples; it counts as 5 · 10. The state is, bit for bit, that of a federation in which
     c is honest and 50 are agreed: no method has a number of samples from anywhere else."""
-    options: dict[str, Any] = {**DEEP, **OPTIONS, **CASES[ONE_OF_EACH[method]][0], "rounds": 2}
+    options = {**DEEP, **OPTIONS, **CASES[ONE_OF_EACH[method]][0], "rounds": 2}
     lied = federate(three, prepare=saying("c", "query", n_train=LIE), **options)
     agreed = federate(three, agreed='{"samples": {"c": 50}}', **options)
     assert lied.strategy.samples == agreed.strategy.samples == {"a": 6, "b": 10, "c": 50}
@@ -116,11 +116,7 @@ def test_nobody_above_the_cap_is_as_without_one(three):
 
 
 def test_what_is_agreed_stands_above_what_a_silo_says(three, tmp_path):
-    options: dict[str, Any] = {
-        "strategy": "fedavg",
-        "rounds": 1,
-        "agreed": '{"samples": {"b": 7}}',
-    }
+    options = {"strategy": "fedavg", "rounds": 1, "agreed": '{"samples": {"b": 7}}'}
     run = federate(three, directory=tmp_path / "run", **options)
     assert run.strategy.samples == {"a": 6, "b": 7, "c": 8}
     assert notes(tmp_path / "run") == [
@@ -172,7 +168,7 @@ def test_another_number_in_a_round_is_named_once(three, tmp_path):
 
 
 def test_another_number_in_a_resumed_run_is_named(three, tmp_path):
-    options: dict[str, Any] = {"strategy": "fedavg", "directory": tmp_path / "run"}
+    options = {"strategy": "fedavg", "directory": tmp_path / "run"}
     federate(three, rounds=1, **options)
     run = federate(
         three, rounds=2, resume=True, prepare=saying("c", "query", n_train=9), **options
@@ -187,12 +183,7 @@ def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path):
     (tmp_path / "grown").mkdir()
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8})
     grown = random_silos(tmp_path / "grown", {"a": 6, "b": 10, "c": 9})
-    options: dict[str, Any] = {
-        "silos": 3,
-        "rounds": 1,
-        "mlp.hidden": "",
-        "directory": tmp_path / "run",
-    }
+    options = {"silos": 3, "rounds": 1, "mlp.hidden": "", "directory": tmp_path / "run"}
     (tmp_path / "run").mkdir()
     loop: RoundLoop = simulated(files, strategy="local", **options)
     assert loop.directory is not None and loop.directory.sample_counts() == {
