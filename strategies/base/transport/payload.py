@@ -330,8 +330,6 @@ def read_update(reply: Message, silo: str, expected: ExpectedReply) -> Update:
     payload, config = read_reply(
         reply, silo, lambda name: expected.base(name, silo) if name in expected.names else None
     )
-    for name in payload.models:  # as they came: they are not held beside what they mean
-        del reply.content[f"model.{name}"]
     named, number = config.get("silo"), config.get("round")
     if number != expected.round or named != silo or silo not in expected.samples:
         raise DataError(
