@@ -31,6 +31,7 @@ from .shamir import SHARE, split
 from .statements import (
     Slot,
     Statement,
+    digest_of,
     labels_of,
     read_list,
     state,
@@ -61,11 +62,6 @@ class Entered:
 def hashes_of(share: bytes) -> bytes:
     """Return the SHA-256 of both halves of a share, 64 bytes."""
     return bytes.fromhex(digest(share[:SHARE]) + digest(share[SHARE:]))
-
-
-def public_part(entry: Entry) -> Entry:
-    """Return what leaves of a slot's secrets."""
-    return {key: entry[key] for key in ("statement", "sealed", "hashes") if key in entry}
 
 
 def _bytes(found: Entry) -> Any:
@@ -131,13 +127,12 @@ class SecureSilo:
                 f"there are no keys here for round {slot.round}: ask for them first"
             )
         holders = self._list(record, slot, "keys", entry["keys"])
-        origin = self._origin(holders)
-        if entry.get("origin", origin) != origin:
+        if entry.get("origin", digest_of(holders)) != digest_of(holders):
             raise SiteError(f"the shares of round {slot.round} were made for another list")
         if "b" not in entry:
             entry |= self._share(slot, entry["seal"], holders)
             self._write(slots)
-        return public_part(entry)
+        return dict(entry["out"])
 
     def enter(self, record: Mapping[str, Any], received: str, share: Any) -> Entered:
         """Accept a train message: its list, its shares. ``share``: the weight that the app is to use."""
@@ -149,7 +144,7 @@ class SecureSilo:
             raise SiteError(
                 f"there are no secrets here for round {slot.round}: repeat its keys"
             )
-        listed = self._list(record, slot, "round", entry["statement"])
+        listed = self._list(record, slot, "round", entry["out"]["statement"])
         if not listed.keys() <= {*entry["holders"]}:
             raise SiteError("the list has silos that hold no shares of this round's secrets")
         for name, one in listed.items():
@@ -193,16 +188,16 @@ class SecureSilo:
             (plus if self.silo < name else minus).append(seed)
         plus.append(masks.self_seed(entry["b"], context))
         following = Slot(self.run, slot.round + 1, 1)
-        kept = {slot: entry}
+        kept, out = {slot: entry}, dict[str, Any]()
         if following.round <= (number(self.run_config.get("rounds")) or 0):
-            found, origin = slots.get(following, {}), self._origin(entered.statements)
-            if found.get("origin") != origin:
+            found = slots.get(following, {})
+            if found.get("origin") != digest_of(entered.statements):
                 found = self._share(following, entry["seal"], entered.statements)
             kept[following] = found
+            out |= found["out"]
         weighed = {**self.weighed, entry["question"]: entry["weights"]}
         self.weighed = dict([*weighed.items()][-KEPT:])
         self._write(kept)
-        out = public_part(kept.get(following, {}))
         out |= {"unreadable": entered.faults} if entered.faults else {}
         return masks.add(vector, plus, minus), out
 
@@ -286,10 +281,9 @@ class SecureSilo:
     # --- secrets and shares -----------------------------------------------------------------------------------------
 
     def _state(self, slot: Slot, phase: str, public: bytes, **more: str) -> str:
-        more["group"] = self.labels.get(self.silo, "")
-        return state(
-            slot, self.study.digest, self.silo, self.samples, phase, public, self.key, **more
-        )
+        more |= {"study": self.study.digest, "phase": phase, "seal": encode(public)}
+        own = {"silo": self.silo, "group": self.labels.get(self.silo, "")}
+        return state(slot, self.key, samples=self.samples, **own, **more)
 
     def _share(self, slot: Slot, private: bytes, holders: Mapping[str, Statement]) -> Entry:
         """Return a slot's new secrets, their shares sealed to the holders, and keys to open the holders' own."""
@@ -310,14 +304,11 @@ class SecureSilo:
             mask=encode(masks.public_of(s)),
             secrets=f"{digest(b)}:{digest(s)}",
             shares=digest(hashes),
-            holders=digest("\n".join(holders).encode()),
+            holders=digest_of(holders),
         )
         own = {"b": b, "s": s, "seal": seal, "share": shares[self.silo], "opens": opens}
         out = {"statement": text, "sealed": [*sealed.values()], "hashes": hashes}
-        return {**own, **out, "holders": [*holders], "origin": self._origin(holders)}
-
-    def _origin(self, statements: Mapping[str, Statement]) -> str:
-        return digest("\n".join(one.text for one in statements.values()).encode())
+        return {**own, "out": out, "holders": [*holders], "origin": digest_of(holders)}
 
     def _open(
         self, entry: Entry, record: Mapping[str, Any], names: Sequence[str]

@@ -12,11 +12,11 @@ from pydantic import Field
 from ..errors import SiteError
 from ..parsed import Frozen, match_pattern, parse_values
 from ..private import load_ours
+from ..trust.chain import digest
 from ..trust.envelope import SECURE, PrivateKey, seal, unseal
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.run_config import number
 from . import MOST_SILOS
-from .masks import encode
 
 LONGEST = 4096  # characters of a statement
 # The rules that the server follows
@@ -55,12 +55,13 @@ class Statement(Frozen):
     phase: Literal["keys", "round"]
     silo: str
     samples: Number  # of its training part
-    group: Sha  # of the names of the silos that are in a sum with it
+    group: Sha = ""  # of the names of the silos that are in a sum with it
     seal: Key  # the public key to seal shares to this silo with
-    mask: Key  # the public key of pair masks; this and what follows are empty in phase "keys"
-    secrets: Shas  # of the self mask's secret and of the mask key
-    shares: Sha  # of the hashes of all shares
-    holders: Sha  # of the names of those who hold them
+    # The public key of pair masks; this and what follows are empty in phase "keys"
+    mask: Key = ""
+    secrets: Shas = ""  # of the self mask's secret and of the mask key
+    shares: Sha = ""  # of the hashes of all shares
+    holders: Sha = ""  # of the statements of those who hold them
     signer: str
     text: str
 
@@ -69,26 +70,14 @@ class Statement(Frozen):
         return Slot(self.run, self.round, self.attempt)
 
 
-def state(
-    slot: Slot,
-    study: str,
-    silo: str,
-    samples: int,
-    phase: str,
-    public: bytes,
-    key: PrivateKey,
-    **more: str,
-) -> str:
-    """Return a silo's signed statement. ``public``: the key to seal shares with; ``more``: of phase "round"."""
-    empty = {"mask": "", "secrets": "", "shares": "", "holders": "", "group": ""}
-    fields = {
-        "study": study,
-        **slot._asdict(),
-        "phase": phase,
-        "silo": silo,
-        "samples": samples,
-    }
-    return seal(SECURE, "statement", {**fields, "seal": encode(public), **empty, **more}, key)
+def state(slot: Slot, key: PrivateKey, **fields: Any) -> str:
+    """Return a silo's signed statement."""
+    return seal(SECURE, "statement", {**slot._asdict(), **fields}, key)
+
+
+def digest_of(statements: Mapping[str, Statement]) -> str:
+    """Return the SHA-256 of a list of statements."""
+    return digest("\n".join(one.text for one in statements.values()).encode())
 
 
 def read_statement(text: str) -> Statement:
@@ -96,12 +85,8 @@ def read_statement(text: str) -> Statement:
     if len(text) > LONGEST:
         raise SiteError("it is no statement (too long)")
     fields, signer = unseal(SECURE, "statement", text)
-    return parse_values(
-        Statement,
-        {**fields, "signer": signer, "text": text},
-        "it is no statement",
-        "a silo made it",
-    )
+    fields |= {"signer": signer, "text": text}
+    return parse_values(Statement, fields, "it is no statement", "a silo made it")
 
 
 def threshold(holders: int) -> int:

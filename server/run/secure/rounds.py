@@ -28,8 +28,14 @@ from torch import Tensor
 
 from client.site.errors import SiteError
 from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
-from client.site.secure.shamir import SHARE
-from client.site.secure.statements import Slot, Statement, read_list, read_statement, threshold
+from client.site.secure.statements import (
+    Slot,
+    Statement,
+    digest_of,
+    read_list,
+    read_statement,
+    threshold,
+)
 from client.site.secure.unmasking import open_sum
 from client.site.trust.chain import digest
 from partitions.common.errors import RunFailedError
@@ -45,7 +51,6 @@ from strategies.base.transport.reporting import printable
 # At one round, and at a silo's answer how to open its sum
 MOST_ATTEMPTS = 3
 AWAY_SECONDS = 2.0  # between two looks for silos that are away
-SEALED = 2 * SHARE + 16  # bytes of a silo's two shares, sealed for another
 FILE = "secure.json"  # in the checkpoint's folder: the last rounds whose masks were asked for, and silos' weights
 Record = Mapping[str, Any]
 
@@ -172,7 +177,8 @@ class SecureRounds:
                     found[silo] = own
         if self.made.statements:
             slot = {"round": self.made.slot["round"] + 1, "attempt": 1}
-            self.following = self._shares(slot, [*self.weights], found)
+            holders = {name: self.made.statements[name] for name in self.weights}
+            self.following = self._shares(slot, holders, found)
 
     def unmask(
         self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
@@ -276,10 +282,10 @@ class SecureRounds:
         """Ask these silos for keys, and for shares of new secrets for all of those that have answered."""
         self.made = NOTHING._replace(slot=slot)
         found = self._ask(strategy, KEYS, silos, slot)
-        keys = self._shares(slot, (), found, "keys").statements
+        keys = self._shares(slot, {}, found, "keys").statements
         self.labels |= {name: one.group for name, one in keys.items()}
-        holders = self._whole(keys)
-        record = {**slot, "statements": [keys[name].text for name in holders]}
+        holders = {name: keys[name] for name in self._whole(keys)}
+        record = {**slot, "statements": [one.text for one in holders.values()]}
         found = self._ask(strategy, START, holders, record)
         return self._shares(slot, holders, found)
 
@@ -319,7 +325,7 @@ class SecureRounds:
     def _shares(
         self,
         slot: Record,
-        holders: Sequence[str],
+        holders: Mapping[str, Statement],
         records: Mapping[str, Record],
         phase: str = "round",
     ) -> Shares:
@@ -345,7 +351,7 @@ class SecureRounds:
                 self.note(
                     f"{name} is left out of the sum: its keys are invalid: {printable(str(error))}"
                 )
-        return Shares(slot, holders, found, {name: records[name] for name in found})
+        return Shares(slot, [*holders], found, {name: records[name] for name in found})
 
     # --- the disk -------------------------------------------------------------------------------------------------
 
@@ -363,16 +369,13 @@ class SecureRounds:
             write_atomically(self.path, json.dumps(self.asked))
 
 
-def _has_signed(one: Statement, record: Record, holders: Sequence[str]) -> bool:
+def _has_signed(one: Statement, record: Record, holders: Mapping[str, Statement]) -> bool:
     """Return whether the record has a share for each holder, and their hashes, and the statement is of these."""
-    hashes, sealed = record.get("hashes"), _bytes(record.get("sealed"))
-    if not isinstance(hashes, bytes) or len(hashes) != 64 * len(holders):
-        return False
-    lengths = [0 if name == one.silo else SEALED for name in holders]
-    names = digest("\n".join(holders).encode())
-    return [*map(len, sealed)] == lengths and (one.shares, one.holders) == (
-        digest(hashes),
-        names,
+    hashes, count = record.get("hashes"), len(holders)
+    return (
+        isinstance(hashes, bytes)
+        and (len(hashes), len(_bytes(record.get("sealed")))) == (64 * count, count)
+        and (one.shares, one.holders) == (digest(hashes), digest_of(holders))
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import secrets
@@ -212,8 +211,8 @@ def test_keys_of_another_study_run_round_or_attempt_are_refused(ring, change):
     fields = {"slot": one.slot, "study": one.study, "phase": one.phase, **change}
 
     def stated(**fields):
-        key, public = ring.nodes["clinic-06"], base64.b64decode(one.seal)
-        text = state(silo="clinic-06", samples=100, public=public, key=key, **fields, **more)
+        key = ring.nodes["clinic-06"]
+        text = state(silo="clinic-06", samples=100, seal=one.seal, key=key, **fields, **more)
         return {**record, "statements": [*record["statements"][:5], text]}
 
     assert "another study, run, round or attempt" in refused(ring, stated(**fields))

@@ -222,16 +222,16 @@ def test_whatever_a_server_sends_is_one_line(sent, changes):
 
 def test_a_key_without_a_secret_is_refused(tmp_path):
     """X25519 with a point of small order would give a secret that everybody knows."""
+    from client.site.secure.masks import encode
     from client.site.secure.statements import Slot, state
 
     ring = Ring(tmp_path, COUNT)
     ring.begin()
     silo, slot = ring.silos["clinic-01"], {"round": 2, "attempt": 1}
     texts = [one.keys(slot)["statement"] for one in ring.silos.values()]
-    zero = state(
-        *(Slot("7", 2, 1), "a" * 64, "clinic-06", 100, "keys", bytes(32)),
-        ring.nodes["clinic-06"],
-    )
+    fields = {"study": "a" * 64, "silo": "clinic-06", "samples": 100, "phase": "keys"}
+    key = ring.nodes["clinic-06"]
+    zero = state(Slot("7", 2, 1), key, seal=encode(bytes(32)), **fields)
     said = refusing(silo.start, {**slot, "statements": [*texts[:5], zero]})
     assert "clinic-06's key" in said
     close_records()
