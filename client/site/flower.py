@@ -95,7 +95,7 @@ INTERNALS = {
     ),
     "runtime_handlers": Internal(
         "flwr.superlink.servicer.runtime.runtime_handlers",
-        "its `pull_messages` is wrapped: a reply's small parts come with it",
+        "its `pull_messages` and `push_messages` are wrapped: small parts of messages come with them",
         "no server starts",
     ),
     "fleet_pb2": Internal(
@@ -151,8 +151,13 @@ INTERNALS = {
     ),
     "get_all_nested_objects": Internal(
         "flwr.supercore.inflatable.inflatable_object:get_all_nested_objects",
-        "the bytes of a message, in a benchmark and in tests",
-        "`benchmarks.wire` does not run",
+        "the bytes of a message: its small parts go in its tree",
+        "no run starts",
+    ),
+    "get_object_tree": Internal(
+        "flwr.supercore.inflatable.inflatable_object:get_object_tree",
+        "the tree of a message, as a ServerApp sends it",
+        "no run starts",
     ),
     # The SuperNode.
     "flower_supernode": Internal(
@@ -179,7 +184,7 @@ INTERNALS = {
     "http_grid": Internal(
         "flwr.superlink.grid.http_grid",
         "its `pull_objects` is wrapped: how far a long reply is; its `push_objects` is replaced: few copies at once; "
-        "its `iterate_object_tree`, too: small parts of a reply come in its tree",
+        "its `iterate_object_tree` and `get_object_tree`, too: small parts of a message come in its tree",
         "no run starts",
     ),
     "Status": Internal("flwr.common.constant:Status", "which tasks are waiting", NO_TASK),

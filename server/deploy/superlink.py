@@ -51,7 +51,7 @@ def main() -> None:
     servicer = internal("FleetServicer")
     servicer.PullMessages = wait_for_messages(servicer.PullMessages)
     ReplyBounds().install(servicer)
-    enclose_replies(internal("runtime_handlers"))
+    enclose_parts(internal("runtime_handlers"))
     internal("superlink_server").GRPC_MAX_MESSAGE_LENGTH = MOST_CALL
     sys.argv[0] = "flower-superlink"
     internal("flower_superlink")()
@@ -90,9 +90,9 @@ def wait_for_messages(pull: Pull, most: int = MOST_WAITING) -> Pull:
     return pull_messages
 
 
-def enclose_replies(handlers: Any) -> None:
-    """Wrap the `pull_messages` of the Runtime API, which a ServerApp calls."""
-    pull = handlers.pull_messages
+def enclose_parts(handlers: Any) -> None:
+    """Wrap `pull_messages` and `push_messages` of the Runtime API, which a ServerApp calls."""
+    pull, push = handlers.pull_messages, handlers.push_messages
 
     def pull_messages(request: Any, state: Any, task: Any) -> Any:
         answer = pull(request, state, task)
@@ -100,7 +100,13 @@ def enclose_replies(handlers: Any) -> None:
             enclose(tree, state.object_store.get)
         return answer
 
-    handlers.pull_messages = pull_messages
+    def push_messages(request: Any, state: Any, task: Any) -> Any:
+        answer = push(request, state, task)
+        for tree in request.message_object_trees:
+            take_enclosed(state, task.run_id, tree, answer)
+        return answer
+
+    handlers.pull_messages, handlers.push_messages = pull_messages, push_messages
 
 
 def messages_to(state: Any, node: int) -> list[Any]:

@@ -27,6 +27,7 @@ from client.site.runtime.transfers import (
     LONG_SECONDS,
     PATIENT_SECONDS,
     QUEUED_SECONDS,
+    enclose,
     keep_pieces,
     open_tree,
     return_memory,
@@ -126,6 +127,7 @@ class Exchange:
             keep_pieces(joined=True)
             internal("http_grid").push_objects = push_objects
             internal("http_grid").iterate_object_tree = open_tree
+            internal("http_grid").get_object_tree = tree_of
             watch_pulls(internal("http_grid"), "receiving a reply", self._report_progress)
         self.before_pull()
         online: Mapping[int, str] = self._activations()
@@ -306,6 +308,17 @@ class Exchange:
                 )
                 time.sleep(pause)
         return list(self.grid.push_messages(messages))
+
+
+def tree_of(message: Message) -> Any:
+    """Return the tree of a message's parts, with the small ones in it; chunks of arrays are not."""
+    parts = internal("get_all_nested_objects")(message).items()
+    small = {
+        name: part.deflate() for name, part in parts if type(part).__name__ != "ArrayChunk"
+    }
+    tree = internal("get_object_tree")(message)
+    enclose(tree, small.get)
+    return tree
 
 
 def push_objects(

@@ -20,15 +20,16 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PushObjectRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
@@ -49,9 +50,10 @@ from server.deploy.superlink import (
     MOST_TIMES,
     WAIT_SECONDS,
     ReplyBounds,
-    enclose_replies,
+    enclose_parts,
     wait_for_messages,
 )
+from server.run.exchange import tree_of
 from server.run.limits import group_id
 
 
@@ -363,15 +365,39 @@ def test_parts_in_a_tree_count_as_bytes_of_the_reply(
     assert server.reply(name).has_error() and kept(server) < MOST
 
 
-def test_a_serverapp_gets_small_parts_with_their_message() -> None:
-    tree = ObjectTree(object_id="a" * 64)
-    handlers = SimpleNamespace(
-        pull_messages=lambda *_: SimpleNamespace(message_object_trees=[tree])
+def test_a_serverapp_and_its_superlink_exchange_small_parts_with_their_message(server):
+    """Of a message with 80,000 bytes of an array, that array alone is asked for."""
+    state, handlers = (
+        server.states.state(),
+        SimpleNamespace(**vars(internal("runtime_handlers"))),
     )
-    enclose_replies(handlers)
-    store = SimpleNamespace(object_store={"a" * 64: b"part"})
-    (found,) = handlers.pull_messages(None, store, None).message_object_trees
-    assert [*enclosed(found).values()] == [b"part"]
+    enclose_parts(handlers)
+    content = RecordDict(
+        {"model": ArrayRecord([np.arange(10_000.0)]), "config": ConfigRecord({})}
+    )
+    now = time.time()
+    metadata = Metadata(
+        server.run, "", SUPERLINK_NODE_ID, server.node, "", "", now, 60.0, "train"
+    )
+    message = make_message(metadata, content)
+    metadata.__dict__["_message_id"] = name = message.object_id
+    request = PushAppMessagesRequest(
+        messages_list=[message_to_proto(remove_content_from_message(message))],
+        message_object_trees=[tree_of(message)],
+    )
+    task = SimpleNamespace(run_id=server.run)
+    answer = handlers.push_messages(request, state, task)
+    parts = get_all_nested_objects(message)
+    (chunk,) = answer.objects_to_push
+    assert type(parts[chunk]).__name__ == "ArrayChunk"
+    assert state.store_object(server.run, answer.session_id, chunk, parts[chunk].deflate())
+    silo = server.silo()
+    assert silo.ask() == [name]
+    silo.answer(name, 1, inside=dict)
+    (tree,) = handlers.pull_messages(
+        PullAppMessagesRequest(message_ids=[name]), state, task
+    ).message_object_trees
+    assert len(enclosed(tree)) == len(names_in(tree))
 
 
 # --- how large a reply may be -------------------------------------------------------------------------------
@@ -439,7 +465,8 @@ def test_a_call_that_is_too_large_is_refused_by_its_length(
     for name in ("PullMessages", "PushMessages", "PushObject"):
         monkeypatch.setattr(FleetServicer, name, getattr(FleetServicer, name))
     handlers = internal("runtime_handlers")
-    monkeypatch.setattr(handlers, "pull_messages", handlers.pull_messages)
+    for name in ("pull_messages", "push_messages"):
+        monkeypatch.setattr(handlers, name, getattr(handlers, name))
     ours.main()
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
