@@ -104,9 +104,9 @@ def self_seed(secret: bytes, context: bytes) -> bytes:
     return derive(secret, b"silofl self mask 1" + context)
 
 
-def pair_seed(private: bytes, public: bytes, context: bytes, whose: str = "a peer") -> bytes:
+def pair_seed(private: bytes, public: bytes, context: bytes) -> bytes:
     """Return the seed of the mask that two silos share, one adds and the other subtracts."""
-    return derive(agree(private, public, whose), b"silofl pair mask 1" + context)
+    return derive(agree(private, public), b"silofl pair mask 1" + context)
 
 
 def add(vector: Vector, plus: Iterable[bytes], minus: Iterable[bytes]) -> Vector:

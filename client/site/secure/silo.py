@@ -184,7 +184,7 @@ class SecureSilo:
         context = entry["context"]
         for name in {*entered.statements} - {self.silo}:
             other = decode(entered.statements[name].mask)
-            seed = masks.pair_seed(entry["s"], other, context, name)
+            seed = masks.pair_seed(entry["s"], other, context)
             (plus if self.silo < name else minus).append(seed)
         plus.append(masks.self_seed(entry["b"], context))
         following = Slot(self.run, slot.round + 1, 1)
@@ -292,7 +292,7 @@ class SecureSilo:
         shares = dict(zip(holders, map(bytes.__add__, *halves), strict=True))
         sealed, opens = dict.fromkeys(holders, b""), dict[str, bytes]()
         for name in holders.keys() - {self.silo}:
-            shared = masks.agree(private, decode(holders[name].seal), name)
+            shared = masks.agree(private, decode(holders[name].seal))
             key = masks.sealing_key(shared, str(slot), self.silo, name)
             sealed[name] = masks.seal_shares(key, shares[name])
             opens[name] = masks.sealing_key(shared, str(slot), name, self.silo)

@@ -17,6 +17,7 @@ from ..trust.envelope import SECURE, PrivateKey, seal, unseal
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.run_config import number
 from . import MOST_SILOS
+from .masks import agree, decode
 
 LONGEST = 4096  # characters of a statement
 # The rules that the server follows
@@ -118,10 +119,13 @@ def read_list(
             raise SiteError(f"{name}'s statement is of another study, run, round or attempt")
         if found and one.silo <= max(found):
             raise SiteError(f"{name} is listed twice, or the list is not in the order of names")
-        own = [key for key in (one.seal, one.mask) if key]
-        if len(own) != (1 if phase == "keys" else 2) or keys & {*own} or len({*own}) < len(own):
-            raise SiteError(f"{name} lacks a key, or has one that another silo has")
-        keys |= {*own}
+        own = {one.seal} if phase == "keys" else {one.seal, one.mask}
+        sums = () if phase == "keys" else (one.mask, one.secrets, one.shares, one.holders)
+        if not all((one.seal, *sums)) or one.seal == one.mask or keys & own:
+            raise SiteError(f"{name} lacks a key or a sum, or has a key that another silo has")
+        for key in own:
+            agree(bytes(32), decode(key), name)
+        keys |= own
         found[one.silo] = one
     return found
 

@@ -219,6 +219,28 @@ def test_keys_of_another_study_run_round_or_attempt_are_refused(ring, change):
     ring.enter("clinic-01", stated(slot=one.slot, study=one.study, phase=one.phase))
 
 
+@pytest.mark.parametrize("field", ["seal", "mask", "secrets", "shares", "holders"])
+def test_a_statement_that_lacks_a_field_is_refused(ring, field):
+    """The server reads it by the same rules: without the sums of its secrets no fault could be named."""
+    record = ring.record(1, 1, ring.names, "clinic-01")
+    one = read_statement(record["statements"][5])
+    names = (
+        "study",
+        "phase",
+        "silo",
+        "samples",
+        "seal",
+        "mask",
+        "secrets",
+        "shares",
+        "holders",
+    )
+    fields = {name: getattr(one, name) for name in names}
+    text = state(one.slot, ring.nodes["clinic-06"], **{**fields, field: ""})
+    texts = [*record["statements"][:5], text]
+    assert "clinic-06 lacks a key or a sum" in refused(ring, {**record, "statements": texts})
+
+
 def test_a_replayed_or_another_rounds_slot_is_refused(ring):
     record = ring.record(1, 1, ring.names, "clinic-01")
     masked, _ = ring.upload(ring.vectors())

@@ -12,6 +12,9 @@ from tiny import federate, random_silos, same
 
 from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
+from client.site.secure.masks import encode
+from client.site.secure.statements import read_statement, state
+from client.site.trust.keys import load_key
 from partitions.common.errors import RunFailedError
 from server.run.checkpoints import Checkpoints
 from server.run.secure import rounds
@@ -317,6 +320,23 @@ def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
     assert fault in caplog.text
     close(masked, plain)
     assert masked.values("secure_silos") == [6 - (r in missed) for r in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("kind, field", [(KEYS, "seal"), (START, "mask"), (START, "secrets")])
+def test_a_silo_that_signs_no_key_or_sum_is_left_out(six, tmp_path, kind, field):
+    """A key of small order gives a secret that everybody knows: each hospital would refuse the whole list."""
+    secured = Secured(tmp_path, six)
+
+    def sign(text):
+        one = read_statement(text)
+        fields = one.model_dump(exclude={"kind", "signer", "text", "run", "round", "attempt"})
+        changed = {field: "" if field == "secrets" else encode(bytes(32))}
+        return state(one.slot, load_key(tmp_path / "f.key"), **{**fields, **changed})
+
+    secured.change = spoil(kind, "statement", sign)
+    masked = go(six, tmp_path, secured, rounds=2)
+    close(masked, go(six, tmp_path, absent({1}), rounds=2))
+    assert masked.values("secure_silos") == [5, 6]
 
 
 @pytest.mark.parametrize("kind, missed", [(START, {1, 2, 3}), ("train", {2, 3})])
