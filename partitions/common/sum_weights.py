@@ -9,7 +9,6 @@ library.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from statistics import median_low
@@ -30,17 +29,18 @@ def groups_of(names: Iterable[str], size: int) -> list[list[str]]:
 
 
 def labels_of(groups: Iterable[Iterable[str]]) -> dict[str, str]:
-    """Return each silo's group, as the SHA-256 of its names."""
-    return {name: _label(group) for group in groups for name in group}
+    """Return each silo's group, as a text of its names."""
+    return {name: "\n".join(group) for group in groups for name in group}
 
 
 def whole(names: Collection[str], labels: Mapping[str, str]) -> list[str]:
-    """Return those silos, sorted, whose whole group is among the names."""
-    found = defaultdict[str, list[str]](list)
-    for name in sorted(names):
-        found[labels.get(name, "")].append(name)
-    complete = {label for label, group in found.items() if _label(group) == label}
-    return [name for name in sorted(names) if labels.get(name) in complete]
+    """Return those silos, sorted, whose whole group is among the names, and says the same of the group."""
+    groups = {name: labels.get(name, "").split("\n") for name in names}
+    return [
+        name
+        for name, group in sorted(groups.items())
+        if name in group and all(groups.get(other) == group for other in group)
+    ]
 
 
 def weights_in_sum(
@@ -62,7 +62,3 @@ def weights_in_sum(
     first = max(weights, key=weights.__getitem__)
     weights[first] = max(min(weights[first], sum(weights.values()) - weights[first]), 1)
     return weights
-
-
-def _label(group: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(group).encode()).hexdigest()

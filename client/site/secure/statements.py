@@ -56,7 +56,7 @@ class Statement(Frozen):
     phase: Literal["keys", "round"]
     silo: str
     samples: Number  # of its training part
-    group: Sha = ""  # of the names of the silos that are in a sum with it
+    group: str = ""  # the names of the silos that are in a sum with it
     seal: Key  # the public key to seal shares to this silo with
     # The public key of pair masks; this and what follows are empty in phase "keys"
     mask: Key = ""

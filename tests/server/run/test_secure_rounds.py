@@ -322,21 +322,33 @@ def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
     assert masked.values("secure_silos") == [6 - (r in missed) for r in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("kind, field", [(KEYS, "seal"), (START, "mask"), (START, "secrets")])
-def test_a_silo_that_signs_no_key_or_sum_is_left_out(six, tmp_path, kind, field):
-    """A key of small order gives a secret that everybody knows: each hospital would refuse the whole list."""
+@pytest.mark.parametrize(
+    "kind, field, value, missed",
+    [
+        (KEYS, "seal", encode(bytes(32)), {1}),
+        (KEYS, "group", "a", {1, 2}),
+        (START, "mask", encode(bytes(32)), {1}),
+        (START, "secrets", "", {1}),
+    ],
+)
+def test_a_silo_that_signs_nonsense_is_left_out_alone(
+    six, tmp_path, kind, field, value, missed
+):
+    """A key of small order gives a secret that everybody knows: each hospital would refuse the whole list.
+
+    In the group of another silo it would take that silo out with it.
+    """
     secured = Secured(tmp_path, six)
 
     def sign(text):
         one = read_statement(text)
         fields = one.model_dump(exclude={"kind", "signer", "text", "run", "round", "attempt"})
-        changed = {field: "" if field == "secrets" else encode(bytes(32))}
-        return state(one.slot, load_key(tmp_path / "f.key"), **{**fields, **changed})
+        return state(one.slot, load_key(tmp_path / "f.key"), **{**fields, field: value})
 
     secured.change = spoil(kind, "statement", sign)
     masked = go(six, tmp_path, secured, rounds=2)
-    close(masked, go(six, tmp_path, absent({1}), rounds=2))
-    assert masked.values("secure_silos") == [5, 6]
+    close(masked, go(six, tmp_path, absent(missed), rounds=2))
+    assert masked.values("secure_silos") == [6 - (r in missed) for r in (1, 2)]
 
 
 @pytest.mark.parametrize("kind, missed", [(START, {1, 2, 3}), ("train", {2, 3})])
