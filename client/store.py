@@ -35,7 +35,7 @@ from flwr.common import log
 from client.local_data import silo_name
 from client.reported import CANDIDATE, REPORTED
 from partitions.common.errors import DataError
-from strategies.base.state import State
+from strategies.base.state import FIRST, State
 from strategies.base.transport.damaged import DamagedStateError
 from strategies.base.transport.payload import array_record, tensor_of
 
@@ -44,8 +44,9 @@ BETWEEN = "between"  # prefix of states without a server checkpoint
 RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
 # The last written file, its stamp then, its content, and how often each array had been written to.
 _WRITTEN: dict[Path, tuple[tuple[int, ...], State, dict[str, int]]] = {}
-# Models that a round only carries on: they are mapped from the file, and take no memory of their own.
-CARRIED = ("best", REPORTED, CANDIDATE)
+# Models that are mapped from the file, and take no memory of their own: those that a round only carries on, and the
+# first one in the file.
+CARRIED = (FIRST, "best", REPORTED, CANDIDATE)
 
 
 class StateStore:

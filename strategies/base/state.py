@@ -54,6 +54,8 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+# A silo's own model, where one maps it from its file, has the alignment of torch's memory: sums give the same bits
+FIRST, ALIGNED = "personal", 64
 PIECE = 1 << 20  # bytes that are read at a time
 
 
@@ -115,7 +117,9 @@ def write_sealed(
     keep: Path | None = None,
 ) -> None:
     """Write tensors, and texts into the header, atomically; ``keep`` gets the previous file."""
-    names = sorted(tensors, key=lambda name: ([*DTYPES].index(tensors[name].dtype), name))
+    names = sorted(
+        tensors, key=lambda name: (name != FIRST, [*DTYPES].index(tensors[name].dtype), name)
+    )
     content: dict[str, Any] = {"__metadata__": {"sha256": BLANK.decode(), **texts}}
     end = 0
     for name in names:
@@ -127,7 +131,7 @@ def write_sealed(
             "data_offsets": [start, end],
         }
     header = json.dumps(content, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8 bytes
+    header += b" " * (-(8 + len(header)) % ALIGNED)
     begin = len(header).to_bytes(8, "little") + header
 
     def write(temporary: Path) -> None:

@@ -27,6 +27,7 @@ from ..audit_gate import BY_SITE, BY_SITE_VALUE
 from ..flower import internal
 from ..terms import GIVEN
 from .records import read_question, write_answer, write_error
+from .transfers import return_memory
 
 # Takes questions (and its process number); has answered; how it ended
 READY, DONE, DIED = b"R", b"D", b"X"
@@ -117,6 +118,7 @@ def answer_all(connection: socket.socket) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         connection.sendall(DONE)
+        return_memory()
 
 
 def answer_question(
