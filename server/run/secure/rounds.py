@@ -346,6 +346,10 @@ class SecureRounds:
                 one = read_list([text], of, phase, study, known)[name]
                 if holders and not _has_signed(one, record, holders):
                     raise SiteError("its shares are not those that it has signed for this list")
+                if any(
+                    {one.seal, one.mask} & {of.seal, of.mask} - {""} for of in found.values()
+                ):
+                    raise SiteError("it has a key that another silo has")
                 found[name] = one
             except SiteError as error:
                 self.note(

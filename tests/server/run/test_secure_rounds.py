@@ -339,16 +339,36 @@ def test_a_silo_that_signs_nonsense_is_left_out_alone(
     In the group of another silo it would take that silo out with it.
     """
     secured = Secured(tmp_path, six)
-
-    def sign(text):
-        one = read_statement(text)
-        fields = one.model_dump(exclude={"kind", "signer", "text", "run", "round", "attempt"})
-        return state(one.slot, load_key(tmp_path / "f.key"), **{**fields, field: value})
-
-    secured.change = spoil(kind, "statement", sign)
+    secured.change = spoil(kind, "statement", signing(tmp_path, **{field: value}))
     masked = go(six, tmp_path, secured, rounds=2)
     close(masked, go(six, tmp_path, absent(missed), rounds=2))
     assert masked.values("secure_silos") == [6 - (r in missed) for r in (1, 2)]
+
+
+def signing(folder, **fields):
+    """A silo signs its statement with other fields."""
+
+    def sign(text):
+        one = read_statement(text)
+        own = one.model_dump(exclude={"kind", "signer", "text", "run", "round", "attempt"})
+        return state(one.slot, load_key(folder / f"{one.silo}.key"), **{**own, **fields})
+
+    return sign
+
+
+def test_two_silos_with_one_key_are_left_out_alone(tmp_path):
+    """Hospitals refuse a list in which a key is there twice: both could end the run."""
+    nine = random_silos(tmp_path, dict.fromkeys("abcdefghi", 6))
+    secured, sign = Secured(tmp_path, nine), signing(tmp_path, seal=encode(b"\x09" + bytes(31)))
+
+    def change(silo, asked, number, reply):
+        if silo in "hi" and (asked, number) == (KEYS, 1):
+            record = reply.content.config_records["secure"]
+            record["statement"] = sign(record["statement"])
+
+    secured.change = change
+    masked = go(nine, tmp_path, secured, rounds=2)
+    assert masked.values("secure_silos") == [7, 9]
 
 
 @pytest.mark.parametrize("kind, missed", [(START, {1, 2, 3}), ("train", {2, 3})])
