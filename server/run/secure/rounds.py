@@ -111,14 +111,14 @@ class SecureRounds:
         self.made = NOTHING
         if not self.masked or not strategy.upload_names():
             return replace(strategy.plan, attempt=self.attempt)
-        here: Collection[str] = self._online(strategy) - self.excluded
-        if {*here} <= self.labels.keys():  # else one of them has yet to state its group
-            here = self._whole(here)
+        here = self._online(strategy) - self.excluded
+        if here <= self.labels.keys():  # else one of them has yet to state its group
+            here = {*self._whole(here)}
         self.made, slot = self.following, {"round": server_round, "attempt": self.attempt}
-        if self.made.slot != slot or {*here} - {*self.made.statements}:
+        if self.made.slot != slot or here - self.made.statements.keys():
             self.made = self._start(strategy, slot, sorted(here))
         before = self._asked_before(server_round)
-        if missing := before.keys() - {*self.made.statements}:
+        if missing := before.keys() - self.made.statements.keys():
             raise RunFailedError(
                 f"round {server_round} was begun over {', '.join(before)}, and another sum would show single updates: "
                 f"{', '.join(sorted(missing))} must be online; then resume the run"
