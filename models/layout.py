@@ -103,7 +103,7 @@ class Layout:
         return _merge_parts(
             slice(e.start, e.stop)
             for e in self.buffers
-            if everything or any(e.name.startswith(f"{name}.") for name in names)
+            if everything or any(is_in(e.name, name) for name in names)
         )
 
     def norm_parts(self, norm: bool = True) -> tuple[slice, ...]:
@@ -194,7 +194,7 @@ def _ties(
     names = block_names(module)
 
     def block(tensor: str) -> str:
-        return max((b for b in names if tensor.startswith(f"{b}.")), key=len, default="")
+        return max((b for b in names if is_in(tensor, b)), key=len, default="")
 
     named = {b.name for b in blocks} | set(names[-1:])
     held = {e.name for e in entries}
@@ -210,10 +210,16 @@ def _ties(
     )
 
 
+def is_in(tensor: str, block: str) -> bool:
+    """Return whether a tensor, by its name, is this one or in the module of this name ("": the network itself)."""
+    return f"{tensor}.".startswith(f"{block}.") or tensor.rpartition(".")[0] == block
+
+
 def block_names(module: nn.Module) -> list[str]:
     """Return the names of the layer blocks, from input to output.
 
-    They are ``module.block_names``; without that attribute, every module with trained parameters of its own.
+    They are ``module.block_names``; without that attribute, every module with trained parameters of its own. A block is
+    a module, or a parameter of the network's own. ``module.aside``: modules behind the last block that belong to it.
     """
     named = getattr(module, "block_names", None)
     owners = (n.rpartition(".")[0] for n, p in module.named_parameters() if p.requires_grad)
@@ -238,13 +244,11 @@ def frozen_modules(module: nn.Module) -> frozenset[str]:
 
 def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ...]:
     names = block_names(module)
+    aside = getattr(module, "aside", ())
     blocks = []
     for name in names:
-        inside = [
-            e
-            for e in parameters
-            if e.name.startswith(f"{name}.") or e.name.rpartition(".")[0] == name
-        ]
+        own = (name, *aside) if name == names[-1] else (name,)
+        inside = [e for e in parameters if any(is_in(e.name, block) for block in own)]
         if inside:
             blocks.append(Block(name, inside[0].start, inside[-1].stop))
     stops = [0, *(b.stop for b in blocks)]

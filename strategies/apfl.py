@@ -64,6 +64,10 @@ class ApflClient(SiloClient):
     def no_file(self) -> str:  # type: ignore[override]
         return TWO_NETWORKS if self.settings.mix == "logits" else ""
 
+    @property
+    def needs_one_answer(self) -> bool:
+        return self.settings.mix == "logits"
+
     def local_update(self) -> list[Tensor]:
         model, state = self.model, self.state
         w = model.vector.clone()

@@ -36,7 +36,7 @@ from partitions.importing.streams import NewPictures, new_pictures
 from partitions.importing.table.source import Found, lines_by, rows_by_recipe
 from partitions.inputs import count_columns, read_vocabulary
 from partitions.labels import Fault
-from partitions.npz import read_arrays
+from partitions.own.index import arrays_at
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any, parse_any
 from partitions.recipes.recipe import Recipe
 from partitions.schema import Schema
@@ -267,7 +267,7 @@ def answers_csv(
 def read_samples(file: Path) -> tuple[Array, int, Schema]:
     """Return the samples to predict as one array (partitions/inputs.py), the vocabulary size, the file's schema."""
     try:
-        arrays = read_arrays(file)
+        arrays = arrays_at(file)
         vocabulary = read_vocabulary(arrays)
         found: dict[tuple[str, str], Array] = {}
         for key, meaning in known_names(arrays).items():

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from models.flat import FlatModel
-from models.layout import check_tensors
+from models.layout import block_names, check_tensors
+from models.networks.outputs import (
+    gives_several,
+    has_several,
+    joined,
+    only_in_training,
+    put_in_order,
+)
 from models.shapes import Shape, example
 from partitions.common.errors import UserError
 from partitions.common.own_code import NAME, line_of, load_function
@@ -55,10 +62,14 @@ def custom_network(
     name: str, shape: Shape, outputs: int, settings: CustomSettings
 ) -> nn.Module:
     """Return the network, freshly initialised. Raises UserError, one line, where it cannot be made or used."""
-    drops = _check_factory(name, shape, outputs, settings.per_pixel)
+    found = _check_factory(name, shape, outputs, settings.per_pixel)
     network = _make_network(name, shape, outputs)
-    if drops:
+    if found.drops:
         network.has_dropout = True  # type: ignore[assignment]
+    if found.several:
+        put_in_order(network, found.several)
+        names = [name for name in block_names(network) if name not in found.aside]
+        network.block_names, network.aside = tuple(names), found.aside  # type: ignore[assignment]
     return network
 
 
@@ -79,25 +90,58 @@ def _make_network(name: str, shape: Shape, outputs: int) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise _fault(name, shape, f"it gives {type(network).__name__}, not an nn.Module")
     if not hasattr(network, "block_names"):
-        children = [
-            child
-            for child, module in network.named_children()
-            if any(True for _ in module.parameters())
-        ]
-        network.block_names = tuple(children)  # type: ignore[assignment]
-        if alone := [
-            parameter for parameter, _ in network.named_parameters() if "." not in parameter
-        ]:
+        alone, children = find_blocks(network)
+        if alone and not children:
             raise _fault(
                 name,
                 shape,
                 f"its parameter {alone[0]} is in no child module: give it one, or block_names",
             )
+        network.block_names = (*alone, *children)  # type: ignore[assignment]
     return network
 
 
+def find_blocks(network: nn.Module) -> tuple[list[str], list[str]]:
+    """Return the layer blocks: parameters of the network's own, and its children with parameters.
+
+    Where its only part is one child, they are that child's parts, and so on.
+    """
+    around, above = network, ""
+    while True:
+        alone = [name for name, _ in around.named_parameters(recurse=False)]
+        children = children_of(around)
+        deeper = dict(around.named_children())[children[0]] if len(children) == 1 else None
+        if alone or deeper is None or not children_of(deeper):
+            return [above + name for name in alone], [above + name for name in children]
+        around, above = deeper, f"{above}{children[0]}."
+
+
+def children_of(module: nn.Module) -> list[str]:
+    """Return the children with layers of their own: not one that only lists layers of those before it."""
+    found: list[str] = []
+    known: set[nn.Module] = set()
+    for name, child in module.named_children():
+        layers = {m for m in child.modules() if [*m.parameters(recurse=False)]}
+        if layers - known:
+            found.append(name)
+        known |= layers
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a network does in training: ``drops``: it draws random numbers; ``several``: the axes of its answers.
+
+    ``aside``: the last blocks, which only further answers have. ``several`` is 0 for one answer.
+    """
+
+    drops: bool
+    several: int = 0
+    aside: tuple[str, ...] = ()
+
+
 @lru_cache(maxsize=8)
-def _check_factory(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bool:
+def _check_factory(name: str, shape: Shape, outputs: int, per_pixel: bool) -> Found:
     with torch.random.fork_rng(devices=[]):
         factory_of(name)  # first, because the import may draw numbers, too
     return check_network(
@@ -119,8 +163,8 @@ def _make_seeded(
 
 def check_network(
     name: str, shape: Shape, outputs: int, per_pixel: bool, make: Callable[[], nn.Module]
-) -> bool:
-    """Raise UserError where methods cannot use the network; return whether it draws random numbers in training."""
+) -> Found:
+    """Raise UserError where methods cannot use the network; return what it does in training."""
     with torch.random.fork_rng(devices=[]):
         network, again, other = (_make_seeded(name, shape, make, seed) for seed in (0, 0, 1))
         if faults := [*_in_numbers(network, again, other)]:
@@ -133,8 +177,15 @@ def check_network(
             ) from None
         x = example(shape, 2)
         wanted = (2, outputs, *(shape[1:] if per_pixel else ()))
+        several = 0
         try:
-            trained = [_output_of(network.train(), x, seed) for seed in (1, 2)]
+            with torch.no_grad():
+                first = network.train()(x)
+            if gives_several(first, wanted):
+                several = len(wanted)
+                for own in (network, other):
+                    put_in_order(own, several)
+            trained = [_output_of(network, x, seed) for seed in (1, 2)]
             flat.reset_buffers()
             seen = [_output_of(network.eval(), x, seed) for seed in (1, 2)]
             start = flat.vector.clone()
@@ -145,13 +196,16 @@ def check_network(
             raise _fault(
                 name, shape, f"it takes no inputs of this shape: {line_of(error)}"
             ) from None
-    for found in (*trained, *seen):
+    for found, when in (
+        *((found, "") for found in trained if not several),
+        *((found, " in evaluation: let it return one answer there") for found in seen),
+    ):
         if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise _fault(
                 name,
                 shape,
-                f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted",
+                f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted{when}",
             )
     if not torch.equal(*seen):
         raise _fault(
@@ -162,9 +216,11 @@ def check_network(
     if torch.equal(moved, seen[0]):
         raise _fault(name, shape, "its outputs stay the same whatever its parameters are")
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        if lost := _find_lost(flat, other, x):
+        # A model like the other: sums over tensors that lie elsewhere in memory may round otherwise
+        if lost := _find_lost(flat, FlatModel(other).module, x):
             raise _fault(name, shape, lost)
-    return not torch.equal(*trained)
+        aside = only_in_training(flat, x) if several else ()
+    return Found(not torch.equal(*trained), several, aside)
 
 
 def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
@@ -185,7 +241,7 @@ def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
         torch.manual_seed(1)
         try:
             with flat.one_gradient():
-                found = flat.module.train()(x)
+                found = joined(flat.module.train()(x))
                 found.square().mean().backward()
         except Exception as error:
             return f"it cannot be trained: {line_of(error)}"
@@ -263,8 +319,7 @@ def _in_numbers(network: nn.Module, again: nn.Module, other: nn.Module) -> list[
 @torch.no_grad()
 def _output_of(network: nn.Module, x: Any, seed: int) -> Any:
     torch.manual_seed(seed)
-    found = network(x)
-    return found.clone() if isinstance(found, Tensor) else found
+    return joined(network(x)) if has_several(network) else network(x)
 
 
 def _fault(name: str, shape: Shape, what: str) -> UserError:

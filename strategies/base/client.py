@@ -17,12 +17,13 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from models.flat import Passes, apart, gather, is_finite, write
+from models.networks.outputs import LossOfSeveral, has_several
 from models.training import Network, loss_gradient
 from partitions.common.errors import UserError
 from partitions.common.own_code import load_function
 from partitions.common.settings import values_of
 from strategies.base.aggregation.secure import integers_of
-from strategies.base.info import MethodInfo, shares_buffers, upload_names
+from strategies.base.info import OWN_LOSS, MethodInfo, shares_buffers, upload_names
 from strategies.base.privacy import PrivateTraining, kept_finite, private_gradients, quietly
 from strategies.base.settings import Common
 from strategies.base.silo import RECEIVED, Silo, check_step, class_weights
@@ -55,6 +56,11 @@ class SiloClient(TrainingLoop, NumPyClient):
     # State entries that prediction needs in addition to the vector
     needed_to_predict: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def needs_one_answer(self) -> bool:
+        """Whether it computes with a network's answers in training, beside the run's loss of them."""
+        return not self.info.plain_loss or self.info.not_trainer == OWN_LOSS
+
     def __init__(
         self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo
     ) -> None:
@@ -66,6 +72,13 @@ class SiloClient(TrainingLoop, NumPyClient):
         self.loss = silo.task.loss(
             common.loss, common.focal_gamma, common.label_smoothing, weights
         )
+        if has_several(self.model.module):
+            if common.dp or self.needs_one_answer:
+                what = "dp = true" if common.dp else f"strategy = {info.name}"
+                raise UserError(
+                    f"{what}: the network gives several answers in training (deep supervision), and this needs one"
+                )
+            self.loss = LossOfSeveral(self.loss)
         self.round, self.late = 0, False  # late: the silo joined during the run
         # Of the state that the evaluated personal model belongs to
         self.run_id, self.measured_round = "", 0

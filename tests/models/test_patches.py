@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import federate
+from tiny import comparable, federate
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -23,6 +23,8 @@ from models.tasks import segmentation, task_of
 from models.tasks.patches import Patches, Window, read_sides
 from partitions.common.errors import UserError
 from partitions.npz import write_npz
+from partitions.own.dataset import open_own
+from partitions.own.index import write_index
 from partitions.silo_file import read_silo_file
 from partitions.stored import OnDisk
 from server.results.history import History
@@ -181,6 +183,100 @@ def test_a_runs_models_are_evaluated_on_whole_volumes(tmp_path):
         assert found["shared", silo] == found[silo, silo] == dice["received", silo]
     shared = tmp_path / "out" / "models" / "shared.safetensors"
     assert predict_file(shared, volumes(tmp_path / "new.npz", (20, 9, 14)))
+
+
+OWN = """
+import os
+from pathlib import Path
+import numpy as np
+from torch.utils.data import Dataset
+
+FOLDER = Path(os.environ["WARD"])
+
+class Scans(Dataset):
+    def __init__(self, items):
+        self.items = items
+    def __len__(self):
+        return len(self.items)
+    def __getitem__(self, i):
+        image, label = (np.load(self.items[i][key]) for key in ("image", "label"))
+        return image[None], label
+
+def ours(silo, make=Scans):
+    made = {}
+    for split, rows in (("train", range(4)), ("val", [4]), ("test", [5])):
+        names = [FOLDER / f"{silo}{i}" for i in rows]
+        items = [{"image": f"{name}.npy", "label": f"{name}-mask.npy"} for name in names]
+        made[split] = make(items), {"patient": [name.name for name in names]}
+    return made | {"task": "segmentation", "classes": 2}
+
+def north():
+    return ours("a")
+
+def south():
+    return ours("b")
+"""
+OWN_MONAI = """
+from monai.data import PersistentDataset
+from monai.transforms import Compose, EnsureChannelFirstd, LoadImaged, RandFlipd
+KEYS = ["image", "label"]
+FIXED = [LoadImaged(KEYS), EnsureChannelFirstd(KEYS, channel_dim="no_channel")]
+
+def kept(items, *drawn):
+    return PersistentDataset(items, Compose([*FIXED, *drawn]), cache_dir=FOLDER / "cache")
+
+def north():
+    return ours("a", kept)
+
+def flipped():
+    made = ours("a", lambda items: kept(items, RandFlipd(KEYS, prob=0.5, spatial_axis=0)))
+    return {**north(), "train": made["train"]}
+"""
+
+
+@pytest.mark.parametrize(
+    "source", [OWN, pytest.param(OWN + OWN_MONAI, marks=pytest.mark.exhaustive)]
+)
+def test_own_datasets_of_volumes_are_read_by_patches(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits of data files of the same volumes: patches about the foreground, whole volumes' Dice, prediction."""
+    files = {
+        n: volumes(tmp_path / f"{n}.npz", (12, 10, 12), seed=i) for i, n in enumerate("ab")
+    }
+    for name, file in files.items():
+        with np.load(file) as arrays:
+            x, y = (
+                np.concatenate([arrays[f"{k}_{s}"] for s in ("train", "val", "test")])
+                for k in "xy"
+            )
+        for i in range(6):
+            np.save(tmp_path / f"{name}{i}.npy", x[i, 0])
+            np.save(tmp_path / f"{name}{i}-mask.npy", y[i])
+    (tmp_path / "ward_scans.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("WARD", str(tmp_path))
+    functions = ["north", "south", *(["flipped"] if source != OWN else [])]
+    for function in functions:
+        write_index(f"ward_scans:{function}", tmp_path / f"{function}.npz")
+    given = {**RUN, "rounds": 2, "patches_per_volume": 3, "foreground_share": 0.5}
+
+    def go(north: Path, **more: Any) -> Any:
+        return federate({"a": north, "b": tmp_path / "south.npz"}, **given, **more)
+
+    own, kept = go(tmp_path / "north.npz", directory=tmp_path / "run"), federate(files, **given)
+    assert comparable(own.rows) == comparable(kept.rows)
+    export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
+    tables = [
+        predict_file(tmp_path / "a.safetensors", data)
+        for data in (files["a"], tmp_path / "north.npz")
+    ]
+    assert tables[0] == tables[1]
+    if "flipped" in functions:
+        runs = [go(tmp_path / "flipped.npz").personal("a") for _ in range(2)]
+        assert torch.equal(*runs) and not torch.equal(runs[0], own.personal("a"))
+    open_own.cache_clear()
+    sys.modules.pop("ward_scans")
 
 
 @pytest.mark.parametrize(
