@@ -256,43 +256,12 @@ class FlatModel:
             move(moved, gradient[index])  # type: ignore[index]
             weight.index_copy_(0, index, moved)
 
-    @torch.no_grad()
-    def gather_gradients(self) -> None:
-        """Let ``gradient`` hold the gradients again that a training loop has moved; a frozen parameter has none."""
-        for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
-            view = self.gradient[entry.start : entry.stop].view(entry.shape)
-            found = parameter.grad
-            if found is None or not parameter.requires_grad:
-                view.zero_()
-            elif found.data_ptr() != view.data_ptr():
-                view.copy_(found.to_dense() if found.is_sparse else found)
-            parameter.grad = view if parameter.requires_grad else None
-
-    @torch.no_grad()
-    def take_back(self) -> None:
-        """Make parameters, gradients and buffers views again that a training loop has moved; their values stay."""
-        self.freeze()  # nothing: each parameter has its gradient again
-        for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
-            view = self.vector[entry.start : entry.stop].view(entry.shape)
-            if parameter.data_ptr() != view.data_ptr():
-                view.copy_(parameter)
-                parameter.data = view
-        self.gather_gradients()
-        for entry in self.layout.buffers:
-            owner, _, leaf = entry.name.rpartition(".")
-            held = self.module.get_submodule(owner)._buffers
-            view = self.buffers[entry.start : entry.stop].view(entry.shape)
-            if (found := held[leaf]) is not None and found.data_ptr() != view.data_ptr():
-                view.copy_(found)
-                held[leaf] = view
-        self.module.train()
-
     def reset_buffers(self) -> None:
         """Set the buffers to their values at construction."""
         self.buffers.copy_(self._initial_buffers)
         self.integers.copy_(self._initial_integers)
 
-    def _integers_of(self, integers: Tensor) -> dict[str, Tensor]:
+    def integers_of(self, integers: Tensor) -> dict[str, Tensor]:
         """Return the integer buffers as views of these bytes, by name."""
         return {
             n: integers[start:stop].view(t).view(shape)
@@ -321,7 +290,7 @@ class FlatModel:
             self.vector if vector is None else vector,
             self.buffers if buffers is None else buffers,
         )
-        named |= self._integers_of(self.integers if integers is None else integers)
+        named |= self.integers_of(self.integers if integers is None else integers)
         whole: Mapping[str, Tensor] = self.module.state_dict()
         found = {
             name: named.get(self._first_names.get(name, name), tensor).detach().cpu().clone()

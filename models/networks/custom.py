@@ -8,7 +8,8 @@ use, once per process. Layer blocks are its ``block_names``, or else its childre
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -63,7 +64,8 @@ def custom_network(
 ) -> nn.Module:
     """Return the network, freshly initialised. Raises UserError, one line, where it cannot be made or used."""
     found = _check_factory(name, shape, outputs, settings.per_pixel)
-    network = _make_network(name, shape, outputs)
+    with _naming(name, shape):
+        network = _make_network(name, shape, outputs)
     if found.drops:
         network.has_dropout = True  # type: ignore[assignment]
     if found.several:
@@ -78,24 +80,38 @@ def factory_of(name: str) -> Factory:
     return load_function("model", name, "input_shape, outputs")
 
 
-def _make_network(name: str, shape: Shape, outputs: int) -> nn.Module:
+@contextmanager
+def _naming(name: str, shape: Shape) -> Iterator[None]:
+    """Context in which a UserError gets the name of the network and the shape of its inputs."""
     try:
-        network = factory_of(name)(shape, outputs)
-    except ValueError as error:
-        raise (
-            error if str(error).startswith("model = ") else _fault(name, shape, line_of(error))
-        ) from None
+        yield
+    except UserError as error:
+        text = str(error)
+        if not text.startswith("model = "):
+            text = f"model = {name!r} for inputs of shape {shape}: {text}"
+        raise UserError(text) from None
+
+
+@contextmanager
+def _saying(what: str) -> Iterator[None]:
+    """Context in which an error is a UserError with these words before it."""
+    try:
+        yield
     except Exception as error:
-        raise _fault(name, shape, line_of(error)) from None
+        raise UserError(f"{what}{line_of(error)}") from None
+
+
+def _make_network(name: str, shape: Shape, outputs: int) -> nn.Module:
+    factory = factory_of(name)
+    with _saying(""):
+        network = factory(shape, outputs)
     if not isinstance(network, nn.Module):
-        raise _fault(name, shape, f"it gives {type(network).__name__}, not an nn.Module")
+        raise UserError(f"it gives {type(network).__name__}, not an nn.Module")
     if not hasattr(network, "block_names"):
         alone, children = find_blocks(network)
         if alone and not children:
-            raise _fault(
-                name,
-                shape,
-                f"its parameter {alone[0]} is in no child module: give it one, or block_names",
+            raise UserError(
+                f"its parameter {alone[0]} is in no child module: give it one, or block_names"
             )
         network.block_names = (*alone, *children)  # type: ignore[assignment]
     return network
@@ -129,7 +145,7 @@ def children_of(module: nn.Module) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Found:
+class InTraining:
     """What a network does in training: ``drops``: it draws random numbers; ``several``: the axes of its answers.
 
     ``aside``: the last blocks, which only further answers have. ``several`` is 0 for one answer.
@@ -141,7 +157,7 @@ class Found:
 
 
 @lru_cache(maxsize=8)
-def _check_factory(name: str, shape: Shape, outputs: int, per_pixel: bool) -> Found:
+def _check_factory(name: str, shape: Shape, outputs: int, per_pixel: bool) -> InTraining:
     with torch.random.fork_rng(devices=[]):
         factory_of(name)  # first, because the import may draw numbers, too
     return check_network(
@@ -149,42 +165,25 @@ def _check_factory(name: str, shape: Shape, outputs: int, per_pixel: bool) -> Fo
     )
 
 
-def _make_seeded(
-    name: str, shape: Shape, make: Callable[[], nn.Module], seed: int
-) -> nn.Module:
-    torch.manual_seed(seed)
-    network = make()
-    try:
-        check_tensors(network)
-    except UserError as error:
-        raise _fault(name, shape, str(error)) from None
-    return network
-
-
 def check_network(
     name: str, shape: Shape, outputs: int, per_pixel: bool, make: Callable[[], nn.Module]
-) -> Found:
+) -> InTraining:
     """Raise UserError where methods cannot use the network; return what it does in training."""
-    with torch.random.fork_rng(devices=[]):
-        network, again, other = (_make_seeded(name, shape, make, seed) for seed in (0, 0, 1))
+    with torch.random.fork_rng(devices=[]), _naming(name, shape):
+        made = []
+        for seed in (0, 0, 1):
+            torch.manual_seed(seed)
+            made.append(make())
+            check_tensors(made[-1])
+        network, again, other = made
         if faults := [*_in_numbers(network, again, other)]:
-            raise _fault(name, shape, faults[0])
-        try:
+            raise UserError(faults[0])
+        with _saying("its layer blocks cannot be used: "):
             flat = FlatModel(network)
-        except Exception as error:
-            raise _fault(
-                name, shape, f"its layer blocks cannot be used: {line_of(error)}"
-            ) from None
         x = example(shape, 2)
         wanted = (2, outputs, *(shape[1:] if per_pixel else ()))
-        several = 0
-        try:
-            with torch.no_grad():
-                first = network.train()(x)
-            if gives_several(first, wanted):
-                several = len(wanted)
-                for own in (network, other):
-                    put_in_order(own, several)
+        with _saying("it takes no inputs of this shape: "):
+            several = _put_in_order(network, other, x, wanted)
             trained = [_output_of(network, x, seed) for seed in (1, 2)]
             flat.reset_buffers()
             seen = [_output_of(network.eval(), x, seed) for seed in (1, 2)]
@@ -192,87 +191,96 @@ def check_network(
             flat.vector.add_(0.1)
             moved = _output_of(network, x, 1)
             flat.load(start)
-        except Exception as error:
-            raise _fault(
-                name, shape, f"it takes no inputs of this shape: {line_of(error)}"
-            ) from None
-    for found, when in (
-        *((found, "") for found in trained if not several),
-        *((found, " in evaluation: let it return one answer there") for found in seen),
-    ):
-        if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
-            given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise _fault(
-                name,
-                shape,
-                f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted{when}",
+        _check_shapes(() if several else trained, wanted)
+        _check_shapes(seen, wanted, " in evaluation: let it return one answer there")
+        if not torch.equal(*seen):
+            raise UserError(
+                "in evaluation it says two things of the same input: it must not draw numbers there"
             )
-    if not torch.equal(*seen):
-        raise _fault(
-            name,
-            shape,
-            "in evaluation it says two things of the same input: it must not draw numbers there",
-        )
-    if torch.equal(moved, seen[0]):
-        raise _fault(name, shape, "its outputs stay the same whatever its parameters are")
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        # A model like the other: sums over tensors that lie elsewhere in memory may round otherwise
-        if lost := _find_lost(flat, FlatModel(other).module, x):
-            raise _fault(name, shape, lost)
-        aside = only_in_training(flat, x) if several else ()
-    return Found(not torch.equal(*trained), several, aside)
+        if torch.equal(moved, seen[0]):
+            raise UserError("its outputs stay the same whatever its parameters are")
+        with torch.enable_grad():
+            # A model like the other: sums over tensors that lie elsewhere in memory may round otherwise
+            _find_lost(flat, FlatModel(other).module, x)
+            aside = only_in_training(flat, x) if several else ()
+        return InTraining(not torch.equal(*trained), several, aside)
 
 
-def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> str:
-    """Train a step and return what a file of the model would lose of it; empty: nothing. ``other`` takes the model.
+def _put_in_order(network: nn.Module, other: nn.Module, x: Any, wanted: tuple[int, ...]) -> int:
+    """Put several answers in training in order; return how many axes each has, 0 for one answer."""
+    with torch.no_grad():
+        found = network.train()(x)
+    if not gives_several(found, wanted):
+        return 0
+    for own in (network, other):
+        put_in_order(own, len(wanted))
+    return len(wanted)
+
+
+def _check_shapes(outputs: Iterable[Any], wanted: tuple[int, ...], when: str = "") -> None:
+    for found in outputs:
+        given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if given != wanted:
+            raise UserError(
+                f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted{when}"
+            )
+
+
+def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> None:
+    """Train a step, and raise UserError for what a file of the model would lose of it; ``other`` takes the model.
 
     The step is done twice from one state: what the module keeps elsewhere makes the second one another.
     """
     vector, ends = flat.vector.clone(), []
-    if flat.find_replaced():
-        return f"its forward sets {flat.find_replaced()[0]} anew: change it in place, as copy_ or add_ does"
+    _check_replaced(flat)
     before = [flat.buffers.clone(), flat.integers.clone()]
     _output_of(flat.module.eval(), x, 1)
     if not all(map(torch.equal, before, (flat.buffers, flat.integers))):
-        return "in evaluation its forward changes its buffers: let it do so in training only"
+        raise UserError(
+            "in evaluation its forward changes its buffers: let it do so in training only"
+        )
     for _ in range(2):
         flat.load(vector)
         flat.reset_buffers()
         torch.manual_seed(1)
-        try:
-            with flat.one_gradient():
-                found = joined(flat.module.train()(x))
-                found.square().mean().backward()
-        except Exception as error:
-            return f"it cannot be trained: {line_of(error)}"
-        if flat.find_replaced():
-            return f"its forward sets {flat.find_replaced()[0]} anew: change it in place, as copy_ or add_ does"
+        with _saying("it cannot be trained: "), flat.one_gradient():
+            found = joined(flat.module.train()(x))
+            found.square().mean().backward()  # type: ignore[no-untyped-call]
+        _check_replaced(flat)
         rate = STEP * float(vector.norm()) / max(float(flat.gradient.norm()), 1e-12)
         flat.vector.sub_(flat.gradient, alpha=rate)
         state = flat.vector.clone(), flat.buffers.clone(), flat.integers.clone()
         ends.append((found.detach(), *state))
     if not all(map(_alike, *ends)):
-        return f"a step of training from the same state is another the second time: {HIDDEN}"
-    try:
+        raise UserError(
+            f"a step of training from the same state is another the second time: {HIDDEN}"
+        )
+    with _saying("its saved state cannot be loaded: "):
         _output_of(other.eval(), x, 3)  # which may draw what a forward pass draws once
         other.load_state_dict(flat.state_dict())
-    except (RuntimeError, KeyError, TypeError, ValueError) as error:
-        return f"its saved state cannot be loaded: {line_of(error)}"
     for mode in (True, False):
         ours, theirs = (
             _output_of(network.train(mode), x, 1) for network in (flat.module, other)
         )
         if not _alike(ours, theirs):
-            return f"a copy that has loaded its saved state gives other outputs: {HIDDEN}"
+            raise UserError(
+                f"a copy that has loaded its saved state gives other outputs: {HIDDEN}"
+            )
     flat.load(*ends[0][1:])
     answers = _output_of(flat.module.eval(), x, 1)
     flat.load(flat.vector, None, before[1])
     if not _alike(answers, _output_of(flat.module, x, 1)):
-        return (
+        raise UserError(
             "its answers depend on an integer buffer that training changes, and integers are in no model that "
             "hospitals share: let it be float32"
         )
-    return ""
+
+
+def _check_replaced(flat: FlatModel) -> None:
+    if replaced := flat.find_replaced():
+        raise UserError(
+            f"its forward sets {replaced[0]} anew: change it in place, as copy_ or add_ does"
+        )
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -280,47 +288,28 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
-def _in_numbers(network: nn.Module, again: nn.Module, other: nn.Module) -> list[str]:
-    """Return the faults of two networks that were made under the same seed, and of one under another seed."""
+def _in_numbers(network: nn.Module, again: nn.Module, other: nn.Module) -> Iterator[str]:
+    """Yield the faults of two networks that were made under the same seed, and of one under another seed."""
     parameters = dict(network.named_parameters())
     if not parameters:
-        return ["it has no parameters"]
-    faults = []
+        yield "it has no parameters"
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
-            faults.append(
-                f"its parameter {name} is frozen, which is the setting trainable's to say"
-            )
+            yield f"its parameter {name} is frozen, which is the setting trainable's to say"
     if any(p is q for p, q in zip(network.parameters(), again.parameters(), strict=False)):
-        faults.append("it gives the same module twice: it has to make a new one")
-    one, same = network.state_dict(), again.state_dict()
-    if one.keys() != same.keys() or not all(
-        torch.equal(tensor, same[key]) for key, tensor in one.items()
-    ):
-        faults.append(
-            "made twice under one seed it differs: its weights may come from torch's generator alone"
-        )
-    integers = {
-        key: tensor
-        for key, tensor in other.state_dict().items()
-        if not tensor.is_floating_point()
-    }
-    if drawn := [
-        key
-        for key, tensor in integers.items()
-        if key in one and not torch.equal(tensor, one[key])
-    ]:
-        faults.append(
-            f"its integer buffer {drawn[0]} is drawn at random, and hospitals do not exchange it: fix it"
-        )
-    return faults
+        yield "it gives the same module twice: it has to make a new one"
+    one, same, others = (own.state_dict() for own in (network, again, other))
+    if one.keys() != same.keys() or not all(torch.equal(one[key], same[key]) for key in one):
+        yield "made twice under one seed it differs: its weights may come from torch's generator alone"
+    for key in one.keys() & others.keys():
+        if not one[key].is_floating_point() and not torch.equal(one[key], others[key]):
+            yield f"its integer buffer {key} is drawn at random, and hospitals do not exchange it: fix it"
 
 
 @torch.no_grad()
 def _output_of(network: nn.Module, x: Any, seed: int) -> Any:
     torch.manual_seed(seed)
-    return joined(network(x)) if has_several(network) else network(x)
-
-
-def _fault(name: str, shape: Shape, what: str) -> UserError:
-    return UserError(f"model = {name!r} for inputs of shape {shape}: {what}")
+    found = network(x)
+    if network.training and has_several(network):
+        return joined(found)
+    return found.clone() if isinstance(found, Tensor) else found

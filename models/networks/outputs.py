@@ -38,29 +38,21 @@ def gives_several(found: Any, wanted: tuple[int, ...]) -> bool:
     )
 
 
-class InOrder:
-    """A forward hook: a tuple of answers in training, one answer in evaluation."""
+def put_in_order(network: nn.Module, axes: int) -> None:
+    """Let a network give a tuple of answers in training, and one answer in evaluation."""
 
-    def __init__(self, axes: int) -> None:
-        self.axes = axes
-
-    def __call__(self, module: nn.Module, _: Any, found: Any) -> Any:
+    def in_order(module: nn.Module, _: Any, found: Any) -> Any:
         if module.training:
-            return tuple(own.float() for own in answers_of(found, self.axes))
+            return tuple(own.float() for own in answers_of(found, axes))
         return found["out"].float() if isinstance(found, Mapping) and "out" in found else found
 
-
-def put_in_order(network: nn.Module, axes: int) -> None:
-    """Let a network give its answers like this from now on."""
-    network.register_forward_hook(InOrder(axes))
+    network.register_forward_hook(in_order)
     network.gives_several = True  # type: ignore[assignment]
 
 
-def joined(found: Any) -> Any:
-    """Return a network's answers as one tensor, a copy."""
-    if isinstance(found, tuple):
-        return torch.cat([own.flatten(1) for own in found], 1)
-    return found.clone() if isinstance(found, Tensor) else found
+def joined(found: Any) -> Tensor:
+    """Return one or several answers as one tensor."""
+    return torch.cat([own.flatten(1) for own in answers_of(found, 0)], 1)
 
 
 def has_several(network: nn.Module) -> bool:

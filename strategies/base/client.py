@@ -74,9 +74,9 @@ class SiloClient(TrainingLoop, NumPyClient):
         )
         if has_several(self.model.module):
             if common.dp or self.needs_one_answer:
-                what = "dp = true" if common.dp else f"strategy = {info.name}"
                 raise UserError(
-                    f"{what}: the network gives several answers in training (deep supervision), and this needs one"
+                    f"strategy = {info.name}, dp = {common.dp}: the network gives several answers in training (deep "
+                    "supervision), and this needs one"
                 )
             self.loss = LossOfSeveral(self.loss)
         self.round, self.late = 0, False  # late: the silo joined during the run

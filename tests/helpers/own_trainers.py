@@ -78,3 +78,41 @@ def copies(task: Any) -> None:
     for x, y in task.loader("train"):
         task.loss(task.network(x.clone()), y).backward()
         optimizer.step()
+
+
+def replaces(task: Any) -> None:
+    """Its own layer in the network's place, which no model's vector holds."""
+    closure(task)
+    name, layer = [*task.network.named_children()][-1]
+    setattr(task.network, name, torch.nn.Linear(layer.in_features, layer.out_features))
+
+
+def widens(task: Any) -> None:
+    closure(task)
+    next(iter(task.network.parameters())).data = torch.zeros(2, 2)
+
+
+def leaves_device(task: Any) -> None:
+    closure(task)
+    task.network.to("meta")
+
+
+def returns_text(task: Any) -> str:
+    closure(task)
+    return "done"
+
+
+def leaves_hooks(task: Any) -> None:
+    """What it puts into the network would change all later rounds, and other silos of the process."""
+    closure(task)
+    network = task.network.double()
+    network.register_forward_hook(lambda module, given, found: found * 0)
+    network.forward = lambda x: x
+    trained = next(own for own in network.parameters() if own.requires_grad)
+    trained.register_hook(lambda gradient: gradient * 0)
+    network.add_module("more", torch.nn.Linear(2, 2))
+
+
+def parametrises(task: Any) -> None:
+    torch.nn.utils.parametrizations.weight_norm(next(task.network.children()))
+    closure(task)

@@ -117,7 +117,7 @@ def test_several_answers_in_evaluation_are_refused(name: str, said: str) -> None
 def test_what_needs_one_answer_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     """Each silo says it in one line."""
     with pytest.raises(
-        Exception, match=r"gives several answers in training \(deep supervision\)"
+        Exception, match=r"gives several answers in training \(deep supervision\), and"
     ):
         run(tmp_path, "two_answers", **{"strategy": "fedavg", **changes})
 

@@ -20,6 +20,7 @@ from models.flat import FlatModel
 from models.training import Loss
 from partitions.common.errors import DataError, UserError
 from partitions.common.memory import is_out_of_memory
+from strategies.base.trainer.taking_back import Held, gather_gradients, take_back
 from strategies.base.training.settings import LocalTraining
 
 Batch = tuple[Any, Tensor]
@@ -89,7 +90,9 @@ class TrainingTask:
     def optimizer(self) -> torch.optim.Optimizer:
         """Return the run's optimiser over the network, as ``torch.optim`` has it, attached."""
         s = self.settings
-        own, rate, decay = self.network.parameters(), self.learning_rate, s.weight_decay
+        own = self.network.parameters()
+        rate = self.learning_rate
+        decay = s.weight_decay
         if self.plain:
             return self.attach(torch.optim.SGD(own, rate))
         if s.optimizer == "sgd":
@@ -121,6 +124,7 @@ class TrainingTask:
         """Call the trainer; return the loss that it returns, nan for none. Raises UserError where it fails."""
         self._frozen = [p for p in self.model.parameters if not p.requires_grad]
         kept = [parameter.detach().clone() for parameter in self._frozen]
+        held = Held(self.network)
         hook = self.network.register_forward_pre_hook(self._look)
         try:
             with torch.enable_grad():
@@ -134,14 +138,23 @@ class TrainingTask:
             raise self.error(f"{type(error).__name__}: {text}{_line_of(error)}") from error
         finally:
             hook.remove()
-            self.model.take_back()
+            lost = take_back(self.model, held)
             for parameter, before in zip(self._frozen, kept, strict=True):
                 parameter.data.copy_(before)
+        if lost:
+            raise self.error(
+                f"it replaced {lost[0]} of task.network, or changed its size: change it in place"
+            )
         if self.correction is not None and self.epochs and not self.steps:
             raise self.error(
                 "it made no step with an optimizer that task.attach was given, and the method corrects each step"
             )
-        return float(loss) if isinstance(loss, int | float | Tensor) else math.nan
+        try:
+            return math.nan if loss is None else float(loss)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):
+            raise self.error(
+                f"it returned {type(loss).__name__}: return the mean loss, or nothing"
+            ) from None
 
     def _look(self, _: nn.Module, given: tuple[Any, ...]) -> None:
         self._input[:] = given[:1]
@@ -166,9 +179,10 @@ class TrainingTask:
     def _correct(self) -> None:
         for parameter in self._frozen:  # a library may train all again
             parameter.requires_grad_(False)
-        self.model.gather_gradients()
+        gather_gradients(self.model)
         self.steps += 1
-        self.note(self._batch())
+        batch = self._batch()
+        self.note(batch)
         if self.correction is not None:
             self.correction(self.model.vector, self.model.gradient)
 

@@ -77,7 +77,9 @@ def models(run: Run) -> list[torch.Tensor]:
     return [run.personal(silo) for silo in "ab"]
 
 
-@pytest.mark.parametrize("trainer", ["closure", "moves", "thaws", "own_optimizer"])
+@pytest.mark.parametrize(
+    "trainer", ["closure", "moves", "thaws", "own_optimizer", "leaves_hooks"]
+)
 @pytest.mark.parametrize("method", ["scaffold", "fedrep", "ditto"])
 def test_any_loop_over_the_batches_is_the_built_in_training(trainer, method, tmp_path):
     built_in, by_trainer = (models(go(tmp_path, t, strategy=method)) for t in ("", trainer))
@@ -103,6 +105,11 @@ def test_the_tasks_optimizer_is_the_runs(optimizer, tmp_path):
         ("leaves", "SystemExit: 3"),
         ("nowhere", r"task.loader\('validation'\): train, val or test is needed here"),
         ("missing", "own_trainers defines no function missing"),
+        ("replaces", r"it replaced \S+.weight of task.network, or changed its size"),
+        ("parametrises", "its optimizer has 2 tensors that are no parameters of task.network"),
+        ("widens", r"it replaced \S+.weight of task.network, or changed its size"),
+        ("leaves_device", r"it replaced \S+ of task.network, or changed its size"),
+        ("returns_text", "it returned str: return the mean loss, or nothing"),
     ],
 )
 def test_a_trainers_fault_is_one_line_of_the_silo(trainer, said, tmp_path):
