@@ -310,10 +310,13 @@ def federate(
     state_dir: Any = None,
     policy: Any = "public",
     prepare: Any = None,
+    absent: Any = (),
     watch: Any = None,
     **changes: Any,
 ) -> Run:
     """One run in a fresh engine; ``prepare`` may set up the grid, ``watch`` sees its rounds.
+
+    These (silo, round) are ``absent``: their training fails before it begins.
 
     With ``directory`` there is a run directory with checkpoints; with ``state_dir`` too, the silos keep their state
     as deployed ones do, in files only. ``policy``: the silos' policy, a file or ``public``.
@@ -331,6 +334,7 @@ def federate(
                 None if state_dir else run_directory.checkpoint(settings.run_key) / "silos"
             )
         grid = TinyGrid(files, settings, state_path, state_dir, policy)
+        grid.absent.update(absent)
         if prepare is not None:
             prepare(grid)
         federation = RoundLoop(grid, settings, run_directory, watch)

@@ -322,10 +322,7 @@ def test_p_at_the_start(three, start, expected):
 def test_an_absent_silos_core_stays(three):
     """c is away in round 2: the others get its core of round 1 again in round 3, and it goes on from its own."""
 
-    def prepare(grid):
-        grid.absent = {("c", 2)}
-
-    run = federate(three, strategy="apple", rounds=3, prepare=prepare)
+    run = federate(three, strategy="apple", rounds=3, absent={("c", 2)})
     before, after = (run.sent_to("a", r)["c"] for r in (2, 3))
     assert same(before.vector, after.vector)
     assert (before.round, after.round) == (1, 1)

@@ -114,9 +114,7 @@ def test_a_full_pull_starts_from_w(three, eta):
 def test_an_absent_silo_keeps_its_personal_model(three):
     """c misses rounds 2 and 3: its v of round 1 is evaluated meanwhile, and is where round 4 starts."""
     options = {"strategy": "ditto", "rounds": 4, "ditto__lambda": 0.7}
-    run = federate(
-        three, **options, prepare=lambda grid: grid.absent.update({("c", 2), ("c", 3)})
-    )
+    run = federate(three, **options, absent={("c", 2), ("c", 3)})
     assert rounds_trained(run, "c") == [1, 4]
     first = federate(three, **{**options, "rounds": 1}).personal("c").double().numpy()
     w = run.sent_to("c", 4)["global"].vector.double().numpy()

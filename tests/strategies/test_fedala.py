@@ -340,13 +340,11 @@ def test_dropout_is_drawn_anew_in_every_epoch(two, monkeypatch):
 def test_a_silo_that_comes_later_has_its_first_stage_later(three, monkeypatch):
     """c is away in rounds 1 and 2: round 3 starts from Θ as received, round 4 is its long one."""
 
-    def prepare(grid):
-        grid.absent = {("c", 1), ("c", 2)}
-
     runs: list[Run] = []
     options = {"strategy": "fedala", "rounds": 4, "fedala__window": 2, "fedala__threshold": 1e9}
     counted = count_epochs(
-        lambda: runs.append(federate(three, prepare=prepare, **options)), monkeypatch
+        lambda: runs.append(federate(three, absent={("c", 1), ("c", 2)}, **options)),
+        monkeypatch,
     )
     of_c = {r: n for (silo, r), n in counted.items() if silo == "c"}
     assert of_c == {4: 3, 5: 1}

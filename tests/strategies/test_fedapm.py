@@ -102,7 +102,7 @@ def test_rounds_of_several_steps_in_numpy(three, v_start, alpha, absent):
         fedapm__sigma=sigma,
         fedapm__v_start=v_start,
         fedapm__alpha=alpha,
-        prepare=lambda grid: grid.absent.update(absent),
+        absent=absent,
     )
     start = run.start()
     v, own, z = (dict.fromkeys(three, start[part]) for part in (FC2, FC1, FC1))
@@ -409,7 +409,7 @@ def test_the_accuracy_shrinks_with_every_round_a_silo_takes_part_in(three):
         fedapm__accuracy=0.5,
         fedapm__shrink=0.5,
         **OPTIONS,
-        prepare=lambda grid: grid.absent.update({("c", 1), ("c", 2)}),
+        absent={("c", 1), ("c", 2)},
     )
     for context, epsilon in zip(
         run.grid.contexts.values(), (0.0625, 0.0625, 0.25), strict=True

@@ -56,7 +56,7 @@ def test_rounds_in_numpy(three):
         fedas__align_learning_rate=rate,
         weight_cap=0,
         **DEEP,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
+        absent={("b", 2)},
     )
     first = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]
     start = first.vector.double().numpy()

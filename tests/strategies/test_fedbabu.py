@@ -151,12 +151,7 @@ def test_everything_personal_is_fine_tuning_of_the_initial_model(three, tune):
 
 def test_absent_silos_are_left_out(three):
     """The mean is over who came; b is back in round 2, and starts from that mean as the others do."""
-    run = federate(
-        three,
-        strategy="fedbabu",
-        **{**OPTIONS, "rounds": 2},
-        prepare=lambda grid: grid.absent.add(("b", 1)),
-    )
+    run = federate(three, strategy="fedbabu", **{**OPTIONS, "rounds": 2}, absent={("b", 1)})
     sent = {silo: p.models["shared"].vector for r, silo, p, _ in replies_of(run) if r == 1}
     mean = 6 / 14 * sent["a"] + 8 / 14 * sent["c"]
     torch.testing.assert_close(run.sent_to("b", 2)["global"].vector, mean)

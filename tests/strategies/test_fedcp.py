@@ -145,12 +145,7 @@ def test_lambda_pulls_the_features_back(three):
 def test_an_absent_silo_keeps_its_head(three):
     away = {("a", 2), ("b", 1)}
     runs = [
-        federate(
-            three,
-            strategy="fedcp",
-            **{**OPTIONS, "rounds": rounds},
-            prepare=lambda grid: grid.absent.update(away),
-        )
+        federate(three, strategy="fedcp", **{**OPTIONS, "rounds": rounds}, absent=away)
         for rounds in (1, 2, 3)
     ]
     assert same(runs[0].personal("a"), runs[1].personal("a"))

@@ -138,7 +138,7 @@ def test_absent_silos(three):
             three,
             strategy="feddbe",
             **{**OPTIONS, "rounds": rounds},
-            prepare=lambda grid: grid.absent.update({("b", 1), ("a", 2)}),
+            absent={("b", 1), ("a", 2)},
         )
         for rounds in (2, 3)
     ]

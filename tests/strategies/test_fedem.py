@@ -64,7 +64,7 @@ def test_rounds_in_numpy(three):
         rounds=3,
         local_epochs=2,
         **{"fedem.components": 2},
-        prepare=lambda grid: grid.absent.add(("b", 2)),
+        absent={("b", 2)},
         **DEEP,
     )
     theta = run.sent_to("a", 1)["global"].vector.double().numpy().reshape(2, 31).copy()

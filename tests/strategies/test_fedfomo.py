@@ -365,10 +365,7 @@ def test_an_absent_silos_model_and_affinities_stay(three):
     """c is away in rounds 2 and 3: the others go on with its model of round 1, and its row of P waits."""
     hold_out(three)
     run = federate(
-        three,
-        strategy="fedfomo",
-        **{**OPTIONS, "rounds": 5},
-        prepare=lambda grid: grid.absent.update({("c", 2), ("c", 3)}),
+        three, strategy="fedfomo", **{**OPTIONS, "rounds": 5}, absent={("c", 2), ("c", 3)}
     )
     assert rounds_trained(run, "c") == [1, 4, 5]
     sent = {r: run.sent_to("a", r)["c"] for r in (2, 3, 4, 5)}
@@ -382,12 +379,7 @@ def test_an_absent_silos_model_and_affinities_stay(three):
 
 
 def test_a_silo_in_its_first_round_gets_nothing(three):
-    run = federate(
-        three,
-        strategy="fedfomo",
-        **OPTIONS,
-        prepare=lambda grid: grid.absent.update({("c", 1), ("c", 2)}),
-    )
+    run = federate(three, strategy="fedfomo", **OPTIONS, absent={("c", 1), ("c", 2)})
     assert set(run.sent_to("c", 3)) == set()
     assert set(run.sent_to("c", 4)) == {"a", "b"}
     assert set(run.sent_to("a", 3)) == {"b"}

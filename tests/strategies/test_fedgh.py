@@ -42,7 +42,7 @@ def test_rounds_in_numpy(three):
         local_epochs=2,
         **{"fedgh.server-learning-rate": rate, "fedgh.server-passes": 3},
         fedgh__server_batch_size=100,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
+        absent={("b", 2)},
         **DEEP,
     )
     first = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]

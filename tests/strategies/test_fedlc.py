@@ -43,7 +43,7 @@ def test_rounds_in_numpy(three):
         local_epochs=3,
         learning_rate=eta,
         fedlc__tau=tau,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
+        absent={("b", 2)},
     )
     w = run.start()
     for r in range(1, 5):

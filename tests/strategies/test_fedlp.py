@@ -63,7 +63,7 @@ def test_rounds_in_numpy(three, weights):
         fedlp__keep=0.5,
         fedlp__weights=weights,
         **DEEP,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
+        absent={("b", 2)},
     )
     lengths = {(s, r): p.models["layers"].vector.numel() for r, s, p, _ in replies_of(run)}
     assert set(lengths.values()) == {0, 15, 16, 31} and ("b", 2) not in lengths

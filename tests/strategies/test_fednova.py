@@ -60,7 +60,7 @@ def test_rounds_of_unequally_many_steps_in_numpy(repeated, momentum, mu):
         momentum=momentum,
         fednova__mu=mu,
         weight_cap=0,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
+        absent={("b", 2)},
     )
     w = run.start()
     for r in range(1, 5):
@@ -127,7 +127,7 @@ def test_a_silo_that_counts_too_many_steps_is_left_out(three):
 
     options = {"strategy": "fednova", "rounds": 2, "learning_rate": 0.2}
     run = federate(three, **options, prepare=lambda grid: setattr(grid, "after", lie))
-    without = federate(three, **options, prepare=lambda grid: grid.absent.add(("a", 2)))
+    without = federate(three, **options, absent={("a", 2)})
     assert [(r.silo, r.round) for r in run.rows if r.metric == "rejected"] == [("a", 2)]
     assert torch.equal(run.shared, without.shared)
 

@@ -50,7 +50,7 @@ def test_rounds_in_numpy(three):
         learning_rate=eta,
         fedntd__beta=beta,
         fedntd__temperature=t,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
+        absent={("b", 2)},
     )
     w = run.start()
     for r in range(1, 5):

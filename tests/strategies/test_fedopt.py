@@ -88,7 +88,7 @@ def test_rounds_in_numpy(three, name, average):
         rounds=5,
         local_epochs=2,
         learning_rate=0.4,
-        prepare=lambda grid: grid.absent.update({("b", 2), ("b", 4)}),
+        absent={("b", 2), ("b", 4)},
         **{f"{method}.{k}": value for k, value in own.items()},
     )
     w = run.start()

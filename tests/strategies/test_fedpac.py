@@ -216,12 +216,7 @@ def test_small_classes_stay_untold(lopsided):
 def test_an_absent_silo_keeps_its_head(three):
     """Round 2 mixes the heads of b and c alone; a has its own of round 1 afterwards, with the new body."""
     runs = [
-        federate(
-            three,
-            strategy="fedpac",
-            **{**OPTIONS, "rounds": rounds},
-            prepare=lambda grid: grid.absent.add(("a", 2)),
-        )
+        federate(three, strategy="fedpac", **{**OPTIONS, "rounds": rounds}, absent={("a", 2)})
         for rounds in (1, 2)
     ]
     one, two = (run.strategy.state.arrays for run in runs)

@@ -85,7 +85,7 @@ def test_rounds_in_double_precision(three, transfer):
         fedphp__transfer=transfer.split()[0],
         fedphp__kernels="batch" if "batch" in transfer else "fixed",
         **DEEP,
-        prepare=lambda grid: grid.absent.update({("b", 2), ("b", 4)}),
+        absent={("b", 2), ("b", 4)},
     )
     w = run.sent_to("a", 1)["global"].vector.double()
     history, visits = dict.fromkeys(three, w), dict.fromkeys(three, 0)

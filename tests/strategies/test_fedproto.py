@@ -144,11 +144,7 @@ def test_a_class_that_nobody_brings_keeps_its_prototype(lopsided):
     """b alone has class 2 and is away in round 2; a and c move the others on, and a fails in round 1."""
     runs = [
         federate(
-            lopsided,
-            strategy="fedproto",
-            rounds=rounds,
-            **DEEP,
-            prepare=lambda grid: grid.absent.update({("b", 2), ("a", 1)}),
+            lopsided, strategy="fedproto", rounds=rounds, **DEEP, absent={("b", 2), ("a", 1)}
         )
         for rounds in (1, 2)
     ]

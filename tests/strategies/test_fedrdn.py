@@ -39,12 +39,7 @@ def pair_of(file: Path) -> np.ndarray:
 def test_rounds_in_numpy(three):
     """Three rounds of two full-batch steps; b is away in round 2, and its pair stays."""
     run = federate(
-        three,
-        strategy="fedrdn",
-        rounds=3,
-        local_epochs=2,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
-        **DEEP,
+        three, strategy="fedrdn", rounds=3, local_epochs=2, absent={("b", 2)}, **DEEP
     )
     w = run.sent_to("a", 1)["global"].vector.double().numpy().copy()
     assert list(run.sent_to("a", 1)) == ["global"]

@@ -137,23 +137,10 @@ def test_a_class_that_a_silo_lacks(tmp_path):
 
 
 def test_an_absent_silo_keeps_its_head_and_a_late_one_begins_with_the_initial(three):
-    run = federate(
-        three,
-        strategy="fedrod",
-        **OPTIONS,
-        prepare=lambda grid: grid.absent.update({("a", 2), ("b", 1)}),
-    )
-    one = federate(
-        three,
-        strategy="fedrod",
-        **{**OPTIONS, "rounds": 1},
-        prepare=lambda grid: grid.absent.add(("b", 1)),
-    )
+    run = federate(three, strategy="fedrod", **OPTIONS, absent={("a", 2), ("b", 1)})
+    one = federate(three, strategy="fedrod", **{**OPTIONS, "rounds": 1}, absent={("b", 1)})
     two = federate(
-        three,
-        strategy="fedrod",
-        **{**OPTIONS, "rounds": 2},
-        prepare=lambda grid: grid.absent.update({("a", 2), ("b", 1)}),
+        three, strategy="fedrod", **{**OPTIONS, "rounds": 2}, absent={("a", 2), ("b", 1)}
     )
     assert same(one.grid.state("a").arrays["head"], two.grid.state("a").arrays["head"])
     assert "head" in run.grid.state("b").arrays

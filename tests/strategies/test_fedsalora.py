@@ -30,13 +30,7 @@ def test_rounds_in_numpy(three):
     dA = s Bᵀ dW and dB = s dW Aᵀ, s = α/r = 4."""
     eta = 0.05
     options = {**LORA, "learning_rate": eta, "local_epochs": 3}
-    run = federate(
-        three,
-        strategy="fedsa-lora",
-        rounds=4,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
-        **options,
-    )
+    run = federate(three, strategy="fedsa-lora", rounds=4, absent={("b", 2)}, **options)
     name, given = run.settings.model_for((3,))
     part = run.settings.part()
     model = flat_model(name, (3,), 3, given, "cpu", None, part)

@@ -56,7 +56,7 @@ def test_rounds_in_numpy(three, average):
         rounds=6,
         **{**DEEP, "learning_rate": eta},
         **{f"fedselect.{k}": x for k, x in own.items()},
-        prepare=lambda grid: grid.absent.add(("b", 3)),
+        absent={("b", 3)},
     )
     w = run.sent_to("a", 1)["global"].vector.double().numpy()
     model, snapshot = dict.fromkeys(three, w), dict.fromkeys(three, w)

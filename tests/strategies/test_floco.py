@@ -84,13 +84,7 @@ def test_rounds_in_numpy(three, monkeypatch, away):
     monkeypatch.setattr(FlocoClient, "draw_point", recorded)
     own = {"floco.corners": 2, "floco.tau": 2, "floco.rho": 0.2}
     run = federate(
-        three,
-        strategy="floco",
-        rounds=4,
-        local_epochs=2,
-        **own,
-        prepare=lambda grid: grid.absent.add((away, 2)),
-        **DEEP,
+        three, strategy="floco", rounds=4, local_epochs=2, **own, absent={(away, 2)}, **DEEP
     )
     w = run.sent_to("a", 1)["global"].vector.double().numpy()
     plain = initial(run.settings, 3, 3)

@@ -153,12 +153,7 @@ def test_a_batch_at_its_embeddings_has_a_gradient(two):
 def test_an_absent_silo_keeps_its_head(three):
     away = {("a", 2), ("b", 1)}
     runs = [
-        federate(
-            three,
-            strategy="gpfl",
-            **{**OPTIONS, "rounds": rounds},
-            prepare=lambda grid: grid.absent.update(away),
-        )
+        federate(three, strategy="gpfl", **{**OPTIONS, "rounds": rounds}, absent=away)
         for rounds in (1, 2)
     ]
     assert same(runs[0].personal("a"), runs[1].personal("a"))

@@ -52,7 +52,7 @@ def test_rounds_in_numpy(three):
         rounds=5,
         local_epochs=3,
         **{**DEEP, "learning_rate": eta},
-        prepare=lambda grid: grid.absent.update({("b", 2), ("b", 3)}),
+        absent={("b", 2), ("b", 3)},
     )
     start = run.sent_to("a", 1)["global"].vector.double().numpy()
     w = start

@@ -75,7 +75,7 @@ def test_rounds_of_several_steps_in_numpy(two, distance, p, beta, clip):
         local_epochs=5,
         learning_rate=eta,
         lr_decay=0.9,
-        prepare=lambda grid: grid.absent.add(("a", 3)),
+        absent={("a", 3)},
         **{
             "lp-proj.dimension": 4,
             "lp-proj.lambda": lam,

@@ -67,7 +67,7 @@ def test_rounds_in_double_precision(three, temperature):
         moon__mu=mu,
         moon__temperature=temperature,
         **DEEP,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
+        absent={("b", 2)},
     )
     w = run.sent_to("a", 1)["global"].vector.double()
     last: dict[str, Tensor] = {}

@@ -236,12 +236,7 @@ def test_the_personal_model_adapts_the_received_one(three):
 
 
 def test_absent_silos_are_left_out(three):
-    run = federate(
-        three,
-        strategy=NAME,
-        **{**OPTIONS, "rounds": 1},
-        prepare=lambda grid: grid.absent.add(("b", 1)),
-    )
+    run = federate(three, strategy=NAME, **{**OPTIONS, "rounds": 1}, absent={("b", 1)})
     sent = {silo: p.models["model"].vector for _, silo, p, _ in replies_of(run)}
     assert set(sent) == {"a", "c"}
     assert same(run.shared, sent["a"] / 2 + sent["c"] / 2)

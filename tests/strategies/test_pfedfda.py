@@ -103,12 +103,7 @@ def mixed(z: Numbers, y: Any, shared: tuple[Numbers, Numbers], shares: Numbers) 
 def test_rounds_in_numpy(three):
     """Three rounds of two full-batch steps; b is away in round 2. β by another search, in double precision."""
     run = federate(
-        three,
-        strategy="pfedfda",
-        rounds=3,
-        local_epochs=2,
-        prepare=lambda grid: grid.absent.add(("b", 2)),
-        **DEEP,
+        three, strategy="pfedfda", rounds=3, local_epochs=2, absent={("b", 2)}, **DEEP
     )
     sent = run.sent_to("a", 1)
     first = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]

@@ -144,7 +144,7 @@ def test_absent_silos_are_left_out(three):
         strategy="pfedme",
         pfedme__beta=0.5,
         **{**OPTIONS, "rounds": 1},
-        prepare=lambda grid: grid.absent.add(("b", 1)),
+        absent={("b", 1)},
     )
     sent = {silo: p.models["model"].vector for _, silo, p, _ in replies_of(run)}
     assert set(sent) == {"a", "c"}

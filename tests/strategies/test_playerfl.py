@@ -309,7 +309,7 @@ def test_a_silo_absent_in_round_1_lacks_its_vote_and_no_more(three, monkeypatch)
         strategy="player-fl",
         **{"player-fl.threshold": 1.05, **SLIDES},
         **{**THREE_LAYERS, "rounds": 2},
-        prepare=lambda grid: grid.absent.add(("c", 1)),
+        absent={("c", 1)},
     )
     votes = [
         cast(list[float], p.numbers["sensitivity"]) for r, _, p, _ in replies_of(run) if r == 1

@@ -235,10 +235,7 @@ def test_a_silo_that_raises_is_left_out_with_its_reason(three):
 def test_every_method_goes_on_without_a_silo(three, method):
     """b is away in rounds 1 and 3 of 4 and c in round 2: all come back, and only they are named."""
 
-    def prepare(grid):
-        grid.absent = {("b", 1), ("c", 2), ("b", 3)}
-
-    run = federate(three, strategy=method, rounds=4, prepare=prepare)
+    run = federate(three, strategy=method, rounds=4, absent={("b", 1), ("c", 2), ("b", 3)})
     named = run.rejected()
     assert named == [(1, "b"), (2, "c"), (3, "b")]
     closing = {r.silo for r in run.rows if r.round == 5 and r.metric == "accuracy"}
@@ -275,11 +272,8 @@ def test_a_message_that_arrives_twice_changes_nothing(three, tmp_path, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_when_all_fail_the_run_stops_with_one_line(two, method):
-    def prepare(grid):
-        grid.absent = {("a", 2), ("b", 2)}
-
     with pytest.raises(RuntimeError) as caught:
-        federate(two, strategy=method, rounds=3, prepare=prepare)
+        federate(two, strategy=method, rounds=3, absent={("a", 2), ("b", 2)})
     text = str(caught.value)
     assert (
         text
@@ -323,10 +317,7 @@ def test_a_summary_and_a_closing_evaluation_that_are_too_large_are_named(three):
 
 
 def test_a_silo_left_out_of_the_last_round_is_not_named_again_at_the_close(three):
-    def prepare(grid):
-        grid.absent = {("c", 2)}
-
-    run = federate(three, strategy="fedavg", rounds=2, prepare=prepare)
+    run = federate(three, strategy="fedavg", rounds=2, absent={("c", 2)})
     assert run.rejected() == [(2, "c")]
 
 
@@ -349,11 +340,8 @@ def test_a_silent_silo_is_named_when_the_time_is_up(three):
 
 @pytest.mark.parametrize("quorum, stops", [(0, False), (2, False), (3, True)])
 def test_the_quorum(three, quorum, stops):
-    def prepare(grid):
-        grid.absent = {("c", 2)}
-
     def go():
-        return federate(three, strategy="fedavg", rounds=3, min_silos=quorum, prepare=prepare)
+        return federate(three, strategy="fedavg", rounds=3, min_silos=quorum, absent={("c", 2)})
 
     if not stops:
         assert len(go().values("round_seconds")) == 4

@@ -197,10 +197,9 @@ def test_a_quorum_goes_on_without_a_silo(three, tmp_path, method):
         nodes = list(grid.contexts)
         grid.get_node_ids = lambda: nodes[:2]
 
-    def fails(grid):
-        grid.absent = {("c", 3), ("c", 4)}
-
-    whole = federate(three, directory=tmp_path / "whole", prepare=fails, **options)
+    whole = federate(
+        three, directory=tmp_path / "whole", absent={("c", 3), ("c", 4)}, **options
+    )
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
     again = {
         **options,
@@ -236,10 +235,7 @@ def test_a_silo_that_was_away_rejoins_in_the_next_round(three, tmp_path, method)
     """c is away when the run is resumed, and back in round 4: as if it had failed in round 3 alone."""
     options = {**OPTIONS, "strategy": method, "rounds": 4}
 
-    def fails(grid):
-        grid.absent = {("c", 3)}
-
-    whole = federate(three, directory=tmp_path / "whole", prepare=fails, **options)
+    whole = federate(three, directory=tmp_path / "whole", absent={("c", 3)}, **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
     again = {
         **options,
