@@ -419,6 +419,20 @@ def test_what_a_process_wrote_last_it_does_not_read(
     assert store_of(tmp_path).load(7).arrays["personal"].tolist() == [1, 1] and read == [newest]
 
 
+def test_the_own_model_is_mapped_from_its_file_as_memory_is_aligned(tmp_path: Path) -> None:
+    """So it takes no memory of its own between rounds, and sums over it give the same bits."""
+    vector = torch.randn(1_000_003)
+    store = store_of(tmp_path)
+    arrays = {"best": vector[:7].clone(), "personal": vector.clone()}
+    store.save(State(arrays), 6, to_disk=True)
+    del arrays
+    mapped = store_of(tmp_path).load(7).arrays["personal"]
+    assert torch.equal(mapped, vector) and mapped.data_ptr() % 64 == 0
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    spans = [tuple(int(end, 16) for end in m[0].split("-")) for m in maps if "run-" in m[-1]]
+    assert any(start <= mapped.data_ptr() < stop for start, stop in spans)
+
+
 WATCHED = """
 import sys, threading, time
 from pathlib import Path

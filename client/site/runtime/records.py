@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import SiteError
 from ..flower import internal
+from .transfers import return_memory
 
 NO_ANSWER = "the process that ran the ClientApp wrote no valid answer"
 ALIGNED = 64  # bytes: a part begins at a multiple, as torch's own memory does
@@ -137,6 +138,7 @@ def _write(
         uses[id(array)] -= 1
         pieces = array.pieces if hasattr(array, "pieces") else [array.data]
         write([*pieces] if uses[id(array)] else pieces)
+        return_memory()
     text = json.dumps({**head, "places": places}).encode()
     file.write(text + len(text).to_bytes(8, "big"))
     file.flush()

@@ -9,6 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, Message, MessageType, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.common.constant import Status, SubStatus
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -133,4 +134,7 @@ def test_a_message_whose_run_is_stopped_while_it_comes_leaves_nothing(silo: Silo
     silo.state.store_run(Run.create_empty(RUN))
     silo.pulls_of_a_run_that_is_stopped()
     assert empty(silo)
+    # Nor are parts hashed whose names are the server's, or this process's own
+    silo.store.preregister(RUN, ObjectTree(object_id="a" * 64))
+    silo.store.put("a" * 64, b"a part")
     assert {task.status.status for task in silo.state.get_tasks()} == {Status.FINISHED}
