@@ -128,7 +128,7 @@ def write_data(file: Path, network: str) -> None:
     rng = np.random.default_rng(1)
     x = rng.integers(0, 255, (20, 32, 32, 3), np.uint8)
     if network == "bert":
-        x = rng.integers(1, WORDS, (20, 16), np.int64)
+        x = rng.integers(1, WORDS, (20, 16), np.int32)
     write_npz(file, {"x": x, "y": np.arange(20) % 2})
 
 

@@ -44,9 +44,9 @@ BETWEEN = "between"  # prefix of states without a server checkpoint
 RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
 # The last written file, its stamp then, its content, and how often each array had been written to.
 _WRITTEN: dict[Path, tuple[tuple[int, ...], State, dict[str, int]]] = {}
-# Models that are mapped from the file, and take no memory of their own: those that a round only carries on, and the
-# first one in the file.
-CARRIED = (FIRST, "best", REPORTED, CANDIDATE)
+# Models that are mapped from the file, and take no memory of their own: those that a round only carries on or copies
+# (APPLE's cores), and the first one in the file.
+CARRIED = (FIRST, "best", "core", REPORTED, CANDIDATE)
 
 
 class StateStore:
