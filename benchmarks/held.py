@@ -171,7 +171,7 @@ def main() -> None:
 def largest(file: Path) -> int:
     """Return the bytes of the largest array in a state: a model, of which APPLE's server has one for each silo."""
     with safe_open(file, framework="np") as content:
-        return max(content.get_tensor(name).nbytes for name in content.keys())  # noqa: SIM118
+        return max(int(content.get_tensor(name).nbytes) for name in content.keys())  # noqa: SIM118
 
 
 def measure(given: argparse.Namespace, folder: Path, directory: Path) -> None:
