@@ -222,6 +222,10 @@ def assert_models_are_same(run, plain):
             assert own is other or same(own[: len(other)], other)
 
 
+def name_of(case: tuple[Any, ...]) -> str:
+    return f"{case[0]} as {case[2]}"
+
+
 def both_of(files, method, own, other, others, both):
     return (
         federate(files, strategy=name, **{**OPTIONS, **both, **settings})
@@ -229,7 +233,7 @@ def both_of(files, method, own, other, others, both):
     )
 
 
-@pytest.mark.parametrize("case", SAME, ids=str)
+@pytest.mark.parametrize("case", SAME, ids=name_of)
 def test_it_is_the_other_method(three, case, tiny_bn):
     run, plain = both_of(three, *case)
     assert comparable(run.rows) == comparable(plain.rows)
@@ -238,21 +242,21 @@ def test_it_is_the_other_method(three, case, tiny_bn):
         assert same(run.strategy.state.arrays[name], array)
 
 
-@pytest.mark.parametrize("case", BUT_BYTES, ids=str)
+@pytest.mark.parametrize("case", BUT_BYTES, ids=name_of)
 def test_only_what_travels_differs(three, case, tiny_bn):
     run, plain = both_of(three, *case)
     assert comparable(run.rows, without=BYTES) == comparable(plain.rows, without=BYTES)
     assert_models_are_same(run, plain)
 
 
-@pytest.mark.parametrize("case", RECEIVED, ids=str)
+@pytest.mark.parametrize("case", RECEIVED, ids=name_of)
 def test_what_silos_receive_is_the_others(three, case):
     run, plain = both_of(three, *case)
     assert snapshot_rows(run, "received") == snapshot_rows(plain, "received")
     assert same(run.shared, plain.shared)
 
 
-@pytest.mark.parametrize("case", PERSONAL, ids=str)
+@pytest.mark.parametrize("case", PERSONAL, ids=name_of)
 def test_silos_end_with_the_others_models(three, case):
     run, plain = both_of(three, *case)
     assert snapshot_rows(run, "personal") == snapshot_rows(plain, "personal")
@@ -275,7 +279,7 @@ def test_silos_end_with_the_others_models(three, case):
         ("fedapm", {**DUALS, "fedapm__personal": "all"}, "local", {}, {}),
         ("fedlp", {"fedlp__keep": 1.0}, "fedavg", {}, {}),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_with_silos_of_one_size_it_is_the_other_method(tmp_path, case):
     """Means of two silos are exact: α = 1/2 of FedAPM, whose learning rate is so many times larger."""
