@@ -78,11 +78,7 @@ class OwnPart:
         """Return inputs in the stored form (n, ..., c), and labels (n, ...), of these rows; the last ones are kept."""
         key = rows.tobytes(), seed
         if self.last[0] != key:
-            try:
-                length = len(self.dataset)
-            except TypeError as error:
-                raise self.fault("is no map-style Dataset: it has no length", error) from None
-            if length != self.count:
+            if length_of(self.name, self.split, self.dataset) != self.count:
                 raise self.fault("has another length than its index")
             pairs = [self.sample(int(row), seed) for row in rows]
             xs, ys = zip(*pairs, strict=True) if pairs else ((), ())
@@ -96,29 +92,27 @@ class OwnPart:
 
     def sample(self, row: int, seed: int | None) -> tuple[Array, Array]:
         """Read one sample, and check it against the index and the first sample."""
+        labels = self.index.get("label")
         try:
             with seed_sample(self.dataset, seed, row):
                 x, y = pair_of(self.dataset[row])
-        except Exception as error:
+            y = mask_of(y) if labels is None else y.astype(np.float32).ravel()
+        except (Exception, SystemExit) as error:
             if is_out_of_memory(error):
                 raise
             raise self.fault("has a sample that cannot be read", error, row) from None
         x = np.moveaxis(x, 0, -1) if x.ndim > 1 else x
-        y = y if "label" in self.index else mask_of(y)
         if x.dtype not in KINDS or not 1 <= x.ndim <= 4:
             raise self.fault(f"has an input of {x.dtype} with {x.ndim} axes", row=row)
         if self.shape and (x.shape, x.dtype) != (self.shape, self.dtype):
             raise self.fault("has inputs of different shapes or types", row=row)
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             raise self.fault("has an input with a value that is no finite number", row=row)
-        labels = self.index.get("label")
         if labels is None and (y.shape != x.shape[:-1] or y.dtype != np.uint8):
             raise self.fault(
                 "has a mask of another size, or with values that are no classes", row=row
             )
-        if labels is not None and not np.array_equal(
-            np.asarray(y, np.float64).ravel(), np.asarray(labels[row], np.float64).ravel()
-        ):
+        if labels is not None and not np.array_equal(y, labels[row].astype(np.float32).ravel()):
             raise self.fault("has a sample with another label than its index", row=row)
         return x, y
 
@@ -181,7 +175,8 @@ def array_of(value: Any) -> Array:
 def mask_of(y: Array) -> Array:
     """Return a mask (1, [d,] h, w) or ([d,] h, w) of classes as uint8 ([d,] h, w); others as they are."""
     y = y[0] if y.ndim > 2 and len(y) == 1 else y
-    whole = y.astype(np.uint8)
+    with np.errstate(invalid="ignore"):
+        whole = y.astype(np.uint8)
     return whole if np.array_equal(whole, y) else y
 
 
@@ -223,7 +218,7 @@ def open_own(name: str) -> OwnDataset:
     function = load_function("dataset", name, "")
     try:
         returned = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise
         text = f"{name}() does not return ({type(error).__name__})"
@@ -257,18 +252,30 @@ def part_of(name: str, split: str, value: Any) -> OwnPart:
             f"{name}: {split} has an index of {strange[0]!r}; it has {', '.join(INDEX)}"
         )
     columns = {key: np.asarray(index[key]) for key in INDEX if index.get(key) is not None}
-    try:
-        count = len(dataset)
-    except TypeError:
-        raise OwnFault(f"{name}: {split} is no map-style Dataset: it has no length") from None
+    count = length_of(name, split, dataset)
+    if not count and split == "train":
+        raise OwnFault(f"{name}: {split} has no samples")
     for key, column in columns.items():
         if column.ndim == 0 or len(column) != count:
             raise OwnFault(
                 f"{name}: {split} has another number of samples than of {key} in its index"
             )
+    if columns.get("label", np.zeros(0)).dtype.kind not in "biuf":
+        raise OwnFault(
+            f"{name}: {split} has labels in its index that are no numbers: 0, 1, ... are classes"
+        )
     if "digest" in columns:
         columns["digest"] = as_digests(columns["digest"])
     return OwnPart(name, split, dataset, columns, count)
+
+
+def length_of(name: str, split: str, dataset: Any) -> int:
+    """Return how many samples a Dataset has. Raises DataError."""
+    try:
+        return len(dataset)
+    except Exception as error:
+        text = f"{name}: {split} is no map-style Dataset: it has no length ({type(error).__name__})"
+        raise OwnFault(text, str(error)) from None
 
 
 def as_digests(column: Array) -> Array:

@@ -36,6 +36,8 @@ from partitions.splits import Array, Arrays
 DIGESTS = tuple(f"digest_{split}" for split in PARTS)
 OWN_NAMES = ("dataset", "code", *DIGESTS)
 ENDING = ".index.npz"
+# A missing patient, as Python and pandas write it
+MISSING = frozenset(("None", "NaT", "<NA>"))
 REPEATED = 3  # samples of a split that are read twice
 
 
@@ -89,17 +91,18 @@ def columns_of(own: OwnDataset) -> dict[str, Array]:
 def patient_numbers(parts: Mapping[str, OwnPart]) -> Arrays:
     """Return each split's patients as numbers from 0, the same for all spellings of an identifier."""
     known: dict[str, int] = {}
-    return {
-        split: np.array(
-            [
-                known.setdefault(identifier(str(who)), len(known))
-                for who in part.index["patient"].tolist()
-            ],
-            np.int64,
+    numbers = {}
+    for split, part in parts.items():
+        if "patient" not in part.index:
+            continue
+        cells = [str(who) for who in part.index["patient"].tolist()]
+        whose = [identifier(cell) for cell in cells]
+        if not MISSING.isdisjoint(cells) or "" in whose:
+            raise part.fault("has a sample without a patient in its index")
+        numbers[split] = np.array(
+            [known.setdefault(who, len(known)) for who in whose], np.int64
         )
-        for split, part in parts.items()
-        if "patient" in part.index
-    }
+    return numbers
 
 
 def write_index(name: str, out: Path) -> None:

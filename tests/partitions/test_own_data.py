@@ -115,6 +115,64 @@ class Stream(torch.utils.data.IterableDataset):
 
 def stream():
     return {s: (Stream(), {"label": Y[s]}) for s in X}
+
+class Crops(Masks):
+    def __getitem__(self, i):
+        return [super().__getitem__(i)] * 2
+
+def crops():
+    return {s: (Crops(s), {}) for s in X} | {"task": "segmentation"}
+
+class TextMasks(Masks):
+    def __getitem__(self, i):
+        return X[self.split][i], np.full((8, 8), "ill")
+
+def text_masks():
+    return {s: (TextMasks(s), {}) for s in X} | {"task": "segmentation"}
+
+class NoNumbers(Masks):
+    def __getitem__(self, i):
+        return X[self.split][i], np.full((8, 8), np.nan)
+
+def no_numbers():
+    return {s: (NoNumbers(s), {}) for s in X} | {"task": "segmentation"}
+
+class Leaves(Pictures):
+    def __getitem__(self, i):
+        raise SystemExit("Zarathustra")
+
+def leaves():
+    return sets(Leaves)
+
+class TextLabels(Pictures):
+    def __getitem__(self, i):
+        return X[self.split][i], "ill"
+
+def text_labels():
+    return sets(TextLabels)
+
+def text_index():
+    return {s: (Pictures(s), {"label": ["ill"] * len(Y[s])}) for s in X}
+
+def nobody():
+    return {s: (Pictures(s), {"label": Y[s], "patient": [None] * len(Y[s])}) for s in X}
+
+class Unmounted(Pictures):
+    def __len__(self):
+        raise OSError("Zarathustra")
+
+def unmounted():
+    return sets(Unmounted)
+
+def none_to_train():
+    return {**plain(), "train": ([], {"label": []})}
+
+class Measured(Pictures):
+    def __getitem__(self, i):
+        return X[self.split][i], torch.tensor(0.1)
+
+def measured():
+    return {s: (Measured(s), {"label": [0.1] * len(Y[s])}) for s in X} | {"task": "regression"}
 """
 
 
@@ -245,6 +303,15 @@ def test_a_change_within_a_process_is_found_when_it_is_read(ward, tmp_path, chan
         ("infinite", "has an input with a value that is no finite number"),
         ("mislabelled", "has a sample with another label than its index"),
         ("stream", "is no map-style Dataset: it has no length"),
+        ("crops", r"has a sample that cannot be read \(TypeError\)"),
+        ("text_masks", r"has a sample that cannot be read \(ValueError\)"),
+        ("no_numbers", "with values that are no classes"),
+        ("leaves", r"has a sample that cannot be read \(SystemExit\)"),
+        ("text_labels", r"has a sample that cannot be read \(ValueError\)"),
+        ("text_index", "has labels in its index that are no numbers"),
+        ("nobody", "has a sample without a patient in its index"),
+        ("unmounted", r"it has no length \(OSError\)"),
+        ("none_to_train", "train has no samples"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(ward, name, reason, caplog):
@@ -253,6 +320,11 @@ def test_what_cannot_be_used_is_one_line(ward, name, reason, caplog):
         make_index(f"ward_data:{name}")
     assert "Zarathustra" not in str(caught.value)
     assert name != "breaks" or "Zarathustra" in caplog.text
+
+
+def test_measurements_are_compared_as_float32(ward, tmp_path):
+    """0.1 is another number in float64, which a list in the index has, than in a tensor."""
+    assert read_silo_file(index_of("measured", tmp_path)).task == "regression"
 
 
 def test_what_a_sample_draws_follows_from_run_round_and_sample(ward, tmp_path):
