@@ -8,13 +8,12 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, forget_models, random_silos, write_silo
+from tiny import forget_models, random_silos, write_silo
 from torch import Tensor, nn
 
 from models.networks.registry import MODELS, ModelSpec
@@ -100,7 +99,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def data_dir() -> Path:
+def data_dir():
     """Where the public data sets lie: SILOFL_DATA, or beside the repository. Skips where there are none."""
     path = Path(os.environ.get("SILOFL_DATA") or ROOT.parent / "shared" / "data")
     if not path.is_dir():
@@ -109,7 +108,7 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     """A run sets the threads of the whole process; give the next test what it started with."""
     before = torch.get_num_threads()
     yield
@@ -117,7 +116,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _power_stays_on() -> Iterator[None]:
+def _power_stays_on():
     """What this process writes need not be on the disk to be read again; waiting for that takes half of many a test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
@@ -125,7 +124,7 @@ def _power_stays_on() -> Iterator[None]:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Files:
+def pair(tmp_path):
     """The two silos of the hand-worked tests, one column, two classes: a has (2 -> class 0), b three times (1 -> 1)."""
     return {
         "a": write_silo(tmp_path / "a.npz", [[2]], [0]),
@@ -134,19 +133,19 @@ def pair(tmp_path: Path) -> Files:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Files:
+def two(tmp_path):
     """Two random silos of 6 and 10 rows: three columns, three classes, Σ = 12."""
     return random_silos(tmp_path, {"a": 6, "b": 10})
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Files:
+def three(tmp_path):
     """Three random silos of 6, 10 and 8 rows: three columns, three classes, Σ = 12."""
     return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8})
 
 
 @pytest.fixture
-def lopsided(tmp_path: Path) -> Files:
+def lopsided(tmp_path):
     """Classes: a has 0 and 1, b has 1 and 2 with other numbers, c has 0 alone."""
     rng = np.random.default_rng(4)
     labels = {"a": [0, 0, 1, 0, 1], "b": [1, 2, 2, 1, 2, 1, 1], "c": [0, 0, 0]}
@@ -157,7 +156,7 @@ def lopsided(tmp_path: Path) -> Files:
 
 
 @pytest.fixture
-def zero_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def zero_start(monkeypatch):
     """All initial models are zero: softmax gives 1/2 to each of two classes, and round 1 can be done in the head."""
     import client.session
     import models.initialisation
@@ -165,7 +164,7 @@ def zero_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     made = models.initialisation.initial_model
 
-    def zero(*arguments: object) -> Callable[[str], Tensor]:
+    def zero(*arguments):
         return lambda purpose: torch.zeros_like(made(*arguments)(purpose))
 
     monkeypatch.setattr(client.session, "initial_model", zero)
@@ -190,7 +189,7 @@ class TinyBatchNorm(nn.Module):
 
 
 @pytest.fixture
-def tiny_bn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def tiny_bn(monkeypatch):
     """Makes ``tiny-bn``, a network with running statistics, known by name."""
     spec = ModelSpec(
         "tiny",

@@ -77,7 +77,7 @@ SLOW = [
         for name in (*OUTLINES, *CLASSES)
     ],
 )
-def test_blocks_and_a_round(name: str, tmp_path: Path) -> None:
+def test_blocks_and_a_round(name, tmp_path):
     """FedAvg sends all, FedPer all but the last block, FedBN all but normalisation, where there is some."""
     blocks = (OUTLINES | CLASSES)[name]
     side = 64 if name == "swin_unetr" else 32
@@ -105,7 +105,7 @@ def test_blocks_and_a_round(name: str, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.exhaustive
-def test_several_answers_in_evaluation_are_refused(name: str, said: str) -> None:
+def test_several_answers_in_evaluation_are_refused(name, said):
     with pytest.raises(UserError, match=f"{said} in evaluation: let it return one answer"):
         build(f"library_networks:{name}", (3, 32, 32), 2, CustomSettings(per_pixel=True))
 
@@ -114,7 +114,7 @@ def test_several_answers_in_evaluation_are_refused(name: str, said: str) -> None
     "changes",
     [{"dp": "true"}, {"strategy": "apfl", "apfl__mix": "logits"}, {"strategy": "fedlc"}],
 )
-def test_what_needs_one_answer_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_what_needs_one_answer_is_refused(changes, tmp_path):
     """Each silo says it in one line."""
     with pytest.raises(
         Exception, match=r"gives several answers in training \(deep supervision\), and"
@@ -122,7 +122,7 @@ def test_what_needs_one_answer_is_refused(changes: dict[str, Any], tmp_path: Pat
         run(tmp_path, "two_answers", **{"strategy": "fedavg", **changes})
 
 
-def test_the_loss_of_several_answers_is_monais() -> None:
+def test_the_loss_of_several_answers_is_monais():
     """Halved from one to the next, masks in each answer's size; one answer, in evaluation, has the loss itself."""
     from monai.losses import DeepSupervisionLoss
 
@@ -137,7 +137,7 @@ def test_the_loss_of_several_answers_is_monais() -> None:
     assert torch.equal(LossOfSeveral(loss)(answers[0], y), loss(answers[0], y))
 
 
-def test_a_head_of_training_belongs_to_the_last_block() -> None:
+def test_a_head_of_training_belongs_to_the_last_block():
     """The further answer's layer, made last, is personal with the answer's own, and has no part in evaluation."""
     network = build("library_networks:auxiliary", (3, 8, 8), 2, CustomSettings(per_pixel=True))
     layout = FlatModel(network).layout

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -216,14 +215,14 @@ class Silo:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(ours, "time", clock)
     return clock
 
 
 @pytest.fixture
-def server(clock: Clock) -> Iterator[Server]:
+def server(clock):
     stores = ObjectStoreFactory()
     states = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), stores)
     state = states.state()
@@ -256,16 +255,16 @@ def get_nothing(server: Server, clock: Clock) -> None:
         assert asked.result() == []
 
 
-def test_a_message_that_is_there_is_given_at_once(server: Server, clock: Clock) -> None:
+def test_a_message_that_is_there_is_given_at_once(server, clock):
     name = server.store(1.0)
     assert server.silo().ask() == [name] and clock.asleep == 0
 
 
-def test_without_one_the_answer_is_nothing_after_a_while(server: Server, clock: Clock) -> None:
+def test_without_one_the_answer_is_nothing_after_a_while(server, clock):
     get_nothing(server, clock)
 
 
-def test_it_is_given_as_soon_as_it_has_come_whole(server: Server, clock: Clock) -> None:
+def test_it_is_given_as_soon_as_it_has_come_whole(server, clock):
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(server.silo().ask)
         clock.wait_for(1)
@@ -277,14 +276,14 @@ def test_it_is_given_as_soon_as_it_has_come_whole(server: Server, clock: Clock) 
         assert asked.result() == [name]
 
 
-def test_what_a_silo_has_confirmed_is_not_given_again(server: Server, clock: Clock) -> None:
+def test_what_a_silo_has_confirmed_is_not_given_again(server, clock):
     silo, name = server.silo(), server.store(1.0)
     assert silo.ask() == [name]
     silo.confirm(name)
     get_nothing(server, clock)
 
 
-def test_what_it_never_got_is_given_again(server: Server) -> None:
+def test_what_it_never_got_is_given_again(server):
     """The line was cut while the answer was on its way, or in the middle of the message's parts."""
     silo, name = server.silo(), server.store(1.0)
     assert silo.ask() == [name]  # and is lost
@@ -294,13 +293,13 @@ def test_what_it_never_got_is_given_again(server: Server) -> None:
     assert silo.ask() == [later]
 
 
-def test_but_not_for_ever(server: Server, clock: Clock) -> None:
+def test_but_not_for_ever(server, clock):
     silo, name = server.silo(), server.store(1.0)
     assert [silo.ask() for _ in range(MOST_TIMES + 1)] == [[name]] * (MOST_TIMES + 1)
     get_nothing(server, clock)
 
 
-def test_a_silo_that_has_gone_takes_no_message_with_it(server: Server, clock: Clock) -> None:
+def test_a_silo_that_has_gone_takes_no_message_with_it(server, clock):
     while not ENDED.empty():  # of tests before
         ENDED.get()
     asked = server.silo().stub.PullMessages.future(
@@ -312,13 +311,11 @@ def test_a_silo_that_has_gone_takes_no_message_with_it(server: Server, clock: Cl
     name = server.store(1.0)
     clock.let_pass(LOOK_SECONDS)
     assert not ENDED.get(timeout=60)  # it has looked, and answered nobody
-    assert not server.states.state().message_ins_store[name].metadata.delivered_at  # type: ignore[attr-defined]
+    assert not server.states.state().message_ins_store[name].metadata.delivered_at
     assert server.silo().ask() == [name]
 
 
-def test_more_silos_than_there_is_room_for_have_their_answer_at_once(
-    server: Server, clock: Clock
-) -> None:
+def test_more_silos_than_there_is_room_for_have_their_answer_at_once(server, clock):
     with ThreadPoolExecutor() as pool:
         held = [pool.submit(server.silo().ask) for _ in range(2)]
         clock.wait_for(2)
@@ -331,14 +328,14 @@ def test_more_silos_than_there_is_room_for_have_their_answer_at_once(
 # --- small parts in the tree of their message -----------------------------------------------------------------
 
 
-def test_small_parts_of_a_message_come_with_it(server: Server) -> None:
+def test_small_parts_of_a_message_come_with_it(server):
     name = server.store(1.0)
     request = PullMessagesRequest(node=Node(node_id=server.node))
     (tree,) = server.silo().stub.PullMessages(request).message_object_trees
     assert enclosed(tree) == server.rest[1] and name in server.rest[1]
 
 
-def test_small_parts_of_a_reply_come_with_it(server: Server) -> None:
+def test_small_parts_of_a_reply_come_with_it(server):
     """80,000 bytes come in a call of their own; parts that are none of the reply's are not kept."""
     name, group = server.store(1.0, group=group_id(MOST)), ""
     assert server.silo().answer(name, 10_000, group=group, inside=dict) == [True]
@@ -348,15 +345,13 @@ def test_small_parts_of_a_reply_come_with_it(server: Server) -> None:
 
 
 @pytest.mark.parametrize("inside", [lambda of: dict.fromkeys(of, b"none"), lambda of: {}])
-def test_a_false_part_in_a_tree_is_not_kept(server: Server, inside: Any) -> None:
+def test_a_false_part_in_a_tree_is_not_kept(server, inside):
     name, group = server.store(1.0, group=group_id(MOST)), ""
     taken = server.silo().answer(name, 10_000, group=group, inside=inside)
     assert taken == [True] * len(taken) and len(taken) > 1
 
 
-def test_parts_in_a_tree_count_as_bytes_of_the_reply(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_in_a_tree_count_as_bytes_of_the_reply(server, monkeypatch):
     monkeypatch.setattr(transfers, "MOST_ENCLOSED", 10 * MOST)
     name, silo = server.store(1.0, group=group_id(MOST)), server.silo()
     silo.ask()
@@ -412,16 +407,14 @@ def kept(server: Server) -> int:
     return sum(len(entry.content) for entry in store.store.values())
 
 
-def test_a_reply_within_its_bounds_is_taken(server: Server) -> None:
+def test_a_reply_within_its_bounds_is_taken(server):
     name, group = server.store(1.0, group=group_id(MOST)), ""
     assert all(server.silo().answer(name, 10_000, group=group))
     assert server.reply(name).has_content()
 
 
 @pytest.mark.parametrize("session", [None, "", "another"])
-def test_of_a_reply_that_is_too_large_nothing_is_kept(
-    server: Server, session: str | None
-) -> None:
+def test_of_a_reply_that_is_too_large_nothing_is_kept(server, session):
     """40 MB, in parts of 5 MiB: the ServerApp has an error at once, and no part of it is in the server's memory."""
     name, silo = server.store(1.0, group=group_id(MOST)), server.silo()
     silo.ask()
@@ -439,15 +432,13 @@ def test_of_a_reply_that_is_too_large_nothing_is_kept(
 
 
 @pytest.mark.parametrize(("numbers", "whole"), [(10_000, True), (5_000_000, False)])
-def test_parts_come_after_the_serverapp_has_begun_to_take_the_reply(
-    server: Server, numbers: int, whole: bool
-) -> None:
+def test_parts_come_after_the_serverapp_has_begun_to_take_the_reply(server, numbers, whole):
     """Then Flower has deleted message and reply, and the parts still count to that reply."""
     name = server.store(1.0, group=group_id(MOST))
     silo = server.silo()
     state = server.states.state()
 
-    def pulled() -> None:
+    def pulled():
         assert server.reply(name).has_content()
         state.delete_messages({name})
 
@@ -455,9 +446,7 @@ def test_parts_come_after_the_serverapp_has_begun_to_take_the_reply(
     assert kept(server) < MOST or whole
 
 
-def test_a_call_that_is_too_large_is_refused_by_its_length(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_call_that_is_too_large_is_refused_by_its_length(monkeypatch):
     module = internal("superlink_server")
     monkeypatch.setattr(module, "GRPC_MAX_MESSAGE_LENGTH", module.GRPC_MAX_MESSAGE_LENGTH)
     monkeypatch.setattr(module, "flower_superlink", lambda: None)
@@ -477,7 +466,7 @@ def test_a_call_that_is_too_large_is_refused_by_its_length(
     assert seen["max_message_length"] == MOST_CALL < 150_000_000
 
 
-def test_a_whole_superlink_lets_a_silo_wait(tmp_path: Path) -> None:
+def test_a_whole_superlink_lets_a_silo_wait(tmp_path):
     with superlink(tmp_path) as running, Control(running.connection) as control:
         credentials = running.credentials
         control.register("north", credentials.node_public_pem("north"))
