@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import typical
 from flwr.app import Message, MetricRecord
 from predictions import read_csv
 from tiny import Files, Run, federate, one_block, random_silos, rows_of, write_silo
@@ -69,7 +70,7 @@ def of_one_network() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("method", of_one_network())
+@typical(of_one_network(), "method")
 def test_it_is_that_of_the_reported_model(tmp_path, method):
     """Of every method for small networks: the Brier score of the model that ``export`` writes, by another way."""
     changes: dict[str, Any] = (

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hospitals import MADE, NETWORKS, hospital_files
 from predictions import read_csv, read_rows
+from representatives import sampled
 from tiny import federate, random_silos
 from typical_inputs import TYPICAL
 
@@ -46,7 +47,7 @@ def bare(name: str, shape: tuple[Any, ...]) -> tuple[Card, FlatModel]:
     return card, FlatModel(build(name, shape, 2, own() if own else None))
 
 
-@pytest.mark.parametrize("name", [name for name in TYPICAL if name not in REFUSED])
+@sampled("name", [name for name in TYPICAL if name not in REFUSED], 2)
 def test_networks_as_onnx(name):
     """What onnxruntime gives is compared here again, on other inputs."""
     card, net = bare(name, shape := TYPICAL[name])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import typical
 from flwr.app import ArrayRecord, Context, Message
 from tiny import TinyGrid, federate, random_silos, settings_of
 
@@ -300,7 +301,7 @@ def test_every_method_with_noise_is_in_the_sites_table():
     }
 
 
-@pytest.mark.parametrize("method", METHODS_WITH_NOISE)
+@typical(METHODS_WITH_NOISE, "method")
 @pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_what_the_site_charges_is_what_the_app_does(
     method, epochs, files, state, tmp_path, monkeypatch

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import typical
 from flwr.app import Message
 from predictions import read_csv
 from tiny import Files, Run, federate, one_block, random_silos, rows_of
@@ -72,7 +73,7 @@ def without_norms() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("method", without_norms())
+@typical(without_norms(), "method")
 def test_the_reported_model_has_the_reported_score(tmp_path, method):
     """Of every method, in every silo: the figure of ``summary.json``, by another way than it was found."""
     rounds = {"rounds": 2, "learning_rate": 1.0} if method not in ("fedavg", "ditto") else JUMPY

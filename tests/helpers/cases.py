@@ -5,10 +5,11 @@ For the network of ``two_layers.DEEP``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
+from representatives import some
 
 # Σ, fc1 and fc2 of the network in two_layers.py; by default fc2 is personal
 FULL, BODY, HEAD = 31, 16, 15
@@ -200,20 +201,11 @@ TYPICAL = (
 
 def every(cases: Mapping[str, Any] | Iterable[str]) -> pytest.MarkDecorator:
     """A test for each case; what is another variant of a method that is there, `make test-all` runs."""
-    return _some("name", cases, lambda name: "," not in name)
+    return some("name", cases, lambda name: "," not in name)
 
 
 def typical(
     cases: Mapping[str, Any] | Iterable[str], argument: str = "name"
 ) -> pytest.MarkDecorator:
     """A test for each case, of which `make test` runs those of TYPICAL: each takes several whole runs."""
-    return _some(argument, cases, lambda name: name in TYPICAL)
-
-
-def _some(
-    argument: str, cases: Iterable[str], often: Callable[[str], bool]
-) -> pytest.MarkDecorator:
-    marks = {name: () if often(name) else pytest.mark.exhaustive for name in cases}
-    return pytest.mark.parametrize(
-        argument, [pytest.param(name, marks=mark) for name, mark in marks.items()]
-    )
+    return some(argument, cases, lambda name: name in TYPICAL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import safetensors.torch
 import torch
+from representatives import sampled
 from tiny import federate, rows_of
 from torch import Tensor, nn
 
@@ -135,9 +136,10 @@ def lora_of(vector: Tensor) -> FlatModel:
     return model
 
 
-@pytest.mark.parametrize(
+@sampled(
     "method",
     ["local", "fedavg", "fedala", "apple", "ditto", "fedrep", "fedphp", "scaffold", "fedlama"],
+    3,
 )
 def test_methods_train_it(three, method):
     """What is sent is four bytes for each factor's and the head's scalar; all of them move, but nothing frozen does."""

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from clipped_by_hand import Layers, by_hand, tokens
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from representatives import sampled
 from torch import Tensor, nn
 
 from models.flat import FlatModel
@@ -140,7 +141,7 @@ FACTORS = st.sampled_from((1.0, 1e6, 1e13, 1e19, 1e30, 3e38, 1e-20, 1e-40, math.
 NONE = {"weights": [], "buffers": [], "inputs": [], "scale": 1.0, "seed": 0}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@sampled("kind", KINDS, 2)
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 @example(**NONE, factor=3e38)
 @example(**NONE, factor=math.nan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from representatives import product
 
 from partitions.common.errors import Problems
 from partitions.importing.tables import read_lines
@@ -91,8 +91,7 @@ COLUMNS = [
 ]
 
 
-@pytest.mark.parametrize("gaps", [(), ("-99",), ("NA", "2")])
-@pytest.mark.parametrize("cells", COLUMNS, ids=repr)
+@product(gaps=[(), ("-99",), ("NA", "2")], cells=COLUMNS)
 def test_an_array_of_numbers_is_its_cells(cells, gaps, tmp_path, monkeypatch):
     """A column of many numbers gives the same draft, values, misfits and messages as cell by cell."""
     path = tmp_path / "t.csv"

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from representatives import sampled
 from resuming import assert_resumes
 from tiny import federate, gradient, initial, rows_of
 from two_layers import confirmed, losing
@@ -117,7 +118,7 @@ def test_round_one_goes_on_beyond_the_mean(three, alpha):
     torch.testing.assert_close(run.shared, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@sampled("weights", ["uniform", "samples"], 2)
 def test_it_comes_to_rest_where_the_weighted_gradients_cancel(three, weights):
     """With several local steps, where FedAvg does not: sum_i k_i ∇f_i(θ) = 0 with k_i = 1/N or n_i/n (decay 0.1)."""
     options = {

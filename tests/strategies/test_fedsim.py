@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from representatives import product
 from tiny import SHORT, comparable, federate, initial, rows_of, same, settings_of
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, rounds_trained, start_at
 
@@ -112,12 +113,10 @@ def test_rounds_of_several_steps_in_numpy(two, name, personal):
 # ---- Equivalences ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(
-    ("personal", "travel"), [("fc2", 8), ("fc1, norm", 0), ("norm", 0), ("none", 8)]
-)
-def test_the_statistics_of_personal_blocks_stay(three, name, personal, travel, tiny_bn):
+@product(name=METHODS, which=[("fc2", 8), ("fc1, norm", 0), ("norm", 0), ("none", 8)])
+def test_the_statistics_of_personal_blocks_stay(three, name, which, tiny_bn):
     """tiny-bn's 8 running statistics belong to the block norm, and travel where it is shared."""
+    personal, travel = which
     options = {**OPTIONS, "rounds": 2, "model": "tiny-bn"}
     run = federate(
         three, strategy=name, **{f"{name}__personal": personal}, **SAME_EPOCHS, **options
@@ -150,8 +149,7 @@ def test_blocks_by_place_are_blocks_by_name(three, name, settings, names):
     assert comparable(runs[0].rows) == comparable(runs[1].rows)
 
 
-@pytest.mark.parametrize("personal", ["output", "input", "fc2", "fc1,fc3"])
-@pytest.mark.parametrize("name", METHODS)
+@product(personal=["output", "input", "fc2", "fc1,fc3"], name=METHODS)
 def test_only_the_shared_blocks_travel(three, name, personal):
     """Any set of blocks: what comes and goes is u, neighbours or not; v stays where it was made.
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
+from representatives import product
 from tiny import comparable, federate, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
@@ -77,17 +78,17 @@ def test_rounds_of_several_steps_in_numpy(two, pretrain, average):
         assert run.personal(silo).numpy() == pytest.approx(own[silo], abs=1e-6)
 
 
-@pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
-@pytest.mark.parametrize(
-    ("own", "other"),
-    [
+@product(
+    model=["mlp", "tiny-bn"],
+    end=[
         ({"layers": 9}, "fedavg"),
         ({"layers": 1, "pretrain": 4}, "fedavg"),
         ({"layers": 0}, "local"),
     ],
 )
-def test_the_ends(three, own, other, model, tiny_bn):
+def test_the_ends(three, end, model, tiny_bn):
     """All layers averaged, or FedAvg for all rounds: FedAvg; none averaged: Local. Bit for bit, with bytes."""
+    own, other = end
     plain = federate(three, strategy=other, **{**OPTIONS, "model": model})
     run = federate(three, **lg(**own), **{**OPTIONS, "model": model})
     # The closing exchange is after the last of FedAvg's rounds

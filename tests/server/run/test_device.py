@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import typical
 from hospitals import ALL, NETWORKS, hospital_files
 from phony import DEVICE, phony_device
 from resuming import Crash, crash_after
@@ -71,7 +72,7 @@ def figures(federation: RoundLoop) -> list[Row]:
     return [row for row in federation.history.rows if "seconds" not in row.metric]
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@typical(METHODS, "strategy")
 def test_every_method_gives_the_numbers_of_the_cpu(strategy, tiny_bn, request):
     on_cpu = figures(run(strategy=strategy, rounds=2))
     request.getfixturevalue("on_device")
@@ -79,7 +80,7 @@ def test_every_method_gives_the_numbers_of_the_cpu(strategy, tiny_bn, request):
         assert figures(run(strategy=strategy, rounds=2)) == on_cpu
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@typical(METHODS, "strategy")
 def test_samples_on_disk_give_the_numbers_of_the_cpu(strategy, tiny_bn, tmp_path, monkeypatch):
     on_cpu = figures(run(strategy=strategy, rounds=2))
     copy = shutil.copy(SIMULATED["dataset"], tmp_path / "digits.npz")
@@ -91,7 +92,7 @@ def test_samples_on_disk_give_the_numbers_of_the_cpu(strategy, tiny_bn, tmp_path
         assert figures(run(strategy=strategy, rounds=2)) == on_cpu
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@typical(METHODS, "strategy")
 def test_models_and_data_stay_on_the_device(strategy, tiny_bn, on_device):
     """A round moves the order of the samples, once per epoch, and reads a few numbers, however many its steps are."""
     crossings = []

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
+from representatives import product
 from resuming import assert_equal, crash_after, interrupted
 from tiny import Run, TinyGrid, comparable, federate, random_silos, round_of, write_silo
 
@@ -259,8 +260,7 @@ def test_a_silent_node_holds_nobody_up_for_long(four, tmp_path, monkeypatch):
     ] != []
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "apple", "pfedla", "scaffold", "ditto"])
-@pytest.mark.parametrize("killed", [2, 3])
+@product(strategy=["fedavg", "apple", "pfedla", "scaffold", "ditto"], killed=[2, 3])
 def test_resume_keeps_who_joined_and_who_is_to_join(four, tmp_path, strategy, killed):
     changes = {**RUN, "strategy": strategy, "late_joiners": "b=3"}
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -29,7 +29,7 @@ from cases import (
     WITH_ALA,
     Flow,
     K,
-    every,
+    typical,
 )
 from resuming import assert_equal, crash_after, interrupted
 from tiny import Witness, federate, random_silos, round_of, same
@@ -171,7 +171,7 @@ def test_the_hospital_is_told_whose_models_travel(three, run_of, tiny_bn):
     assert set(re.findall(r"`([a-z-]+)`", told)) == sent
 
 
-@every(CASES | WITH_ALA)
+@typical(CASES | WITH_ALA)
 def test_nothing_that_goes_by_is_written_to(three, name, tiny_bn):
     """In one process tensors travel uncopied: a write would reach other silos, the server, or a saved state."""
     witness = Witness()
@@ -186,7 +186,7 @@ def test_nothing_that_goes_by_is_written_to(three, name, tiny_bn):
     witness.confirm(more_than=20)
 
 
-@every(CASES | WITH_ALA)
+@typical(CASES | WITH_ALA)
 def test_a_resumed_run_is_an_uninterrupted_one(three, tmp_path, name, tiny_bn):
     """Stopped after round 2 of 4, resumed from files: history, server's state and silos' states bit for bit.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from cases import CASES, OPTIONS, every
+from cases import CASES, OPTIONS, typical
 from flwr.app import Message
 from tiny import (
     Run,
@@ -422,7 +422,7 @@ def test_lengths_of_centres_that_are_made_to_be_measured(five, monkeypatch):
 
 
 # Alone, a covariance of seven samples may be ten times the others'
-@every(sorted(CASES.keys() - {"pfedfda, one"}))
+@typical(sorted(CASES.keys() - {"pfedfda, one"}))
 def test_in_every_method_the_attacker_alone_is_named(three, tiny_bn, name):
     """c sends two hundred times what it should, from round 2 on: it is bounded or left out, a and b are neither, and
     what all end with is finite. Without an attack nobody is, and the run is that without bounds to the bit."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import CASES, OPTIONS
+from cases import CASES, OPTIONS, typical
 from flwr.app import ConfigRecord, Message
 from tiny import (
     TinyGrid,
@@ -321,7 +321,7 @@ MEANS = sorted(
 )
 
 
-@pytest.mark.parametrize("name", MEANS)
+@typical(MEANS)
 def test_every_method_with_a_mean_has_it(eight, tiny_bn, name):
     """g and h say n = 10⁶ and step 45 times back: both are named in the first round in which anything travels."""
     settings = {**DEEP, **OPTIONS, **CASES[name][0], "robust": "screen", "rounds": 1}

@@ -13,6 +13,7 @@ from cases import CASES, OPTIONS, typical
 from flwr.app import ArrayRecord, Message
 from hypothesis import given
 from hypothesis import strategies as st
+from representatives import sampled
 from tiny import TinyGrid, federate, random_silos, same, settings_of, train_replies
 from two_layers import DEEP
 
@@ -218,7 +219,7 @@ WITHOUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("key", sorted(keys_of(Common).keys() - WITHOUT))
+@sampled("key", sorted(keys_of(Common).keys() - WITHOUT), 3)
 def test_every_setting_runs_or_is_refused(tmp_path, key):
     files = random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 9, "e": 7})
     field = keys_of(Common)[key]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, ONE_OF_EACH, OPTIONS, typical
+from representatives import product
 from tiny import Run, comparable, federate, random_silos
 from two_layers import DEEP
 
@@ -77,10 +78,10 @@ def models(run: Run) -> list[torch.Tensor]:
     return [run.personal(silo) for silo in "ab"]
 
 
-@pytest.mark.parametrize(
-    "trainer", ["closure", "moves", "thaws", "own_optimizer", "leaves_hooks"]
+@product(
+    trainer=["closure", "moves", "thaws", "own_optimizer", "leaves_hooks"],
+    method=["scaffold", "fedrep", "ditto"],
 )
-@pytest.mark.parametrize("method", ["scaffold", "fedrep", "ditto"])
 def test_any_loop_over_the_batches_is_the_built_in_training(trainer, method, tmp_path):
     built_in, by_trainer = (models(go(tmp_path, t, strategy=method)) for t in ("", trainer))
     assert all(map(torch.equal, built_in, by_trainer))

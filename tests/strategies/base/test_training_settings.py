@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, ONE_OF_EACH, OPTIONS, typical
+from representatives import sampled
 from tiny import Files, federate, random_silos
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -208,7 +209,7 @@ def test_a_gradient_that_overflows_is_computed_again_with_half_the_scale():
     assert torch.equal(made.model.vector, reference.model.vector)
 
 
-@pytest.mark.parametrize("name", TYPICAL)
+@sampled("name", TYPICAL, 3)
 def test_every_network_computes_in_bf16(name):
     torch.manual_seed(0)
     shape = TYPICAL[name]
