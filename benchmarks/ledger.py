@@ -10,10 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from client.site.budget.accounting import MessageCost
-from client.site.budget.cohort import DataFile
-from client.site.budget.ledger import Ledger, Release
-from client.site.budget.run_cost import in_ledger
+from client.site.budget.accounting import DataFile, MessageCost
+from client.site.budget.ledger import Ledger, Release, in_ledger
 from client.site.trust.chain import LARGEST, START, chain_line, digest
 from client.site.trust.policy import Policy
 

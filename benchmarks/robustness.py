@@ -475,7 +475,7 @@ def steps(methods: Sequence[str]) -> None:
 
     study = SimpleNamespace(step=1e9, weights="", participants=1, metrics=("loss", "accuracy"))
     rows: list[list[str]] = []
-    allowed = mock.patch("client.exchange.answer.check_message")
+    allowed = mock.patch("client.app.check_message")
     with mock.patch("strategies.base.client.check_received", note), allowed as check:
         check.return_value = study
         for method in methods or sorted(strategies()):

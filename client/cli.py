@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from client.commands.table import Command, flag, option, several
+from client.commands.table import Command, file_option, flag, option, several
 from partitions.common.errors import UserError
 
 
 def check_data(args: argparse.Namespace) -> None:
     from tempfile import TemporaryDirectory
 
+    from client.importing import schema_at
     from client.site.trust.code import code_of_data
-    from client.tables.importing import schema_at
     from partitions.own.dataset import resolve_name
     from partitions.own.index import write_index
     from partitions.silo_file import check_silo_file
@@ -41,7 +41,7 @@ def check_data(args: argparse.Namespace) -> None:
 
 
 def request(args: argparse.Namespace) -> None:
-    from client.site.trust.request import make_request
+    from client.site.trust.keys import make_request
 
     key, file, asked = make_request(args.name, args.folder, args.out)
     print(f"{key}: the private key of {asked.name}; it stays here, and is worth a backup")
@@ -58,7 +58,7 @@ def check_bundle(args: argparse.Namespace) -> None:
 
 
 def join(args: argparse.Namespace) -> int:
-    from client.site.runtime.join import join as take_part
+    from client.site.runtime.supervisor import join as take_part
 
     return take_part(
         args.bundle,
@@ -123,11 +123,8 @@ AT_SITE = (
         "go through proxies to this relay of the server, https://HOST/link (default: directly)",
         default="",
     ),
-    option(
-        "--via-ca",
-        "FILE",
-        "CA certificates to trust on the way to it, besides this system's",
-        type=Path,
+    file_option(
+        "--via-ca", "FILE", "CA certificates to trust on the way to it, besides this system's"
     ),
     option(
         "--slurm",
@@ -158,11 +155,10 @@ COMMANDS = (
         (
             option("file", "FILE|MODULE:FUNCTION", "the .npz file, or a data set of your own"),
             option("--out", "FILE.npz", "of your own data set: write its index, to join with"),
-            option(
+            file_option(
                 "--schema",
                 "BUNDLE|FOLDER|FILE",
                 "check it against the federation's schema: a bundle, its folder, or a .toml, .yaml or .json file",
-                type=Path,
             ),
         ),
         examples=(
@@ -177,10 +173,8 @@ COMMANDS = (
         request,
         (
             option("name", "NAME", "the silo's name, as agreed with the server's operator"),
-            option("--out", "FILE", "the request to write (default: NAME.request)", type=Path),
-            option(
-                "--folder", "DIR", "for Docker: where key, request and bundle go", type=Path
-            ),
+            file_option("--out", "FILE", "the request to write (default: NAME.request)"),
+            file_option("--folder", "DIR", "for Docker: where key, request and bundle go"),
         ),
         examples=("silofl request north",),
         description="Make the site's private key, which stays here, and NAME.request for the server's "
@@ -192,9 +186,7 @@ COMMANDS = (
         "whose bundle this is, and whether Docker has the image that they signed",
         check_bundle,
         (
-            option(
-                "bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder", type=Path
-            ),
+            file_option("bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder"),
             *SIGNED_BY,
         ),
         examples=("silofl check-bundle north.tar --signed-by SHA256:...",),
@@ -208,22 +200,16 @@ COMMANDS = (
         "take part as the silo of a bundle, without Docker",
         join,
         (
-            option(
-                "bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder", type=Path
-            ),
-            option(
+            file_option("bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder"),
+            file_option(
                 "--data",
                 "FILE|MODULE:FUNCTION",
                 "this hospital's .npz file, or its own data set",
-                type=Path,
                 required=True,
             ),
             option("--device", "DEVICE", "cpu or cuda:N (default: the bundle's)", default=""),
-            option(
-                "--policy",
-                "FILE",
-                "this hospital's policy.toml (default: the bundle's)",
-                type=Path,
+            file_option(
+                "--policy", "FILE", "this hospital's policy.toml (default: the bundle's)"
             ),
             *AT_SITE,
             *SIGNED_BY,
@@ -241,13 +227,12 @@ COMMANDS = (
         "print what a hospital allows, and what each method would send under it",
         policy,
         (
-            option(
+            file_option(
                 "what",
                 "BUNDLE|FOLDER|FILE",
                 "a bundle, its folder, or a policy.toml (default: in a silo's container that silo's, else that of "
                 "the silo that joined from this machine, else silofl's defaults)",
                 nargs="?",
-                type=Path,
             ),
         ),
         examples=("silofl policy", "silofl policy policy.toml"),
@@ -259,12 +244,11 @@ COMMANDS = (
         "what left this site, and whether its log of that is whole",
         audit,
         (
-            option(
+            file_option(
                 "where",
                 "STATE|BUNDLE|FOLDER",
                 "a silo's state directory, its bundle, or the log's folder (default: the only silo here)",
                 nargs="?",
-                type=Path,
             ),
             option("--month", "YYYY-MM", "which month (default: the last one)", default=""),
             flag("--all-settings", "each run's settings that are silofl's defaults, too"),
@@ -290,18 +274,12 @@ COMMANDS = (
             option(
                 "--study", "NAME", "what left in a study, as a committee gets it", default=""
             ),
-            option("--export", "FILE", "with --study: write that as JSON, signed", type=Path),
-            option(
-                "--sign-with",
-                "FILE",
-                "the silo's private key (default: the one here)",
-                type=Path,
+            file_option("--export", "FILE", "with --study: write that as JSON, signed"),
+            file_option(
+                "--sign-with", "FILE", "the silo's private key (default: the one here)"
             ),
-            option(
-                "--check",
-                "FILE",
-                "a file of --export: who signed it, and what it says",
-                type=Path,
+            file_option(
+                "--check", "FILE", "a file of --export: who signed it, and what it says"
             ),
         ),
         examples=(

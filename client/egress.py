@@ -5,7 +5,7 @@ A reply contains the vectors in the method's ``uploads`` (as integers with ``sec
 Evidence leaves once per run, by
 :func:`release_evidence`; so does the silo's own model, by :func:`release_own_model`. A survey of the data leaves by
 :func:`release_survey`. Everything that left is logged. What the rules withheld is reported only to the site's own
-process, for its audit log (``client/site/egress_record.py``).
+process, for its audit log (``client/site/audit_gate.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from torch import Tensor
 
-from client.site.egress_record import RECORD, site_takes
+from client.site.audit_gate import RECORD, site_takes
 from client.site.trust.policy import SCORE, Policy, PolicyRefusedError, key_of
 from models.evidence.measure import Evidence
 from models.tasks import ENDS

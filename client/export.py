@@ -20,9 +20,8 @@ from typing import Any
 from client.exporting.calibration import calibrate_card
 from client.exporting.model_card import Card, Onnx, checked_card, note_export, parse_card
 from client.exporting.onnx import onnx_of
-from client.exporting.states import find_states
 from client.reported import CANDIDATE, REPORTED, array_of
-from client.tables.new_samples import about_recipe
+from client.store import find_states
 from models.flat import FlatModel
 from models.initialisation import flat_model
 from models.networks.blocks import Make, with_method
@@ -94,7 +93,7 @@ def export_model(
         raise UserError(
             f"the personal model of {about['method']} goes into no file of one network: {why}"
         )
-    more = about_recipe(about.get("recipe", "")) if recipe else {}
+    more = {"recipe": json.loads(about["recipe"])} if recipe and about.get("recipe") else {}
     card = checked_card(describe(state, chosen, about, which) | more, folder)
     parts = model_in(state.arrays, chosen.array)
     if parts[0] is None:

@@ -38,8 +38,8 @@ from client.privacy.checks import check_floor, check_records, check_statistics, 
 from client.privacy.private_round import noise_key, private_round, units_of
 from client.reported import note_terms
 from client.site.audit_gate import folder_of
-from client.site.budget.run_cost import add_cost
-from client.site.own_models import number_of
+from client.site.budget.ledger import add_cost
+from client.site.counts import number_of
 from client.site.terms import Terms
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.store import StateStore

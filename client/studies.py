@@ -10,17 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from client.site.counts import count_used_up
+from client.site.counts import count_used_up, read_released
 from client.site.node import Site
-from client.site.released import read_released
 from client.site.study import approvals
 from client.site.study.dangers import dangers, of_weights, values
 from client.site.study.protocol import StudyLimits, StudyProtocol, parse_study, signer_of, words
+from client.site.trust.audit_page import wrap
 from client.site.trust.bundle import POLICY_ASKED, find_state
-from client.site.trust.message_rules import run_faults
+from client.site.trust.message_rules import owner, run_faults
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.policy import Policy, read_policy
-from client.site.trust.run_config import owner
 from client.site.trust.signing import UNSIGNED, read_signer, wanted_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import escape
@@ -28,6 +27,7 @@ from strategies import strategies
 from strategies.base.declarations import NUMBERS, VECTORS
 
 WIDTH = 100
+ITEM = "  ", "    ", WIDTH  # of a list, as `wrap` takes it
 METRIC_WORDS = "counts of samples, the metrics {metrics}, seconds and bytes"
 
 
@@ -169,16 +169,12 @@ def _groups(study: StudyProtocol) -> Iterator[str]:
     if study.settings.get("secure-group", 1) > 1:
         yield "A sum has all hospitals of a group, or none of them (secure-group):"
         for group in study.groups:
-            yield from textwrap.wrap(
-                ", ".join(group), WIDTH, initial_indent="  ", subsequent_indent="    "
-            )
+            yield from wrap(", ".join(group), *ITEM)
 
 
 def _pairs(fields: Mapping[str, str]) -> Iterator[str]:
     for name, text in fields.items():
-        yield from textwrap.wrap(
-            text, WIDTH, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13
-        )
+        yield from wrap(text, f"  {name:<10} ", "", WIDTH)
 
 
 def _leaves(study: StudyProtocol) -> Iterator[str]:
@@ -193,15 +189,13 @@ def _leaves(study: StudyProtocol) -> Iterator[str]:
             or "no model"
         )
         text = f"{name}: {sent}. Can be inferred: {', '.join(inferred) or 'nothing'}."
-        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from wrap(text, *ITEM)
     if "reported" in values(study, "keep-models"):
         text = "at the end of a run, where the policy has own-model = true: the hospital's own model, whole. Can be"
         text += f" inferred: {', '.join(VECTORS['model'][1])}."
-        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        yield from wrap(text, *ITEM)
     text = METRIC_WORDS.format(metrics=", ".join(study.metrics) or "(none)")
-    yield from textwrap.wrap(
-        f"with every method: {text}.", WIDTH, initial_indent="  ", subsequent_indent="    "
-    )
+    yield from wrap(f"with every method: {text}.", *ITEM)
 
 
 # --- a hospital decides -----------------------------------------------------------------------------------------------
@@ -274,11 +268,7 @@ def approve(
     )
     echo(f"\nChecked against {place.policy.where}: {len(warnings)} warnings")
     for line in warnings:
-        echo(
-            "\n".join(
-                textwrap.wrap(line, WIDTH, initial_indent="  ! ", subsequent_indent="    ")
-            )
-        )
+        echo("\n".join(wrap(line, "  ! ", "", WIDTH)))
     if samples is None:
         echo(
             "  note: --samples N, your number of training samples, also warns of a cohort that is too small"
@@ -384,9 +374,7 @@ def overview_page(studies: list[dict[str, Any]]) -> str:
         used = (
             f"{name} {one['used'][name]:,} of {most:,}" for name, most in one["limits"].items()
         )
-        lines += textwrap.wrap(
-            f"used: {', '.join(used)}", WIDTH, initial_indent="  ", subsequent_indent="    "
-        )
+        lines += wrap(f"used: {', '.join(used)}", *ITEM)
     return "\n".join(map(escape, lines))
 
 

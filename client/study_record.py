@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from client.site.counts import count_used_up
-from client.site.errors import SiteError
 from client.site.node import Site
+from client.site.parsed import SiteError
 from client.site.study import approvals
 from client.site.trust.audit import settings_of
 from client.site.trust.audit_page import (
@@ -27,6 +26,7 @@ from client.site.trust.audit_page import (
     kinds,
     receipt_text,
     withheld_text,
+    wrap,
 )
 from client.site.trust.chain import ChainVerdict, utc_now
 from client.site.trust.envelope import RECORD, fingerprint, public_pem, seal, unseal
@@ -35,7 +35,6 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import escape
 
-WIDTH = 110
 Entry = Mapping[str, Any]
 
 
@@ -171,7 +170,7 @@ def record_page(record: Mapping[str, Any]) -> str:
     lines += ["", "Decisions"]
     for one in record["decisions"]:
         lines.append(f"  {one['when']}  {one['what']}, by {one['by']}")
-        lines += (line for warning in one["warnings"] for line in _wrap(warning, "    ! "))
+        lines += (line for warning in one["warnings"] for line in wrap(warning, "    ! "))
     lines += ["", f"What left: {record['messages']:,} messages, {record['bytes']:,} bytes"]
     for run in record["runs"]:
         span = f", rounds {run['rounds'][0]} to {run['rounds'][-1]}" if run["rounds"] else ""
@@ -180,17 +179,17 @@ def record_page(record: Mapping[str, Any]) -> str:
         )
         lines.append(f"    asked by {', '.join(run['asked-by'])}, {run['from']} to {run['to']}")
         for what, one in run["left"].items():
-            lines += _wrap(f"{one['count']} x {what}, {one['bytes']} bytes", "    ")
+            lines += wrap(f"{one['count']} x {what}, {one['bytes']} bytes", "    ")
     lines += ["", "What was refused or failed"] if record["errors"] else []
     lines += (
         line
         for text, count in record["errors"].items()
-        for line in _wrap(f"{count} x {text}", "  ")
+        for line in wrap(f"{count} x {text}", "  ")
     )
     lines += [
         "",
         "What the rules held back",
-        *_wrap(record["withheld"] or "nothing that the app reported", "  "),
+        *wrap(record["withheld"] or "nothing that the app reported", "  "),
     ]
     lines += [
         "",
@@ -217,11 +216,11 @@ def record_page(record: Mapping[str, Any]) -> str:
 
 def _of_policy(policy: Mapping[str, Any]) -> Iterator[str]:
     yield f"  policy     {policy['policy'] or 'no file'}, from line {policy['from-line']}"
-    yield from _wrap(
+    yield from wrap(
         ", ".join(f"{key} = {json.dumps(value)}" for key, value in policy["rules"].items()),
         " " * 13,
     )
-    yield from _wrap(
+    yield from wrap(
         ", ".join(f"{name} {version}" for name, version in policy["versions"].items()), " " * 13
     )
 
@@ -239,16 +238,6 @@ def _of_log(record: Mapping[str, Any]) -> Iterator[str]:
     if record["receipts-noted"]:
         yield f"note  in its messages: {record['receipts-noted']}"
     yield f"last  {log['hash']}"
-
-
-def _wrap(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=" " * len(indent),
-        break_long_words=False,
-    )
 
 
 # --- as a signed file -------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from flwr.app import RecordDict
 from client.egress import release_survey
 from client.local_data import is_own_file
 from client.session import ClientSession
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.record import Record, disclose
 from client.site.trust.policy import Policy, PolicyRefusedError
 from models.survey import ReleaseLimits, survey, table_of

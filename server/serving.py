@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from client.export import read_model
 from client.exporting.model_card import Card
+from client.prediction.new_samples import recipe_of
 from client.prediction.posted import (
     MOST_BYTES,
     MOST_FILES,
@@ -31,7 +32,6 @@ from client.prediction.posted import (
     work_folder,
 )
 from client.prediction.predict import uncertainty
-from client.tables.new_samples import recipe_of
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.common.memory import is_out_of_memory

@@ -6,14 +6,23 @@ import argparse
 import sys
 from pathlib import Path
 
-from client.commands.table import Command, OneOf, Titled, choice, flag, option, several
+from client.commands.table import (
+    Command,
+    OneOf,
+    Titled,
+    choice,
+    file_option,
+    flag,
+    option,
+    several,
+)
 from partitions.common.errors import UserError
 
-KEYS = ("file", "patient", "study", "accession")  # as in client/tables/new_samples.py
+KEYS = ("file", "patient", "study", "accession")  # as in client/prediction/new_samples.py
 
 
 def import_data(args: argparse.Namespace) -> None:
-    from client.tables.importing import import_from, propose
+    from client.importing import import_from, propose
     from partitions.common.output import print_document
 
     if args.propose:
@@ -25,7 +34,7 @@ def import_data(args: argparse.Namespace) -> None:
 
 
 def schema(args: argparse.Namespace) -> None:
-    from client.tables.importing import write_schema
+    from client.importing import write_schema
 
     made = write_schema(args.recipe, args.out, args.overwrite)
     print(f"{args.out}: {made}")
@@ -51,11 +60,8 @@ def predict(args: argparse.Namespace) -> None:
 
 
 RECIPE = (
-    option(
-        "--recipe",
-        "FILE",
-        "read the source as this recipe says, in place of other options",
-        type=Path,
+    file_option(
+        "--recipe", "FILE", "read the source as this recipe says, in place of other options"
     ),
     flag(
         "--propose",
@@ -64,11 +70,10 @@ RECIPE = (
     flag(
         "--as-gaps", "a table: cells that do not fit the recipe are missing values, each named"
     ),
-    option(
+    file_option(
         "--schema",
         "BUNDLE|FOLDER|FILE",
         "a table: make the columns that all hospitals have, as the federation's schema says",
-        type=Path,
     ),
     several("--map", "NAME=COLUMN", "--schema: the csv's column for one of it"),
     several(
@@ -195,11 +200,8 @@ PREDICT = (  # --serve belongs to the server: server/cli/models.py
         "pictures and scans: call them by this (default: of DICOM the patient, and else the file)",
         "",
     ),
-    option(
-        "--recipe",
-        "FILE",
-        "a csv or pictures: this recipe, where the model's card has none",
-        type=Path,
+    file_option(
+        "--recipe", "FILE", "a csv or pictures: this recipe, where the model's card has none"
     ),
     flag("--as-gaps", "a csv: cells that do not fit are missing values, each named"),
     option(
@@ -282,8 +284,8 @@ COMMANDS = (
         "make the schema of all hospitals from the recipe of one",
         schema,
         (
-            option("recipe", "RECIPE", "OURS.recipe.toml, from silofl import", type=Path),
-            option("--out", "FILE.toml", "the schema to write", type=Path, required=True),
+            file_option("recipe", "RECIPE", "OURS.recipe.toml, from silofl import"),
+            file_option("--out", "FILE.toml", "the schema to write", required=True),
             flag("--overwrite", "replace FILE.toml"),
         ),
         examples=("silofl schema ours.recipe.toml --out schema.toml",),

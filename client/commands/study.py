@@ -6,9 +6,8 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
-from client.commands.table import Command, flag, option
+from client.commands.table import Command, file_option, flag, option
 from partitions.common.errors import UserError
 
 
@@ -61,11 +60,10 @@ def revoke(args: argparse.Namespace) -> None:
 BY = (option("--by", "NAME", "who decides, for the audit log", default=""),)
 
 STATE_DIR = (
-    option(
+    file_option(
         "--state-dir",
         "DIR",
         "the silo's state directory (default: this container's, or of the only silo that joined from here)",
-        type=Path,
     ),
 )
 
@@ -75,13 +73,12 @@ COMMANDS = (
         "approve a study at this hospital",
         approve,
         (
-            option("file", "FILE", "the study, study.toml", type=Path),
+            file_option("file", "FILE", "the study, study.toml"),
             *STATE_DIR,
-            option(
+            file_option(
                 "--policy",
                 "FILE",
                 "this hospital's policy.toml (default: the silo's, as far as known)",
-                type=Path,
             ),
             flag("--yes", "approve without a question; needs --by"),
             *BY,
@@ -95,11 +92,10 @@ COMMANDS = (
             option(
                 "--samples", "N", "this hospital's training samples, for the warnings", type=int
             ),
-            option(
+            file_option(
                 "--weights",
                 "FILE",
                 "the study's initial weights: is a layer made to read records?",
-                type=Path,
             ),
         ),
         examples=("silofl approve study.toml",),

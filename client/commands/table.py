@@ -59,6 +59,11 @@ def option(name: str, metavar: str, help: str, **values: Any) -> Option:
     return Option(name, {"metavar": metavar, "help": help.replace("%", "%%"), **values})
 
 
+def file_option(name: str, metavar: str, help: str, **values: Any) -> Option:
+    """Return an option whose value is a path."""
+    return option(name, metavar, help, type=Path, **values)
+
+
 def flag(name: str, help: str) -> Option:
     """Return an option without a value."""
     return Option(name, {"action": "store_true", "help": help})

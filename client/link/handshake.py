@@ -8,7 +8,7 @@ import json
 import secrets
 from collections.abc import Container
 
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.trust.envelope import LINK, PrivateKey, seal, unseal
 
 NONCE_BYTES = 32

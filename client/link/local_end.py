@@ -7,21 +7,23 @@ opens the outer TLS sees TLS records.
 
 import contextlib
 import secrets
+import select
 import socket
 import ssl
 import threading
+import time
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from http.client import HTTPSConnection
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from client.link.duplex import Duplex
 from client.link.handshake import (
     FRAME_BYTES,
     NO_SERVER,
@@ -38,6 +40,51 @@ from client.site.runtime.route import OPERATOR, YOUR_IT, Blocked, Way, way_check
 from client.site.trust.keys import load_key
 from partitions.common.errors import UserError
 from partitions.silo_file import Check
+
+T = TypeVar("T")
+# Until more of a record has come, which a slow line brings in pieces: each of them would wake this thread
+PIECES_SECONDS = 0.001
+
+
+class Duplex:
+    """A TLS socket whose reads and writes take turns, and wait outside of them."""
+
+    def __init__(self, tls: ssl.SSLSocket) -> None:
+        self.tls, self.turn = tls, threading.Lock()
+        tls.settimeout(0)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Leave the socket as it is: it never waits inside OpenSSL."""
+
+    def recv(self, size: int) -> bytes:
+        """Return the next bytes; none at the end."""
+        return self._in_turn(partial(self.tls.recv, size))
+
+    def sendall(self, data: bytes) -> None:
+        """Send all bytes."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._in_turn(partial(self.tls.send, rest)) :]
+
+    def _in_turn(self, step: Callable[[], T]) -> T:
+        waited = False
+        while True:
+            waiting = select.poll()
+            with self.turn:
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    waiting.register(self.tls, select.POLLIN)
+                except ssl.SSLWantWriteError:
+                    waiting.register(self.tls, select.POLLOUT)
+            if waited:
+                time.sleep(PIECES_SECONDS)
+            waiting.poll()
+            waited = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tls, name)
+
 
 OPEN_SECONDS = 20.0
 POST_SECONDS = 60.0  # without a byte; the relay answers a POST that waits after 20

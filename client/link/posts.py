@@ -78,14 +78,17 @@ class Line:
                 break
             except (OSError, HTTPException, InvalidStatus) as error:
                 self.drop()
-                if pause is None and isinstance(error, HTTPException):
-                    raise OSError(str(error) or type(error).__name__) from None
                 if pause is None:
-                    raise
+                    if not isinstance(error, HTTPException):
+                        raise
+                    reason = str(error) or type(error).__name__
+                    raise OSError(reason) from None
             threading.Event().wait(pause)
         if code != OPEN:
-            raise ConnectionClosedError(Close(code, ""), None)
-        self.number += bool(body)
+            received = Close(code, "")
+            raise ConnectionClosedError(received, None)
+        if body:
+            self.number += 1
         return data
 
     def _post(self, body: bytes) -> bytes:
@@ -95,7 +98,8 @@ class Line:
         answer = self.http.getresponse()
         data = answer.read(POST_BYTES + 3)
         if answer.status != 200:
-            raise InvalidStatus(Response(answer.status, answer.reason, Headers()))
+            response = Response(answer.status, answer.reason, Headers())
+            raise InvalidStatus(response)
         return data
 
     def drop(self) -> None:

@@ -1,1 +1,1 @@
-"""The use of an exported model: ``silofl predict``."""
+"""The use of an exported model: ``silofl predict``, and the new samples that it answers."""

@@ -15,13 +15,13 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from client.exporting.model_card import Card
-from client.prediction.predict import answer
-from client.tables.new_samples import FILE, INDEX, KEYS, asked_of, asked_pictures
+from client.prediction.new_samples import FILE, INDEX, KEYS, asked_of, asked_pictures
+from client.prediction.predict import ModelAnswers, answer
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
@@ -69,16 +69,21 @@ def predict_scans(
             str(error).replace(str(source), THE_REQUEST).replace(str(body.parent), THE_REQUEST)
         )
         raise UserError(text) from None
-    column = INDEX if found.key == FILE else found.key
-    keys = [str(i) for i in range(len(found.keys))] if found.key == FILE else found.keys
+    notes = [note.replace(str(source), THE_REQUEST) for note in found.notes]
+    if found.key == FILE:
+        return as_rows(INDEX, map(str, range(len(found.keys))), answers, notes)
+    return as_rows(found.key, found.keys, answers, notes)
+
+
+def as_rows(
+    key: str, keys: Iterable[str], answers: ModelAnswers, notes: Sequence[str]
+) -> dict[str, Any]:
+    """Return the content of a response: a row for each sample, with its key."""
     rows = [
-        {column: own, **dict(zip(answers.columns, row, strict=True))}
+        {key: own, **dict(zip(answers.columns, row, strict=True))}
         for own, row in zip(keys, answers.rows, strict=True)
     ]
-    return {
-        "rows": rows,
-        "notes": [note.replace(str(source), THE_REQUEST) for note in found.notes],
-    }
+    return {"rows": rows, "notes": [*notes]}
 
 
 def laid_out(body: Path, source: Path) -> Path:
@@ -165,11 +170,7 @@ def predict_rows(
     except DataError as error:
         raise UserError(str(error).replace("with --as-gaps", "with ?as-gaps=1")) from None
     answers = answer(card, net, asked, THE_REQUEST, "the model")
-    rows = [
-        {asked.key: own, **dict(zip(answers.columns, row, strict=True))}
-        for own, row in zip(asked.keys, answers.rows, strict=True)
-    ]
-    return {"rows": rows, "notes": [*asked.notes]}
+    return as_rows(asked.key, asked.keys, answers, asked.notes)
 
 
 def lines_of(body: bytes, recipe: Recipe) -> Lines:

@@ -21,7 +21,7 @@ from client.export import read_model
 from client.exporting.calibration import INTERVALS, SETS, bounds_of, in_words
 from client.exporting.calibration import TASKS as PROBABILITIES
 from client.exporting.model_card import Card, Scale
-from client.tables.new_samples import NewSamples, answers_csv, named_columns, read_asked
+from client.prediction.new_samples import NewSamples, answers_csv, named_columns, read_asked
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples, most_at_once
 from models.tasks.patches import Window

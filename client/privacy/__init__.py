@@ -1,1 +1,1 @@
-"""Differential privacy at a silo, beside the training: checks, the key of the noise, the private round."""
+"""What protects a silo's records: checks, the key of the noise, the private round."""

@@ -8,7 +8,6 @@ nothing to protect: the key is derived from the seed, so that runs are repeatabl
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping
 from logging import INFO, WARNING
@@ -23,7 +22,7 @@ from client.local_data import is_own_file, silo_name
 from models.privacy.noise import derive_key
 from models.privacy.records import check_network
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import hold_lock
+from partitions.common.files import hold_lock, write_atomically
 from partitions.common.settings import values_of
 from partitions.splits import Split
 from strategies.base.client import SiloClient
@@ -163,14 +162,7 @@ def kept_key(state: Path) -> bytes:
         state / f".{FILE}.lock", "another process of this silo makes the key of its noise"
     ):
         if not file.exists():
-            part = state / f".{FILE}.tmp"
-            part.unlink(missing_ok=True)
-            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as out:
-                out.write(secrets.token_bytes(LENGTH))
-                out.flush()
-                os.fsync(out.fileno())
-            part.rename(file)
+            write_atomically(file, secrets.token_bytes(LENGTH), mode=0o600)
             log(
                 WARNING,
                 "%s: made the key of this silo's noise; it must not leave the site",

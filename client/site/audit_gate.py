@@ -1,13 +1,26 @@
 """The audit gate: the last step before a reply leaves the site. A reply that cannot be logged does not leave.
 
 The site's SuperNode calls it for every message (`messages.pass_gate`). An app under Flower's own SuperNode answers
-nothing (`client/exchange/answer.py`). In a simulation nothing leaves, and nothing is logged.
+nothing (`client/app.py`). In a simulation nothing leaves, and nothing is logged.
+
+Of rules and budgets a line has
+
+    policy     SHA-256 of `policy.toml`; empty: there is no file
+    rules      the value of every rule that was applied, the stricter of policy and study
+    versions   of the installed tools
+    withheld   what the rules withheld from this reply, by rule, as the app reports it; missing: it does not report
+    budget     what was used of the hospital's limits, `before` and `after` this message
+
+`rules` and `versions` are in the first line of a run in each file of the log, like its settings (`trust/audit.py`).
 """
 
 import contextlib
+import functools
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -17,33 +30,29 @@ from typing import Any
 
 from .budget.ledger import SpentEpsilon
 from .budget.release import Charged, config_of, note_charged
-from .egress_record import TAKEN, budget, rule_values, take_withheld, versions
-from .errors import SiteError
+from .counts import budget_of, charge_bytes, note_reply
 from .flower import internal
+from .parsed import SiteError
 from .record import Record
-from .released import charge_bytes, note_reply
 from .terms import Terms
 from .trust import receipts
-from .trust.chain import canonical, digest, write_whole
+from .trust.chain import canonical, digest, utc_now, write_whole
 from .trust.code import digest_of_code
+from .trust.policy import Policy, Rules
 
+TAKEN = "withheld"  # in `SILOFL_SITE_AUDITS`: the site accepts this record from the app
+RECORD = "site"  # in a reply: the app's report to the site, removed before the reply leaves
+TOOLS = ("silofl", "flwr", "torch", "numpy", "cryptography")
+# Limits of an app's report: items per rule; characters per item
+MOST_ITEMS, MOST_WORDS = 100, 200
 # Environment variable that is set if the site's own process counts and logs the app's messages; and its value.
 BY_SITE = "SILOFL_SITE_AUDITS"
 BY_SITE_VALUE = f"1 {TAKEN}"
 MOST_TEXT = 300  # characters of an error in the log
 # The arguments of Flower's `Metadata`, which identify the message that a reply belongs to.
 METADATA = (
-    *(
-        "run_id",
-        "message_id",
-        "src_node_id",
-        "dst_node_id",
-        "reply_to_message_id",
-        "group_id",
-        "created_at",
-        "ttl",
-    ),
-    "message_type",
+    *("run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id"),
+    *("created_at", "ttl", "message_type"),
 )
 
 
@@ -236,14 +245,20 @@ def write_down(
     SiteError if log or record cannot be written, SiteError if the study allows no more bytes.
     """
     withheld = take_withheld(reply)
-    sent = list(records(reply))
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    total = sum(record["bytes"] for record in sent)
-    held, record = {} if withheld is None else {"withheld": withheld}, Record(info.state)
+    held = {} if withheld is None else {"withheld": withheld}
+    sent, now, record = list(records(reply)), utc_now(), Record(info.state)
+    total = sum(one["bytes"] for one in sent)
     with record.write() as db:
+        before: dict[str, float] = {}
+        after: dict[str, float] = {}
         if info.study:
             charge_bytes(db, info.study, total)
-        used = {"budget": budget(db, info.study, spent, info.silo, total)}
+            before, after = budget_of(db, info.study, info.silo, total)
+        if spent is not None:
+            # The epsilon that the people in the data have spent, at this delta
+            before = {**before, "epsilon": spent.before, "delta": spent.delta}
+            after = {**after, "epsilon": spent.after, "delta": spent.delta}
+        used = {"budget": {"before": before, "after": after}}
         entry = {"time": now, **info.fields(), **used, **held, "bytes": total, "sent": sent}
         return note_reply(db, record, entry)
 
@@ -267,3 +282,43 @@ def records(reply: Any) -> Iterable[dict[str, Any]]:
 
 def measure_reply(data: bytes | memoryview) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": digest(data)}
+
+
+def rule_values(policy: Policy) -> dict[str, Any]:
+    """Return the value of each rule, by its key in the file."""
+    return policy.model_dump(mode="json", by_alias=True, include={*Rules.model_fields})
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the version of each tool at this site; empty if it is not installed."""
+    found = {"python": platform.python_version()}
+    for name in TOOLS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def site_takes() -> bool:
+    """Return whether the process that writes the log removes :data:`RECORD` from a reply of this app."""
+    return TAKEN in os.environ.get("SILOFL_SITE_AUDITS", "").split()
+
+
+def take_withheld(reply: Any) -> dict[str, list[str]] | None:
+    """Remove the app's report of what it withheld from a reply and return it; None if there is none.
+
+    The consortium wrote the app, so the report's size is limited, and it cannot set another key of the line.
+    """
+    if reply.has_error() or RECORD not in reply.content:
+        return None
+    record = reply.content.config_records.get(RECORD, {})
+    del reply.content[RECORD]
+    lists = {
+        rule: value if isinstance(value, list) else [value] for rule, value in record.items()
+    }
+    return {
+        str(rule)[:MOST_WORDS]: [str(one)[:MOST_WORDS] for one in lists[rule][:MOST_ITEMS]]
+        for rule in sorted(lists)[:MOST_ITEMS]
+    }

@@ -1,4 +1,4 @@
-"""Counters of the messages that this site has answered, over all runs, kept in its record (`record.py`).
+"""What this site's record has of its messages, over all runs: counters, what left, own models that left (`record.py`).
 
 They are compared with the rules of its policy and with the limits of its studies. A message counts before it is
 answered, and bytes before they leave, so both also count if the process is killed. The server assigns a run's number.
@@ -6,14 +6,16 @@ So it can start new runs at will; only ``runs-per-day`` and a study's limits bou
 new version of it under its name, does not reset its counts.
 """
 
+import hashlib
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .record import Record
-from .released import sent_bytes
+from .parsed import SiteError
+from .record import Record, disclose
 from .study.protocol import StudyLimits, StudyProtocol
+from .takeover import add_reply
 from .trust.policy import Policy
 
 BYTES = "bytes"
@@ -123,3 +125,119 @@ def count_used_up(state: Path, study: StudyProtocol, silo: str = "") -> dict[str
                 for name, count in count_used(db, study.name, one).items()
             }
         return {**found, BYTES: sent_bytes(db, study.name)}
+
+
+# --- what left ---
+# The total of what has ever left from each version of this silo's data file; kept, since old logs may be moved away.
+# Replies are rows of the record, written with their line of the audit log before they leave.
+
+
+KINDS = {"model": "models", "survey": "surveys", "own model": "own_models"}
+
+
+def note_reply(
+    db: sqlite3.Connection, record: Record, entry: Mapping[str, Any]
+) -> tuple[int, str]:
+    """Write a reply's line in the audit log and its row in the record; return the line's number and hash."""
+    number, own = record.append(db, entry)
+    add_reply(db, entry, number, own)
+    return number, own
+
+
+def charge_bytes(db: sqlite3.Connection, study: Mapping[str, Any], size: int) -> None:
+    """Raise SiteError if a study (name, and the limit ``bytes``) allows no reply of this size."""
+    sent, most = sent_bytes(db, str(study["name"])), int(study["bytes"])
+    if sent + size > most:
+        raise SiteError(
+            f"the study {study['name']} has limits.bytes = {most}; {sent} have left, and {size} follow"
+        )
+
+
+def sent_bytes(db: sqlite3.Connection, study: str) -> int:
+    """Return the bytes of a study's replies."""
+    return int(
+        db.execute(
+            "SELECT coalesce(sum(bytes), 0) FROM replies WHERE study = ? AND study != ''",
+            (study,),
+        ).fetchone()[0]
+    )
+
+
+def read_released(state: Path) -> dict[str, dict[str, Any]]:
+    """Return what left of each data file, by its SHA-256. Raises SiteError for a record that cannot be read."""
+    found: dict[str, dict[str, Any]] = {}
+    none = {"models": 0, "surveys": 0, "own_models": 0, "bytes": 0}
+    with Record(state).reading() as db:
+        rows = db.execute(
+            "SELECT data, kind, study, run, sum(count), sum(bytes), min(time), max(time) FROM replies "
+            "WHERE kind != '' GROUP BY data, kind, study, run ORDER BY min(time), min(rowid)"
+        )
+        for data, kind, study, run, count, size, first, last in rows:
+            one = found.setdefault(
+                data, {"from": first, "to": last, **none, "runs": set(), "studies": {}}
+            )
+            one["from"], one["to"] = min(one["from"], first), max(one["to"], last)
+            one[KINDS[kind]] += count
+            one["bytes"] += size
+            one["runs"] |= {run} - {""}
+            one["studies"][study] = one["studies"].get(study, 0) + (
+                count if kind == "model" else 0
+            )
+    return {data: {**one, "runs": sorted(one["runs"])} for data, one in found.items()}
+
+
+# --- models of the silo's own that have left ---
+# One per run, after which the run trains no further here. Every name of a run counts. Flower's number identifies one
+# submission: one model leaves per number, whatever run its messages name. A model is noted under all numbers of its
+# training, with commas, and under that of the message. A silo stores its state under the run's own id, which stays the
+# same when the run is resumed under another number. So a server cannot get the model at several rounds of one training,
+# nor the models of many trainings in one run.
+
+
+KIND = "own model"
+Names = tuple[str, frozenset[str]]  # the run's own id, and Flower's numbers
+
+
+def number_of(run: int) -> str:
+    """Return Flower's number of a run in the form that the record uses."""
+    return f"{run:016x}"
+
+
+def names_of(sent: Mapping[str, Any], run: int, trained: Iterable[str] = ()) -> Names:
+    """Return a run's names in the record, from its message's config and Flower's number; ``trained``: earlier ones."""
+    number = number_of(run)
+    own = str(sent.get("run_id") or number)  # as in client/store.py
+    return hashlib.sha256(own.encode()).hexdigest(), frozenset({number, *trained})
+
+
+def claim(state: Any, run: Names, silo: str, data: str, model: str) -> str:
+    """Note that this model is about to leave. Return why it may not, or an empty text; the same model may leave again.
+
+    ``data``, ``model``: their SHA-256. Raises SiteError if it cannot be noted.
+    """
+    if not state:
+        return "it has no state-dir to note that its own model leaves"
+    numbers = ",".join(sorted(run[1]))
+    with Record(Path(str(state))).write() as db:
+        if _models(db, run, silo) - {model}:
+            return "its own model leaves once per run, and another one of this run has left"
+        disclose(db, KIND, silo=silo, run=run[0], data=data, model=model, question=numbers)
+    return ""
+
+
+def has_left(state: Any, run: Names, silo: str) -> bool:
+    """Return whether a model of this silo has left in this run. Raises SiteError if the record cannot be read."""
+    if not state:
+        return False
+    with Record(Path(str(state))).reading() as db:
+        return bool(_models(db, run, silo))
+
+
+def _models(db: sqlite3.Connection, run: Names, silo: str) -> set[str]:
+    """Return the models of a silo that have left under one of the run's names."""
+    rows = db.execute(
+        "SELECT model, run, question FROM disclosed WHERE kind = ? AND silo = ?", (KIND, silo)
+    )
+    return {
+        model for model, own, numbers in rows if own == run[0] or run[1] & {*numbers.split(",")}
+    }

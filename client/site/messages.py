@@ -20,19 +20,17 @@ from .audit_gate import (
     release_reply,
     take_receipt,
 )
-from .budget.cohort import Reader, read_by_process
+from .budget.accounting import Reader, read_by_process
 from .budget.release import Charged, charge
-from .counts import count_faults, limits_of, study_faults
-from .errors import SiteError
-from .own_models import has_left, names_of
+from .counts import count_faults, has_left, limits_of, names_of, study_faults
+from .parsed import SiteError
 from .record import Record
 from .secure.gate import SecureMessage
 from .study.protocol import StudyProtocol, message_faults
 from .takeover import MESSAGE
 from .terms import Terms, read_terms
-from .trust.code import dataset_faults
+from .trust.code import AppRefusedError, dataset_faults
 from .trust.message_rules import OWN_MODEL, own_model_faults, round_faults, run_faults
-from .trust.pins import AppRefusedError
 from .trust.policy import Policy, PolicyRefusedError
 
 
@@ -63,19 +61,23 @@ def pass_gate(
         charged = charge_message(message, context, terms)
         info = replace(in_study(info, terms), receipt=receipt, charged=charged)
     except Exception as error:
-        if not isinstance(error, AppRefusedError):  # whose line is there already
-            print(f"ERROR: {error}", file=sys.stderr, flush=True)
-        reply = refuse(message, str(error) or type(error).__name__)
+        reply = refuse_for(message, error)
     else:
         try:
             reply = secure.reply(lambda: answer(terms))
         except Exception as error:
-            print(f"ERROR: {error}", file=sys.stderr, flush=True)
-            reply = refuse(message, str(error) or type(error).__name__)
+            reply = refuse_for(message, error)
         if charged is not None:
             charged = replace(charged, content=secure.content)
         info = replace(info, secure=secure.note or None, charged=charged)
     return release_reply(reply, info, message)
+
+
+def refuse_for(message: Any, error: Exception) -> Any:
+    """Print why a message has no answer, and return the reply with the reason."""
+    if not isinstance(error, AppRefusedError):  # whose line is there already
+        print(f"ERROR: {error}", file=sys.stderr, flush=True)
+    return refuse(message, str(error) or type(error).__name__)
 
 
 def check_message(message: Any, context: Any, terms: Terms, *, app: Iterable[str] = ()) -> None:
@@ -161,9 +163,7 @@ def charge_message(
     not allow it. ``read``: reads the units of a new data file.
     """
     node = context.node_config
-    if "data" not in node:
-        return None
-    if terms.rules.public:
+    if "data" not in node or terms.rules.public:
         return None
     return charge(
         message, context, terms.rules, cohort_of(node), folder_of(node).parent, read=read

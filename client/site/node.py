@@ -1,7 +1,7 @@
 """The settings of a hospital's silo.
 
 Environment of a silo's container: `SILOFL_NAME`, `SILOFL_SERVER` (host:port), `SILOFL_DEVICE`,
-`SILOFL_ALLOWED_APPS` (see `trust.pins`), `SILOFL_POLICY` (see `trust.policy`), `SILOFL_WEIGHTS` (a folder of
+`SILOFL_ALLOWED_APPS` (see `trust.code`), `SILOFL_POLICY` (see `trust.policy`), `SILOFL_WEIGHTS` (a folder of
 files that runs start from), `SILOFL_FLWR` (the server's version of Flower) and `SILOFL_VIA` (the server's relay, if
 the silo goes over a link). `Site.from_environment` defines where
 its files are.

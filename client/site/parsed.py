@@ -1,10 +1,14 @@
-"""From a text to values, as everywhere (`partitions/common/parsed.py`); errors are this site's."""
+"""From a text to values, as everywhere (`partitions/common/parsed.py`); errors are this site's own, `SiteError`."""
 
 import tomllib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import SiteError
 from .private import load_ours
+
+
+class SiteError(ValueError):
+    """A rule, a key or a file of this site cannot be used, or forbids the message; the text names it and the reason."""
+
 
 _parsed: Any = load_ours("partitions/common", "parsed")
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@
         replies      a row per line of the audit log, written together with it
         disclosed    a row per answer that leaves once: its kind, and of which data, which model, which question
         charges, sent, spent    the ledger's lines and their totals (`budget/ledger.py`)
-        data_files   whose each version of the data file is (`budget/cohort.py`)
+        data_files   whose each version of the data file is (`budget/accounting.py`)
         approvals    the studies that this site has approved (`study/approvals.py`)
 
 A process keeps its connection. A transaction is on the disk as a whole, or not at all. The server hands out a run's
@@ -25,14 +25,15 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import SiteError
-from .takeover import DISCLOSED, PLACE, take_over
+from .parsed import SiteError
+from .takeover import PLACE, take_over
+from .takeover import disclose as disclose
 from .trust.audit import Log
-from .trust.chain import sync_folder, utc_now, write_whole
+from .trust.chain import sync_folder, write_whole
 
 FILE = "record.sqlite"
 VERSION = 2  # 1 was never released
@@ -260,17 +261,6 @@ class Record:
         except sqlite3.Error as error:
             close_records()
             raise SiteError(f"{FILE} is damaged ({error}): restore it from a backup") from None
-
-
-def disclose(
-    db: sqlite3.Connection, kind: str, *, people: Iterable[str] = (), **fields: str
-) -> None:
-    """Note an answer that is about to leave. ``fields``: silo, run, data, model, question, answer; empty if missing."""
-    now = utc_now()
-    names = ("silo", "run", "data", "model", "question", "answer")
-    db.execute(
-        DISCLOSED, (now, kind, *(fields.get(name, "") for name in names), "\n".join(people))
-    )
 
 
 def connect(uri: str) -> sqlite3.Connection:

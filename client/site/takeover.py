@@ -13,11 +13,11 @@ The files are moved to `STATE_DIR/before-record/` and never read again. One that
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import SiteError
+from .parsed import SiteError
 from .trust.audit import kind_of, verify
 from .trust.chain import EVERY, digest, utc_now
 from .trust.chain import verify as verify_chain
@@ -29,6 +29,22 @@ REPLY = "INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 DISCLOSED = "INSERT INTO disclosed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 DATA_FILE = "INSERT OR IGNORE INTO data_files VALUES (?, ?, ?, ?, ?, ?, ?)"
 APPROVAL = "INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+def disclose(
+    db: sqlite3.Connection, kind: str, *, people: Iterable[str] = (), **fields: str
+) -> None:
+    """Note an answer that is about to leave. ``fields``: silo, run, data, model, question, answer; empty if missing."""
+    names = ("silo", "run", "data", "model", "question", "answer")
+    own = (fields.get(name, "") for name in names)
+    db.execute(DISCLOSED, (utc_now(), kind, *own, "\n".join(people)))
+
+
+def add_reply(db: sqlite3.Connection, entry: Mapping[str, Any], line: int, own: str) -> None:
+    """Note a reply that is about to leave, by its line of the audit log, whose hash is ``own``."""
+    study = str(entry.get("study", {}).get("name", ""))
+    what = (entry["time"], kind_of(entry), 1, str(entry.get("cohort", "")), entry["run-id"])
+    db.execute(REPLY, (*what, entry["silo"], study, entry["bytes"], line, own))
 
 
 def take_over(db: sqlite3.Connection, state: Path) -> list[str]:
@@ -73,19 +89,9 @@ def _replies(db: sqlite3.Connection, state: Path) -> Iterator[str]:
         yield file.name
     else:
         for entry in verify(state / "audit").entries:
-            if kind := kind_of(entry):
-                study = entry.get("study", {}).get("name", "")
-                what = (
-                    entry["time"],
-                    kind,
-                    1,
-                    entry.get("cohort", ""),
-                    entry["run-id"],
-                    entry["silo"],
-                    study,
-                )
-                db.execute(REPLY, (*what, entry["bytes"], entry["line"], entry["hash"]))
-                logged[study] += entry["bytes"]
+            if kind_of(entry):
+                add_reply(db, entry, entry["line"], entry["hash"])
+                logged[entry.get("study", {}).get("name", "")] += entry["bytes"]
     for file in sorted(state.glob("studies/*/bytes")):
         # Also of replies without a row of their own
         sent = sum(int(size) for (size,) in _words(file, 1))
@@ -120,45 +126,30 @@ def _total(
 
 def _take_disclosed(db: sqlite3.Connection, state: Path) -> Iterator[str]:
     """Take over the answers that leave once per run; of evidence the earlier versions noted no model."""
-    now = utc_now()
     for model, run, numbers, *silo in _words(state / "own-models", 4):
-        db.execute(
-            DISCLOSED, (now, "own model", " ".join(silo), run, "", model, numbers, "", "")
-        )
+        names = {"silo": " ".join(silo), "run": run}
+        disclose(db, "own model", **names, model=model, question=numbers)
     yield "own-models"
     for file in sorted(state.glob("evidence/*")):
         for _, question, *silo in _words(file, 3):
-            db.execute(
-                DISCLOSED,
-                (now, "evidence", " ".join(silo), file.name, "", "", question, "", ""),
-            )
+            disclose(db, "evidence", silo=" ".join(silo), run=file.name, question=question)
     yield "evidence"
     for file in sorted(state.glob("statistics/*")):
         for own, *silo in _words(file, 2):
-            db.execute(
-                DISCLOSED, (now, "statistics", " ".join(silo), file.name, "", "", own, "", "")
-            )
+            disclose(db, "statistics", silo=" ".join(silo), run=file.name, question=own)
     yield "statistics"
-    for name, kind, asked in (
-        ("released-sums.json", "sums", ""),
-        ("released-surveys.json", "survey", "how"),
-    ):
-        given = (
-            json.loads((state / name).read_text(encoding="utf-8"))
-            if (state / name).exists()
-            else []
-        )
-        for one in given:
-            people, question = "\n".join(one["samples"]), str(one[asked]) if asked else ""
-            answer = (
-                one["answer"]
-                if asked
-                else {key: one[key] for key in one.keys() - {"day", "samples"}}
-            )
-            db.execute(
-                DISCLOSED, (now, kind, "", "", "", "", question, json.dumps(answer), people)
-            )
-        yield name
+    for one in _answers(state / "released-sums.json"):
+        answer = json.dumps({key: one[key] for key in one.keys() - {"day", "samples"}})
+        disclose(db, "sums", people=one["samples"], answer=answer)
+    yield "released-sums.json"
+    for one in _answers(state / "released-surveys.json"):
+        answer, question = json.dumps(one["answer"]), str(one["how"])
+        disclose(db, "survey", people=one["samples"], question=question, answer=answer)
+    yield "released-surveys.json"
+
+
+def _answers(file: Path) -> list[dict[str, Any]]:
+    return list(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
 
 
 def _approvals(db: sqlite3.Connection, state: Path) -> Iterator[str]:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import SiteError
+from .parsed import SiteError
 from .study.approvals import study_for
 from .study.protocol import StudyProtocol, narrow_policy
+from .trust.message_rules import is_secure
 from .trust.policy import Policy, PolicyRefusedError, policy_of
-from .trust.run_config import is_secure
 
 # In the node config of a message that the gate has checked, charged and counted
 GIVEN = "terms"

@@ -136,7 +136,9 @@ def conformal_sets(model: Network, test: Samples, units: Units, common: float) -
     values = [float(len(y[held]))]
     for threshold in (own, common, shrunk(own, len(y[fits]), common)):
         values += sets_of(p[held], y[held], threshold)
-    return {"conformal_sets": values} if _finite(values) else {}
+    if not _finite(values):
+        return {}
+    return {"conformal_sets": values}
 
 
 def measurements(labels: Sequence[str], outputs: int) -> list[str]:
@@ -161,7 +163,8 @@ def conformal_intervals(
         _measure_each(task, model, test, labels), common, strict=True
     ):
         values = interval_shares(np.abs(truth - output), units, half)
-        found |= {f"{prefix}conformal_intervals": values} if _finite(values) else {}
+        if _finite(values):
+            found[f"{prefix}conformal_intervals"] = values
     return found
 
 

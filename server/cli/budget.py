@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from client.commands.table import Command, flag, option
+from client.commands.table import Command, file_option, flag
 from partitions.common.errors import UserError
 
 
@@ -38,18 +37,16 @@ COMMANDS = (
         "what differential privacy has cost a site's cohorts, and what is left",
         budget,
         (
-            option(
+            file_option(
                 "where",
                 "STATE_DIR|RUN",
                 "a silo's state directory, or a run directory (default: the only silo here)",
                 nargs="?",
-                type=Path,
             ),
-            option(
+            file_option(
                 "--policy",
                 "FILE",
                 "this hospital's policy.toml (default: the silo's, as far as known)",
-                type=Path,
             ),
             flag("--json", "as JSON"),
         ),

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from client.cli import AT_SITE
-from client.commands.table import Command, flag, option
+from client.commands.table import Command, file_option, flag, option
 from partitions.common.errors import UserError
 from server.cli.options import CONNECTION, FEDERATION, FEDERATION_FILE, FILE, SIGN_WITH
 
 if TYPE_CHECKING:
     from client.site.trust.envelope import PrivateKey
-    from client.site.trust.request import JoinRequest
+    from client.site.trust.keys import JoinRequest
     from server.deploy.bundle import Bundle
     from server.deploy.federation import Federation
 
@@ -100,8 +100,7 @@ def print_bundle(
 
 
 def add_silo(args: argparse.Namespace) -> None:
-    from client.site.trust.keys import load_signing_key
-    from client.site.trust.request import read_request
+    from client.site.trust.keys import load_signing_key, read_request
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
     from server.deploy.federation import DEVICE, read_federation
@@ -270,10 +269,7 @@ COMMANDS = (
         "compose",
         "write the compose file of a federation",
         compose,
-        (
-            FILE,
-            option("--out", "FILE", "where to write it (default: standard output)", type=Path),
-        ),
+        (FILE, file_option("--out", "FILE", "where to write it (default: standard output)")),
         examples=("silofl compose federation.yaml --out docker-compose.yml",),
         description="Write the compose file of a federation: one container per silo and a server, with TLS and keys.",
     ),
@@ -299,10 +295,8 @@ COMMANDS = (
                 nargs="?",
                 default="",
             ),
-            option(
-                "--request", "FILE", "what `silofl request` made at the hospital", type=Path
-            ),
-            option("--out", "FILE", "the bundle to write (default: NAME.tar)", type=Path),
+            file_option("--request", "FILE", "what `silofl request` made at the hospital"),
+            file_option("--out", "FILE", "the bundle to write (default: NAME.tar)"),
             option("--device", "DEVICE", "cpu or cuda:N, at the hospital", default="cpu"),
             option("--image", "IMAGE", "image that the hospital takes", default=""),
             SIGN_WITH,
@@ -320,11 +314,8 @@ COMMANDS = (
         signing_key,
         (
             FILE,
-            option(
-                "--out",
-                "FILE",
-                "another place for it, such as a stick: see --sign-with",
-                type=Path,
+            file_option(
+                "--out", "FILE", "another place for it, such as a stick: see --sign-with"
             ),
         ),
         examples=("silofl signing-key federation.yaml",),
@@ -346,13 +337,7 @@ COMMANDS = (
         withdraw,
         (
             option("name", "NAME", "the silo's name"),
-            option(
-                "runs",
-                "RUN",
-                "run directories (default: all below runs/)",
-                nargs="*",
-                type=Path,
-            ),
+            file_option("runs", "RUN", "run directories (default: all below runs/)", nargs="*"),
         ),
         examples=("silofl withdraw north runs/first",),
         description="A hospital withdraws: its models, metrics and data summary leave the checkpoints, "
@@ -364,23 +349,19 @@ COMMANDS = (
         "check a site, or the server, and print what to fix",
         doctor,
         (
-            option(
+            file_option(
                 "what",
                 "BUNDLE|FEDERATION.yaml",
                 "a site's bundle, or a federation's file for its server (default: in a silo's container that silo, "
                 f"else {FEDERATION})",
                 nargs="?",
-                type=Path,
             ),
-            option(
+            file_option(
                 "--data",
                 "FILE|MODULE:FUNCTION",
                 "the site's data file, or data set of its own code",
-                type=Path,
             ),
-            option(
-                "--policy", "FILE", "the site's policy.toml (default: the bundle's)", type=Path
-            ),
+            file_option("--policy", "FILE", "the site's policy.toml (default: the bundle's)"),
             *AT_SITE,
             flag("--json", "as a JSON list of {check, ok, detail, fix}"),
             CONNECTION,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from client.commands import data
-from client.commands.table import Command, Titled, choice, flag, option
+from client.commands.table import Command, Titled, choice, file_option, flag, option
 from partitions.common.errors import UserError
 from server.cli.options import HOST, OF_SEVERAL, TOKEN_FILE
 
@@ -42,7 +42,7 @@ def print_export(card: Card, out: Path, which: str) -> None:
     """Print what was computed for an exported model, and which one it is."""
     from client.export import onnx_file
     from client.exporting.calibration import in_words
-    from client.tables.new_samples import describe_disclosed
+    from client.prediction.new_samples import describe_disclosed
     from partitions.recipes.pictures import parse_any
 
     whose = f"model of {card.silo}" if card.silo else "model of all silos"
@@ -134,19 +134,17 @@ COMMANDS = (
             option(
                 "--run-id", "ID", "which of several runs that had the same name", default=""
             ),
-            option(
+            file_option(
                 "--temperature",
                 "DATA",
                 "the silo's data file: scale the model's probabilities by one number, fitted on its validation"
                 " part, which predict then uses; not for --which shared",
-                type=Path,
             ),
-            option(
+            file_option(
                 "--conformal",
                 "DATA",
                 "the silo's data file: its test part says how wide a set of classes, or an interval, has to "
                 "be, which predict then adds; not for --which shared",
-                type=Path,
             ),
             option(
                 "--coverage",

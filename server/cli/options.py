@@ -6,37 +6,31 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from client.commands.table import OneOf, option, pairs
+from client.commands.table import OneOf, file_option, option, pairs
 from partitions.common.errors import UserError
 
 FEDERATION = Path("federation.yaml")
-FILE = option(
-    "file",
-    "FEDERATION.yaml",
-    "which silos, devices and data",
-    nargs="?",
-    default=FEDERATION,
-    type=Path,
+FILE = file_option(
+    "file", "FEDERATION.yaml", "which silos, devices and data", nargs="?", default=FEDERATION
 )
-FEDERATION_FILE = option(
-    "--federation", "FEDERATION.yaml", "the federation's file", default=FEDERATION, type=Path
+FEDERATION_FILE = file_option(
+    "--federation", "FEDERATION.yaml", "the federation's file", default=FEDERATION
 )
 CONNECTION = option(
     "--connection", "NAME", "flwr connection (default: the federation's)", default=""
 )
-SIGN_WITH = option(
-    "--sign-with", "FILE", "the signing key (default: of silofl signing-key)", type=Path
+SIGN_WITH = file_option(
+    "--sign-with", "FILE", "the signing key (default: of silofl signing-key)"
 )
 OF_SEVERAL = (
     option("--strategy", "A", "which method, where the run has several"),
     option("--seed", "S", "which seed, where the run has several", type=int),
 )
-TOKEN_FILE = option(
+TOKEN_FILE = file_option(
     "--token-file",
     "FILE",
     "file with the token that a client needs; made if it is missing. The token in it is not printed. "
     "Without it, beyond loopback, a new token is printed",
-    type=Path,
 )
 HOST = option(
     "--host", "ADDRESS", "another address than loopback's needs a token", default="127.0.0.1"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from client.commands.table import Command, option
+from client.commands.table import Command, file_option, option
 from partitions.common.errors import UserError
 from server.cli.options import CONNECTION, FEDERATION_FILE
 
@@ -47,10 +46,8 @@ COMMANDS = (
                 "where it listens, for a web server in front of it (default: %(default)s)",
                 default="127.0.0.1:8082",
             ),
-            option(
-                "--certificate", "FILE", "speak TLS itself, with this certificate", type=Path
-            ),
-            option("--key", "FILE", "the certificate's key", type=Path),
+            file_option("--certificate", "FILE", "speak TLS itself, with this certificate"),
+            file_option("--key", "FILE", "the certificate's key"),
         ),
         examples=(
             "silofl relay",

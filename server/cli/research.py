@@ -9,7 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from client.commands.table import Command, OneOf, choice, flag, option, pairs, several
+from client.commands.table import (
+    Command,
+    OneOf,
+    choice,
+    file_option,
+    flag,
+    option,
+    pairs,
+    several,
+)
 from partitions.common.errors import UserError
 from server.cli.options import DATA_OPTIONS, OF_SEVERAL, RUN_OPTIONS, SPLIT_OPTIONS, run_values
 
@@ -223,13 +232,12 @@ COMMANDS = (
                 "NAME[,NAME]|each",
                 "also train without these hospitals, or once without each, and evaluate there what a newcomer gets",
             ),
-            option(
+            file_option(
                 "--tuned",
                 "DIR",
                 "directories of silofl tune: run each method with its best settings; several differ in their "
                 "seed alone",
                 nargs="+",
-                type=Path,
                 default=[],
             ),
         ),

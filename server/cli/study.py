@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from client.commands.table import Command, flag, option, several
+from client.commands.table import Command, file_option, flag, option, several
 from partitions.common.errors import UserError
 from server.cli.options import FEDERATION_FILE, RUN_OPTIONS, SIGN_WITH, run_values
 
@@ -32,7 +32,7 @@ def new(args: argparse.Namespace) -> None:
     # Its runs have the settings, the schema and the roles that the file states
     if args.federation.is_file():
         federation = read_federation(args.federation, check_data=False)
-        own, schema = federation.settings, federation.schema
+        own, schema = federation.settings, federation.declared
         peers, datasets = known_peers(federation), known_datasets(federation)
         held_out = held_out or federation.held_out(values.get("strategy"))
     schema = load_schema(args.schema) if args.schema else schema
@@ -119,7 +119,7 @@ ACTIONS = (
         "write a study's draft from a run's settings",
         new,
         (
-            option("file", "FILE", "the file to write, study.toml", type=Path),
+            file_option("file", "FILE", "the file to write, study.toml"),
             option("--name", "NAME", "the study's name", required=True),
             *(option(f"--{key}", "TEXT", help, default="") for key, help in TEXTS.items()),
             option(
@@ -128,20 +128,16 @@ ACTIONS = (
                 "its last day (default: in a year)",
                 type=date.fromisoformat,
             ),
-            option(
+            file_option(
                 "--app",
                 "DIR",
                 "the checkout whose app runs (default: this directory)",
-                type=Path,
                 default=Path(),
             ),
             several("--sum", "SHA256", "or the sum of an app's build"),
             FEDERATION_FILE,
-            option(
-                "--schema",
-                "FILE",
-                "the schema: no run has another (default: the federation's)",
-                type=Path,
+            file_option(
+                "--schema", "FILE", "the schema: no run has another (default: the federation's)"
             ),
             several(
                 "--held-out",
@@ -174,14 +170,14 @@ ACTIONS = (
         "check",
         "is a study complete, can it run, and who signed it?",
         check,
-        (option("file", "FILE", "the study", type=Path),),
+        (file_option("file", "FILE", "the study"),),
         examples=("silofl study check study.toml",),
     ),
     Command(
         "sign",
         "sign a study with the consortium's key",
         sign,
-        (option("file", "FILE", "the study", type=Path), FEDERATION_FILE, SIGN_WITH),
+        (file_option("file", "FILE", "the study"), FEDERATION_FILE, SIGN_WITH),
         examples=("silofl study sign study.toml",),
         description="Sign a study in place. A change after that is found, and wants a new signature.",
     ),
@@ -189,7 +185,7 @@ ACTIONS = (
         "show",
         "a study in words: what leaves, what can be inferred, how much at most",
         show,
-        (option("file", "FILE", "the study", type=Path),),
+        (file_option("file", "FILE", "the study"),),
         examples=("silofl study show study.toml",),
     ),
 )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from client.commands.table import Command, OneOf, option, pairs
+from client.commands.table import Command, OneOf, file_option, option, pairs
 from partitions.common.errors import UserError
 from server.cli.options import assignments
 
@@ -46,11 +45,8 @@ COMMANDS = (
         (
             OneOf(
                 (
-                    option(
-                        "--data",
-                        "FILE|FOLDER",
-                        "a hospital's .npz file, or a folder of such",
-                        type=Path,
+                    file_option(
+                        "--data", "FILE|FOLDER", "a hospital's .npz file, or a folder of such"
                     ),
                     option("--connection", "NAME", "the silos of a federation"),
                     option("--dataset", "D", "a data set by name, divided as for a simulation"),
@@ -67,7 +63,7 @@ COMMANDS = (
                 "KEY=VALUE",
                 "--dataset: partition, silos, seed ...; --connection: study=NAME, where hospitals want a study",
             ),
-            option("--out", "DIR", "a new directory (default: runs/TIME-survey)", type=Path),
+            file_option("--out", "DIR", "a new directory (default: runs/TIME-survey)"),
         ),
         examples=(
             "silofl survey --data hospitals/",

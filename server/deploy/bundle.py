@@ -20,11 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.site.node import Site
 from client.site.runtime.launch import supernode_command
-from client.site.trust.apps import list_builds
+from client.site.trust.code import list_builds
 from client.site.trust.envelope import fingerprint, public_pem
-from client.site.trust.keys import new_key, private_bytes
+from client.site.trust.keys import JoinRequest, new_key, private_bytes
 from client.site.trust.policy import default_file
-from client.site.trust.request import JoinRequest
 from client.site.trust.signing import SIGNED, image_digests, sign_bundle
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
@@ -39,7 +38,7 @@ from server.deploy.bundle_files import (
     SILO_UNIT,
     VARIABLES,
 )
-from server.deploy.compose import CPU, FLEET_PORT, GPU, gpu_reservation, image
+from server.deploy.compose import FLEET_PORT, device_inside, gpu_reservation, image
 from server.deploy.control import Control
 from server.deploy.federation import Federation
 from server.deploy.local.record import find_local, remote_keys, state_root
@@ -64,7 +63,7 @@ class Bundle:
     @property
     def image_name(self) -> str:
         """The image of the hospital's containers."""
-        return self.image or image("silo", CPU if self.device == "cpu" else GPU)
+        return self.image or image("silo", self.device)
 
     @property
     def images(self) -> set[str]:
@@ -78,7 +77,7 @@ class Bundle:
             "name": self.name,
             "federation": self.federation,
             "server": self.server,
-            "device": "cpu" if self.device == "cpu" else "cuda:0",
+            "device": device_inside(self.device),
             "image": self.image_name,
             "flwr": importlib.metadata.version("flwr"),
             "key": KEY if self.node_key else OWN_KEY,
@@ -86,14 +85,15 @@ class Bundle:
         names = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_DEVICE")
         placeholder = Site.from_environment({name: f"${{{name}}}" for name in names})
         command = "[" + ", ".join(quote_words(placeholder)) + "]"
-        deploy = "" if self.device == "cpu" else gpu_reservation(self.device, 4) + "\n"
         wanted = f"SILOFL_KEY={self.fingerprint}\n" if self.fingerprint else ""
         files: dict[str, str | bytes] = {
             ".env": VARIABLES.format(**words) + wanted,
             "README.md": README.format(**words),
             "allowed-apps": self.allowed_apps,
             "ca.crt": self.ca_certificate,
-            "docker-compose.yml": COMPOSE.format(command=command, deploy=deploy),
+            "docker-compose.yml": COMPOSE.format(
+                command=command, deploy=gpu_reservation(self.device)
+            ),
             "policy.toml": default_file(studies="required"),
             **self.units(words),
         }
@@ -199,9 +199,9 @@ def add_silo(
         image=image,
         fingerprint=request.fingerprint if request else "",
         signing_key=signing_key,
-        schema=federation.schema,
+        schema=federation.declared,
     )
-    public = public_pem(key) if key else cast(JoinRequest, request).public_key
+    public = public_pem(key) if key else cast(JoinRequest, request).public_key.encode()
     node = None if known else control.register(name, public)
     try:
         bundle.write(out)

@@ -18,14 +18,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Container
 from functools import partial
 from pathlib import Path
 from textwrap import indent
 
 import yaml
 
-from client.site.node import Site, gpu_environment
+from client.site.node import FIRST_GPU, Site, gpu_environment
 from client.site.runtime.launch import (
     LOOPBACK,
     THIS_MACHINE,
@@ -44,7 +43,6 @@ FLEET_PORT, CONTROL_PORT = 9092, 8000
 DOCKER_SECONDS = 60.0
 SERVER = "superlink"  # the server's name on the network `fleet`
 CONTROL = "control"  # the server's name on the network `control`
-CPU, GPU = "", "-gpu"
 PINNED = "/opt/silofl/allowed-apps"  # the app of the checkout that the image was built from (docker/Dockerfile)
 POLICY = "/policy.toml"  # a silo's own policy in its container
 OWN_WORDS = ("", PUBLIC)  # policies that are not files
@@ -103,7 +101,6 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
     built = set[str]()
     for silo in federation.silos:
         text += silo_service(silo, context, built)
-        built.add(image("silo", variant_of(silo.device)))
     return text + TAIL + "".join(f"  {volume}:\n" for volume in volumes)
 
 
@@ -170,7 +167,7 @@ services:
   setup:
     <<: *container
     image: {image("server")}
-    {build(context, "server", CPU)}
+    {build(context, "server")}
     command: [setup]
     user: "0:0"  # gives new volumes to the image's user, then becomes that user
     cap_add: [CHOWN, SETGID, SETUID]
@@ -197,38 +194,34 @@ services:
 """
 
 
-def image(part: str, variant: str = CPU) -> str:
+def image(part: str, device: str = "cpu") -> str:
     """Return the name of an image of this version: `silofl-silo:0.1.0`, `silofl-silo:0.1.0-gpu`."""
+    variant = "" if device == "cpu" else "-gpu"
     return f"silofl-{part}:{importlib.metadata.version('silofl')}{variant}"
 
 
-def variant_of(device: str) -> str:
-    return CPU if device == "cpu" else GPU
+def device_inside(device: str) -> str:
+    """Return a silo's device in its container, where its GPU is always number 0."""
+    return device if device == "cpu" else FIRST_GPU
 
 
 def container_superlink() -> list[str]:
     """Return the server's command line in its container."""
-    folder = Path("/server")
     return superlink_command(
-        "flower-superlink",
-        ca_certificate=folder / "ca.crt",
-        certificate=folder / "server.crt",
-        key=folder / "server.key",
+        Path("/server"),
         fleet=f"0.0.0.0:{FLEET_PORT}",
         host=CONTROL,  # a name that only the network `control` resolves
         port=CONTROL_PORT,
     )
 
 
-def silo_service(silo: SiloEntry, context: str, built: Container[str]) -> str:
-    """Return the service of a silo. In its container its GPU is always number 0."""
-    variant = variant_of(silo.device)
-    device = "cpu" if silo.device == "cpu" else "cuda:0"
+def silo_service(silo: SiloEntry, context: str, built: set[str]) -> str:
+    """Return the service of a silo, which builds its image unless it is among those already ``built``."""
     own_policy = silo.policy not in OWN_WORDS
-    name = image("silo", variant)
+    name = image("silo", silo.device)
     environment = {
         "SILOFL_NAME": silo.name,
-        "SILOFL_DEVICE": device,
+        "SILOFL_DEVICE": device_inside(silo.device),
         "SILOFL_POLICY": POLICY if own_policy else silo.policy,
     }
     environment |= gpu_environment("", silo.gpu_share)
@@ -238,13 +231,11 @@ def silo_service(silo: SiloEntry, context: str, built: Container[str]) -> str:
         bind(silo.data, str(site.data)) if silo.data else f"{silo.name}-data:/data:ro"
     )
     volumes += [bind(silo.policy, POLICY)] if own_policy else []
-    source = (
-        "pull_policy: never  # the first silo builds it"
-        if name in built
-        else build(context, "silo", variant)
-    )
+    source = "pull_policy: never  # the first silo builds it"
+    if name not in built:
+        source = build(context, "silo", silo.device)
+        built.add(name)
     memory = f"    mem_limit: {silo.memory}\n" if silo.memory else ""
-    gpu = gpu_reservation(silo.device, 4) + "\n" if variant == GPU else ""
     return f"""
   {silo.name}:
     <<: *silo
@@ -253,7 +244,7 @@ def silo_service(silo: SiloEntry, context: str, built: Container[str]) -> str:
     command: {flow(supernode_command(site))}
     environment: {{<<: *silo-environment, {flow(environment)[1:]}
     volumes: {flow(volumes)}
-{memory}{gpu}"""
+{memory}{gpu_reservation(silo.device)}"""
 
 
 def bind(file: Path | str, target: str) -> dict[str, object]:
@@ -261,29 +252,32 @@ def bind(file: Path | str, target: str) -> dict[str, object]:
     return {**mount, "bind": {"create_host_path": False}}
 
 
-def gpu_reservation(device: str, spaces: int) -> str:
-    """Return the `deploy` section that reserves the host's GPU N of `cuda:N` for a service."""
+def gpu_reservation(device: str) -> str:
+    """Return the `deploy` section that reserves the host's GPU N of `cuda:N` for a service; empty for a CPU."""
+    if device == "cpu":
+        return ""
     gpu = {
         "driver": "nvidia",
         "device_ids": [device.removeprefix("cuda:")],
         "capabilities": ["gpu"],
     }
-    return " " * spaces + f"deploy: {flow({'resources': {'reservations': {'devices': [gpu]}}})}"
+    return f"    deploy: {flow({'resources': {'reservations': {'devices': [gpu]}}})}\n"
 
 
-def build(context: str, part: str, variant: str) -> str:
+def build(context: str, part: str, device: str = "cpu") -> str:
     """Return the `build` section of an image.
 
     Local wheels take precedence over the index, for a server without a fast network. SILOFL_BASE comes from the build's
     environment if set. PyTorch from the package index is built for CUDA.
     """
-    args = ["SILOFL_BASE", *(["TORCH_INDEX="] if variant == GPU else [])]
     wheels = f"${{SILOFL_WHEELS:-{os.path.join(context, 'docker/wheels')}}}"
-    content: dict[str, object] = {
+    content = {
         "context": context.replace("$", "$$"),
         "dockerfile": "docker/Dockerfile",
+        "target": part,
+        "additional_contexts": {"wheels": wheels},
+        "args": ["SILOFL_BASE"] if device == "cpu" else ["SILOFL_BASE", "TORCH_INDEX="],
     }
-    content |= {"target": part, "additional_contexts": {"wheels": wheels}, "args": args}
     return f"build: {json.dumps(content, ensure_ascii=False)}"
 
 

@@ -14,7 +14,6 @@ import datetime
 import ipaddress
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -44,32 +43,15 @@ RENEW = (
 )
 
 
-@dataclass(frozen=True)
 class Credentials:
     """Files of a federation's credentials."""
 
-    directory: Path
-
-    @property
-    def ca_certificate(self) -> Path:
-        return self.directory / "ca.crt"
-
-    @property
-    def ca_key(self) -> Path:
-        return self.directory / "ca.key"
-
-    @property
-    def receipt_key(self) -> Path:
-        """The key that signs receipts for the silos' audit logs."""
-        return self.directory / "receipt.key"
-
-    @property
-    def server_certificate(self) -> Path:
-        return self.directory / "server.crt"
-
-    @property
-    def server_key(self) -> Path:
-        return self.directory / "server.key"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ca_certificate, self.ca_key = directory / "ca.crt", directory / "ca.key"
+        self.server_certificate = directory / "server.crt"
+        self.server_key = directory / "server.key"
+        self.receipt_key = directory / "receipt.key"  # of the silos' audit logs
 
     def node_key(self, name: str) -> Path:
         """Return the path of silo `name`'s private key; the public key has the suffix `.pub`."""
@@ -84,8 +66,17 @@ class Credentials:
         return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def renew(self, name: str) -> None:
-        """Replace the key pair of silo ``name``."""
-        _make_node_key(self, name)
+        """Make, or replace, the key pair of silo ``name``."""
+        write_key(self.node_key(name), new_key())
+        self.write_public_key(name)
+
+    def write_public_key(self, name: str) -> None:
+        """Write the public key of silo ``name`` beside its private key."""
+        public = load_key(self.node_key(name)).public_key()
+        text = (
+            public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
+        )
+        write_atomically(self.node_public_key(name), text, mode=0o600)
 
 
 def ensure_credentials(
@@ -123,9 +114,9 @@ def ensure_credentials(
     make_signing_key(credentials.receipt_key)
     for name in silos:
         if not credentials.node_key(name).exists():
-            _make_node_key(credentials, name)
+            credentials.renew(name)
         elif not credentials.node_public_key(name).exists():
-            _write_public_key(credentials, name)
+            credentials.write_public_key(name)
     return credentials
 
 
@@ -211,30 +202,10 @@ def _server_certificate_serves(
 
 
 def _make_ca(credentials: Credentials) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name(
-        [x509.NameAttribute(NameOID.COMMON_NAME, f"silofl CA {os.urandom(4).hex()}")]
-    )
-    now = _now()
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # a silo's clock may be slow
-        .not_valid_after(now + datetime.timedelta(days=365 * CA_YEARS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(ca=True), critical=True)
-        .add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-        )
-        .sign(key, hashes.SHA384())
-    )
-    _write_key(credentials.ca_key, key)
-    write_atomically(
-        credentials.ca_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600
-    )
+    key = new_key()
+    name = _common_name(f"silofl CA {os.urandom(4).hex()}")
+    ends = _now() + datetime.timedelta(days=365 * CA_YEARS)
+    _issue(credentials.ca_certificate, credentials.ca_key, key, name, name, key, ends)
 
 
 def _issue_server_certificate(
@@ -248,65 +219,59 @@ def _issue_server_certificate(
         raise UserError(f"{credentials.ca_key} is not the key of {credentials.ca_certificate}")
     if credentials.server_certificate.exists():
         names = names | _names_of(load_certificate(credentials.server_certificate))
-    key = ec.generate_private_key(ec.SECP384R1())
-    now = _now()
-    ends = min(now + datetime.timedelta(days=SERVER_DAYS), ca.not_valid_after_utc)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "silofl server")]))
-        .issuer_name(ca.subject)
-        .public_key(key.public_key())
+    _issue(
+        credentials.server_certificate,
+        credentials.server_key,
+        new_key(),
+        _common_name("silofl server"),
+        ca.subject,
+        ca_key,
+        min(_now() + datetime.timedelta(days=SERVER_DAYS), ca.not_valid_after_utc),
+        x509.SubjectAlternativeName(sorted(names, key=repr)),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
+    )
+
+
+def _issue(
+    certificate: Path,
+    key_file: Path,
+    key: ec.EllipticCurvePrivateKey,
+    subject: x509.Name,
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    ends: datetime.datetime,
+    *extensions: x509.ExtensionType,
+) -> None:
+    """Write a key, and its certificate: of a CA where it is its own issuer."""
+    ca = subject == issuer
+    builder = (
+        x509.CertificateBuilder(issuer, subject, key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
+        # A silo's clock may be slow
+        .not_valid_before(_now() - datetime.timedelta(hours=1))
         .not_valid_after(ends)
-        .add_extension(x509.SubjectAlternativeName(sorted(names, key=repr)), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(ca=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-        )
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
-            critical=False,
-        )
-        .sign(ca_key, hashes.SHA384())
+        .add_extension(x509.BasicConstraints(ca, 0 if ca else None), critical=True)
+        .add_extension(_key_usage(ca=ca), critical=True)
     )
-    _write_key(credentials.server_key, key)
-    write_atomically(
-        credentials.server_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600
-    )
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    for extension in (identifier, *extensions):
+        builder = builder.add_extension(extension, critical=False)
+    signed = builder.sign(issuer_key, hashes.SHA384())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_atomically(key_file, private, mode=0o600)
+    write_atomically(certificate, signed.public_bytes(Encoding.PEM), mode=0o600)
+
+
+def _common_name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _key_usage(*, ca: bool) -> x509.KeyUsage:
+    others = (
+        *("content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "encipher_only", "decipher_only"),
+    )
     return x509.KeyUsage(
-        digital_signature=not ca,
-        key_cert_sign=ca,
-        crl_sign=ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _make_node_key(credentials: Credentials, name: str) -> None:
-    write_key(credentials.node_key(name), new_key())
-    _write_public_key(credentials, name)
-
-
-def _write_public_key(credentials: Credentials, name: str) -> None:
-    key = load_key(credentials.node_key(name)).public_key()
-    public = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    write_atomically(
-        credentials.node_public_key(name), public + f" {name}\n".encode(), mode=0o600
-    )
-
-
-def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    """Write the private key of a certificate, which other users cannot read."""
-    write_atomically(
-        path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), mode=0o600
+        digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **dict.fromkeys(others, False)
     )

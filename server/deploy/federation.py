@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -243,7 +242,9 @@ class Content(Frozen):
     demo: Demo | None = None
     # None: every hospital has a bundle
     silos: Annotated[tuple[SiloEntry, ...], Field(strict=False)]
-    agreed: Annotated[dict[str, Any], Section] = Field(default_factory=dict)
+    agreed_values: Annotated[dict[str, Any], Section] = Field(
+        default_factory=dict, alias="agreed"
+    )
     run: Annotated[dict[str, Any], Section] = Field(default_factory=dict)
     declared: Annotated[Any, PlainValidator(declared_schema)] = Field(NO_SCHEMA, alias="schema")
 
@@ -260,7 +261,7 @@ class Content(Frozen):
     def fit_together(self) -> Self:
         from strategies.base.transport.data_summary import read_agreed
 
-        read_agreed(self.agreed_text)
+        read_agreed(self.agreed)
         names = [silo.name for silo in self.silos]
         if self.name in TAKEN:
             raise UserError(
@@ -285,9 +286,9 @@ class Content(Frozen):
         return self
 
     @cached_property
-    def agreed_text(self) -> str:
+    def agreed(self) -> str:
         """The section `agreed`, the silos' `samples` and the schema, as the setting `agreed`."""
-        fields = dict(self.agreed)
+        fields = dict(self.agreed_values)
         samples = {silo.name: silo.samples for silo in self.silos if silo.samples}
         if samples and isinstance(elsewhere := fields.get("samples", {}), dict):
             fields["samples"] = elsewhere | samples
@@ -295,32 +296,16 @@ class Content(Frozen):
         return json.dumps(fields, sort_keys=True, default=str) if fields else ""
 
 
-@dataclass(frozen=True)
-class Federation:
-    """Checked content of a federation file."""
+class Federation(Content):
+    """A federation file that was read. ``demo`` is None also where no silo has demo data."""
 
     path: Path
-    name: str
-    server: Server
-    demo: Demo | None  # None also where no silo has demo data
-    silos: tuple[SiloEntry, ...]
-    agreed: str  # the schema and sample counts of the silos' data, as the setting `agreed`
-    run: Mapping[str, Any]  # default settings of its runs
-    schema: Schema  # required columns and labels of every silo's data file
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of a run that does not say else: of the demo data, and of the section `run`."""
-        demo = (
-            {
-                "dataset": self.demo.dataset,
-                "partition": self.demo.partition,
-                **self.demo.settings,
-            }
-            if self.demo
-            else {}
-        )
-        return {**demo, **self.run}
+        demo = self.demo.model_dump(include={"dataset", "partition"}) if self.demo else {}
+        return {**demo, **(self.demo.settings if self.demo else {}), **self.run}
 
     def held_out(self, strategy: object = None) -> tuple[str, ...]:
         """The silos that never take part in training; where nothing is trained, all silos are alike."""
@@ -354,16 +339,8 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
         Content, parse_yaml(text, path), path, "docs/deployment.md describes the file", place
     )
     demo = found.demo if any(silo.data is None for silo in found.silos) else None
-    return Federation(
-        path,
-        found.name,
-        found.server,
-        demo,
-        found.silos,
-        found.agreed_text,
-        found.run,
-        found.declared,
-    )
+    fields = {name: getattr(found, name) for name in Content.model_fields}
+    return Federation.model_construct(**fields | {"demo": demo}, path=path)
 
 
 def parse_yaml(text: str, path: Path) -> Any:

@@ -14,11 +14,9 @@ from jinja2 import Environment, StrictUndefined
 
 from client.site.study.dangers import relevant, values
 from client.site.study.protocol import FREE, STUDY, TEXTS, StudyProtocol, parse_study
-from client.site.trust.apps import build
-from client.site.trust.code import code_of_data, digest_of_code
+from client.site.trust.code import build, code_of_data, content_sum, digest_of_code
 from client.site.trust.envelope import fingerprint
 from client.site.trust.methods import DEFAULTS
-from client.site.trust.pins import content_sum
 from client.studies import corners
 from partitions.common.errors import UserError
 from partitions.common.sum_weights import groups_of
@@ -175,8 +173,8 @@ def _drop_division(values: Mapping[str, object]) -> dict[str, object]:
     """Return the settings without those that divide simulated data: hospitals evaluate on their own splits."""
     division = f"{values.get('partition')}."
     return {
-        key: v
-        for key, v in values.items()
+        key: value
+        for key, value in values.items()
         if key not in ("seed", "validation") and not key.startswith(division)
     }
 

@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.site.flower import internal
-from client.site.runtime.replying import is_whole
-from client.site.runtime.transfers import enclose, enclosed, return_memory
+from client.site.runtime.transfers import enclose, enclosed, is_whole, return_memory
 from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer

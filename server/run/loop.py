@@ -178,7 +178,9 @@ class RoundLoop:
             strategy, metrics, replies, task, self.recovery.lost_now, aggregated - started
         )
         if recorder.chosen.round == server_round:
-            self.state.shared = shared if strategy.info.reports == "received" else {}
+            self.state.shared = {}
+            if strategy.info.reports == "received":
+                self.state.shared = shared
             self.state.newcomers = self.hold_out.keep(strategy)
         compute = collector.compute_seconds(metrics.values())
         communicate = max(received - sent - compute, 0.0)

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message
 from pydantic import Field, ValidationError
 
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.trust.keys import load_signing_key
 from client.site.trust.receipts import (
     ASKED,

@@ -26,7 +26,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from client.site.budget.accounting import epsilon_of
-from client.site.budget.run_cost import KEPT
+from client.site.budget.ledger import KEPT
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula

@@ -76,13 +76,12 @@ def row(method: type[PersonalizedStrategy]) -> list[str]:
     info = method.info
     vectors = [VECTORS[name] for name in info.uploads]
     inferred = dict.fromkeys(word for _, words in vectors for word in words)
-    own = "; ".join([OWN[info.own_model], *([info.note] if info.note else [])])
     return [
         f"`{info.name}`",
         "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)])
         or "nothing",
         ", ".join(inferred) or "nothing",
-        own,
+        "; ".join(filter(None, [OWN[info.own_model], info.note])),
         PEERS[info.receives],
         ", ".join(info.keeps),
     ]
@@ -107,11 +106,7 @@ def method_table() -> dict[str, dict[str, Any]]:
     for name, s in sorted(runnable().items()):
         whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
         peers = s.info.receives == "models"
-        every: dict[str, Any] = {
-            "uploads": bool(s.info.uploads),
-            "whole": whole,
-            "peers": peers,
-        }
+        every: dict[str, Any] = {"silent": not s.info.uploads, "whole": whole, "peers": peers}
         private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
         every |= {
             "per_class": s.info.per_class,
@@ -143,8 +138,7 @@ def bounded_by_kind() -> dict[str, list[str]]:
     """Return the keys of each kind."""
     found: dict[str, list[str]] = {}
     for key, kind in bounded_settings().items():
-        keys = found.setdefault(kind, [])
-        keys.append(key)
+        found.setdefault(kind, []).append(key)
     return found
 
 
@@ -152,6 +146,8 @@ def method_table_text() -> str:
     """Return the text of ``client/site/trust/methods.py``: the site's own process cannot import the app's methods."""
     methods = [
         f"    {json.dumps(name)}: {values!r},".replace("'", '"')
+        .replace('("local-epochs",)', "EPOCHS")
+        .replace('{"personal": ("none", ""), "layers": (0,)}', "LAYERS")
         for name, values in method_table().items()
     ]
     bounded = [
@@ -167,7 +163,7 @@ def method_table_text() -> str:
     return (
         '"""What each method sends, and which settings the rules limit, for the site\'s own process (policy.py).\n\n'
         "Made by `make settings`.\n\n"
-        "``uploads``: vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these\n"
+        "``silent``: no vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these\n"
         "values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means\n"
         "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;\n"
         "``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data\n"
@@ -177,6 +173,7 @@ def method_table_text() -> str:
         "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
         "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"
         '"""\n\n# fmt: off\n# ruff: noqa: E501\n\nfrom typing import Any\n\n'
+        'EPOCHS = ("local-epochs",)\nLAYERS = {"personal": ("none", ""), "layers": (0,)}\n'
         "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
         f'NETWORKS = "{" ".join(BUILT_IN)}"\n'
         "KINDS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"

@@ -12,7 +12,7 @@ answers no message with such a model, its own included. The server asks that sil
 ``keep-models = reported``: at a run's end each silo is asked once for its own model that the report shows.
 
 Otherwise such a model has usually never left its hospital, so no other hospital can evaluate it. The silo's checks
-before it sends the model are in ``client/own_model.py``.
+before it sends the model are in ``client/app.py``.
 """
 
 from __future__ import annotations

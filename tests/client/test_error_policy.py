@@ -16,10 +16,10 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from tiny import federate
 
+from client import app as answer
 from client.app import app
-from client.exchange import answer
 from client.faults import OURS, explain
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from partitions.common.errors import DataError, UserError
 from server.run.loop import Progress
 from server.simulation.engine import flower_identity

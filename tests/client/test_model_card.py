@@ -218,7 +218,7 @@ def test_numbers_and_names_are_no_formulas(name):
 
 
 def test_patients_keys_of_a_data_file_are_guarded(exported):
-    from client.tables.new_samples import NewSamples, answers_csv
+    from client.prediction.new_samples import NewSamples, answers_csv
 
     asked = NewSamples(np.zeros((2, 3)), 0, parse_schema({}), ["=HYPERLINK()", "-7"], "patient")
     assert (

@@ -31,7 +31,7 @@ from tiny import (
 from client.app import app
 from client.policies import policy_page
 from client.reported import TERMS, note_terms
-from client.site.released import read_released
+from client.site.counts import read_released
 from client.site.study.dangers import dangers
 from client.site.study.protocol import message_faults, parse_study
 from client.site.trust import audit

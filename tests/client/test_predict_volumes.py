@@ -15,7 +15,7 @@ from PIL import Image
 from scans import NAMED, leaks, write_dicom, write_nifti
 
 from client.prediction import predict
-from client.tables.new_samples import NewSamples
+from client.prediction.new_samples import NewSamples
 from models import samples
 from partitions.array_names import make_schema
 from partitions.importing.images import SampleSource

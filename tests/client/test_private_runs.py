@@ -19,8 +19,7 @@ from tiny import TinyGrid, federate, random_silos, settings_of
 
 from client.app import app
 from client.site.budget import ledger as ledgers
-from client.site.budget.accounting import MessageCost, cost_of
-from client.site.budget.cohort import data_file
+from client.site.budget.accounting import MessageCost, cost_of, data_file
 from client.site.budget.ledger import Ledger
 from client.site.budget.release import key_of
 from client.site.trust.message_rules import privacy_faults, run_faults

@@ -4,8 +4,8 @@ from collections import Counter
 
 from tiny import federate
 
+from client import app as answer
 from client import session
-from client.exchange import answer
 
 OPENED = ("open_data", "device_of", "StateStore")
 

@@ -15,9 +15,8 @@ from tiny import TinyGrid, audited
 
 from client.site import audit_gate
 from client.site.budget.page import is_of_records
-from client.site.counts import count_used_up
+from client.site.counts import count_used_up, read_released
 from client.site.record import Record
-from client.site.released import read_released
 from client.site.study.approvals import approve
 from client.site.study.dangers import dangers
 from client.site.trust.policy import Policy

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from client.site.runtime.launch import free_ports, program
-from client.site.trust.apps import build
+from client.site.trust.code import build
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import masks
 from client.site.secure.silo import Entered, SecureSilo

@@ -57,13 +57,7 @@ def superlink(
     credentials = ensure_credentials(folder / "credentials", silos=silos, hosts=hosts)
     fleet, port = free_ports(2)
     command = superlink_command(
-        "flower-superlink",
-        ca_certificate=credentials.ca_certificate,
-        certificate=credentials.server_certificate,
-        key=credentials.server_key,
-        fleet=f"{LOOPBACK}:{fleet}",
-        host=LOOPBACK,
-        port=port,
+        credentials.directory, fleet=f"{LOOPBACK}:{fleet}", host=LOOPBACK, port=port
     )
     inherited = environment(folder / "flower")
     log = folder / "superlink.log"

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from scans import study_uid, write_dicom
 
-from client.exchange.data_summary import data_summary
+from client.app import data_summary
 from client.session import ClientSession
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source

@@ -231,7 +231,7 @@ def test_a_bundle_carries_the_table(made, tmp_path):
         "name: f\nschema: schema.toml\nsilos: [{name: a, data: a.npz}, {name: b, data: a.npz}]\n"
     )
     federation = read_federation(Path("f.yaml"))
-    assert json.loads(federation.schema.text)["table"]["patient"] == "Patient-ID"
+    assert json.loads(federation.declared.text)["table"]["patient"] == "Patient-ID"
     assert "table" not in json.loads(federation.agreed)["schema"]
 
 

@@ -12,8 +12,8 @@ import pytest
 from hospitals import ALL, NETWORKS, hospital_files, one_file
 from tiny import federate
 
+from client.prediction.new_samples import NewSamples, read_samples
 from client.prediction.predict import batches_of
-from client.tables.new_samples import NewSamples, read_samples
 from models import samples
 from partitions import npz, stored
 from partitions.common.errors import DataError

@@ -19,7 +19,7 @@ from flwr.app import Context, RecordDict
 from schemas import DECLARED, PERMUTED, save
 from tiny import TinyGrid, audited, federate, random_silos, round_of, same, settings_of
 
-from client.exchange import answer
+from client import app as answer
 from client.export import export_model, read_model
 from client.site.study.protocol import FREE, TEXTS, message_faults, parse_study
 from client.site.terms import read_terms

@@ -15,7 +15,7 @@ import torch
 from tiny import SIMULATED
 
 import silofl
-from client.site.trust.apps import build
+from client.site.trust.code import build
 from server.simulation.simulate import simulate
 
 ROOT = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ import pytest
 from predictions import read_rows, trained_on_visits
 
 from client.export import export_model, read_model
+from client.prediction.new_samples import recipe_of
 from client.prediction.posted import MOST_BYTES, MOST_ROWS
 from client.prediction.predict import predict_file
-from client.tables.new_samples import recipe_of
 from server.cli.main import main
 from server.serving import application
 

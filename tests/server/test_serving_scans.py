@@ -17,8 +17,8 @@ from predictions import read_rows
 from scans import leaks, study_uid, write_dicom, write_nifti
 
 from client.export import read_model
+from client.prediction.new_samples import recipe_of
 from client.prediction.predict import predict_file
-from client.tables.new_samples import recipe_of
 from partitions.recipes.pictures import PictureRecipe, parse_any
 from server import serving
 from server.cli.main import main

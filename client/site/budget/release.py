@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import SiteError
+from ..parsed import SiteError
 from ..trust.chain import digest
+from ..trust.message_rules import is_private
 from ..trust.policy import Policy, PolicyRefusedError
-from ..trust.run_config import is_private
-from .accounting import MessageCost, cost_of
-from .cohort import Reader, data_file, read_by_process
+from .accounting import MessageCost, Reader, cost_of, data_file, read_by_process
 from .ledger import Ledger, Release, SpentEpsilon
 
 MOST_TEXT = 100  # characters of the server's names in the ledger

@@ -55,25 +55,17 @@ def own_supernode() -> list[str]:
     ]
 
 
-def superlink_command(
-    path: str,
-    *,
-    ca_certificate: Path,
-    certificate: Path,
-    key: Path,
-    fleet: str,
-    host: str,
-    port: int,
-) -> list[str]:
+def superlink_command(credentials: Path, *, fleet: str, host: str, port: int) -> list[str]:
     """Return the command line of a server. Silos connect to `fleet`; Control and Runtime API listen at `host`, `port`.
 
-    There is no `--database`; docs/decisions.md has the reason.
+    ``credentials``: the folder with ca.crt, server.crt, server.key. There is no `--database`; docs/decisions.md has the
+    reason.
     """
     return [
-        path,
-        *("--ssl-ca-certfile", str(ca_certificate)),
-        *("--ssl-certfile", str(certificate)),
-        *("--ssl-keyfile", str(key)),
+        "flower-superlink",
+        *("--ssl-ca-certfile", str(credentials / "ca.crt")),
+        *("--ssl-certfile", str(credentials / "server.crt")),
+        *("--ssl-keyfile", str(credentials / "server.key")),
         "--enable-supernode-auth",
         *("--fleet-api-address", fleet),
         *("--host", host),

@@ -26,8 +26,7 @@ from typing import Any
 
 from ..audit_gate import BY_SITE, BY_SITE_VALUE
 from ..flower import internal
-from .app_process import DIED, answer_question, prepare_process
-from .records import read_answer, write_question
+from .app_process import DIED, answer_question, prepare_process, read_answer, write_question
 from .template import PRIVATE
 from .transfers import announce_queue
 from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended, shared_memory

@@ -26,8 +26,7 @@ from typing import Any, NoReturn
 from ..flower import internal
 from ..record import close_records
 from ..secure.gate import KEY
-from . import replying, transfers
-from .answering import answer_messages
+from . import answering, transfers
 from .slurm import OPTIONS, SlurmJobs
 from .worker import Workers
 
@@ -92,10 +91,10 @@ def run_supernode() -> None:
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
 
     def answer(state: Any, store: Any) -> None:
-        answer_messages(workers, state, store)
+        answering.answer_messages(workers, state, store)
         clock.note_message()
 
-    replying.install(answer)
+    answering.install(answer)
     transfers.install()
     # The gate signs with the silo's key (`../secure/gate.py`)
     os.environ[KEY] = sys.argv[sys.argv.index(KEY_OPTION) + 1] if KEY_OPTION in sys.argv else ""

@@ -288,3 +288,12 @@ def announce(seconds: float | None) -> None:
     # At once: the next heartbeat would be up to six seconds later
     if seconds not in (None, before) and HEARTS:
         threading.Thread(target=HEARTS[-1].heartbeat_fn, daemon=True).start()
+
+
+def is_whole(message: Any, store: Any) -> bool:
+    """Return whether all parts of a message have arrived."""
+    try:
+        tree = store.get_object_tree(message.metadata.message_id)
+    except Exception:  # a part was removed again, with its push session
+        return False
+    return all(store.get(name) for name in names_in(tree))

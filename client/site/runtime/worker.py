@@ -20,8 +20,7 @@ from typing import Any
 
 from ..flower import internal
 from ..private import available_share
-from .app_process import DIED, DONE, READY
-from .records import read_answer, write_question
+from .app_process import DIED, DONE, READY, read_answer, write_question
 from .template import connect_to, template_command, template_pid
 
 IDLE_MINUTES = 10.0  # without a message; SILOFL_RESIDENT_MINUTES overrides it

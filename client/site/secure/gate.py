@@ -9,11 +9,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from ..budget.release import content_of, whole
-from ..errors import SiteError
+from ..parsed import SiteError
 from ..terms import Terms
 from ..trust.envelope import fingerprint, public_pem
+from ..trust.message_rules import is_secure
 from ..trust.policy import PolicyRefusedError
-from ..trust.run_config import is_secure
 from . import ARRAY, ARRAYS, KEYS, RECORD, SHARE, START, UNMASK, masks
 from .silo import SecureSilo
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from ..errors import SiteError
+from ..parsed import SiteError
 from ..study.protocol import FREE
 from ..trust.chain import canonical, digest
 from ..trust.receipts import ASKED

@@ -6,7 +6,7 @@ PyCryptodome's shares take 235 ms to make and 20 s to combine for 100 silos; the
 import secrets
 from collections.abc import Mapping
 
-from ..errors import SiteError
+from ..parsed import SiteError
 
 PRIME = 2**521 - 1
 SECRET, SHARE = 32, 66  # bytes

@@ -18,13 +18,13 @@ from urllib.parse import quote
 
 from cryptography.exceptions import InvalidTag
 
-from ..errors import SiteError
+from ..parsed import SiteError
 from ..record import Record, disclose
 from ..study.protocol import StudyProtocol
 from ..trust.chain import canonical, digest, write_whole
 from ..trust.envelope import PrivateKey
+from ..trust.message_rules import number
 from ..trust.policy import Policy
-from ..trust.run_config import number
 from . import KEPT, OTHER_SUM, masks
 from .masks import Vector, decode, encode
 from .shamir import SHARE, split

@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from ..errors import SiteError
-from ..parsed import Frozen, match_pattern, parse_values
+from ..parsed import Frozen, SiteError, match_pattern, parse_values
 from ..private import load_ours
 from ..trust.chain import digest
 from ..trust.envelope import SECURE, PrivateKey, seal, unseal
+from ..trust.message_rules import number
 from ..trust.methods import DEFAULTS, METHODS
-from ..trust.run_config import number
 from . import MOST_SILOS
 from .masks import agree, decode
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import SiteError
+from ..parsed import SiteError
 from ..trust.chain import digest
 from . import masks
 from .masks import Vector, decode

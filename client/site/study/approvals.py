@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import SiteError
+from ..parsed import SiteError
 from ..record import Record
 from ..takeover import APPROVAL
 from ..trust.chain import utc_now

@@ -11,9 +11,9 @@ from safetensors.numpy import load
 
 from client.site.study.approvals import Approved
 from client.site.study.protocol import StudyProtocol
+from client.site.trust.message_rules import number, owner
 from client.site.trust.methods import DEFAULTS, METHODS, SETTINGS
 from client.site.trust.policy import Policy
-from client.site.trust.run_config import number, owner
 from partitions.common.errors import DataError
 
 # Samples: below it, published attacks rebuild single records from one gradient

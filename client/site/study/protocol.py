@@ -29,15 +29,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from ..errors import SiteError
-from ..parsed import Frozen, match_pattern, parse_values, read_toml, shorten
+from ..parsed import Frozen, SiteError, match_pattern, parse_values, read_toml, shorten
 from ..private import load_ours
 from ..trust.code import trainer_faults
 from ..trust.envelope import SIGNATURE, STUDY, PrivateKey, add_prefix, body_of, sign, verify
-from ..trust.message_rules import uploads
+from ..trust.message_rules import methods_of, number, owner, to_plain, uploads
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.policy import Metrics, Policy
-from ..trust.run_config import methods_of, number, owner, to_plain
 
 # Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
 _FREE = """study out resume checkpoint-every threads device data-dir dataset partition silos agreed min-silos

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import SiteError
+from ..parsed import SiteError
 from . import chain
 from .chain import EVERY, Chain, ChainVerdict, canonical, digest
 from .message_rules import OWN_MODEL

@@ -19,6 +19,7 @@ from partitions.common.errors import UserError
 from partitions.common.names import escape
 
 Entry = Mapping[str, Any]
+OF_RUN = ("run-id", "method", "asked-by", "app", "settings")  # equal in all lines of a run
 
 
 def find_log(where: Path | None) -> Path:
@@ -47,16 +48,8 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
     of_month = [entry for entry in of_month if "warnings" not in entry]
     runs: dict[tuple[str, ...], list[Entry]] = {}
     for entry in of_month:
-        key = (
-            entry["run-id"],
-            entry["run"],
-            entry["method"],
-            entry["asked-by"],
-            entry["app"],
-            entry["settings"],
-        )
-        # The data summary is sent before the run's name is known: it belongs to what the same run sends next.
-        runs.setdefault((key[0], *key[2:]), []).append(entry)
+        # Not by the run's name, which is not known yet when the data summary is sent
+        runs.setdefault(tuple(entry[key] for key in OF_RUN), []).append(entry)
     silos = ", ".join(sorted({entry["silo"] for entry in of_month})) or "this silo"
     total = sum(entry["bytes"] for entry in of_month)
     lines = [
@@ -93,10 +86,7 @@ def of_run(
         for k, v in settings.items()
         if all_settings or k not in DEFAULTS or v != DEFAULTS[k]
     }
-    text = ", ".join(f"{key} = {json.dumps(value)}" for key, value in shown.items())
-    yield from textwrap.wrap(
-        text, 110, initial_indent=" " * 12, subsequent_indent=" " * 12, break_long_words=False
-    )
+    yield from wrap(", ".join(f"{k} = {json.dumps(v)}" for k, v in shown.items()), " " * 12)
     if same := len(settings) - len(shown):
         yield f"            {same} more settings are silofl's defaults (--all-settings)"
     for cohort in sorted({entry["cohort"] for entry in sent if entry.get("cohort")}):
@@ -106,18 +96,20 @@ def of_run(
         {(e["study"]["name"], e["study"]["digest"]) for e in sent if "study" in e}
     ):
         yield f"  study     {name} ({digest[:16]})"
-    yield from textwrap.wrap(
-        withheld_text(sent), 110, initial_indent="  withheld  ", subsequent_indent=" " * 12
-    )
-    yield from textwrap.wrap(
-        masked_text(sent), 110, initial_indent="  masked    ", subsequent_indent=" " * 12
-    )
+    yield from wrap(withheld_text(sent), "  withheld  ")
+    yield from wrap(masked_text(sent), "  masked    ")
     yield f"  left      {len(sent)} messages, {sum(entry['bytes'] for entry in sent)} bytes{span}"
-    yield from textwrap.wrap(
-        receipt_text(sent), 110, initial_indent="  receipts  ", subsequent_indent=" " * 12
-    )
+    yield from wrap(receipt_text(sent), "  receipts  ")
     for what, (count, size) in kinds(sent).items():
         yield f"            {count:5} x {what}, {size} bytes"
+
+
+def wrap(text: str, first: str, rest: str = "", width: int = 110) -> list[str]:
+    """Return a text in lines: ``first`` stands before it, ``rest``, or as many spaces, before the other lines."""
+    rest = rest or " " * len(first)
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False
+    )
 
 
 def masked_text(sent: Iterable[Entry]) -> str:

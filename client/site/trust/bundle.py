@@ -4,7 +4,7 @@
     NAME/NAME.container  NAME-install.container     for Podman
 
 `silofl add-silo` makes it (server/deploy/bundle.py). A bundle with `node.key` gives its holder the silo's identity. A
-hospital that made its key itself (`request.py`) gets one without: its key is at the site, or beside the unpacked
+hospital that made its key itself (`keys.py`) gets one without: its key is at the site, or beside the unpacked
 files. `signed.json` is the consortium's signature (`signing.py`).
 """
 

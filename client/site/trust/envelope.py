@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_der_public_key,
 )
 
-from ..errors import SiteError
+from ..parsed import SiteError
 
 BUNDLE = "silofl bundle 1"
 RECEIPT = "silofl receipt 1"

@@ -1,6 +1,14 @@
-"""Private keys in files: a silo's node key, and the key that signs for a consortium or a server."""
+"""Private keys in files: a silo's node key, and the key that signs for a consortium or a server.
 
+A hospital makes its own key, and asks to join a federation, by `silofl request NAME`. The private key stays there. The
+server's operator gets a small JSON file: name, public key, and a signature over both by that key, which proves that the
+requester has it. `silofl add-silo --request FILE` checks the file, registers the key under the name, and makes a bundle
+without a private key; `silofl join` finds the key.
+"""
+
+import json
 from pathlib import Path
+from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -9,12 +17,25 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     load_pem_private_key,
+    load_pem_public_key,
     load_ssh_private_key,
 )
+from pydantic import Field
 
-from client.site.trust.envelope import PrivateKey
+from client.site.parsed import SiteError
+from client.site.trust.chain import utc_now
+from client.site.trust.envelope import (
+    REQUEST,
+    PrivateKey,
+    fingerprint,
+    public_pem,
+    sign,
+    verify,
+)
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import state_home, write_atomically
+from partitions.common.names import check_silo_name
+from partitions.common.parsed import Frozen, parse_json
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -83,3 +104,71 @@ def site_root() -> Path:
 def own_key(folder: Path) -> Path:
     """Return the file of the site's own key, in the silo's folder below `site_root()`."""
     return folder / "own.key"
+
+
+# --- the request to join ---
+
+
+LARGEST = 1 << 16  # bytes; a request is a few hundred
+
+
+class JoinRequest(Frozen):
+    """A hospital's request as its file has it: name and public key, in PEM, signed with that key."""
+
+    kind: Literal["silofl request 1"]
+    made: str
+    name: str
+    public_key: str = Field(alias="public-key")
+    signature: str
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.public_key)
+
+    @property
+    def signed_text(self) -> str:
+        """The text that is signed; it begins with its kind."""
+        return json.dumps(self.model_dump(by_alias=True, exclude={"signature"}), sort_keys=True)
+
+
+def make_request(
+    name: str, folder: Path | None, out: Path | None
+) -> tuple[Path, Path, JoinRequest]:
+    """Make this site's key, unless it exists, and the request; return both paths and the request.
+
+    The key goes to the folder where `silofl join` searches, or as `node.key` into `folder`, for Docker.
+    """
+    check_silo_name(name)
+    file = folder / "node.key" if folder else own_key(site_root() / name)
+    out = out or (folder or Path()) / f"{name}.request"
+    if not out.absolute().parent.is_dir() and out.parent != folder:
+        raise DataError(f"there is no folder {out.parent} to write {out.name} to")
+    if not file.exists():
+        write_key(file, new_key())
+    key = load_key(file)
+    fields = {"kind": REQUEST, "made": utc_now(), "name": name}
+    fields["public-key"] = public_pem(key).decode()
+    content = fields | sign(json.dumps(fields, sort_keys=True), key)
+    write_atomically(out, json.dumps(content, indent=1) + "\n", mode=0o600)
+    return file, out, JoinRequest.model_validate(content)
+
+
+def read_request(path: Path) -> JoinRequest:
+    """Return a request signed by its own key. Raises DataError, one line, if the file is none."""
+    hint = "`silofl request NAME` at the hospital makes one"
+    try:
+        content = path.read_bytes() if path.stat().st_size <= LARGEST else b""
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}: {hint}") from None
+    request = parse_json(JoinRequest, content, path, hint)
+    check_silo_name(request.name)
+    try:
+        verify(request.signed_text, request.model_dump(by_alias=True))
+        key = load_pem_public_key(request.public_key.encode())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise SiteError("its key is of another kind")
+    except ValueError as error:
+        raise DataError(
+            f"{path} was changed, or its maker does not have its key: {error}; {hint}"
+        ) from None
+    return request

@@ -26,8 +26,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from ..errors import SiteError
-from ..parsed import Frozen, match_pattern, parse_values, read_toml, shorten
+from ..parsed import Frozen, SiteError, match_pattern, parse_values, read_toml, shorten
 from .methods import METHODS
 
 PUBLIC = "public"  # in place of a file: the data are public

@@ -24,8 +24,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field
 
-from ..errors import SiteError
-from ..parsed import Frozen, parse_values
+from ..parsed import Frozen, SiteError, parse_values
 from .audit import Log, files_of
 from .chain import last_first, parse_line, sync_folder, utc_now, write_whole
 from .envelope import RECEIPT, seal, unseal

@@ -30,9 +30,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from pydantic import AfterValidator
 
-from client.site.errors import SiteError
 from client.site.node import variables_of
-from client.site.parsed import Frozen, parse_values
+from client.site.parsed import Frozen, SiteError, parse_values
 from client.site.trust.chain import utc_now
 from client.site.trust.envelope import BUNDLE, fingerprint, seal, unseal
 from partitions.common.errors import DataError

@@ -15,7 +15,7 @@ Control API listens on the loopback interface only.
 """
 
 from server.deploy.local.demo_data import split_demo
-from server.deploy.local.parts import PartFailedError, last_lines
+from server.deploy.local.parts import PartFailedError, clear, down, last_lines, status
 from server.deploy.local.record import (
     LocalFederation,
     LocalSilo,
@@ -26,7 +26,6 @@ from server.deploy.local.record import (
     state_root,
 )
 from server.deploy.local.start import up
-from server.deploy.local.stop import clear, down, status
 
 __all__ = [
     "LocalFederation",

@@ -2,8 +2,10 @@
 
 import contextlib
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
+from typing import Any
 
 from client.site.node import Site, gpu_environment
 from client.site.runtime.launch import (
@@ -19,10 +21,20 @@ from client.site.runtime.launch import (
 )
 from client.site.runtime.template import template_pid
 from client.site.trust.receipts import KEY as RECEIPT_KEY
-from partitions.common.errors import RunFailedError
+from partitions.common.errors import RunFailedError, UserError
+from partitions.common.names import SILO
 from server.deploy import processes
+from server.deploy.control import Control, remove_connection
 from server.deploy.credentials import Credentials
-from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, LocalSilo
+from server.deploy.local.record import (
+    SUPERLINK,
+    TEMPLATE,
+    LocalFederation,
+    LocalSilo,
+    only_one,
+    read_record,
+    state_root,
+)
 from server.deploy.processes import Process
 from server.deploy.superlink import in_place_of
 
@@ -52,12 +64,8 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
 
 def superlink_part(local: LocalFederation) -> list[str]:
     inside = local.address in THIS_MACHINE
-    credentials = local.credentials
     command = superlink_command(
-        "flower-superlink",
-        ca_certificate=credentials.ca_certificate,
-        certificate=credentials.server_certificate,
-        key=credentials.server_key,
+        local.credentials.directory,
         fleet=f"{LOOPBACK if inside else '0.0.0.0'}:{local.fleet_port}",
         host=LOOPBACK,  # Control and Runtime API: reachable from this machine only
         port=local.control_port,
@@ -170,3 +178,107 @@ def last_lines(path: Path, count: int) -> list[str]:
             text = file.read().decode(errors="replace")
         return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
     return []
+
+
+# --- status and stop ---
+
+
+def sweep(directory: Path, *, keep: Set[Process]) -> list[Process]:
+    """End every process of the federation except `keep`; return the ended ones."""
+    ended: list[Process] = []
+    quiet = 0
+    while quiet < 2:  # a process is not visible for a moment while it is being started
+        left = [process for process in processes.find(directory) if process not in keep]
+        processes.end(left, grace=GRACE_SECONDS)
+        ended += left
+        quiet = 0 if left else quiet + 1
+        time.sleep(0.05)
+    return ended
+
+
+def forget(directory: Path) -> None:
+    """Remove the record and the connection of the federation."""
+    with contextlib.suppress(ValueError):
+        remove_connection(read_record(directory).connection)
+    (directory / "federation.json").unlink(missing_ok=True)
+
+
+def status(local: LocalFederation) -> dict[str, Any]:
+    """Return the running parts, the silos' states and the runs, as `silofl status --json` prints them."""
+    pids = {part: process.pid for part, process in main_processes(local.directory).items()}
+    nodes: dict[str, str] = {}
+    runs: list[dict[str, Any]] = []
+    with contextlib.suppress(ConnectionError), Control(local.connection) as control:
+        nodes = {node.name: node.status for node in control.nodes()}
+        runs = [
+            {"run_id": str(run.run_id), "status": run.status, "details": run.details}
+            for run in control.runs()
+        ]
+    silos = [
+        {
+            "name": silo.name,
+            "state": nodes.get(silo.name, "unknown") if silo.name in pids else "stopped",
+            "device": silo.device,
+            "data": silo.data,
+            "pid": pids.get(silo.name),
+        }
+        for silo in local.silos
+    ]
+    return {
+        "name": local.name,
+        "file": local.file,
+        "connection": local.connection.name,
+        "fleet": f"{local.address}:{local.fleet_port}",
+        "control": local.connection.address,
+        "superlink": {
+            "running": SUPERLINK in pids,
+            "pid": pids.get(SUPERLINK),
+            "executor": starts_runs(processes.find(local.directory)),
+        },
+        "warm": {"running": TEMPLATE in pids, "pid": pids.get(TEMPLATE)},
+        "silos": silos,
+        "elsewhere": [
+            {"name": name, "state": nodes[name]}
+            for name in sorted(nodes.keys() - {s.name for s in local.silos})
+        ],
+        "runs": runs,
+        "logs": str(local.directory / "logs"),
+    }
+
+
+def down(name: str) -> int:
+    """End all remaining processes of the federation; return their number.
+
+    Silo state, keys, data and logs are kept; the `flwr` connection is removed. Raises UserError for an unknown name.
+    """
+    if not (SILO.fullmatch(name) and (state_root() / name).is_dir()):
+        known = sorted(p.name for p in state_root().glob("*") if p.is_dir())
+        raise UserError(
+            f"there is no federation {name!r} on this machine; there are: {', '.join(known) or 'none'}"
+        )
+    return clear(name)
+
+
+def clear(name: str) -> int:
+    """Stop a federation as :func:`down` does; return 0 without an error for an unknown name."""
+    directory = state_root() / name
+    if not directory.is_dir():
+        return 0
+    with only_one(directory):
+        everything = processes.find(directory)
+        # Silos first: while the SuperLink runs they can disconnect cleanly, without retries.
+        silos = [
+            process
+            for part, process in main_processes(directory).items()
+            if part not in (SUPERLINK, TEMPLATE)
+        ]
+        processes.end(silos, grace=GRACE_SECONDS)
+        everything += [
+            process for process in sweep(directory, keep=set()) if process not in everything
+        ]
+        # Of the template, its lock, and persistent workers
+        for leftover in directory.glob("warm.sock*"):
+            if not leftover.name.endswith(".log"):
+                leftover.unlink(missing_ok=True)
+        forget(directory)
+    return len(everything)

@@ -90,21 +90,27 @@ def state_directory(name: str) -> Path:
 def find_local(name: str = "") -> LocalFederation:
     """Return the federation of that name, or the only one that is up. Raises UserError for none or several."""
     names = sorted(path.parent.name for path in state_root().glob("*/federation.json"))
-    if not (name in names if name else names) and (deployed := find_deployed(name)):
+    asked = [one for one in names if name in ("", one)]
+    if not asked and (deployed := find_deployed(name)):
         raise UserError(
             f"{deployed.name} is up in containers: see docker compose ps, silofl doctor {deployed.file}"
         )
-    if name and name not in names:
+    if not asked and name:
         raise UserError(
             f"federation {name!r} is not up (up are: {', '.join(names) or 'none'}); `silofl up` starts one"
         )
-    if not names:
+    if not asked:
         raise UserError("no federation is up; `silofl up` starts one")
-    if not name and len(names) > 1:
+    return read_record(state_root() / only_name(asked))
+
+
+def only_name(names: list[str]) -> str:
+    """Return the name of the only federation. Raises UserError for several."""
+    if len(names) > 1:
         raise UserError(
             f"several federations are up: {', '.join(names)}; say which with --name"
         )
-    return read_record(state_root() / (name or names[0]))
+    return names[0]
 
 
 def leftover() -> str:
@@ -114,11 +120,7 @@ def leftover() -> str:
         for path in state_root().glob("*")
         if path.is_dir() and ((path / "federation.json").exists() or processes.find(path))
     )
-    if len(found) > 1:
-        raise UserError(
-            f"several federations are up: {', '.join(found)}; say which with --name"
-        )
-    return found[0] if found else ""
+    return only_name(found) if found else ""
 
 
 def find_deployed(name: str = "") -> Deployed | None:
@@ -148,10 +150,10 @@ def read_record(directory: Path) -> LocalFederation:
     mend = f"it is damaged; `silofl down --name {directory.name}` clears it away"
     try:
         return parse_json(LocalFederation, path.read_bytes(), path, mend)
-    except (OSError, DataError) as error:
-        raise UserError(
-            f"{error}; {mend}" if isinstance(error, OSError) else str(error)
-        ) from None
+    except OSError as error:
+        raise UserError(f"{error}; {mend}") from None
+    except DataError as error:
+        raise UserError(str(error)) from None
 
 
 def write_record(folder: Path, up: UpFederation) -> None:

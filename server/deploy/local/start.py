@@ -21,6 +21,7 @@ from server.deploy.local.parts import (
     GRACE_SECONDS,
     PartFailedError,
     failure,
+    forget,
     last_lines,
     log_file,
     main_processes,
@@ -29,6 +30,7 @@ from server.deploy.local.parts import (
     start_superexec,
     starts_runs,
     superlink_part,
+    sweep,
 )
 from server.deploy.local.record import (
     SUPERLINK,
@@ -41,7 +43,6 @@ from server.deploy.local.record import (
     state_directory,
     write_record,
 )
-from server.deploy.local.stop import forget, sweep
 from server.deploy.processes import Process
 from server.deploy.registrar import register, renew_shut_out
 
@@ -164,13 +165,10 @@ def plan(
     old_ports = {silo.name: silo.port for silo in old.silos} if old else {}
     silos = [
         LocalSilo(
-            name=silo.name,
-            device=silo.device,
+            **silo.model_dump(include={"name", "device", "policy", "gpu_share"}),
             data=str(data[silo.name]),
             state_dir=str(directory / "silos" / silo.name),
             port=old_ports.get(silo.name) or next(ports),
-            policy=silo.policy,
-            gpu_share=silo.gpu_share,
         )
         for silo in federation.silos
     ]

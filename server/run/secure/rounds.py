@@ -26,7 +26,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType
 from torch import Tensor
 
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
 from client.site.secure.statements import (
     Slot,

@@ -26,14 +26,13 @@ from flwr.supercore.constant import TaskType
 from supernode import LISTED, RUN, RUN_CONFIG, Silo, gone, parent, wait_until
 
 from client.site import audit_gate, private
-from client.site.egress_record import rule_values
+from client.site.audit_gate import rule_values
 from client.site.runtime import worker
 from client.site.runtime.template import template_command, template_pid
 from client.site.runtime.worker import is_last
 from client.site.terms import GIVEN, read_terms, take_terms
 from client.site.trust import audit
-from client.site.trust.apps import build, list_builds
-from client.site.trust.pins import AppRefusedError, check_pin, content_sum
+from client.site.trust.code import AppRefusedError, build, check_pin, content_sum, list_builds
 from client.site.trust.policy import Policy
 
 pytestmark = pytest.mark.skipif(

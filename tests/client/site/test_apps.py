@@ -9,7 +9,7 @@ import pytest
 from apps import project
 from flwr.cli.build import build_fab_from_disk
 
-from client.site.trust.apps import build, files_of
+from client.site.trust.code import build, files_of
 
 ROOT = Path(__file__).parents[3]
 FILES = (

@@ -19,18 +19,19 @@ from forks import ended, fork, in_fork
 
 from client.site.audit_gate import records
 from client.site.budget import ledger as site_ledger
-from client.site.budget.accounting import MessageCost, cost_of, epsilon_of
-from client.site.budget.cohort import (
+from client.site.budget.accounting import (
     DataFile,
+    MessageCost,
+    cost_of,
     data_file,
+    epsilon_of,
     find_data_file,
     load_data_file,
     read_by_process,
 )
-from client.site.budget.ledger import LEAST_EPSILON, Ledger, Release, spent_of
+from client.site.budget.ledger import LEAST_EPSILON, Ledger, Release, in_ledger, spent_of
 from client.site.budget.page import budgets, is_of_records
-from client.site.budget.run_cost import in_ledger
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.record import Record
 from client.site.trust import chain
 from client.site.trust.policy import Policy, parse_policy

@@ -28,8 +28,8 @@ from tiny import write_silo
 from client.policies import policy_at
 from client.site.node import Site, read_variables
 from client.site.runtime.doctor import data_checks
-from client.site.runtime.join import only_one
 from client.site.runtime.launch import supernode_command
+from client.site.runtime.supervisor import only_one
 from client.site.trust.bundle import read_bundle, site_of, unpack
 from client.site.trust.keys import site_root
 from client.site.trust.policy import Policy, read_policy
@@ -249,7 +249,7 @@ def test_a_bundle_for_a_gpu():
 
 def test_pins_are_the_app_that_flwr_run_ships(tmp_path):
     """The SHA-256 changes with the code and with nothing else; the file is one that a site reads."""
-    from client.site.trust.pins import read_pins
+    from client.site.trust.code import read_pins
 
     app = tmp_path / "app"
     (app / "pkg").mkdir(parents=True)

@@ -9,7 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from study_text import study_text
 
 from client.site.audit_gate import describe_message
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.study.protocol import message_faults, parse_study
 from client.site.terms import Terms
 from client.site.trust.code import digest_of_code

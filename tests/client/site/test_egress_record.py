@@ -14,8 +14,8 @@ from study_text import study_text
 from tiny import settings_of, write_silo
 
 from client.app import app
-from client.site import audit_gate, egress_record
-from client.site.egress_record import RECORD, rule_values
+from client.site import audit_gate
+from client.site.audit_gate import RECORD, rule_values
 from client.site.messages import count_message
 from client.site.study.protocol import StudyProtocol, parse_study
 from client.site.terms import Terms, read_terms
@@ -93,7 +93,7 @@ def test_the_rules_that_were_applied(node):
     assert (
         within["study"] == {"name": "heart", "digest": study().digest} and "study" not in alone
     )
-    assert set(within["versions"]) == {"python", *egress_record.TOOLS}
+    assert set(within["versions"]) == {"python", *audit_gate.TOOLS}
     assert within["versions"]["flwr"].startswith("1.39.")
 
 

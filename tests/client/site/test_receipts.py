@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.trust import chain, receipts
 from client.site.trust.audit import Log, verify
 from client.site.trust.chain import chain_line

@@ -16,12 +16,10 @@ import pytest
 from forks import in_fork
 
 from client.site import record as site_record
-from client.site.counts import count_used
-from client.site.errors import SiteError
+from client.site.counts import count_used, has_left, note_reply, read_released
 from client.site.messages import count_message
-from client.site.own_models import has_left
+from client.site.parsed import SiteError
 from client.site.record import FILE, Record, close_records, connect
-from client.site.released import note_reply, read_released
 from client.site.takeover import MESSAGE, PLACE
 from client.site.trust.audit import verify
 from client.site.trust.policy import Policy, PolicyRefusedError

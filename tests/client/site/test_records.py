@@ -20,7 +20,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from client.site.audit_gate import records
 from client.site.flower import internal
-from client.site.runtime.records import (
+from client.site.runtime.app_process import (
     InvalidAnswerError,
     read_answer,
     read_question,

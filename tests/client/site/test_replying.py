@@ -18,7 +18,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.start_client_internal import _insert_message
 
-from client.site.runtime import replying
+from client.site.runtime import answering
 from client.site.runtime.transfers import names_in
 
 RUN = 7
@@ -67,8 +67,8 @@ class Silo:
             monkeypatch.setattr(
                 start_client_internal, name, getattr(start_client_internal, name)
             )
-        monkeypatch.setattr(replying, "PAUSES", (0.01, 0.01, 0.01))
-        replying.install(self.answer)
+        monkeypatch.setattr(answering, "PAUSES", (0.01, 0.01, 0.01))
+        answering.install(self.answer)
 
     def answer(self, state: Any, store: Any) -> None:
         """Have the whole reply at hand, as our SuperNode has it."""

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from forks import in_fork
 from secure_ring import RECEIVED, RUN, Ring, plain_sum
 
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import masks, shamir
 from client.site.secure.silo import SecureSilo

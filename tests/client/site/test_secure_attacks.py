@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from secure_ring import Ring, Symbolic, refusing, restore
 
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure.silo import SecureSilo
 from client.site.secure.statements import threshold

@@ -14,8 +14,8 @@ from study_text import study_text
 from client.site import audit_gate, messages
 from client.site.budget.ledger import SpentEpsilon
 from client.site.budget.release import Charged
-from client.site.errors import SiteError
 from client.site.messages import pass_gate
+from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import ARRAY, ARRAYS, KEYS, RECORD, START, UNMASK, masks
 from client.site.secure.gate import KEY

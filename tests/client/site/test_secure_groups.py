@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from secure_ring import Ring, Symbolic, plain_sum, refusing, restore
 
-from client.site.errors import SiteError
+from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure.statements import threshold
 from partitions.common.sum_weights import groups_of, labels_of, weights_in_sum, whole

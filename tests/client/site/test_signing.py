@@ -26,8 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from client.site.trust import signing
 from client.site.trust.bundle import check, check_signature, read_bundle
 from client.site.trust.envelope import BUNDLE, add_prefix, fingerprint, public_pem, sign
-from client.site.trust.keys import load_signing_key, make_signing_key, site_root
-from client.site.trust.request import make_request
+from client.site.trust.keys import load_signing_key, make_request, make_signing_key, site_root
 from client.site.trust.signing import NEWEST, SIGNED, sign_bundle, signed_by
 from docker import entry
 from server.cli.main import main

@@ -20,10 +20,10 @@ from forks import in_fork
 
 from client import studies
 from client.site import audit_gate, counts
-from client.site.errors import SiteError
+from client.site.counts import note_reply
 from client.site.messages import check_message, count_message, pass_gate
+from client.site.parsed import SiteError
 from client.site.record import Record
-from client.site.released import note_reply
 from client.site.runtime.doctor import study_checks
 from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
@@ -41,9 +41,9 @@ from client.site.study.protocol import (
 from client.site.terms import GIVEN, Terms, read_terms, take_terms, written_terms
 from client.site.trust import audit
 from client.site.trust import policy as site_policy
+from client.site.trust.message_rules import owner
 from client.site.trust.methods import DEFAULTS, METHODS
 from client.site.trust.policy import Policy, PolicyRefusedError
-from client.site.trust.run_config import owner
 from partitions.common.errors import DataError, UserError
 from partitions.schema import load_schema
 from server.cli.main import main

@@ -59,7 +59,7 @@ def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(commit
     assert told == dict.fromkeys(SILOS, wanted)
     dockerfile = (ROOT / "docker/Dockerfile").read_text()
     assert (
-        "client.site.trust.apps /src > /allowed-apps" in dockerfile
+        "client.site.trust.code /src > /allowed-apps" in dockerfile
         and "mv /allowed-apps /opt/silofl/" in dockerfile
     )
 

@@ -51,7 +51,7 @@ PHASES = {
     "while training": "hospital-02 strategies/apple.py AppleClient.local_update",
     "while the silo saves": "hospital-02 strategies/base/state.py write_sealed.<locals>.write",
     "while replying": "hospital-02 client/site/audit_gate.py release_reply",
-    "while sending": "hospital-02 client/site/runtime/replying.py send_replies",
+    "while sending": "hospital-02 client/site/runtime/answering.py send_replies",
     "while aggregating": "superlink strategies/apple.py Apple.aggregate",
     "while the server saves": "superlink strategies/base/state.py write_sealed.<locals>.write",
 }

@@ -64,13 +64,13 @@ def test_a_schema(tmp_path: Path) -> None:
     inline = "schema:\n" + "".join(f"  {line}\n" for line in SCHEMA.splitlines())
     for section in ("schema: heart.yaml\n", inline):
         federation = read_federation(write(tmp_path, RIGHT + section))
-        assert (federation.schema.names, federation.schema.labels) == (
+        assert (federation.declared.names, federation.declared.labels) == (
             ("sex", "age"),
             ("well", "ill"),
         )
         said = read_agreed(federation.agreed)
         assert (
-            parse_schema(said["schema"]) == federation.schema
+            parse_schema(said["schema"]) == federation.declared
             and declared_spec(said)["classes"] == 2
         )
 

@@ -32,7 +32,6 @@ from trio import RUN, bring_up, is_online, rows, start_over, start_run, text_of,
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from client.link.duplex import Duplex
 from client.link.handshake import (
     DOWN,
     NO_LINK,
@@ -45,7 +44,7 @@ from client.link.handshake import (
     request,
     verify,
 )
-from client.link.local_end import Link
+from client.link.local_end import Duplex, Link
 from client.site.node import Site
 from client.site.runtime.doctor import one_line
 from client.site.runtime.launch import free_ports

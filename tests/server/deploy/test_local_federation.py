@@ -23,7 +23,7 @@ from apps import project
 from trio import wait_for
 
 from client.site.runtime.launch import LOOPBACK, free_ports, program
-from client.site.trust.apps import build
+from client.site.trust.code import build
 from server.cli.main import main
 from server.deploy import following, local, processes, submit
 from server.deploy.control import (
@@ -35,7 +35,7 @@ from server.deploy.control import (
 )
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.federation import read_federation
-from server.deploy.local import LocalFederation, parts, record, start, stop
+from server.deploy.local import LocalFederation, parts, record, start
 
 pytestmark = [
     pytest.mark.deployed,
@@ -432,7 +432,7 @@ def test_down_leaves_nothing_behind_also_after_a_crash(federation):
 @pytest.mark.parametrize("name", ["trail", "../trial", "..", "a/b", ""])
 def test_down_of_what_is_no_federation(tmp_path, monkeypatch, name):
     """It says so, names those that there are, and makes no folder."""
-    monkeypatch.setattr(stop, "state_root", lambda: tmp_path)
+    monkeypatch.setattr(parts, "state_root", lambda: tmp_path)
     (tmp_path / "trial").mkdir()
     with pytest.raises(ValueError, match=r"there is no federation .* there are: trial"):
         local.down(name)

@@ -15,7 +15,7 @@ from flwr.app import Context, Error, Message
 from resuming import Crash, crash_after, notes
 from tiny import Files, TinyGrid, comparable, federate, round_of, simulated
 
-import client.exchange.answer
+import client.app
 import client.store
 import server.run.checkpoints
 from partitions.common.errors import UserError
@@ -111,7 +111,7 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_round(
     whole: list[list[str]], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first silo has saved round 4 already, and still has its round 2 when the run goes back to it."""
-    train = client.exchange.answer.Message
+    train = client.app.Message
 
     def third_silo(*arguments: Any, **named: Any) -> Any:
         asked = named.get("reply_to")
@@ -124,7 +124,7 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_round(
         return train(*arguments, **named)
 
     with monkeypatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(client.exchange.answer, "Message", third_silo)
+        patch.setattr(client.app, "Message", third_silo)
         resumed(run)
     assert state(run, 1, 4).exists()
     state(run, 3, 4).unlink()

@@ -13,8 +13,7 @@ import torch
 from flwr.app import Array, Message
 from tiny import comparable, forget_models, simulated
 
-import client.exchange.answer
-import client.exchange.data_summary
+import client.app
 import client.local_data
 import client.session
 import models.initialisation
@@ -47,7 +46,7 @@ def counts(monkeypatch):
     count(simulation, "load_dataset", lambda name, *_: f"load {name}")
     count(simulation, "partition", lambda *_: "partition")
     count(models.initialisation, "build", lambda *_: "build")
-    count(client.exchange.answer, "parse_settings", lambda *_: "parse")
+    count(client.app, "parse_settings", lambda *_: "parse")
     count(Samples, "__init__", lambda *_: "samples")
 
     def serialise(array, pieces=TensorArray.pieces):
@@ -55,7 +54,7 @@ def counts(monkeypatch):
         return pieces.fget(array)
 
     monkeypatch.setattr(TensorArray, "pieces", property(serialise))
-    parsed = client.exchange.answer.settings_of
+    parsed = client.app.settings_of
     for cached in (client.local_data._own_file, simulation.divide, simulation.part_of, parsed):
         cached.cache_clear()
     forget_models()
@@ -91,7 +90,7 @@ def test_a_message_opens_what_it_needs_once(counts, monkeypatch):
     for name in names:
         counted = count(name, getattr(client.session, name))
         monkeypatch.setattr(client.session, name, counted)
-        monkeypatch.setattr(client.exchange.data_summary, name, counted, raising=False)
+        monkeypatch.setattr(client.app, name, counted, raising=False)
     simulated(strategy="fedavg", rounds=4)
     assert {name: counts[name] for name in names} == dict.fromkeys(names, 6 * (1 + 4 + 1 + 2))
 

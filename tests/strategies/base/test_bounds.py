@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tiny import write_silo
 
-from client.exchange.answer import settings_of
+from client.app import settings_of
 from client.local_data import MOST_CLASSES, agreed_classes
 from partitions.common.errors import UserError
 from partitions.common.settings import keys_of, limits_of

@@ -16,7 +16,7 @@ from study_text import study_text
 from tiny import TinyGrid, federate, random_silos
 from two_layers import DEEP
 
-from client.exchange import answer
+from client import app as answer
 from client.site.study.protocol import StudyProtocol, parse_study
 from client.site.terms import read_terms
 from partitions.common.errors import RunFailedError, UserError

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from client.exporting.model_card import Card
 from partitions.array_names import (
@@ -216,11 +214,6 @@ def recipe_of(card: Card) -> AnyRecipe:
             "OURS.recipe.toml, or make an .npz file with silofl import"
         )
     return parse_any(card.recipe)
-
-
-def about_recipe(text: str) -> dict[str, Any]:
-    """Return the recipe as a card's entry."""
-    return {"recipe": json.loads(text)} if text else {}
 
 
 def describe_disclosed(recipe: AnyRecipe) -> str:

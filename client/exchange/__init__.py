@@ -1,1 +1,0 @@
-"""Steps before and after every handler of the ClientApp."""
