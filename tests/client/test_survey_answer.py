@@ -37,7 +37,7 @@ RUN = {"strategy": "survey", "rounds": 1, "threads": 1}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     hospital(folder, "north", 90, 1)
     return folder
@@ -77,13 +77,13 @@ class Site:
 
 
 @pytest.fixture
-def site(data: Path, tmp_path: Path) -> Site:
+def site(data, tmp_path):
     file = tmp_path / "north.npz"
     file.write_bytes((data / "north.npz").read_bytes())
     return Site(tmp_path, file, ONLY)
 
 
-def test_a_site_allows_a_survey_and_nothing_else(site: Site) -> None:
+def test_a_site_allows_a_survey_and_nothing_else(site):
     answer = site.answer()
     assert answer["n"] == 90 and list(answer["columns"]) == [
         "age",
@@ -140,7 +140,7 @@ def refusal(site: Site, kind: str, **changes: object) -> None:
         (f"{ONLY}max-messages = 1\n", "max-messages = 1"),
     ],
 )
-def test_a_policy_refuses(site: Site, rule: str, line: str) -> None:
+def test_a_policy_refuses(site, rule, line):
     site.policy.write_text(rule)
     with pytest.raises((UserError, RunFailedError), match=line):
         site.ask()
@@ -166,23 +166,21 @@ def test_a_policy_refuses(site: Site, rule: str, line: str) -> None:
         ("evaluate.evidence", {"evidence": "on"}, "asks it to train or to evaluate"),
     ],
 )
-def test_a_message_of_another_run_is_refused(
-    site: Site, kind: str, changes: dict[str, Any], line: str
-) -> None:
+def test_a_message_of_another_run_is_refused(site, kind, changes, line):
     """Red team: a site that allows both; the message and the run's settings, which study and audit see, must agree."""
     site.policy.write_text('methods = ["all", "survey"]\nmin-silos = 1\n')
     with pytest.raises(UserError, match=line):
         refusal(site, kind, **changes)
 
 
-def test_with_differential_privacy_it_is_refused(site: Site) -> None:
+def test_with_differential_privacy_it_is_refused(site):
     with pytest.raises(
         UserError, match="dp = true: not with survey: a survey has no mechanism"
     ):
         parse_settings({**RUN, "dp": True})
 
 
-def test_the_same_data_get_the_same_answer(site: Site) -> None:
+def test_the_same_data_get_the_same_answer(site):
     """However often, in new runs and from a file that is written anew: there is nothing to average."""
     first = site.answer()
     site.rewrite(lambda arrays: None)
@@ -191,14 +189,14 @@ def test_the_same_data_get_the_same_answer(site: Site) -> None:
         assert db.execute("SELECT count(*) FROM disclosed").fetchone() == (1,)
 
 
-def test_one_patient_more_changes_nothing(site: Site, data: Path) -> None:
+def test_one_patient_more_changes_nothing(site, data):
     """Differencing: below min-sum-samples changes the answer stays the earlier one, with its day; beyond, a new one."""
     first = site.answer()
     with Record(site.folder / "state").write() as db:
         db.execute("UPDATE disclosed SET answer = json_set(answer, '$.day', '2026-01-02')")
 
-    def drop(count: int) -> Callable[[dict[str, np.ndarray]], None]:
-        def change(arrays: dict[str, np.ndarray]) -> None:
+    def drop(count):
+        def change(arrays):
             for key in [k for k in arrays if k.endswith("_train")]:
                 arrays[key] = arrays[key][count:]
 
@@ -217,12 +215,10 @@ def test_one_patient_more_changes_nothing(site: Site, data: Path) -> None:
         site.answer()
 
 
-def test_one_patient_more_in_the_csv_moves_medians_and_no_answer(
-    site: Site, tmp_path: Path
-) -> None:
+def test_one_patient_more_in_the_csv_moves_medians_and_no_answer(site, tmp_path):
     """Imported by a recipe without values for gaps: each patient's filled values move, and are no part of it."""
 
-    def recipe() -> str:
+    def recipe():
         with np.load(site.file) as found:
             return str(found["recipe"])
 
@@ -236,11 +232,11 @@ def test_one_patient_more_in_the_csv_moves_medians_and_no_answer(
     assert site.answer() == first
 
 
-def test_other_borders_over_data_that_changed_a_little_are_refused(site: Site) -> None:
+def test_other_borders_over_data_that_changed_a_little_are_refused(site):
     """A schema that moves between two answers, and a patient with it, would be a bisection of that patient."""
     site.answer()
 
-    def change(arrays: dict[str, np.ndarray]) -> None:
+    def change(arrays):
         arrays["feature_ranges"][0, 1] = 130.0
         arrays["x_train"][0, 0] += 1
 
@@ -252,7 +248,7 @@ def test_other_borders_over_data_that_changed_a_little_are_refused(site: Site) -
         site.answer()
 
 
-def test_a_memory_that_is_damaged_or_missing_tells_nothing(site: Site) -> None:
+def test_a_memory_that_is_damaged_or_missing_tells_nothing(site):
     site.answer()
     with Record(site.folder / "state").write() as db:
         db.execute("UPDATE disclosed SET answer = '[{'")
@@ -262,7 +258,7 @@ def test_a_memory_that_is_damaged_or_missing_tells_nothing(site: Site) -> None:
     with pytest.raises((UserError, RunFailedError), match=r"record\.sqlite is missing"):
         site.answer()
 
-    def stateless(grid: TinyGrid) -> None:
+    def stateless(grid):
         site.policy.write_text(f"{ONLY}runs-per-day = 0\nmax-messages = 0\n")
         del grid.contexts[1].node_config["state-dir"]
 
@@ -270,11 +266,11 @@ def test_a_memory_that_is_damaged_or_missing_tells_nothing(site: Site) -> None:
         site.ask(stateless)
 
 
-def test_what_a_server_sends_changes_nothing(site: Site) -> None:
+def test_what_a_server_sends_changes_nothing(site):
     """Ranges, bins, a schema of its own: the message has no say, whatever stands in it."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "query.survey":
                 config = message.content.config_records["config"]
                 config["schema"] = '{"features":[{"name":"age","range":[59,61]}]}'
@@ -285,16 +281,16 @@ def test_what_a_server_sends_changes_nothing(site: Site) -> None:
     assert site.ask(prepare).answers["north"] == site.answer()
 
 
-def test_audit_log_and_record_of_what_left(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_log_and_record_of_what_left(site, monkeypatch):
     """The log names the columns; what stayed, by rule, is in it alone. The answer counts in the record."""
     entries: list[dict[str, Any]] = []
     monkeypatch.setenv(audit_gate.BY_SITE, audit_gate.BY_SITE_VALUE)
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         audited(grid)
         written = grid.after
 
-        def after(silo: str, message: Message, reply: Message) -> Message:
+        def after(silo, message, reply):
             sent = written(silo, message, reply)
             entries.append({"kind": message.metadata.message_type, "keys": list(sent.content)})
             return sent
@@ -317,7 +313,7 @@ def test_audit_log_and_record_of_what_left(site: Site, monkeypatch: pytest.Monke
     assert ": 0 and 1 to surveys" in released_page([{"cohort": "ab" * 32, **cohort}])
 
 
-def test_a_study_can_approve_a_survey(site: Site) -> None:
+def test_a_study_can_approve_a_survey(site):
     """As it is drafted from the run's settings and approved; a site that wants a study, as a bundle's policy does."""
     site.policy.write_text(f'{ONLY}studies = "required"\n')
     with pytest.raises((UserError, RunFailedError), match='studies = "required"'):
@@ -332,7 +328,7 @@ def test_a_study_can_approve_a_survey(site: Site) -> None:
         for line in dangers(study, Policy())
     )
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.contexts[1].run_config["study"] = "look"
         grid.contexts[1].run_config["threads"] = 0
 
@@ -362,7 +358,7 @@ def test_a_study_can_approve_a_survey(site: Site) -> None:
         {"rows": "1"},
     ],
 )
-def test_a_lying_silo_stops_nothing(change: dict[str, Any]) -> None:
+def test_a_lying_silo_stops_nothing(change):
     record = written_answer(
         {"n": 5, "day": "", "columns": {"age": {"kind": "number", MISSING: 0}}, "labels": {}}
     )
@@ -373,7 +369,7 @@ def test_a_lying_silo_stops_nothing(change: dict[str, Any]) -> None:
         read_answer(record)
 
 
-def test_units_mended_are_another_answer(site: Site, tmp_path: Path) -> None:
+def test_units_mended_are_another_answer(site, tmp_path):
     """After its mistake was named, a hospital imports again and is surveyed again."""
     first = site.answer()
     (tmp_path / "again").mkdir()

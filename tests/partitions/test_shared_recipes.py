@@ -61,7 +61,7 @@ def options(name: str, values: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def made(tmp_path, monkeypatch):
     """The first hospital's file, with its admission counted from birth, and the schema of it."""
     monkeypatch.chdir(tmp_path)
     first(Path("a.csv"))

@@ -8,7 +8,6 @@ import os
 import pickle
 import re
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ PARTS = ("models", "partitions", "strategies", "client", "server")
 
 
 @pytest.fixture(autouse=True)
-def identity() -> Iterator[None]:
+def identity():
     with flower_identity():
         yield
 
@@ -57,12 +56,12 @@ def message() -> Message:
 
 
 @pytest.fixture
-def file() -> Iterator[Any]:
+def file():
     with shared_memory() as file:
         yield file
 
 
-def test_a_question_arrives_as_it_was_asked(file: Any) -> None:
+def test_a_question_arrives_as_it_was_asked(file):
     asked = message()
     known = Context(
         11,
@@ -79,7 +78,7 @@ def test_a_question_arrives_as_it_was_asked(file: Any) -> None:
     assert same.state == known.state and same.run_config == known.run_config
 
 
-def test_the_worker_makes_the_reply_from_content_or_error_alone(file: Any) -> None:
+def test_the_worker_makes_the_reply_from_content_or_error_alone(file):
     """Whose reply it is, and to whom it goes, the app's process has no say in."""
     asked = message()
     forged = Message(content(4.0), dst_node_id=99, message_type="query")
@@ -123,9 +122,7 @@ def ended(**values: object) -> bytes:
         ended(places=[], error={"code": "x", "reason": 1}),
     ],
 )
-def test_an_answer_of_bad_intent_is_an_error(
-    file: Any, answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_of_bad_intent_is_an_error(file, answer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     file.write(answer)
     file.flush()
@@ -134,7 +131,7 @@ def test_an_answer_of_bad_intent_is_an_error(
     assert not Path("executed").exists()
 
 
-def test_what_was_logged_is_what_leaves(file: Any) -> None:
+def test_what_was_logged_is_what_leaves(file):
     """The app's process still holds the file: it can neither change it nor cut it off, nor keep a way to do so."""
     write_answer(file, Message(content(4.0), dst_node_id=9, message_type="train"), RecordDict())
     known = Context(11, 7, {}, RecordDict(), {})
@@ -146,9 +143,7 @@ def test_what_was_logged_is_what_leaves(file: Any) -> None:
     assert reply.content == content(4.0)
 
 
-def test_a_large_model_is_held_once_at_every_hop(
-    file: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_model_is_held_once_at_every_hop(file, monkeypatch):
     """From the server's tensor to the app's, and back: views and parts, in units of the model's bytes."""
     utils = internal("inflatable_utils")
     monkeypatch.setattr(utils, "inflatable_class_registry", {**utils.inflatable_class_registry})
@@ -156,7 +151,7 @@ def test_a_large_model_is_held_once_at_every_hop(
     vector, known = torch.arange(8e6), Context(11, 7, {}, RecordDict(), {})
     first, size = JOINED / vector.nbytes, vector.nbytes
 
-    def check_copies(now: float, most: float) -> None:
+    def check_copies(now, most):
         found = [traced / size - 0.01 for traced in tracemalloc.get_traced_memory()]
         assert found[0] <= now and found[1] <= most, found
         tracemalloc.reset_peak()
@@ -195,7 +190,7 @@ def arrived(sent: Message) -> Any:
     return internal("inflatable_utils").inflate_object_from_contents(whole, contents)
 
 
-def test_a_reply_that_waits_for_others_is_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_waits_for_others_is_held_once(monkeypatch):
     """Its chunks are gone once it is there; the values lie in a map, which is not counted."""
     utils = internal("inflatable_utils")
     monkeypatch.setattr(utils, "inflatable_class_registry", {**utils.inflatable_class_registry})
@@ -212,9 +207,7 @@ def test_a_reply_that_waits_for_others_is_held_once(monkeypatch: pytest.MonkeyPa
     assert torch.equal(decode(reply.content)[0].models["m"].vector, vector)
 
 
-def test_equal_vectors_of_a_message_arrive_both(
-    file: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_vectors_of_a_message_arrive_both(file, monkeypatch):
     """Flower sends them as one object, for example APPLE's first core models with `common-init`."""
     utils = internal("inflatable_utils")
     monkeypatch.setattr(utils, "inflatable_class_registry", {**utils.inflatable_class_registry})
@@ -228,7 +221,7 @@ def test_equal_vectors_of_a_message_arrive_both(
     }
 
 
-def test_nothing_is_pickled_anywhere() -> None:
+def test_nothing_is_pickled_anywhere():
     """But published files: CIFAR's, with stand-ins for all that a pickle can call, and tables of a known SHA-256."""
     sources = [path for part in PARTS for path in (ROOT / part).rglob("*.py")]
     imports = re.compile(

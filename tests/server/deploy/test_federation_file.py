@@ -34,7 +34,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_right_file(tmp_path: Path) -> None:
+def test_a_right_file(tmp_path):
     """Defaults fill in, a relative path starts at the file's directory."""
     federation = read_federation(write(tmp_path, RIGHT))
     assert federation.name == "trial"
@@ -58,7 +58,7 @@ def test_a_right_file(tmp_path: Path) -> None:
 SCHEMA = "features: [sex, {name: age, unit: years, range: [0, 120]}]\nlabels: [well, ill]\n"
 
 
-def test_a_schema(tmp_path: Path) -> None:
+def test_a_schema(tmp_path):
     """In the file or beside it; runs get it with what is agreed, and the number of classes with it."""
     (tmp_path / "heart.yaml").write_text(SCHEMA)
     inline = "schema:\n" + "".join(f"  {line}\n" for line in SCHEMA.splitlines())
@@ -93,7 +93,7 @@ def test_a_schema(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_schema_that_is_none(tmp_path: Path, section: str, reason: str) -> None:
+def test_a_schema_that_is_none(tmp_path, section, reason):
     with pytest.raises(ValueError) as caught:
         read_federation(write(tmp_path, f"{RIGHT}{section}\n"))
     assert (
@@ -103,7 +103,7 @@ def test_a_schema_that_is_none(tmp_path: Path, section: str, reason: str) -> Non
     )
 
 
-def test_data_may_be_elsewhere(tmp_path: Path) -> None:
+def test_data_may_be_elsewhere(tmp_path):
     """A compose file is also written where the data are not."""
     path = write(tmp_path, RIGHT.replace("north.npz", "elsewhere.npz"))
     assert (
@@ -112,7 +112,7 @@ def test_data_may_be_elsewhere(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_agreed(tmp_path: Path) -> None:
+def test_what_is_agreed(tmp_path):
     """In the file's own section, of hospitals elsewhere too, and at the silos; as the setting `agreed` takes it."""
     assert read_federation(write(tmp_path, RIGHT)).agreed == ""
     text = RIGHT.replace("data: demo", "data: demo, samples: 70")
@@ -129,7 +129,7 @@ def test_what_is_agreed(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path) -> None:
+def test_a_run_takes_what_is_agreed_from_the_file(tmp_path):
     """As it is now, of a federation that is up on this machine; where the file is gone, nothing."""
     path = write(tmp_path, RIGHT)
     up = UpFederation(
@@ -151,7 +151,7 @@ def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path) -> None:
     assert submit._of_the_file(up, {}) == {}
 
 
-def test_a_silo_that_is_held_out_stays_so(tmp_path: Path) -> None:
+def test_a_silo_that_is_held_out_stays_so(tmp_path):
     """Every run of the federation holds it out; one may hold out more, and none may train it."""
     path = write(tmp_path, RIGHT.replace("data: demo", "data: demo, role: held-out"))
     up = UpFederation(
@@ -170,7 +170,7 @@ def test_a_silo_that_is_held_out_stays_so(tmp_path: Path) -> None:
             submit._of_the_file(up, {"hold-out": asked})
 
 
-def test_not_all_silos_are_held_out(tmp_path: Path) -> None:
+def test_not_all_silos_are_held_out(tmp_path):
     text = RIGHT.replace("data: demo", "data: demo, role: held-out").replace(
         "name: north", "name: north, role: held-out"
     )
@@ -325,7 +325,7 @@ def test_not_all_silos_are_held_out(tmp_path: Path) -> None:
         ("north.npz", "south.npz", "silos.2.data = 'data/south.npz': there is no file"),
     ],
 )
-def test_one_clear_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+def test_one_clear_line(tmp_path, old, new, line):
     path = write(tmp_path, RIGHT.replace(old, new, 1))
     assert path.read_text() != RIGHT
     with pytest.raises(ValueError) as caught:
@@ -337,14 +337,14 @@ def test_one_clear_line(tmp_path: Path, old: str, new: str, line: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "- a\n- b\n", "trial", "name: a\nsilos:\n", "name: a\nsilos: {b: c}\n"]
 )
-def test_not_a_federation_at_all(tmp_path: Path, text: str) -> None:
+def test_not_a_federation_at_all(tmp_path, text):
     with pytest.raises(
         ValueError, match=r"must be keys and values|the key silos is missing|silos = .*a list"
     ):
         read_federation(write(tmp_path, text))
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_no_file(tmp_path):
     with pytest.raises(ValueError, match=r"there is no .*federation\.yaml"):
         read_federation(tmp_path / "federation.yaml")
 
@@ -384,9 +384,7 @@ LAUGHS = "\n".join(
         ("name: demo\nsilos: []\n# " + "x" * (1 << 20), "at most 1048576"),
     ],
 )
-def test_a_file_that_means_harm_is_one_short_line(
-    tmp_path: Path, text: str, reason: str
-) -> None:
+def test_a_file_that_means_harm_is_one_short_line(tmp_path, text, reason):
     """Depth, aliases that come to billions of values, values that deny their own tag: no other exception, no page."""
     file = tmp_path / "federation.yaml"
     file.write_text(text)
@@ -399,9 +397,7 @@ def test_a_file_that_means_harm_is_one_short_line(
     )
 
 
-def test_a_study_lists_what_the_federations_runs_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_lists_what_the_federations_runs_have(tmp_path, monkeypatch):
     """Else a hospital would refuse every run of `silofl run`, which takes them from the file."""
     write(
         tmp_path,
