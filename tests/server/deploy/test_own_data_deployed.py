@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tiny import PLAIN, federate
 from trio import bring_up, rows
 
 from client.site.runtime.launch import FLOWER
+from client.site.study.protocol import parse_study
+from client.site.trust.code import digest_of_code
 from partitions.own.dataset import open_own
+from server.cli.main import main
 from server.deploy import local, submit
+from server.results.history import History
 
 pytestmark = [
     pytest.mark.deployed,
     pytest.mark.exhaustive,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
 ]
+ROOT = Path(__file__).parents[3]
 SOURCE = """
 import torch
 from torch.utils.data import TensorDataset
@@ -39,7 +46,15 @@ def north():
 
 def south():
     return ours(2)
+
+def west():
+    return ours(3)
 """
+WORDS = [
+    word
+    for what in ("purpose", "contact", "results", "retention")
+    for word in (f"--{what}", f"Of the {what}.")
+]
 RUN = {
     **PLAIN,
     "strategy": "fedavg",
@@ -50,8 +65,9 @@ RUN = {
 }
 
 
-def test_deployed_and_in_process_are_the_same(tmp_path, monkeypatch):
-    """What samples draw is that of a run in process, too."""
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The hospitals' module, which their processes import."""
     for key, value in {"XDG_STATE_HOME": "state", "FLWR_HOME": "flower"}.items():
         monkeypatch.setenv(key, str(tmp_path / value))
     for key, value in FLOWER.items():
@@ -61,12 +77,24 @@ def test_deployed_and_in_process_are_the_same(tmp_path, monkeypatch):
     module.write_text(SOURCE)
     monkeypatch.setenv("PYTHONPATH", str(module.parent))
     monkeypatch.syspath_prepend(module.parent)
+    monkeypatch.chdir(tmp_path)
     open_own.cache_clear()
+    yield module
+    open_own.cache_clear()
+    sys.modules.pop("ward_deployed", None)
+
+
+def write_federation(*names: str, policy: str = "public") -> None:
     silos = "".join(
-        f"\n  - {{name: {name}, data: {{dataset: 'ward_deployed:{name}'}}, policy: public}}"
-        for name in ("north", "south")
+        f"\n  - {{name: {name}, data: {{dataset: 'ward_deployed:{name}'}}, policy: {policy}}}"
+        for name in names
     )
-    (tmp_path / "federation.yaml").write_text(f"name: ward\nsilos:{silos}\n")
+    Path("federation.yaml").write_text(f"name: ward\nsilos:{silos}\n")
+
+
+def test_deployed_and_in_process_are_the_same(tmp_path: Path, module: Path) -> None:
+    """What samples draw is that of a run in process, too."""
+    write_federation("north", "south")
     bring_up(tmp_path)
     try:
         submit.run({**RUN, "out": str(tmp_path / "there")})
@@ -75,5 +103,31 @@ def test_deployed_and_in_process_are_the_same(tmp_path, monkeypatch):
     files = {name: tmp_path / f"ward_deployed.{name}.index.npz" for name in ("north", "south")}
     federate(files, policy="public", directory=tmp_path / "here", **RUN)
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
-    open_own.cache_clear()
-    sys.modules.pop("ward_deployed")
+
+
+def test_an_approved_run(tmp_path: Path, module: Path) -> None:
+    """`study new` writes the code's SHA-256, three hospitals approve, and the run trains with all of them."""
+    names = ("north", "south", "west")
+    Path("policy.toml").write_text('studies = "required"\nmin-silos = 3\n')
+    write_federation(*names, policy="policy.toml")
+    running = bring_up(tmp_path)
+    approved = {**RUN, "study": "trial", "min-silos": 3}
+    try:
+        settings = [f"{key}={value}" for key, value in RUN.items() if key != "strategy"]
+        new = ["study", "new", "study.toml", "--name", "trial", "--strategy", "fedavg"]
+        new += ["--app", str(ROOT)]
+        assert main([*new, *WORDS, "--set", *settings]) == 0
+        code = digest_of_code("ward_deployed:north")
+        study = parse_study(Path("study.toml").read_text(), "study.toml")
+        assert study.datasets == dict.fromkeys(names, code)
+        assert main(["study", "check", "study.toml"]) == 0
+        for name in names:
+            state = str(running.directory / "silos" / name)
+            given = ["--state-dir", state, "--yes", "--by", "B", "--signed-by", "nobody"]
+            assert main(["approve", "study.toml", *given]) == 0
+        submit.run({**approved, "out": str(tmp_path / "run")})
+        assert {
+            row.silo for row in History(tmp_path / "run" / "history.csv").rows if row.n
+        } == {*names}
+    finally:
+        local.down("ward")
