@@ -13,12 +13,11 @@ from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import unknown_name
 from partitions.importing.files import Faults
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import SEPARATORS, ImportOptions, Take
 from partitions.importing.proposal.draft import propose_pictures
 from partitions.importing.source import import_source, reading
 from partitions.importing.table.draft import draft_recipe, shared_recipe
-from partitions.importing.tables import SEPARATORS, read_lines
+from partitions.importing.tables import read_lines
 from partitions.labels import TASKS
 from partitions.recipes.cells import is_number
 from partitions.recipes.draft import explain, without_cells
@@ -272,9 +271,9 @@ def import_from(args: argparse.Namespace) -> Iterator[str]:
         describe = describe_mapping if args.schema else explain
         yield from (f"column {line}" for line in describe(made.recipe))
     yield from (f"note: {note}" for note in made.notes)
-    used, new = made.recipe or made.pictures, "NEW.csv" if made.recipe else "NEW"
-    if used and used != given:
-        write_atomically(beside, used.toml(f"How {out.name} was made."))
+    new = "NEW.csv" if made.recipe else "NEW"
+    if made.used != given:
+        write_atomically(beside, made.used.toml(f"How {out.name} was made."))
         yield f"{beside}: the recipe; silofl import {new} --recipe {beside} repeats it"
     if made.divided:
         yield "the split is written into the file: no run can change it"

@@ -30,7 +30,7 @@ Anything else is refused. An ``x_val`` without samples means that there is no va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -209,41 +209,18 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
     return replace(made, schema=contents.schema, recipe=contents.recipe)
 
 
-def write_silo_file(
-    path: str | Path,
-    data: SiloData,
-    *,
-    streams: Mapping[str, Iterable[Array]] | None = None,
-    gaps: Arrays | None = None,
-) -> None:
+def write_silo_file(path: str | Path, data: SiloData, gaps: Arrays | None = None) -> None:
     """Write one silo's data with its schema, atomically and uncompressed; the same data give the same bytes.
 
-    ``val`` is always written, also without samples, so that reading returns what was written. ``streams``: samples that
-    are not in memory, by the array's name (``x_train``), written one by one; ``data`` has only their shape and type.
-    Samples on disk are copied in batches.
-    ``gaps``: per split, which values of a table were missing, bool (n, columns).
+    ``val`` is always written, also without samples, so that reading returns what was written. Samples on disk are
+    copied in batches. ``gaps``: per split, which values of a table were missing, bool (n, columns).
     """
     arrays: dict[str, Array] = {f"gaps_{name}": own for name, own in (gaps or {}).items()}
-    samples = dict(streams or {})
+    samples: dict[str, Iterator[Array]] = {}
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
-        for own, x in inputs_of(split.x).items():
-            key = f"x_{own}_{name}" if own else f"x_{name}"
-            if not isinstance(x, np.ndarray):
-                samples[key] = one_by_one(x)
-                x = np.broadcast_to(np.zeros((), x.dtype), x.shape)
-            channels_first = x.ndim > 2 and x.dtype != np.uint8
-            arrays[key] = np.moveaxis(x, -1, 1) if channels_first else x
-            if channels_first and key in samples:
-                samples[key] = (np.moveaxis(sample, -1, 0) for sample in samples[key])
-        if isinstance(split.y, np.ndarray):
-            arrays |= written_labels(name, split.y, data.task)
-        else:
-            samples[f"y_{name}"] = one_by_one(split.y)
-            arrays[f"y_{name}"] = np.broadcast_to(np.zeros((), split.y.dtype), split.y.shape)
-        if split.patient is not None:
-            arrays[f"patient_{name}"] = split.patient
-        if split.subgroup is not None:
-            arrays[f"subgroup_{name}"] = split.subgroup
+        more, on_disk = written_part(f"_{name}", split, data.task)
+        arrays |= more
+        samples |= on_disk
     if data.vocabulary:
         arrays["vocabulary"] = np.array(data.vocabulary)
     if data.cohort:
@@ -257,12 +234,33 @@ def write_silo_file(
     write_npz(Path(path), arrays | written_schema(data.schema), samples)
 
 
-def written_labels(part: str, y: Array, task: str) -> Arrays:
-    """Return a file's arrays for the labels of one part; ``part``: "" for a file with one part."""
-    end = f"_{part}" if part else ""
-    if task == "survival":
-        return {f"time{end}": y[:, 0], f"event{end}": y[:, 1].astype(np.uint8)}
-    return {f"y{end}": y.astype(np.int8) if task == "multilabel" else y}
+def written_part(
+    end: str, split: Split, task: str
+) -> tuple[dict[str, Array], dict[str, Iterator[Array]]]:
+    """Return a file's arrays of one part, whose names end so, and the samples of those that are not in memory.
+
+    The latter are to be written one by one; their arrays have shape and type only. Labels may be None.
+    """
+    arrays: dict[str, Array] = {}
+    samples: dict[str, Iterator[Array]] = {}
+    for own, x in inputs_of(split.x).items():
+        key = f"x_{own}{end}" if own else f"x{end}"
+        channels_first = x.ndim > 2 and x.dtype != np.uint8
+        if not isinstance(x, np.ndarray):
+            each = one_by_one(x)
+            samples[key] = (np.moveaxis(one, -1, 0) for one in each) if channels_first else each
+            x = np.broadcast_to(np.zeros((), x.dtype), x.shape)
+        arrays[key] = np.moveaxis(x, -1, 1) if channels_first else x
+    y = split.y
+    if task == "survival" and y is not None:
+        arrays |= {f"time{end}": y[:, 0], f"event{end}": y[:, 1].astype(np.uint8)}
+    elif isinstance(y, np.ndarray):
+        arrays[f"y{end}"] = y.astype(np.int8) if task == "multilabel" else y
+    elif y is not None:
+        samples[f"y{end}"] = one_by_one(y)
+        arrays[f"y{end}"] = np.broadcast_to(np.zeros((), y.dtype), y.shape)
+    groups = {"patient": split.patient, "subgroup": split.subgroup}
+    return arrays | {f"{k}{end}": own for k, own in groups.items() if own is not None}, samples
 
 
 def read_contents(path: Path, task: str = "auto") -> Contents:

@@ -42,6 +42,7 @@ class Stored(Protocol):
 
 class _Samples:
     shape: tuple[int, ...]
+    at_once = AT_ONCE
 
     @property
     def ndim(self) -> int:
@@ -173,8 +174,10 @@ def concatenate(parts: Sequence[Any]) -> Any:
 
 
 def in_batches(x: Any) -> Iterator[Array]:
-    """Yield all samples (n, ...), in arrays of about :data:`AT_ONCE` bytes."""
-    count = max(1, AT_ONCE // max(math.prod(x.shape[1:]) * x.dtype.itemsize, 1))
+    """Yield all samples (n, ...), in arrays of about :data:`AT_ONCE` bytes, or as large as stored samples say."""
+    count = max(
+        1, getattr(x, "at_once", AT_ONCE) // max(math.prod(x.shape[1:]) * x.dtype.itemsize, 1)
+    )
     yield from (x[i : i + count] for i in range(0, len(x), count))
 
 

@@ -22,20 +22,21 @@ from partitions.array_names import (
 )
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import guard_formula, is_formula, unknown_name
+from partitions.importing.collect import read_inputs
 from partitions.importing.dicom import IDENTITY, read_key
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.discovery import find_others
 from partitions.importing.files import Faults
 from partitions.importing.images import PICTURES, SampleSource, kind_of
-from partitions.importing.notes import new_inputs
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import reading, with_recipe
-from partitions.importing.streams import NewPictures, new_pictures
+from partitions.importing.streams import new_pictures
 from partitions.importing.table.source import Found, lines_by, rows_by_recipe
 from partitions.inputs import count_columns, read_vocabulary
 from partitions.labels import Fault
 from partitions.own.index import arrays_at
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any, parse_any
+from partitions.recipes.reading import ReadOptions
 from partitions.recipes.recipe import Recipe
 from partitions.schema import Schema
 from partitions.silo_file import read_x
@@ -55,13 +56,13 @@ class NewSamples:
     ``key``: the name of the column of the keys (n,): the csv's column of patients, one of KEYS, or ``index``, from 0.
     """
 
-    x: Array
+    x: Any
     vocabulary: int
     schema: Schema
     keys: Sequence[str]
     key: str = INDEX
-    # The source of pictures or scans; ``x`` has only their shape and type
-    pictures: NewPictures | None = None
+    # Of pictures and scans, which ``x`` reads from their files
+    reading: ReadOptions | None = None
     notes: Sequence[str] = ()
 
 
@@ -131,7 +132,7 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> NewSamples:
 
 def asked_of(found: Found, used: Recipe) -> NewSamples:
     """Return the rows of a table, which a recipe has read, as samples. Raises DataError for gaps without a value."""
-    x, vocabulary, notes = new_inputs(found.rows, found.table, used)
+    x, vocabulary, notes = read_inputs(found.rows, found.table, used)
     keys = [row.key for row in found.rows] if used.patient else [str(i) for i in range(len(x))]
     schema = make_schema(used.features, (), dtype_of(x))
     return NewSamples(
@@ -168,8 +169,9 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSampl
         )
     if without := keys.count(""):
         notes = (*notes, f"{without} of {len(keys)} {recipe.kind} have no {column}")
-    schema = make_schema((), (), dtype_of(pictures.like))
-    return NewSamples(pictures.like, 0, schema, keys, column, pictures, (*found.notes, *notes))
+    schema = make_schema((), (), dtype_of(pictures))
+    notes = (*found.notes, *notes)
+    return NewSamples(pictures, 0, schema, keys, column, recipe.reading, notes)
 
 
 def keys_of(

@@ -10,7 +10,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,6 @@ from models.tasks.patches import Window
 from models.training import predict as logits_of
 from partitions.common.errors import DataError, UserError
 from partitions.importing.source import reading
-from partitions.importing.streams import blank
 from partitions.importing.volumes.writing import check_writable, write_masks
 from partitions.inputs import reorder_columns
 from partitions.labels import ONE_CLASS
@@ -88,7 +86,7 @@ def predict_file(
         if masks is None:
             deque(outlines(), maxlen=0)
         elif masks.suffix == ".npz":
-            empty = blank(asked.x.shape[:-1], np.uint8)
+            empty = np.broadcast_to(np.uint8(0), asked.x.shape[:-1])
             write_npz(masks, {"masks": empty}, {"masks": outlines()})
         else:
             names = write_outlines(masks, asked, outlines(), classes_of(card))
@@ -168,13 +166,8 @@ def batches_of(asked: NewSamples, data: str) -> Iterator[Array]:
     """Yield the samples in batches; pictures and scans are read on demand. Raises DataError."""
     x = asked.x
     at_once = most_at_once(x)
-    if asked.pictures is None:
-        yield from (x[i : i + at_once] for i in range(0, len(x), at_once))
-        return
     with reading(Path(data)):
-        source = iter(asked.pictures)
-        while batch := list(islice(source, at_once)):
-            yield np.stack(batch).astype(x.dtype, copy=False)
+        yield from (x[i : i + at_once] for i in range(0, len(x), at_once))
 
 
 def rows_of(card: Card, outputs: Tensor) -> tuple[tuple[str, ...], list[list[float | str]]]:
@@ -242,7 +235,7 @@ def check_schema(own: Schema, card: Card, data: str) -> list[int]:
 
 def check_folder(folder: Path, asked: NewSamples) -> None:
     """Raise UserError if outlines cannot be written to this folder, before anything is predicted."""
-    if asked.pictures is None or asked.pictures.recipe.reading.volume is None:
+    if asked.reading is None or asked.reading.volume is None:
         raise UserError(
             f"--masks {folder}: a folder is for volumes, which scans give; name a file that ends in .npz"
         )
@@ -251,7 +244,7 @@ def check_folder(folder: Path, asked: NewSamples) -> None:
             f"--masks {folder} is there already, and not an empty folder: name another one"
         )
     try:
-        check_writable(sample.files for sample in asked.pictures.samples)
+        check_writable(sample.files for sample in asked.x.samples)
     except DataError as error:
         raise UserError(str(error)) from None
 
@@ -263,13 +256,15 @@ def write_outlines(
 
     ``classes``: names of the classes 0, 1, .... Raises UserError, one line, also where a volume cannot be read.
     """
-    assert asked.pictures is not None
-    reading, samples, names = asked.pictures.recipe.reading, asked.pictures.samples, list[str]()
+    assert asked.reading is not None
+    samples, names = asked.x.samples, list[str]()
     try:
         for sample, mask in zip(samples, outlines, strict=True):
             to = folder / f"{len(names) + 1:04}"
             names.append(
-                write_masks(to, mask, sample.files, classes, sample.where, reading)[0].name
+                write_masks(to, mask, sample.files, classes, sample.where, asked.reading)[
+                    0
+                ].name
             )
     except DataError as error:
         done = f"; {len(names)} of {len(samples)} outlines are in {folder}" if names else ""

@@ -1,14 +1,18 @@
-"""The samples of a source: their labels are read, their inputs probed, and all are divided; then they are written."""
+"""The samples of a source: their labels are read, their inputs probed, and all are divided.
+
+Texts become tokens, alone or beside a table's numbers. Messages contain no text and no word of one, because it may name
+a patient.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from partitions.array_names import SPLITS, make_schema
 from partitions.common.errors import DataError
@@ -22,113 +26,122 @@ from partitions.importing.division import (
     rare_notes,
 )
 from partitions.importing.files import Faults
-from partitions.importing.images import Samples, SampleSource, kind_of, read_mask
-from partitions.importing.notes import read_inputs
+from partitions.importing.images import Samples, kind_of
 from partitions.importing.options import ImportOptions
+from partitions.importing.scans import ImageInfo
 from partitions.importing.streams import (
+    check_expected,
+    common_form,
     count_notes,
-    describe,
     draft_pictures,
+    open_pictures,
     probe_all,
-    read_pictures,
-    rows_of,
 )
 from partitions.importing.table.source import Found
 from partitions.importing.targets import find_import_task, read_answers
 from partitions.labels import ONE_CLASS
 from partitions.patients import check_names
-from partitions.recipes.pictures import PictureRecipe
-from partitions.recipes.pipeline import check_fills, fit, future_notes, gaps_of, transform
-from partitions.recipes.recipe import Recipe, with_fills
+from partitions.recipes.pictures import AnyRecipe, PictureRecipe
+from partitions.recipes.pipeline import fit, future_notes, gaps_of, transform
+from partitions.recipes.recipe import Recipe
 from partitions.schema import few, tidy
-from partitions.silo_file import write_silo_file
+from partitions.site_split import rows_of
 from partitions.splits import Array, Arrays, SiloData, Split
-from partitions.tokens import parse_vocabulary
+from partitions.stored import together
+from partitions.tokens import Hashed, encode, parse_vocabulary
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
+TABLE, TEXT = "columns", "text"  # names of the two inputs of a sample
 
 
 @dataclass(frozen=True)
 class Collected:
-    """The divided samples of a source; pictures and masks have shape and type only, until they are written."""
+    """The divided samples of a source; pictures and masks are read when they are written.
 
-    samples: list[SampleSource]
+    ``names``: of the labels; ``gaps``: per split of a table, which values are filled; empty where none is.
+    """
+
     data: SiloData
-    places: Array  # the split of each sample, text (n,)
-    label_names: Names
-    feature_names: Names
+    names: Names
     notes: Names
-    recipe: Recipe | None = None
-    pictures: PictureRecipe | None = None
-    gaps: Array | None = None  # of a table: which values are filled, bool (n, columns)
-
-    @property
-    def in_files(self) -> bool:
-        """Return whether the inputs are pictures or scans, each in its own file."""
-        return bool(self.samples[0].file)
-
-    def order(self) -> Arrays:
-        """Return the samples' indices in the source, per split."""
-        return {split: np.flatnonzero(self.places == split) for split in SPLITS}
-
-    def gaps_by_part(self) -> Arrays:
-        """Return which values are filled, per split; empty where none is."""
-        if self.gaps is None or not self.gaps.any():
-            return {}
-        return {split: self.gaps[chosen] for split, chosen in self.order().items()}
+    used: AnyRecipe
+    gaps: Arrays
 
 
 def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     """Read the samples' labels, probe their inputs, and divide them."""
-    take, samples, notes = options.take, found.rows, found.notes
-    recipe, pictures = found.recipe, options.pictures
-    check_options(source, samples, options)
-    task = find_import_task(samples, options.task, options.labels, options.survival is not None)
+    samples, infos, notes = found.rows, list[ImageInfo](), [*found.notes]
+    check_options(source, found, options)
+    classes, given = tuple(options.labels), found.recipe or options.pictures
+    task = find_import_task(samples, options.task, classes, options.survival is not None)
     if samples[0].file:
         samples, infos = probe_all(samples, options.reading, options.faults)
         check_lost(found.rows, samples, task)
-        notes = (*notes, *count_notes(infos))
-    known = recipe.outputs if recipe else pictures.outputs if pictures else 0
-    answers = read_answers(samples, found.columns, options.labels, task, options.reading, known)
-    y, names, outputs = answers.y, answers.names, answers.outputs
+        notes += count_notes(infos)
+    known = given.outputs if given else 0
+    answers = read_answers(samples, found.columns, classes, task, options.reading, known)
     patients = number_patients(samples)
-    if names and task in ONE_CLASS and not options.labels:
-        check_class_names(names, y, patients)
+    if answers.names and task in ONE_CLASS and not classes:
+        check_class_names(answers.names, answers.y, patients)
     places = assign_splits(samples, patients, answers.present, options.seed)
-    notes += tuple(patient_notes(samples, take.patient))
-    notes += tuple(label_notes(task, answers, patients, places))
+    notes += patient_notes(samples, options.take.patient)
+    notes += label_notes(task, answers, patients, places)
     named = any(sample.patient for sample in samples)
     check_places(source, places, f", of {len(np.unique(patients))} patients" * named)
-    vocabulary, gaps = 0, None
-    roles: dict[str, Any] = {"task": task, "outputs": outputs}
-    if recipe is None or found.table is None:
-        x = describe(samples, infos, pictures)
-        classes = tuple(names if task in (*ONE_CLASS, "segmentation") else options.labels)
-        roles |= {"classes": classes, **roles_of(found), "seed": options.seed}
-        pictures = pictures or draft_pictures(infos, x.shape[1:], str(x.dtype), options.reading)
-        pictures = pictures.model_copy(update=roles)
+    order = {split: np.flatnonzero(places == split) for split in SPLITS}
+    # Of a shared schema; this file's own names are in its recipe
+    names = (found.recipe and classes) or answers.names
+    shown = names if task in (*ONE_CLASS, "segmentation") else classes
+    roles = {"task": task, "outputs": answers.outputs, "classes": shown}
+    x: Any
+    used: AnyRecipe
+    vocabulary, gaps = 0, dict[str, Array]()
+    if found.recipe is None:
+        used = pictures = recipe_of_files(found, samples, infos, options, roles)
+        x = open_pictures(samples, pictures, Faults())
     else:
-        notes += tuple(future_notes(found.table, recipe))
-        notes += tuple(rare_notes(found.table, recipe, patients))
-        # Of a shared schema; this file's own names are in its recipe
-        names = recipe.classes or names
-        roles["classes"] = names if task in ONE_CLASS else recipe.classes
-        recipe = recipe.model_copy(update=roles)
-        recipe, gaps = fit_recipe(found.table, recipe, places == "train")
-        x, vocabulary, others = read_inputs(samples, transform(found.table, recipe), take)
-        notes += tuple(others)
-        clear(found.table)
-    if task == "segmentation" and y.shape != x.shape[:-1]:
-        raise DataError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:-1]}")
+        table = found.table
+        used = fit(table, found.recipe.model_copy(update=roles), places == "train")
+        x, vocabulary, more = read_inputs(samples, table, used)
+        notes += future_notes(table, used) + rare_notes(table, used, patients) + more
+        filled = gaps_of(table, used)
+        gaps |= {split: filled[rows] for split, rows in order.items()} if filled.any() else {}
+        for column in list(table):  # its cells would stay in memory beside the inputs
+            del table[column]
+    if task == "segmentation" and answers.y.shape != x.shape[:-1]:
+        raise DataError(f"masks are {answers.y.shape[1:]}, their pictures {x.shape[1:-1]}")
     groups = subgroups_of(samples) if options.subgroup else None
-    features = recipe.features if recipe else ()
-    used = recipe or pictures
-    schema = make_schema(features, tuple(map(tidy, names)))
-    text = used.as_json if used else ""
-    parts = parts_of(x, y, patients if named else None, groups, places)
-    data = SiloData(*parts, outputs, task, vocabulary, schema, text, options.cohort)
-    return Collected(samples, data, places, names, schema.names, notes, recipe, pictures, gaps)
+    whole = Split(x, answers.y, patients if named else None, groups)
+    train, val, test = (rows_of(whole, rows) for rows in order.values())
+    schema = make_schema(used.features, tuple(map(tidy, names)))
+    about = answers.outputs, task, vocabulary, schema, used.as_json, options.cohort
+    notes += copies(samples, order)
+    return Collected(SiloData(train, val, test, *about), names, tuple(notes), used, gaps)
+
+
+def check_places(source: Path, places: Array, people: str) -> None:
+    """Raise DataError where no sample is for training, or none for testing."""
+    for split, what in (("train", "training"), ("test", "test")):
+        if split not in places:
+            raise DataError(
+                f"{source} gives no {what} samples; it has {len(places)} samples in all{people}"
+            )
+
+
+def recipe_of_files(
+    found: Found,
+    samples: Samples,
+    infos: Sequence[ImageInfo],
+    options: ImportOptions,
+    roles: dict[str, Any],
+) -> PictureRecipe:
+    """Return the recipe by which pictures are read: the given one, which they must fit, or a new one."""
+    recipe = options.pictures
+    if recipe:
+        check_expected(samples, infos, recipe)
+    else:
+        recipe = draft_pictures(infos, *common_form(samples, infos), options.reading)
+    own = {"label": found.columns, "labels_by": found.by, "patient": found.patient}
+    return recipe.model_copy(update={**roles, **own, "seed": options.seed})
 
 
 def subgroups_of(samples: Samples) -> Array:
@@ -137,51 +150,19 @@ def subgroups_of(samples: Samples) -> Array:
     return np.array([sample.subgroup for sample in samples])
 
 
-def roles_of(found: Found) -> dict[str, Any]:
-    """Return the columns of pictures' labels and patients, as their recipe has them."""
-    return {"label": found.columns, "labels_by": found.by, "patient": found.patient}
+def copies(samples: Samples, order: Arrays) -> Names:
+    """Return a note on texts of the test part that are also in another. ``order``: the rows of each part."""
+    texts = {part: [samples[i].text for i in rows] for part, rows in order.items()}
+    elsewhere = {*texts["train"], *texts["val"]} - {""}
+    again = sum(text in elsewhere for text in texts["test"])
+    count = f"{again} of {len(texts['test'])} test samples"
+    note = f"{count} have a text that is trained on, too: tests are too easy by that"
+    return (note,) * bool(again)
 
 
-def clear(table: DataFrame) -> None:
-    """Remove a table's columns: their cells would stay in memory beside the inputs."""
-    for column in list(table):
-        del table[column]
-
-
-def fit_recipe(table: DataFrame, recipe: Recipe, train: Array) -> tuple[Recipe, Array]:
-    """Return the recipe with what the training part fills gaps with, and which values of the table are filled."""
-    check_fills(table, recipe, train)
-    recipe = with_fills(recipe, fit(table, recipe, train))
-    return recipe, gaps_of(table, recipe)
-
-
-def parts_of(
-    x: Array, y: Array, patients: Array | None, groups: Array | None, places: Array
-) -> tuple[Split, Split, Split]:
-    """Return the samples of the training, the validation and the test part."""
-    train, val, test = (
-        Split(rows_of(x, chosen), rows_of(y, chosen), of(patients, chosen), of(groups, chosen))
-        for chosen in (np.flatnonzero(places == split) for split in SPLITS)
-    )
-    return train, val, test
-
-
-def check_places(source: Path, places: Array, people: str) -> None:
-    """Raise DataError where no sample is for training, or none for testing."""
-    if empty := next((split for split in ("train", "test") if split not in places), None):
-        what = {"train": "training"}.get(empty, empty)
-        raise DataError(
-            f"{source} gives no {what} samples; it has {len(places)} samples in all{people}"
-        )
-
-
-def of(values: Array | None, rows: Array) -> Array | None:
-    """Return these rows of an optional array of the samples."""
-    return None if values is None else values[rows]
-
-
-def check_options(source: Path, samples: list[SampleSource], options: ImportOptions) -> None:
+def check_options(source: Path, found: Found, options: ImportOptions) -> None:
     """Raise DataError for options that do not apply to these samples."""
+    samples = found.rows
     of_scans = options.window or options.slices > 1 or options.series
     if of_scans and all(
         sample.file is None or kind_of(sample.file) in ("picture", "signal")
@@ -202,47 +183,60 @@ def check_options(source: Path, samples: list[SampleSource], options: ImportOpti
         raise DataError(
             f"{source}: --subgroup names a column of a csv that lists samples; none has a value there"
         )
-    if options.take.text:
-        parse_vocabulary(options.take.vocabulary)  # checked before labels are read
+    if found.recipe and found.recipe.text.column:
+        parse_vocabulary(found.recipe.text.vocabulary)  # checked before labels are read
     if (options.take.text or options.take.columns) and samples[0].file:
         raise DataError(f"{source} has pictures; --text and --columns are of a table")
 
 
-def write_collected(out: Path, made: Collected, options: ImportOptions) -> None:
-    """Write the samples, pictures and masks one by one."""
-    samples = made.samples
-    streams = dict[str, Iterator[Array]]()
-    like = made.data.train.x
-    reading = made.pictures.reading if made.pictures else options.reading
-    faults = Faults()
-    with tqdm(
-        total=len(samples), desc="pictures", unit="", disable=not made.in_files
-    ) as progress:
-        for split, chosen in made.order().items() if made.in_files else ():
-            streams[f"x_{split}"] = read_pictures(
-                [samples[i] for i in chosen], reading, like, progress, faults
-            )
-            if split == SPLITS[-1]:  # the last one, and never empty
-                streams[f"x_{split}"] = then_check(streams[f"x_{split}"], faults, len(samples))
-            if made.data.task == "segmentation":
-                streams[f"y_{split}"] = (read_mask(samples[i], reading) for i in chosen)
-        write_silo_file(out, made.data, streams=streams, gaps=made.gaps_by_part())
-
-
-def then_check(stream: Iterator[Array], faults: Faults, total: int) -> Iterator[Array]:
-    """Yield from a stream. Raises DataError behind its end, before the file gets its name, where files were damaged."""
-    yield from stream
-    faults.check(total)
-
-
 def check_lost(before: Samples, after: Samples, task: str) -> None:
     """Raise DataError where no file of a class can be read."""
-    lost = (
-        {own.labels for own in before} - {own.labels for own in after}
-        if task in ONE_CLASS
-        else ()
-    )
-    if lost:
+    lost = {own.labels for own in before} - {own.labels for own in after}
+    if lost and task in ONE_CLASS:
         raise DataError(
             f"no file of class {few(sorted(labels[0] for labels in lost))} can be read: mend them"
         )
+
+
+def read_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, int, Names]:
+    """Return the inputs of a table's rows by a recipe, the size of the vocabulary (0 without texts), and notes.
+
+    ``table``: from ``recipes.pipeline.convert``. Raises DataError for gaps without a value, and for a row without a
+    word where the text is the only input.
+    """
+    if open_ := [
+        own.name for own in recipe.used if own.fill != "refuse" and own.fill_value is None
+    ]:
+        raise DataError(
+            f"the recipe has no fill-value for {few(open_)}: import the rows for training with it first, and take the "
+            "recipe that is written then (rows of fewer than three patients are not divided)"
+        )
+    values, text = transform(table, recipe), recipe.text
+    if not text.column:
+        return values, 0, ()
+    vocabulary, note = parse_vocabulary(text.vocabulary)
+    made = encode([row.text for row in rows], vocabulary, text.length)
+    notes = [note]
+    if made.cut:
+        notes.append(
+            f"{made.cut} of {len(rows)} texts are cut at {text.length} tokens (--length)"
+        )
+    if made.unknown:
+        notes.append(f"{made.unknown} of {made.words} words are not in the vocabulary")
+    number = vocabulary.number if isinstance(vocabulary, Hashed) else {}
+    if sharing := sum(count for count in Counter(number.values()).values() if count > 1):
+        notes.append(
+            f"{sharing} of {len(number)} different words share a number with another one"
+        )
+    missing = (made.x == 0).all(axis=1) | np.array([not row.text for row in rows])
+    made.x[missing] = 0
+    alone = not values.shape[1]
+    if missing.any() and alone:
+        where = rows[int(missing.argmax())].where
+        raise DataError(f"{where}: {text.column} has no word; fill or drop such rows")
+    if missing.any():
+        notes.append(
+            f"{missing.sum()} of {len(rows)} samples have no text: it counts as missing"
+        )
+    x = made.x if alone else together({TABLE: values, TEXT: made.x})
+    return x, vocabulary.size, tuple(notes)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import compress
 from pathlib import Path
 
 from tqdm import tqdm
@@ -34,10 +33,10 @@ from partitions.importing.files import (
     place_of,
 )
 from partitions.importing.images import DICOM, SampleSource
-from partitions.importing.notes import ALL_COLUMNS, Take
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.scans import Paths, hash_text, parts_of, pseudonym, redacted_errors
 from partitions.importing.table.source import Found
-from partitions.importing.tables import SPLIT_NAMES, Label
+from partitions.importing.tables import SPLIT_NAMES
 from partitions.importing.targets import Answer, join_labels
 from partitions.importing.volumes.outlines import referenced_series
 from partitions.recipes.reading import ReadOptions
@@ -50,9 +49,27 @@ class Study:
     A slice is (mm along the normal, number in its series, file, frames); slices are sorted by this tuple.
     """
 
-    identity: dict[str, str]
+    identity: Mapping[str, str]
     folder: tuple[str, str]  # split and class, where folders stand for these
     series: dict[str, list[tuple[float, int, int, int]]] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> str:
+        """The series with the most files; in a tie the first."""
+        return max(self.series, key=lambda series: len(self.series[series]))
+
+    @property
+    def slices(self) -> list[tuple[int, int | None]]:
+        """File and frame of all slices of the longest series.
+
+        If the series is one file, its frames are the slices. Otherwise each file is a slice, with its middle frame
+        (None).
+        """
+        slices = sorted(self.series[self.longest])
+        _, _, file, frames = slices[0]
+        if len(slices) == 1 and frames > 1:
+            return [(file, frame) for frame in range(frames)]
+        return [(file, None) for _, _, file, _ in slices]
 
 
 def holds_dicom(folder: Path) -> bool:
@@ -63,90 +80,77 @@ def holds_dicom(folder: Path) -> bool:
 def find_studies(
     source: Path,
     table: Path | None,
-    label: Label,
     classes: Sequence[str],
-    reading: ReadOptions,
-    take: Take = ALL_COLUMNS,
-    faults: Faults | None = None,
+    options: ImportOptions,
     *,
-    labelled: bool = True,
+    labelled: bool,
 ) -> Found:
     """Return the samples of a folder of DICOM files.
 
-    ``table``: the csv with their labels; without one, and with ``labelled``, ``classes`` are names of folders.
-    ``take``: how the csv is written, and its column of patients. Raises DataError, one line, without identifiers or
-    names of files and folders, where studies or labels cannot be determined.
+    ``table``: the csv with their labels; without one, and with ``labelled``, ``classes`` are names of folders. Raises
+    DataError, one line, without identifiers or names of files and folders, where studies or labels cannot be
+    determined.
     """
-    if table is None and labelled:
-        check_without_csv(source, classes, take)
-    files = list(files_below(source))
-    check_links(source, ((place_of(source, n, len(files)), own) for n, own in enumerate(files)))
-    faults = faults or Faults()
+    reading, faults = options.reading, options.faults
     named = classes if labelled and not table else ()
-    studies, rest, strange = _group(source, files, named, reading, faults)
-    outlines = find_outlines(source, files, list(rest), reading, faults)
+    if labelled and not table:
+        check_without_csv(source, classes, options.take)
+    files = list(files_below(source))
+    places = [place_of(source, number, len(files)) for number in range(len(files))]
+    check_links(source, zip(places, files, strict=True))
+    studies, others = _group(source, files, named, reading, faults)
+    outlines = find_outlines(files, places, others, options) if reading.outlines else {}
     faults.check(len(files))
-    used = {number for own in outlines.values() for number in own}
-    others = {n: kind for n, kind in rest.items() if n not in used and files[n] != table}
-    check_studies(source, studies, classes, strange)
-    studies, left_out = with_series(source, studies, reading, outlines)
-    notes = [*other_notes(source, files, others), *left_out]
-    by, patients, columns = "folder", "", Names()
-    labels: list[Answer] = [
+    kinds = Counter(kind for number, kind in others.items() if files[number] != table)
+    passed = f"{kinds.total()} of {len(files)} files hold no DICOM picture: passed over"
+    notes = [f"{passed} ({list_kinds(kinds)})"] * bool(kinds) + [*link_notes(source)]
+    studies = with_series(source, studies, reading, outlines, notes)
+    by, patient, columns = "folder", "", Names()
+    answers: list[Answer | None] = [
         ((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies
     ]
     if table:
-        joined = join_labels(table, [study.identity for study in studies], label, take)
-        by, patients, columns = joined.by, joined.patient, joined.columns
-        labels = [found for found in joined.answers if found is not None]
-        studies = [*compress(studies, joined.answers)]
+        label = options.survival or options.label
+        joined = join_labels(table, [own.identity for own in studies], label, options.take)
+        by, patient, columns = joined.by, joined.patient, joined.columns
+        answers = joined.answers
         notes += joined.notes
+    used = [pair for pair in zip(studies, answers, strict=True) if pair[1]]
     rows = [
-        whole_series(made, study, files, outlines) if reading.volume else made
-        for study, answer in zip(studies, labels, strict=True)
-        for made in _samples(source, files, study, answer, reading)
+        sample
+        for study, answer in used
+        if answer
+        for sample in _samples(study, answer, files, places, outlines, reading)
     ]
-    if reading.slices == 1 and not reading.volume:
-        notes += slice_notes(studies)
+    if several := sum(len(study.slices) > 1 for study, _ in used):
+        one = f"{several} of {len(used)} studies have several slices: the middle one is taken (--slices)"
+        notes += [one] * (reading.slices == 1 and not reading.volume)
     by = "outlines" if outlines and reading.volume else by
-    return Found(rows, columns, tuple(notes), by=by, patient=patients)
-
-
-def slice_notes(studies: Sequence[Study]) -> list[str]:
-    """Return a note on studies of which one slice of several is taken."""
-    several = sum(len(_all_slices(study)) > 1 for study in studies)
-    note = f"{several} of {len(studies)} studies have several slices: the middle one is taken (--slices)"
-    return [note] * bool(several)
+    return Found(rows, columns, tuple(notes), by=by, patient=patient)
 
 
 def _samples(
-    source: Path, files: Paths, study: Study, answer: Answer, reading: ReadOptions
+    study: Study,
+    answer: Answer,
+    files: Paths,
+    places: Sequence[str],
+    outlines: Mapping[str, Sequence[int]],
+    reading: ReadOptions,
 ) -> Iterator[SampleSource]:
-    """Yield a sample of each slice of a study that is used."""
+    """Yield a sample of each slice of a study that is used, or of its whole series with its outlines."""
     labels, split, patient = answer
-    name = pseudonym(patient) or study.identity["patient"]
-    for number, frame in _slices(study, reading.slices):
-        where, own = place_of(source, number, len(files)), hash_text(patient)
-        yield SampleSource(where, labels, split, name, files[number], spelling=own, part=frame)
-
-
-def other_notes(source: Path, files: Paths, others: Mapping[int, str]) -> list[str]:
-    """Return the notes on files without a DICOM picture, by what they are, and on links."""
-    kinds = Counter(others.values())
-    note = f"{len(others)} of {len(files)} files hold no DICOM picture: passed over ({list_kinds(kinds)})"
-    return [*[note] * bool(others), *link_notes(source)]
-
-
-def check_studies(
-    source: Path, studies: Sequence[Study], classes: Sequence[str], strange: int
-) -> None:
-    """Raise DataError where there are no studies, or some in folders that are not classes."""
-    if strange:
-        raise DataError(
-            f"{source} has DICOM files outside its folders {', '.join(classes)}: {strange} other folders"
+    name, spelling = pseudonym(patient) or study.identity["patient"], hash_text(patient)
+    whole = tuple(files[number] for _, _, number, _ in study.series[study.longest])
+    masks = tuple(files[number] for number in outlines.get(study.longest, ()))
+    slices = study.slices
+    for number, frame in (slices[i] for i in parts_of(len(slices), reading.slices)):
+        made = SampleSource(
+            places[number], labels, split, name, files[number], spelling=spelling
         )
-    if not studies:
-        raise DataError(f"{source}: none of its files holds a DICOM picture")
+        if reading.volume:
+            yield replace(made, files=whole, masks=masks)
+        else:
+            yield replace(made, part=frame)
 
 
 def with_series(
@@ -154,38 +158,37 @@ def with_series(
     studies: list[Study],
     reading: ReadOptions,
     outlines: Mapping[str, Sequence[int]],
-) -> tuple[list[Study], list[str]]:
-    """Return the studies with a requested series, and a note on the others. Raises DataError where none has one.
+    notes: list[str],
+) -> list[Study]:
+    """Return the studies with a requested series; notes get the others. Raises DataError where none has one.
 
     ``outlines``: the series with outlines, to which the request is limited where outlines are read.
     """
-    requested = f"like {reading.series!r}"
+    if not studies:
+        raise DataError(f"{source}: none of its files holds a DICOM picture")
+    wanted = [f"like {reading.series!r}"] if reading.series or not reading.outlines else []
     if reading.outlines:
-        requested += " with a SEG or RTSTRUCT object" if reading.series else ""
-        requested = requested if reading.series else "with a SEG or RTSTRUCT object"
+        wanted.append("with a SEG or RTSTRUCT object")
         for study in studies:
             study.series = {key: own for key, own in study.series.items() if key in outlines}
-    kept = [study for study in studies if study.series]
+    requested, kept = " ".join(wanted), [study for study in studies if study.series]
     if not kept:
         raise DataError(f"{source}: no study has a series {requested}")
-    if len(kept) == len(studies):
-        return kept, []
-    return kept, [
-        f"{len(studies) - len(kept)} of {len(studies)} studies have no series {requested}: left out"
-    ]
+    if lost := len(studies) - len(kept):
+        notes.append(f"{lost} of {len(studies)} studies have no series {requested}: left out")
+    return kept
 
 
 def find_outlines(
-    source: Path, files: Paths, numbers: Sequence[int], reading: ReadOptions, faults: Faults
+    files: Paths, places: Sequence[str], others: dict[int, str], options: ImportOptions
 ) -> dict[str, list[int]]:
-    """Return which of these files outline a series, by its pseudonym; none where outlines are not requested."""
+    """Return which of the ``others`` outline a series, by its pseudonym; they are others no more."""
     found: dict[str, list[int]] = {}
-    for number in numbers if reading.outlines else ():
-        if is_dicom(files[number]):
-            where = place_of(source, number, len(files))
-            with faults.collect(), redacted_errors(where, "DICOM"):
-                for series in referenced_series(files[number]):
-                    found.setdefault(series, []).append(number)
+    for number in [number for number in others if is_dicom(files[number])]:
+        with options.faults.collect(), redacted_errors(places[number], "DICOM"):
+            for series in referenced_series(files[number]):
+                found.setdefault(series, []).append(number)
+                others.pop(number, None)
     return found
 
 
@@ -200,7 +203,7 @@ def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, 
     files = list(files_below(folder))
     check_links(folder, ((where, path) for path in files))
     faults = Faults(None)
-    studies, _, _ = _group(folder, files, (), reading, faults, quiet=True)
+    studies, _ = _group(folder, files, (), reading, faults, quiet=True)
     faults.check(len(files))
     series = [own for study in studies for own in study.series.values()]
     if len(series) != 1:
@@ -231,10 +234,10 @@ def _group(
     faults: Faults,
     *,
     quiet: bool = False,
-) -> tuple[list[Study], dict[int, str], int]:
-    """Return the studies, what the files without a picture are, and the number of folders that are not in ``classes``.
+) -> tuple[list[Study], dict[int, str]]:
+    """Return the studies, in the order of their first files, and what the files without a picture are.
 
-    Studies are in the order of their first files; only folders with pictures are counted, where ``classes`` are given.
+    ``classes``: names of folders, beside which there is no other folder with pictures.
     """
     studies: dict[str, Study] = {}
     strange: set[str] = set()
@@ -262,7 +265,11 @@ def _group(
             study.series.setdefault(header.identity["series"], []).append(
                 (place, header.number, number, header.frames)
             )
-    return list(studies.values()), others, len(strange)
+    if strange:
+        raise DataError(
+            f"{source} has DICOM files outside its folders {', '.join(classes)}: {len(strange)} other folders"
+        )
+    return list(studies.values()), others
 
 
 def header_of(source: Path, path: Path, where: str) -> Header | str:
@@ -284,40 +291,3 @@ def _folder(folders: Names) -> tuple[str, str]:
 def _matches(header: Header, pattern: str) -> bool:
     wanted = pattern.lower() if set(pattern) & set("*?") else f"*{pattern.lower()}*"
     return fnmatchcase(header.description.lower(), wanted)
-
-
-def _slices(study: Study, count: int) -> list[tuple[int, int | None]]:
-    """Return (file, frame) of the slices to use."""
-    slices = _all_slices(study)
-    return [slices[i] for i in parts_of(len(slices), count)]
-
-
-def whole_series(
-    made: SampleSource, study: Study, files: Paths, outlines: Mapping[str, Sequence[int]]
-) -> SampleSource:
-    """Return the sample of a study's whole series, with its outlines."""
-    series = longest(study)
-    own = tuple(files[number] for _, _, number, _ in study.series[series])
-    return replace(
-        made,
-        part=None,
-        files=own,
-        masks=tuple(files[number] for number in outlines.get(series, ())),
-    )
-
-
-def longest(study: Study) -> str:
-    """Return the series with the most files; in a tie the first."""
-    return max(study.series, key=lambda series: len(study.series[series]))
-
-
-def _all_slices(study: Study) -> list[tuple[int, int | None]]:
-    """Return (file, frame) of all slices of the series with the most files; in a tie of the first.
-
-    If the series is one file, its frames are the slices. Otherwise each file is a slice, with its middle frame (None).
-    """
-    series = sorted(study.series[longest(study)])
-    if len(series) == 1:
-        _, _, file, frames = series[0]
-        return [(file, frame) for frame in range(frames)] if frames > 1 else [(file, None)]
-    return [(file, None) for _, _, file, _ in series]

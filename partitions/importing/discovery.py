@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ from partitions.importing.images import (
 from partitions.importing.options import ImportOptions
 from partitions.importing.scans import hash_text, pseudonym
 from partitions.importing.table.source import Found, read_csv
-from partitions.importing.tables import SPLIT_NAMES, Label, read_lines
+from partitions.importing.tables import SPLIT_NAMES, read_lines
 from partitions.importing.volumes import volume
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
@@ -46,15 +46,11 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     """Return all samples of a source."""
     if options.pictures:
         return find_others(source, options.pictures, options)
-    label: Label = options.survival or options.label
     table = Path(options.labels_from) if options.labels_from else None
-    classes = options.labels
-    reading = options.reading
-    take = options.take
-    whose = take, options.faults
+    take, outlines, classes = options.take, options.reading.outlines, options.labels
     if source.is_file():
-        if kind_of(source) != "picture":
-            what = "signal" if kind_of(source) == "signal" else "scan"
+        if (kind := kind_of(source)) != "picture":
+            what = "signal" if kind == "signal" else "scan"
             raise DataError(
                 f"{source} is one {what}; name the folder that it lies in, or a csv with a column file"
             )
@@ -64,28 +60,32 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     own = None if table else only_csv(source)
     if own and not is_joined(own, source):
         return slice_volumes(within(read_csv(own, options), source, own), options)
-    table = table or own
-    if reading.outlines and (table or label or take.patient or not holds_dicom(source)):
+    table, scans = table or own, holds_dicom(source)
+    label = options.survival or options.label
+    if outlines and (table or label or take.patient or not scans):
         raise DataError(
             f"{source}: --outlines are the labels of a folder of DICOM files; leave out a csv and its columns"
         )
-    if table or holds_dicom(source):
-        return find_studies(
-            source, table, label, classes, reading, *whose, labelled=not reading.outlines
-        )
+    if table or scans:
+        return find_studies(source, table, classes, options, labelled=not outlines)
     rows = list(folder_rows(source, take.patient))
     if not rows:
         raise DataError(f"{source} has no csv file and no folders of pictures, one per class")
-    if any(is_unnamed(row) for row in rows):
+    if any(map(is_unnamed, rows)):
         if not classes:
-            what = "NIfTI files" if any(is_nifti(row) for row in rows) else "signals"
+            what = "NIfTI files" if any(map(is_nifti, rows)) else "signals"
             raise DataError(
                 f"{source} holds {what} and no csv: name them and their labels in a csv with columns file, label "
                 "or, where its folders are the classes, these folders with --labels A,B"
             )
-        if strange := {row.labels[0] for row in rows} - set(classes):
-            raise DataError(f"{source} has {len(strange)} folders besides {', '.join(classes)}")
+        check_folders(source, {row.labels[0] for row in rows}, classes)
     return slice_volumes(found_in_folders(rows, source, options), options)
+
+
+def check_folders(source: Path, found: Iterable[str], classes: Sequence[str]) -> None:
+    """Raise DataError for folders that are none of the classes."""
+    if strange := {*found} - {*classes}:
+        raise DataError(f"{source} has {len(strange)} folders besides {', '.join(classes)}")
 
 
 def find_others(
@@ -95,33 +95,36 @@ def find_others(
 
     ``labelled``: False reads no labels even where there are some, and no csv in a folder.
     """
-    unread = csv_files(source) if source.is_dir() and not labelled else []
-    if labelled and recipe.reading.outlines:
-        labelled = source.is_dir() and has_outlines(source)
-    recipe = recipe if labelled else without_labels(recipe)
-    reading, take = recipe.reading, options.take
-    whose = take, options.faults
     if source.is_file():
-        return slice_volumes(in_file(source, options), options)
+        if source.suffix.lower() == ".csv":
+            return slice_volumes(read_csv(source, options), options)
+        where = "the file" if kind_of(source) != "picture" else str(source)
+        rows = [SampleSource(where, (), "", "", file=source)]
+        return slice_volumes(Found(rows, labelled=False), options)
+    unread = [] if labelled else csv_files(source)
+    if recipe.reading.outlines:
+        labelled = labelled and has_outlines(source)
     table = Path(options.labels_from) if options.labels_from else None
     own = None if table or unread else only_csv(source)
     if own and not is_joined(own, source):
         return slice_volumes(within(read_csv(own, options), source, own), options)
     table = (table or own) if labelled else None
-    of_classes = (
-        not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
-    )
+    folders = {folder.name for _, folder in class_folders(source)}
+    by_folder = labelled and not table and recipe.labels_by == "folder"
+    of_classes = by_folder and bool(folders) and folders <= {*recipe.classes}
     if holds_dicom(source):
-        labelled = bool(table) or of_classes
+        outlined = labelled and bool(recipe.reading.outlines)
+        made = recipe.pictures.model_copy(
+            update={"outlines": recipe.reading.outlines * outlined}
+        )
+        plain = replace(options, pictures=recipe.model_copy(update={"pictures": made}))
         classes = recipe.classes if of_classes else ()
-        found = find_studies(
-            source, table, recipe.label or None, classes, reading, *whose, labelled=labelled
-        )
-        return replace(found, labelled=labelled or bool(reading.outlines))
+        labelled = bool(table) or of_classes
+        found = find_studies(source, table, classes, plain, labelled=labelled)
+        return replace(found, labelled=labelled or outlined)
     if of_classes:
-        return slice_volumes(
-            found_in_folders(list(folder_rows(source, take.patient)), source, options), options
-        )
+        rows = list(folder_rows(source, options.take.patient))
+        return slice_volumes(found_in_folders(rows, source, options), options)
     rows = linked_inside(list(loose_rows(source)), source)
     if not rows:
         instead = (
@@ -130,28 +133,9 @@ def find_others(
             else " and no csv that lists some"
         )
         raise DataError(f"{source} has no pictures{instead}")
-    notes = passed_over(
-        source,
-        [*csv_files(source), *(path for row in rows for path in paths_of(row))],
-        named=False,
-    )
+    taken = [*csv_files(source), *(path for row in rows for path in paths_of(row))]
+    notes = passed_over(source, taken, named=False)
     return slice_volumes(Found(rows, labelled=False, notes=notes), options)
-
-
-def without_labels(recipe: PictureRecipe) -> PictureRecipe:
-    """Return the recipe for pictures without labels."""
-    made = recipe.pictures.model_copy(update={"outlines": ()})
-    return recipe.model_copy(
-        update={"label": (), "labels_by": "file", "task": "auto", "pictures": made}
-    )
-
-
-def in_file(source: Path, options: ImportOptions) -> Found:
-    """Return the samples in a csv, or the one picture or scan in a file, without a label."""
-    if source.suffix.lower() == ".csv":
-        return read_csv(source, options)
-    where = "the file" if kind_of(source) != "picture" else str(source)
-    return Found([SampleSource(where, (), "", "", file=source)], labelled=False)
 
 
 def csv_files(folder: Path) -> list[Path]:
@@ -207,25 +191,16 @@ def within(found: Found, source: Path, table: Path) -> Found:
 
     A list in an export must not reach other files of the hospital. A csv that the user names itself may.
     """
-    for where in outside(
-        source, ((row.where, file) for row in found.rows for file in paths_of(row))
-    ):
+    listed = [(row.where, path) for row in found.rows for path in paths_of(row)]
+    for where in outside(source, listed):
         raise DataError(
             f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours"
         )
-    listed = [path for row in found.rows for path in paths_of(row)]
     if not listed:
         return found
-    folders = [path for path in listed if path.is_dir()]
-    below = [path for folder in folders for path in files_below(folder)]
-    notes = passed_over(source, [table, *listed, *below], named=False)
-    return replace(found, notes=(*found.notes, *notes))
-
-
-def has_classes(source: Path, classes: Sequence[str]) -> bool:
-    """Return whether all folders in a folder, or those below train, val and test, are classes."""
-    folders = class_folders(source)
-    return bool(folders) and {folder.name for _, folder in folders} <= set(classes)
+    below = [own for _, path in listed if path.is_dir() for own in files_below(path)]
+    taken = [table, *below, *(path for _, path in listed)]
+    return replace(found, notes=(*found.notes, *passed_over(source, taken, named=False)))
 
 
 def loose_rows(source: Path) -> Iterator[SampleSource]:
@@ -278,21 +253,19 @@ def slice_volumes(found: Found, options: ImportOptions) -> Found:
         return replace(found, rows=[row for _, row in volumes])
     if not any(map(is_nifti, found.rows)):
         return found
-    made = faults.good(found.rows, lambda row: slices_of(row, reading), "headers")
-    several = sum(deep for _, (_, deep) in made)
-    notes = [f"{several} volumes have several slices: the middle one is taken (--slices)"]
-    notes = notes * (several > 0 and reading.slices == 1)
-    return replace(
-        found, rows=[row for _, (rows, _) in made for row in rows], notes=(*found.notes, *notes)
-    )
 
+    def parts(row: SampleSource) -> tuple[list[int | None], int]:
+        if not is_nifti(row) or row.file is None:
+            return [row.part], 1
+        return volume.parts(row.file, row.where, reading)
 
-def slices_of(row: SampleSource, reading: ReadOptions) -> tuple[list[SampleSource], bool]:
-    """Return a row for each requested slice of a NIfTI volume, and whether there are more slices."""
-    if not is_nifti(row) or row.file is None:
-        return [row], False
-    numbers, depth = volume.parts(row.file, row.where, reading)
-    return [replace(row, part=part) for part in numbers], depth > len(numbers)
+    made = faults.good(found.rows, parts, "headers")
+    rows = [replace(row, part=part) for row, (numbers, _) in made for part in numbers]
+    several = sum(depth > len(numbers) for _, (numbers, depth) in made)
+    notes = found.notes
+    if several and reading.slices == 1:
+        notes += (f"{several} volumes have several slices: the middle one is taken (--slices)",)
+    return replace(found, rows=rows, notes=notes)
 
 
 def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
@@ -314,21 +287,20 @@ def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
 
 def class_folders(source: Path) -> list[tuple[str, Path]]:
     """Return folders that may be classes, each with its split, "" without folders train, val and test."""
-    folders = folders_in(source)
-    if folders and all(folder.name.lower() in SPLIT_NAMES for folder in folders):
-        return [
-            (SPLIT_NAMES[folder.name.lower()], path)
-            for folder in folders
-            for path in folders_in(folder)
-        ]
-    return [("", folder) for folder in folders]
 
+    def below(folder: Path) -> list[Path]:
+        paths = (path for path in folder.iterdir() if not path.name.startswith("."))
+        return sorted(filter(Path.is_dir, paths))
 
-def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, without hidden ones."""
-    return sorted(
-        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
+    folders = below(source)
+    splits = [SPLIT_NAMES.get(folder.name.lower(), "") for folder in folders]
+    if not all(splits):
+        return [("", folder) for folder in folders]
+    return [
+        (split, path)
+        for split, folder in zip(splits, folders, strict=True)
+        for path in below(folder)
+    ]
 
 
 def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:

@@ -6,11 +6,63 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from partitions.common.errors import DataError
+from partitions.common.names import Names
 from partitions.importing.files import Faults
-from partitions.importing.notes import ALL_COLUMNS, Take
+from partitions.recipes.cells import GROUPS
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
 from partitions.recipes.recipe import Recipe
+from partitions.recipes.signs import Asked
+from partitions.tokens import BUCKETS, LENGTH, MOST_LENGTH
+
+# Of a csv's cells, by the name in an option
+SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}
+
+
+@dataclass(frozen=True)
+class Take(Asked):
+    """Options of a table.
+
+    * ``text``: the column of texts, "" for none.
+    * ``columns``: those of numbers; if empty, all columns without a text, and none beside a text.
+    * ``vocabulary``: ``hashed:BUCKETS``, or a file's path; ``length``: tokens of a text.
+    * ``patient``: the column of patients (``patients.patient_column``), or ``folder``: folders below the classes are
+      patients.
+    * ``separator``: of cells, "" as in the first line; ``decimal``, ``thousands``: "" as in the cells.
+    * ``gaps``: more cells that mean a missing value.
+    """
+
+    text: str = ""
+    columns: Names = ()
+    vocabulary: str = f"hashed:{BUCKETS}"
+    length: int = LENGTH
+    patient: str | None = ""
+    separator: str = ""
+    encoding: str = ""
+
+    def __post_init__(self) -> None:
+        if self.decimal not in ("", ".", ","):
+            raise DataError(f"--decimal is {self.decimal[:10]!r}; it is a point or a comma")
+        if self.separator not in ("", *SEPARATORS.values()):
+            raise DataError(
+                f"--separator is {self.separator[:10]!r}; it is ',', ';', '|' or tab"
+            )
+        if self.separator and self.separator == self.decimal:
+            raise DataError(
+                "--separator and --decimal are both a comma; save the csv separated by semicolons"
+            )
+        if self.thousands not in GROUPS:
+            raise DataError(
+                f"--thousands is {self.thousands[:10]!r}; it is one of {', '.join(map(repr, GROUPS[1:]))}"
+            )
+        if self.thousands and self.thousands == self.decimal:
+            raise DataError(f"--thousands and --decimal are both {self.decimal!r}")
+        if not 1 <= self.length <= MOST_LENGTH:
+            raise DataError(f"a text has 1 to {MOST_LENGTH} tokens, not {self.length}")
+
+
+ALL_COLUMNS = Take()
 
 
 @dataclass(frozen=True)
@@ -28,7 +80,7 @@ class ImportOptions(ReadOptions):
     * ``overwrite``: whether the data file may exist already; ``cohort``: a name for the people in the data.
     """
 
-    label: str | None = None
+    label: str | Names | None = None
     labels: Sequence[str] = ()
     labels_from: str | Path | None = None
     seed: int = 42

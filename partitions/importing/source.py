@@ -35,30 +35,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from partitions.array_names import make_schema, written_schema
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing.collect import collect, write_collected
+from partitions.importing.collect import collect, read_inputs
 from partitions.importing.discovery import find_rows
 from partitions.importing.division import FEWEST_DIVIDED, number_patients
 from partitions.importing.files import Faults
-from partitions.importing.images import has_binary_masks, read_mask
-from partitions.importing.notes import Take, copies, new_inputs
-from partitions.importing.options import DEFAULTS, ImportOptions
+from partitions.importing.images import has_binary_masks
+from partitions.importing.options import DEFAULTS, ImportOptions, Take
 from partitions.importing.streams import new_pictures
 from partitions.importing.table.source import Found
 from partitions.importing.targets import read_answers
 from partitions.inputs import describe_inputs
 from partitions.labels import Fault, describe_labels
 from partitions.npz import write_npz
-from partitions.recipes.pictures import PictureRecipe
+from partitions.recipes.pictures import AnyRecipe, PictureRecipe
 from partitions.recipes.recipe import Recipe
 from partitions.schema import tidy
-from partitions.silo_file import read_silo_file, written_labels
-from partitions.splits import Array, SiloData, inputs_of
+from partitions.silo_file import read_silo_file, write_silo_file, written_part
+from partitions.splits import SiloData, Split
 
 
 @dataclass(frozen=True)
@@ -67,22 +67,31 @@ class Imported:
 
     * ``label_names``: of classes that had to be numbered, of findings, or of measurements.
     * ``notes``: what was left out, and what the hospital must check.
-    * ``recipe``: that of a table, as used; ``pictures``: that of pictures.
+    * ``used``: the recipe of the table or of the pictures.
     """
 
     file: Path
     description: str
     label_names: Names
     feature_names: Names
-    notes: Names = ()
-    recipe: Recipe | None = None
-    pictures: PictureRecipe | None = None
+    notes: Names
+    used: AnyRecipe
     divided: bool = True
 
     @property
     def data(self) -> SiloData:
         """Return the samples, read from the file."""
         return read_silo_file(self.file)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """Return the recipe of a table."""
+        return self.used if isinstance(self.used, Recipe) else None
+
+    @property
+    def pictures(self) -> PictureRecipe | None:
+        """Return the recipe of pictures."""
+        return self.used if isinstance(self.used, PictureRecipe) else None
 
     def __str__(self) -> str:
         """Describe the samples per split, and the number of each named class."""
@@ -100,32 +109,20 @@ def import_source(
 
     Raises DataError, naming file and line, for anything that cannot be read; then nothing is written.
     """
-    source = Path(source)
-    out = Path(out)
+    source, out = Path(source), Path(out)
     check_paths(source, out, options.overwrite)
     options = replace(with_recipe(options), faults=Faults(options.faults.skip))
     with reading(source):
-        found = find_rows(source, options)
-        found, options = with_binary_masks(found, options)
-        few_or_unlabelled = (
-            not found.labelled or len(np.unique(number_patients(found.rows))) < FEWEST_DIVIDED
-        )
-        few_or_unlabelled = few_or_unlabelled or bool(options.recipe and not found.columns)
-        if few_or_unlabelled and (options.recipe or options.pictures):
-            return import_whole(out, found, options)
+        found, options = with_binary_masks(find_rows(source, options), options)
+        given = options.recipe or options.pictures
+        people = len(np.unique(number_patients(found.rows)))
+        if given and (not found.labelled or people < FEWEST_DIVIDED):
+            return import_whole(out, found, given, options)
         made = collect(source, found, options)
-    twice = copies(made.samples, made.places)
-    notes = (*made.notes, *twice, *options.faults.notes)
-    write_collected(out, made, options)
-    return Imported(
-        out,
-        summary(made.data),
-        made.label_names,
-        made.feature_names,
-        notes,
-        made.recipe,
-        made.pictures,
-    )
+    write_silo_file(out, made.data, made.gaps)
+    notes = (*made.notes, *options.faults.notes)
+    features = made.data.schema.names
+    return Imported(out, summary(made.data), made.names, features, notes, made.used)
 
 
 def with_binary_masks(found: Found, options: ImportOptions) -> tuple[Found, ImportOptions]:
@@ -157,52 +154,34 @@ def reading(source: Path) -> Iterator[None]:
         raise DataError(f"{source}: {fault.detail}; {fault.fix}") from None
 
 
-def import_whole(out: Path, found: Found, options: ImportOptions) -> Imported:
+def import_whole(
+    out: Path, found: Found, recipe: AnyRecipe, options: ImportOptions
+) -> Imported:
     """Write new samples as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
-    recipe = options.recipe
-    pictures = options.pictures
-    samples = found.rows
-    vocabulary = 0
-    streams = dict[str, Iterator[Array]]()
-    if recipe:
-        x, vocabulary, notes = new_inputs(found.rows, found.table, recipe)
-        arrays = {f"x_{name}" if name else "x": own for name, own in inputs_of(x).items()}
+    samples, vocabulary = found.rows, 0
+    x: Any
+    if isinstance(recipe, Recipe):
+        x, vocabulary, notes = read_inputs(samples, found.table, recipe)
     else:
-        assert pictures
-        source, notes = new_pictures(found.rows, pictures, options.faults)
-        x = source.like
-        samples = source.samples
-        notes = (*notes, *options.faults.notes)
-        first = x.dtype != np.uint8  # channels first
-        arrays = {"x": np.moveaxis(x, -1, 1) if first else x}
-        streams["x"] = (np.moveaxis(picture, -1, 0) if first else picture for picture in source)
-    names: Names = ()
-    used = recipe or pictures
-    labelled = found.columns if recipe else found.labelled
-    assert used
-    if labelled:
-        made = read_answers(
-            samples, found.columns, used.classes, used.task, options.reading, used.outputs
-        )
-        names = made.names
-        arrays |= written_labels("", made.y, used.task)
-        if used.task == "segmentation":
-            streams["y"] = (read_mask(sample, options.reading) for sample in samples)
-    if any(sample.patient for sample in samples):
-        arrays["patient"] = number_patients(samples)
+        x, notes = new_pictures(samples, recipe, options.faults)
+        samples, notes = x.samples, (*notes, *options.faults.notes)
+    y, names = None, Names()
+    if found.labelled:
+        asked = recipe.classes, recipe.task, options.reading, recipe.outputs
+        answers = read_answers(samples, found.columns, *asked)
+        y, names = answers.y, answers.names
+    named = any(sample.patient for sample in samples)
+    whole = Split(x, y, number_patients(samples) if named else None)
+    arrays, streams = written_part("", whole, recipe.task)
     if vocabulary:
         arrays["vocabulary"] = np.array(vocabulary)
-    features = recipe.features if recipe else ()
-    schema = make_schema(features, tuple(map(tidy, used.classes)))
-    write_npz(
-        out, arrays | written_schema(schema) | {"recipe": np.array(used.as_json)}, streams
-    )
-    why = "too few to be divided" if labelled else "without labels"
+    schema = make_schema(recipe.features, tuple(map(tidy, recipe.classes)))
+    arrays |= {**written_schema(schema), "recipe": np.array(recipe.as_json)}
+    write_npz(out, arrays, streams)
+    why = "too few to be divided" if found.labelled else "without labels"
     text = f"{len(x)} samples, {why}, in one part: {describe_inputs(x)}"
-    columns = tuple(feature.name for feature in features)
-    return Imported(
-        out, text, names, columns, (*found.notes, *notes), recipe, pictures, divided=False
-    )
+    notes = (*found.notes, *notes)
+    return Imported(out, text, names, schema.names, notes, recipe, divided=False)
 
 
 def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> SiloData:
@@ -226,16 +205,11 @@ def with_recipe(options: ImportOptions) -> ImportOptions:
     if own is None:
         return options
     take = Take(patient=own.patient or None)
-    if isinstance(own, Recipe) and (text := own.text).column:
-        take = replace(take, text=text.column, vocabulary=text.vocabulary, length=text.length)
     made = replace(options, labels=own.classes, task=own.task, seed=own.seed, take=take)
     if isinstance(own, Recipe):
         return made
-    return replace(
-        made,
-        label=None,
-        survival=(own.label[0], own.label[1]) if own.task == "survival" else None,
-    )
+    survival = (own.label[0], own.label[1]) if own.task == "survival" else None
+    return replace(made, label=own.label or None, survival=survival)
 
 
 def check_paths(source: Path, out: Path, overwrite: bool) -> None:

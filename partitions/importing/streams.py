@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
@@ -37,20 +39,30 @@ from partitions.recipes.pictures import (
 )
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array, Shape
+from partitions.stored import OnDisk
 
 
-def blank(shape: Shape, dtype: type[np.generic]) -> Array:
-    """Return an array with shape and type of pictures or masks that are not in memory."""
-    return np.broadcast_to(np.zeros((), dtype), shape)
+class Unread(OnDisk):
+    """Pictures or masks of samples, (n, ...), each read from its file by ``read`` when it is needed."""
 
+    at_once = 1
 
-def rows_of(array: Array, chosen: Array) -> Array:
-    """Return these samples; for blank pictures and masks, equally many blank ones."""
-    return (
-        array[chosen]
-        if array.ndim <= 2
-        else np.broadcast_to(array[:1], (len(chosen), *array.shape[1:]))
-    )
+    def __init__(
+        self,
+        samples: Samples,
+        read: Callable[[SampleSource], Array],
+        shape: Shape,
+        dtype: npt.DTypeLike,
+    ) -> None:
+        self.samples, self.read = samples, read
+        self.shape, self.dtype = (len(samples), *shape), np.dtype(dtype)
+
+    def __getitem__(self, index: Any) -> Array:
+        return np.array([self.read(sample) for sample in self.samples[index]], self.dtype)
+
+    def part(self, rows: Array) -> Unread:
+        chosen = [self.samples[i] for i in rows]
+        return Unread(chosen, self.read, self.shape[1:], self.dtype)
 
 
 def probe_all(
@@ -80,23 +92,16 @@ def with_patient(sample: SampleSource, info: ImageInfo) -> SampleSource:
     return replace(sample, patient=sample.patient or info.patient, spelling=info.spelling)
 
 
-def describe(
-    samples: Samples, infos: Sequence[ImageInfo], recipe: PictureRecipe | None = None
-) -> Array:
-    """Return blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour; or as in a recipe.
+def common_form(samples: Samples, infos: Sequence[ImageInfo]) -> tuple[Shape, str]:
+    """Return shape and type of all pictures, uint8 or float32 (h, w, c), c = 1, or 3 if any is in colour.
 
-    Signals are float32 (n, steps, channels).
+    Signals are float32 (steps, channels). Raises DataError where they differ.
     """
-    if recipe:
-        check_expected(samples, infos, recipe)
-        return blank(
-            (len(samples), *recipe.pictures.shape), np.dtype(recipe.pictures.dtype).type
-        )
     if signals := [info for info in infos if info.rate]:
         if len(signals) < len(infos):
             raise DataError("the samples are signals and pictures: import them one by one")
         check_alike([sample.where for sample in samples], infos)
-        return blank((len(samples), signals[0].height, signals[0].channels), np.float32)
+        return (signals[0].height, signals[0].channels), "float32"
     # Plain: the first that is no scan, whose depth was chosen by its maker
     first, plain = infos[0], None
     for sample, info in zip(samples, infos, strict=True):
@@ -112,12 +117,15 @@ def describe(
             plain = plain or info
             if info.deep != plain.deep:
                 raise DataError(f"{what} mixes 8-bit and 16-bit pictures; convert them alike")
-    deep = any(info.deep for info in infos)
+    return form_of(infos, first.height, first.width)
+
+
+def form_of(infos: Sequence[ImageInfo], height: int, width: int) -> tuple[Shape, str]:
+    """Return shape and type of pictures or volumes of this size."""
+    depth = (infos[0].depth,) if infos[0].depth else ()
     channels = max(info.channels for info in infos)
-    sides = (
-        (first.depth, first.height, first.width) if first.depth else (first.height, first.width)
-    )
-    return blank((len(samples), *sides, channels), np.float32 if deep else np.uint8)
+    dtype = "float32" if any(info.deep for info in infos) else "uint8"
+    return (*depth, height, width, channels), dtype
 
 
 def check_expected(samples: Samples, infos: Sequence[ImageInfo], recipe: PictureRecipe) -> None:
@@ -185,68 +193,54 @@ def count_notes(infos: Sequence[ImageInfo]) -> list[str]:
     ]
 
 
-def read_pictures(
-    samples: Samples,
-    reading: ReadOptions,
-    like: Array,
-    progress: tqdm[NoReturn],
-    faults: Faults | None = None,
-) -> Iterator[Array]:
-    """Yield the pictures one by one, in the shape and type of ``like``.
+def open_pictures(
+    samples: Samples, recipe: PictureRecipe, faults: Faults | None = None
+) -> Unread:
+    """Return the samples' pictures in the recipe's shape and type, to be read one by one.
 
-    ``faults``: takes the files that cannot be read, in whose place 0 is yielded; its owner then raises.
+    ``faults``: takes the files that cannot be read, in whose place 0 is read, and raises at the last one.
     """
-    for sample in samples:
-        picture = np.zeros(like.shape[1:], like.dtype)
+    made, reading = recipe.pictures, recipe.reading
+    progress = iter(tqdm(range(len(samples)), desc="pictures", unit=""))
+
+    def read_like(sample: SampleSource) -> Array:
+        last = next(progress, 0) == len(samples) - 1
+        picture = np.zeros(made.shape, made.dtype)
         with faults.collect() if faults else nullcontext():
             picture = read(sample, reading)
-        if like.dtype == np.float32 and picture.dtype == np.uint8:
+        if faults and last:
+            faults.check(len(samples))
+        if made.dtype == "float32" and picture.dtype == np.uint8:
             picture = picture.astype(np.float32) / 255
-        yield np.broadcast_to(picture, like.shape[1:])
-        progress.update()
+        return np.broadcast_to(picture, made.shape)
+
+    return Unread(samples, read_like, made.shape, made.dtype)
 
 
-def probe_masks(samples: Samples, reading: ReadOptions) -> tuple[Array, Array]:
-    """Return blank masks uint8 (n, [d,] h, w), and which values each one has, bool (n, 256).
+def open_masks(samples: Samples, reading: ReadOptions) -> tuple[Unread, Array]:
+    """Return masks uint8 (n, [d,] h, w), and which values each one has, bool (n, 256).
 
     Each mask is read here, and again when it is written.
     """
-    first, seen = None, np.zeros((len(samples), 256), bool)
+    shape, seen = Shape(), np.zeros((len(samples), 256), bool)
     for own, sample in zip(seen, tqdm(samples, desc="masks", unit=""), strict=True):
         mask = read_mask(sample, reading)
-        first = mask if first is None else first
-        if mask.shape != first.shape and sample.mask:
+        shape = shape or mask.shape
+        if mask.shape != shape and sample.mask:
             raise DataError(
                 f"{sample.where}: {name_of(sample.mask)} has another size than those before it; use --size"
             )
         own[np.unique(mask)] = True
-    assert first is not None
-    return blank((len(samples), *first.shape), np.uint8), seen
-
-
-@dataclass(frozen=True)
-class NewPictures:
-    """Samples whose pictures are read one by one; ``like``: shape and type of all pictures, (n, h, w, c)."""
-
-    samples: list[SampleSource]
-    recipe: PictureRecipe
-    like: Array
-
-    def __iter__(self) -> Iterator[Array]:
-        with tqdm(total=len(self.samples), desc="pictures", unit="") as progress:
-            yield from read_pictures(self.samples, self.recipe.reading, self.like, progress)
+    return Unread(samples, partial(read_mask, reading=reading), shape, np.uint8), seen
 
 
 def new_pictures(
     samples: Samples, recipe: PictureRecipe, faults: Faults | None = None
-) -> tuple[NewPictures, Names]:
+) -> tuple[Unread, Names]:
     """Return pictures to be read by a recipe, and notes. Raises DataError where they do not match the recipe."""
     if any(sample.file is None for sample in samples):
         raise DataError("the recipe is of pictures, and these are rows of a table")
     good, infos = probe_all(samples, recipe.reading, faults or Faults(None))
-    like = describe(good, infos, recipe)
-    notes = (
-        *count_notes(infos),
-        *photometric_notes([info.acquired for info in infos], recipe.expected),
-    )
-    return NewPictures(good, recipe, like), notes
+    check_expected(good, infos, recipe)
+    notes = photometric_notes([info.acquired for info in infos], recipe.expected)
+    return open_pictures(good, recipe), (*count_notes(infos), *notes)

@@ -31,8 +31,6 @@ SPLIT_NAMES = {
 }
 SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as in Excel
 WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
-# By the name in an option
-SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}
 UTF8 = "utf-8-sig"  # with or without a byte order mark
 FALLBACK = "cp1252"  # of programs of Windows in Western Europe and America
 ONE_BYTE = ("cp125", "iso8859", "latin", "mac")  # encodings that decode any UTF-8, but wrongly

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +13,9 @@ from partitions.common.errors import DataError
 from partitions.common.names import Names, plain_text, unknown_name
 from partitions.importing.dicom import IDENTITY
 from partitions.importing.images import Samples
-from partitions.importing.notes import Take
+from partitions.importing.options import Take
 from partitions.importing.scans import pseudonym
-from partitions.importing.streams import probe_masks
+from partitions.importing.streams import open_masks
 from partitions.importing.tables import Label, label_columns, labels_of, read_lines, split_of
 from partitions.labels import (
     MOST_CLASSES,
@@ -59,12 +60,12 @@ def find_import_task(
 
 @dataclass(frozen=True)
 class Answers:
-    """Labels ``y`` in the form of a data file (masks blank), and which classes each sample has (``labels.presence``).
+    """Labels ``y`` in the form of a data file (masks unread), and which classes each sample has (``labels.presence``).
 
     ``names``: of classes that had to be numbered, of findings or of measurements; ``outputs``: their number.
     """
 
-    y: Array
+    y: Any
     names: Names
     outputs: int
     present: Array | None
@@ -116,7 +117,7 @@ def read_masks(
     samples: Samples, classes: Sequence[str], reading: ReadOptions, known: int
 ) -> Answers:
     """Return masks as labels. Raises DataError for values that leave numbers out, unless all classes are named."""
-    blank, seen = probe_masks(samples, reading)
+    masks, seen = open_masks(samples, reading)
     names = tuple(classes) or (
         ("background", *(own.removesuffix("?") for own in reading.outlines))
     )
@@ -133,7 +134,7 @@ def read_masks(
             how = "name every class of the federation, in order, with --labels background,A,B"
             raise DataError(f"the source {fault.detail}: {how}") from None
     outputs = max(outputs, len(names))
-    return Answers(blank, names, outputs, presence("segmentation", seen, outputs))
+    return Answers(masks, names, outputs, presence("segmentation", seen, outputs))
 
 
 def plain_label(text: str) -> str:

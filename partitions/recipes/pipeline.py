@@ -204,39 +204,41 @@ def check_gaps(made: DataFrame, lines: Lines, recipe: Recipe) -> None:
             )
 
 
-def check_fills(made: DataFrame, recipe: Recipe, training: Array) -> None:
-    """Raise DataError where a recipe's median or mean is outside of the values of ``training`` rows: another unit."""
-    for j, column in enumerate(recipe.used):
-        if column.fill not in ("median", "mean") or column.fill_value is None:
-            continue
-        known = made[j][training].dropna()
-        if len(known) >= ENOUGH_VALUES and not known.min() <= column.fill_value <= known.max():
-            raise DataError(
-                f"{column.name}: the recipe fills gaps with {column.fill_value:g}, the {column.fill} of other values, "
-                f"and the training part's lie within {known.min():g} to {known.max():g}; delete fill-value of that "
-                "column, and it is taken from these"
-            )
+def fit(made: Any, recipe: Recipe, training: Array) -> Recipe:
+    """Return the recipe with a value for the gaps of each column, from ``training`` rows, bool (n,).
 
-
-def fit(made: DataFrame, recipe: Recipe, training: Array) -> dict[str, float | str]:
-    """Return the value for gaps of each column without one in the recipe, from ``training`` rows, bool (n,)."""
-    fills: dict[str, float | str] = {}
+    Raises DataError where a column has no value there, or where the recipe's own median or mean is outside of the
+    values: another unit.
+    """
+    columns = []
     for j, column in enumerate(recipe.used):
-        if column.fill == "refuse" or column.fill_value is not None:
-            continue
-        known = made[j][training].dropna()
-        if not len(known):
-            raise DataError(
-                f"{column.name} has no value in the training part to fill gaps with; leave the column out "
-                f'(kind = "skip" in the recipe), or state fill = "value" and fill-value'
-            )
-        if column.fill == "most-frequent":
-            fills[column.name] = min(known.mode().tolist())  # the first one of several
-        else:
-            fills[column.name] = float(
-                known.median() if column.fill == "median" else known.mean()
-            )
-    return fills
+        known, given = made[j][training].dropna(), column.fill_value
+        if (
+            column.fill in ("median", "mean")
+            and given is not None
+            and len(known) >= ENOUGH_VALUES
+        ):
+            low, high = known.min(), known.max()
+            if not low <= given <= high:
+                raise DataError(
+                    f"{column.name}: the recipe fills gaps with {given:g}, the {column.fill} of other values, "
+                    f"and the training part's lie within {low:g} to {high:g}; delete fill-value of that "
+                    "column, and it is taken from these"
+                )
+        if column.fill != "refuse" and given is None:
+            if not len(known):
+                raise DataError(
+                    f"{column.name} has no value in the training part to fill gaps with; leave the column out "
+                    f'(kind = "skip" in the recipe), or state fill = "value" and fill-value'
+                )
+            if column.fill == "most-frequent":
+                given = min(known.mode().tolist())  # the first one of several
+            else:
+                given = float(known.median() if column.fill == "median" else known.mean())
+        columns.append(column.model_copy(update={"fill_value": given}))
+    fitted = iter(columns)
+    every = (column if column.kind == "skip" else next(fitted) for column in recipe.columns)
+    return recipe.model_copy(update={"columns": tuple(every)})
 
 
 def gaps_of(made: DataFrame, recipe: Recipe) -> Array:

@@ -383,14 +383,3 @@ def without_fit(recipe: Recipe, without: str) -> Recipe:
     made = recipe.model_copy(update={"columns": tuple(columns)})
     check_recipe(made)
     return made
-
-
-def with_fills(recipe: Recipe, fills: Mapping[str, float | str]) -> Recipe:
-    """Return the recipe with the training part's values for gaps, by the columns' names."""
-    columns = (
-        column.model_copy(update={"fill_value": fills[column.name]})
-        if column.name in fills
-        else column
-        for column in recipe.columns
-    )
-    return recipe.model_copy(update={"columns": tuple(columns)})

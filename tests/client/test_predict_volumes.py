@@ -20,7 +20,7 @@ from models import samples
 from partitions.array_names import make_schema
 from partitions.importing.images import SampleSource
 from partitions.importing.scans import pseudonym
-from partitions.importing.streams import NewPictures, blank
+from partitions.importing.streams import open_pictures
 from partitions.importing.volumes import volume
 from partitions.importing.volumes.grid import RAS
 from partitions.importing.volumes.outlines import referenced_series
@@ -274,12 +274,11 @@ def test_memory_does_not_grow_with_pictures(tmp_path, monkeypatch):
     picture, count = np.full((128, 128), 7, np.uint8), 200
     Image.fromarray(picture).save(tmp_path / "a.png")
     sources = [SampleSource("here", (), "", "", file=tmp_path / "a.png")] * count
-    like = blank((count, *picture.shape, 1), np.uint8)
-    pictures = NewPictures(
-        sources, PictureRecipe(pictures=made_by(like.shape[1:], "uint8", ReadOptions())), like
-    )
+    recipe = PictureRecipe(pictures=made_by((*picture.shape, 1), "uint8", ReadOptions()))
     monkeypatch.setattr(samples, "VALUES", 4 * picture.size)
-    asked = NewSamples(like, 0, make_schema((), (), "uint8"), [""] * count, pictures=pictures)
+    asked = NewSamples(
+        open_pictures(sources, recipe), 0, make_schema((), (), "uint8"), [""] * count
+    )
     tracemalloc.start()
     sizes = [(len(batch), int(batch.min())) for batch in predict.batches_of(asked, "here")]
     _, peak = tracemalloc.get_traced_memory()

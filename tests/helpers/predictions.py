@@ -12,8 +12,7 @@ from tiny import rows_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import import_source
 from server.simulation.simulate import simulate
 

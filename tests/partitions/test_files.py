@@ -14,8 +14,7 @@ from scans import leaks, write_dicom, write_nifti
 from partitions.importing import collect, images
 from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, is_picture
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import Imported, import_source
 from partitions.recipes.reading import ReadOptions
 from server.cli.main import main

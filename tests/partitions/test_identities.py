@@ -13,8 +13,7 @@ from PIL import Image
 from partitions.common.errors import DataError
 from partitions.importing.division import assign_splits, missing_notes
 from partitions.importing.images import SampleSource
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import Imported, import_source
 from partitions.importing.table.draft import shared_recipe
 from partitions.recipes.cells import identifier

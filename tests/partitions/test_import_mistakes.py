@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import import_source
 from partitions.recipes.recipe import load_recipe
 from partitions.silo_file import check_silo_file

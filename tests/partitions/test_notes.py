@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import Imported, import_source
 from partitions.silo_file import check_silo_file, read_silo_file
 from partitions.tokens import Hashed

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from partitions.common.names import silo_names
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import import_source
 from partitions.own_files import DatasetSource, parse_source, subsample_dataset
 from partitions.recipes.recipe import load_recipe, parse_recipe, read

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from partitions.common.errors import DataError
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import Imported, import_source
 from partitions.recipes.cells import parse_number
 from partitions.recipes.recipe import Recipe, load_recipe, parse_recipe, read

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from partitions.common.errors import DataError, UserError
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import import_source
 from partitions.patients import name_of, parse_column
 from partitions.silo_file import (

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from partitions.common.errors import DataError, Problems
 from partitions.common.names import Names, unknown_name
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.tables import (
     FALLBACK,
     LONGEST_SHOWN,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names, unknown_name
 from partitions.importing.images import SampleSource
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
+from partitions.importing.options import ImportOptions, Take
 from partitions.importing.scans import hash_text, pseudonym
 from partitions.importing.signals.recording import with_ending
 from partitions.importing.table.draft import draft_recipe
@@ -32,9 +31,6 @@ from partitions.recipes.pipeline import check_gaps, check_misfits, convert
 from partitions.recipes.recipe import Recipe
 from partitions.schema import few
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 
 @dataclass(frozen=True)
 class Found:
@@ -49,7 +45,7 @@ class Found:
     columns: Names = ()
     notes: Names = ()
     recipe: Recipe | None = None
-    table: DataFrame | None = None
+    table: Any = None
     by: str = "file"
     patient: str = ""
     labelled: bool = True
@@ -262,4 +258,4 @@ def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> F
                 where, *known[own], whose[key][0], text=text, spelling=whose[key][1], key=key
             )
         )
-    return Found(rows, columns, notes, recipe, table)
+    return Found(rows, columns, notes, recipe, table, labelled=bool(columns))

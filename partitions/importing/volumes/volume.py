@@ -98,11 +98,11 @@ def open_scan(files: Paths, *, whole: bool) -> Scan:
     )
 
 
-def parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int], int]:
+def parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int | None], int]:
     """Return which axial slices of a NIfTI volume to use, and how many it has."""
     with redacted_errors(where, "NIfTI"):
         depth = open_scan((path,), whole=False).grid.canonical.shape[0]
-        return parts_of(depth, reading.slices), depth
+        return [*parts_of(depth, reading.slices)], depth
 
 
 def probe(files: Paths, where: str, reading: ReadOptions) -> ImageInfo:
