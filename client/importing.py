@@ -16,7 +16,7 @@ from partitions.importing.files import Faults
 from partitions.importing.options import SEPARATORS, ImportOptions, Take
 from partitions.importing.proposal.draft import propose_pictures
 from partitions.importing.source import import_source, reading
-from partitions.importing.table.draft import draft_recipe, shared_recipe
+from partitions.importing.table_draft import draft_recipe, shared_recipe
 from partitions.importing.tables import read_lines
 from partitions.labels import TASKS
 from partitions.recipes.cells import is_number

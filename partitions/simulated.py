@@ -1,28 +1,55 @@
-"""The silos of a simulation: one division of a data set, the same in every process."""
+"""The silos of a simulation: one division of a data set, the same in every process; and a researcher's own hospitals.
+
+The latter are one data set: a file for each, or a csv with a column of hospitals. A data set's name in a run's settings
+may have options after ``#``:
+
+    /data/centres                                                 a folder with an .npz file for each hospital
+    /data/all.csv#recipe=/data/ours.recipe.toml&by=centre         a csv, a hospital for each value of a column
+    digits#subsample=500                                          at most so many samples of any data set
+
+Hospitals keep their own test parts; training and validation samples are divided anew. Gaps of a csv are filled from
+each hospital's own training part. The partition ``natural`` uses the hospitals as silos.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
-from partitions.common.names import Names, silo_name
+from partitions.common.errors import DataError
+from partitions.common.names import Names, silo_name, silo_names
 from partitions.datasets.registry import load_dataset
+from partitions.inputs import reorder_data
 from partitions.own.dataset import resolve_name as own_named
-from partitions.own_files import hospitals_of, parse_source, read_hospitals, subsample_dataset
+from partitions.schema import difference, majority
 from partitions.schemes.registry import SiloIndices, partition, silo_data
-from partitions.silo_file import read_dataset_file
-from partitions.splits import Dataset, Shape, SiloData, take, unread
+from partitions.silo_file import map_silo_file, read_dataset_file
+from partitions.site_split import rows_of
+from partitions.splits import (
+    Array,
+    Dataset,
+    Shape,
+    SiloData,
+    Split,
+    dtype_of,
+    join_splits,
+    load_splits,
+    take,
+    unread,
+)
 
 
 @dataclass(frozen=True)
 class Division:
     """A data set, and its partition over a number of silos; ``settings`` are the partition's own."""
 
-    dataset: str  # a name or a path, with options (own_files.py)
+    dataset: str  # a name or a path, with options
     data_dir: str
     partition: str
     silos: int
@@ -84,3 +111,241 @@ def pool_of(division: Division, silos: Shape) -> SiloData:
         part_of(division, silos[0]),
         train=take(whole, np.concatenate([parts[i].train for i in silos])),
     )
+
+
+# A researcher's own hospitals
+
+OPTIONS = ("recipe", "by", "subsample")
+MOST_HOSPITALS = 10_000
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """A data set's name in settings, parsed."""
+
+    name: str  # of a data set, or a path
+    recipe: str = ""
+    by: str = ""
+    subsample: int = 0
+
+    @property
+    def is_path(self) -> bool:
+        """Return whether it is a file or a folder, not a data set's name."""
+        return self.name.endswith((".npz", ".csv")) or "/" in self.name
+
+    def __str__(self) -> str:
+        """Return the source as text, as in settings."""
+        options = {key: getattr(self, key) for key in OPTIONS if getattr(self, key)}
+        return f"{self.name}#{urlencode(options)}" if options else self.name
+
+
+def parse_source(text: str) -> DatasetSource:
+    """Parse the source that a setting names. Raises DataError."""
+    name, sign, rest = text.rpartition("#")
+    pairs = parse_qsl(rest, keep_blank_values=True) if sign else []
+    if not pairs or any(key not in OPTIONS for key, _ in pairs):  # a path may contain a "#"
+        return DatasetSource(text)
+    options = dict(pairs)
+    count = options.get("subsample", "0")
+    if (
+        not count.isascii()
+        or not count.isdigit()
+        or (("subsample" in options) and int(count) < 1)
+    ):
+        raise DataError(f"subsample is {count[:20]!r}; it is a number of samples, 1 or more")
+    made = DatasetSource(name, options.get("recipe", ""), options.get("by", ""), int(count))
+    if bool(made.by) != name.endswith(".csv") or bool(made.by) != bool(made.recipe):
+        raise DataError(f"{name}: a csv needs --recipe and --by, and nothing else takes them")
+    return made
+
+
+def hospitals_of(source: DatasetSource) -> list[str]:
+    """Return the silo names of a source's hospitals; [] for a source without hospitals. Raises DataError."""
+    if not source.is_path or source.name.endswith(".npz"):
+        return []
+    return silo_names(
+        [*rows_by(source)] if source.by else [path.stem for path in files_of(Path(source.name))]
+    )
+
+
+def read_hospitals(source: DatasetSource, seed: int, task: str = "auto") -> Dataset:
+    """Read a folder of files, or a csv by a column, as one data set. Raises DataError, naming the hospital."""
+    if source.by:
+        return join(Path(source.name).stem, import_by(source, seed))
+    files = files_of(Path(source.name))
+    return join(
+        Path(source.name).name, {path.stem: map_silo_file(path, task) for path in files}
+    )
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the data files in a folder, in the order of their names. Raises DataError where there are none."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
+    files = sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix == ".npz" and not path.name.startswith(".")
+    )
+    if not files:
+        raise DataError(f"{folder} has no .npz file; silofl import makes one for each hospital")
+    return files
+
+
+def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
+    """Join hospitals to one data set, with columns and labels in the majority's order. Raises DataError."""
+    agreed = majority([data.schema for data in silos.values()])
+    first = next(iter(silos.values()))
+    made: dict[str, SiloData] = {}
+    for own, data in silos.items():
+        if reason := difference(data.schema, agreed, "most hospitals have"):
+            raise DataError(f"{own}: {reason}")
+        data = reorder_data(data, agreed)
+        for what, here, there in (
+            ("labels for", data.task, first.task),
+            ("samples of shape", data.input_shape, first.input_shape),
+            ("samples of", dtype_of(data.train.x), dtype_of(first.train.x)),
+        ):
+            if here != there:
+                raise DataError(
+                    f"{own} has {what} {here}, and {next(iter(silos))} {there}: hospitals need the same"
+                )
+        made[own] = data
+    trains = [join_splits([data.train, data.val]) for data in made.values()]
+    tests = [data.test for data in made.values()]
+    sizes, held = [len(part) for part in trains], [len(part) for part in tests]
+    groups = {
+        own: np.concatenate(
+            [np.arange(n) + sum(sizes[:i]), np.arange(m) + sum(sizes) + sum(held[:i])]
+        )
+        for i, (own, n, m) in enumerate(zip(made, sizes, held, strict=True))
+    }
+    train, test = load_splits(*with_patients(trains, tests))
+    return Dataset(
+        name,
+        train,
+        test,
+        max(data.classes for data in made.values()),
+        groups,
+        first.task,
+        own_test=True,
+        vocabulary=first.vocabulary,
+        schema=next(iter(made.values())).schema,
+        recipes={own: data.recipe for own, data in made.items() if data.recipe},
+    )
+
+
+def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split]:
+    """Return all training and all test samples; patients, if any part has them, are numbered over all hospitals."""
+    if all(part.patient is None for part in trains):
+        return join_splits(trains), join_splits(tests)
+    start, numbered = 0, []
+    for train, test in zip(trains, tests, strict=True):
+        parts = [
+            part.patient if part.patient is not None else np.arange(len(part))
+            for part in (train, test)
+        ]
+        if train.patient is None:
+            parts[1] = parts[1] + len(train)
+        numbered.append(
+            [replace(s, patient=p + start) for s, p in zip((train, test), parts, strict=True)]
+        )
+        start += int(max(part.max(initial=-1) for part in parts)) + 1
+    return join_splits([own[0] for own in numbered]), join_splits([own[1] for own in numbered])
+
+
+# A csv by a column
+
+
+def rows_by(source: DatasetSource) -> dict[str, list[int]]:
+    """Return the row indices of each hospital of a csv, in the order of their names. Raises DataError."""
+    from partitions.importing.tables import list_columns, read_lines
+    from partitions.recipes.recipe import load_recipe
+
+    path, recipe = Path(source.name), load_recipe(Path(source.recipe))
+    try:
+        lines = read_lines(path, recipe.file.separator, recipe.file.encoding, or_utf8=True)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
+    if source.by not in lines.columns:
+        raise DataError(
+            f"--by {source.by}: {path} has the columns {list_columns(lines.header)}"
+        )
+    found: dict[str, list[int]] = {}
+    for i, cell in enumerate(lines.columns[source.by]):
+        if cell in recipe.file.gaps:
+            raise DataError(
+                f"{lines.where(i)} has no {source.by}, which says whose the row is; fill or drop such rows"
+            )
+        found.setdefault(cell, []).append(i)
+    if len(found) > MOST_HOSPITALS or source.by in (*recipe.label, recipe.patient):
+        raise DataError(
+            f"--by {source.by}: name the column of hospitals; this one has {len(found)} values"
+        )
+    return dict(sorted(found.items()))
+
+
+def import_by(source: DatasetSource, seed: int) -> dict[str, SiloData]:
+    """Read the data of each hospital of a csv. Gaps are filled anew, from each hospital's own training part."""
+    from partitions.importing.options import ImportOptions
+    from partitions.importing.source import read_rows
+    from partitions.recipes.recipe import load_recipe, without_fit
+
+    recipe = without_fit(load_recipe(Path(source.recipe)), source.by)
+    made = {}
+    for own, rows in rows_by(source).items():
+        try:
+            made[own] = read_rows(
+                Path(source.name),
+                ImportOptions(recipe=recipe.model_copy(update={"seed": seed})),
+                rows,
+            )
+        except DataError as error:
+            raise DataError(f"{source.by} = {own}: {error}") from None
+    return made
+
+
+# Fewer samples
+
+
+def subsample_dataset(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """Draw about ``count`` samples by seed: the same share of each hospital, and of training and test.
+
+    A patient's samples stay together, so there may be some more. At least one sample, or patient, of each remains.
+    """
+    n_train, total = len(dataset.train), len(dataset.train) + len(dataset.test)
+    if not count or count >= total:
+        return dataset
+    rng = np.random.default_rng([seed, count])
+    whole = {"": np.arange(total)} if dataset.groups is None else dataset.groups
+    patients = None
+    if dataset.train.patient is not None and dataset.test.patient is not None:
+        patients = np.concatenate([dataset.train.patient, dataset.test.patient])
+    keep = np.zeros(total, bool)
+    for rows in whole.values():
+        for part in (rows[rows < n_train], rows[rows >= n_train]):
+            keep[draw_share(part, count / total, patients, rng)] = True
+    place = np.cumsum(keep) - 1
+    groups = dataset.groups and {
+        own: place[rows[keep[rows]]] for own, rows in dataset.groups.items()
+    }
+    train, test = (
+        rows_of(part, kept)
+        for part, kept in ((dataset.train, keep[:n_train]), (dataset.test, keep[n_train:]))
+    )
+    return replace(dataset, train=train, test=test, groups=groups)
+
+
+def draw_share(
+    rows: Array, share: float, patients: Array | None, rng: np.random.Generator
+) -> Array:
+    """Draw a share of the rows, by whole patients."""
+    if not len(rows):
+        return rows
+    unit = (
+        np.arange(len(rows))
+        if patients is None
+        else np.unique(patients[rows], return_inverse=True)[1]
+    )
+    count = max(1, round(share * (unit.max() + 1)))
+    return rows[np.isin(unit, rng.permutation(unit.max() + 1)[:count])]

@@ -31,7 +31,7 @@ from partitions.importing.images import PICTURES, SampleSource, kind_of
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import reading, with_recipe
 from partitions.importing.streams import new_pictures
-from partitions.importing.table.source import Found, lines_by, rows_by_recipe
+from partitions.importing.table_source import Found, lines_by, rows_by_recipe
 from partitions.inputs import count_columns, read_vocabulary
 from partitions.labels import Fault
 from partitions.own.index import arrays_at

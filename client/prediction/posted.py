@@ -27,7 +27,7 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
 from partitions.common.sizes import BLOCK, check_size
 from partitions.importing.images import NIFTI, PICTURES
-from partitions.importing.table.source import check_columns, table_rows
+from partitions.importing.table_source import check_columns, table_rows
 from partitions.recipes.lines import Lines
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.recipe import Recipe

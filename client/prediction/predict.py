@@ -27,7 +27,7 @@ from models.tasks.patches import Window
 from models.training import predict as logits_of
 from partitions.common.errors import DataError, UserError
 from partitions.importing.source import reading
-from partitions.importing.volumes.writing import check_writable, write_masks
+from partitions.importing.volumes.volume import check_writable, write_masks
 from partitions.inputs import reorder_columns
 from partitions.labels import ONE_CLASS
 from partitions.npz import write_npz

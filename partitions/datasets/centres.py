@@ -23,7 +23,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.datasets import flamby
-from partitions.datasets.download import Source
+from partitions.datasets.registry import Source
 from partitions.splits import Array, Dataset
 
 if TYPE_CHECKING:

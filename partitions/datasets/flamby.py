@@ -18,7 +18,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import Source, read_rgb
+from partitions.datasets.registry import Source, read_rgb
 from partitions.splits import Array, Arrays, Dataset, Split
 
 # Heart disease
@@ -297,7 +297,7 @@ def load_ixi(source: Source) -> Dataset:
     ]
 
     def decode() -> Arrays:
-        from partitions.importing.volumes.nifti import read_stored
+        from partitions.importing.volumes.grid import read_stored
 
         x = np.empty((len(subjects), *IXI_SHAPE, 1), np.float32)
         y = np.empty((len(subjects), *IXI_SHAPE), np.uint8)

@@ -19,7 +19,7 @@ from typing import IO
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import Source, cached_folder, download
+from partitions.datasets.registry import Source, cached_folder, download
 from partitions.npz import read_array
 from partitions.splits import Array, Dataset, Shape, Split
 

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.common.sizes import unpack
-from partitions.datasets.download import Source, md5_of, read_rgb
 from partitions.datasets.pickles import read_pickle
+from partitions.datasets.registry import Source, md5_of, read_rgb
 from partitions.splits import Array, Arrays, Dataset, Split
 
 PARTS = ("train", "test")

@@ -13,8 +13,8 @@ import numpy as np
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import Source
 from partitions.datasets.pickles import read_pickle
+from partitions.datasets.registry import Source
 from partitions.splits import Array, Arrays, Dataset, Split
 from partitions.stored import together
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.datasets.download import Source
+from partitions.datasets.registry import Source
 from partitions.importing.tables import read_lines
 from partitions.splits import Array, Arrays, Dataset, Split
 from partitions.tokens import LENGTH, Pieces, by_frequency, encode, read_vocabulary

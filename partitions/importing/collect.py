@@ -25,10 +25,9 @@ from partitions.importing.division import (
     patient_notes,
     rare_notes,
 )
-from partitions.importing.files import Faults
+from partitions.importing.files import Faults, ImageInfo
 from partitions.importing.images import Samples, kind_of
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import ImageInfo
 from partitions.importing.streams import (
     check_expected,
     common_form,
@@ -37,7 +36,7 @@ from partitions.importing.streams import (
     open_pictures,
     probe_all,
 )
-from partitions.importing.table.source import Found
+from partitions.importing.table_source import Found
 from partitions.importing.targets import find_import_task, read_answers
 from partitions.labels import ONE_CLASS
 from partitions.patients import check_names

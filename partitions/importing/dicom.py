@@ -34,7 +34,7 @@ from partitions.importing.dicom_file import (
     of_frame,
     pixels_of,
 )
-from partitions.importing.scans import (
+from partitions.importing.files import (
     ImageInfo,
     ScanError,
     fit,
@@ -43,7 +43,7 @@ from partitions.importing.scans import (
     pseudonym,
     redacted_errors,
 )
-from partitions.importing.signals.recording import is_waveform
+from partitions.importing.signals import is_waveform
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array

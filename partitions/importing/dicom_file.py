@@ -25,7 +25,7 @@ from partitions.common.sizes import (
     check_size,
     unpack,
 )
-from partitions.importing.scans import ScanError, Unavailable
+from partitions.importing.files import ScanError, Unavailable
 from partitions.schema import few
 from partitions.splits import Array
 

@@ -24,21 +24,25 @@ from partitions.importing.dicom import Header, read_header
 from partitions.importing.dicom_file import is_dicom
 from partitions.importing.files import (
     Faults,
+    Paths,
     check_links,
     files_below,
+    hash_text,
     is_hidden,
     kind_of_other,
     link_notes,
     list_kinds,
+    parts_of,
     place_of,
+    pseudonym,
+    redacted_errors,
 )
 from partitions.importing.images import DICOM, SampleSource
 from partitions.importing.options import ImportOptions, Take
-from partitions.importing.scans import Paths, hash_text, parts_of, pseudonym, redacted_errors
-from partitions.importing.table.source import Found
+from partitions.importing.table_source import Found
 from partitions.importing.tables import SPLIT_NAMES
 from partitions.importing.targets import Answer, join_labels
-from partitions.importing.volumes.outlines import referenced_series
+from partitions.importing.volumes.series import referenced_series
 from partitions.recipes.reading import ReadOptions
 
 

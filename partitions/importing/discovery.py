@@ -18,12 +18,14 @@ from partitions.importing.dicom_series import (
 from partitions.importing.files import (
     check_links,
     files_below,
+    hash_text,
     is_hidden,
     kind_of_other,
     list_kinds,
     outside,
     passed_over,
     place_of,
+    pseudonym,
 )
 from partitions.importing.images import (
     NIFTI,
@@ -34,8 +36,7 @@ from partitions.importing.images import (
     paths_of,
 )
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import hash_text, pseudonym
-from partitions.importing.table.source import Found, read_csv
+from partitions.importing.table_source import Found, read_csv
 from partitions.importing.tables import SPLIT_NAMES, read_lines
 from partitions.importing.volumes import volume
 from partitions.recipes.pictures import PictureRecipe

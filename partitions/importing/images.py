@@ -19,12 +19,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing import dicom
+from partitions.importing import dicom, signals
 from partitions.importing.dicom_file import is_dicom
-from partitions.importing.scans import ImageInfo, fit, fitted_size
-from partitions.importing.signals import signal
-from partitions.importing.signals.recording import ENDINGS as SIGNALS
-from partitions.importing.signals.recording import files_of, is_signal
+from partitions.importing.files import ImageInfo, fit, fitted_size
+from partitions.importing.signals import ENDINGS as SIGNALS
+from partitions.importing.signals import files_of, is_signal
 from partitions.importing.volumes import volume
 from partitions.labels import VOID
 from partitions.recipes.reading import ReadOptions
@@ -115,7 +114,7 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
             f"{sample.where}: its file is a folder; --volume takes one with a DICOM series as a volume"
         )
     if kind_of(sample.file) == "signal":
-        return signal.probe(sample.file, sample.where, reading)
+        return signals.probe(sample.file, sample.where, reading)
     if files := scan_files(sample, reading):
         return volume.probe(files, sample.where, reading)
     if kind_of(sample.file) == "dicom":
@@ -169,7 +168,7 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
     """
     assert sample.file is not None
     if kind_of(sample.file) == "signal":
-        return signal.read(sample.file, sample.where, reading)
+        return signals.read(sample.file, sample.where, reading)
     if files := scan_files(sample, reading):
         return volume.read(files, sample.where, reading, sample.part)
     if kind_of(sample.file) == "dicom":

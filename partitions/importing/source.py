@@ -49,7 +49,7 @@ from partitions.importing.files import Faults
 from partitions.importing.images import has_binary_masks
 from partitions.importing.options import DEFAULTS, ImportOptions, Take
 from partitions.importing.streams import new_pictures
-from partitions.importing.table.source import Found
+from partitions.importing.table_source import Found
 from partitions.importing.targets import read_answers
 from partitions.inputs import describe_inputs
 from partitions.labels import Fault, describe_labels

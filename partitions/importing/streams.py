@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing.files import Faults, name_first
+from partitions.importing.files import Faults, ImageInfo, name_first
 from partitions.importing.images import (
     Samples,
     SampleSource,
@@ -25,8 +25,7 @@ from partitions.importing.images import (
     read,
     read_mask,
 )
-from partitions.importing.scans import ImageInfo
-from partitions.importing.signals.signal import check_alike
+from partitions.importing.signals import check_alike
 from partitions.recipes.pictures import (
     KIND,
     SIGNALS,

@@ -12,9 +12,9 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import Names, plain_text, unknown_name
 from partitions.importing.dicom import IDENTITY
+from partitions.importing.files import pseudonym
 from partitions.importing.images import Samples
 from partitions.importing.options import Take
-from partitions.importing.scans import pseudonym
 from partitions.importing.streams import open_masks
 from partitions.importing.tables import Label, label_columns, labels_of, read_lines, split_of
 from partitions.labels import (
@@ -147,42 +147,45 @@ def plain_label(text: str) -> str:
 def number_labels(
     samples: Samples, labels: Sequence[str], known: int = 0
 ) -> tuple[Array, Names]:
-    """Return labels as int64 (n,), and the classes' names if they had to be numbered. ``known``: their number."""
+    """Return labels as int64 (n,), and the classes' names if they had to be numbered. ``known``: their number.
+
+    ``labels``: those that --labels names. Raises DataError where a sample has another one, and for numbers or texts
+    that cannot be all classes.
+    """
     texts = [sample.labels[0] for sample in samples]
-    places = {sample.labels[0]: sample.where for sample in reversed(samples)}
     # Each label's first place, in order
-    first = {text: places[text] for text in dict.fromkeys(texts)}
+    first = dict(zip(reversed(texts), (own.where for own in reversed(samples)), strict=True))
+    first = {text: first[text] for text in dict.fromkeys(texts)}
     for text, where in first.items():
         if len(text) > LONGEST_LABEL:
             raise DataError(
                 f"{where}: the label is a text of {len(text)} characters; name it with --label"
             )
+    plain = {text: plain_label(text) for text in first}
+    names = tuple(labels)
     if labels:
-        names = _declared_names(first, labels)
-        number = {
-            text: names.index(text if text in names else plain_label(text)) for text in first
-        }
-    elif all(plain_label(text).isascii() and plain_label(text).isdigit() for text in first):
-        names, number = (), _class_numbers(first, known, len(samples))
+        if len(set(labels)) != len(labels):
+            raise DataError("labels names a class twice")
+        for text, where in first.items():
+            if text not in names and plain[text] not in names:
+                raise unknown_name(f"label in {where}:", text, names)
+    elif all(text.isascii() and text.isdigit() for text in plain.values()):
+        numbers = _class_numbers(first, plain, known, len(samples))
+        return np.array([numbers[text] for text in texts], np.int64), ()
     else:
-        names = _found_names(first, len(samples))
-        number = {text: names.index(plain_label(text)) for text in first}
+        check_spellings(first)
+        names = tuple(sorted({*plain.values()}))
+        if len(names) == 1:
+            raise numbering_error(len(samples), shorten_cell(names[0]))
+    number = {text: names.index(text if text in names else plain[text]) for text in first}
     return np.array([number[text] for text in texts], np.int64), names
 
 
-def _declared_names(first: Mapping[str, str], labels: Sequence[str]) -> Names:
-    """Return the classes that --labels names. Raises DataError where a sample has another one."""
-    if len(set(labels)) != len(labels):
-        raise DataError("labels names a class twice")
-    for text, where in first.items():
-        if text not in labels and plain_label(text) not in labels:
-            raise unknown_name(f"label in {where}:", text, labels)
-    return tuple(labels)
-
-
-def _class_numbers(first: Mapping[str, str], known: int, count: int) -> dict[str, int]:
+def _class_numbers(
+    first: Mapping[str, str], plain: Mapping[str, str], known: int, count: int
+) -> dict[str, int]:
     """Return labels that are class numbers as such. Raises DataError where they cannot be all classes from 0."""
-    number = {text: int(plain_label(text)) for text in first}
+    number = {text: int(own) for text, own in plain.items()}
     for text, where in first.items():
         if number[text] >= (known or MOST_CLASSES):
             raise DataError(f"{where}: the label is {text}; labels are class numbers 0, 1, ...")
@@ -190,15 +193,6 @@ def _class_numbers(first: Mapping[str, str], known: int, count: int) -> dict[str
     if not known and (len(numbers) == 1 or numbers[-1] >= len(numbers)):
         raise numbering_error(count, short_numbers(numbers))
     return number
-
-
-def _found_names(first: Mapping[str, str], count: int) -> Names:
-    """Return the classes of labels that are texts, in order. Raises DataError for one class, or for two spellings."""
-    check_spellings(first)
-    found = sorted({plain_label(text) for text in first})
-    if len(found) == 1:
-        raise numbering_error(count, shorten_cell(found[0]))
-    return tuple(found)
 
 
 def check_spellings(first: Mapping[str, str]) -> None:

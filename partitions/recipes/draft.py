@@ -100,32 +100,20 @@ def draft_columns(
         if share_of_numbers(own) > MOST_NUMBERS
     }
     whole = join_signs(evidence.values())
-    made = []
-    for name in columns:
+    made, decimals = list[Column](), Counter[str]()
+    for name, own in cells.items():
         known = len(problems.found)
         with problems.collect():
             if name in evidence:
-                made.append(
-                    draft_number(
-                        name,
-                        lines,
-                        cells[name],
-                        gaps,
-                        signs_of(name, evidence[name], whole, asked),
-                    )
-                )
+                signs = signs_of(name, evidence[name], whole, asked)
+                made.append(draft_number(name, lines, own, gaps, signs))
+                decimals[signs.decimal] += bool(evidence[name].decimal)
             else:
-                made.append(draft_other(name, lines, cells[name], gaps, asked, patient))
+                made.append(draft_other(name, lines, own, gaps, asked, patient))
         for error in problems.found[known:]:
             made.append(draft_column(name, OPEN, why=f"QUESTION. {error}"))
-    decimals = Counter(
-        column.decimal
-        for column in made
-        if column.kind == "number" and evidence[column.origin].decimal
-    )
-    return tuple(made), asked.decimal or next(
-        (sign for sign, _ in decimals.most_common(1)), "."
-    )
+    likely = [sign for sign, count in decimals.most_common(1) if count]
+    return tuple(made), asked.decimal or next(iter(likely), ".")
 
 
 def draft_column(name: str, kind: str, **fields: Any) -> Column:
@@ -149,15 +137,12 @@ def draft_number(
         remarks += odd_values(own, lines)
     else:
         values = {cell: parse_number(cell, signs.decimal, signs.thousands) for cell in cells}
+        counts = lines.columns[name].counts
         if strange := [cell for cell, value in values.items() if value is None]:
-            raise no_number(
-                name,
-                cells[strange[0]],
-                strange[0],
-                sum(map(lines.columns[name].counts.__getitem__, strange)),
-            )
+            count = sum(counts[cell] for cell in strange)
+            raise no_number(name, cells[strange[0]], strange[0], count)
         known = {cell: value for cell, value in values.items() if value is not None}
-        remarks += odd_numbers(cells, lines.columns[name].counts, known)
+        remarks += odd_numbers(cells, counts, known)
     why = "; ".join(filter(None, remarks)) or PLAIN
     return draft_column(
         name, "number", decimal=signs.decimal, thousands=signs.thousands, fill="median", why=why

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -250,24 +250,21 @@ def check_kind(recipe: PictureRecipe) -> None:
 
 def expect(seen: Sequence[Acquisition]) -> Expected:
     """Return the properties that a recipe expects of other pictures, from those of its own."""
+    dicom = [own for own in seen if own.format == "dicom"]
+    distinct = {
+        "formats": {own.format for own in seen},
+        "modalities": {own.modality for own in dicom},
+        "planes": {own.plane for own in seen if own.format in SCANS},
+        "photometric": {own.photometric for own in dicom},
+        "rescaled": {ANSWERS[not own.rescaled] for own in dicom},
+    }
     return Expected(
-        formats=find_distinct(own.format for own in seen),
-        modalities=find_distinct(own.modality for own in seen if own.format == "dicom"),
-        planes=find_distinct(own.plane for own in seen if own.format in SCANS),
-        photometric=find_distinct(own.photometric for own in seen if own.format == "dicom"),
-        rescaled=find_distinct(
-            ANSWERS[not own.rescaled] for own in seen if own.format == "dicom"
-        ),
+        **{key: tuple(sorted(values)) for key, values in distinct.items()},
         pixel=round_range([own.pixel for own in seen]),
         between=round_range([own.between for own in seen]),
         rates=tuple(sorted({own.rate for own in seen if own.rate})),
         units=seen[0].units,
     )
-
-
-def find_distinct(values: Iterable[str]) -> Names:
-    """Return the different values, sorted."""
-    return tuple(sorted(set(values)))
 
 
 def round_range(sizes: Sequence[float | None]) -> tuple[float, float] | None:
@@ -280,20 +277,17 @@ def round_range(sizes: Sequence[float | None]) -> tuple[float, float] | None:
 
 def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
     """Yield each difference from the expected properties, such as "its modality is MR, where the recipe has CT"."""
-    stated = [("format", own.format, expected.formats)]
-    if own.format == "dicom":
-        stated.append(("modality", own.modality, expected.modalities))
-    if own.format in SCANS:
-        stated.append(("plane", own.plane, expected.planes))
-    for what, value, known in stated:
+    dicom, scan = own.format == "dicom", own.format in SCANS
+    for what, value, known in (
+        ("format", own.format, expected.formats),
+        ("modality", own.modality, expected.modalities * dicom),
+        ("plane", own.plane, expected.planes * scan),
+    ):
         if known and value not in known:
             there = " or ".join(name or "none" for name in known)
             yield f"its {what} is {value or 'not stated'}, where the recipe has {there}"
-    if (
-        own.format == "dicom"
-        and expected.rescaled
-        and ANSWERS[not own.rescaled] not in expected.rescaled
-    ):
+    rescaled = expected.rescaled * dicom
+    if rescaled and ANSWERS[not own.rescaled] not in rescaled:
         yield (
             "its values are rescaled to a unit, where the recipe's are not"
             if own.rescaled
@@ -303,8 +297,10 @@ def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
         rates = " or ".join(f"{rate:g}" for rate in expected.rates)
         yield f"it has {own.rate or 0:g} Hz, where the recipe has {rates}"
     if expected.units and own.units != expected.units:
-        units = ", ".join(unit or "none" for unit in expected.units)
-        yield f"its channels are in {', '.join(unit or 'none' for unit in own.units)}, where the recipe has {units}"
+        here, there = (
+            ", ".join(unit or "none" for unit in units) for units in (own.units, expected.units)
+        )
+        yield f"its channels are in {here}, where the recipe has {there}"
     if expected.pixel:
         yield from outside("its pixels are", own.pixel, expected.pixel)
     if expected.between:

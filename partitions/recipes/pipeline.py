@@ -69,9 +69,7 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
                 for own in both.tolist()
             ]
         read = [
-            (None, "")
-            if cell in gaps
-            else value_of(cell, column, {column.since: other}, gaps, formats)
+            (None, "") if cell in gaps else value_of(cell, other, column, gaps, formats)
             for cell, other in pairs
         ]
         if column.kind == "category":
@@ -106,13 +104,9 @@ def plain_numbers(cells: Cells, column: Column, gaps: Collection[str]) -> Array 
 
 
 def value_of(
-    cell: str,
-    column: Column,
-    row: Mapping[str, str],
-    gaps: frozenset[str],
-    formats: Mapping[str, Column],
+    cell: str, other: str, column: Column, gaps: Collection[str], formats: Mapping[str, Column]
 ) -> tuple[Any, str]:
-    """Return a cell's value, and the fault in it, if any."""
+    """Return a cell's value, and the fault in it, if any. ``other``: the date from which its own counts."""
     if column.kind == "category":
         level = column.values.get(cell, cell)
         if level in column.levels:
@@ -122,7 +116,7 @@ def value_of(
             f"none of {few(column.levels, 8)}{nearest(cell, column.levels)}",
         )
     if column.kind == "date":
-        value, fault = elapsed_time(cell, column, row, gaps, formats)
+        value, fault = elapsed_time(cell, other, column, gaps, formats)
     else:
         value = parse_number(cell, column.decimal, column.thousands)
         fault = "" if value is not None else f"no number (decimal sign {column.decimal!r})"
@@ -133,27 +127,23 @@ def value_of(
 
 
 def elapsed_time(
-    cell: str,
-    column: Column,
-    row: Mapping[str, str],
-    gaps: frozenset[str],
-    formats: Mapping[str, Column],
+    cell: str, other: str, column: Column, gaps: Collection[str], formats: Mapping[str, Column]
 ) -> tuple[float | None, str]:
     """Return days or years from the column's ``since`` to the date in a cell, and the fault in it, if any."""
     when = parse_date(cell, column.format, column.latest)
     if when is None:
         return None, f"no date as {column.format}"
-    start: datetime | None
-    if column.since in formats:
-        other = row[column.since]
-        if other in gaps:
-            return None, ""
-        first = formats[column.since]
-        start = parse_date(other, first.format, first.latest)
-        if start is None:
-            return None, f"and {column.since} is no date as {first.format}"
-    else:
-        start = datetime.fromisoformat(column.since or EPOCH)
+    first = formats.get(column.since)
+    if first and other in gaps:
+        return None, ""
+    start = (
+        parse_date(other, first.format, first.latest)
+        if first
+        else datetime.fromisoformat(column.since or EPOCH)
+    )
+    if first and start is None:
+        return None, f"and {column.since} is no date as {first.format}"
+    assert start
     return (when - start).total_seconds() / 86400 / DAYS[column.per], ""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from partitions.recipes.pipeline import shorten_cell
 from partitions.recipes.recipe import (
     MEND,
     Column,
-    FileFormat,
     Recipe,
     RecipePart,
     Text,
@@ -128,24 +127,24 @@ def parse_shared(schema: Schema) -> Shared:
 
 
 def recipe_for(
-    path: object,
-    header: Sequence[str],
     lines: Lines,
     shared: Shared,
     labels: Sequence[str],
     mapped: Mapped,
     asked: Asked,
     gaps: Names,
+    **roles: Any,
 ) -> Recipe:
     """Return a hospital's recipe that makes the shared columns from its csv. ``labels``: the schema's.
 
-    Raises DataError, one line, where a column or a cell has no shared name and no mapping.
+    ``roles``: more fields. Raises DataError where a column or a cell has no shared name and no mapping.
     """
-    names = [*(c.name for c in shared.columns), *shared.label]
-    sources = find_sources(path, header, names, mapped)
-    cells = {c.name: cells_in(lines, sources[c.name], gaps) for c in shared.columns}
-    evidence = {name: evidence_of(own) for name, own in cells.items()}
-    whole = join_signs([evidence[c.name] for c in shared.columns if c.kind == "number"])
+    sources = find_sources(lines, [*(c.name for c in shared.columns), *shared.label], mapped)
+    cells = {name: cells_in(lines, source, gaps) for name, source in sources.items()}
+    evidence = {
+        c.name: evidence_of(cells[c.name]) for c in shared.columns if c.kind == "number"
+    }
+    whole = join_signs(evidence.values())
     made = []
     for column in shared.columns:
         name, source = column.name, sources[column.name]
@@ -161,61 +160,54 @@ def recipe_for(
             since = sources.get(column.since, column.since)
             own |= {"format": form, "latest": latest_of(form), "since": since}
         made.append(column.model_copy(update=own))
-    label = tuple(sources[name] for name in shared.label)
     values = {}
-    if len(label) == 1 and labels:
-        found = cells_in(lines, label[0], gaps)
-        values = codes_of(shared.label[0], label[0], found, labels, mapped, False)
+    if len(shared.label) == 1 and labels:
+        name = shared.label[0]
+        values = codes_of(name, sources[name], cells[name], labels, mapped, False)
+    used = {*sources.values(), *roles.values()}
     recipe = Recipe(
-        columns=(*made, *unused_columns(header, sources, made)),
+        columns=(*made, *unused_columns(lines.header, used, made)),
         outputs=len(labels),
-        file=FileFormat(gaps=gaps),
-        label=label,
+        label=tuple(sources[name] for name in shared.label),
         task=shared.task,
         classes=tuple(labels),
         label_values=values,
+        **roles,
     )
     check_recipe(recipe)
     return recipe
 
 
 def unused_columns(
-    header: Sequence[str], sources: Mapping[str, str], made: Sequence[Column]
+    header: Sequence[str], used: Collection[str], made: Sequence[Column]
 ) -> Iterator[Column]:
     """Yield the columns that only the csv has, under names that are free."""
     taken = {column.name for column in made}
     for name in header:
-        if name not in sources.values():
-            own = tidy(name)
-            free = f"{own} (left out)" if own in taken else own
+        if name not in used:
+            free = tidy(name) + " (left out)" * (tidy(name) in taken)
             yield Column(name=free, kind="skip", source=name)
 
 
-def find_sources(
-    path: object, header: Sequence[str], names: Sequence[str], mapped: Mapped
-) -> dict[str, str]:
+def find_sources(lines: Lines, names: Sequence[str], mapped: Mapped) -> dict[str, str]:
     """Return the csv's column for each shared name: as mapped, or of the same name. Raises DataError."""
+    path, header = lines.path, lines.header
     for name, source in mapped.columns.items():
+        pair = f"--map {name}={source}"
         if name not in names:
-            raise DataError(
-                f"--map {name}={source}: the schema has no column {name!r}{nearest(name, names)}"
-            )
+            raise DataError(f"{pair}: the schema has no column {name!r}{nearest(name, names)}")
         if source not in header:
-            raise DataError(
-                f"--map {name}={source}: {path} has no column {source!r}{nearest(source, header)}"
-            )
+            raise DataError(f"{pair}: {path} has no column {source!r}{nearest(source, header)}")
     same = {tidy(name): name for name in header}
     found = {name: mapped.columns.get(name, same.get(name, "")) for name in names}
+    used = list(found.values())
     if missing := [name for name, source in found.items() if not source]:
-        left = few([name for name in header if name not in found.values()], 20)
+        left = few([name for name in header if name not in used], 20)
         raise DataError(
             f"{path} has no column {few(missing, 20)}: name its own with --map {missing[0]}=COLUMN, "
             f"one for each; not used yet: {left or 'none'}"
         )
-    if len(set(found.values())) < len(found):
-        twice = next(
-            source for source in found.values() if list(found.values()).count(source) > 1
-        )
+    if twice := next((source for source in used if used.count(source) > 1), ""):
         raise DataError(f"{path}: {twice} stands for two columns of the schema; see --map")
     return found
 

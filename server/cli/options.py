@@ -116,7 +116,7 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     from urllib.parse import urlencode
 
     from partitions.own.dataset import resolve_name
-    from partitions.own_files import OPTIONS, hospitals_of, parse_source
+    from partitions.simulated import OPTIONS, hospitals_of, parse_source
 
     given = getattr(args, "data", None) or ""
     asked = {key: value for key in OPTIONS if (value := getattr(args, key, None))}

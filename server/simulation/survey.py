@@ -10,7 +10,7 @@ from pathlib import Path
 from client.site.trust.policy import PUBLIC, default_file, read_policy
 from partitions.common.errors import UserError
 from partitions.common.names import silo_names
-from partitions.own_files import files_of
+from partitions.simulated import files_of
 from server.deploy import submit
 from server.report.survey import write_survey_page
 from server.results.survey import write_survey

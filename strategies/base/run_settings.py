@@ -30,9 +30,8 @@ from partitions.common.own_code import STRATEGIES, plugins
 from partitions.common.settings import build_settings, defaults_of, values_of
 from partitions.datasets.registry import DATASETS
 from partitions.own.dataset import resolve_name as own_named
-from partitions.own_files import parse_source
 from partitions.schemes.registry import PARTITIONS, partition_settings
-from partitions.simulated import Division
+from partitions.simulated import Division, parse_source
 from strategies.base import evaluation, survey
 from strategies.base.aggregation.secure import check_secure
 from strategies.base.bounded import check_robust

@@ -14,8 +14,7 @@ import pytest
 
 from partitions.common.errors import DataError
 from partitions.datasets import centres
-from partitions.datasets.download import Source
-from partitions.datasets.registry import DATASETS, load_dataset
+from partitions.datasets.registry import DATASETS, Source, load_dataset
 from partitions.schemes.registry import partition
 from partitions.splits import take
 

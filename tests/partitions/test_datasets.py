@@ -21,9 +21,8 @@ from sklearn.datasets import load_diabetes
 
 from partitions.datasets import pictures as picture_sets
 from partitions.datasets import registry
-from partitions.datasets.download import Source, download, places
 from partitions.datasets.pictures import read_files
-from partitions.datasets.registry import DATASETS, load_dataset
+from partitions.datasets.registry import DATASETS, Source, download, load_dataset, places
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")

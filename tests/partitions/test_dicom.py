@@ -21,8 +21,8 @@ from pydicom.uid import ImplicitVRLittleEndian, JPEGLossless, RLELossless
 from scans import SECRETS, accession, leaks, study_uid, write_dicom
 
 from partitions.importing import dicom
+from partitions.importing.files import pseudonym
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import pseudonym
 from partitions.importing.source import Imported, import_source
 from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import read_silo_file, write_silo_file
@@ -216,7 +216,7 @@ def test_a_traceback_names_nobody_either(tmp_path, monkeypatch):
 
 def test_the_key_of_pseudonyms_is_this_process_s_own():
     """An attacker who has a log or a file cannot try out names; nothing of them is in either, but a dump may be."""
-    code = "from partitions.importing.scans import pseudonym; print(pseudonym('PAT-1'))"
+    code = "from partitions.importing.files import pseudonym; print(pseudonym('PAT-1'))"
     made = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
         for _ in range(2)

@@ -13,9 +13,8 @@ from PIL import Image
 from scans import write_nifti
 
 from partitions.datasets import flamby, registry
-from partitions.datasets.download import Source
-from partitions.datasets.registry import DATASETS, load_dataset
-from partitions.importing.volumes import nifti
+from partitions.datasets.registry import DATASETS, Source, load_dataset
+from partitions.importing.volumes import grid
 from partitions.schemes.registry import partition
 from partitions.splits import take
 
@@ -254,7 +253,7 @@ def test_ixi_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
             np.testing.assert_allclose(x[:, :6], 7**0.5, rtol=1e-5)
             np.testing.assert_allclose(x[:, 6:], -(7**-0.5), rtol=1e-5)
         registry._load.cache_clear()
-        monkeypatch.setattr(nifti, "read_stored", None)
+        monkeypatch.setattr(grid, "read_stored", None)
 
 
 def test_averaging_is_pytorch_s_adaptive_pooling():

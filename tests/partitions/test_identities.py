@@ -15,7 +15,7 @@ from partitions.importing.division import assign_splits, missing_notes
 from partitions.importing.images import SampleSource
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import Imported, import_source
-from partitions.importing.table.draft import shared_recipe
+from partitions.importing.table_draft import shared_recipe
 from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Lines
 from partitions.recipes.people import check_identifiers

@@ -14,8 +14,8 @@ from PIL import Image
 from scans import SECRETS, leaks, write_dicom, write_nifti
 
 from partitions.importing import dicom
+from partitions.importing.files import parts_of
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import parts_of
 from partitions.importing.source import import_source
 from partitions.importing.volumes import volume as scans
 from partitions.recipes.reading import ReadOptions

@@ -12,11 +12,19 @@ import pytest
 from partitions.common.names import silo_names
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import import_source
-from partitions.own_files import DatasetSource, parse_source, subsample_dataset
 from partitions.recipes.recipe import load_recipe, parse_recipe, read
 from partitions.schemes.registry import partition, silo_data
 from partitions.silo_file import read_silo_file
-from partitions.simulated import Division, divide, names_of, open_dataset, part_of
+from partitions.simulated import (
+    DatasetSource,
+    Division,
+    divide,
+    names_of,
+    open_dataset,
+    parse_source,
+    part_of,
+    subsample_dataset,
+)
 
 
 def write_file(path: Path, n: int, **changes: Any) -> Path:

@@ -21,7 +21,7 @@ from volumes import SHAPE, box, values, write_rtstruct, write_seg, write_series
 from partitions.common.errors import DataError
 from partitions.importing import dicom
 from partitions.importing.volumes import volume
-from partitions.importing.volumes.outlines import referenced_series
+from partitions.importing.volumes.series import referenced_series
 from partitions.recipes.reading import ReadOptions
 
 WISH = ReadOptions(volume=SHAPE, window=(500, 1000), outlines=("liver",))

@@ -18,7 +18,6 @@ from models import samples
 from partitions import npz, stored
 from partitions.common.errors import DataError
 from partitions.inputs import reorder_data
-from partitions.own_files import parse_source, read_hospitals
 from partitions.schema import Schema
 from partitions.silo_file import (
     check_silo_file,
@@ -26,6 +25,7 @@ from partitions.silo_file import (
     read_silo_file,
     write_silo_file,
 )
+from partitions.simulated import parse_source, read_hospitals
 from partitions.splits import SiloData, Split, inputs_of, is_table
 from partitions.stored import OnDisk, in_memory, sample_digests
 from server.results.manifest import write_partition

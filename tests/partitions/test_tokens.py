@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partitions.datasets.download import Source
-from partitions.datasets.registry import DATASETS
+from partitions.datasets.registry import DATASETS, Source
 from partitions.datasets.texts import read_news
 from partitions.tokens import (
     Hashed,

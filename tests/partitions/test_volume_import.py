@@ -19,9 +19,8 @@ from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
 from partitions.importing.volumes import volume
 from partitions.importing.volumes.grid import RAS, Grid, resample
-from partitions.importing.volumes.outlines import inside
-from partitions.importing.volumes.series import read_series
-from partitions.importing.volumes.writing import write_segmentation
+from partitions.importing.volumes.series import inside, read_series
+from partitions.importing.volumes.volume import write_segmentation
 from partitions.recipes.reading import ReadOptions
 from server.cli.main import main
 

@@ -14,14 +14,13 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.importing.discovery import find_others, find_rows, slice_volumes
-from partitions.importing.files import Faults
+from partitions.importing.files import Faults, ImageInfo
 from partitions.importing.images import probe
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory, lines_of, take_inventory
 from partitions.importing.proposal.roles import Roles, SourceLayout, find_layout, find_roles
-from partitions.importing.scans import ImageInfo
 from partitions.importing.streams import count_notes, draft_pictures
-from partitions.importing.table.source import Found, read_csv
+from partitions.importing.table_source import Found, read_csv
 from partitions.recipes.draft import without_cells
 from partitions.recipes.pictures import PictureRecipe, made_by
 

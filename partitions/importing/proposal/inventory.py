@@ -16,10 +16,10 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.importing import dicom, dicom_file
+from partitions.importing.files import pseudonym, redacted_errors
 from partitions.importing.images import NIFTI, is_picture, open_picture
-from partitions.importing.scans import pseudonym, redacted_errors
-from partitions.importing.signals.recording import is_signal, open_recording
-from partitions.importing.volumes import nifti
+from partitions.importing.signals import is_signal, open_recording
+from partitions.importing.volumes.grid import load_nifti
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -121,7 +121,7 @@ def inspect_picture(found: Inventory, path: Path, where: str) -> None:
 
 def inspect_nifti(found: Inventory, path: Path) -> None:
     """Add a NIfTI volume."""
-    image = nifti.load(path)
+    image = load_nifti(path)
     found.kinds["NIfTI volumes"] += 1
     found.slices = max(found.slices, min(image.shape[:3]))
     shape = tuple(image.shape)

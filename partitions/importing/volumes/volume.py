@@ -5,24 +5,35 @@
 * A volume is turned to canonical axes (``grid.py``), so that its slices are axial: the front above, the patient's right
   on the left, as in viewers. A whole volume is resampled to the requested voxels.
 * A NIfTI file and a DICOM series of the same scan give the same result.
+* Predicted outlines are written as NIfTI, and for a DICOM series also as a SEG object, with the voxels of the source.
+  The NIfTI file has the source's affine, and nothing else of its header. The SEG object belongs to the source's study.
+  As the standard requires, it repeats patient and study of the source's header, and refers to each slice. It is for the
+  hospital's archive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gzip
+import io
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from partitions.common.files import write_atomically
 from partitions.common.names import Names
 from partitions.common.sizes import check_picture
-from partitions.importing.scans import (
+from partitions.importing.files import (
     ImageInfo,
     Paths,
     ScanError,
+    Unavailable,
     fit,
     fitted_size,
     hash_text,
@@ -30,10 +41,19 @@ from partitions.importing.scans import (
     pseudonym,
     redacted_errors,
 )
-from partitions.importing.volumes import nifti
-from partitions.importing.volumes.grid import Grid, resample, same_place, steps
-from partitions.importing.volumes.outlines import draw
-from partitions.importing.volumes.series import read_series, values_of
+from partitions.importing.volumes.grid import (
+    RAS,
+    Grid,
+    load_nifti,
+    nifti_grid,
+    nifti_shape,
+    resample,
+    same_place,
+    steps,
+    stored_classes,
+    stored_values,
+)
+from partitions.importing.volumes.series import Series, draw, read_series, values_of
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
 
@@ -75,22 +95,22 @@ def open_scan(files: Paths, *, whole: bool) -> Scan:
             series.grid, series.acquired, series.notes, whose, lambda: values_of(series)
         )
     path = files[0]
-    image = nifti.load(path)
-    several = len(nifti.shape_of(image)) > 3
+    image = load_nifti(path)
+    several = len(nifti_shape(image)) > 3
     if whole and several:
         raise ScanError(
             "its file is a series in time; save the volume to be used as a file of its own"
         )
 
     def values() -> tuple[Array, Array]:
-        found = nifti.stored_values(image)
+        found = stored_values(image)
         return found, ~np.isfinite(found)
 
     # The volume counts as a patient, so that its slices are all in one split.
     whose = (hash_text(str(path.resolve())),) * 2
     notes = (FIRST,) * several
     return Scan(
-        nifti.grid_of(image, straight=whole),
+        nifti_grid(image, straight=whole),
         Acquisition("nifti", plane="axial"),
         notes,
         whose,
@@ -192,17 +212,17 @@ def read_mask(
     with redacted_errors(where, kind_of(masks)):
         grid = open_scan(files, whole=whole).grid
         if is_nifti(masks):
-            image = nifti.load(masks[0])
-            if len(nifti.shape_of(image)) != 3:
+            image = load_nifti(masks[0])
+            if len(nifti_shape(image)) != 3:
                 raise ScanError(
                     "its mask has several times or channels: save classes 0, 1, 2, ... in one"
                 )
-            own = nifti.grid_of(image, straight=whole)
+            own = nifti_grid(image, straight=whole)
             if not same_place(own, grid):
                 raise ScanError(
                     "its mask does not lie on its volume: another shape or another affine"
                 )
-            classes = nifti.stored_classes(masks[0], masks[0].stat().st_mtime_ns)
+            classes = stored_classes(masks[0], masks[0].stat().st_mtime_ns)
             if not whole:
                 return slice_of(own, classes, part, reading, Image.Resampling.NEAREST)
             turned = own.turn(classes)
@@ -228,3 +248,130 @@ def as_source(
         return grid.turned_back(
             resample(mask, grid.canonical.shape, 1 / step, nearest=True)
         ), grid
+
+
+# Files of predicted outlines
+
+# What the standard allows to be empty, but not to be missing (PS3.3, C.7.1.1 and C.7.2.1).
+MAY_BE_EMPTY = re.findall(
+    r"\w+",
+    "PatientName PatientID PatientBirthDate PatientSex StudyDate StudyTime StudyID AccessionNumber "
+    "ReferringPhysicianName",
+)
+SERIES = 9001  # number of the series of outlines in its study
+# The category of every segment, whose label gives the meaning
+TISSUE = ("85756007", "SCT", "Tissue")
+
+
+def check_writable(sources: Iterable[Paths]) -> None:
+    """Raise DataError where the library that writes SEG objects is missing, and one of the sources is a series."""
+    if any(not is_nifti(files) for files in sources):
+        _highdicom()
+
+
+def _highdicom() -> Any:
+    try:
+        import highdicom
+    except ImportError:
+        raise Unavailable("a SEG object", "highdicom", "written") from None
+    return highdicom
+
+
+def write_masks(
+    to: Path,
+    mask: Array,
+    files: Paths,
+    classes: Sequence[str],
+    where: str,
+    reading: ReadOptions,
+) -> list[Path]:
+    """Write a volume's mask (d, h, w) as TO.nii.gz, and for a series also as TO.dcm; return the written files.
+
+    ``classes``: names of 0, 1, ...
+    """
+    own, grid = as_source(mask, files, where, reading)
+    written = [to.with_name(f"{to.name}.nii.gz")]
+    if is_nifti(files):
+        write_nifti(written[0], own, np.asarray(load_nifti(files[0]).affine))
+    else:
+        write_nifti(
+            written[0], np.transpose(own, (2, 1, 0)), (RAS @ grid.affine)[:, [2, 1, 0, 3]]
+        )
+        written.append(to.with_name(f"{to.name}.dcm"))
+        write_segmentation(written[1], files, own, classes, where)
+    return written
+
+
+def write_nifti(path: Path, mask: Array, affine: Array) -> None:
+    """Write classes (i, j, k), uint8, as a compressed NIfTI file; the same classes give the same bytes."""
+    import nibabel
+
+    make: Any = nibabel.Nifti1Image
+    image = make(np.ascontiguousarray(mask, np.uint8), affine)
+    write_atomically(path, gzip.compress(image.to_bytes(), mtime=0))
+
+
+def _sources(series: Series) -> list[Any]:
+    """Return the headers of a series' files, with what the standard demands of the source of outlines."""
+    from pydicom import dcmread
+
+    paths = list(dict.fromkeys(plane.path for plane in series.planes))
+    sources = [dcmread(own, stop_before_pixels=True) for own in paths]
+    for source in sources:
+        for keyword in MAY_BE_EMPTY:
+            if keyword not in source:
+                setattr(source, keyword, None)
+        if len(paths) > 1 and not source.get("SliceThickness"):
+            # Of the outline: it fills the slices
+            source.SliceThickness = f"{series.grid.spacing[0]:.6g}"
+    return sources
+
+
+def write_segmentation(
+    path: Path, files: Paths, mask: Array, classes: Sequence[str], where: str
+) -> None:
+    """Write classes (slice, row, column) of a series as a SEG object. Raises DataError, one line."""
+    with redacted_errors(
+        where, "DICOM", ": a SEG object needs all that the standard demands of its source"
+    ):
+        from pydicom.sr.codedict import codes
+        from pydicom.sr.coding import Code
+
+        highdicom, series = _highdicom(), read_series(files)
+        if len(files) > 1 and len(files) < len(series.planes):
+            raise ScanError(
+                "its series has several files of several frames each, to which no SEG object can refer"
+            )
+        order = np.argsort([plane.frame for plane in series.planes])
+        frames = mask if len(files) > 1 else mask[order]
+        algorithm = highdicom.AlgorithmIdentificationSequence(
+            name="silofl", version=version("silofl"), family=codes.DCM.ArtificialIntelligence
+        )
+        described = [
+            highdicom.seg.SegmentDescription(
+                segment_number=number,
+                segment_label=label[:64],
+                segmented_property_category=Code(*TISSUE),
+                segmented_property_type=Code(*TISSUE),
+                algorithm_type="AUTOMATIC",
+                algorithm_identification=algorithm,
+            )
+            for number, label in enumerate(classes[1:], 1)
+        ]
+        made = highdicom.seg.Segmentation(
+            source_images=_sources(series),
+            pixel_array=np.ascontiguousarray(frames, np.uint8),
+            segmentation_type="BINARY",
+            segment_descriptions=described,
+            series_instance_uid=highdicom.UID(),
+            series_number=SERIES,
+            sop_instance_uid=highdicom.UID(),
+            instance_number=1,
+            manufacturer="silofl",
+            manufacturer_model_name="silofl",
+            software_versions=version("silofl"),
+            device_serial_number="none",
+        )
+        content = io.BytesIO()
+        made.save_as(content)
+    write_atomically(path, content.getvalue())

@@ -9,11 +9,11 @@ from typing import Any
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names, unknown_name
+from partitions.importing.files import hash_text, pseudonym
 from partitions.importing.images import SampleSource
 from partitions.importing.options import ImportOptions, Take
-from partitions.importing.scans import hash_text, pseudonym
-from partitions.importing.signals.recording import with_ending
-from partitions.importing.table.draft import draft_recipe
+from partitions.importing.signals import with_ending
+from partitions.importing.table_draft import draft_recipe
 from partitions.importing.tables import (
     UTF8,
     Label,

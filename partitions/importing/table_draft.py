@@ -140,7 +140,9 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
     patient = patient_column(lines, likely, (*mapped.columns.values(), *shared.label))
     gaps = find_gaps(lines, [name for name in header if name != patient], take)
-    made = recipe_for(path, header, lines, shared, schema.labels, mapped, take, gaps)
+    split = "split" if "split" in header else ""
+    roles = {"patient": patient, "split": split, "seed": options.seed}
+    made = recipe_for(lines, shared, schema.labels, mapped, take, gaps, **roles)
     taken = {own.name: own.origin for own in made.used if own.name not in mapped.columns}
     if asked_for := [
         name
@@ -151,17 +153,8 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
             f"{path}: the schema asks for {few(asked_for, 20)}, and your column of that name may name people; if that "
             f"is meant, say --map {asked_for[0]}={taken[asked_for[0]]}"
         )
-    roles = (*made.label, *filter(None, (patient, "split" if "split" in header else "")))
-    own = {
-        "columns": tuple(
-            c for c in made.columns if c.kind != "skip" or c.format or c.source not in roles
-        ),
-        "patient": patient,
-        "split": "split" if "split" in header else "",
-        "seed": options.seed,
-        "file": file_format(lines, label_sign(lines, made.label, gaps, take, "."), gaps),
-    }
-    return made.model_copy(update=own)
+    sign = label_sign(lines, made.label, gaps, take, ".")
+    return made.model_copy(update={"file": file_format(lines, sign, gaps)})
 
 
 def chosen_columns(
@@ -169,27 +162,25 @@ def chosen_columns(
 ) -> tuple[list[str], Names]:
     """Return the columns that a draft examines, and notes on those that are left out without examination."""
     path, header = lines.path, lines.header
-    likely = left_out(
-        lines,
-        (n for n in header if n not in (*labels, *take.columns, take.text, patient, "split")),
-    )
-    others = [*labels, "split", "patient", *filter(None, (take.text, patient)), *likely]
+    roles = (*labels, "split", take.text, patient)
+    likely = left_out(lines, (n for n in header if n not in (*roles, *take.columns)))
+    others = filter(None, (*labels, "split", "patient", take.text, patient, *likely))
     features = feature_columns(path, header, dict.fromkeys(others), take.columns)
     notes: Names = ()
     for why in dict.fromkeys(likely.values()):
         left = [name for name in likely if likely[name] == why and name != "patient"]
         takes = " (--columns takes what is named)" if "patient" not in why else ""
         notes += (f"left out: {', '.join(left)}, as {why}{takes}",) if left else ()
-    if take.text and not take.columns:
+    if not take.text or take.columns:
         if features:
-            more = f"left out are {', '.join(features)}; --columns {','.join(features)} takes them beside the text"
-            notes = (*notes, more)
-        return [], notes
-    if not features:
+            return features, notes
         raise DataError(
             f"{path} has no column besides the label; what separates its columns? (--separator)"
         )
-    return features, notes
+    if features:
+        more = f"left out are {', '.join(features)}; --columns {','.join(features)} takes them beside the text"
+        notes = (*notes, more)
+    return [], notes
 
 
 def long_text(lines: Lines, name: str) -> str:

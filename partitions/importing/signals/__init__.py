@@ -1,1 +1,0 @@
-"""Signals: WFDB, EDF and DICOM waveforms as channels of one unit and one rate."""
