@@ -15,7 +15,7 @@ Source: DICOM PS3.3, C.7.6.3 (pixels), C.11.1 (modality table), C.11.2 (VOI tabl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,12 +122,8 @@ def read_header(path: Path, where: str) -> Header | str:
         )
         number = int(dataset.get("InstanceNumber") or 0)
         description = _text(dataset, "SeriesDescription")
-        return Header(identity_of(dataset), description, along, number, frames_of(dataset))
-
-
-def identity_of(dataset: Dataset) -> dict[str, str]:
-    """Return the pseudonyms of :data:`IDENTITY`, "" where a header has no value."""
-    return {key: pseudonym(_text(dataset, keyword)) for key, keyword in IDENTITY.items()}
+        identity = {key: pseudonym(_text(dataset, tag)) for key, tag in IDENTITY.items()}
+        return Header(identity, description, along, number, frames_of(dataset))
 
 
 def modality_of(dataset: Dataset) -> str:
@@ -165,6 +161,7 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         if deep and not reading.window and not has_window(header):
             notes.append(NO_WINDOW)
         whose = _text(dataset, "PatientID")
+        taken = read_acquisition(dataset, header)
         return ImageInfo(
             height,
             width,
@@ -172,9 +169,27 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
             deep,
             pseudonym(whose),
             notes=tuple(notes),
-            acquired=read_acquisition(dataset, header),
+            acquired=taken,
             spelling=hash_text(whose),
+            seen=tuple(describe_header(dataset, header, taken)),
         )
+
+
+def describe_header(
+    dataset: Dataset, header: Dataset, taken: Acquisition
+) -> Iterator[tuple[str, str]]:
+    """Yield (property, value) for the properties that pictures should share. ``header``: a frame's."""
+    yield "modality", taken.modality or "none"
+    known = "PhotometricInterpretation" in dataset
+    yield "photometric interpretation", taken.photometric if known else "none"
+    yield "size", f"{dataset.Columns} x {dataset.Rows}"
+    stored, allocated = (int(dataset.get(f"Bits{own}") or 0) for own in ("Stored", "Allocated"))
+    yield "bits", f"{stored} of {allocated} bits"
+    yield "plane", taken.plane or "not stated"
+    yield "values", "rescaled to a unit" if taken.rescaled else "not rescaled"
+    yield "window", "their own" if has_window(header) else "none"
+    for note in warnings_of(dataset):
+        yield "text", note
 
 
 def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:

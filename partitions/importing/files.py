@@ -194,6 +194,7 @@ class ImageInfo:
     * ``notes``: remarks for the hospital, each a text that ends the sentence "12 of 340 pictures ...".
     * ``acquired``: the properties that other pictures must share.
     * ``rate``: of a signal, Hz after resampling; its ``height`` is the number of steps.
+    * ``seen``: of DICOM, properties that pictures should share, with their values, for ``--propose``.
     """
 
     height: int
@@ -206,6 +207,7 @@ class ImageInfo:
     depth: int = 0  # of a volume
     spelling: str = ""
     rate: float = 0.0
+    seen: tuple[tuple[str, str], ...] = ()
 
 
 def pseudonym(name: str) -> str:

@@ -10,19 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.importing import dicom, dicom_file
+from partitions.importing import dicom
+from partitions.importing.dicom_file import is_dicom
 from partitions.importing.files import pseudonym, redacted_errors
 from partitions.importing.images import NIFTI, is_picture, open_picture
 from partitions.importing.signals import is_signal, open_recording
 from partitions.importing.volumes.grid import load_nifti
-
-if TYPE_CHECKING:
-    from pydicom import Dataset
+from partitions.recipes.reading import ReadOptions
 
 MOST_SHOWN = 6  # different values in a line
 COLOURS = {"P": "palette", **dict.fromkeys(("1", "L", "LA", "I", "F"), "grey")}
@@ -78,9 +76,8 @@ def inspect_file(found: Inventory, path: Path, where: str) -> None:
     if is_signal(path):
         with redacted_errors(where, "a signal"):
             inspect_signal(found, path)
-    elif dicom_file.is_dicom(path):
-        with redacted_errors(where, "DICOM"):
-            inspect_dicom(found, path)
+    elif is_dicom(path):
+        inspect_dicom(found, path, where)
     elif name.endswith(NIFTI):
         with redacted_errors(where, "NIfTI"):
             inspect_nifti(found, path)
@@ -150,49 +147,27 @@ def inspect_signal(found: Inventory, path: Path) -> None:
         found.count(what, value)
 
 
-def inspect_dicom(found: Inventory, path: Path) -> None:
+def inspect_dicom(found: Inventory, path: Path, where: str) -> None:
     """Add a DICOM file, from its header."""
-    dataset = dicom_file.load(
-        path, (*dicom.IDENTITY.values(), *dicom.PLACE, *dicom.KIND, *dicom.PIXELS)
-    )
-    modality = dicom.modality_of(dataset)
-    if modality in dicom.NO_PICTURES or not dataset.get("Rows") or not dataset.get("Columns"):
+    header = dicom.read_header(path, where)
+    if isinstance(header, str):
         found.kinds["DICOM files without a picture"] += 1
-        found.objects[modality or "none"] += 1
+        found.objects[header] += 1
         return
-    dicom_file.check_readable(dataset, path)
+    info = dicom.probe(path, where, ReadOptions())
     found.kinds["DICOM pictures"] += 1
-    key = dicom.identity_of(dataset)
-    found.patients.update(filter(None, [key["patient"]]))
+    key = header.identity
+    found.patients |= {key["patient"]} - {""}
     found.nameless += not key["patient"]
     study = key["study"] or f"file {found.kinds['DICOM pictures']}"
     found.studies.add(study)
-    frames = dicom_file.frames_of(dataset)
     series = f"{study} {key['series']}"
-    found.series[series] += frames
+    found.series[series] += header.frames
     found.slices = max(found.slices, found.series[series])
-    for what, value in describe_header(dataset):
+    for what, value in info.seen:
         found.count(what, value)
-    spacing = dicom.spacing_of(dicom_file.of_frame(dataset, 0))
-    if spacing:
-        found.pixels.append(min(spacing))
-
-
-def describe_header(dataset: Dataset) -> Iterator[tuple[str, str]]:
-    """Yield (property, value) of a header for the properties that pictures should share."""
-    header = dicom_file.of_frame(dataset, 0)
-    taken = dicom.read_acquisition(dataset, header)
-    yield "modality", taken.modality or "none"
-    known = taken.photometric if "PhotometricInterpretation" in dataset else "none"
-    yield "photometric interpretation", known
-    yield "size", f"{dataset.Columns} x {dataset.Rows}"
-    stored, allocated = (int(dataset.get(f"Bits{own}") or 0) for own in ("Stored", "Allocated"))
-    yield "bits", f"{stored} of {allocated} bits"
-    yield "plane", taken.plane or "not stated"
-    yield "values", "rescaled to a unit" if taken.rescaled else "not rescaled"
-    yield "window", "their own" if dicom.has_window(header) else "none"
-    for note in dicom.warnings_of(dataset):
-        yield "text", note
+    if info.acquired.pixel:
+        found.pixels.append(info.acquired.pixel)
 
 
 # As lines
