@@ -200,7 +200,11 @@ def open_pictures(
     ``faults``: takes the files that cannot be read, in whose place 0 is read, and raises at the last one.
     """
     made, reading = recipe.pictures, recipe.reading
-    progress = iter(tqdm(range(len(samples)), desc="pictures", unit=""))
+
+    def counted() -> Iterator[int]:
+        yield from tqdm(range(len(samples)), desc="pictures", unit="")
+
+    progress = counted()  # whose bar is shown from the first picture on
 
     def read_like(sample: SampleSource) -> Array:
         last = next(progress, 0) == len(samples) - 1

@@ -19,7 +19,7 @@ from partitions.importing.images import probe
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory, lines_of, take_inventory
 from partitions.importing.proposal.roles import Roles, SourceLayout, find_layout, find_roles
-from partitions.importing.streams import count_notes, draft_pictures
+from partitions.importing.streams import count_notes, draft_pictures, form_of
 from partitions.importing.table_source import Found, read_csv
 from partitions.recipes.draft import without_cells
 from partitions.recipes.pictures import PictureRecipe, made_by
@@ -118,8 +118,6 @@ def as_recipe(
     """Return the draft of the recipe, with reasons for the conversion and the expected properties."""
     reading = options.reading
     sizes = Counter((info.height, info.width) for info in infos)
-    deep = any(info.deep for info in infos)
-    channels = max(info.channels for info in infos)
     (height, width), _ = sizes.most_common(1)[0]
     if len(sizes) > 1:
         height = width = SIDE
@@ -129,18 +127,12 @@ def as_recipe(
             f"the pictures have {len(sizes)} sizes, from {low[1]} x {low[0]} to {high[1]} x {high[0]}; which one do "
             f"all hospitals take? {SIDE} x {SIDE} is a draft: change shape, or run --propose again with --size"
         )
-    depth = (infos[0].depth,) if infos[0].depth else ()
-    shape, dtype = (*depth, height, width, channels), "float32" if deep else "uint8"
+    shape, dtype = form_of(infos, height, width)
     recipe = draft_pictures(infos, shape, dtype, reading, **roles.made, seed=options.seed)
-    mixed = (
-        deep
-        and any(not info.deep for info in infos)
-        and all(i.acquired.format == "picture" for i in infos)
-    )
-    if mixed:
-        count = sum(info.deep for info in infos)
+    deep = sum(info.deep for info in infos)
+    if 0 < deep < len(infos) and all(own.acquired.format == "picture" for own in infos):
         roles.questions["dtype"] = (
-            f"{count} of {len(infos)} pictures have 16 bits, the others 8: convert them alike"
+            f"{deep} of {len(infos)} pictures have 16 bits, the others 8: convert them alike"
         )
     roles.reasons |= reasons_of(recipe, infos, options, len(sizes))
     return recipe
@@ -151,14 +143,12 @@ def as_signals(
 ) -> PictureRecipe:
     """Return the draft of a recipe of signals, with reasons, and questions where they differ."""
     signals = [info for info in infos if info.rate]
-    commonest = Counter(
-        (info.acquired.channels, info.rate, info.height) for info in signals
-    ).most_common(1)[0][0]
-    channels, rate, steps = commonest
+    forms = Counter((info.acquired.channels, info.rate, info.height) for info in signals)
+    channels, rate, steps = forms.most_common(1)[0][0]
     other: dict[str, set[Any]] = {
-        "channels": {frozenset(info.acquired.channels) for info in signals},
-        "rate": {info.rate for info in signals},
-        "seconds": {info.height / info.rate for info in signals},
+        "channels": {frozenset(own) for own, _, _ in forms},
+        "rate": {own for _, own, _ in forms},
+        "seconds": {length / own for _, own, length in forms},
     }
     for name, values in other.items():
         if len(values) > 1:
