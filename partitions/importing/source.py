@@ -8,7 +8,7 @@ Sources:
   classes there may be a folder per patient
 * a folder of DICOM files from a hospital's export, with a csv of labels by study or patient (``dicom_series.py``)
 * a csv table: the column ``label``, or the named one, is the label, all others are numbers; or one is a text
-  (``notes.py``), beside the columns of numbers that are named
+  (``collect.py``), beside the columns of numbers that are named
 
 The task follows from the labels, or is set by ``task``:
 

@@ -177,7 +177,7 @@ class FileFormat(RecipePart):
 
 
 class TextInput(RecipePart):
-    """A column of texts, and how they become tokens (``notes.Take``)."""
+    """A column of texts, and how they become tokens (``options.Take``)."""
 
     ALWAYS = ("column", "vocabulary", "length")
 
