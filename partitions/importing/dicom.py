@@ -86,9 +86,15 @@ NO_PICTURES = re.findall(r"\w+", "SEG PR KO SR REG RTDOSE RTSTRUCT RTPLAN")
 # Modalities whose machines or exports often write names into the pixels.
 OFTEN_BURNT = re.findall(r"\w+", "US IVUS XA XC ES GM SM OT DOC SC RF ECG OP")
 BURNT = "say that text is burnt into them: look at them, nothing is taken out"
-MAYBE_BURNT = "do not say whether text is burnt into them, and are of a kind that often has it: look at them"
+MAYBE_BURNT = (
+    "do not say whether text is burnt into them, "
+    "and are of a kind that often has it: look at them"
+)
 MIDDLE = "have several frames: the middle one is taken"
-NO_WINDOW = "have no window: they reach from their lowest to their highest value; --window gives all the same"
+NO_WINDOW = (
+    "have no window: they reach from their lowest to their highest value; "
+    "--window gives all the same"
+)
 
 
 @dataclass(frozen=True)
