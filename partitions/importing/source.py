@@ -136,10 +136,14 @@ def with_binary_masks(found: Found, options: ImportOptions) -> tuple[Found, Impo
         return found, options
     if options.pictures:
         raise DataError(
-            f"{masks[0].where}: its mask, as all others, has 0 and 255 alone, and 255 does not count by the recipe; if "
-            "it is what was drawn, write binary-masks = true under [pictures]"
+            f"{masks[0].where}: its mask, as all others, has 0 and 255 alone, "
+            "and 255 does not count by the recipe; "
+            "if it is what was drawn, write binary-masks = true under [pictures]"
         )
-    note = "masks have 0 and 255 alone: 255 is class 1, what was drawn (binary-masks in the recipe)"
+    note = (
+        "masks have 0 and 255 alone: 255 is class 1, what was drawn "
+        "(binary-masks in the recipe)"
+    )
     return replace(found, notes=(*found.notes, note)), replace(options, binary_masks=True)
 
 
@@ -218,7 +222,8 @@ def check_paths(source: Path, out: Path, overwrite: bool) -> None:
         raise DataError(f"{out} does not end in .npz")
     if out.exists() and not overwrite:
         raise DataError(
-            f"{out} is there already, and with it who is for testing; name another file, or say --overwrite"
+            f"{out} is there already, and with it who is for testing; "
+            "name another file, or say --overwrite"
         )
     if not source.exists():
         raise DataError(f"there is no {source}; name a folder of pictures or a csv file")
