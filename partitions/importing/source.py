@@ -136,9 +136,11 @@ def with_binary_masks(found: Found, options: ImportOptions) -> tuple[Found, Impo
         return found, options
     if options.pictures:
         raise DataError(
-            f"{masks[0].where}: its mask, as all others, has 0 and 255 alone, "
+            f"{masks[0].where}: its mask, as all others, "
+            "has 0 and 255 alone, "
             "and 255 does not count by the recipe; "
-            "if it is what was drawn, write binary-masks = true under [pictures]"
+            "if it is what was drawn, "
+            "write binary-masks = true under [pictures]"
         )
     note = (
         "masks have 0 and 255 alone: 255 is class 1, what was drawn "

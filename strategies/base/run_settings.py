@@ -243,8 +243,7 @@ def check_patience(common: Common) -> None:
     """Raise UserError if early stopping could never happen."""
     if common.patience and not common.evaluate_every:
         raise UserError(
-            f"patience = {common.patience}: nothing is evaluated with evaluate-every = 0; "
-            "set evaluate-every = 1"
+            f"patience = {common.patience}: nothing is evaluated with evaluate-every = 0; set evaluate-every = 1"
         )
     if common.min_delta and not common.patience:
         raise UserError(
@@ -366,8 +365,7 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
         )
     if common.local_steps and not info.local_steps:
         raise UserError(
-            f"local-steps = {common.local_steps}: {info.name} counts its local training in epochs; "
-            "set local-epochs"
+            f"local-steps = {common.local_steps}: {info.name} counts its local training in epochs; set local-epochs"
         )
     check_robust(info, common)
     if info.trains and not info.plain_loss:
