@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord
-from representatives import sampled
 from tiny import TinyGrid, comparable, federate, random_silos, round_of, rows_of, same
 
 from partitions.common.errors import UserError
@@ -220,7 +219,7 @@ def test_there_are_enough_kinds():
     assert len(BAD) >= 58
 
 
-@sampled("kind", BAD, 3)
+@pytest.mark.parametrize("kind", BAD)
 def test_a_bad_summary_costs_the_others_nothing(four, without, tmp_path, kind):
     """With a quorum of three the numbers are those of a run of three, bit for bit.
 
