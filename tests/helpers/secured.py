@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, Error, Message
-from tiny import Files, Run, TinyGrid, federate
+from tiny import Files, Run, TinyGrid, federate, seen
 
 from client.site.secure.gate import KEY, SecureMessage
 from client.site.trust.envelope import fingerprint, public_pem
@@ -71,6 +71,7 @@ class Secured:
         self.asked.append((silo, kind, number))
         if silo in self.offline or self.gone(silo, kind, number):
             return Message(Error(1, "the line is cut"), reply_to=message)
+        noted = len(grid.traffic)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(KEY, str(self.folder / f"{silo}.key"))
             try:
@@ -80,6 +81,9 @@ class Secured:
             except PolicyRefusedError as error:
                 return Message(Error(1, str(error)), reply_to=message)
         self.change(silo, kind, number, reply)
+        if len(grid.traffic) > noted:
+            # What leaves the gate, not the app
+            grid.traffic[-1] = message, seen(reply)
         if self.lost(silo, kind, number):
             return Message(Error(1, "the line was cut"), reply_to=message)
         return reply

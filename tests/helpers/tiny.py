@@ -112,6 +112,14 @@ def gradient(w: Numbers, x: Numbers, y: npt.NDArray[np.int64]) -> Numbers:
 # Running
 
 
+def seen(reply: Message) -> Message:
+    """A copy that keeps its vectors: the server drops a reply's as it reads them."""
+    kept = copy(reply)
+    if kept.has_content():
+        kept.content = RecordDict({**kept.content})
+    return kept
+
+
 class TinyGrid(InProcessGrid):
     """The in-process grid with silos that have files of their own; it records all traffic and can disturb it."""
 
@@ -148,10 +156,7 @@ class TinyGrid(InProcessGrid):
             return Message(Error(1, "the power is out"), reply_to=message)
         self.before(silo, message, context)
         reply = self.after(silo, message, client_app(message, context))
-        seen = copy(reply)
-        if seen.has_content():  # the server drops a reply's vectors as it reads them
-            seen.content = RecordDict({**seen.content})
-        self.traffic.append((message, seen))
+        self.traffic.append((message, seen(reply)))
         return reply
 
     def pull_messages(self, message_ids: Any) -> Any:
