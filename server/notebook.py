@@ -54,8 +54,9 @@ class Run:
     @cached_property
     def history(self) -> pd.DataFrame:
         """``history.csv``: a row per strategy, seed, round, silo, split, snapshot and metric; NaN if withheld."""
-        rows = [[getattr(row, name) for name in HEADER] for row in self._study.history.rows]
-        return pd.DataFrame(rows, columns=HEADER).astype({"value": "float64", "n": "Int64"})
+        return pd.DataFrame(self._study.history.rows, columns=HEADER).astype(
+            {"value": "float64", "n": "Int64"}
+        )
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -114,9 +115,7 @@ class Run:
         earlier round, or of its first, as in the report. The round after the last is the closing evaluation.
         """
         rows: list[dict[str, Any]] = []
-        for strategy, seed in dict.fromkeys(
-            (r.strategy, r.seed) for r in self._study.history.rows
-        ):
+        for strategy, seed in self._study.history.runs():
             own = self._study.history.of(strategy, seed)
             found: dict[int, dict[str, Any]] = {r.round: {} for r in own}
             snapshot = (

@@ -91,6 +91,11 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f" (did you mean '{match[0]}'?)" if match else ""
 
 
+def split_names(text: object) -> list[str]:
+    """Return the names in a text with commas."""
+    return [name for name in map(str.strip, str(text).split(",")) if name]
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UserError:
     """Return the error for a name that does not exist, with the nearest name and all existing ones."""
     names = sorted(known)

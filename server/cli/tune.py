@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from client.commands.table import Command, choice, option, pairs
 from partitions.common.errors import UserError
+from partitions.common.names import split_names
 from server.cli.options import DATA_OPTIONS, RUN_OPTIONS, run_values
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ def tune(args: argparse.Namespace) -> None:
     out = values.pop("out", None)
     if not out:
         raise UserError("--out DIR is needed here: a search is resumed from its directory")
-    strategy = str(values.pop("strategy", defaults()["strategy"]))
-    names = [name.strip() for name in strategy.split(",") if name.strip()]
+    names = split_names(values.pop("strategy", defaults()["strategy"]))
     if len(set(names)) < len(names):
         raise UserError(f"--strategy {','.join(names)} names one of them twice")
     seed = str(values.setdefault("seed", defaults()["seed"]))

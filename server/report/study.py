@@ -14,6 +14,7 @@ from typing import Any
 from models.metrics import mean_rank
 from models.tasks import ENDS, Task, task_of
 from partitions.common.errors import UserError
+from partitions.common.names import split_names
 from server.report.inference import (
     NAN,
     UNKNOWN,
@@ -60,7 +61,7 @@ class StudyResults:
     def _all_runs(self) -> list[dict[str, Any]]:
         """Return the summary's entries, and an entry for each run that began and did not end."""
         runs = list(self.summarised)
-        for key in dict.fromkeys((r.strategy, r.seed) for r in self.history.rows):
+        for key in self.history.runs():
             evaluated = any(
                 r.silo and r.metric == self.task.score for r in self.history.of(*key)
             )
@@ -127,8 +128,8 @@ class StudyResults:
     @cached_property
     def planned(self) -> list[tuple[str, int]]:
         """Every (strategy, seed) of the configuration."""
-        names = filter(None, map(str.strip, str(self.config.get("strategy", "")).split(",")))
-        seeds = [int(s) for s in str(self.config.get("seed", "0")).split(",")]
+        names = split_names(self.config.get("strategy", ""))
+        seeds = map(int, split_names(self.config.get("seed", 0)))
         return [(name, seed) for seed, name in itertools.product(seeds, names)]
 
     @property

@@ -7,18 +7,17 @@ import hashlib
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from partitions.common.errors import DataError
 from partitions.common.files import append, write_atomically
 from partitions.common.names import guard_formula, unguard_formula
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One value of the history, empty if withheld. Rows of a whole round have no silo, split, snapshot and n."""
 
     strategy: str
@@ -31,21 +30,17 @@ class Row:
     value: float
     n: int | None
 
+    @property
+    def which(self) -> tuple[str, int]:
+        """Method and seed of the run."""
+        return self.strategy, self.seed
+
     def cells(self) -> list[str]:
-        texts = (
-            self.strategy,
-            self.seed,
-            self.round,
-            self.silo,
-            self.split,
-            self.snapshot,
-            self.metric,
-        )
-        value = "" if math.isnan(self.value) else repr(float(self.value))
+        *texts, _, n = self
         return [
-            *[guard_formula(str(text)) for text in texts],
-            value,
-            "" if self.n is None else str(self.n),
+            *(guard_formula(str(text)) for text in texts),
+            "" if math.isnan(self.value) else repr(float(self.value)),
+            "" if n is None else str(n),
         ]
 
 
@@ -57,7 +52,7 @@ def joined_in(rows: Iterable[Row]) -> dict[str, int]:
     return {r.silo: r.round for r in rows if r.metric == JOINED and not r.snapshot}
 
 
-HEADER = [f.name for f in fields(Row)]
+HEADER = [*Row._fields]
 
 
 def _read(text: str, path: Path) -> list[Row]:
@@ -65,38 +60,23 @@ def _read(text: str, path: Path) -> list[Row]:
     try:
         next(reader, None)  # the header
         for strategy, seed, round, silo, split, snapshot, metric, value, n in reader:
-            number = float(value) if value else math.nan
-            name, of, kind, what = map(unguard_formula, (silo, split, snapshot, metric))
-            count = int(n) if n else None
-            rows.append(
-                Row(
-                    unguard_formula(strategy),
-                    int(seed),
-                    int(round),
-                    name,
-                    of,
-                    kind,
-                    what,
-                    number,
-                    count,
-                )
-            )
+            texts = map(unguard_formula, (silo, split, snapshot, metric))
+            values: Any = (*texts, float(value or "nan"), int(n) if n else None)
+            rows.append(Row(unguard_formula(strategy), int(seed), int(round), *values))
     except (ValueError, csv.Error):
         raise DataError(f"{path}, line {reader.line_num}: no row of a history") from None
     return rows
 
 
-def _text(rows: Iterable[Row]) -> str:
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Return lines of cells as the text of a csv file."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows(row.cells() for row in rows)
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue()
 
 
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text()
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is damaged: it is not all text") from None
+def _text(rows: Iterable[Row]) -> str:
+    return csv_text(row.cells() for row in rows)
 
 
 def write_history(path: Path, rows: Iterable[Row]) -> None:
@@ -113,7 +93,10 @@ class History:
         # (strategy, seed) -> running SHA-256 of the run's rows
         self._sums: dict[tuple[str, int], Any] = {}
         if path is not None and path.exists():
-            text = _text_of(path)
+            try:
+                text = path.read_text()
+            except UnicodeDecodeError:
+                raise DataError(f"{path} is damaged: it is not all text") from None
             # A last line cut off by a crash is left out
             self.rows = _read(text[: text.rfind("\n") + 1], path)
         elif path is not None:
@@ -136,7 +119,7 @@ class History:
         of rounds, and the runs in the order of the study, even after interruptions.
         """
         kept = [r for r in self.of(strategy, seed) if r.round <= after]
-        self.rows = [r for r in self.rows if (r.strategy, r.seed) != (strategy, seed)] + kept
+        self.rows = [r for r in self.rows if r.which != (strategy, seed)] + kept
         self._write()
 
     def drop(self, silo: str) -> bool:
@@ -165,38 +148,11 @@ class History:
             write_history(self.path, self.rows)
 
     def of(self, strategy: str, seed: int) -> list[Row]:
-        return [r for r in self.rows if r.strategy == strategy and r.seed == seed]
+        return [r for r in self.rows if r.which == (strategy, seed)]
 
-
-def metric_rows(
-    strategy: str,
-    seed: int,
-    round: int,
-    silo: str,
-    metrics: Mapping[str, float],
-    counts: Mapping[str, int],
-    withheld_below: int,
-    score: str = "accuracy",
-) -> list[Row]:
-    """Return the rows of one silo's reply; a split with too few samples has one empty row per snapshot."""
-    rows = []
-    for key, value in sorted(metrics.items()):
-        snapshot, _, rest = key.partition(".")
-        split, _, metric = rest.partition(".")
-        if snapshot in ("received", "personal"):
-            rows.append(
-                Row(strategy, seed, round, silo, split, snapshot, metric, value, counts[split])
-            )
-    snapshots = sorted({r.snapshot for r in rows}) or ["received"]
-    shown = {r.split for r in rows} - {"train"}
-    for split, n in sorted(counts.items()):
-        withheld = bool(shown) and split not in shown  # by the silo's own policy
-        if split != "train" and n > 0 and (n < withheld_below or withheld):
-            rows += [
-                Row(strategy, seed, round, silo, split, s, score, math.nan, n)
-                for s in snapshots
-            ]
-    return rows
+    def runs(self) -> list[tuple[str, int]]:
+        """Return method and seed of the runs that have rows."""
+        return list(dict.fromkeys(row.which for row in self.rows))
 
 
 @dataclass(frozen=True)
@@ -230,7 +186,7 @@ def budgets_of(history: History, unit: str) -> list[dict[str, Any]]:
     ``unit``: the privacy unit of the runs. ``budget`` is None: only the sites hold budgets.
     """
     runs: dict[str, list[tuple[str, SiloCost]]] = defaultdict(list)
-    for strategy, seed in dict.fromkeys((row.strategy, row.seed) for row in history.rows):
+    for strategy, seed in history.runs():
         for silo, cost in spent_by_silo(history.of(strategy, seed)).items():
             runs[silo].append((f"{strategy}-{seed}", cost))
     return [

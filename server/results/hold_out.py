@@ -19,7 +19,7 @@ from typing import Any
 
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
-from partitions.common.names import unknown_name
+from partitions.common.names import split_names, unknown_name
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from server.results.study import study_runs
@@ -35,7 +35,7 @@ def read_groups(wanted: str, known: Sequence[str]) -> Groups:
     """Return the groups for ``--hold-out``: the named silos together, or each by itself. Raises UserError."""
     if wanted == EACH:
         return [[name] for name in known]
-    names = [name for name in map(str.strip, wanted.split(",")) if name]
+    names = split_names(wanted)
     for name in names:
         if name not in known:
             raise unknown_name("silo to hold out", name, [*known, EACH])
@@ -64,7 +64,7 @@ def write_groups(directory: RunDirectory, groups: Groups) -> None:
 
 def with_local(values: Mapping[str, object]) -> dict[str, object]:
     """Return the settings with ``local`` added to the methods, for the hospitals' results without federation."""
-    names = [name.strip() for name in str(values.get("strategy") or "fedavg").split(",")]
+    names = split_names(values.get("strategy") or "fedavg")
     return {**values, "strategy": ",".join(names if "local" in names else ["local", *names])}
 
 

@@ -161,11 +161,10 @@ def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSetting
 
 def final_of(source: Path, run: RunSettings) -> dict[str, Any]:
     """Return the run's result in ``summary.json``, with the name of its score; empty for an unfinished run."""
-    which = run.common.strategy, run.common.seed
     ours = (
         e
         for e in read_summary(RunDirectory(source).summary)["runs"]
-        if (e["strategy"], e["seed"]) == which
+        if (e["strategy"], e["seed"]) == run.common.which
     )
     return next(({**e["final"], "score": e["score"], "rounds": e["rounds"]} for e in ours), {})
 

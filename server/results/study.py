@@ -19,6 +19,7 @@ from models.optimizers import block_shares
 from models.privacy.records import check_network
 from models.tasks import task_of
 from partitions.common.errors import UserError
+from partitions.common.names import split_names
 from partitions.simulated import divide
 from strategies.base.info import OFFLINE, RoundPlan, SiloInfo
 from strategies.base.run_settings import RunSettings, defaults, parse_settings
@@ -56,14 +57,9 @@ SAME = (
 
 def study_runs(values: Mapping[str, object]) -> list[RunSettings]:
     """Return the runs of a study: every strategy with every seed. Raises UserError before anything is written."""
-    names = [
-        n.strip()
-        for n in str(values.get("strategy", defaults()["strategy"])).split(",")
-        if n.strip()
-    ]
-    seeds = [
-        s.strip() for s in str(values.get("seed", defaults()["seed"])).split(",") if s.strip()
-    ]
+    names, seeds = (
+        split_names(values.get(key, defaults()[key])) for key in ("strategy", "seed")
+    )
     if not names or not seeds:
         raise UserError("a study needs at least one strategy and one seed")
     for kind, given in (("strategy", names), ("seed", seeds)):
@@ -109,14 +105,10 @@ def study_config(runs: list[RunSettings]) -> dict[str, Value]:
         differ |= {key for key in flat if key in values and values[key] != flat[key]}
         values |= flat
     for run in runs:
-        own = {
-            key: value
+        values |= {
+            by_run(*run.common.which, key): value
             for key, value in run.flat().items()
             if key in differ and key not in ("strategy", "seed")
-        }
-        values |= {
-            by_run(run.common.strategy, run.common.seed, key): value
-            for key, value in own.items()
         }
     values = {key: value for key, value in values.items() if key not in differ}
     values["strategy"] = ",".join(dict.fromkeys(r.common.strategy for r in runs))

@@ -20,7 +20,7 @@ import torch
 from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
-from server.results.history import History, Row, SiloCost, joined_in, spent_by_silo
+from server.results.history import History, Row, joined_in, mean, spent_by_silo
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from strategies import strategies
@@ -85,43 +85,22 @@ def add_to_summary(
     return summary
 
 
-def _of_silo(
-    run: FinishedRun, silo: str, score: SiloValues, others: Mapping[str, SiloValues]
-) -> dict[str, Any]:
-    """Return a silo's sizes, metrics and evidence of the reported round."""
-    evidence = run.evidence.get(silo, {})
-    return {
-        "n_train": run.silos[silo]["n_train"],
-        "n_test": run.silos[silo]["n_test"],
-        run.task.score: _number(score.get(silo, math.nan)),
-        **{metric: _number(own.get(silo, math.nan)) for metric, own in others.items()},
-        **dict.fromkeys(CALIBRATION),
-        **{k: v for k, v in evidence.items() if k in CALIBRATION},
-        "evidence": {k: v for k, v in evidence.items() if k not in CALIBRATION},
-    }
-
-
-def _cost(cost: SiloCost | None) -> dict[str, float]:
-    return {"epsilon": cost.epsilon, "delta": cost.delta} if cost else {}
-
-
 def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     """Return one run's entry without its gains over other runs (:func:`compare` adds them)."""
     rows, task = history.of(run.strategy, run.seed), run.task
     snapshot = strategies()[run.strategy].info.reports
-    test, val = (
-        values_by_round(rows, split, snapshot, task.score) for split in ("test", "val")
+    secondary = [*task.secondary_metrics, *(end for end in ENDS if end in task.metrics)]
+    test, val, *others = (
+        values_by_round(rows, split, snapshot, task.score, metric)
+        for split, metric in (("test", ""), ("val", ""), *(("test", m) for m in secondary))
     )
-    names = sorted(run.silos)
-    best = max(test, key=lambda r: (_mean(test[r]), -r), default=None)
-    chosen = max(val, key=lambda r: (_mean(val[r]), -r), default=max(test, default=None))
-    score = test.get(chosen or 0, {})
-    evaluated = rounds_by_round(rows, snapshot, task.score).get(chosen or 0, {})
-    others = {
-        metric: values_by_round(rows, "test", snapshot, task.score, metric).get(chosen or 0, {})
-        for metric in (*task.secondary_metrics, *(end for end in ENDS if end in task.metrics))
+    best, chosen = _best_round(test), _best_round(val) or max(test, default=None)
+    measured = {
+        metric: values.get(chosen or 0, {})
+        for metric, values in zip([task.score, *secondary], [test, *others], strict=True)
     }
-    costs = spent_by_silo(rows)
+    evaluated = rounds_by_round(rows, snapshot, task.score).get(chosen or 0, {})
+    names, costs = sorted(run.silos), spent_by_silo(rows)
     return {
         "strategy": run.strategy,
         "seed": run.seed,
@@ -137,14 +116,17 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
             "server": torch.get_num_threads(),
             **{n: run.silos[n].get("threads") for n in names},
         },
-        "bmcta": _number(_mean(test.get(best or 0, {}))),
+        "bmcta": _mean(test.get(best or 0, {})),
         "bmcta_round": best,
-        "final": {"round": chosen, **_over_silos(run, score, others)},
+        "final": {"round": chosen, **_over_silos(run, measured)},
         "per_silo": {
             n: {
-                **_of_silo(run, n, score, others),
+                "n_train": run.silos[n]["n_train"],
+                "n_test": run.silos[n]["n_test"],
+                **{metric: own.get(n) for metric, own in measured.items()},
+                **_evidence(run.evidence.get(n, {})),
                 "round": evaluated.get(n),  # of these values
-                **_cost(costs.get(n)),
+                **({"epsilon": c.epsilon, "delta": c.delta} if (c := costs.get(n)) else {}),
                 "gain_over_local": None,
                 "gain_over_fedavg": None,
             }
@@ -157,25 +139,29 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     }
 
 
+def _evidence(found: Evidence) -> dict[str, Any]:
+    """Return the numbers on calibration of a silo's evidence, and the rest under one key."""
+    numbers = {key: found.get(key) for key in CALIBRATION}
+    return {**numbers, "evidence": {k: v for k, v in found.items() if k not in CALIBRATION}}
+
+
 def _over_silos(
-    run: FinishedRun, score: Mapping[str, float], others: Mapping[str, Mapping[str, float]]
+    run: FinishedRun, measured: Mapping[str, SiloValues]
 ) -> dict[str, float | None]:
     """Return the means over silos at the reported round, and the worst value and variance of the score."""
+    name, score = run.task.score, measured[run.task.score]
     tested = sample_weights(
         {n: silo["n_test"] for n, silo in sorted(run.silos.items())}, run.weight_cap
     )
-    name = run.task.score
+    total = sum(tested[n] for n in score)
     return {
-        f"{name}_mean": _number(_mean(score)),
-        f"{name}_weighted": _number(_weighted_mean(score, tested)),
-        f"{name}_worst": _number(min(score.values(), default=math.nan)),
-        **{
-            f"{metric}_mean": _number(_mean(others[metric]))
-            for metric in run.task.secondary_metrics
-        },
-        "fairness_variance": _number(fairness_variance(list(score.values())))
-        if score
+        f"{name}_mean": _mean(score),
+        f"{name}_weighted": sum(v * tested[n] for n, v in score.items()) / total
+        if total
         else None,
+        f"{name}_worst": min(score.values(), default=None),
+        **{f"{metric}_mean": _mean(measured[metric]) for metric in run.task.secondary_metrics},
+        "fairness_variance": fairness_variance(list(score.values())) if score else None,
     }
 
 
@@ -274,14 +260,10 @@ def rounds_by_round(
     return result
 
 
-def _mean(values: Mapping[str, float]) -> float:
-    return sum(values.values()) / len(values) if values else math.nan
+def _best_round(values: Values) -> int | None:
+    """Return the first round with the best mean; None for no round."""
+    return max(values, key=lambda r: (mean(values[r]), -r), default=None)
 
 
-def _weighted_mean(values: Mapping[str, float], counts: Mapping[str, int]) -> float:
-    total = sum(counts[n] for n in values)
-    return sum(v * counts[n] for n, v in values.items()) / total if total else math.nan
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def _mean(values: SiloValues) -> float | None:
+    return mean(values) if values else None

@@ -8,8 +8,6 @@ units as in Young and Huth, SI Units for Clinical Measurement, 1998).
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -23,6 +21,7 @@ from models.survey import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula
+from server.results.history import csv_text
 from strategies.base.survey import PARTS, Answer
 
 TIME = (
@@ -345,10 +344,8 @@ def write_survey(folder: Path, found: Surveyed) -> None:
         "findings": [finding.content for finding in found.findings],
     }
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    buffer = io.StringIO()
     rows = ([guard_formula(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(found))
-    csv.writer(buffer, lineterminator="\n").writerows([HEADER, *rows])
-    write_atomically(folder / CSV, buffer.getvalue())
+    write_atomically(folder / CSV, csv_text([HEADER, *rows]))
 
 
 def read_survey(folder: Path) -> Surveyed:

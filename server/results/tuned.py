@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import UserError
-from partitions.common.names import nearest
+from partitions.common.names import nearest, split_names
 from server.results.run_directory import FREE_ON_RESUME, read_toml
 from server.results.study import by_run
 
@@ -89,11 +89,7 @@ def tuned_study(
             f"--tuned: {', '.join(fixed)} is the search's; leave it out, or tune with it"
         )
     known = first["asked"]["strategies"]
-    names = [
-        name.strip()
-        for name in str(given.get("strategy") or ",".join(known)).split(",")
-        if name.strip()
-    ]
+    names = split_names(given.get("strategy") or ",".join(known))
     for name in names:
         if name not in known:
             raise UserError(
@@ -141,4 +137,4 @@ def seeds_of(searches: Sequence[dict[str, Any]], seeds: str) -> dict[str, dict[s
         raise UserError(
             f"--seed {seeds}: several searches bring their own seeds; leave --seed out"
         )
-    return {seed.strip(): searches[0] for seed in seeds.split(",") if seed.strip()}
+    return dict.fromkeys(split_names(seeds), searches[0])

@@ -24,7 +24,7 @@ class WorkerDirectories:
 
     def __init__(self, directory: RunDirectory, runs: Sequence[RunSettings]) -> None:
         self.directory, self.runs = directory, runs
-        self.order = [(run.common.strategy, run.common.seed) for run in runs]
+        self.order = [run.common.which for run in runs]
         # Run -> reader of its progress, whose lines are copied to the study
         self._tails: dict[str, Tail] = {}
 
@@ -61,20 +61,16 @@ class WorkerDirectories:
         Runs stand in the study's order in history and summary. Raises DataError if a process still holds the folder.
         """
         part = self.of(run)
-        which = (run.common.strategy, run.common.seed)
+        which = run.common.which
         if not part.own.is_dir():
             return []
         with part.hold():
             new_events = self.follow(run)
             if part.history.exists():
-                others = [
-                    r
-                    for r in History(self.directory.history).rows
-                    if (r.strategy, r.seed) != which
-                ]
-                rows = [*others, *History(part.history).rows]
+                others = History(self.directory.history).rows
+                rows = [*(r for r in others if r.which != which), *History(part.history).rows]
                 places = {which: place for place, which in enumerate(self.order)}
-                rows.sort(key=lambda r: places.get((r.strategy, r.seed), len(places)))
+                rows.sort(key=lambda r: places.get(r.which, len(places)))
                 write_history(self.directory.history, rows)
             if part.summary.exists():
                 add_to_summary(self.directory, read_summary(part.summary)["runs"], self.order)

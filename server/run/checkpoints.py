@@ -124,7 +124,7 @@ class Checkpoints:
             return None
         note, state, fault = self.reporter.note, *load_checkpoint(self.folder)
         if state is None:
-            if self.history.of(self.settings.common.strategy, self.settings.common.seed):
+            if self.history.of(*self.settings.common.which):
                 key = self.settings.run_key
                 note(
                     f"{key} has no checkpoint, though history.csv has rounds of it: it begins again at round 1"
@@ -181,7 +181,7 @@ class Checkpoints:
     def check_history(self, saved: State, done: int) -> None:
         """Report rows of the history, up to the checkpoint's round, that are missing or changed."""
         key = self.settings.run_key
-        which = (self.settings.common.strategy, self.settings.common.seed)
+        which = self.settings.common.which
         note, digest = self.reporter.note, self.history.digest(*which)
         if missing := self.history.missing_rounds(*which, done):
             numbers = ", ".join(map(str, missing))
@@ -217,9 +217,7 @@ class Checkpoints:
             "strategy": strategy.state.numbers,
             "seconds": run_state.seconds,
             "bytes": run_state.total_bytes,
-            "history": self.history.digest(
-                self.settings.common.strategy, self.settings.common.seed
-            ),
+            "history": self.history.digest(*self.settings.common.which),
             "reported": reported,
         }
         kept = {REPORTED + name: array for name, array in run_state.shared.items()}

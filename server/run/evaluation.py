@@ -12,7 +12,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from models.training import use_threads
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula
-from server.results.history import History, Row
+from server.results.history import History, Row, csv_text
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from server.run.checkpoints import LoopState
@@ -37,19 +37,14 @@ from strategies.base.transport.reporting import SCHEMA, metrics_of_reply, read_r
 
 # In the directory: the result, and the folder with the models' files
 MATRIX, MODELS = "matrix.csv", "models"
-HEADER = ("model", "silo", "split", "metric", "value", "n")
+HEADER = ["model", "silo", "split", "metric", "value", "n"]
+Cells = list[list[str]]  # rows of the matrix, as text
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One row of the matrix; a value that a silo withheld is empty."""
-
-    model: str
-    row: Row
-
-    def cells(self) -> list[str]:
-        _, _, _, silo, split, _, metric, value, n = self.row.cells()
-        return [guard_formula(self.model), silo, split, metric, value, n]
+def matrix_row(model: str, row: Row) -> list[str]:
+    """Return a row of the matrix; a value that a silo withheld is empty."""
+    _, _, _, silo, split, _, metric, value, n = row.cells()
+    return [guard_formula(model), silo, split, metric, value, n]
 
 
 class EvaluationLoop:
@@ -64,7 +59,7 @@ class EvaluationLoop:
         # Model -> silo -> reason why it returned no metrics
         self.left_out: dict[str, dict[str, str]] = {}
 
-    def run(self, models: Sequence[EvaluatedModel]) -> list[Cell]:
+    def run(self, models: Sequence[EvaluatedModel]) -> Cells:
         """Return the rows of the matrix. Raises UserError, or RunFailedError if no silo evaluates any model."""
         use_threads(
             self.common.threads, self.common.tf32, deterministic=self.common.deterministic
@@ -85,7 +80,7 @@ class EvaluationLoop:
             self.registration.data_spec.schema, features=own.features, labels=own.labels
         )
         state.numbers |= {"run_id": state.run_id, SCHEMA: schema.text}
-        cells: list[Cell] = []
+        cells: Cells = []
         for number, model in enumerate(models, start=1):
             numbers = {
                 **state.numbers,
@@ -100,7 +95,7 @@ class EvaluationLoop:
             )
         return cells
 
-    def evaluate(self, strategy: Evaluate, number: int, model: EvaluatedModel) -> list[Cell]:
+    def evaluate(self, strategy: Evaluate, number: int, model: EvaluatedModel) -> Cells:
         """Evaluate one model at every silo, and return its rows.
 
         A silo's own model is evaluated at that silo first; if the silo refuses, no other silo receives it.
@@ -133,14 +128,14 @@ class EvaluationLoop:
         rows: list[Row] = []
         for name, measured in sorted(metrics.items()):
             info, c = strategy.silos[name], self.common
-            score, which = self.registration.task.score, (c.strategy, c.seed, number, name)
+            score, which = self.registration.task.score, (*c.which, number, name)
             found = silo_rows(strategy, info, measured, number, score)
             # A silo that withholds all metrics gets one empty row per split.
             empty = {"val": info.n_val, "test": info.n_test}
             rows += found or [
                 Row(*which, p, "received", score, math.nan, n) for p, n in empty.items() if n
             ]
-        return [Cell(model.name, row) for row in rows]
+        return [matrix_row(model.name, row) for row in rows]
 
     def _ask(
         self, strategy: Evaluate, number: int, silos: Sequence[str]
@@ -190,19 +185,15 @@ def models_in(directory: Path, settings: RunSettings) -> list[EvaluatedModel]:
     return read_models(files, settings.common.model)
 
 
-def write_matrix(directory: Path, cells: Sequence[Cell]) -> Path:
+def write_matrix(directory: Path, cells: Cells) -> Path:
     """Write ``matrix.csv``."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerows(cell.cells() for cell in cells)
-    write_atomically(directory / MATRIX, buffer.getvalue())
+    write_atomically(directory / MATRIX, csv_text([HEADER, *cells]))
     return directory / MATRIX
 
 
 def entry_of(source: Path, run: RunSettings) -> Mapping[str, Any]:
     """Return a finished run's entry of ``summary.json``. Raises UserError if the run has not ended."""
-    directory, which = RunDirectory(source), (run.common.strategy, run.common.seed)
+    directory, which = RunDirectory(source), run.common.which
     runs: list[dict[str, Any]] = read_summary(directory.summary)["runs"]
     for entry in runs:
         if (entry["strategy"], entry["seed"]) == which:
@@ -212,41 +203,36 @@ def entry_of(source: Path, run: RunSettings) -> Mapping[str, Any]:
     )
 
 
-def own_cells(source: Path, run: RunSettings) -> list[Cell]:
+def own_cells(source: Path, run: RunSettings) -> Cells:
     """Return from the run's history the rows of each silo's reported model at that silo, named after the silo.
 
     Raises UserError if the run has not ended, or its history is missing.
     """
     entry = entry_of(source, run)
     rounds = {silo: found.get("round") for silo, found in entry["per_silo"].items()}
-    directory = RunDirectory(source)
-    if not directory.history.is_file():
+    file = RunDirectory(source).history
+    if not file.is_file():
         raise UserError(
-            f"there is no {directory.history}, which has what the run measured: the run directory is wanted"
+            f"there is no {file}, which has what the run measured: the run directory is wanted"
         )
-    rows = History(directory.history).of(run.common.strategy, run.common.seed)
     return [
-        Cell(row.silo, row)
-        for row in rows
+        matrix_row(row.silo, row)
+        for row in History(file).of(*run.common.which)
         if row.silo in rounds
         and (row.round, row.snapshot) == (rounds[row.silo], entry["reports"])
         and row.split != "train"
     ]
 
 
-def add_cells(matrix: Path, cells: Sequence[Cell], silos: Sequence[str]) -> None:
+def add_cells(matrix: Path, cells: Cells, silos: Sequence[str]) -> None:
     """Add to ``matrix.csv`` the rows whose model and silo it does not have yet; create the file if it is missing.
 
-    The models named in ``silos`` stand last, in this order. The file is written atomically.
+    The models named in ``silos`` stand last, in this order.
     """
     with io.StringIO(matrix.read_text() if matrix.exists() else "", newline="") as text:
         rows = list(csv.reader(text))[1:]
     measured = {(row[0], row[1]) for row in rows}
     places = {guard_formula(silo): at for at, silo in enumerate(silos)}
-    rows += [
-        row for cell in cells if (row := cell.cells()) and (row[0], row[1]) not in measured
-    ]
+    rows += [row for row in cells if (row[0], row[1]) not in measured]
     rows.sort(key=lambda row: (places.get(row[0], -1), row[1]))
-    with io.StringIO(newline="") as text:
-        csv.writer(text, lineterminator="\n").writerows([HEADER, *rows])
-        write_atomically(matrix, text.getvalue())
+    write_atomically(matrix, csv_text([HEADER, *rows]))

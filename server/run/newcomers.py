@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import MessageType
@@ -110,7 +110,7 @@ class HoldOut:
             rows += silo_rows(
                 strategy, silos[name], metrics, strategy.round, self.registration.task.score
             )
-        rows = [replace(row, snapshot=SNAPSHOTS[row.snapshot]) for row in rows]
+        rows = [row._replace(snapshot=SNAPSHOTS[row.snapshot]) for row in rows]
         self.results = {name: self._result(name, rows, kept.round) for name in c.held_out}
         return rows
 

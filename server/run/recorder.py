@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -11,7 +12,7 @@ from flwr.app import Message
 
 from models.tasks import Task
 from partitions.common.errors import DataError
-from server.results.history import JOINED, Chosen, History, Row, joined_in, metric_rows
+from server.results.history import JOINED, Chosen, History, Row, joined_in
 from server.run.reporter import Reporter
 from strategies.base.info import SiloInfo
 from strategies.base.settings import Common
@@ -19,6 +20,7 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import (
     EPSILON,
     PRIVACY,
+    SNAPSHOTS,
     metrics_of_reply,
     read_metrics,
     read_replies,
@@ -36,7 +38,7 @@ class Recorder:
 
     def rewind(self, strategy: PersonalizedStrategy, task: Task, done: int) -> None:
         """Drop the rows after round ``done``, and find the reported round among the rest."""
-        which = self.common.strategy, self.common.seed
+        which = self.common.which
         self.history.forget(*which, after=done)
         self.chosen = Chosen(strategy.info.reports, task.score)
         self.improved = Chosen(strategy.info.reports, task.score, self.common.min_delta)
@@ -121,18 +123,17 @@ class Recorder:
         """Return by silo the number of its rounds with differential privacy in this run."""
         if not self.common.dp:
             return {}
-        which = self.common.strategy, self.common.seed
         return dict(
             Counter(
                 row.silo
-                for row in self.history.of(*which)
+                for row in self.history.of(*self.common.which)
                 if row.metric == EPSILON and row.silo
             )
         )
 
     def joined_rounds(self) -> dict[str, int]:
         """Return the silos that joined during the run, each with its first round."""
-        return joined_in(self.history.of(self.common.strategy, self.common.seed))
+        return joined_in(self.history.of(*self.common.which))
 
     def _joins(self, server_round: int, joined: Mapping[str, int]) -> list[Row]:
         """Return the rows of the silos that join in this round."""
@@ -157,17 +158,7 @@ class Recorder:
         return [self._row(server_round, metric, value) for metric, value in values.items()]
 
     def _row(self, server_round: int, metric: str, value: float, silo: str = "") -> Row:
-        return Row(
-            self.common.strategy,
-            self.common.seed,
-            server_round,
-            silo,
-            "",
-            "",
-            metric,
-            value,
-            None,
-        )
+        return Row(*self.common.which, server_round, silo, "", "", metric, value, None)
 
 
 def metrics_of(
@@ -185,11 +176,29 @@ def silo_rows(
     number: int,
     score: str,
 ) -> list[Row]:
-    """Return the rows of a silo's metrics in round ``number``; those over too few samples are empty."""
+    """Return the rows of a silo's metrics in round ``number``; a split over too few samples has one empty row each."""
     c = strategy.common
-    counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
     smallest = strategy.plan.numbers["min_metric_samples"]
-    return metric_rows(c.strategy, c.seed, number, info.name, measured, counts, smallest, score)
+    counts = {"train": info.n_train, "test": info.n_test, "val": info.n_val}
+    rows: list[Row] = []
+
+    def add(split: str, snapshot: str, metric: str, value: float) -> None:
+        which = *c.which, number, info.name
+        rows.append(Row(*which, split, snapshot, metric, value, counts[split]))
+
+    for key, value in sorted(measured.items()):
+        snapshot, _, rest = key.partition(".")
+        if snapshot in SNAPSHOTS:
+            split, _, metric = rest.partition(".")
+            add(split, snapshot, metric, value)
+    snapshots = sorted({r.snapshot for r in rows}) or ["received"]
+    shown = {r.split for r in rows} - {"train"}
+    for split in ("test", "val"):
+        withheld = bool(shown) and split not in shown  # by the silo's own policy
+        if counts[split] and (counts[split] < smallest or withheld):
+            for snapshot in snapshots:
+                add(split, snapshot, score, math.nan)
+    return rows
 
 
 UNVALIDATED = "no silo has reported a validation score so far, and without any the run does not stop early"

@@ -7,7 +7,7 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from client.app import app as client_app
@@ -22,7 +22,7 @@ from server.run.evaluated_models import read_models, run_values
 from server.run.evaluation import (
     MATRIX,
     MODELS,
-    Cell,
+    Cells,
     EvaluationLoop,
     add_cells,
     entry_of,
@@ -69,7 +69,7 @@ def gather_models(
             shutil.copyfile(file, folder / file.name)
         return [folder / source.name]
     run = find_run(source, strategy, seed)
-    chosen = run.common.strategy, run.common.seed
+    chosen = run.common.which
     made: list[Path] = []
     try:
         export_shared(source, folder / f"{SHARED}.safetensors", *chosen)
@@ -251,7 +251,7 @@ def evaluate_deployed(
 
 
 def add_own(
-    source: Path, out: Path, run: RunSettings, own: Sequence[Cell], evaluated: Collection[str]
+    source: Path, out: Path, run: RunSettings, own: Cells, evaluated: Collection[str]
 ) -> None:
     """Add the run's own metrics to the matrix; print which models the federation did not evaluate, and why."""
     silos = [str(name) for name in entry_of(source, run)["silos"]]

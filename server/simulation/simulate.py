@@ -283,9 +283,7 @@ def run_one(
 
     def record(server_round: int) -> None:
         if trackers:
-            values = round_values(
-                federation.history, run.common.strategy, run.common.seed, server_round
-            )
+            values = round_values(federation.history, *run.common.which, server_round)
             for tracker in trackers:
                 tracker.record(server_round, values)
 

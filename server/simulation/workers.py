@@ -195,7 +195,7 @@ class SideBySide:
     def new_rows(self, run: RunSettings) -> list[Row]:
         """Return the rows of rounds that the study's history does not have yet."""
         directories = self.directories[run.label]
-        known = History(directories.directory.history).of(run.common.strategy, run.common.seed)
+        known = History(directories.directory.history).of(*run.common.which)
         before = {row.round for row in known}
         return [
             row for row in History(directories.of(run).history).rows if row.round not in before
@@ -209,9 +209,7 @@ class SideBySide:
         for tracker in self.trackers:
             tracker.start(run, self.directories[run.label].directory.path)
             for number, of_round in rounds.items():
-                tracker.record(
-                    number, round_values(of_round, run.common.strategy, run.common.seed, number)
-                )
+                tracker.record(number, round_values(of_round, *run.common.which, number))
             tracker.end(failed=failed)
 
 

@@ -206,19 +206,8 @@ class Board:
             for split, part in PARTS.items():
                 if (value := number(values.get(split))) is not None:
                     setattr(silo, part, value)
-                    rows.append(
-                        Row(
-                            run.strategy,
-                            run.seed,
-                            server_round,
-                            name,
-                            split,
-                            "",
-                            run.score,
-                            value,
-                            None,
-                        )
-                    )
+                    of = run.strategy, run.seed, server_round, name, split
+                    rows.append(Row(*of, "", run.score, value, None))
             seconds = number(values.get("seconds"))
             silo.seconds = silo.seconds if seconds is None else seconds
         run.chosen.add(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from flwr.app import MetricRecord
@@ -92,108 +92,47 @@ def read_evidence(record: object, measured: Collection[str] = ()) -> Evidence:
     return values
 
 
+COUNT, SHARE, SIZE = (1.0, MOST), (0.0, 1.0), (0.0, MOST)
+BENEFIT, VALUE = (-LARGEST, 1.0), (-LARGEST_VALUE, LARGEST_VALUE)
+DISTANCE, WIDTH = (0.0, LARGEST_VALUE), (0.0, 2 * LARGEST_VALUE)
+# The ends of a single number
 RANGES = {
-    "brier": (0.0, 1.0),
+    "brier": SHARE,
     "calibration_slope": (-LARGEST, LARGEST),
-    "calibration_in_the_large": (-LARGEST_VALUE, LARGEST_VALUE),  # of a measurement in its unit
-    "calibration_intercept": (-LARGEST_VALUE, LARGEST_VALUE),
-    "ece": (0.0, 1.0),
-    "dice_worst_decile": (0.0, 1.0),
+    "calibration_in_the_large": VALUE,  # of a measurement in its unit
+    "calibration_intercept": VALUE,
+    "ece": SHARE,
+    "dice_worst_decile": SHARE,
 }
+# The ends of each number in a row of a list, and its fewest and most rows
+LISTS = {
+    "reliability": ([COUNT, SHARE, SHARE], 1, BINS),
+    "net_benefit": ([BENEFIT], 2 * len(THRESHOLDS), 2 * len(THRESHOLDS)),
+    "conformal": ([COUNT, SHARE], 1, 1),
+    "conformal_sets": ([COUNT, *[SHARE, SIZE] * 3], 1, 1),
+    "conformal_width": ([COUNT, DISTANCE], 1, 1),
+    "conformal_intervals": ([COUNT, *[SHARE, WIDTH] * 3], 1, 1),
+    "agreement": ([COUNT, VALUE, VALUE, VALUE], 1, 1),
+    "value_bins": ([COUNT, VALUE, VALUE, DISTANCE], 1, BINS),
+}
+SCORES, ERRORS = [COUNT, *[BENEFIT] * 3], [COUNT, *[DISTANCE] * 4]  # of a subgroup
 
 
 def _fits(name: str, values: Sequence[float]) -> bool:
-    if name in RANGES:
-        return RANGES[name][0] <= values[0] <= RANGES[name][1]
-    return _group(name, values) if name.startswith(PREFIX) else LISTS[name](values)
-
-
-def _bins(v: Sequence[float]) -> bool:
-    rows = [v[i : i + 3] for i in range(0, len(v), 3)]
+    if name.startswith(PREFIX):
+        group = name.removeprefix(PREFIX)
+        row, fewest, most = ERRORS if len(values) == len(ERRORS) else SCORES, 1, 1
+        if not group.isprintable() or not 0 < len(group) <= LONGEST:
+            return False
+    else:
+        row, fewest, most = LISTS.get(name) or ([RANGES[name]], 1, 1)
+    rows, rest = divmod(len(values), len(row))
     return (
-        0 < len(v) <= 3 * BINS
-        and len(v) % 3 == 0
-        and all(_count(r[0]) and _shares(r[1:]) for r in rows)
+        not rest
+        and fewest <= rows <= most
+        and all(low <= v <= high for v, (low, high) in zip(values, row * rows, strict=True))
+        and all(
+            v == int(v) for v, ends in zip(values, row * rows, strict=True) if ends is COUNT
+        )
+        and (name != "agreement" or values[2] <= values[1] <= values[3])
     )
-
-
-def _benefits(v: Sequence[float]) -> bool:
-    return len(v) == 2 * len(THRESHOLDS) and all(-LARGEST <= value <= 1 for value in v)
-
-
-def _threshold(v: Sequence[float]) -> bool:
-    return len(v) == 2 and _count(v[0]) and _shares(v[1:])
-
-
-def _sets(v: Sequence[float]) -> bool:
-    return (
-        len(v) == 7
-        and _count(v[0])
-        and _shares(v[1::2])
-        and all(0 <= size <= MOST for size in v[2::2])
-    )
-
-
-def _group(name: str, v: Sequence[float]) -> bool:
-    group = name.removeprefix(PREFIX)
-    named = group.isprintable() and 0 < len(group) <= LONGEST
-    if len(v) == 5:  # of measurements: errors
-        return named and _count(v[0]) and all(0 <= value <= LARGEST_VALUE for value in v[1:])
-    return (
-        named
-        and len(v) == 4
-        and _count(v[0])
-        and all(-LARGEST <= value <= 1 for value in v[1:])
-    )
-
-
-def _agreement(v: Sequence[float]) -> bool:
-    return (
-        len(v) == 4 and _count(v[0]) and -LARGEST_VALUE <= v[2] <= v[1] <= v[3] <= LARGEST_VALUE
-    )
-
-
-def _value_bins(v: Sequence[float]) -> bool:
-    rows = [v[i : i + 4] for i in range(0, len(v), 4)]
-    return (
-        0 < len(v) <= 4 * BINS
-        and len(v) % 4 == 0
-        and all(_count(r[0]) and _values(r[1:]) and r[3] >= 0 for r in rows)
-    )
-
-
-def _width(v: Sequence[float]) -> bool:
-    return len(v) == 2 and _count(v[0]) and 0 <= v[1] <= LARGEST_VALUE
-
-
-def _intervals(v: Sequence[float]) -> bool:
-    return (
-        len(v) == 7
-        and _count(v[0])
-        and _shares(v[1::2])
-        and all(0 <= w <= 2 * LARGEST_VALUE for w in v[2::2])
-    )
-
-
-def _values(values: Sequence[float]) -> bool:
-    return all(-LARGEST_VALUE <= value <= LARGEST_VALUE for value in values)
-
-
-def _count(value: float) -> bool:
-    return 1 <= value <= MOST and value == int(value)
-
-
-def _shares(values: Sequence[float]) -> bool:
-    return all(0 <= value <= 1 for value in values)
-
-
-LISTS: dict[str, Callable[[Sequence[float]], bool]] = {
-    "reliability": _bins,
-    "net_benefit": _benefits,
-    "conformal": _threshold,
-    "conformal_sets": _sets,
-    "conformal_width": _width,
-    "conformal_intervals": _intervals,
-    "agreement": _agreement,
-    "value_bins": _value_bins,
-}

@@ -17,6 +17,7 @@ from torch import Tensor
 from models.flat import gather, scatter, write
 from models.layout import Layout
 from partitions.common.errors import UserError
+from partitions.common.names import split_names
 from strategies.base.client import SiloClient
 from strategies.base.settings import Value, setting
 from strategies.base.strategy import PersonalizedStrategy
@@ -52,9 +53,7 @@ def personal_blocks(layout: Layout, settings: PartialSettings) -> list[str]:
         "all": names,
         "none": [],
     }
-    wanted = chosen.get(
-        settings.personal, [n.strip() for n in settings.personal.split(",") if n.strip()]
-    )
+    wanted = chosen.get(settings.personal, split_names(settings.personal))
     if settings.personal in ("output", "input") and wanted == names:
         raise UserError(
             f"personal = {settings.personal}, layers = {settings.layers}: this network has the layer blocks "

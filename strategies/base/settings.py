@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from partitions.common.errors import UserError
-from partitions.common.names import unknown_name
+from partitions.common.names import split_names, unknown_name
 from partitions.common.settings import Value as Value
 from partitions.common.settings import setting as setting
 from partitions.labels import TASKS
@@ -289,9 +289,14 @@ class Common(LocalTraining):
     out: str = setting("", "run directory; empty: runs/TIME-STRATEGY")
 
     @property
+    def which(self) -> tuple[str, int]:
+        """Method and seed, which name the run within its study."""
+        return self.strategy, self.seed
+
+    @property
     def held_out(self) -> tuple[str, ...]:
         """The names in ``hold-out``."""
-        return tuple(name for name in map(str.strip, self.hold_out.split(",")) if name)
+        return tuple(split_names(self.hold_out))
 
     @property
     def late(self) -> dict[str, int]:

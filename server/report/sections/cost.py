@@ -134,15 +134,15 @@ def bytes_up(study: StudyResults) -> dict[tuple[str, str], list[float]]:
 
     All that replied count if training reports no metrics.
     """
-    trained: dict[tuple[str, int, int], set[str]] = defaultdict(set)
-    replied: dict[tuple[str, int, int], set[str]] = defaultdict(set)
+    trained: dict[tuple[tuple[str, int], int], set[str]] = defaultdict(set)
+    replied: dict[tuple[tuple[str, int], int], set[str]] = defaultdict(set)
     for r in study.silo_rows:
-        (trained if r.split == "train" else replied)[r.strategy, r.seed, r.round].add(r.silo)
+        (trained if r.split == "train" else replied)[r.which, r.round].add(r.silo)
     senders = {**replied, **trained}
     found = defaultdict[tuple[str, str], list[float]](list)
     for r in study.history.rows:
         if r.metric == "bytes_up" and r.value:
-            here = senders.get((r.strategy, r.seed, r.round), ())
+            here = senders.get((r.which, r.round), ())
             for silo in here:
                 found[r.strategy, silo].append(r.value / len(here))
     return found

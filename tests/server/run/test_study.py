@@ -12,6 +12,7 @@ import threading
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,11 +25,13 @@ from models.tasks import MULTICLASS
 from partitions.common.errors import UserError
 from partitions.common.settings import toml_text
 from server.results import run_directory
-from server.results.history import HEADER, History, Row, metric_rows
+from server.results.history import HEADER, History, Row
 from server.results.run_directory import RunDirectory, flatten, read_toml
 from server.results.study import study_config, study_runs
 from server.results.summary import FinishedRun, compare, run_summary
+from server.run.recorder import silo_rows
 from server.simulation.simulate import simulate
+from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.run_settings import defaults, parse_settings
 
 SPLITS, SNAPSHOTS = ("test", "train", "val"), ("personal", "received")
@@ -267,9 +270,13 @@ def test_withheld_values_are_empty(table: Path, tmp_path: Path) -> None:
     assert one["final"]["round"] == 2 and one["final"]["accuracy_mean"] is not None
 
 
-def test_metric_rows_by_hand() -> None:
+def test_silo_rows_by_hand() -> None:
     metrics = {"personal.test.accuracy": 0.5, "seconds.train": 3.0, "personal.train.loss": 1.0}
-    rows = metric_rows("local", 1, 2, "a", metrics, {"train": 20, "val": 0, "test": 12}, 10)
+    strategy: Any = SimpleNamespace(
+        common=SimpleNamespace(which=("local", 1)),
+        plan=RoundPlan(numbers={"min_metric_samples": 10}),
+    )
+    rows = silo_rows(strategy, SiloInfo("a", 1, 20, 0, 12), metrics, 2, "accuracy")
     assert [r.cells() for r in rows] == [
         ["local", "1", "2", "a", "test", "personal", "accuracy", "0.5", "12"],
         ["local", "1", "2", "a", "train", "personal", "loss", "1.0", "20"],
