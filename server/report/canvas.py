@@ -122,6 +122,45 @@ class Canvas:
         self.axes: Any = self.figure.add_axes(
             (left / width, bottom / height, self.inner[0] / width, self.inner[1] / height)
         )
+        # Of lines: the last y, in data units, and its label, with the style of a marker or None
+        self.ends: list[tuple[float, str, Style | None]] = []
+
+    def line(self, x: Sequence[float], y: Sequence[float], style: Style, name: str) -> None:
+        """Draw one method's line with about eight of its markers; ``name`` stands at its right end."""
+        every = max(1, round(len(x) / 8))
+        look = {**style.mark, "linestyle": style.dash, "linewidth": 2.0, "markersize": 6}
+        self.axes.plot(x, y, marker=style.marker, markevery=every, **look)
+        self.ends.append((y[-1], name, style))
+
+    def finish_lines(self, x: str, *, rounds: bool = True, percent: bool = True) -> None:
+        """Finish a chart of lines: its axes, the label of ``x``, and the labels at the lines' right ends."""
+        axes = self.axes
+        axes.margins(x=0.02)
+        axes.grid(axis="y")
+        if rounds:
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        if percent:
+            percent_axis(axes.yaxis)
+        axes.set_xlabel(x)
+        axes.tick_params(axis="y", labelcolor=MUTED)
+        low, high = axes.get_ylim()
+        pixel = (high - low) / self.inner[1]
+        places = apart([y for y, _, _ in self.ends], 16 * pixel, low, high)
+        for (y, text, look), at in zip(self.ends, places, strict=True):
+            if look is not None:
+                place = {"transform": axes.get_yaxis_transform(), "clip_on": False}
+                mark = {**look.mark, **place, "markersize": 6}
+                axes.plot([1 + 8 / self.inner[0]], [at], look.marker, **mark)
+            axes.annotate(text, (1, y), (16 if look else 8, (at - y) / pixel), **AT_RIGHT)
+
+    def make_rows(self, names: Sequence[str], x: str) -> None:
+        """Give each name a row, the first on top, and the other axis per cent and the label ``x``."""
+        self.axes.set_ylim(len(names) - 0.5, -0.5)
+        self.axes.set_yticks(range(len(names)), names)
+        self.axes.grid(axis="x")
+        percent_axis(self.axes.xaxis)
+        self.axes.set_xlabel(x)
+        self.axes.spines["left"].set_visible(False)
 
     def svg(self, key: str, label: str) -> str:
         """Return the figure as an ``<svg>`` element. ``key``: prefix of its ids; ``label``: text for screen readers."""
@@ -191,13 +230,14 @@ def percent_axis(axis: Any) -> None:
     )
 
 
-def short_names(names: Sequence[str]) -> tuple[list[str], str]:
-    """Return names without their common prefix up to a hyphen, and the prefix: ``(["01", "02"], "hospital-")``."""
-    prefixes = {name.rpartition("-")[0] + "-" for name in names if "-" in name}
-    if len(prefixes) == 1 and all("-" in name for name in names):
-        prefix = prefixes.pop()
-        return [name.removeprefix(prefix) for name in names], prefix
-    return list(names), ""
+def short_names(names: Sequence[str], length: int = 18) -> tuple[list[str], str]:
+    """Return names for an axis, cut off and without their common prefix up to a hyphen, and the prefix.
+
+    ``(["01", "02"], "hospital-")`` for ``hospital-01`` and ``hospital-02``.
+    """
+    prefixes = {"".join(name.rpartition("-")[:2]) for name in names}
+    prefix = prefixes.pop() if len(prefixes) == 1 else ""
+    return [clip_name(name.removeprefix(prefix), length) for name in names], prefix
 
 
 def clip_name(name: str, length: int) -> str:
@@ -225,57 +265,3 @@ def apart(positions: Sequence[float], least: float, low: float, high: float) -> 
 def room_for(names: Iterable[str]) -> float:
     """Return the width of the longest name."""
     return 7.2 * max(map(len, names), default=0)
-
-
-def silo_names(names: Sequence[str]) -> tuple[list[str], str]:
-    """Return the names for an axis, short ones and cut off, and their common prefix."""
-    short, prefix = short_names(names)
-    return [clip_name(name, 18) for name in short], prefix
-
-
-def line(axes: Any, x: Sequence[float], y: Sequence[float], style: Style) -> None:
-    """Draw one method's line with about eight of its markers."""
-    every = max(1, round(len(x) / 8))
-    look = {**style.mark, "linestyle": style.dash, "linewidth": 2.0, "markersize": 6}
-    axes.plot(x, y, marker=style.marker, markevery=every, **look)
-
-
-# Of lines: y in data units, text, style of the marker or None
-Ends = Sequence[tuple[float, str, Style | None]]
-
-
-def finish_lines(
-    canvas: Canvas, ends: Ends, x: str, *, rounds: bool = True, percent: bool = True
-) -> None:
-    """Finish a chart of lines: its axes, the label of ``x``, and a label at the right end of each line."""
-    axes = canvas.axes
-    axes.margins(x=0.02)
-    axes.grid(axis="y")
-    if rounds:
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    if percent:
-        percent_axis(axes.yaxis)
-    axes.set_xlabel(x)
-    axes.tick_params(axis="y", labelcolor=MUTED)
-    end_labels(canvas, ends)
-
-
-def end_labels(canvas: Canvas, entries: Ends) -> None:
-    """Label the lines at their right ends."""
-    axes = canvas.axes
-    low, high = axes.get_ylim()
-    pixel = (high - low) / canvas.inner[1]
-    for (y, text, look), at in zip(
-        entries, apart([e[0] for e in entries], 16 * pixel, low, high), strict=True
-    ):
-        right = 8.0
-        if look is not None:
-            x = 1 + right / canvas.inner[0]
-            beside = {
-                "transform": axes.get_yaxis_transform(),
-                "clip_on": False,
-                "markersize": 6,
-            }
-            axes.plot([x], [at], look.marker, **look.mark, **beside)
-            right = 16.0
-        axes.annotate(text, (1, y), (right, (at - y) / pixel), **AT_RIGHT)

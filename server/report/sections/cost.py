@@ -10,17 +10,7 @@ from collections import Counter, defaultdict
 import numpy as np
 from markupsafe import Markup
 
-from server.report.canvas import (
-    BLUE,
-    CARD,
-    ORANGE,
-    Canvas,
-    chart,
-    finish_lines,
-    line,
-    room_for,
-    styles,
-)
+from server.report.canvas import BLUE, CARD, ORANGE, Canvas, chart, room_for, styles
 from server.report.html import render, size_text, typical
 from server.report.methods import info_of, spell
 from server.report.sections.evidence import evidence_that_left, own_models_that_left
@@ -91,14 +81,12 @@ def seconds_per_round(study: StudyResults) -> str:
     """Draw the wall time of every round, one line per method."""
     c = Canvas(340, 230, (40, 26 + room_for(map(spell, study.methods)), 8, 42))
     look = styles(study)
-    ends = []
     for method in study.methods:
         if found := study.training_seconds(method):
-            line(c.axes, list(found), list(found.values()), look[method])
-            ends.append((list(found.values())[-1], spell(method), look[method]))
+            c.line(list(found), list(found.values()), look[method], spell(method))
     c.axes.set_ylim(bottom=0)
     c.axes.set_ylabel("seconds")
-    finish_lines(c, ends, "round", percent=False)
+    c.finish_lines("round", percent=False)
     return c.svg("seconds", "Seconds per round of each method.")
 
 

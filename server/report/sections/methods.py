@@ -16,7 +16,6 @@ from server.report.canvas import (
     Canvas,
     chart,
     in_widths,
-    percent_axis,
     room_for,
     styles,
 )
@@ -136,19 +135,15 @@ def draw_gains(study: StudyResults, width: float) -> str:
         total = study.mean_gain(method, base)
         if math.isnan(total.mean):
             continue
-        if not math.isnan(total.interval[0]):
+        if total.has_interval:
             a.plot(total.interval, [row - 0.12] * 2, color=look[method].colour, linewidth=2.5)
         a.plot(
             total.mean, row - 0.12, look[method].marker, color=look[method].colour, markersize=8
         )
         a.annotate(points(total.mean), (1, row - 0.12), (54, 0), **GAIN_AT, weight="bold")
     a.axvline(0, color=INK, linewidth=1)
+    c.make_rows(names, f"gain over {spell(base)}, points of test {study.task.score_label}")
     a.set_ylim(len(methods) - 0.4, -0.6)
-    a.set_yticks(range(len(methods)), names)
-    a.grid(axis="x")
-    percent_axis(a.xaxis)
-    a.set_xlabel(f"gain over {spell(base)}, points of test {study.task.score_label}")
-    a.spines["left"].set_visible(False)
     return c.svg(
         f"compared{width:g}",
         f"Mean gain over {spell(base)} of each method with its 95 % interval.",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from server.report.canvas import Canvas, chart, finish_lines, in_widths, line, room_for, styles
+from server.report.canvas import Canvas, chart, in_widths, room_for, styles
 from server.report.html import render
 from server.report.methods import info_of, spell
 from server.report.study import StudyResults
@@ -58,17 +58,12 @@ def privacy_rows(
             yield silo, f"{spell(key[0])}, {key[1]}{end}", cost, score
 
 
-def epsilon_by_round(study: StudyResults, method: str, silo: str) -> dict[int, float]:
-    """Return the epsilon that a silo has spent in a run after each round, mean over seeds."""
-    return study.per_round(method, "epsilon", silo)
-
-
 def bought(study: StudyResults, method: str, silo: str) -> list[tuple[float, float]]:
     """Return (epsilon, score) of a silo by round, for the method's reported snapshot, if both are known.
 
     The model received in round r has the privacy cost of the rounds before it.
     """
-    spent, snapshot = epsilon_by_round(study, method, silo), info_of(method).reports
+    spent, snapshot = study.per_round(method, "epsilon", silo), info_of(method).reports
     shift = 1 if snapshot == "received" else 0
     curve = study.curve(method, snapshot, silo)
     return [
@@ -79,7 +74,7 @@ def bought(study: StudyResults, method: str, silo: str) -> list[tuple[float, flo
 @chart
 def score_by_epsilon(study: StudyResults, width: float) -> str:
     """Draw each silo's score against its epsilon, and the mean over silos; empty without scores."""
-    methods, look, ends = private_methods(study), styles(study), []
+    methods, look = private_methods(study), styles(study)
     right = 26 + room_for(map(spell, methods))
     c = Canvas(width, 320 if width > 500 else 270, (38, right, 10, 42))
     for method in methods:
@@ -93,10 +88,9 @@ def score_by_epsilon(study: StudyResults, width: float) -> str:
             x, y = zip(
                 *(map(statistics.fmean, zip(*step, strict=True)) for step in steps), strict=True
             )
-            line(c.axes, x, y, look[method])
-            ends.append((y[-1], spell(method), look[method]))
-    if not ends:
+            c.line(x, y, look[method], spell(method))
+    if not c.ends:
         return ""
-    finish_lines(c, ends, "epsilon spent in the run", rounds=False)
+    c.finish_lines("epsilon spent in the run", rounds=False)
     label = f"Test {study.task.score_label} against spent epsilon, a thin line per silo, a thick one for their mean."
     return c.svg(f"by-epsilon{width:g}", label)

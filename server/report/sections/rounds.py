@@ -15,9 +15,7 @@ from server.report.canvas import (
     Canvas,
     Style,
     chart,
-    finish_lines,
     in_widths,
-    line,
     room_for,
     styles,
 )
@@ -46,11 +44,8 @@ def rounds_section(study: StudyResults) -> Markup:
     methods = [m for m in study.methods if study.curve(m, info_of(m).reports)]
     if not methods:
         return Markup()
-    shown = (
-        methods
-        if len(methods) <= PANELS
-        else list(dict.fromkeys([*study.columns, *methods]))[:PANELS]
-    )
+    first = study.columns if len(methods) > PANELS else ()
+    shown = list(dict.fromkeys([*first, *methods]))[:PANELS]
     stopped = [(run, why) for run in study.summarised if (why := early_stop(run))]
     return render(
         TEMPLATE,
@@ -71,7 +66,6 @@ def by_round(study: StudyResults, width: float) -> str:
     right = 26 + room_for(map(spell, study.methods))
     c = Canvas(width, 360 if width > 500 else 290, (38, right, 10, 42))
     look = styles(study)
-    ends = []
     for method in study.methods:
         snapshot = info_of(method).reports
         # The model received in round r was trained for r - 1 rounds
@@ -84,9 +78,8 @@ def by_round(study: StudyResults, width: float) -> str:
             c.axes.fill_between(
                 list(curve), *ranges, color=look[method].colour, alpha=0.12, linewidth=0
             )
-        line(c.axes, list(curve), means, look[method])
-        ends.append((means[-1], spell(method), look[method]))
-    finish_lines(c, ends, "rounds of training")
+        c.line(list(curve), means, look[method], spell(method))
+    c.finish_lines("rounds of training")
     return c.svg(
         f"by-round{width:g}",
         f"Mean test {study.task.score_label} over hospitals by round and method.",
@@ -96,7 +89,7 @@ def by_round(study: StudyResults, width: float) -> str:
 @chart
 def before_after(study: StudyResults, method: str) -> str:
     """Draw one method's mean score before and after local training, with single silos in the background."""
-    c, ends = Canvas(340, 230, (36, 78, 8, 42)), []
+    c = Canvas(340, 230, (36, 78, 8, 42))
     for silo in study.silos if len(study.silos) <= 40 else ():
         curve = study.curve(method, "personal", silo)
         c.axes.plot(
@@ -109,10 +102,9 @@ def before_after(study: StudyResults, method: str) -> str:
     for snapshot, style in SNAPSHOTS.items():
         if curve := study.curve(method, snapshot):
             means = list(map(statistics.fmean, curve.values()))
-            line(c.axes, list(curve), means, style)
-            ends.append((means[-1], snapshot, style))
-    lowest = min((y for y, _, _ in ends), default=0.0)
+            c.line(list(curve), means, style, snapshot)
+    lowest = min((y for y, _, _ in c.ends), default=0.0)
     c.axes.set_ylim(max(lowest - 0.1, LOWEST) if lowest < 0 else -0.02, 1.02)
-    finish_lines(c, ends, "round")
+    c.finish_lines("round")
     label = f"{spell(method)}: mean test {study.task.score_label} by round before and after local training."
     return c.svg(f"before-{method}", label)

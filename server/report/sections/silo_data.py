@@ -18,6 +18,7 @@ from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 from partitions.labels import ONE_CLASS
 from server.report.canvas import (
+    AT_RIGHT,
     BLUE,
     DASHES,
     GREEN,
@@ -31,12 +32,9 @@ from server.report.canvas import (
     VERMILLION,
     Canvas,
     chart,
-    clip_name,
-    finish_lines,
     in_widths,
     room_for,
     short_names,
-    silo_names,
     thin_names,
 )
 from server.report.html import render
@@ -112,7 +110,7 @@ def draw_labels(manifest: Mapping[str, Any], width: float) -> tuple[Canvas, int]
     """
     silos, classes = manifest["silos"], int(manifest["classes"])
     counts = label_counts(manifest)
-    names, prefix = silo_names([s["name"] for s in silos])
+    names, prefix = short_names([s["name"] for s in silos])
     turned = width > 500  # silos side by side if the chart is wide enough, as in the papers
     if not turned:
         counts = counts.T
@@ -131,19 +129,11 @@ def draw_labels(manifest: Mapping[str, Any], width: float) -> tuple[Canvas, int]
     ys, xs = np.nonzero(counts)
     a.scatter(xs, ys, s=np.maximum(counts[ys, xs] * largest, 1.5), **look)
     for k, n in enumerate(round_numbers(most)):
-        x, y = (
-            ((columns - 0.5) * cell + 48, cell * (k + 0.5))
-            if turned
-            else (70.0 * k + 10, -30.0)
+        at = (
+            (columns - 1 + 48 / cell, k + 0.5) if turned else ((70 * k + 10) / cell, -30 / cell)
         )
-        at = (x / cell - (0.5 if turned else 0), y / cell)
         a.scatter(*at, s=max(n * largest, 1.5), clip_on=False, **look)
-        beside = {
-            "textcoords": "offset points",
-            "va": "center",
-            "annotation_clip": False,
-            "color": MUTED,
-        }
+        beside = {**AT_RIGHT, "xycoords": "data", "color": MUTED}
         a.annotate(f"{n} samples" if turned else str(n), at, (cell / 2 + 6, 0), **beside)
     silo_ticks = thin_names(names, 48)
     class_ticks = thin_names([str(i) for i in range(classes)], 30)
@@ -165,13 +155,8 @@ def as_matrix(axes: Any, rows: int, columns: int) -> None:
 
 def round_numbers(most: int) -> list[int]:
     """Return two or three counts for a key, up to ``most``: 1, 2 or 5 times a power of ten."""
-    fitting = [
-        digit * 10**power
-        for power in range(9)
-        for digit in (1, 2, 5)
-        if digit * 10**power <= most
-    ]
-    return fitting[::-2][:3][::-1]
+    fitting = [n for power in range(9) for n in (10**power, 2 * 10**power, 5 * 10**power)]
+    return [n for n in fitting if n <= most][::-2][:3][::-1]
 
 
 def relationships_section(study: StudyResults) -> Markup:
@@ -206,7 +191,7 @@ def relationships(study: StudyResults) -> tuple[MethodInfo, Relationships] | Non
 def relationship_map(found: Relationships, width: float) -> str:
     """Draw p_ij after the last round: how much silo i (row) takes of silo j's core model (column)."""
     values, n = found.values[-1], len(found.names)
-    names, prefix = silo_names(found.names)
+    names, prefix = short_names(found.names)
     left = 14 + room_for(names)
     below = 44 if prefix else 44 + room_for(names)
     cell = min((width - left - 6) / n, 44)
@@ -247,8 +232,8 @@ def relationship_map(found: Relationships, width: float) -> str:
 @chart
 def trajectories(found: Relationships, own: bool) -> str:
     """Draw relationships over the rounds: of the first silo to all (``own`` false), or of every silo to itself."""
-    c, ends = Canvas(340, 250, (40, 92, 8, 42)), []
-    names, prefix = short_names(found.names)
+    c = Canvas(340, 250, (40, 92, 8, 42))
+    names, _ = short_names(found.names, 12)
     lines = [found.values[:, j if own else 0, j] for j in range(len(names))]
     labelled = sorted(range(len(lines)), key=lambda j: -abs(float(lines[j][-1])))[:6]
     if not own and 0 not in labelled:
@@ -260,12 +245,10 @@ def trajectories(found: Relationships, own: bool) -> str:
             first = not own and j == 0
             look = {"color": BLUE if first else next(looks), "linewidth": 2.4 if first else 1.6}
             look["linestyle"] = DASHES[j % len(DASHES)]
-            ends.append(
-                (float(values[-1]), clip_name(names[j] if prefix else found.names[j], 12), None)
-            )
+            c.ends.append((float(values[-1]), names[j], None))
         c.axes.plot(found.rounds, values, **look)
     c.axes.axhline(0, color=INK, linewidth=0.8)
-    finish_lines(c, ends, "round", percent=False)
+    c.finish_lines("round", percent=False)
     what = "of every hospital to itself" if own else f"of {found.names[0]} to all hospitals"
     return c.svg(
         f"dr-{'own' if own else 'first'}", f"Directed relationships {what} over the rounds."

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 from markupsafe import Markup
 
 from server.report.canvas import (
@@ -19,7 +20,6 @@ from server.report.canvas import (
     chart,
     clip_name,
     in_widths,
-    percent_axis,
     room_for,
     styles,
 )
@@ -36,6 +36,8 @@ from server.report.participation import (
 )
 from server.report.study import StudyResults
 
+# The look of an interval
+BAND: dict[str, Any] = {"alpha": 0.25, "linewidth": 6}
 SMALL = 30  # a test set with fewer samples is marked as small
 MOST_LOSERS = 6  # with more, the lead names five
 TEMPLATE = """{% macro span(values) %}{{ [values[0], values[-1]]|unique|join("–") if values else "–" }}{% endmacro %}
@@ -138,19 +140,10 @@ def gains(study: StudyResults, width: float) -> str:
     if base:
         _gain_column(a, [gain[silo] for silo in order])
     floor = math.floor(10 * min(lows, default=0.0)) / 10
-    a.set(
-        xlim=(max(floor - 0.02, LOWEST if floor < 0 else -0.02), 1.02),
-        ylim=(len(order) - 0.5, -0.5),
-    )
+    a.set_xlim(max(floor - 0.02, LOWEST if floor < 0 else -0.02), 1.02)
     rare = seldom(study, methods)
-    a.set_yticks(
-        range(len(order)),
-        [n + (MARK if s in rare else "") for n, s in zip(names, order, strict=True)],
-    )
-    a.grid(axis="x")
-    percent_axis(a.xaxis)
-    a.set_xlabel(f"test {study.task.score_label}, %")
-    a.spines["left"].set_visible(False)
+    marked = [n + (MARK if s in rare else "") for n, s in zip(names, order, strict=True)]
+    c.make_rows(marked, f"test {study.task.score_label}, %")
     _legend(c, study, look, best, narrow=width < 500)
     listed = ", ".join(map(spell, methods))
     label = f"Test {study.task.score_label} per hospital with {listed}; the numbers are in the table below."
@@ -166,26 +159,15 @@ def _silo_row(
     base: str | None,
 ) -> list[float]:
     """Draw the known scores of one silo, each in its row; return the values that may be the lowest of the chart."""
-    low, high = scores[best].interval
+    interval = scores[best].interval
     lows = [scores[method].mean for method in rows]
-    if not math.isnan(low):
-        a.plot(
-            [low, high],
-            [rows[best], rows[best]],
-            color=look[best].colour,
-            alpha=0.25,
-            linewidth=6,
-            zorder=1,
-        )
-        lows.append(low)
+    if not math.isnan(interval[0]):
+        band = {"color": look[best].colour, **BAND, "zorder": 1}
+        a.plot(interval, [rows[best]] * 2, **band)
+        lows.append(interval[0])
     if base is not None and base in rows and best in rows:
-        a.plot(
-            [scores[m].mean for m in (base, best)],
-            [rows[base], rows[best]],
-            color=INK,
-            linewidth=1.4,
-            zorder=2,
-        )
+        ends = [(scores[m].mean, rows[m]) for m in (base, best)]
+        a.plot(*zip(*ends, strict=True), color=INK, linewidth=1.4, zorder=2)
     for method, row in rows.items():
         front = method == best
         size = (8.5 if front else 7) * (1 if row == round(row) else 0.8)
@@ -196,46 +178,37 @@ def _silo_row(
 
 def lifts(scores: Mapping[str, Score], least: float) -> dict[str, float]:
     """Return how far each known score's mark is moved off its row: marks that are ``least`` apart hide no other."""
-    known = sorted(
-        (m for m, score in scores.items() if not math.isnan(score.mean)),
-        key=lambda m: scores[m].mean,
+    means = (
+        pd.Series({m: score.mean for m, score in scores.items()}, dtype=float)
+        .dropna()
+        .sort_values(kind="stable")
     )
-    groups: list[list[str]] = []
-    for method in known:
-        if groups and scores[method].mean - scores[groups[-1][-1]].mean < least:
-            groups[-1].append(method)
-        else:
-            groups.append([method])
-    step = {len(group): min(0.3, 0.8 / len(group)) for group in groups}
-    return {m: (k - (len(g) - 1) / 2) * step[len(g)] for g in groups for k, m in enumerate(g)}
+    lifted = dict[str, float]()
+    for _, group in means.groupby((means.diff() >= least).cumsum()):
+        step = min(0.3, 0.8 / len(group))
+        lifted |= {m: (k - (len(group) - 1) / 2) * step for k, m in enumerate(group.index)}
+    return lifted
 
 
 def _legend(
     c: Canvas, study: StudyResults, look: Mapping[str, Style], best: str, *, narrow: bool
 ) -> None:
     """Add the legend of the methods above the chart."""
-    marks: list[Any] = [
-        *(
-            c.axes.plot([], [], look[m].marker, **look[m].mark, markersize=7.5, label=spell(m))[
-                0
-            ]
-            for m in study.columns
-        )
-    ]
+    marks = list[Any]()
+    for m in study.columns:
+        mark = {**look[m].mark, "markersize": 7.5, "label": spell(m)}
+        marks += c.axes.plot([], [], look[m].marker, **mark)
     if len(study.seeds) == 1:
         interval = "95 %" if narrow else "95 % interval"
-        marks += c.axes.plot(
-            [], [], color=look[best].colour, alpha=0.25, linewidth=6, label=interval
-        )
-    space: dict[str, Any] = {
-        "handlelength": 1.2,
-        "handletextpad": 0.4,
-        "columnspacing": 0.9 if narrow else 1.6,
-    }
-    place: dict[str, Any] = {
-        "loc": "upper left",
-        "bbox_to_anchor": (0, 1),
-        "borderpad": 0,
-        "borderaxespad": 0.2,
-    }
-    c.figure.legend(handles=marks, ncols=len(marks), **place, **space)
+        marks += c.axes.plot([], [], color=look[best].colour, **BAND, label=interval)
+    c.figure.legend(
+        handles=marks,
+        ncols=len(marks),
+        loc="upper left",
+        bbox_to_anchor=(0, 1),
+        borderpad=0,
+        borderaxespad=0.2,
+        handlelength=1.2,
+        handletextpad=0.4,
+        columnspacing=0.9 if narrow else 1.6,
+    )

@@ -12,7 +12,6 @@ from server.report.page import page
 from server.report.sections import privacy
 from server.report.sections.privacy import (
     bought,
-    epsilon_by_round,
     privacy_section,
     private_methods,
 )
@@ -61,7 +60,7 @@ def test_a_chart_that_fails_stops_no_page(
 ) -> None:
     """An epsilon of an earlier version's history that no axis can hold."""
     monkeypatch.setattr(canvas, "log_undrawn", UNDRAWN)
-    monkeypatch.setattr(privacy, "epsilon_by_round", lambda *_: {1: 1e308, 2: 1.5})
+    monkeypatch.setattr(privacy, "bought", lambda *_: [(1e308, 0.5), (1.5, 0.5)])
     found = page(study)
     assert (
         found.count("This chart could not be drawn; the reason is in the log.") == 2
@@ -72,7 +71,7 @@ def test_a_chart_that_fails_stops_no_page(
 def test_what_an_epsilon_has_bought(study: StudyResults) -> None:
     """FedAvg is evaluated by what a silo receives: in round 2 by the model that round 1 has paid for."""
     assert private_methods(study) == ["fedavg"]
-    assert epsilon_by_round(study, "fedavg", "hospital-01") == {1: 1.0, 2: 1.5}
+    assert study.per_round("fedavg", "epsilon", "hospital-01") == {1: 1.0, 2: 1.5}
     points = bought(study, "fedavg", "hospital-01")
     assert [epsilon for epsilon, _ in points] == [1.0, 1.5] and not any(
         math.isnan(score) for _, score in points
