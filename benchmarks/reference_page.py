@@ -40,7 +40,6 @@ from benchmarks.reference import (
 from partitions.common.files import write_atomically
 from partitions.common.settings import toml_text
 from partitions.datasets.registry import DATASETS
-from server.report.answer import calibration_of
 from server.report.html import (
     between,
     count_noun,
@@ -56,8 +55,9 @@ from server.report.methods import alone, spell
 from server.report.page import CSS
 from server.report.participation import worst
 from server.report.sections.evidence import over_silos
-from server.report.sections.unseen import held_out
+from server.report.sections.silos import held_out
 from server.report.study import StudyResults
+from server.report.verdict import calibration_of
 from server.results.hold_out import means, rows_of
 from server.results.summary import compare
 from strategies import strategies

@@ -59,7 +59,7 @@ from strategies.base.newcomers import ANY, NEWCOMER
 from strategies.base.run_settings import RunSettings
 from strategies.base.silo import Silo
 from strategies.base.state import State
-from strategies.base.training.patches import patches_of, seen_shape
+from strategies.base.training.settings import patches_of, seen_shape
 from strategies.base.transport.payload import decode
 
 # A silo's defaults for values that the server's round loop sends, and Flower's own ``Strategy.start`` does not.

@@ -5,7 +5,7 @@ are the last three of the rounds that the server saves (``checkpoint-every``): a
 checkpoint but one, in the middle of a round, finds the states it needs. The last state before this round is kept too,
 so that a message that arrives twice finds the same state. The in-process engine uses both: memory from round to round,
 files for resume. Each state contains the id of its run; another run's is not used. A damaged state is reported: the
-server decides what to do (``server/run/recovery.py``).
+server decides what to do (``server/run/checkpoints.py``).
 
     STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/round-000007.safetensors
 
@@ -39,8 +39,8 @@ from client.reported import CANDIDATE, REPORTED
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
 from strategies.base.state import FIRST, State
-from strategies.base.transport.damaged import DamagedStateError
 from strategies.base.transport.payload import array_record, tensor_of
+from strategies.base.transport.reporting import DamagedStateError
 
 KEPT_ROUNDS = 3  # the server's two checkpoints, and its current round
 BETWEEN = "between"  # prefix of states without a server checkpoint

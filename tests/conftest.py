@@ -160,7 +160,7 @@ def zero_start(monkeypatch):
     """All initial models are zero: softmax gives 1/2 to each of two classes, and round 1 can be done in the head."""
     import client.session
     import models.initialisation
-    import server.run.preparation
+    import server.run.loop
 
     made = models.initialisation.initial_model
 
@@ -168,7 +168,7 @@ def zero_start(monkeypatch):
         return lambda purpose: torch.zeros_like(made(*arguments)(purpose))
 
     monkeypatch.setattr(client.session, "initial_model", zero)
-    monkeypatch.setattr(server.run.preparation, "initial_model", zero)
+    monkeypatch.setattr(server.run.loop, "initial_model", zero)
     yield
     monkeypatch.undo()
     forget_models()

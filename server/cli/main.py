@@ -41,18 +41,7 @@ from client.commands import data
 from client.commands import study as hospital_studies
 from client.commands.table import Command, Parser, add_command, option
 from client.site.trust.methods import DEFAULTS
-from server.cli import (
-    budget,
-    deploy,
-    federation,
-    models,
-    relay,
-    research,
-    study,
-    survey,
-    tune,
-    watch,
-)
+from server.cli import deploy, federation, models, relay, research, study, survey, tune
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -71,7 +60,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "the consortium": (
         *federation.COMMANDS,
-        *watch.COMMANDS,
         *study.COMMANDS,
         *deploy.COMMANDS,
         *relay.COMMANDS,
@@ -80,7 +68,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         *data.COMMANDS,
         *site.COMMANDS,
         *hospital_studies.COMMANDS,
-        *budget.COMMANDS,
         *models.COMMANDS,
     ),
 }

@@ -9,22 +9,20 @@ from importlib.metadata import PackageNotFoundError, version
 import matplotlib
 from markupsafe import Markup
 
-from server.report.answer import answer
 from server.report.canvas import SETTINGS
 from server.report.head import faults, headline, tiles, where
 from server.report.html import render
 from server.report.methods import exchanges, info_of, spell
 from server.report.sections.cost import cost_section, left_section
 from server.report.sections.evidence import evidence_section
-from server.report.sections.methods import methods_section
+from server.report.sections.methods import methods_section, tuning_section
 from server.report.sections.privacy import privacy_section
 from server.report.sections.repeat import repeat_section
 from server.report.sections.rounds import rounds_section
 from server.report.sections.silo_data import data_section, relationships_section
-from server.report.sections.silos import silos_section
-from server.report.sections.tuning import tuning_section
-from server.report.sections.unseen import unseen_section
+from server.report.sections.silos import silos_section, unseen_section
 from server.report.study import StudyResults
+from server.report.verdict import answer
 from strategies import strategies
 
 CSS = """

@@ -33,8 +33,8 @@ from server.report.methods import baselines, exchanges, info_of
 from server.results.history import History, Row
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import read_toml
+from server.results.study import TUNING
 from server.results.summary import FinishedRun, compare, run_summary, values_by_round
-from server.results.tuned import TUNING
 from strategies import strategies
 from strategies.base.settings import Value
 

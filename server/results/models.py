@@ -25,9 +25,15 @@ from models.layout import Layout
 from models.shapes import columns, kind_of, read_shape, write_shape
 from models.trainable import WHOLE
 from partitions.common.errors import DataError, UserError
-from server.results.checkpoint import NAMES, REPORTED, load_checkpoint, shared_arrays
 from server.results.reading import read_summary
-from server.results.run_directory import RunDirectory, read_toml
+from server.results.run_directory import (
+    NAMES,
+    REPORTED,
+    RunDirectory,
+    load_checkpoint,
+    read_toml,
+    shared_arrays,
+)
 from server.results.study import study_runs
 from strategies.base.evaluation import OWN
 from strategies.base.run_settings import RunSettings

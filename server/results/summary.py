@@ -121,14 +121,12 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "final": {"round": chosen, **_over_silos(run, measured)},
         "per_silo": {
             n: {
-                "n_train": run.silos[n]["n_train"],
-                "n_test": run.silos[n]["n_test"],
+                **{key: run.silos[n][key] for key in ("n_train", "n_test")},
                 **{metric: own.get(n) for metric, own in measured.items()},
                 **_evidence(run.evidence.get(n, {})),
                 "round": evaluated.get(n),  # of these values
                 **({"epsilon": c.epsilon, "delta": c.delta} if (c := costs.get(n)) else {}),
-                "gain_over_local": None,
-                "gain_over_fedavg": None,
+                **dict.fromkeys(("gain_over_local", "gain_over_fedavg")),
             }
             for n in names
         },

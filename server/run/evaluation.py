@@ -28,7 +28,7 @@ from server.results.run_directory import RunDirectory
 from server.run.checkpoints import LoopState
 from server.run.collector import Collector
 from server.run.evaluated_models import EvaluatedModel, read_models
-from server.run.preparation import prepare
+from server.run.loop import prepare
 from server.run.recorder import silo_rows
 from server.run.registration.registration import Registration
 from strategies.base.evaluation import Evaluate, EvaluateSettings

@@ -7,33 +7,36 @@ last round, one exchange evaluates the last aggregate.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from models.initialisation import flat_model, initial_model
+from models.standardisation import agreed_statistics
 from models.training import use_threads
-from server.results.checkpoint import shared_arrays
+from partitions.common.errors import UserError
 from server.results.history import History
-from server.results.run_directory import RunDirectory
+from server.results.run_directory import RunDirectory, shared_arrays
+from server.results.study import start_strategy
 from server.results.summary import FinishedRun
-from server.run.checkpoints import Checkpoints, LoopState
+from server.run.checkpoints import Checkpoints, LoopState, Recovery, gone_back
 from server.run.closing import Closing
 from server.run.collector import Collector
 from server.run.newcomers import HoldOut
-from server.run.preparation import check_patience, prepare
 from server.run.recorder import EarlyStopping, Recorder, metrics_of
-from server.run.recovery import Recovery, gone_back
 from server.run.registration.readmission import Readmission
-from server.run.registration.registration import Registration
+from server.run.registration.registration import Registration, note_weights, without_sums
 from server.run.reporter import Progress
 from server.run.secure.rounds import AttemptFailedError, SecureRounds
-from strategies.base.info import RoundPlan
+from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.run_settings import RunSettings
+from strategies.base.settings import Common
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.reporting import SCHEMA
 
 
 class RoundLoop:
@@ -265,3 +268,51 @@ class RoundLoop:
         strategy.follow(self.plan())
         self.done = self.state.apply(strategy, start.state)
         return True
+
+
+def check_patience(common: Common, silos: Iterable[SiloInfo]) -> None:
+    """Raise UserError if early stopping is set and no silo has validation data."""
+    if common.patience and not any(silo.n_val for silo in silos):
+        raise UserError(
+            f"patience = {common.patience}: no silo has a part for validation, by which a run stops early; set "
+            "validation = 0.2, or patience = 0"
+        )
+
+
+def prepare(
+    settings: RunSettings, registration: Registration, run_state: LoopState
+) -> PersonalizedStrategy:
+    """Return the strategy in its state before round 1."""
+    c, spec, task = settings.common, registration.data_spec, registration.task
+    settings.check_task(task, spec.classes)
+    settings.augmentation_for(spec.shape)
+    name, options = settings.model_for(spec.shape, task.name)
+    head, part = settings.head, settings.part()
+    sha256 = part.weights.sha256 if part.weights else ""
+    if run_state.weights not in ("", sha256):
+        raise UserError(
+            f"init-weights = {c.init_weights} is another file than the run began with: restore it"
+        )
+    run_state.weights = sha256
+    # Not kept: the server needs the layout alone
+    model = flat_model.__wrapped__(name, spec.shape, spec.classes, options, "cpu", head, part)
+    initial = initial_model(name, spec.shape, spec.classes, options, c.seed, head, part)
+    strategy = start_strategy(settings, model, registration.silos.values(), initial)
+    note_weights(strategy, c, registration.reporter)
+    if not run_state.statistics:
+        run_state.statistics = {
+            **agreed_statistics(list(registration.summaries.values()), strategy.samples)
+        }
+        if own := without_sums(registration.summaries, c):
+            run_state.statistics["own_statistics"] = own
+    run_state.numbers = {
+        "classes": spec.classes,
+        "task": task.name,
+        "run": registration.run_name,
+        "min_metric_samples": c.min_metric_samples or (10 if spec.own_file else 1),
+        **run_state.statistics,
+    }
+    run_state.numbers |= {"weights": sha256} if sha256 else {}
+    if spec.schema.features or spec.schema.labels:
+        run_state.numbers[SCHEMA] = spec.schema.text
+    return strategy

@@ -24,12 +24,11 @@ from typing import Any
 from models.tasks import task_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
-from server.results.checkpoint import load_checkpoint
 from server.results.history import History
 from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
 from server.results.models import FOLDER as OWN_MODELS
 from server.results.reading import read_events, read_json, read_summary
-from server.results.run_directory import WORKERS, RunDirectory, read_toml
+from server.results.run_directory import WORKERS, RunDirectory, load_checkpoint, read_toml
 from server.results.study import study_runs
 from server.results.summary import FinishedRun, compare, evidence_in, run_summary
 from server.results.survey import CSV, JSON, PAGE, read_survey, without_silo, write_survey

@@ -36,10 +36,9 @@ from server.results.hold_out import (
     write_results,
 )
 from server.results.run_directory import RunDirectory, default_out
-from server.results.study import check_run, study_config, study_runs
+from server.results.study import TUNING, check_run, study_config, study_runs, tuned_study
 from server.results.summary import write_summary
 from server.results.tracking import Tracker, open_trackers, round_values
-from server.results.tuned import TUNING, tuned_study
 from server.results.worker_directories import WorkerDirectories
 from server.run.loop import Progress, RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
@@ -80,7 +79,7 @@ def simulate(
     The report is written even if a run fails; the comparison per silo is printed to standard error. ``log``: the
     tracking libraries (see ``server.results.tracking``). ``hold_out``: hospitals without which the methods are also
     trained, or ``each`` (see ``server.results.hold_out``). ``tuned``: searches of ``silofl tune`` with the best
-    settings for each method (see ``server.results.tuned``). Raises UserError, or RunFailedError if a run fails.
+    settings for each method (see ``server.results.study``). Raises UserError, or RunFailedError if a run fails.
     """
     record: Mapping[str, Any] = {}
     if tuned:

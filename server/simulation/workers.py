@@ -1,7 +1,7 @@
 """Parallel execution of a study's runs, each in its own process: ``silofl simulate --workers N`` or ``ray``.
 
 The process of the study distributes the runs, shows their progress, and merges their results into the study's files
-(``server.results.worker_directories``). A run's process receives the run directory and the run's name, and reads
+(``server.results.hold_out``). A run's process receives the run directory and the run's name, and reads
 everything else from ``config.toml``. So it works on this machine and on a cluster with a shared file system. Every run
 has the same number of threads as in sequential execution, so the results are bit-identical. A run that fails, or whose
 process is killed, is reported at the end, and the others finish.

@@ -53,7 +53,9 @@ def personal_blocks(layout: Layout, settings: PartialSettings) -> list[str]:
         "all": names,
         "none": [],
     }
-    wanted = chosen.get(settings.personal, split_names(settings.personal))
+    wanted = chosen.get(settings.personal)
+    if wanted is None:
+        wanted = split_names(settings.personal)
     if settings.personal in ("output", "input") and wanted == names:
         raise UserError(
             f"personal = {settings.personal}, layers = {settings.layers}: this network has the layer blocks "
@@ -118,7 +120,8 @@ class PartialClient(SiloClient):
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
-        return self.place_own(scatter(self.own(), self.shared, self.shared_model))
+        vector = scatter(self.own(), self.shared, self.shared_model)
+        return self.place_own(vector)
 
     def first_model(self) -> Tensor:
         # A copy, so that what the received model set stays

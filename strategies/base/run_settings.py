@@ -43,7 +43,7 @@ from strategies.base.privacy import Privacy, check_privacy
 from strategies.base.settings import Common, Value, choose
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
 from strategies.base.trainer.loop import with_boosting
-from strategies.base.training.patches import check_patches
+from strategies.base.training.settings import check_patches
 from strategies.base.transport.data_summary import read_agreed
 
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from flwr.app import ConfigRecord
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from models.survey import BINS, MISSING
+from models.survey import BINS
 from partitions.common.errors import DataError
+from partitions.common.parsed import Frozen
 from partitions.schema import LONGEST_NAME
 from strategies.base.info import MethodInfo
 from strategies.base.strategy import PersonalizedStrategy
@@ -47,12 +49,54 @@ class Survey(PersonalizedStrategy):
     )
 
 
+def require_printable(text: str) -> str:
+    """Return the text. Raises ValueError if it has other characters."""
+    if not text.isprintable():
+        raise ValueError("it has characters that cannot be printed")
+    return text
+
+
 RECORD = "survey"
 PARTS = {"column": "columns", "label": "labels"}
 KINDS = ("number", "date", "category")
-KEYS = {"kind", "unit", "range", "levels", MISSING, "cells", "mean", "sd"}
 MOST_LEVELS = 10_000
 Answer = dict[str, Any]
+Text = Annotated[
+    str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(require_printable)
+]
+Count = Annotated[int, Field(ge=0, le=MOST)] | None
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+
+
+class ColumnAnswer(Frozen):
+    """The numbers of one column or label."""
+
+    kind: Literal["number", "date", "category"]
+    missing: Count
+    unit: Text = "unit"
+    range: tuple[Number, Number] = (0.0, 1.0)
+    levels: Annotated[tuple[Text, ...], Field(max_length=MOST_LEVELS)] = ()
+    cells: tuple[Count, ...] = ()
+    mean: Number = 0.0
+    sd: Annotated[Number, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def check_cells(self) -> Self:
+        """Check that the cells are those of the levels, or of the range."""
+        given, category = self.model_fields_set, self.kind == "category"
+        cells = BINS if "range" in given else 0
+        if (
+            category != ("levels" in given)
+            or (category and "range" in given)
+            or len(self.cells) != (len(self.levels) if category else cells)
+            or self.range[0] >= self.range[1]
+            or ("mean" in given) != ("sd" in given)
+        ):
+            raise ValueError("its cells, or its moments, do not fit")
+        return self
+
+
+KEYS = set(ColumnAnswer.model_fields)
 
 
 def written_answer(answer: Mapping[str, Any]) -> ConfigRecord:
@@ -101,45 +145,8 @@ def _item(name: str, text: object) -> dict[str, Any]:
         item = None
     if not isinstance(item, dict) or item.get("kind") not in KINDS or not set(item) <= KEYS:
         raise DataError(f"the survey of {name[:80]!r} cannot be read")
-    levels = item.get("levels", [])
-    cells = item.get("cells", [])
-    range_ = item.get("range", [0, 1])
-    category = item["kind"] == "category"
-    right = (
-        isinstance(levels, list) and len(levels) <= MOST_LEVELS and all(map(_is_text, levels))
-    )
-    right = (
-        right
-        and isinstance(cells, list)
-        and all(map(_is_count, [*cells, item.get(MISSING, "none")]))
-    )
-    right = right and category == ("levels" in item) and not (category and "range" in item)
-    right = right and len(cells) == (
-        len(levels) if category else BINS if "range" in item else 0
-    )
-    right = (
-        right and isinstance(range_, list) and len(range_) == 2 and all(map(_is_number, range_))
-    )
-    right = right and range_[0] < range_[1] and _is_text(item.get("unit", "unit"))
-    right = (
-        right
-        and all(_is_number(item[key]) for key in ("mean", "sd") if key in item)
-        and item.get("sd", 0) >= 0
-    )
-    if not right or ("mean" in item) != ("sd" in item):
-        raise DataError(f"the survey of {name[:80]!r} is out of range")
+    try:
+        ColumnAnswer.model_validate_json(str(text))
+    except ValidationError:
+        raise DataError(f"the survey of {name[:80]!r} is out of range") from None
     return item
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
-
-
-def _is_count(value: object) -> bool:
-    return value is None or is_whole(value, 0, MOST)
-
-
-def _is_number(value: object) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
-    )

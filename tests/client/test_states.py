@@ -38,8 +38,8 @@ from server.simulation.engine import flower_identity
 from strategies.base.client import SiloClient
 from strategies.base.robust import weighted_mean
 from strategies.base.state import State
-from strategies.base.transport.damaged import MOST_STATES, Damage, DamagedStateError, damages
 from strategies.base.transport.payload import array_record, decode, tensor_of
+from strategies.base.transport.reporting import MOST_STATES, Damage, DamagedStateError, damages
 
 TRAINS = [m for m in METHODS if m != "local"]  # those whose silos send a model
 

@@ -23,7 +23,6 @@ import client.session
 import models.tasks
 import models.tasks.base
 import server.run.loop
-import server.run.preparation
 from strategies.base.transport.payload import Payload, decode
 
 HIDDEN = 4
@@ -104,7 +103,7 @@ def start_at(monkeypatch: pytest.MonkeyPatch, vector: list[float]) -> None:
         return lambda purpose: values.clone()
 
     monkeypatch.setattr(client.session, "initial_model", fixed)
-    monkeypatch.setattr(server.run.preparation, "initial_model", fixed)
+    monkeypatch.setattr(server.run.loop, "initial_model", fixed)
 
 
 def replies_of(run: Run, silo: str = "") -> list[tuple[int, str, Payload, Message]]:

@@ -16,7 +16,7 @@ import pytest
 from watching import done, event, round_done, served, write
 
 from server.watch.board import Board
-from server.watch.exposition import exposition
+from server.watch.serve import exposition
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "docs" / "grafana.json").read_text())

@@ -22,8 +22,7 @@ from partitions.common.errors import RunFailedError, UserError
 from server.cli.main import main
 from server.results.history import History, Row
 from server.results.run_directory import RunDirectory, read_toml
-from server.results.study import study_runs
-from server.results.tuned import tuned_study
+from server.results.study import study_runs, tuned_study
 from server.run.loop import RoundLoop
 from server.simulation.workers import Job, engine_of, keep_workers, work
 from server.tuning.search import Request, budgets, tune

@@ -30,8 +30,7 @@ from server.run.reporter import Progress
 from server.run.withdrawal import without
 from server.watch.access import cookie_name, read_token, token_for
 from server.watch.board import Board
-from server.watch.exposition import exposition
-from server.watch.serve import Follower, application, listen, serve
+from server.watch.serve import Follower, application, exposition, listen, serve
 from server.watch.source import WatchSource, find_source
 from strategies.base.client import SiloClient
 

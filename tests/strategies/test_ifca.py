@@ -16,7 +16,7 @@ from torch import Tensor
 from two_layers import assert_received_is_fedavgs, replies_of
 
 import client.session
-import server.run.preparation
+import server.run.loop
 
 OPTIONS: dict[str, Any] = {**SHORT, "momentum": 0.9}
 
@@ -28,7 +28,7 @@ def start_with(monkeypatch: pytest.MonkeyPatch, **vectors: list[float]) -> None:
         return lambda purpose: torch.tensor(vectors[purpose.replace("-", "_") or "first"])
 
     monkeypatch.setattr(client.session, "initial_model", made)
-    monkeypatch.setattr(server.run.preparation, "initial_model", made)
+    monkeypatch.setattr(server.run.loop, "initial_model", made)
 
 
 @pytest.fixture

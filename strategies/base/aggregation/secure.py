@@ -16,6 +16,16 @@ bounds a silo as ``robust = clip`` does. A mean step longer than C is impossible
 shows which one. That round changes no model, and the third in a row ends the run.
 
 Cutting: norm bounding (Sun et al. 2019, arXiv 1911.07963). Fixed point and masks: Bonawitz et al., CCS 2017.
+
+Secure sums of numbers of at least 0 and of unknown magnitude: squares, sensitivities.
+
+Fixed point has one scale for all, so a silo sends a number x, times its weight, at five:
+
+    q_k = round(2^(20 k - 12) x)  mod 2^32,   k = 0 ... 4
+
+A sum mod 2^32 lacks a multiple of 2^32. At the coarsest scale it is 0, and each scale tells the next finer one's: it is
+exact to N/2, so to N 2^19 of the next one's units, below 2^31 for N < 4096. What is opened at all scales is thus the
+sum alone, to N 2^-69. (A number cut at 2^32 at each scale would show the smallest silo's.) Above 2^40 all count as it.
 """
 
 from __future__ import annotations
@@ -36,7 +46,6 @@ from models.flat import gather, scatter
 from models.layout import Layout, size_of
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.sum_weights import groups_of, labels_of, weights_in_sum, whole
-from strategies.base.aggregation.magnitudes import gather_sums, spread
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS, GLOBAL
@@ -280,3 +289,29 @@ def _without_negative(vector: Tensor, layout: Layout, parts: Sequence[slice]) ->
         if entry.name.endswith("running_var"):
             whole[entry.start : entry.stop].clamp_(min=0)
     return gather(whole, parts)
+
+
+COUNT = 5  # numbers that travel for each
+STEP = 2**20
+COARSEST = 2.0**-12
+WHOLE = 2**32
+
+
+def spread(numbers: Tensor) -> Tensor:
+    """Return numbers (n,) as integers at all scales (n COUNT,), from -2^31 to 2^31 - 1."""
+    bounded = numbers.double().clamp(0, 2.0**40)
+    levels = [(bounded * COARSEST * float(STEP**k)).round() for k in range(COUNT)]
+    shifted = torch.stack(levels, 1).remainder(WHOLE).long() + WHOLE // 2
+    return shifted.flatten().remainder(WHOLE) - WHOLE // 2
+
+
+def gather_sums(integers: Tensor) -> Tensor:
+    """Return the sums (n,) from those of all scales (n COUNT,), mod 2^32."""
+    result = []
+    for levels in integers.view(-1, COUNT).tolist():
+        total = 0
+        for level in levels:
+            total *= STEP
+            total += (level - total + WHOLE // 2) % WHOLE - WHOLE // 2
+        result.append(max(total, 0) / STEP ** (COUNT - 1) / COARSEST)
+    return torch.tensor(result, dtype=torch.float64, device=integers.device)

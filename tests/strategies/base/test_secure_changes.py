@@ -28,8 +28,7 @@ from two_layers import DEEP, confirmed
 
 import strategies.fedlama
 from models.layout import Layout
-from strategies.base.aggregation.magnitudes import COUNT, gather_sums, spread
-from strategies.base.aggregation.secure import add_integers
+from strategies.base.aggregation.secure import COUNT, add_integers, gather_sums, spread
 from strategies.playerfl import PLayerFL
 
 SECURE: dict[str, Any] = {"secure_aggregation": True}
