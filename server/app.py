@@ -22,6 +22,7 @@ from server.results.summary import write_summary
 from server.results.survey import write_survey
 from server.run.evaluation import EvaluationLoop, models_in, write_matrix
 from server.run.loop import RoundLoop
+from server.run.reporter import Reporter
 from server.run.survey import SurveyLoop
 from strategies.base.run_settings import RunSettings, parse_settings
 
@@ -88,11 +89,9 @@ def errors_recorded(directory: RunDirectory, settings: RunSettings) -> Iterator[
         yield
     except Exception as error:
         if not is_full(error):
-            which = {"strategy": settings.common.strategy, "seed": settings.common.seed}
-            directory.progress("error", **which, message=line_of(error))
+            Reporter(settings, directory).event("error", message=line_of(error))
         raise
 
 
 def record_end(directory: RunDirectory, settings: RunSettings) -> None:
-    which = {"strategy": settings.common.strategy, "seed": settings.common.seed}
-    directory.progress("done", **which, out=str(directory.path.resolve()))
+    Reporter(settings, directory).event("done", out=str(directory.path.resolve()))

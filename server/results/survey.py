@@ -12,10 +12,10 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from models.survey import BINS, MISSING
 from partitions.common.errors import DataError
@@ -31,8 +31,7 @@ TIME = (
 NEAR = 1.15  # a ratio of means within this factor of a known one matches it
 
 
-@dataclass(frozen=True)
-class Factor:
+class Factor(NamedTuple):
     """Conversion ``one`` = ``times`` * ``other`` (+ ``plus``), for columns whose name contains one of ``words``.
 
     Without words it applies to every column.
@@ -43,6 +42,10 @@ class Factor:
     other: str
     words: tuple[str, ...] = ()
     plus: float = 0.0
+
+    def named_in(self, column: str) -> bool:
+        """Return whether a column's name has one of the words."""
+        return any(word in column.lower() for word in self.words)
 
 
 FACTORS = (
@@ -81,7 +84,7 @@ def known_ratio(ratio: float, column: str) -> tuple[str, float]:
     """Return a phrase for the units with this ratio (own values to the others') and their factor; empty: none."""
     found: list[tuple[bool, float, str, float]] = []
     for factor in FACTORS:
-        named = any(word in column.lower() for word in factor.words)
+        named = factor.named_in(column)
         if factor.plus or (factor.words and not named):
             continue
         for times, own, theirs in (
@@ -103,9 +106,7 @@ def conversion(
 
     None unless ``mean`` and ``sd`` are nearer to ``of`` and ``spread`` in another affine unit than as they are.
     """
-    for factor in (factor for factor in FACTORS if factor.plus):
-        if not any(word in column.lower() for word in factor.words):
-            continue
+    for factor in (own for own in FACTORS if own.plus and own.named_in(column)):
         times, plus = factor.times, factor.plus
         for own, theirs, back, offset in (  # theirs = back * own + offset
             (factor.one, factor.other, 1 / times, -plus / times),
@@ -133,8 +134,7 @@ MOST_EXCHANGED = 30  # maximum number of categories for which exchanges are trie
 EDGE = 0.9  # share of values in the first or last cell of a range
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One anomaly. ``what``: the reason; ``look``: the line of the recipe or schema mapping to check."""
 
     silo: str
@@ -142,10 +142,6 @@ class Finding:
     kind: str
     what: str
     look: str
-
-    @property
-    def content(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def findings(
@@ -341,7 +337,7 @@ def write_survey(folder: Path, found: Surveyed) -> None:
     content = {
         "silos": found.answers,
         "without": found.without,
-        "findings": [finding.content for finding in found.findings],
+        "findings": [finding._asdict() for finding in found.findings],
     }
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     rows = ([guard_formula(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(found))

@@ -79,22 +79,12 @@ class LoopState:
             weights=str(numbers.get("weights", "")),
         )
 
-    def add_seconds(
-        self, total: float, train: float, communicate: float, aggregate: float
-    ) -> None:
-        """Add the seconds of a round."""
-        parts = {
-            "total": total,
-            "train": train,
-            "communicate": communicate,
-            "aggregate": aggregate,
-        }
-        self.seconds |= {part: self.seconds[part] + seconds for part, seconds in parts.items()}
-
-    def add_bytes(self, down: int, up: int) -> None:
-        """Add the bytes of a round."""
+    def add(self, down: int, up: int, **seconds: float) -> None:
+        """Add the bytes of a round, and the seconds of its parts."""
         self.total_bytes["down"] += down
         self.total_bytes["up"] += up
+        for part, took in seconds.items():
+            self.seconds[part] += took
 
     def apply(self, strategy: PersonalizedStrategy, saved: State | None) -> int:
         """Restore this state and the strategy's from a checkpoint, or to before round 1; return the last round."""
@@ -165,7 +155,7 @@ class Checkpoints:
             if sorted(strategy.silos) != saved.numbers["silos"]:
                 raise UserError(
                     f"{self.folder} is of the silos {', '.join(saved.numbers['silos'])}; here are "
-                    f"{', '.join(sorted({*strategy.silos, *registration.strangers}))} "
+                    f"{', '.join(sorted({*strategy.silos, *registration.requests.strangers}))} "
                     "(min-silos lets a run go on without some)"
                 )
             # Otherwise the next save would keep the damaged one as `BEFORE`

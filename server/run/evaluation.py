@@ -18,7 +18,6 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from models.training import use_threads
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula
@@ -61,9 +60,6 @@ class EvaluationLoop:
 
     def run(self, models: Sequence[EvaluatedModel]) -> Cells:
         """Return the rows of the matrix. Raises UserError, or RunFailedError if no silo evaluates any model."""
-        use_threads(
-            self.common.threads, self.common.tf32, deterministic=self.common.deterministic
-        )
         check_models(self.settings.method, models)
         self.registration.register()
         state = LoopState(statistics={**models[0].statistics})

@@ -16,7 +16,6 @@ from flwr.serverapp import Grid
 
 from models.initialisation import flat_model, initial_model
 from models.standardisation import agreed_statistics
-from models.training import use_threads
 from partitions.common.errors import UserError
 from server.results.history import History
 from server.results.run_directory import RunDirectory, shared_arrays
@@ -87,9 +86,6 @@ class RoundLoop:
 
         ``until``: save and pause after this round, so that the run can be resumed; 0: do not pause.
         """
-        use_threads(
-            self.common.threads, self.common.tf32, deterministic=self.common.deterministic
-        )
         self.until = until
         strategy = self.begin(self.checkpoints.load())
         while not self.ended and not 0 < until <= self.done:
@@ -121,12 +117,13 @@ class RoundLoop:
     def plan(self) -> RoundPlan:
         """Return what this loop decides of the next round."""
         r = self.registration
-        recorder = self.recorder
-        shown = recorder.chosen.of(r.silos)
-        attended = recorder.count_attended()
-        joined = dict(r.joined)
         plan = RoundPlan(
-            dict(r.silos), self.state.numbers, {}, self.last, shown, attended, joined
+            silos=dict(r.silos),
+            numbers=self.state.numbers,
+            last=self.last,
+            shown=self.recorder.chosen.of(r.silos),
+            attended=self.recorder.count_attended(),
+            joined=dict(r.joined),
         )
         return plan.with_silos(r.silos.values(), self.common)
 
@@ -186,11 +183,14 @@ class RoundLoop:
                 self.state.shared = shared
             self.state.newcomers = self.hold_out.keep(strategy)
         compute = collector.compute_seconds(metrics.values())
-        communicate = max(received - sent - compute, 0.0)
-        self.state.add_seconds(
-            aggregated - started, compute, communicate, aggregated - received
+        self.state.add(
+            strategy.bytes_down,
+            strategy.bytes_up,
+            total=aggregated - started,
+            train=compute,
+            communicate=max(received - sent - compute, 0.0),
+            aggregate=aggregated - received,
         )
-        self.state.add_bytes(strategy.bytes_down, strategy.bytes_up)
         if save:
             self.checkpoints.save(
                 self.state, strategy, self.registration, recorder.chosen.round

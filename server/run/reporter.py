@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING
@@ -40,13 +41,12 @@ def silo_scores(
     strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task
 ) -> dict[str, dict[str, float]]:
     """Return the silos' ``val`` and ``test`` scores for the snapshot that the method reports."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
-        if (row.snapshot, row.metric) == (strategy.info.reports, task.score) and not math.isnan(
-            row.value
-        ):
-            found.setdefault(row.silo, {})[row.split] = row.value
-    return found
+        known = not math.isnan(row.value)
+        if known and (row.snapshot, row.metric) == (strategy.info.reports, task.score):
+            found[row.silo][row.split] = row.value
+    return dict(found)
 
 
 def epsilons(rows: Sequence[Row]) -> dict[str, float]:
@@ -76,9 +76,8 @@ class Reporter:
     def event(self, kind: str, **values: object) -> None:
         """Add an event of this run to ``progress.jsonl``."""
         if self.directory is not None:
-            self.directory.progress(
-                kind, strategy=self.common.strategy, seed=self.common.seed, **values
-            )
+            strategy, seed = self.common.which
+            self.directory.progress(kind, strategy=strategy, seed=seed, **values)
 
     def note(self, line: str, **details: str) -> None:
         """Log a warning about a silo or the server, and add it to ``progress.jsonl``."""
@@ -157,12 +156,8 @@ class Reporter:
     ) -> None:
         """Report the round that the strategy has just finished. ``rows``: the round's rows of the history."""
         number, rounds = strategy.round, self.common.rounds
-        metric = ("test", strategy.info.reports, task.score)
-        values = [
-            r.value
-            for r in rows
-            if (r.split, r.snapshot, r.metric) == metric and not math.isnan(r.value)
-        ]
+        scores = silo_scores(strategy, rows, task)
+        values = [of["test"] for of in scores.values() if "test" in of]
         score = sum(values) / len(values) if values else math.nan
         silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(
             strategy.rejected
@@ -194,7 +189,7 @@ class Reporter:
             bounded=bounded,
             bytes_down=strategy.bytes_down,
             bytes_up=strategy.bytes_up,
-            per_silo=silo_scores(strategy, rows, task),
+            per_silo=scores,
             **({"epsilon": spent} if (spent := epsilons(rows)) else {}),
             **{task.score: None if math.isnan(score) else score},
         )

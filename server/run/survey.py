@@ -5,7 +5,6 @@ from __future__ import annotations
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from models.training import use_threads
 from partitions.common.errors import RunFailedError
 from server.results.run_directory import RunDirectory
 from server.results.survey import Surveyed
@@ -32,9 +31,6 @@ class SurveyLoop:
 
     def run(self) -> Surveyed:
         """Return the answers. Raises UserError, or RunFailedError if no silo answers."""
-        use_threads(
-            self.common.threads, self.common.tf32, deterministic=self.common.deterministic
-        )
         self.registration.register()
         names = {info.node_id: info.name for info in self.registration.silos.values()}
         found = Surveyed(without=dict(self.registration.left_out))

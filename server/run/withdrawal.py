@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,20 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
 
 def _withdraw(name: str, run: Path) -> list[str]:
     """Delete what one run keeps about a hospital; return a description of each deleted part."""
-    done = []
     if (run / WORKERS).is_dir():  # a study that was killed while several runs were in progress
         WorkerDirectories(
             RunDirectory(run), study_runs(read_toml(run / "config.toml"))
         ).take_back_all()
+    done = [text for clean in CLEANERS for text in clean(run, name)]
+    if done:
+        done += _clean_config(run, name)
+        if (run / "report.html").is_file():
+            (run / "report.html").unlink()
+            done.append("report.html (`silofl report` writes it again)")
+    return done
+
+
+def _clean_checkpoints(run: Path, name: str) -> Iterator[str]:
     for checkpoint in sorted((run / "checkpoint").glob("*")):
         known = _names(checkpoint)
         count = sum(_clean_state(file, name, known) for file in _states(checkpoint, name))
@@ -88,24 +97,24 @@ def _withdraw(name: str, run: Path) -> list[str]:
             if own.is_dir():
                 shutil.rmtree(own)
                 count += 1
-        done += [f"{checkpoint.name} ({count} states)"] if count else []
-    history = run / "history.csv"
-    if history.is_file():
-        rows = History(history)
-        if rows.drop(name):
-            done.append("history.csv")
-    done += _clean_held_out(run, name) + _clean_matrix(run, name) + _clean_survey(run, name)
-    for file, clean in (("summary.json", _clean_summary), ("manifest.json", _clean_manifest)):
-        if (run / file).is_file() and clean(run, name):
-            done.append(file)
-    if (run / "progress.jsonl").is_file() and _clean_progress(run / "progress.jsonl", name):
-        done.append("progress.jsonl")
-    if done and _clean_config(run / "config.toml", name):
-        done.append("config.toml")
-    if done and (run / "report.html").is_file():
-        (run / "report.html").unlink()
-        done.append("report.html (`silofl report` writes it again)")
-    return done
+        if count:
+            yield f"{checkpoint.name} ({count} states)"
+
+
+def _clean_history(run: Path, name: str) -> Iterator[str]:
+    if (run / "history.csv").is_file() and History(run / "history.csv").drop(name):
+        yield "history.csv"
+
+
+def _rewrite(file: Path, clean: Callable[[list[str]], list[str]]) -> list[str]:
+    """Change the lines of a file, if there is one; return its name if that has changed them."""
+    if not file.is_file():
+        return []
+    before = file.read_text(errors="replace").splitlines()
+    if (after := clean(before)) == before:
+        return []
+    write_atomically(file, "".join(f"{line}\n" for line in after))
+    return [file.name]
 
 
 def _names(checkpoint: Path) -> list[str]:
@@ -164,15 +173,15 @@ def without(value: Any, name: str, known: Sequence[str]) -> Any:
     return value
 
 
-def _clean_manifest(run: Path, name: str) -> bool:
+def _clean_manifest(run: Path, name: str) -> Iterator[str]:
     before = read_json(run / "manifest.json") or {}
     after = without(before, name, [s["name"] for s in before.get("silos", [])])
     if after != before:
         RunDirectory(run).write_json("manifest.json", after)
-    return bool(after != before)
+        yield "manifest.json"
 
 
-def _clean_config(file: Path, name: str) -> bool:
+def _clean_config(run: Path, name: str) -> list[str]:
     """Remove the silo from the settings that list silos: ``hold-out``, ``late-joiners``, ``evaluate.models``."""
 
     def cleaned(line: str) -> str:
@@ -185,24 +194,18 @@ def _clean_config(file: Path, name: str) -> bool:
         ]
         return f'{found[1]} = "{",".join(entries)}"'
 
-    before = file.read_text().splitlines()
-    after = [cleaned(line) for line in before]
-    if after != before:
-        write_atomically(file, "".join(f"{line}\n" for line in after))
-    return after != before
+    return _rewrite(run / "config.toml", lambda lines: list(map(cleaned, lines)))
 
 
-def _clean_summary(run: Path, name: str) -> bool:
+def _clean_summary(run: Path, name: str) -> Iterator[str]:
     """Compute the entries of the others anew: the old means would reveal the silo's values."""
     summary = read_summary(run / "summary.json")
     before, held, named = summary["runs"], summary.get("hold_out", {}), _name_pattern(name)
-    left_texts = [
-        json.dumps([entry.get("left_out", {}), entry.get("hold_out", {})]) for entry in before
-    ]
+    texts = [[entry.get("left_out"), entry.get("hold_out")] for entry in before]
     if not any(name in entry["silos"] for entry in before) and not named.search(
-        json.dumps([left_texts, held])
+        json.dumps([texts, held])
     ):
-        return False
+        return
     history, after = History(run / "history.csv"), []
     cap = float(read_toml(run / "config.toml").get("weight-cap", 0))
     for entry in before:
@@ -230,7 +233,7 @@ def _clean_summary(run: Path, name: str) -> bool:
         after.append({**new, "threads": threads, "left_out": left_out, **own})
     held = {"hold_out": of} if (of := without(held, name, [])) else {}
     RunDirectory(run).write_json("summary.json", {"runs": compare(after), **held})
-    return True
+    yield "summary.json"
 
 
 def held_out_in(run: Path) -> list[str]:
@@ -242,7 +245,7 @@ def held_out_in(run: Path) -> list[str]:
     )
 
 
-def _clean_held_out(run: Path, name: str) -> list[str]:
+def _clean_held_out(run: Path, name: str) -> Iterator[str]:
     """Delete a study's runs that held the silo out; they existed only to evaluate it."""
     groups = groups_of(run)
     kept = [group for group in groups if name not in group]
@@ -251,28 +254,23 @@ def _clean_held_out(run: Path, name: str) -> list[str]:
             shutil.rmtree(run / FOLDER / "+".join(group), ignore_errors=True)
     if kept != groups:
         write_groups(RunDirectory(run), kept)
-    return [FOLDER] if kept != groups else []
+        yield FOLDER
 
 
-def _clean_matrix(run: Path, name: str) -> list[str]:
+def _clean_matrix(run: Path, name: str) -> Iterator[str]:
     """Delete the silo's rows and its own models from an evaluation (``silofl evaluate``)."""
     entries = str(read_toml(run / "config.toml").get("evaluate.models", "")).split(",")
-    done = []
     gone = {name, *(e.partition("=")[0].strip() for e in entries if e.endswith(f"@{name}"))}
-    for file in (file for one in gone for file in (run / "models").glob(f"{one}.safetensors*")):
+    files = [file for one in gone for file in (run / "models").glob(f"{one}.safetensors*")]
+    for file in files:
         file.unlink()
-        done = ["models"]
-    if (run / "matrix.csv").is_file():
-        lines = (run / "matrix.csv").read_text().splitlines(keepends=True)
-        kept = [
-            line
-            for line in lines
-            if not (line.split(",")[0] in gone or line.split(",")[1:2] == [name])
-        ]
-        if kept != lines:
-            write_atomically(run / "matrix.csv", "".join(kept))
-            done.append("matrix.csv")
-    return done
+    yield from ["models"] if files else []
+
+    def is_kept(line: str) -> bool:
+        model, _, rest = line.partition(",")
+        return model not in gone and rest.partition(",")[0] != name
+
+    yield from _rewrite(run / "matrix.csv", lambda lines: list(filter(is_kept, lines)))
 
 
 def _clean_survey(run: Path, name: str) -> list[str]:
@@ -296,12 +294,24 @@ def _name_pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
 
 
-def _clean_progress(file: Path, name: str) -> bool:
+def _clean_progress(run: Path, name: str) -> list[str]:
     """Delete the lines that name the silo, and those that are no events."""
-    lines = file.read_text(errors="replace").splitlines()
-    kept = [json.dumps(without(event, name, [])) for event in read_events(file)]
-    kept = [line for line in kept if not _name_pattern(name).search(line)]
-    if kept == lines:
-        return False
-    write_atomically(file, "".join(f"{line}\n" for line in kept))
-    return True
+    file = run / "progress.jsonl"
+
+    def kept(_: list[str]) -> list[str]:
+        lines = [json.dumps(without(event, name, [])) for event in read_events(file)]
+        return [line for line in lines if not _name_pattern(name).search(line)]
+
+    return _rewrite(file, kept)
+
+
+CLEANERS: Sequence[Callable[[Path, str], Iterable[str]]] = (
+    _clean_checkpoints,
+    _clean_history,
+    _clean_held_out,
+    _clean_matrix,
+    _clean_survey,
+    _clean_summary,
+    _clean_manifest,
+    _clean_progress,
+)

@@ -41,6 +41,7 @@ from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import server_context, study_runs
 from server.results.tracking import Tracker, round_values
 from server.results.worker_directories import WorkerDirectories
+from server.run.reporter import Reporter
 from server.simulation.simulate import (
     StudyBar,
     StudyExecutor,
@@ -172,8 +173,6 @@ class SideBySide:
 
     def end(self, run: RunSettings, code: int) -> None:
         directories = self.directories[run.label]
-        strategy = run.common.strategy
-        seed = run.common.seed
         rows = self.new_rows(run) if self.trackers else []
         self.show(run, directories.take_back(run))
         if not code:
@@ -186,9 +185,7 @@ class SideBySide:
                     if code < 0
                     else f"its process ended with exit code {code}"
                 )
-                directories.directory.progress(
-                    "error", strategy=strategy, seed=seed, message=why
-                )
+                Reporter(run, directories.directory).event("error", message=why)
             self.failed[run.label] = code, " ".join(why.split())
         self.track(run, rows, failed=bool(code))
 

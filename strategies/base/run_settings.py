@@ -233,7 +233,7 @@ class RunSettings:
 
     def augmentation_for(self, shape: tuple[int, ...]) -> Augmentation | None:
         """Return the augmentation of samples of this shape; raise UserError if it does not fit the shape."""
-        found = augmentation(self.common.augment)
+        found = read_augmentation(self.common.augment)
         if found is not None:
             found.check(shape)
         return found
@@ -249,11 +249,6 @@ def check_patience(common: Common) -> None:
         raise UserError(
             f"min-delta = {common.min_delta:g} is of early stopping: it needs patience = 1 or more"
         )
-
-
-def augmentation(text: str) -> Augmentation | None:
-    """Return the parsed setting ``augment``; raise UserError if it is invalid."""
-    return read_augmentation(text) if text else None
 
 
 def method_added_by(key: str) -> type[PersonalizedStrategy]:
@@ -349,7 +344,7 @@ def _check_common(common: Common, info: MethodInfo) -> None:
     check_patience(common)
     common.check_rates(info.name, info.not_block_rates if info.trains else "")
     read_agreed(common.agreed)
-    augmentation(common.augment)
+    read_augmentation(common.augment)
 
 
 def _check_method(info: MethodInfo, common: Common, own: Any) -> None:

@@ -44,14 +44,14 @@ class ImpostorError(UserError):
     """Error: a silo uses a name that is registered for another key."""
 
 
+@dataclass
 class IdentityRegistry:
-    """Registry of node names and keys. ``known``: the keys of a resumed run's silos."""
+    """Registry of node names and keys."""
 
-    def __init__(self, known: Mapping[str, str] | None = None) -> None:
-        self.known = dict(known or {})
-        # Flower's NodeInfo by node id: name and public key as registered
-        self.nodes: dict[int, Any] = {}
-        self.warned = False
+    known: Mapping[str, str] = field(default_factory=dict)  # the keys of a resumed run's silos
+    # Flower's NodeInfo by node id: name and public key as registered
+    nodes: dict[int, Any] = field(default_factory=dict)
+    warned: bool = False
 
     def update(self, nodes: Iterable[Any]) -> list[int]:
         """Set the nodes that are online, and return their ids."""
@@ -178,26 +178,20 @@ class Candidates:
         return node in self.summaries or node in self.faults or node in self.impostors
 
 
+@dataclass
 class SummaryRequests:
     """Requests for data summaries in one run, with the record of the nodes' identities and crashes."""
 
-    def __init__(
-        self,
-        grid: Grid,
-        common: Common,
-        reporter: Reporter,
-        receipts: Receipts,
-        late: LateJoiners,
-    ) -> None:
-        self.grid = grid
-        self.common = common
-        self.reporter = reporter
-        self.receipts = receipts
-        self.late = late
-        self.identities = IdentityRegistry()
-        self.strangers: dict[str, str] = {}  # silo that is not in the resumed run -> message
-        # Node -> requests that ended in a crash or without a reply
-        self.crashes: Counter[int] = Counter()
+    grid: Grid
+    common: Common
+    reporter: Reporter
+    receipts: Receipts
+    late: LateJoiners
+    identities: IdentityRegistry = field(default_factory=IdentityRegistry)
+    # Silo that is not in the resumed run -> message
+    strangers: dict[str, str] = field(default_factory=dict)
+    # Node -> requests that ended in a crash or without a reply
+    crashes: Counter[int] = field(default_factory=Counter)
 
     def nodes(self) -> list[int]:
         """Return the ids of the nodes that are online."""
@@ -332,14 +326,11 @@ class SummaryRequests:
                 )
                 self.reporter.note(found.impostors[node])
                 return
-            for other in (
-                n
-                for n, c in found.summaries.items()
-                if c["name"] == name and n in self.identities.nodes
-            ):
-                raise UserError(
-                    f"it is called {name}, as node {other} is: give each its own `name`"
-                )
+            for other, known in found.summaries.items():
+                if known["name"] == name and other in self.identities.nodes:
+                    raise UserError(
+                        f"it is called {name}, as node {other} is: give each its own `name`"
+                    )
         except ImpostorError as error:
             found.impostors[node] = str(error)
             self.reporter.log_refused(str(error))

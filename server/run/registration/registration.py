@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from models.shapes import read_shape
 from models.tasks import Task, task_of
+from models.training import use_threads
 from partitions.common.errors import UserError
 from partitions.schema import few, find_moved, read_schema
 from server.results.run_directory import RunDirectory
@@ -171,16 +172,6 @@ class Registration:
         return task_of(self.data_spec.task)
 
     @property
-    def strangers(self) -> dict[str, str]:
-        """The silos that are online but not in the resumed run, with a message on each."""
-        return self.requests.strangers
-
-    @property
-    def needed(self) -> int:
-        """The number of silos required to begin; silos that cannot take part are not waited for."""
-        return self.common.min_silos or 1
-
-    @property
     def simulated(self) -> bool:
         """Whether all silos are simulated."""
         return all(summary["simulated"] for summary in self.summaries.values())
@@ -194,6 +185,8 @@ class Registration:
 
         ``saved``: the checkpoint of the resumed run; its silos are expected, and its schema and keys apply.
         """
+        c = self.common
+        use_threads(c.threads, c.tf32, deterministic=c.deterministic)
         self.keys = dict(saved.numbers.get("keys", {})) if saved else {}
         self.identities.known = dict(self.keys)
         found = Candidates()
@@ -268,11 +261,11 @@ class Registration:
             self.identities.registered_name(node): fault for node, fault in faults.items()
         }
         self.left_out |= found.left_out
-        if len(found.summaries) < self.needed:
+        if len(found.summaries) < (self.common.min_silos or 1):
             raise UserError("; ".join(dict.fromkeys(self.left_out.values())))
         for reason in self.left_out.values():
             self.reporter.note(reason)
-        self.left_out |= self.strangers  # already reported
+        self.left_out |= self.requests.strangers  # already reported
         self.data_spec, self.summaries = found.data_spec, found.summaries
 
     def _add_absent(self, saved: State) -> None:
@@ -286,7 +279,9 @@ class Registration:
             for n, s in saved_summaries.items()
             if n not in self.summaries and not s["simulated"]
         }
-        faulty = len(self.left_out) - len(self.strangers)  # silos left out are not waited for
+        faulty = len(self.left_out) - len(
+            self.requests.strangers
+        )  # silos left out are not waited for
         if not self.common.min_silos and len(offline) > faulty:
             return
         self.summaries = dict(sorted({**self.summaries, **offline}.items()))
