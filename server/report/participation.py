@@ -30,11 +30,8 @@ def attendance(study: StudyResults, method: str) -> dict[str, Rounds]:
         for seed, number in found
         if number <= last.get(seed, 0)
     }
-    return (
-        {silo: (len(taken[silo] & rounds), len(rounds)) for silo in study.silos}
-        if rounds
-        else {}
-    )
+    silos = study.silos if rounds else ()
+    return {silo: (len(taken[silo] & rounds), len(rounds)) for silo in silos}
 
 
 def seldom(study: StudyResults, methods: Sequence[str]) -> dict[str, Rounds]:
@@ -55,11 +52,8 @@ def seldom(study: StudyResults, methods: Sequence[str]) -> dict[str, Rounds]:
 def worst(study: StudyResults, method: str, without: Collection[str] = ()) -> str | None:
     """Return the silo with the lowest mean score over seeds, except ``without``; None if no score is known."""
     scores = {s: study.score(method, s).mean for s in study.silos if s not in without}
-    return min(
-        (s for s, v in scores.items() if not math.isnan(v)),
-        key=lambda s: scores[s],
-        default=None,
-    )
+    known = {s: v for s, v in scores.items() if not math.isnan(v)}
+    return min(known, key=lambda s: known[s], default=None)
 
 
 def mean_without(study: StudyResults, method: str, silos: Collection[str]) -> float:

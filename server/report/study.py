@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from server.report.inference import (
     NAN,
     UNKNOWN,
     Gain,
-    Interval,
     Score,
     Tested,
     accuracy_interval,
@@ -55,7 +54,6 @@ class StudyResults:
         # Of finished runs
         self.summarised: list[dict[str, Any]] = self.summary["runs"]
         self.runs = self._all_runs()
-        self._values: dict[str, dict[tuple[str, int], Tested]] = {}
         self._differences: dict[tuple[str, str], dict[str, dict[int, Gain]]] = {}
 
     def _all_runs(self) -> list[dict[str, Any]]:
@@ -170,28 +168,25 @@ class StudyResults:
         """Return a method's summary entries, one per seed."""
         return [r for r in self.runs if r["strategy"] == method]
 
-    def values(self, method: str) -> dict[tuple[str, int], Tested]:
-        """Return the test result of the silo's model by (silo, seed); the score is ``nan`` if withheld."""
-        if method not in self._values:
-            self._values[method] = {
-                (name, r["seed"]): Tested(
-                    score := finite_or_nan(v[self.task.score]),
-                    v["n_test"],
-                    self._interval(score, v),
-                )
-                for r in self.of(method)
-                for name, v in r["per_silo"].items()
-            }
-        return self._values[method]
+    @cached_property
+    def tests(self) -> dict[str, dict[tuple[str, int], Tested]]:
+        """By method, silo and seed the test result of the silo's model; the score is ``nan`` if withheld.
 
-    def _interval(self, score: float, values: Mapping[str, Any]) -> Interval:
-        """Return the interval of a score that the silo sent, or Wilson's for an accuracy."""
-        if ENDS[0] in self.task.metrics:
-            return finite_or_nan(values[ENDS[0]]), finite_or_nan(values[ENDS[1]])
-        return accuracy_interval(score, values["n_test"])
+        Its interval is the one that the silo sent, or Wilson's for an accuracy.
+        """
+        found: dict[str, dict[tuple[str, int], Tested]] = defaultdict(dict)
+        sent = ENDS if ENDS[0] in self.task.metrics else ()
+        for r in self.runs:
+            for name, v in r["per_silo"].items():
+                score, n = finite_or_nan(v[self.task.score]), v["n_test"]
+                low, high = (
+                    (finite_or_nan(v[e]) for e in sent) if sent else accuracy_interval(score, n)
+                )
+                found[r["strategy"]][name, r["seed"]] = Tested(score, n, (low, high))
+        return found
 
     def score(self, method: str, silo: str) -> Score:
-        found = [tested for (name, _), tested in self.values(method).items() if name == silo]
+        found = [tested for (name, _), tested in self.tests[method].items() if name == silo]
         scored = [tested for tested in found if not math.isnan(tested.score)]
         n_test = round(statistics.fmean(tested.n for tested in found)) if found else 0
         if not scored:
@@ -211,7 +206,7 @@ class StudyResults:
     def differences(self, method: str, base: str) -> dict[str, dict[int, Gain]]:
         """Return by silo and seed the difference of ``method`` and ``base``, without withheld scores."""
         if (method, base) not in self._differences:
-            mine, other = self.values(method), self.values(base)
+            mine, other = self.tests[method], self.tests[base]
             found: dict[str, dict[int, Gain]] = {silo: {} for silo in self.silos}
             for silo, seed in sorted(mine.keys() & other.keys()):
                 a, b = mine[silo, seed], other[silo, seed]
@@ -278,20 +273,17 @@ class StudyResults:
     def chosen_on(self) -> str:
         """The split on which the best method was chosen: ``val``, or ``test`` if no silo has validation data."""
         rows = self.history.rows
-        return (
-            "val" if any(r.split == "val" and not math.isnan(r.value) for r in rows) else "test"
-        )
+        validated = any(r.split == "val" and not math.isnan(r.value) for r in rows)
+        return "val" if validated else "test"
 
     def _score(self, method: str) -> float:
         """Return the mean score at the final round over silos and seeds, on validation data if there are any."""
-        scores = []
+        scores, snapshot = [], info_of(method).reports
         for run in self.of(method):
             rows = self.history.of(method, run["seed"])
-            by_round = values_by_round(
-                rows, self.chosen_on, info_of(method).reports, self.task.score
-            )
-            values = by_round.get(run["final"]["round"])
-            scores += [statistics.fmean(values.values())] if values else []
+            by_round = values_by_round(rows, self.chosen_on, snapshot, self.task.score)
+            if values := by_round.get(run["final"]["round"]):
+                scores.append(statistics.fmean(values.values()))
         return statistics.fmean(scores) if scores else -1.0
 
     @cached_property
@@ -332,9 +324,8 @@ class StudyResults:
         """Mean rank of every method over silos and seeds; empty for a single method."""
         if len(self.methods) < 2:
             return {}
-        tables = {m: self.values(m) for m in self.methods}
-        keys = sorted(set.intersection(*(set(t) for t in tables.values())))
-        return mean_rank({m: [t[k].score for k in keys] for m, t in tables.items()})
+        keys = sorted(set.intersection(*map(set, self.tests.values())))
+        return mean_rank({m: [self.tests[m][k].score for k in keys] for m in self.methods})
 
     def final(self, method: str, key: str) -> tuple[float, float]:
         """Return mean and standard deviation over seeds of an entry of ``final`` or of the run (``bmcta``...)."""

@@ -166,16 +166,11 @@ def table(directory: RunDirectory) -> list[list[str]]:
     rows = [["held out", "zero-shot", "worst", "personalised", "worst", "local", "all in"]]
     for method in methods:
         of = [values[method] for values in found.values() if method in values]
-        cells = [method]
-        for kind, worst in (
-            ("zero_shot", True),
-            ("personalised", True),
-            ("local", False),
-            ("all_in", False),
-        ):
-            values = [row[kind] for row in of]
-            cells += [_percent(mean(values)), *([_percent(lowest(values))] if worst else [])]
-        rows.append(cells)
+        cells = [
+            summed([row[kind] for row in of]) for kind in KINDS for summed in (mean, lowest)
+        ]
+        cells += [mean([row[kind] for row in of]) for kind in ("local", "all_in")]
+        rows.append([method, *map(_percent, cells)])
     return rows
 
 

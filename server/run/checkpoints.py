@@ -46,9 +46,9 @@ from strategies.base.transport.reporting import Damage, damages
 FORMAT = 2  # of the server's checkpoint
 
 
-def no_seconds() -> dict[str, float]:
-    """Return zero seconds for each part of a round."""
-    return {"total": 0.0, "train": 0.0, "communicate": 0.0, "aggregate": 0.0}
+NO_SECONDS = dict.fromkeys(
+    ("total", "train", "communicate", "aggregate"), 0.0
+)  # of the parts of a round
 
 
 @dataclass
@@ -61,7 +61,7 @@ class LoopState:
     # For every silo's app (classes, task, ...)
     numbers: dict[str, Number] = field(default_factory=dict)
     weights: str = ""  # SHA-256 of the file with the network's initial weights
-    seconds: dict[str, float] = field(default_factory=no_seconds)
+    seconds: dict[str, float] = field(default_factory=NO_SECONDS.copy)
     total_bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     # Silo whose state is lost -> last round that it may be from
     lost: dict[str, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class LoopState:
         if saved is None:
             if strategy.round:
                 strategy.initialise(strategy.plan, strategy.initial)
-            self.seconds, self.total_bytes, self.lost = no_seconds(), {"down": 0, "up": 0}, {}
+            self.seconds, self.total_bytes, self.lost = {**NO_SECONDS}, {"down": 0, "up": 0}, {}
             self.shared, self.newcomers = {}, NewcomerPayloads()
             return 0
         arrays = by_key(saved)

@@ -144,7 +144,8 @@ class Collector:
     def _report_reply(self, node: int, seconds: float) -> None:
         if hasattr(self.grid, "seconds"):  # silos of this process compute one after the other
             return
-        self.reporter.log_reply(self.registration.name_of(node), seconds)
+        # It may still be rejected later
+        self.reporter.event("reply", silo=self.registration.name_of(node), seconds=seconds)
 
     def _note_disconnected(self, node: int) -> None:
         """Report once that a silo has disconnected in the middle of a round."""

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from models.initialisation import flat_model, initial_model
 from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
-from server.results.history import History
+from server.results.history import History, joined_in
 from server.results.run_directory import RunDirectory, shared_arrays
 from server.results.study import start_strategy
 from server.results.summary import FinishedRun
@@ -28,7 +28,7 @@ from server.run.newcomers import HoldOut
 from server.run.recorder import EarlyStopping, Recorder, metrics_of
 from server.run.registration.readmission import Readmission
 from server.run.registration.registration import Registration, note_weights, without_sums
-from server.run.reporter import Progress
+from server.run.reporter import Progress, silo_scores
 from server.run.secure.rounds import AttemptFailedError, SecureRounds
 from strategies.base.info import RoundPlan, SiloInfo
 from strategies.base.run_settings import RunSettings
@@ -105,7 +105,7 @@ class RoundLoop:
         check_patience(self.common, strategy.silos.values())
         self.done = self.checkpoints.restore(self.state, strategy, saved, self.registration)
         self.recorder.rewind(strategy, self.registration.task, self.done)
-        self.registration.joined = self.recorder.joined_rounds()
+        self.registration.joined = joined_in(self.history.of(*self.common.which))
         self.stopping.check(self.done)
         strategy.follow(self.plan())
         if self.done < self.last:
@@ -150,7 +150,8 @@ class RoundLoop:
         """Execute one round, or go back to an earlier one if silos' states are damaged."""
         self.readmission.readmit(server_round)
         strategy.follow(self.plan())
-        strategy.follow(self.secure.begin(strategy, server_round))
+        plan = self.secure.begin(strategy, server_round)
+        strategy.follow(plan)
         c = self.common
         recorder = self.recorder
         collector = self.collector
@@ -159,9 +160,8 @@ class RoundLoop:
         last = server_round in (c.rounds, self.until) or self.stopping.may_stop(server_round)
         save = last or server_round % c.checkpoint_every == 0
         self.hold_out.begin_round(strategy)
-        shared = shared_arrays(
-            strategy.state.arrays, self.settings.strategy, strategy.layout.size
-        )
+        size = strategy.layout.size
+        shared = shared_arrays(strategy.state.arrays, self.settings.strategy, size)
         messages = strategy.configure_train(
             server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid
         )
@@ -245,7 +245,9 @@ class RoundLoop:
                 rows + self.recorder.totals(rounds + 1, seconds, strategy.bytes_down, 0)
             )
             self.recorder.chosen.add(rows)
-            self.reporter.log_closing(strategy, rows, self.registration.task)
+            task = self.registration.task
+            scores = silo_scores(strategy, rows, task)
+            self.reporter.event("closed", number=rounds, score=task.score, per_silo=scores)
             self.closing.collect(strategy, self.state, self.checkpoints.folder)
             self.state.seconds["total"] += time.perf_counter() - started
         self.done = rounds + 1

@@ -12,7 +12,7 @@ from flwr.app import Message
 
 from models.tasks import Task
 from partitions.common.errors import DataError
-from server.results.history import JOINED, Chosen, History, Row, joined_in
+from server.results.history import JOINED, Chosen, History, Row
 from server.run.reporter import Reporter
 from strategies.base.info import SiloInfo
 from strategies.base.settings import Common
@@ -130,10 +130,6 @@ class Recorder:
                 if row.metric == EPSILON and row.silo
             )
         )
-
-    def joined_rounds(self) -> dict[str, int]:
-        """Return the silos that joined during the run, each with its first round."""
-        return joined_in(self.history.of(*self.common.which))
 
     def _joins(self, server_round: int, joined: Mapping[str, int]) -> list[Row]:
         """Return the rows of the silos that join in this round."""

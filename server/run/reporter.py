@@ -126,21 +126,6 @@ class Reporter:
             silos=asked,
         )
 
-    def log_reply(self, name: str, seconds: float) -> None:
-        """Report a silo's reply, ``seconds`` after the start of the exchange; it may still be rejected later."""
-        self.event("reply", silo=name, seconds=seconds)
-
-    def log_closing(
-        self, strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task
-    ) -> None:
-        """Report the closing evaluation."""
-        self.event(
-            "closed",
-            number=strategy.round - 1,
-            score=task.score,
-            per_silo=silo_scores(strategy, rows, task),
-        )
-
     def stopped_early(self, last: int, since: int) -> None:
         """Report that early stopping ends the run after round ``last``; round ``since`` was the last better one."""
         c = self.common

@@ -180,11 +180,10 @@ class SideBySide:
         else:
             why = self.errors.get(run.label)
             if why is None:
-                why = (
-                    describe_signal(-code)
-                    if code < 0
-                    else f"its process ended with exit code {code}"
-                )
+                memory = "; if memory ran out: lower --workers or batch-size"
+                reason = f"signal {-code}{memory * (-code == signal.SIGKILL)}"
+                killed = f"its process was killed ({reason})"
+                why = killed if code < 0 else f"its process ended with exit code {code}"
                 Reporter(run, directories.directory).event("error", message=why)
             self.failed[run.label] = code, " ".join(why.split())
         self.track(run, rows, failed=bool(code))
@@ -208,14 +207,6 @@ class SideBySide:
             for number, of_round in rounds.items():
                 tracker.record(number, round_values(of_round, *run.common.which, number))
             tracker.end(failed=failed)
-
-
-def describe_signal(number: int) -> str:
-    """Return why a process ended by a signal, in words."""
-    memory = (
-        "; if memory ran out: lower --workers or batch-size" if number == signal.SIGKILL else ""
-    )
-    return f"its process was killed (signal {number}{memory})"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

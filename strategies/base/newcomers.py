@@ -31,12 +31,6 @@ EVALUATES = "it only evaluates"
 ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([0-9]{1,7})")
 
 
-def check_newcomers(common: Common, info: MethodInfo) -> None:
-    """Raise UserError if either setting does not fit the run."""
-    check_hold_out(common, info)
-    check_late(common, info)
-
-
 def check_hold_out(common: Common, info: MethodInfo) -> None:
     """Raise UserError if ``hold-out`` names no hospital, one twice or all, or does not fit the run or the method."""
     held = common.held_out

@@ -38,7 +38,7 @@ from strategies.base.bounded import check_robust
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import EVALUATE, EvaluateSettings, check_keep
 from strategies.base.info import MethodInfo, check_wire
-from strategies.base.newcomers import check_newcomers
+from strategies.base.newcomers import check_hold_out, check_late
 from strategies.base.privacy import Privacy, check_privacy
 from strategies.base.settings import Common, Value, choose
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
@@ -332,7 +332,8 @@ def _check_common(common: Common, info: MethodInfo) -> None:
         raise UserError(
             f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met"
         )
-    check_newcomers(common, info)
+    check_hold_out(common, info)
+    check_late(common, info)
     if common.min_batch_size > common.batch_size:
         raise UserError(
             f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}"

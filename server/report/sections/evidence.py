@@ -26,6 +26,8 @@ BINS_OF = {"reliability", "value_bins"}  # of probabilities, of measurements
 BY_CHANCE = 0.05  # share of 95 % intervals that miss the true value
 PANELS = 6  # silos whose diagrams are drawn
 SIZE = (290, 232)
+# The look of the line that a model is compared with
+ORDINARY: dict[str, Any] = {"color": MUTED, "linewidth": 1, "linestyle": (0, (4, 3))}
 LOWEST = -0.1  # lower end of the net benefit axis: treating everybody has no lower bound
 COLUMNS = (
     ("brier", "Brier", 3),
@@ -253,52 +255,42 @@ Values = Mapping[str, Sequence[float]]  # method -> a list of its evidence
 @chart
 def reliability_diagram(study: StudyResults, silo: str, bins: Values, place: int) -> str:
     """Draw the share of events against the predicted probability, of the methods in ``bins``."""
-    c = Canvas(*SIZE, (40, 12, 10, 40))
-    draw_bins(study, c, {m: np.reshape(v, (-1, 3)) for m, v in bins.items()}, (0, 1))
-    c.axes.set(xlabel="predicted, %", ylabel="observed, %")
+    c = draw_bins(study, {m: np.reshape(v, (-1, 3)) for m, v in bins.items()}, (0, 1))
+    c.axes.set_ylabel("observed, %")
+    c.axes.set_xlabel("predicted, %")
     percent_axis(c.axes.xaxis)
     percent_axis(c.axes.yaxis)
-    return c.svg(
-        f"reliability-{place}",
-        f"Reliability diagram of {silo} with {', '.join(map(spell, bins))}.",
-    )
+    names = ", ".join(map(spell, bins))
+    return c.svg(f"reliability-{place}", f"Reliability diagram of {silo} with {names}.")
 
 
 @chart
 def value_diagram(study: StudyResults, whose: str, bins: Values, key: str) -> str:
     """Draw mean measurement against mean prediction, in the label's unit, of the methods in ``bins``."""
-    c = Canvas(*SIZE, (52, 12, 14, 40))
     rows = {m: np.reshape(v, (-1, 4)) for m, v in bins.items()}
     ends = np.concatenate([of[:, 1:3].ravel() for of in rows.values()])
     margin = 0.05 * float(np.ptp(ends)) or 1.0
-    draw_bins(study, c, rows, (ends.min() - margin, ends.max() + margin))
+    c = draw_bins(study, rows, (ends.min() - margin, ends.max() + margin))
     c.axes.set(xlabel="predicted", ylabel="measured")
-    return c.svg(
-        f"values-{key}",
-        f"Mean measurement by prediction in {whose} with {', '.join(map(spell, bins))}.",
-    )
+    names = ", ".join(map(spell, bins))
+    return c.svg(f"values-{key}", f"Mean measurement by prediction in {whose} with {names}.")
 
 
 def draw_bins(
-    study: StudyResults, c: Canvas, bins: Mapping[str, Any], limits: tuple[float, float]
-) -> None:
+    study: StudyResults, bins: Mapping[str, Any], limits: tuple[float, float]
+) -> Canvas:
     """Draw each method's bins (count, x, y), larger marks for more samples, and the diagonal between the limits."""
-    c.axes.plot(limits, limits, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    c = Canvas(*SIZE, (52, 12, 14, 40))
+    c.axes.plot(limits, limits, **ORDINARY)
     for method, rows in bins.items():
-        style, most = styles(study)[method], rows[:, 0].max()
-        c.axes.plot(
-            rows[:, 1],
-            rows[:, 2],
-            color=style.colour,
-            linewidth=1.6,
-            linestyle=style.dash,
-            zorder=3,
-        )
-        for n, x, y in rows[:, :3].tolist():
-            look = {**style.mark, "markersize": 4 + 4 * n / most, "zorder": 4, "clip_on": False}
-            c.axes.plot(x, y, style.marker, **look)
+        style, (n, x, y) = styles(study)[method], rows.T[:3]
+        c.axes.plot(x, y, color=style.colour, linewidth=1.6, linestyle=style.dash, zorder=3)
+        for size, *point in zip((4 + 4 * n / n.max()).tolist(), x, y, strict=True):
+            look = {**style.mark, "markersize": size, "zorder": 4, "clip_on": False}
+            c.axes.plot(*point, style.marker, **look)
     c.axes.set(xlim=limits, ylim=limits)
     c.axes.grid(axis="both")
+    return c
 
 
 @chart
@@ -308,17 +300,11 @@ def net_benefit_chart(study: StudyResults, silo: str, benefits: Values, place: i
     look = styles(study)
     n = len(THRESHOLDS)
     a, everybody = c.axes, next(iter(benefits.values()))[n:]
-    a.plot(THRESHOLDS, everybody, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+    a.plot(THRESHOLDS, everybody, **ORDINARY)
     a.axhline(0, color=MUTED, linewidth=1)
     for method, values in benefits.items():
-        a.plot(
-            THRESHOLDS,
-            values[:n],
-            color=look[method].colour,
-            linewidth=1.8,
-            linestyle=look[method].dash,
-            zorder=3,
-        )
+        own = {"color": look[method].colour, "linestyle": look[method].dash}
+        a.plot(THRESHOLDS, values[:n], linewidth=1.8, zorder=3, **own)
     top = max([0.1, *everybody, *(v for values in benefits.values() for v in values[:n])])
     a.set(
         xlim=(0, 1),
