@@ -38,7 +38,8 @@ class SurveyLoop:
         exchange = Exchange(
             self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts
         )
-        replies = exchange.run([self._message(node) for node in names])
+        messages = [self._message(node) for node in names]
+        replies = exchange.run(messages)
         answers, faults = read_replies(replies, names, _read_answer)
         found.answers.update(answers)
         found.without.update(faults)
@@ -57,7 +58,8 @@ class SurveyLoop:
         )
 
     def _message(self, node: int) -> Message:
-        content = RecordDict({"config": ConfigRecord({"run": self.registration.run_name})})
+        config = ConfigRecord({"run": self.registration.run_name})
+        content = RecordDict({"config": config})
         kind = f"{MessageType.QUERY}.{ACTION}"
         return Message(
             content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout
