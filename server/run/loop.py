@@ -150,8 +150,7 @@ class RoundLoop:
         """Execute one round, or go back to an earlier one if silos' states are damaged."""
         self.readmission.readmit(server_round)
         strategy.follow(self.plan())
-        plan = self.secure.begin(strategy, server_round)
-        strategy.follow(plan)
+        strategy.follow(self.secure.begin(strategy, server_round))
         c = self.common
         recorder = self.recorder
         collector = self.collector
@@ -160,8 +159,9 @@ class RoundLoop:
         last = server_round in (c.rounds, self.until) or self.stopping.may_stop(server_round)
         save = last or server_round % c.checkpoint_every == 0
         self.hold_out.begin_round(strategy)
-        size = strategy.layout.size
-        shared = shared_arrays(strategy.state.arrays, self.settings.strategy, size)
+        shared = shared_arrays(
+            strategy.state.arrays, self.settings.strategy, strategy.layout.size
+        )
         messages = strategy.configure_train(
             server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid
         )
@@ -285,11 +285,14 @@ def prepare(
     settings: RunSettings, registration: Registration, run_state: LoopState
 ) -> PersonalizedStrategy:
     """Return the strategy in its state before round 1."""
-    c, spec, task = settings.common, registration.data_spec, registration.task
+    c = settings.common
+    spec = registration.data_spec
+    task = registration.task
     settings.check_task(task, spec.classes)
     settings.augmentation_for(spec.shape)
     name, options = settings.model_for(spec.shape, task.name)
-    head, part = settings.head, settings.part()
+    head = settings.head
+    part = settings.part()
     sha256 = part.weights.sha256 if part.weights else ""
     if run_state.weights not in ("", sha256):
         raise UserError(

@@ -45,9 +45,10 @@ class SurveyLoop:
         found.without.update(faults)
         for name, reason in faults.items():
             self.reporter.note(f"no survey of {name}: {reason}")
+        late = f"no reply within {policy.timeout:g} s"
         for name in names.values():
-            if name not in found.answers and name not in found.without:
-                found.without[name] = f"no reply within {policy.timeout:g} s"
+            if name not in found.answers:
+                found.without.setdefault(name, late)
         if not found.answers:
             raise RunFailedError(
                 f"no silo answered the survey ({'; '.join(dict.fromkeys(found.without.values()))})"
