@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
 from typing import Any
 
 from markupsafe import Markup
@@ -133,15 +133,6 @@ def tiles(study: StudyResults) -> Markup:
     return render(TILES, study=study, method=study.headed, found=compared(study))
 
 
-@dataclass(frozen=True)
-class Note:
-    """A line of the run's log: its first time in UTC (empty in a run of 0.1) and its number of occurrences."""
-
-    message: str
-    time: str
-    times: int
-
-
 def faults_of(study: StudyResults) -> list[str]:
     """Return the runs that did not end, one sentence each."""
     last: dict[tuple[str, int], dict[str, Any]] = {}
@@ -164,13 +155,14 @@ def faults_of(study: StudyResults) -> list[str]:
     return found
 
 
-def notes_of(study: StudyResults) -> list[Note]:
-    """Return the notes of the run's log on silos and the server, each once."""
-    found: dict[str, Note] = {}
-    for event in study.events:
-        if event["event"] == "note":
-            first = found.get(
-                event["message"], Note(event["message"], str(event.get("time", "")), 0)
-            )
-            found[first.message] = replace(first, times=first.times + 1)
-    return list(found.values())
+def notes_of(study: StudyResults) -> list[dict[str, Any]]:
+    """Return the notes of the run's log on silos and the server, each once.
+
+    ``time``: its first time in UTC, empty in a run of 0.1; ``times``: how often it was noted.
+    """
+    notes = [event for event in study.events if event["event"] == "note"]
+    first = {note["message"]: str(note.get("time", "")) for note in reversed(notes)}
+    return [
+        {"message": message, "time": first[message], "times": times}
+        for message, times in Counter(note["message"] for note in notes).items()
+    ]

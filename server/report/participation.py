@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from server.report.methods import spell
@@ -78,18 +78,21 @@ def rounds_missed(found: Mapping[str, Rounds]) -> str:
 
 def opened_sums(study: StudyResults) -> list[str]:
     """Return a line for each run with secure aggregation: of how many silos its sums are, and which were repeated."""
-    rows: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in study.history.rows:
-        if row.metric in ("secure_silos", "secure_attempts"):
-            rows[row.strategy, row.seed][row.metric].append(row.value)
     lines = []
-    for (method, seed), found in sorted(rows.items()):
-        of, sums = len(study.silos), [int(n) for n in found["secure_silos"] if n]
-        sizes = "-".join(dict.fromkeys(map(str, (min(sums), max(sums))))) if sums else "no"
+    for (method, seed), rows in study.rows.groupby(["strategy", "seed"]):
+        silos, attempts = (
+            rows.value[rows.metric == metric] for metric in ("secure_silos", "secure_attempts")
+        )
+        if silos.empty:
+            continue
+        sums = silos[silos > 0].astype(int)
+        ends = map(str, (sums.min(), sums.max()))
+        sizes = "no" if sums.empty else "-".join(dict.fromkeys(ends))
+        of = len(study.silos)
         line = f"{spell(method)}, seed {seed}: {len(sums)} sums of {sizes} of {of} hospitals"
-        if repeated := sum(n > 1 for n in found["secure_attempts"]):
+        if repeated := int((attempts > 1).sum()):
             line += f", {repeated} of them repeated"
-        if lost := len(found["secure_silos"]) - len(sums):
+        if lost := len(silos) - len(sums):
             line += f"; impossible sums, which changed no model: {lost}"
         lines.append(line)
     return lines
@@ -97,14 +100,11 @@ def opened_sums(study: StudyResults) -> list[str]:
 
 def silo_rounds(study: StudyResults, metric: str) -> list[tuple[str, int, str, int, str]]:
     """Return method, seed, silo, rounds and last reason for silos that were ``rejected`` or ``bounded``."""
-    counts = Counter(
-        (row.strategy, row.seed, row.silo) for row in study.history.rows if row.metric == metric
-    )
+    rows = study.rows[study.rows.metric == metric]
+    counts = rows.groupby(["strategy", "seed", "silo"]).size()
     reasons = {
         (event.get("strategy"), event.get("seed"), silo): str(reason)
         for event in study.events
         for silo, reason in (event.get(metric) or {}).items()
     }
-    return [
-        (spell(key[0]), *key[1:], n, reasons.get(key, "")) for key, n in sorted(counts.items())
-    ]
+    return [(spell(key[0]), *key[1:], n, reasons.get(key, "")) for key, n in counts.items()]

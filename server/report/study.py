@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from models.metrics import mean_rank
 from models.tasks import ENDS, Task, task_of
 from partitions.common.errors import UserError
@@ -29,7 +31,7 @@ from server.report.inference import (
     spread,
 )
 from server.report.methods import baselines, exchanges, info_of
-from server.results.history import History, Row
+from server.results.history import HEADER, History, Row
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import read_toml
 from server.results.study import TUNING
@@ -345,6 +347,11 @@ class StudyResults:
         return size, statistics.fmean(r["seconds"].get("total") or 0.0 for r in self.of(method))
 
     @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The history as a table."""
+        return pd.DataFrame(self.history.rows, columns=HEADER)
+
+    @cached_property
     def silo_rows(self) -> list[Row]:
         """The rows of silos' metrics."""
         return [r for r in self.history.rows if r.silo and r.snapshot]
@@ -355,11 +362,8 @@ class StudyResults:
         """Return by round the test scores of the seeds: means over silos, or of one silo."""
         per_round: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for r in self._score_rows:
-            if (
-                (r.strategy, r.snapshot) == (method, snapshot)
-                and silo in (None, r.silo)
-                and not math.isnan(r.value)
-            ):
+            known = silo in (None, r.silo) and not math.isnan(r.value)
+            if known and (r.strategy, r.snapshot) == (method, snapshot):
                 per_round[r.round][r.seed].append(r.value)
         return {
             k: [statistics.fmean(v) for v in seeds.values()]

@@ -131,8 +131,8 @@ def rows_of(
         for silo, result in run.get("hold_out", {}).items():
             row = {kind: result[kind].get(run["score"]) for kind in KINDS}
             if known:
-                row["local"] = score_of(known.get(("local", run["seed"])), silo)
-                row["all_in"] = score_of(known.get((run["strategy"], run["seed"])), silo)
+                for kind, method in (("local", "local"), ("all_in", run["strategy"])):
+                    row[kind] = score_of(known.get((method, run["seed"])), silo)
             yield silo, run["strategy"], row
 
 

@@ -25,7 +25,7 @@ from models.layout import Layout
 from models.shapes import columns, kind_of, read_shape, write_shape
 from models.trainable import WHOLE
 from partitions.common.errors import DataError, UserError
-from server.results.reading import read_summary
+from server.results.reading import find_entry
 from server.results.run_directory import (
     NAMES,
     REPORTED,
@@ -167,12 +167,9 @@ def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSetting
 
 def final_of(source: Path, run: RunSettings) -> dict[str, Any]:
     """Return the run's result in ``summary.json``, with the name of its score; empty for an unfinished run."""
-    ours = (
-        e
-        for e in read_summary(RunDirectory(source).summary)["runs"]
-        if (e["strategy"], e["seed"]) == run.common.which
-    )
-    return next(({**e["final"], "score": e["score"], "rounds": e["rounds"]} for e in ours), {})
+    found = find_entry(RunDirectory(source).summary, run.common.which)
+    kept = {key: found[key] for key in ("score", "rounds")} if found else {}
+    return {**found["final"], **kept} if found else {}
 
 
 def statistics(

@@ -121,6 +121,15 @@ def read_summary(path: Path) -> dict[str, Any]:
     return found
 
 
+def find_entry(path: Path, which: tuple[str, int]) -> dict[str, Any] | None:
+    """Return the entry of a run, by method and seed, in ``summary.json``; None if the run has not ended."""
+    runs: list[dict[str, Any]] = read_summary(path)["runs"]
+    for run in runs:
+        if (run["strategy"], run["seed"]) == which:
+            return run
+    return None
+
+
 def _summary_fault(found: dict[str, Any]) -> str:
     """Return what is wrong with a summary; empty: nothing."""
     runs = found.get("runs")

@@ -22,7 +22,7 @@ from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula
 from server.results.history import History, Row, csv_text
-from server.results.reading import read_summary
+from server.results.reading import find_entry
 from server.results.run_directory import RunDirectory
 from server.run.checkpoints import LoopState
 from server.run.collector import Collector
@@ -189,14 +189,11 @@ def write_matrix(directory: Path, cells: Cells) -> Path:
 
 def entry_of(source: Path, run: RunSettings) -> Mapping[str, Any]:
     """Return a finished run's entry of ``summary.json``. Raises UserError if the run has not ended."""
-    directory, which = RunDirectory(source), run.common.which
-    runs: list[dict[str, Any]] = read_summary(directory.summary)["runs"]
-    for entry in runs:
-        if (entry["strategy"], entry["seed"]) == which:
-            return entry
-    raise UserError(
-        f"{source}: {run.run_key} has not come to its end: its silos' models are not chosen yet"
-    )
+    if (entry := find_entry(RunDirectory(source).summary, run.common.which)) is None:
+        raise UserError(
+            f"{source}: {run.run_key} has not come to its end: its silos' models are not chosen yet"
+        )
+    return entry
 
 
 def own_cells(source: Path, run: RunSettings) -> Cells:

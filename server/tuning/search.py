@@ -247,12 +247,8 @@ class Searcher:
                     errors = [
                         str(event["message"]) for event in events if event["event"] == "error"
                     ]
-                    yield (
-                        name,
-                        ""
-                        if not code
-                        else (errors[-1] if errors else f"its process ended with code {code}"),
-                    )
+                    errors.insert(0, f"its process ended with code {code}")
+                    yield name, errors[-1] if code else ""
 
     def fail(self, trial: Trial, why: str) -> None:
         """End a trial without a result. Its values may be the cause, so the search goes on."""

@@ -86,8 +86,9 @@ class WatchedRun:
     def remaining_seconds(self) -> float | None:
         """Return the estimated seconds to the end from the last rounds; None if unknown."""
         pace = self.pace()
-        known = self.state == "running" and pace is not None and self.rounds
-        return pace * max(self.rounds - self.round, 0) if known and pace is not None else None
+        if pace is None or self.state != "running" or not self.rounds:
+            return None
+        return pace * max(self.rounds - self.round, 0)
 
     def late(self, now: float) -> set[str]:
         """Return the late silos; empty until half of the silos have answered."""
@@ -249,11 +250,9 @@ class Board:
     def _gains(self, run: WatchedRun) -> dict[str, float]:
         """Return the silos' gains over a finished ``local`` run with the same seed; empty if there is none."""
         alone = self.runs.get((ALONE, run.seed))
-        known = (
-            alone.best
-            if alone is not None and alone is not run and alone.state == "done"
-            else {}
-        )
+        if alone is None or alone is run or alone.state != "done":
+            return {}
+        known = alone.best
         return {name: score - known[name] for name, score in run.best.items() if name in known}
 
     def _overview(self, run: WatchedRun) -> dict[str, Any]:

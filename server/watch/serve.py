@@ -9,6 +9,7 @@ import secrets
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -209,11 +210,11 @@ def exposition(picture: Mapping[str, Any]) -> bytes:
     return generate_latest(registry)
 
 
+@dataclass(frozen=True)
 class PictureCollector(Collector):
     """Collector of prometheus-client over one picture."""
 
-    def __init__(self, picture: Mapping[str, Any]) -> None:
-        self.picture = picture
+    picture: Mapping[str, Any]
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric; an unknown value has no sample."""

@@ -173,16 +173,16 @@ def check_keep(common: Common) -> None:
     """Raise UserError if a run requests models that it cannot get, or models trained without noise."""
     if common.keep_models == "none":
         return
-    if common.dp:
-        raise UserError(
-            f"keep-models = {common.keep_models}: not with dp = true: a silo's own model may be trained without noise"
-        )
-    if common.normalization == "silo":
-        raise UserError(
-            f"keep-models = {common.keep_models}: not with normalization = silo: a model is of use with its silo's own "
-            "statistics, which stay there"
-        )
-    if not common.evaluate_every:
-        raise UserError(
-            f"keep-models = {common.keep_models}: with evaluate-every = 0 no report shows a model; set it to 1"
-        )
+    for refused, reason in (
+        (common.dp, "not with dp = true: a silo's own model may be trained without noise"),
+        (
+            common.normalization == "silo",
+            "not with normalization = silo: a model is of use with its silo's own statistics, which stay there",
+        ),
+        (
+            not common.evaluate_every,
+            "with evaluate-every = 0 no report shows a model; set it to 1",
+        ),
+    ):
+        if refused:
+            raise UserError(f"keep-models = {common.keep_models}: {reason}")

@@ -40,22 +40,14 @@ def check_hold_out(common: Common, info: MethodInfo) -> None:
         )
     if len(set(held)) < len(held):
         raise UserError(f"hold-out = {common.hold_out} names one of them twice")
-    if held and len(held) >= common.silos:
-        raise UserError(
-            f"hold-out = {common.hold_out}: of {common.silos} silos none would be left to train"
-        )
-    if held and not common.evaluate_every:
-        raise UserError(
-            f"hold-out = {common.hold_out}: evaluate-every = 0 leaves no round to choose"
-        )
-    if held and common.dp:
-        raise UserError(
-            f"hold-out = {common.hold_out}: not with dp = true, which does not cover what it trains"
-        )
-    if held and not info.newcomer:
-        raise UserError(
-            f"hold-out = {common.hold_out}: {info.name} does not declare it (MethodInfo.newcomer)"
-        )
+    for refused, reason in (
+        (len(held) >= common.silos, f"of {common.silos} silos none would be left to train"),
+        (not common.evaluate_every, "evaluate-every = 0 leaves no round to choose"),
+        (common.dp, "not with dp = true, which does not cover what it trains"),
+        (not info.newcomer, f"{info.name} does not declare it (MethodInfo.newcomer)"),
+    ):
+        if held and refused:
+            raise UserError(f"hold-out = {common.hold_out}: {reason}")
 
 
 def check_late(common: Common, info: MethodInfo) -> None:

@@ -73,7 +73,7 @@ def test_every_reader_skips_what_is_no_event(run, capsys):
     assert read_events(file) == GOOD * len(BAD)
     assert RunDirectory(run).sample_counts() == {"a": 5, "b": 7}
     (note,) = notes_of(StudyResults(run))
-    assert (note.message, note.times) == ("a remark", len(BAD))
+    assert (note["message"], note["times"]) == ("a remark", len(BAD))
     progress = RunFollower(file)
     progress.tail.position = 0
     progress.read()
