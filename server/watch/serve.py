@@ -210,7 +210,7 @@ def exposition(picture: Mapping[str, Any]) -> bytes:
     return generate_latest(registry)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PictureCollector(Collector):
     """Collector of prometheus-client over one picture."""
 
