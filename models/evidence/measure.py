@@ -193,8 +193,10 @@ def _of_values(output: Array, truth: Array, units: Units, ask: Ask) -> Evidence:
         "agreement": [float(len(output)), *between],
         "value_bins": value_bins(output, truth, ask.least, units),
     }
-    n, half = own_width(np.abs(truth - output), units, ask.least)
-    return {**values, "conformal_width": [float(n), half]}
+    residuals = np.abs(truth - output)
+    n, half = own_width(residuals, units, ask.least)
+    values["conformal_width"] = [float(n), half]
+    return values
 
 
 def _of_outputs(task: Task, outputs: Tensor, y: Tensor, units: Units, ask: Ask) -> Evidence:

@@ -93,6 +93,7 @@ def range_of(key: str, form: str, kind: type[Any], field: Any) -> BaseDistributi
     name = match[1]
     ends = [convert(key, text, field) for text in match.group(2, 3)]
     whole = name in ("int", "logint")
+    logarithmic = name in ("log", "logint")
     if kind is bool or kind is str or whole is not (kind is int):
         fitting = {
             int: "int(LO,HI), logint(LO,HI) or a list",
@@ -100,12 +101,12 @@ def range_of(key: str, form: str, kind: type[Any], field: Any) -> BaseDistributi
         }
         raise UserError(f"--space {key}={form}: {fitting.get(kind, 'a list')} is needed here")
     low, high = ends
-    if not low < high or (name in ("log", "logint") and not low > 0):  # type: ignore[operator]
-        needs = "0 < LO < HI" if name in ("log", "logint") else "LO < HI"
+    if not low < high or (logarithmic and not low > 0):  # type: ignore[operator]
+        needs = "0 < LO < HI" if logarithmic else "LO < HI"
         raise UserError(f"--space {key}={form}: {needs} is needed here")
     if whole:
-        return IntDistribution(int(low), int(high), log=name == "logint")
-    return FloatDistribution(float(low), float(high), log=name == "log")
+        return IntDistribution(int(low), int(high), log=logarithmic)
+    return FloatDistribution(float(low), float(high), log=logarithmic)
 
 
 def field_of(key: str, strategies: Sequence[str]) -> Any:
@@ -129,10 +130,8 @@ def field_of(key: str, strategies: Sequence[str]) -> Any:
 
 def text_of(value: Value) -> str:
     """Return a value as text for ``trials.csv``: floats by ``repr``, booleans as in TOML."""
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else repr(value)
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(value)
+    return str(value)
