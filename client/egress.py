@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from logging import INFO
-from typing import cast
+from typing import Any, cast
 
 import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
@@ -62,7 +62,8 @@ def release_summary(summary: Mapping[str, Number]) -> RecordDict:
             f"{len(schema.features)} columns, {len(schema.labels)} labels, SHA-256 {schema.digest[:16]}"
         )
     log(INFO, "%s sent its data summary: %s", summary["name"], shown)
-    records = RecordDict({"summary": ConfigRecord({**summary})})
+    record = ConfigRecord({**summary})
+    records = RecordDict({"summary": record})
     tell_site(records, {"sums": [str(summary[WITHHELD])]} if WITHHELD in summary else {})
     return records
 
@@ -109,8 +110,10 @@ def sift_metrics(
 def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) -> None:
     """Raise PolicyRefusedError if these vectors contain more than the silo's policy allows, whatever the method is."""
     size = client.model.layout.size
-    largest = max((vector.numel() for vector in vectors), default=0)
-    if not policy.whole_model and largest >= client.info.whole_from * size:
+    lengths = [vector.numel() for vector in vectors]
+    largest = max(lengths, default=0)
+    whole = client.info.whole_from * size
+    if not policy.whole_model and largest >= whole:
         most = (
             f": {client.info.whole_from:.0%} count as all" if client.info.whole_from < 1 else ""
         )
@@ -187,7 +190,10 @@ def release_own_model(client: SiloClient) -> RecordDict:
         sum(vector.numel() for vector in found.values()),
     )
     models = {name: Model(vector, silo, client.round) for name, vector in found.items()}
-    records = encode(Payload(models), {"round": client.round, "silo": silo})
+    config: dict[str, Any] = {"round": client.round}
+    config["silo"] = silo
+    payload = Payload(models)
+    records = encode(payload, config)
     tell_site(records, {})
     return records
 
@@ -203,7 +209,8 @@ def release_survey(
         silo,
         ", ".join(shown) or "nothing but its number of samples",
     )
-    records = RecordDict({SURVEY_RECORD: written_answer(answer)})
+    record = written_answer(answer)
+    records = RecordDict({SURVEY_RECORD: record})
     tell_site(records, withheld)
     return records
 

@@ -151,7 +151,8 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         if not dataset.get("Rows") or not dataset.get("Columns"):
             raise ScanError("its file holds no picture")
         check_readable(dataset, path)
-        header = of_frame(dataset, _frame(dataset, frame))
+        own = _frame(dataset, frame)
+        header = of_frame(dataset, own)
         check_rescale(header)
         height, width = fitted_size(
             dataset.Rows,
@@ -235,7 +236,8 @@ def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None)
         else:
             picture = Image.fromarray(_to_rgb(array, dataset))
         spacing = spacing_of(header, ratio=not reading.spacing)
-        made = np.asarray(fit(picture, spacing, reading, Image.Resampling.BILINEAR))
+        fitted = fit(picture, spacing, reading, Image.Resampling.BILINEAR)
+        made = np.asarray(fitted)
         return made[..., np.newaxis] if made.ndim == 2 else made
 
 
@@ -259,7 +261,8 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
             shown = (values - low) / (seen.max() - low)
     if header.PhotometricInterpretation == "MONOCHROME1":
         shown = 1 - shown
-    return np.where(padding, 0, np.clip(shown, 0, 1)).astype(np.float32)
+    clipped = np.clip(shown, 0, 1)
+    return np.where(padding, 0, clipped).astype(np.float32)
 
 
 def check_rescale(header: Dataset) -> None:

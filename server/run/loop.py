@@ -152,8 +152,7 @@ class RoundLoop:
         strategy.follow(self.plan())
         strategy.follow(self.secure.begin(strategy, server_round))
         c = self.common
-        recorder = self.recorder
-        collector = self.collector
+        recorder, collector = self.recorder, self.collector
         task = self.registration.task
         started = time.perf_counter()
         last = server_round in (c.rounds, self.until) or self.stopping.may_stop(server_round)
@@ -184,8 +183,7 @@ class RoundLoop:
             self.state.newcomers = self.hold_out.keep(strategy)
         compute = collector.compute_seconds(metrics.values())
         self.state.add(
-            strategy.bytes_down,
-            strategy.bytes_up,
+            *(strategy.bytes_down, strategy.bytes_up),
             total=aggregated - started,
             train=compute,
             communicate=max(received - sent - compute, 0.0),
