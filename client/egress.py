@@ -112,11 +112,11 @@ def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) ->
     size = client.model.layout.size
     lengths = [vector.numel() for vector in vectors]
     largest = max(lengths, default=0)
-    whole = client.info.whole_from * size
-    if not policy.whole_model and largest >= whole:
-        most = (
-            f": {client.info.whole_from:.0%} count as all" if client.info.whole_from < 1 else ""
-        )
+    share = client.info.whole_from
+    if not policy.whole_model and largest >= share * size:
+        most = ""
+        if share < 1:
+            most = f": {share:.0%} count as all"
         raise PolicyRefusedError(
             f"{client.silo.name} refuses: its policy has {policy.line('whole_model')}, the run strategy = "
             f"{client.common.strategy}, which would send {largest} numbers of a model of {size}{most}"
@@ -144,24 +144,24 @@ def release(
         name: Model(vector, client.silo.name, client.round, len(client.silo.train))
         for name, vector in zip(names, vectors, strict=integers is None)
     }
-    for name in client.replies:
-        if name not in client.info.sends_numbers:
-            raise UserError(
-                f"{type(client).__name__} may not send '{name}': it is not in sends_numbers"
-            )
+    for name in client.replies.keys() - client.info.sends_numbers:
+        raise UserError(
+            f"{type(client).__name__} may not send '{name}': it is not in sends_numbers"
+        )
     config: dict[str, Number] = {
         "round": client.round,
         "silo": client.silo.name,
         "samples": len(client.silo.train),
     }
-    records = encode(
-        Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.encoded
-    )
+    wire = Wire(client.common.wire_dtype)
+    records = encode(Payload(models, client.replies), config, wire, client.encoded)
     if integers is not None:
         records[INTEGERS] = array_record({ARRAY: integers.view(torch.uint32)})
     least = max(min_samples, policy.min_metric_samples)
-    score = {client.silo.task.score, *ENDS} if SCORE in policy.metrics else set[str]()
-    kept, withheld = sift_metrics(metrics, counts, least, {*policy.metrics, *score})
+    leaving = set(policy.metrics)
+    if SCORE in leaving:
+        leaving |= {client.silo.task.score, *ENDS}
+    kept, withheld = sift_metrics(metrics, counts, least, leaving)
     tell_site(records, withheld)
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
     size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
