@@ -21,11 +21,11 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
     "models": 52_300,
-    "partitions": 102_600,
-    "strategies": 83_700,
-    "client": 97_500,
-    "server": 117_700,
-    "tests": 640_000,
+    "partitions": 100_300,
+    "strategies": 83_400,
+    "client": 96_000,
+    "server": 115_400,
+    "tests": 616_400,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
