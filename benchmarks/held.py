@@ -13,6 +13,7 @@ import argparse
 import csv
 import math
 import os
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -49,6 +50,8 @@ class Bert(nn.Module):
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
+        # BERT needs none, and one of another build than torch's ends the import
+        sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
         from transformers import BertConfig, BertForSequenceClassification
 
         config: Any = BertConfig()
