@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from models.survey import BINS
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, UserError
 from partitions.common.parsed import Frozen
 from partitions.schema import LONGEST_NAME
 from strategies.base.info import MethodInfo
@@ -50,9 +50,9 @@ class Survey(PersonalizedStrategy):
 
 
 def require_printable(text: str) -> str:
-    """Return the text. Raises ValueError if it has other characters."""
+    """Return the text. Raises UserError if it has other characters."""
     if not text.isprintable():
-        raise ValueError("it has characters that cannot be printed")
+        raise UserError("it has characters that cannot be printed")
     return text
 
 
@@ -92,7 +92,7 @@ class ColumnAnswer(Frozen):
             or self.range[0] >= self.range[1]
             or ("mean" in given) != ("sd" in given)
         ):
-            raise ValueError("its cells, or its moments, do not fit")
+            raise UserError("its cells, or its moments, do not fit")
         return self
 
 

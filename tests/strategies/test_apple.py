@@ -447,9 +447,8 @@ def drawing_client(strengths: list[float], server_round: int) -> AppleClient:
     """Silo a of five with |p| as given, without data: only its download rule is asked."""
     from strategies.base.run_settings import parse_settings
 
-    nothing = SimpleNamespace(
-        name="a", model=SimpleNamespace(compute=lambda _: None), train=None, task=MULTICLASS
-    )
+    model = SimpleNamespace(compute=lambda _: None, module=torch.nn.Identity())
+    nothing = SimpleNamespace(name="a", model=model, train=None, task=MULTICLASS)
     client = client_of(
         parse_settings({"strategy": "apple"}),
         nothing,  # type: ignore[arg-type]
