@@ -192,7 +192,7 @@ def check_network(
             moved = _output_of(network, x, 1)
             flat.load(start)
         _check_shapes(() if several else trained, wanted)
-        _check_shapes(seen, wanted, " in evaluation: let it return one answer there")
+        _check_shapes(seen, wanted, " in evaluation")
         if not torch.equal(*seen):
             raise UserError(
                 "in evaluation it says two things of the same input: it must not draw numbers there"
@@ -219,10 +219,12 @@ def _put_in_order(network: nn.Module, other: nn.Module, x: Any, wanted: tuple[in
 
 def _check_shapes(outputs: Iterable[Any], wanted: tuple[int, ...], when: str = "") -> None:
     for found in outputs:
-        given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        if given != wanted:
+        given, tip = type(found).__name__, ": let it return one answer"
+        if isinstance(found, Tensor):
+            given, tip = str(tuple(found.shape)), ""
+        if given != str(wanted):
             raise UserError(
-                f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted{when}"
+                f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted{when}{tip}"
             )
 
 

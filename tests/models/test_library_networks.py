@@ -100,13 +100,16 @@ def test_blocks_and_a_round(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("unet_plus", r"it makes list, where outputs of shape \(2, 2, 32, 32\) are wanted"),
+        (
+            "unet_plus",
+            r"it makes list, where outputs of shape \(2, 2, 32, 32\) are wanted in evaluation",
+        ),
         ("monai_vit", r"it makes tuple, where outputs of shape \(2, 2, 32, 32\) are wanted"),
     ],
 )
 @pytest.mark.exhaustive
 def test_several_answers_in_evaluation_are_refused(name, said):
-    with pytest.raises(UserError, match=f"{said} in evaluation: let it return one answer"):
+    with pytest.raises(UserError, match=f"{said}: let it return one answer"):
         build(f"library_networks:{name}", (3, 32, 32), 2, CustomSettings(per_pixel=True))
 
 
