@@ -123,6 +123,15 @@ def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) ->
         )
 
 
+def check_numbers(client: SiloClient) -> None:
+    """Raise UserError for a number that the method has not declared."""
+    for name in client.replies:
+        if name not in client.info.sends_numbers:
+            raise UserError(
+                f"{type(client).__name__} may not send '{name}': it is not in sends_numbers"
+            )
+
+
 def release(
     client: SiloClient,
     vectors: Sequence[Tensor],
@@ -144,10 +153,7 @@ def release(
         name: Model(vector, client.silo.name, client.round, len(client.silo.train))
         for name, vector in zip(names, vectors, strict=integers is None)
     }
-    for name in client.replies.keys() - client.info.sends_numbers:
-        raise UserError(
-            f"{type(client).__name__} may not send '{name}': it is not in sends_numbers"
-        )
+    check_numbers(client)
     config: dict[str, Number] = {
         "round": client.round,
         "silo": client.silo.name,

@@ -221,11 +221,12 @@ def _check_shapes(outputs: Iterable[Any], wanted: tuple[int, ...], when: str = "
     for found in outputs:
         given, tip = type(found).__name__, ": let it return one answer"
         if isinstance(found, Tensor):
+            if found.shape == wanted:
+                continue
             given, tip = str(tuple(found.shape)), ""
-        if given != str(wanted):
-            raise UserError(
-                f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted{when}{tip}"
-            )
+        raise UserError(
+            f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted{when}{tip}"
+        )
 
 
 def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> None:

@@ -161,7 +161,7 @@ def run(app: Starlette, listening: socket.socket, host: str, token: Token) -> No
     uvicorn.Server(config).run(sockets=[listening])
 
 
-__all__ = ["CONTENT_TYPE", "exposition"]
+# --- metrics in Prometheus's text format ---
 
 STATES = ("waiting", "running", "done", "failed")
 RUN = ["strategy", "seed"]
