@@ -28,6 +28,7 @@ from torch import Tensor
 
 from client.site.parsed import SiteError
 from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
+from client.site.secure.shamir import SHARE
 from client.site.secure.statements import (
     Slot,
     Statement,
@@ -51,6 +52,7 @@ from strategies.base.transport.reporting import printable
 # At one round, and at a silo's answer how to open its sum
 MOST_ATTEMPTS = 3
 AWAY_SECONDS = 2.0  # between two looks for silos that are away
+SEALED = 2 * SHARE + 16  # bytes of a silo's two shares, sealed for another
 FILE = "secure.json"  # in the checkpoint's folder: the last rounds whose masks were asked for, and silos' weights
 Record = Mapping[str, Any]
 
@@ -375,12 +377,12 @@ class SecureRounds:
 
 def _has_signed(one: Statement, record: Record, holders: Mapping[str, Statement]) -> bool:
     """Return whether the record has a share for each holder, and their hashes, and the statement is of these."""
-    hashes, count = record.get("hashes"), len(holders)
-    return (
-        isinstance(hashes, bytes)
-        and (len(hashes), len(_bytes(record.get("sealed")))) == (64 * count, count)
-        and (one.shares, one.holders) == (digest(hashes), digest_of(holders))
-    )
+    hashes, sealed = record.get("hashes"), _bytes(record.get("sealed"))
+    if not isinstance(hashes, bytes) or len(hashes) != 64 * len(holders):
+        return False
+    lengths = [0 if name == one.silo else SEALED for name in holders]
+    signed = one.shares, one.holders
+    return [*map(len, sealed)] == lengths and signed == (digest(hashes), digest_of(holders))
 
 
 def _bytes(shares: Any) -> list[bytes]:

@@ -303,6 +303,7 @@ def spoil(kind: str, key: str, value: Any) -> Any:
         (START, "hashes", lambda found: found[::-1], "its shares are not those", {1}),
         ("train", "hashes", 5, "its shares are not those", set[int]()),
         (START, "sealed", [b""], "its shares are not those", {1}),
+        (START, "sealed", lambda found: [one and one + bytes(1) for one in found], "its shares are not those", {1}),
         (UNMASK, "shares", lambda shares: [bytes(66)] * len(shares), "f is at fault: its share of ", set[int]()),
         (UNMASK, "shares", "none", "", set[int]()),
         (UNMASK, "shares", [1, 2], "", set[int]()),
