@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from tiny import PLAIN, Files, federate, random_silos, rows_of, write_silo
+from tiny import PLAIN, federate, random_silos, rows_of, write_silo
 
 from client.app import app
 from client.site.record import Record
@@ -44,7 +43,7 @@ def patients():
     return rng.normal(size=(60, 4)) * [15, 1, 40, 0.3] + [60, 170, 200, 1]
 
 
-def write(file: Path, x: Numbers) -> Path:
+def write(file, x):
     """A table whose training part is not named: x_train and x_test, from which the old code drew by the run's seed."""
     y = np.arange(len(x)) % 2
     test: dict[str, Any] = {"x_test": x[:12].astype(np.float32) + 1, "y_test": y[:12]}
@@ -52,9 +51,7 @@ def write(file: Path, x: Numbers) -> Path:
     return file
 
 
-def summary(
-    file: Path, state: Path | None, policy: str = "", run: int = 1, **settings: Any
-) -> dict[str, Any]:
+def summary(file, state, policy="", run=1, **settings):
     """The data summary, or ``{"error": reason}``, that the silo gives for these settings."""
     values = {
         **PLAIN,
@@ -77,13 +74,13 @@ def summary(
     )
 
 
-def solve(summaries: list[dict[str, Any]], masks: list[npt.NDArray[np.bool_]]) -> Numbers:
+def solve(summaries, masks):
     """The records that fit all summaries best, if the attacker is right about who was in each training part."""
     sums = np.array([c["sum"] for c in summaries])
     return np.linalg.lstsq(np.array(masks, float), sums, rcond=None)[0]
 
 
-def found(guess: Numbers, patients: Numbers) -> int:
+def found(guess, patients):
     """Patients of whom every column was guessed to a tenth of its standard deviation."""
     return int((np.abs(guess - patients) < 0.1 * patients.std(0)).all(1).sum())
 
@@ -91,7 +88,7 @@ def found(guess: Numbers, patients: Numbers) -> int:
 # ---- The sixty-run reconstruction ------------------------------------------------------------------------------------
 
 
-def drawn_by(seed: int, share: float, n: int) -> npt.NDArray[np.bool_]:
+def drawn_by(seed, share, n):
     """Who was in the training part of a run, as the code before drew it."""
     mask = np.zeros(n, bool)
     mask[hold_out(np.arange(n), share, np.random.default_rng(seed))[0]] = True
@@ -182,7 +179,7 @@ def test_what_was_given_outlives_the_process_and_nothing_is_given_where_it_is_lo
     assert nowhere["sums_withheld"] == "it has no state-dir to remember what it gave"
 
 
-def loose(folder: Path, *lines: str) -> Path:
+def loose(folder, *lines):
     file = folder / "policy.toml"
     file.write_text("\n".join(lines) + "\n")
     return file
@@ -242,7 +239,7 @@ def test_sums_are_of_enough_samples_only(patients, tmp_path):
 STAMPS = itertools.count()  # another time for each version of a file
 
 
-def records(file: Path, x: Numbers, patient: npt.NDArray[np.int64]) -> Path:
+def records(file, x, patient):
     """A table whose records are of these patients, all for training but three patients of its own."""
     arrays: dict[str, Any] = {
         "x_train": x.astype(np.float32),
@@ -345,7 +342,7 @@ def four(tmp_path):
     return random_silos(tmp_path, {"a": 30, "b": 24, "c": 27, "d": 12})
 
 
-def run(files: Files, tmp_path: Path, **changes: Any) -> Any:
+def run(files, tmp_path, **changes):
     return federate(
         files,
         state_dir=tmp_path / "states",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from partitions.splits import Split
 from server.cli.main import main
 
 
-def noisy(path: Path, rng: Any, n: int, task: str) -> Path:
+def noisy(path, rng, n, task):
     """One column, and labels that follow it with much noise; train, val and test are other samples."""
     named: dict[str, Any] = {}
     for split in ("train", "val", "test"):

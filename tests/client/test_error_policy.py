@@ -6,7 +6,6 @@ import ast
 import errno
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,8 @@ def silo_a_fails(three, monkeypatch):
     return failing
 
 
-def throw(error: Exception) -> Callable[[], object]:
-    def do() -> None:
+def throw(error):
+    def do():
         raise error
 
     return do
@@ -208,7 +207,7 @@ BARE = ("ValueError", "RuntimeError")
 CAUGHT = {"partitions/common/settings.py", "client/site/runtime/route.py"}
 
 
-def names_in(nodes: Iterable[ast.AST | None]) -> set[int]:
+def names_in(nodes):
     """Of these and all below them, the nodes that are names."""
     return {
         id(n)
@@ -219,7 +218,7 @@ def names_in(nodes: Iterable[ast.AST | None]) -> set[int]:
     }
 
 
-def bare(tree: ast.Module) -> Iterator[ast.Name]:
+def bare(tree):
     """Where a bare type is raised or handed on, and not caught in the same function."""
     fine = set[int]()
     for node in ast.walk(tree):

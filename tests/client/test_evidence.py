@@ -13,7 +13,7 @@ import torch
 from cases import typical
 from flwr.app import Message, MetricRecord
 from predictions import read_csv
-from tiny import Files, Run, federate, one_block, random_silos, rows_of, write_silo
+from tiny import federate, one_block, random_silos, rows_of, write_silo
 
 import client.site.trust.policy as site_policy
 from client.app import app
@@ -37,9 +37,7 @@ CALM: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 8}
 ALL = 'metrics = ["loss", "score", ' + ", ".join(f'"{word}"' for word in EVIDENCE) + "]\n"
 
 
-def finished(
-    folder: Path, strategy: str, classes: int = 2, **changes: Any
-) -> tuple[Run, Files, Any]:
+def finished(folder, strategy, classes=2, **changes):
     """A run with its summary's entry, of silos with files of their own."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     files = random_silos(folder / "data", SIZES, classes=classes)
@@ -51,17 +49,17 @@ def finished(
     return run, files, entry
 
 
-def config_of(message: Message) -> Any:
+def config_of(message):
     return message.content["config"]
 
 
-def brier_of(model: Path, file: Path) -> float:
+def brier_of(model, file):
     """Of an exported model of two classes, by what ``predict`` writes (six digits)."""
     _, _, p = read_csv(predict_file(model, file))
     return float(np.mean((np.array(p)[:, 1] - rows_of(file)[1]) ** 2))
 
 
-def of_one_network() -> list[str]:
+def of_one_network():
     return [
         name
         for name, s in strategies().items()
@@ -108,14 +106,14 @@ def test_a_model_of_several_networks_has_the_evidence_of_their_mixture(tmp_path)
         assert not torch.equal(arrays["reported.shared"], arrays["shared"])
 
 
-def alpha_of(run: Run, silo: str) -> float:
+def alpha_of(run, silo):
     state: Any = next(
         c.state for c in run.grid.contexts.values() if c.node_config["name"] == silo
     )
     return float(json.loads(state["numbers"]["json"])["alpha"])
 
 
-def matrix_of(vector: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def matrix_of(vector):
     """Weights and bias of a linear model of three columns and two classes."""
     return vector[:6].double().numpy().reshape(2, 3), vector[6:].double().numpy()
 
@@ -190,7 +188,7 @@ ONCE = (
 REFUSAL, COVERAGE = ONCE.format("evidence"), ONCE.format("coverage")
 
 
-def again(message: Message, context: Any, **changed: Any) -> Message:
+def again(message, context, **changed):
     """The silo's reply to a message that it has had, with these changes."""
     payload, config = decode(message.content, torch.device("cpu"))
     threshold = changed.pop("threshold", payload.numbers.get("common_threshold"))
@@ -200,7 +198,7 @@ def again(message: Message, context: Any, **changed: Any) -> Message:
         return app(Message(content, 1, message.metadata.message_type), context)
 
 
-def crafted(run: Run, context: Any) -> None:
+def crafted(run, context):
     """Have the silo keep another model as that of the round that the report shows."""
     closing = next(m for m, _ in run.grid.traffic if m.metadata.message_type == "evaluate")
     payload, config = decode(closing.content, torch.device("cpu"))
@@ -212,9 +210,7 @@ def crafted(run: Run, context: Any) -> None:
         assert not app(Message(encode(other, dict(config)), 1, "evaluate"), context).has_error()
 
 
-def asked_of_a(
-    tmp_path: Path, **changes: Any
-) -> tuple[Run, list[tuple[Message, Message]], Any]:
+def asked_of_a(tmp_path, **changes):
     """A run of silos whose policy lets all evidence leave; the messages that ask for it, and the context of a."""
     policy = tmp_path / "policy.toml"
     policy.write_text(ALL + changes.pop("rules", ""))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ import safetensors.torch
 import torch
 from damage import damaged
 from predictions import read_csv
-from tiny import Files, Run, federate, random_silos, rows_of, write_silo
+from tiny import federate, random_silos, rows_of, write_silo
 
 from client.export import card_file, export_model, read_model
 from client.exporting.model_card import Scale
@@ -377,7 +375,7 @@ def test_models_that_cannot_be_read(exported, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def scaled_silos(folder: Path) -> Files:
+def scaled_silos(folder):
     """Two random silos whose columns lie around 100 and 0.001."""
     files = random_silos(folder, {"a": 6, "b": 10})
     for file in files.values():
@@ -390,7 +388,7 @@ def scaled_silos(folder: Path) -> Files:
     return files
 
 
-def jumpy_run(folder: Path, **changes: Any) -> tuple[Run, list[float]]:
+def jumpy_run(folder, **changes):
     """A run whose validation accuracy in silo b rises and falls, and that accuracy round by round."""
     settings = {"rounds": 5, "strategy": "fedavg", "learning_rate": 20.0, **changes}
     run = federate(
@@ -399,7 +397,7 @@ def jumpy_run(folder: Path, **changes: Any) -> tuple[Run, list[float]]:
     return run, run.values("accuracy", "b", "personal", "val")
 
 
-def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+def flat(weights):
     """The linear layer as one vector: weights row by row, biases."""
     return torch.cat([weights["fc1.weight"].reshape(-1), weights["fc1.bias"]])
 

@@ -6,9 +6,7 @@ The attacker is the server. It knows the code, the settings, and how many patien
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +14,8 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 from oracle import BITS, COLUMNS, PATIENTS, Oracle
-from tiny import Run, federate, random_silos, rows_of, train_replies
-from torch import Tensor, nn
+from tiny import federate, random_silos, rows_of, train_replies
+from torch import nn
 
 from client.app import app
 from client.site.terms import GIVEN, read_terms, written_terms
@@ -40,7 +38,7 @@ def identity():
         yield
 
 
-def rules(folder: Path, *lines: str) -> str:
+def rules(folder, *lines):
     file = folder / "policy.toml"
     file.write_text("\n".join(["runs-per-day = 0", *lines]) + "\n")
     return str(file)
@@ -52,14 +50,14 @@ SIZES = {"a": 20, "b": 20, "c": 20}
 ERASING = {"batch_size": 19, "learning_rate": 1.0, "weight_decay": 1.0, "rounds": 4}
 
 
-def erase(folder: Path, *policy: str, **settings: Any) -> Run:
+def erase(folder, *policy, **settings):
     """A run whose steps forget all earlier ones, and whose last batch is one patient."""
     files = random_silos(folder, SIZES)
     asked = {"strategy": "fedavg", **ERASING, **settings}
     return federate(files, policy=rules(folder, *policy), state_dir=folder / "states", **asked)
 
 
-def patients_read(run: Run, folder: Path) -> list[bool]:
+def patients_read(run, folder):
     """Of each reply, whether x = W_row / b_row is a patient of that silo: the reply is -lr (p - e_y) (x, 1)."""
     found = []
     for (silo, _), reply in train_replies(run.grid):
@@ -167,7 +165,7 @@ def test_a_part_of_the_training_part_that_is_smaller_than_a_batch_may_be(tmp_pat
 # ---- A loss that looks at one patient --------------------------------------------------------------------------------
 
 
-def nearest_patient(loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> float:
+def nearest_patient(loss, y):
     """How near the first layer's gradient over its bias's, of the best unit, comes to a record of the batch.
 
     In lengths of a record; the network is fresh, as in an honest first round. The best of ten starts: a server has as

@@ -67,8 +67,8 @@ def changed(exported, tmp_path):
     return write
 
 
-def put(*path: str, value: object) -> Change:
-    def change(card: dict[str, Any]) -> None:
+def put(*path, value):
+    def change(card):
         place = card
         for key in path[:-1]:
             place = place[key]

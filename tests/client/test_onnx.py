@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -34,7 +33,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "own-model.md"
 REFUSED = ("vit-s", "player-transformer", "fedapm-image-text", "fedapm-signals")
 
 
-def bare(name: str, shape: tuple[Any, ...]) -> tuple[Card, FlatModel]:
+def bare(name, shape):
     """A card and a network with random weights."""
     torch.manual_seed(0)
     own = spec_of(name).settings

@@ -14,8 +14,6 @@ import torch
 from flwr.app import Context, Message
 from tiny import (
     Files,
-    Run,
-    TinyGrid,
     audited,
     federate,
     initial,
@@ -63,7 +61,7 @@ KEEP: dict[str, Any] = {
 }
 
 
-def config_of(message: Message) -> dict[str, Any]:
+def config_of(message):
     return (
         dict(message.content.config_records.get("config", {})) if message.has_content() else {}
     )
@@ -72,7 +70,7 @@ def config_of(message: Message) -> dict[str, Any]:
 class Sites:
     """Silos with states, policies and data files of their own, as deployed ones have them."""
 
-    def __init__(self, folder: Path, rules: str = ALLOWED, **changes: Any) -> None:
+    def __init__(self, folder, rules=ALLOWED, **changes):
         self.folder, self.changes = folder, {**KEEP, **changes}
         self.changes |= one_block(self.changes["strategy"])
         (folder / "data").mkdir(parents=True)
@@ -81,13 +79,8 @@ class Sites:
         for file in self.policies.values():
             file.write_text(rules)
 
-    def run(
-        self,
-        prepare: Callable[[TinyGrid], object] = lambda grid: None,
-        out: str = "run",
-        **changes: Any,
-    ) -> Run:
-        def prepared(grid: TinyGrid) -> None:
+    def run(self, prepare=lambda grid: None, out="run", **changes):
+        def prepared(grid):
             for context in grid.contexts.values():
                 silo = str(context.node_config["name"])
                 context.node_config["policy"] = str(self.policies[silo])
@@ -106,22 +99,22 @@ class Sites:
         )
         return run
 
-    def kept(self, out: str = "run") -> dict[str, State]:
+    def kept(self, out="run"):
         """The models that the server has, by silo."""
         files = (self.folder / out / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}")
         return {file.parent.name: State.load(file) for file in files}
 
 
-def reason(reply: Message) -> str:
+def reason(reply):
     """Why a silo does not answer; empty: it does."""
     return str(reply.error.reason) if reply.has_error() else ""
 
 
-def own_of(reply: Message) -> torch.Tensor:
+def own_of(reply):
     return decode(reply.content)[0].models[OWN].vector
 
 
-def asked(run: Run, kind: str = KIND, silo: str = "a") -> tuple[Message, Message]:
+def asked(run, kind=KIND, silo="a"):
     """The last message of this kind to a silo, and its reply."""
     return [
         (m, r)
@@ -130,16 +123,7 @@ def asked(run: Run, kind: str = KIND, silo: str = "a") -> tuple[Message, Message
     ][-1]
 
 
-def ask(
-    run: Run,
-    message: Message,
-    /,
-    silo: str = "a",
-    kind: str = "",
-    *,
-    number: int = 0,
-    **changed: Any,
-) -> Message:
+def ask(run, message, /, silo="a", kind="", *, number=0, **changed):
     """What the silo answers to such a message with another config, of the same run or of one with this number.
 
     The ``run__`` in front of a key is of the run's settings.
@@ -465,11 +449,11 @@ def test_where_nothing_can_be_noted_nothing_leaves(tmp_path):
 # ---- A silo that lies or is silent -----------------------------------------------------------------------------------
 
 
-def spoil(change: Callable[[Any], object]) -> Callable[[TinyGrid], object]:
+def spoil(change):
     """For ``prepare``: changes what b answers to the question for its model."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+    def prepare(grid):
+        def after(silo, message, reply):
             if silo == "b" and message.metadata.message_type == KIND:
                 change(reply.content)
             return reply
@@ -479,7 +463,7 @@ def spoil(change: Callable[[Any], object]) -> Callable[[TinyGrid], object]:
     return prepare
 
 
-def vector(values: torch.Tensor) -> Callable[[Any], object]:
+def vector(values):
     return lambda content: content.update({f"model.{OWN}": array_record({"vector": values})})
 
 

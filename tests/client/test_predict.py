@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,12 @@ def trained(tmp_path_factory):
     return trained_on_visits(tmp_path_factory.mktemp("trained"))
 
 
-def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
+def read(text):
     reader = csv.DictReader(io.StringIO(text))
     return list(reader.fieldnames or ()), list(reader)
 
 
-def new(path: Path, *rows: str, header: str = "dose;sex;age;Patient-ID") -> Path:
+def new(path, *rows, header="dose;sex;age;Patient-ID"):
     path.write_text("\n".join([header, *rows]) + "\n")
     return path
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from partitions.recipes.pictures import load_any
 from server.cli.main import main
 
 
-def scans(root: Path, studies: range) -> Path:
+def scans(root, studies):
     """Odd studies are bright, even ones dark; each has two files, of which the middle one counts."""
     for i in studies:
         for number in (1, 2):
@@ -88,7 +87,7 @@ def model(tmp_path_factory):
     return folder / "m.safetensors"
 
 
-def answers(model: Path, data: Path, *more: str) -> list[dict[str, str]]:
+def answers(model, data, *more):
     out = data.parent / "p.csv"
     assert (
         main(["predict", "--model", str(model), "--data", str(data), "--out", str(out), *more])
@@ -215,7 +214,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, model, capsys, what, words):
     assert words in said.strip().splitlines()[-1] and not out.exists() and leaks(said) == []
 
 
-def any_format(model: Path) -> str:
+def any_format(model):
     """The recipe, without what it expects, and of 8-bit pictures."""
     text = (model.parent / "ours.recipe.toml").read_text()
     assert load_any(model.parent / "ours.recipe.toml")

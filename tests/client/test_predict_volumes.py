@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import nibabel
@@ -31,14 +30,14 @@ from server.cli.main import main
 SHAPE = (8, 8, 8)
 
 
-def organ(i: int) -> Any:
+def organ(i):
     """A box that is elsewhere in each patient, bool (slice, row, column)."""
     made = np.zeros(SHAPE, bool)
     made[1:5, 1 + i % 3 : 5 + i % 3, 2:6] = True
     return made
 
 
-def scan(folder: Path, i: int) -> list[Path]:
+def scan(folder, i):
     """A series from head to feet, whose organ is bright."""
     files = []
     for k, pixels in enumerate(np.where(organ(i), 900, 100).astype(np.uint16)):
@@ -62,14 +61,14 @@ def scan(folder: Path, i: int) -> list[Path]:
     return files
 
 
-def stored(files: list[Path], i: int) -> tuple[Any, Any]:
+def stored(files, i):
     """The mask of a series along NIfTI's axes, and its affine."""
     affine = (RAS @ read_series(files).grid.affine)[:, [2, 1, 0, 3]]
     return np.transpose(organ(i)[::-1], (2, 1, 0)).astype(np.uint8), affine
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A U-Net for volumes of two silos; series and their masks in a csv."""
     folder = tmp_path_factory.mktemp("model")
     lines = ["file,mask,patient"]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
-from tiny import TinyGrid, federate, write_silo
-from torch import Tensor
+from tiny import federate, write_silo
 from two_layers import replies_of
 
 from client.privacy import private_round
@@ -29,14 +26,14 @@ RUN = {
 RUN |= {"batch_size": 12, "dp__noise_multiplier": 20.0, "learning_rate": 0.1}
 
 
-def crafted(vector: Tensor) -> Tensor:
+def crafted(vector):
     """The first layer (H, 3), its bias, the second layer (2, H), its bias: unit k is value * LARGEST / threshold k."""
     found = torch.zeros_like(vector)
     found[: 3 * HIDDEN].view(HIDDEN, 3)[:, 0] = LARGEST / THRESHOLDS
     return found
 
 
-def attacked(tmp_path: Path, change: Any) -> tuple[Tensor, list[str]]:
+def attacked(tmp_path, change):
     """The model that silo a is sent, what it replies (none: empty), and the errors of all silos."""
     rng, files = np.random.default_rng(0), {}
     for name in ("a", "b"):
@@ -45,15 +42,15 @@ def attacked(tmp_path: Path, change: Any) -> tuple[Tensor, list[str]]:
         files[name] = write_silo(tmp_path / f"{name}.npz", rows, [0, 1] * 6)
     errors: list[str] = []
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "train":
                 record: Any = message.content["model.global"]
                 message.content["model.global"] = array_record(
                     {"vector": change(tensor_of(record["vector"]))}
                 )
 
-        def after(silo: str, message: Message, reply: Message) -> Message:
+        def after(silo, message, reply):
             errors.extend([reply.error.reason or ""] if reply.has_error() else [])
             return reply
 

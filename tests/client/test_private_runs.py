@@ -6,16 +6,14 @@ Each silo has 40 training samples, of which a step draws a quarter; a round of o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases import typical
 from flwr.app import ArrayRecord, Context, Message
-from tiny import TinyGrid, federate, random_silos, settings_of
+from tiny import federate, random_silos, settings_of
 
 from client.app import app
 from client.site.budget import ledger as ledgers
@@ -43,7 +41,7 @@ PRIVATE: dict[str, Any] = {
 }
 
 
-def steps(count: int, noise: float = 1.0) -> float:
+def steps(count, noise=1.0):
     return epsilon(noise, 0.25, count, 1e-5)
 
 
@@ -57,11 +55,11 @@ def state(tmp_path):
     return tmp_path / "state"
 
 
-def with_policy(tmp_path: Path, text: str, silo: str = "a") -> Callable[[TinyGrid], None]:
+def with_policy(tmp_path, text, silo="a"):
     """For ``prepare``: one silo has this policy; the others' data are public."""
     (tmp_path / "policy.toml").write_text(text)
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         for context in grid.contexts.values():
             if context.node_config["name"] == silo:
                 context.node_config["policy"] = str(tmp_path / "policy.toml")
@@ -69,7 +67,7 @@ def with_policy(tmp_path: Path, text: str, silo: str = "a") -> Callable[[TinyGri
     return prepare
 
 
-def spent(run: Any, silo: str, metric: str = "epsilon") -> list[float]:
+def spent(run, silo, metric="epsilon"):
     return [
         row.value for row in run.rows if (row.silo, row.metric, row.split) == (silo, metric, "")
     ]
@@ -257,7 +255,7 @@ def test_a_charge_is_bound_to_everything_that_is_released(files, state, tmp_path
     assert key() not in seen
 
 
-def vector(message: Message, name: str = "model.model") -> torch.Tensor:
+def vector(message, name="model.model"):
     record = message.content[name]
     assert isinstance(record, ArrayRecord)
     return tensor_of(record["vector"])

@@ -6,7 +6,6 @@ one hospital. Counts are of patients read to a hundredth of a standard deviation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +43,7 @@ def identity():
 class Hospital:
     """One hospital of n patients, and a server that asks it. ``study``: settings of the study that it has approved."""
 
-    def __init__(
-        self, folder: Path, n: int, study: dict[str, Any] | None = None, patients: Any = None
-    ) -> None:
+    def __init__(self, folder, n, study=None, patients=None):
         folder.mkdir(exist_ok=True)
         rng = np.random.default_rng(5)
         self.x = rng.normal(size=(n, COLUMNS)) if patients is None else patients
@@ -66,22 +63,20 @@ class Hospital:
         if study is not None:
             self.approve(study)
 
-    def approve(self, study: dict[str, Any], name: str = "heart", schema: str = "") -> None:
+    def approve(self, study, name="heart", schema=""):
         run = self.settings(**{**study, "study": name}).flat()
         text = draft(name, run, texts=TEXTS, end=None, apps=["ab" * 32], schema=schema)
         approvals.approve(Path(self.node["state-dir"]), "own", text, "Dr. B", "", [])
 
-    def settings(self, **given: Any) -> Any:
+    def settings(self, **given):
         return settings_of(
             {"own": self.file}, **{"strategy": "fedavg", "learning_rate": 0.1, **given}
         )
 
-    def context(self, run: int = 1, **given: Any) -> Context:
+    def context(self, run=1, **given):
         return Context(run, 1, self.node, RecordDict(), self.settings(**given).flat())
 
-    def ask(
-        self, context: Context, this: int, vector: Numbers, kind: str = "train", **more: Any
-    ) -> Numbers | None:
+    def ask(self, context, this, vector, kind="train", **more):
         """The model that comes back from this one, in round ``this``; None for a refusal."""
         config: dict[str, Any] = {
             "round": this,
@@ -99,7 +94,7 @@ class Hospital:
             return None
         return decode(reply.content)[0].models["model"].vector.numpy().astype(np.float64)
 
-    def read(self, guesses: Sequence[Numbers] | Numbers) -> int:
+    def read(self, guesses):
         """How many patients are among the guesses."""
         return (
             sum(bool((np.abs(np.asarray(guesses) - x).max(-1) < 0.01).any()) for x in self.x)
@@ -113,7 +108,7 @@ class Hospital:
 SUBSETS: dict[str, Any] = {"batch_size": 10, "rounds": 60}
 
 
-def momentum_subsets(hospital: Hospital, model: Numbers, **given: Any) -> int:
+def momentum_subsets(hospital, model, **given):
     """The same model in every round, two batches of n/2: the reply weighs the first half 1 + β, the second 1.
 
     Which patients are in which half follows from the seed, so the rounds are a linear system for every patient's
@@ -185,7 +180,7 @@ HIDDEN, MANY = 128, 40
 IMPRINTED: dict[str, Any] = {"mlp__hidden": str(HIDDEN), "batch_size": 1000, "rounds": 3}
 
 
-def imprint(model: Numbers, rows: int, scale: float = 1.0) -> Numbers:
+def imprint(model, rows, scale=1.0):
     """The model with an imprint in its first rows: one direction h, biases quantiles of h.x, the same above each."""
     sent = model.copy()
     first = sent[: HIDDEN * COLUMNS].reshape(HIDDEN, COLUMNS)
@@ -198,7 +193,7 @@ def imprint(model: Numbers, rows: int, scale: float = 1.0) -> Numbers:
     return sent
 
 
-def imprint_within(last: Numbers, step: float) -> tuple[Numbers, int]:
+def imprint_within(last, step):
     """The largest imprint that is at most ``step`` lengths away from a model: its rows may be as short as one likes."""
     for rows in range(HIDDEN, 1, -1):
         sent = imprint(last, rows, 0.02)
@@ -207,9 +202,7 @@ def imprint_within(last: Numbers, step: float) -> tuple[Numbers, int]:
     raise AssertionError("none is so near")
 
 
-def read_imprint(
-    hospital: Hospital, sent: Numbers, reply: Numbers | None, rows: int = HIDDEN
-) -> int:
+def read_imprint(hospital, sent, reply, rows=HIDDEN):
     """Differences of neighbouring rows of the update: where one patient lies between two cuts, x = dW / db."""
     if reply is None:
         return 0
@@ -265,7 +258,7 @@ SCALED: dict[str, Any] = {"batch_size": 1000, "rounds": 5, "normalization": "agr
 SCALED |= {"model": "mlp", "mlp__hidden": "64"}
 
 
-def read_extremes(hospital: Hospital, sharpness: float, **given: Any) -> tuple[int, list[str]]:
+def read_extremes(hospital, sharpness, **given):
     """One question per column, of the seed's own model: the mean below the greatest value, the deviation tiny.
 
     A unit whose weight of that column is positive sees that patient alone: its gradient is a multiple of the record.
@@ -371,7 +364,7 @@ def test_the_metric_oracle_under_a_study(tmp_path):
 FULL: dict[str, Any] = {"batch_size": 1000, "rounds": 1}
 
 
-def differencing(folder: Path, study: bool, names: Sequence[str]) -> tuple[int, list[str]]:
+def differencing(folder, study, names):
     """Two runs of one round, before and after one patient came: the sums of gradients differ by that patient's."""
     patients = np.random.default_rng(5).normal(size=(21, COLUMNS))
     replies, sizes, refusals = [], (20, 21), list[str]()

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import typical
-from flwr.app import Message
 from predictions import read_csv
-from tiny import Files, Run, federate, one_block, random_silos, rows_of
+from tiny import federate, one_block, random_silos, rows_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -35,9 +34,7 @@ SIZES = {"a": 16, "b": 30, "c": 22}
 JUMPY: dict[str, Any] = {"rounds": 5, "learning_rate": 20.0}
 
 
-def finished(
-    folder: Path, strategy: str, state_dir: Path | None = None, **changes: Any
-) -> tuple[Run, Files, Any]:
+def finished(folder, strategy, state_dir=None, **changes):
     """A run with its summary, the silos' files, and the summary's entry."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     files = random_silos(folder / "data", SIZES)
@@ -52,19 +49,19 @@ def finished(
     return run, files, entry
 
 
-def trained(run: Run) -> list[tuple[Message, Message]]:
+def trained(run):
     """The messages that had a silo train, with its replies."""
     return [(m, reply) for m, reply in run.grid.traffic if m.metadata.message_type == "train"]
 
 
-def accuracy(model: Path, file: Path) -> float:
+def accuracy(model, file):
     """Of an exported model on a silo's test rows, by what ``predict`` writes."""
     _, labels, _ = read_csv(predict_file(model, file))
     y = rows_of(file)[1].tolist()
     return sum(a == b for a, b in zip(labels, y, strict=True)) / len(y)
 
 
-def without_norms() -> list[str]:
+def without_norms():
     """The methods that take a network without batch normalisation, any number of silos, and whose model is a file."""
     return [
         name

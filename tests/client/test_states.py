@@ -18,8 +18,6 @@ from damage import flip
 from flwr.app import Context, Error, Message, RecordDict
 from tiny import (
     METHODS,
-    Files,
-    TinyGrid,
     Witness,
     comparable,
     federate,
@@ -39,7 +37,7 @@ from strategies.base.client import SiloClient
 from strategies.base.robust import weighted_mean
 from strategies.base.state import State
 from strategies.base.transport.payload import array_record, decode, tensor_of
-from strategies.base.transport.reporting import MOST_STATES, Damage, DamagedStateError, damages
+from strategies.base.transport.reporting import MOST_STATES, DamagedStateError, damages
 
 TRAINS = [m for m in METHODS if m != "local"]  # those whose silos send a model
 
@@ -48,9 +46,7 @@ TRAINS = [m for m in METHODS if m != "local"]  # those whose silos send a model
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("method", METHODS)
-def test_received_vectors_and_states_are_never_written_to(
-    three: Files, method: str, model: str, tiny_bn: None
-) -> None:
+def test_received_vectors_and_states_are_never_written_to(three, method, model, tiny_bn):
     """In one process tensors travel uncopied: a write would reach other silos, the server, or a saved state."""
     witness = Witness()
     run = federate(
@@ -77,14 +73,14 @@ SHOWN = ("reported", "candidate")  # what a silo keeps of the models that the re
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: Path) -> None:
+def test_evaluation_leaves_the_state_alone(three, method, tmp_path):
     """Neither memory nor file of a silo changes by an evaluate message, in the rounds and at the close: but for the
     model that the report shows, and the file that a silo of a received model has for it before it trains.
     """
     checked: list[str] = []
     kept: dict[str, tuple[Any, ...]] = {}
 
-    def snapshot(context: Context) -> tuple[Any, ...]:
+    def snapshot(context):
         loaded = {p.name: State.load(p) for p in sorted((tmp_path / "run").rglob("round-*"))}
         files = {
             name: without(state) for name, state in loaded.items() if state.numbers["round"]
@@ -96,7 +92,7 @@ def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: 
         )
         return files, *without(state)
 
-    def without(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+    def without(state):
         trained = state.numbers.get("round")
         arrays = {
             k: v.numpy().tobytes()
@@ -107,11 +103,11 @@ def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: 
             k: v for k, v in state.numbers.items() if k not in SHOWN
         } if trained else {}
 
-    def before(silo: str, message: Message, context: Context) -> None:
+    def before(silo, message, context):
         kept[silo] = snapshot(context)
 
-    def prepare(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+    def prepare(grid):
+        def after(silo, message, reply):
             if message.metadata.message_type == "evaluate":
                 now = snapshot(
                     next(c for c in grid.contexts.values() if c.node_config["name"] == silo)
@@ -136,13 +132,11 @@ def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_round_that_fails_half_way_saves_nothing(
-    two: Files, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_that_fails_half_way_saves_nothing(two, method, tmp_path, monkeypatch):
     """b fails in round 2 after its training; its state is that of round 1, and round 3 goes on from there."""
     check = SiloClient._check_finite
 
-    def failing(self: SiloClient, *vectors: Tensor) -> None:
+    def failing(self, *vectors):
         if (self.silo.name, self.round) == ("b", 2):
             self.state.arrays["personal"] = torch.zeros(12)
             raise RuntimeError("the device is gone")
@@ -151,8 +145,8 @@ def test_a_round_that_fails_half_way_saves_nothing(
     monkeypatch.setattr(SiloClient, "_check_finite", failing)
     states: dict[int, dict[str, Tensor]] = {}
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Context) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if silo == "b" and "arrays" in context.state:
                 states[round_of(message)] = grid.state("b").arrays
 
@@ -182,12 +176,12 @@ def test_a_round_that_fails_half_way_saves_nothing(
 # ---- What a silo keeps ---------------------------------------------------------------------------------------------
 
 
-def test_the_best_personal_model_is_kept_beside_the_last(tmp_path: Path) -> None:
+def test_the_best_personal_model_is_kept_beside_the_last(tmp_path):
     """Validation accuracy of the personal model by round: 1, 1, 0 (before round 3 the file's labels are flipped)."""
     files = {"a": write_silo(tmp_path / "a.npz", [[3], [-3]] * 3, [0, 1] * 3)}
     original = dict(np.load(files["a"]).items())
 
-    def before(silo: str, message: Message, context: Context) -> None:
+    def before(silo, message, context):
         if round_of(message) == 3:
             np.savez(files["a"], **{**original, "y_val": 1 - original["y_val"]})
 
@@ -204,7 +198,7 @@ def test_the_best_personal_model_is_kept_beside_the_last(tmp_path: Path) -> None
     assert same(arrays["best"], one_round.personal("a"))  # the first of equals
 
 
-def test_state_files_are_read_back_as_they_were(tmp_path: Path) -> None:
+def test_state_files_are_read_back_as_they_were(tmp_path):
     whole = torch.arange(12.0)
     state = State(
         {"a": whole, "same": whole, "view": whole[3:6], "scalar": torch.tensor(2.5)},
@@ -225,9 +219,7 @@ def test_state_files_are_read_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["local", "fedala", "apple"])
-def test_states_in_files_only_and_saved_now_and_then(
-    three: Files, method: str, tmp_path: Path
-) -> None:
+def test_states_in_files_only_and_saved_now_and_then(three, method, tmp_path):
     """A deployed silo has a state-dir. Rounds that need no checkpoint must not be forgotten there."""
     memory = federate(three, strategy=method, rounds=5)
     for every in (1, 2):
@@ -246,7 +238,7 @@ def test_states_in_files_only_and_saved_now_and_then(
 
 
 @pytest.mark.parametrize("method", TRAINS)
-def test_shared_statistics_are_averaged(three: Files, method: str, tiny_bn: None) -> None:
+def test_shared_statistics_are_averaged(three, method, tiny_bn):
     """The server's statistics are the sample-weighted mean of the replies', and what every silo starts from."""
     run = federate(
         three,
@@ -270,9 +262,7 @@ def test_shared_statistics_are_averaged(three: Files, method: str, tiny_bn: None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox-ft"])
-def test_the_received_model_has_the_received_statistics(
-    three: Files, method: str, tiny_bn: None
-) -> None:
+def test_the_received_model_has_the_received_statistics(three, method, tiny_bn):
     """Its loss on silo a, from what the server sent, by a plain module in evaluation mode."""
     run = federate(three, strategy=method, model="tiny-bn", rounds=2, learning_rate=0.1)
     sent = run.sent_to("a", 2)
@@ -287,7 +277,7 @@ def test_the_received_model_has_the_received_statistics(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_local_statistics_stay_in_the_silo(three: Files, method: str, tiny_bn: None) -> None:
+def test_local_statistics_stay_in_the_silo(three, method, tiny_bn):
     run = federate(
         three,
         strategy=method,
@@ -304,7 +294,7 @@ def test_local_statistics_stay_in_the_silo(three: Files, method: str, tiny_bn: N
     assert not same(own[0], own[1])
 
 
-def test_local_is_one_hot_apple_with_local_statistics(three: Files, tiny_bn: None) -> None:
+def test_local_is_one_hot_apple_with_local_statistics(three, tiny_bn):
     """Bit for bit also with BatchNorm, where every silo keeps its own statistics."""
     options: dict[str, Any] = {
         "model": "tiny-bn",
@@ -326,7 +316,7 @@ def test_local_is_one_hot_apple_with_local_statistics(three: Files, tiny_bn: Non
     assert comparable(alone.rows, without=left_out) == comparable(apple.rows, without=left_out)
 
 
-def test_dropout_follows_the_seed(three: Files) -> None:
+def test_dropout_follows_the_seed(three):
     """Equal runs though the process's own generator is somewhere else at every message; without dropout they differ."""
     options: dict[str, Any] = {
         "mlp__hidden": "8",
@@ -335,7 +325,7 @@ def test_dropout_follows_the_seed(three: Files) -> None:
         "learning_rate": 0.1,
     }
 
-    def elsewhere(seed: int) -> Any:
+    def elsewhere(seed):
         return lambda grid: setattr(grid, "before", lambda *_: torch.manual_seed(seed))
 
     for method in METHODS:
@@ -360,7 +350,7 @@ def test_dropout_follows_the_seed(three: Files) -> None:
 # ---- State files that do not fit -----------------------------------------------------------------------------------
 
 
-def store_of(folder: Path, run: str = "run", run_id: str = "0123456789abcdef") -> StateStore:
+def store_of(folder, run="run", run_id="0123456789abcdef"):
     config: Any = {"name": "a", "state-dir": str(folder)}
     context = Context(
         run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={}
@@ -368,14 +358,14 @@ def store_of(folder: Path, run: str = "run", run_id: str = "0123456789abcdef") -
     return StateStore(context, run, "fedavg-7", run_id)
 
 
-def kept(store: StateStore, *rounds: int) -> list[Path]:
+def kept(store, *rounds):
     for number in rounds:
         store.save(State({"personal": torch.full((2,), float(number))}), number, to_disk=True)
     assert store.folder is not None
     return states_in(store.folder)
 
 
-def test_a_server_that_went_further_back_costs_no_state(tmp_path: Path) -> None:
+def test_a_server_that_went_further_back_costs_no_state(tmp_path):
     """Its checkpoint is older than the silo's states: starting afresh would be silent, and delete them."""
     files = kept(store_of(tmp_path), 4, 5, 6, 7)
     assert len(files) == 3
@@ -388,21 +378,19 @@ def test_a_server_that_went_further_back_costs_no_state(tmp_path: Path) -> None:
     assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [5, 5]
 
 
-def test_a_repeated_first_round_starts_afresh(tmp_path: Path) -> None:
+def test_a_repeated_first_round_starts_afresh(tmp_path):
     """There is nothing before it to go on from."""
     kept(store_of(tmp_path), 1)
     assert not store_of(tmp_path).load(1).arrays
 
 
-def test_what_a_process_wrote_last_it_does_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_process_wrote_last_it_does_not_read(tmp_path, monkeypatch):
     """As long as the file is that one, and nobody has written into what it gave."""
     newest, _ = kept(store_of(tmp_path), 5, 6)
     read: list[Path] = []
     load = State.load
 
-    def noted(path: Path) -> State:
+    def noted(path):
         read.append(path)
         return load(path)
 
@@ -419,7 +407,7 @@ def test_what_a_process_wrote_last_it_does_not_read(
     assert store_of(tmp_path).load(7).arrays["personal"].tolist() == [1, 1] and read == [newest]
 
 
-def test_the_own_model_is_mapped_from_its_file_as_memory_is_aligned(tmp_path: Path) -> None:
+def test_the_own_model_is_mapped_from_its_file_as_memory_is_aligned(tmp_path):
     """So it takes no memory of its own between rounds, and sums over it give the same bits."""
     vector = torch.randn(1_000_003)
     store = store_of(tmp_path)
@@ -465,7 +453,7 @@ print(max(most[2:]))  # from the second round on
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts")
-def test_a_round_takes_few_copies_of_the_model(tmp_path: Path) -> None:
+def test_a_round_takes_few_copies_of_the_model(tmp_path):
     """Beside network, gradient and the models of before: the trained one, the reply, half a step."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(20, 200))
@@ -484,9 +472,7 @@ def test_a_round_takes_few_copies_of_the_model(tmp_path: Path) -> None:
     assert int(found.stdout.split()[-1]) < 3 * model
 
 
-def test_a_damaged_state_is_told_and_not_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_state_is_told_and_not_passed_over(tmp_path, caplog):
     """The reply names the file without its folder, and what there is before it; the site's log has the path."""
     left = (
         tmp_path
@@ -523,7 +509,7 @@ def test_a_damaged_state_is_told_and_not_passed_over(
     assert not store_of(tmp_path).load(7, lost=6).arrays
 
 
-def test_a_damaged_first_state_had_none_before_it(tmp_path: Path) -> None:
+def test_a_damaged_first_state_had_none_before_it(tmp_path):
     (only,) = kept(store_of(tmp_path), 3)
     flip(only)
     with pytest.raises(
@@ -532,16 +518,16 @@ def test_a_damaged_first_state_had_none_before_it(tmp_path: Path) -> None:
         store_of(tmp_path).load(5)
 
 
-def test_a_damaged_state_of_a_round_that_is_repeated_does_not_matter(tmp_path: Path) -> None:
+def test_a_damaged_state_of_a_round_that_is_repeated_does_not_matter(tmp_path):
     newest, *_ = kept(store_of(tmp_path), 4, 5, 6)
     flip(newest)
     assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [5, 5]
 
 
-def test_what_a_reply_tells_of_damage_is_read() -> None:
+def test_what_a_reply_tells_of_damage_is_read():
     """Lies are not taken: states of rounds to come, other nodes, numbers without end."""
 
-    def said(reason: str, node: int = 1) -> list[Damage]:
+    def said(reason, node=1):
         with flower_identity():
             query = Message(RecordDict(), dst_node_id=1, message_type="train")
             reply = Message(Error(1, reason), reply_to=query)
@@ -568,9 +554,7 @@ def test_what_a_reply_tells_of_damage_is_read() -> None:
     assert not said(str(whole.reason), node=2)
 
 
-def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(
-    two: Files, tmp_path: Path
-) -> None:
+def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(two, tmp_path):
     """The attack: a server starts a run, of any length, under the name, method and seed of one that hospitals keep."""
     place: dict[str, Any] = {"state_dir": tmp_path / "state", "strategy": "local"}
     federate(two, directory=tmp_path / "first" / "run", rounds=3, **place)
@@ -586,7 +570,7 @@ def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(
     assert comparable(resumed.rows) == comparable(whole.rows)  # it went on with its own states
 
 
-def test_states_of_the_version_before_are_read_and_stay(tmp_path: Path) -> None:
+def test_states_of_the_version_before_are_read_and_stay(tmp_path):
     """They lie in the silo's folder itself, of whichever run of that name was the last."""
     new, run_id = store_of(tmp_path), "0123456789abcdef"
     assert new.older is not None
@@ -599,7 +583,7 @@ def test_states_of_the_version_before_are_read_and_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["../../../x", "/etc", "", "A" * 400, "0123456789abcdeF"])
-def test_a_runs_id_is_no_way_out_of_the_state_directory(tmp_path: Path, run_id: str) -> None:
+def test_a_runs_id_is_no_way_out_of_the_state_directory(tmp_path, run_id):
     (tmp_path / "states").mkdir()
     (file,) = kept(store_of(tmp_path / "states", run_id=run_id), 1)
     assert [p.name for p in tmp_path.iterdir()] == ["states"]
@@ -608,7 +592,7 @@ def test_a_runs_id_is_no_way_out_of_the_state_directory(tmp_path: Path, run_id: 
 
 
 @pytest.mark.parametrize("run", ["..", ".", "", "/etc", "../../up", "a/.."])
-def test_a_run_is_no_way_out_of_the_state_directory(tmp_path: Path, run: str) -> None:
+def test_a_run_is_no_way_out_of_the_state_directory(tmp_path, run):
     (tmp_path / "states").mkdir()
     kept(store_of(tmp_path / "states", run), 1)
     assert [p.name for p in tmp_path.iterdir()] == ["states"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +49,7 @@ def silo(tmp_path):
     return state
 
 
-def answer(state: Path, kind: str, study: str, error: str = "", withheld: Any = None) -> None:
+def answer(state, kind, study, error="", withheld=None):
     """One message of 20 bytes; an error is a refusal, which belongs to no study."""
     node: dict[str, Any] = {
         "name": "a",
@@ -80,7 +79,7 @@ def answer(state: Path, kind: str, study: str, error: str = "", withheld: Any = 
         audit_gate.release_reply(reply, info, message)
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+def run(capsys, *words):
     code = main(["audit", *words])
     found = capsys.readouterr()
     return code, found.out, found.err

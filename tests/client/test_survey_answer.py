@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
 from partitions.recipes.recipe import parse_recipe
 from server.deploy.study_draft import draft
-from server.run.survey import Surveyed, SurveyLoop
+from server.run.survey import SurveyLoop
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import parse_settings
 from strategies.base.survey import RECORD, read_answer, written_answer
@@ -46,12 +44,12 @@ def data(tmp_path_factory):
 class Site:
     """One hospital with its policy and state directory."""
 
-    def __init__(self, folder: Path, file: Path, rule: str) -> None:
+    def __init__(self, folder, file, rule):
         self.folder, self.file, self.policy = folder, file, folder / "policy.toml"
         self.policy.write_text(rule)
         self.run = 0
 
-    def grid(self, **changes: object) -> TinyGrid:
+    def grid(self, **changes):
         settings = parse_settings({**RUN, "silos": 1, **changes})
         grid = TinyGrid(
             {"north": self.file},
@@ -63,16 +61,16 @@ class Site:
         grid.contexts[1].run_id = self.run
         return grid
 
-    def ask(self, prepare: Callable[[TinyGrid], object] = lambda grid: None) -> Surveyed:
+    def ask(self, prepare=lambda grid: None):
         grid = self.grid()
         prepare(grid)
         with flower_identity():
             return SurveyLoop(grid, parse_settings({**RUN, "silos": 1})).run()
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self):
         return self.ask().answers["north"]
 
-    def rewrite(self, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    def rewrite(self, change):
         rewritten(self.file, change)
 
 
@@ -109,7 +107,7 @@ def test_a_site_allows_a_survey_and_nothing_else(site):
         refusal(site, "query", strategy="fedavg")
 
 
-def refusal(site: Site, kind: str, **changes: object) -> None:
+def refusal(site, kind, **changes):
     """Ask with a message of this kind, in a run with these settings."""
     grid = site.grid(**changes)
     with flower_identity():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,7 +100,7 @@ def test_a_withdrawal_leaves_no_damaged_line(run):
     )
 
 
-def damaged(run: Path) -> dict[str, bytes]:
+def damaged(run):
     """Contents of a summary by what is wrong with them."""
     whole = (run / "summary.json").read_bytes()
     first = json.loads(whole)["runs"][0]

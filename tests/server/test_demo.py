@@ -51,7 +51,7 @@ def test_a_gain_is_shown(demo, tmp_path):
     assert study.mean_gain(study.best, "local").mean > 0.05
 
 
-def script(folder: Path, failing: str = "") -> tuple[int, list[str]]:
+def script(folder, failing=""):
     """Run `.ci/demo.sh` with a command that writes down how it was called, and fails at one; exit code and calls."""
     (folder / "data").mkdir(parents=True, exist_ok=True)
     parts = folder / "state/silofl/silofl-demo/data"

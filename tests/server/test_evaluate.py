@@ -6,7 +6,6 @@ import csv
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -51,7 +50,7 @@ from strategies.base.run_settings import parse_settings
 Matrix = dict[tuple[str, str, str, str], str]
 
 
-def read(matrix: Path) -> Matrix:
+def read(matrix):
     with matrix.open(newline="") as file:
         return {
             (r["model"], r["silo"], r["split"], r["metric"]): r["value"]
@@ -59,7 +58,7 @@ def read(matrix: Path) -> Matrix:
         }
 
 
-def digests(folder: Path) -> dict[str, str]:
+def digests(folder):
     files = (path for path in folder.rglob("*") if path.is_file())
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -68,7 +67,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(table, tmp_path_factory):
     given = {
         "dataset": str(table),
         "partition": "iid",
@@ -82,7 +81,7 @@ def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
-def test_the_matrix_has_the_bits_of_the_run(study: Path, tmp_path: Path, method: str) -> None:
+def test_the_matrix_has_the_bits_of_the_run(study, tmp_path, method):
     """Each silo's reported model at that silo: every metric of the round that the report shows, in the history."""
     before = digests(study)
     assert (
@@ -126,9 +125,7 @@ def test_the_matrix_has_the_bits_of_the_run(study: Path, tmp_path: Path, method:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto"])
-def test_the_diagonal_is_what_the_run_measured(
-    study: Path, tmp_path: Path, method: str
-) -> None:
+def test_the_diagonal_is_what_the_run_measured(study, tmp_path, method):
     """The rows of each silo's model at that silo, byte for byte, without the silos' states and without a federation."""
     lines = (
         evaluate(study, tmp_path / "all", "all", strategy=method)
@@ -151,14 +148,12 @@ def test_the_diagonal_is_what_the_run_measured(
     assert (tmp_path / "rest.csv").read_text() == "".join(lines)  # what was evaluated stays
 
 
-def without_states(study: Path, folder: Path) -> Path:
+def without_states(study, folder):
     """A run as a federation leaves it on the server."""
     return shutil.copytree(study, folder, ignore=shutil.ignore_patterns("silos"))
 
 
-def test_models_that_all_stayed_at_their_hospitals(
-    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_that_all_stayed_at_their_hospitals(study, tmp_path, capsys):
     """No model, so nothing to ask of a federation: none is running here."""
     run, out = without_states(study, tmp_path / "run"), tmp_path / "m"
     command = [
@@ -203,7 +198,7 @@ def test_models_that_all_stayed_at_their_hospitals(
         assert not (tmp_path / gone).exists() and not (run / gone).exists()
 
 
-def test_a_model_at_one_file(study: Path, tmp_path: Path) -> None:
+def test_a_model_at_one_file(study, tmp_path):
     """In a file with other samples; ``shared`` alone is the default of a run."""
     file = random_silos(tmp_path, {"north": 40})["north"]
     assert (
@@ -230,9 +225,7 @@ def test_a_model_at_one_file(study: Path, tmp_path: Path) -> None:
     assert [*found.values()] == [*again.values()]  # fedavg's reported model is the shared one
 
 
-def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(
-    tmp_path: Path,
-) -> None:
+def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(tmp_path):
     """At a file that has them in another order: the same samples, so the same metrics. And beside the silos' models."""
     files = {}
     for order, changes in (("declared", {}), ("turned", PERMUTED)):
@@ -283,9 +276,7 @@ def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(
         ("wide", {"data": "file"}, "samples of shape"),
     ],
 )
-def test_one_clear_line_and_nothing_half_written(
-    study: Path, tmp_path: Path, source: str, options: dict[str, Any], line: str
-) -> None:
+def test_one_clear_line_and_nothing_half_written(study, tmp_path, source, options, line):
     model = tmp_path / "model.safetensors"
     export_model(study, "hospital-01", "reported", model, "fedavg")
     if source == "damaged":
@@ -303,9 +294,7 @@ def test_one_clear_line_and_nothing_half_written(
         evaluate(study, tmp_path / "taken", strategy="fedavg")
 
 
-def test_a_network_of_ones_own(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_of_ones_own(table, tmp_path, monkeypatch):
     (tmp_path / "evaluated_net.py").write_text(
         "from torch import nn\ndef f(i, o): return nn.Sequential(nn.Linear(*i, o))"
     )
@@ -327,7 +316,7 @@ def test_a_network_of_ones_own(
     }
 
 
-def test_models_of_two_networks_are_not_mixed(study: Path, table: Path, tmp_path: Path) -> None:
+def test_models_of_two_networks_are_not_mixed(study, table, tmp_path):
     given = {
         "dataset": str(table),
         "partition": "iid",
@@ -344,7 +333,7 @@ def test_models_of_two_networks_are_not_mixed(study: Path, table: Path, tmp_path
         read_models(files)
 
 
-def test_evaluation_is_no_method(table: Path, tmp_path: Path) -> None:
+def test_evaluation_is_no_method(table, tmp_path):
     with pytest.raises(UserError, match="trains nothing: silofl evaluate runs it"):
         simulate(
             {
@@ -371,7 +360,7 @@ def test_evaluation_is_no_method(table: Path, tmp_path: Path) -> None:
             )
 
 
-def test_a_federations_run_is_not_evaluated_at_simulated_data(tmp_path: Path) -> None:
+def test_a_federations_run_is_not_evaluated_at_simulated_data(tmp_path):
     """Its settings have the default data set, which is nobody's; the hospitals' files are elsewhere."""
     files = random_silos(tmp_path, {"a": 20, "b": 24})
     federate(files, strategy="fedavg", rounds=1, directory=tmp_path / "run")
@@ -389,7 +378,7 @@ def test_a_federations_run_is_not_evaluated_at_simulated_data(tmp_path: Path) ->
 class Sites:
     """Three hospitals with a policy, and the models of a run at which they took part."""
 
-    def __init__(self, folder: Path, rule: str) -> None:
+    def __init__(self, folder, rule):
         self.folder = folder
         self.files = random_silos(folder, {"a": 20, "b": 24, "c": 22})
         federate(
@@ -404,15 +393,13 @@ class Sites:
         self.policy.write_text(rule)
         self.values = run_values(read_models(self.made))
 
-    def grid(self, values: Mapping[str, object]) -> TinyGrid:
+    def grid(self, values):
         settings = parse_settings({"silos": 3, "threads": 1, **values})
         return TinyGrid(
             self.files, settings, state_dir=self.folder / "states", policy=str(self.policy)
         )
 
-    def run(
-        self, prepare: Callable[[TinyGrid], object] = lambda grid: None, **changes: object
-    ) -> Path:
+    def run(self, prepare=lambda grid: None, **changes):
         """The ServerApp as Flower calls it, with the models in its directory as ``silofl evaluate`` puts them."""
         out = self.folder / "out"
         values = {
@@ -472,7 +459,7 @@ days = 1
 ONLY = 'methods = ["evaluate"]\nmin-silos = 1\n'
 
 
-def test_a_site_allows_evaluation_and_nothing_else(tmp_path: Path) -> None:
+def test_a_site_allows_evaluation_and_nothing_else(tmp_path):
     """The same bits as at its file in this process, of what its policy lets out; no state is left."""
     sites = Sites(tmp_path, ONLY)
     found = read(sites.run())
@@ -493,7 +480,7 @@ def test_a_site_allows_evaluation_and_nothing_else(tmp_path: Path) -> None:
         )
 
 
-def test_no_note_says_how_a_silo_counts(tmp_path: Path) -> None:
+def test_no_note_says_how_a_silo_counts(tmp_path):
     """Nothing is averaged, so no number of samples has a bound: b, over 1 times the median, is not named."""
     capped: dict[str, Any] = {"weight-cap": 1.0}
     Sites(tmp_path, ONLY).run(**capped)
@@ -508,20 +495,18 @@ def test_no_note_says_how_a_silo_counts(tmp_path: Path) -> None:
         ("max-messages = 1\n", "max-messages = 1"),
     ],
 )
-def test_a_policy_refuses_it_like_any_run(tmp_path: Path, rule: str, line: str) -> None:
+def test_a_policy_refuses_it_like_any_run(tmp_path, rule, line):
     with pytest.raises(Exception, match=line):
         Sites(tmp_path, rule).run()
     assert not (tmp_path / "out" / "matrix.csv").exists()
 
 
-def test_a_site_that_wants_receipts_gets_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_that_wants_receipts_gets_them(tmp_path, monkeypatch):
     """As of any run: the server signs each line of the silos' logs, and keeps the receipts in the run directory."""
     make_signing_key(tmp_path / "receipt.key")
     monkeypatch.setenv(KEY, str(tmp_path / "receipt.key"))
 
-    def site(grid: TinyGrid) -> None:
+    def site(grid):
         for context in grid.contexts.values():
             context.node_config["state-dir"] = str(
                 tmp_path / "site" / str(context.node_config["name"])
@@ -538,9 +523,7 @@ def test_a_site_that_wants_receipts_gets_them(
     ]
 
 
-def test_a_study_can_approve_given_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_can_approve_given_models(tmp_path, monkeypatch):
     """The run as it is sent, under a study that lists its settings: no step binds a model that the study names."""
     sites = Sites(tmp_path, ONLY)
     run = study_runs({"silos": 3, "threads": 1, "min-silos": 1, **sites.values})[0].flat()
@@ -549,7 +532,7 @@ def test_a_study_can_approve_given_models(
         STUDY + "".join(f'"{k}" = {json.dumps(v)}\n' for k, v in listed.items()) + LIMITS, "f"
     )
 
-    def check(message: Any, context: Any, *terms: Any, **more: Any) -> None:
+    def check(message, context, *terms, **more):
         sent = dict(message.content.config_records.get("config", {}))
         if faults := message_faults(
             protocol, context.run_config, message.metadata.message_type, sent, (), TODAY
@@ -565,8 +548,8 @@ def test_a_study_can_approve_given_models(
 
 @pytest.mark.parametrize("own_data", [True, False])
 def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
-    own_data: bool, study: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    own_data, study, table, tmp_path, monkeypatch
+):
     """What a federation is asked under ``--study`` is what the draft says: owners, and an evaluation for each model.
 
     At simulated silos, too, whose seed, validation share and partition divide no hospital's data.
@@ -599,17 +582,17 @@ def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
     assert approved.limits.evaluations == 5
 
 
-def test_metrics_over_few_samples_stay(tmp_path: Path) -> None:
+def test_metrics_over_few_samples_stay(tmp_path):
     found = read(Sites(tmp_path, f"{ONLY}min-metric-samples = 23\n").run())
     assert {key[1] for key, value in found.items() if value} == {"b"}
     assert {key[1] for key, value in found.items() if not value} == {"a", "c"}
 
 
-def test_another_model_than_the_settings_name_is_refused(tmp_path: Path) -> None:
+def test_another_model_than_the_settings_name_is_refused(tmp_path):
     """A server that changes a number, after the answer to an earlier model or at any time."""
 
-    def change(grid: TinyGrid) -> None:
-        def before(silo: str, message: Any, context: Any) -> None:
+    def change(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "evaluate":
                 for record in message.content.array_records.values():
                     for array in record.values():
@@ -633,13 +616,11 @@ def test_another_model_than_the_settings_name_is_refused(tmp_path: Path) -> None
         {"schema": '{"labels":["z","y","x"]}'},
     ],
 )
-def test_what_a_message_brings_beside_the_model_is_named_too(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_what_a_message_brings_beside_the_model_is_named_too(tmp_path, change):
     """Red team: the same vector, with another first layer made of its statistics, or other columns and labels."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Any, context: Any) -> None:
+    def prepare(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "evaluate":
                 for key, value in change.items():
                     message.content["config"][key] = value
@@ -652,9 +633,9 @@ def test_what_a_message_brings_beside_the_model_is_named_too(
         Sites(tmp_path, ONLY).run(prepare)
 
 
-def test_a_message_to_train_is_refused(tmp_path: Path) -> None:
-    def turn(grid: TinyGrid) -> None:
-        def before(silo: str, message: Any, context: Any) -> None:
+def test_a_message_to_train_is_refused(tmp_path):
+    def turn(grid):
+        def before(silo, message, context):
             if message.metadata.message_type == "evaluate":
                 message.metadata.__dict__["_message_type"] = "train"
                 message.content["config"]["participants"] = 3
@@ -667,7 +648,7 @@ def test_a_message_to_train_is_refused(tmp_path: Path) -> None:
         Sites(tmp_path, ONLY).run(turn)
 
 
-def test_the_limit_of_evaluations_holds(tmp_path: Path) -> None:
+def test_the_limit_of_evaluations_holds(tmp_path):
     """Two models and one evaluation: the second is refused by every silo, and there is no matrix of a part."""
     sites = Sites(tmp_path, f"{ONLY}max-evaluations = 1\n")
     card, net = read_model(sites.made[0])
@@ -683,7 +664,7 @@ def test_the_limit_of_evaluations_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strict", ["a", "b", "c"])
-def test_a_model_of_one_silo_goes_where_peers_allow_it(tmp_path: Path, strict: str) -> None:
+def test_a_model_of_one_silo_goes_where_peers_allow_it(tmp_path, strict):
     """The shared model at all. The models of a and b not at a site that has peers = false, and its own nowhere."""
     sites = Sites(tmp_path, f"{ONLY}peers = true\n")
     for silo in "ab":
@@ -693,7 +674,7 @@ def test_a_model_of_one_silo_goes_where_peers_allow_it(tmp_path: Path, strict: s
     (tmp_path / "strict.toml").write_text(ONLY)
     asked: list[tuple[str, int]] = []
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         for context in grid.contexts.values():
             if context.node_config["name"] == strict:
                 context.node_config["policy"] = str(tmp_path / "strict.toml")
@@ -744,9 +725,7 @@ def test_a_model_of_one_silo_goes_where_peers_allow_it(tmp_path: Path, strict: s
     ("entry", "refused"),
     [("a=1@b,c=2", [True, False, True]), ("a=1,c=2", [False] * 3), ("a=1@", [False] * 3)],
 )
-def test_whose_model_a_message_brings_is_in_the_settings(
-    entry: str, refused: list[bool]
-) -> None:
+def test_whose_model_a_message_brings_is_in_the_settings(entry, refused):
     """A message that names no round of the run is taken for one of an owned model, where there is one."""
     run = {"strategy": "evaluate", "evaluate.models": entry}
     asked: list[dict[str, Any]] = [{"round": 1}, {"round": 2}, {"round": float("nan")}]
@@ -757,7 +736,7 @@ def test_whose_model_a_message_brings_is_in_the_settings(
     )
 
 
-def test_other_files_than_were_named_are_refused(tmp_path: Path) -> None:
+def test_other_files_than_were_named_are_refused(tmp_path):
     sites = Sites(tmp_path, ONLY)
     settings = parse_settings(
         {"silos": 3, "threads": 1, **sites.values, "evaluate.models": f"shared={'0' * 64}"}
@@ -770,7 +749,7 @@ def test_other_files_than_were_named_are_refused(tmp_path: Path) -> None:
         EvaluationLoop(grid, settings).run(models_in(tmp_path, settings))
 
 
-def test_the_digest_is_of_every_number() -> None:
+def test_the_digest_is_of_every_number():
     vector, buffers = torch.arange(3.0), torch.ones(2)
     numbers = torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0]).numpy().tobytes()
     known = hashlib.sha256(b"x" + numbers).hexdigest()

@@ -181,7 +181,7 @@ def silofl(tmp_path_factory):
         yield run
 
 
-def check(done: subprocess.CompletedProcess[str], code: int, says: str) -> None:
+def check(done, code, says):
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     lines = (done.stdout if code == 0 else done.stderr).splitlines()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +30,7 @@ from strategies.base.run_settings import parse_settings
 HELD = "hospital-02"
 
 
-def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
+def values(table, out, **changes):
     given = {
         "dataset": str(table),
         "partition": "iid",
@@ -51,11 +49,11 @@ def each(table, tmp_path_factory):
     )
 
 
-def summary(run: Path) -> Any:
+def summary(run):
     return json.loads((run / "summary.json").read_text())
 
 
-def all_left(study: Path) -> list[Any]:
+def all_left(study):
     parts = [study, *sorted(p for p in (study / "hold-out").iterdir() if p.is_dir())]
     return [*map(left, parts), summary(study)["hold_out"]]
 

@@ -24,12 +24,12 @@ from strategies.base.state import State
 SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]
 
 
-def read(matrix: Path) -> set[tuple[str, str]]:
+def read(matrix):
     with matrix.open(newline="") as file:
         return {(row["model"], row["silo"]) for row in csv.DictReader(file)}
 
 
-def without_states(run: Path, folder: Path) -> Path:
+def without_states(run, folder):
     """A run as a federation leaves it on the server: what the silos keep is at the silos."""
     return shutil.copytree(run, folder, ignore=shutil.ignore_patterns("silos"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
 import forks
 import pytest
@@ -29,7 +28,7 @@ narrow = twins:narrow
 """
 
 
-def install(folder: Path, entries: str = ENTRIES, method: str = METHOD) -> Path:
+def install(folder, entries=ENTRIES, method=METHOD):
     """A package as pip leaves it behind."""
     about = folder / "twins-1.0.dist-info"
     about.mkdir(parents=True)
@@ -46,7 +45,7 @@ def libraries(tmp_path_factory):
         yield path
 
 
-def silofl(libraries: Path, folder: Path, *words: str) -> tuple[int, str]:
+def silofl(libraries, folder, *words):
     """Exit code and standard error."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     with (folder / "err").open("w") as errors, open(os.devnull, "r+") as nothing:

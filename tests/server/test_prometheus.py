@@ -7,9 +7,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -23,19 +21,19 @@ DASHBOARD = json.loads((ROOT / "docs" / "grafana.json").read_text())
 SECONDS = 60.0
 
 
-def events() -> list[dict[str, Any]]:
+def events():
     local = [*round_done(1, {"a": 0.5, "b": 0.5}, rounds=1, strategy="local"), done("local")]
     first, second = (round_done(n, {"a": 0.5 + n / 8, "b": 0.75}, rounds=4) for n in (1, 2))
     return [*local, *first, second[0], event("reply", silo="a", seconds=1.5), second[1]]
 
 
-def queries() -> list[str]:
+def queries():
     """The dashboard's queries, for all methods and seeds."""
     found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     return [re.sub(r"\$(strategy|seed)", ".*", query) for query in found]
 
 
-def test_the_dashboard_asks_for_numbers_that_there_are() -> None:
+def test_the_dashboard_asks_for_numbers_that_there_are():
     board = Board()
     for one in events():
         board.take(one)
@@ -49,7 +47,7 @@ def test_the_dashboard_asks_for_numbers_that_there_are() -> None:
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[str]:
+def prometheus(tmp_path):
     """The address of a Prometheus that reads a watched run."""
     if shutil.which("prometheus") is None:
         pytest.skip("there is no prometheus on this machine")
@@ -81,7 +79,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.deployed
-def test_prometheus_reads_it_and_answers_the_dashboard(prometheus: str) -> None:
+def test_prometheus_reads_it_and_answers_the_dashboard(prometheus):
     """Every query of the dashboard is valid there, and has an answer."""
     until = time.monotonic() + SECONDS
     with httpx.Client(base_url=prometheus, timeout=SECONDS) as client:
@@ -94,7 +92,7 @@ def test_prometheus_reads_it_and_answers_the_dashboard(prometheus: str) -> None:
                 assert time.monotonic() < until, (query, client.get("/api/v1/targets").text)
 
 
-def test_promtool_finds_nothing_to_mend(tmp_path: Path) -> None:
+def test_promtool_finds_nothing_to_mend(tmp_path):
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool on this machine")
     board = Board()

@@ -8,7 +8,6 @@ import io
 import json
 import subprocess
 import sys
-from typing import Any
 
 import httpx
 import pytest
@@ -34,14 +33,12 @@ def served(tmp_path_factory):
     return run, model, (card, net, recipe_of(card))
 
 
-def ask(
-    served: Any, content: Any, path: str = "/predict", token: str = "", **headers: str
-) -> httpx.Response:
+def ask(served, content, path="/predict", token="", **headers):
     """One request; ``content``: JSON, or bytes as they are; None for GET."""
 
     card, net, recipe = served[2]
 
-    async def go() -> httpx.Response:
+    async def go():
         transport = httpx.ASGITransport(application(card, net, recipe, token))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1:8643"

@@ -7,7 +7,6 @@ import io
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -27,7 +26,7 @@ from server.serving import application
 DICOM, ZIP = {"content-type": "application/dicom"}, {"content-type": "application/zip"}
 
 
-def study(root: Path, i: int, **attributes: Any) -> Path:
+def study(root, i, **attributes):
     """A CT of three slices; odd ones are bright."""
     for k in range(3):
         place = {
@@ -91,13 +90,11 @@ def temporary(tmp_path, monkeypatch):
     assert list(folder.iterdir()) == []
 
 
-def ask(
-    model: Path, body: bytes | None, path: str = "/predict", recipe: Any = None, **headers: str
-) -> httpx.Response:
+def ask(model, body, path="/predict", recipe=None, **headers):
     card, net = read_model(model)
     used = recipe or recipe_of(card)
 
-    async def go() -> httpx.Response:
+    async def go():
         transport = httpx.ASGITransport(application(card, net, used))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1:8643"
@@ -112,7 +109,7 @@ def ask(
     return asyncio.run(go())
 
 
-def zipped(files: dict[str, bytes]) -> bytes:
+def zipped(files):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
@@ -120,7 +117,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def below(folder: Path) -> dict[str, bytes]:
+def below(folder):
     return {f"export/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
 
 
@@ -178,13 +175,13 @@ def test_names_in_a_zip_lead_nowhere(tmp_path, model):
     )
 
 
-def png(size: tuple[int, int] = (4, 4)) -> bytes:
+def png(size=(4, 4)):
     out = io.BytesIO()
     Image.new("L", size).save(out, "PNG")
     return out.getvalue()
 
 
-def broken(content: bytes) -> bytes:
+def broken(content):
     """A zip whose first member's bytes are changed."""
     made = bytearray(zipped({"a": content}))
     made[34] ^= 255

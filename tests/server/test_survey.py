@@ -6,7 +6,6 @@ import csv
 import json
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from surveyed import Row, hospital, recoded, times
@@ -19,7 +18,7 @@ from server.results.survey import FACTORS, Surveyed, findings, known_ratio, read
 from server.run.withdrawal import withdraw
 
 
-def a_century(row: Row) -> Row:
+def a_century(row):
     return {**row, "since": str(int(row["since"][:4]) + 100) + row["since"][4:]}
 
 
@@ -108,7 +107,7 @@ def test_json_csv_and_page_say_the_same(surveyed):
     assert (surveyed / "survey.html").read_text() == html
 
 
-def item_of(content: Any, silo: str, column: str) -> Any:
+def item_of(content, silo, column):
     return content["silos"][silo]["columns"][column]
 
 
@@ -166,7 +165,7 @@ def test_one_clear_line(tmp_path, monkeypatch, capfd, arguments, line):
 # ---- Reasons, from answers made by hand ----------------------------------------------------------------------------
 
 
-def answers(name: str, *items: dict[str, Any]) -> dict[str, Any]:
+def answers(name, *items):
     base = {"kind": "number", MISSING: 0}
     return {
         f"h{i}": {"n": 100, "columns": {name: {**base, **item}}, "labels": {}}
@@ -174,13 +173,13 @@ def answers(name: str, *items: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def only(name: str, *items: dict[str, Any]) -> tuple[str, str]:
+def only(name, *items):
     """Silo and text of the one finding."""
     (found,) = findings(answers(name, *items), {})
     return found.silo, f"{found.kind}: {found.what}"
 
 
-def usual(mean: float, sd: float) -> list[dict[str, Any]]:
+def usual(mean, sd):
     return [{"mean": mean * f, "sd": sd * f} for f in (1.0, 1.01, 0.99)]
 
 

@@ -24,7 +24,7 @@ from server.results.history import History, Row
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs, tuned_study
 from server.run.loop import RoundLoop
-from server.simulation.workers import Job, engine_of, keep_workers, work
+from server.simulation.workers import engine_of, keep_workers, work
 from server.tuning.search import Request, budgets, tune
 from server.tuning.space import read_space
 from server.tuning.trials import STORAGE, Book, score_of, together
@@ -36,19 +36,19 @@ SPACE = ("learning-rate=log(0.001,1.0)", "fedprox.mu=[0.0,0.1]")
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def table(tmp_path_factory):
     """Sixty rows of three columns, whose labels follow a linear rule."""
     return write_table(tmp_path_factory.mktemp("table") / "table.npz")
 
 
-def write_table(path: Path) -> Path:
+def write_table(path):
     rng = np.random.default_rng(3)
     x = rng.normal(size=(60, 3))
     y = (x @ rng.normal(size=(3, 2))).argmax(1)
     return write_silo(path, x, [int(label) for label in y])
 
 
-def request(table: Path, sampler: str = "random", trials: int = 4, **changes: Any) -> Request:
+def request(table, sampler="random", trials=4, **changes):
     values = {
         "dataset": str(table),
         "partition": "iid",
@@ -71,16 +71,16 @@ def request(table: Path, sampler: str = "random", trials: int = 4, **changes: An
     )
 
 
-def search(request: Request, out: Path, engine: Any = None) -> Book:
+def search(request, out, engine=None):
     return tune(request, out, engine, quiet=True)
 
 
-def rows(out: Path) -> list[dict[str, str]]:
+def rows(out):
     with (out / "trials.csv").open() as file:
         return list(csv.DictReader(file))
 
 
-def left(out: Path) -> dict[str, str]:
+def left(out):
     """All that a search leaves for its user, but the seconds."""
     return {
         file.name: file.read_text()
@@ -89,7 +89,7 @@ def left(out: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def whole(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def whole(table, tmp_path_factory):
     """A search by each sampler, in one go."""
     folder = tmp_path_factory.mktemp("searches")
     for sampler, (trials, rounds) in SHAPES.items():
@@ -97,7 +97,7 @@ def whole(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     return {sampler: folder / sampler for sampler in SHAPES}
 
 
-def test_the_file_of_trials(whole: dict[str, Path]) -> None:
+def test_the_file_of_trials(whole):
     """As in the contract: equally many trials of each method, and a method's own setting in its rows alone."""
     head = (whole["random"] / "trials.csv").read_text().splitlines()[0]
     assert head == "trial,strategy,state,rounds,score,learning-rate,fedprox.mu"
@@ -114,7 +114,7 @@ def test_the_file_of_trials(whole: dict[str, Path]) -> None:
     assert read_toml(whole["random"] / "best-fedavg.toml")["evidence"] == "auto"
 
 
-def test_scores_are_of_validation_at_the_reported_round(whole: dict[str, Path]) -> None:
+def test_scores_are_of_validation_at_the_reported_round(whole):
     """Recomputed by hand from a trial's history: the best round's mean over the two silos."""
     for row in rows(whole["random"]):
         assert float(row["score"]) == max(
@@ -122,11 +122,11 @@ def test_scores_are_of_validation_at_the_reported_round(whole: dict[str, Path]) 
         )
 
 
-def trial_name(row: dict[str, str]) -> str:
+def trial_name(row):
     return f"{row['strategy']}-{int(row['trial']):04d}"
 
 
-def validation_means(directory: Path) -> list[float]:
+def validation_means(directory):
     """Mean validation accuracy of the two silos by round; a number for no round first."""
     means: dict[int, list[float]] = {0: []}
     for one in History(directory / "history.csv").rows:
@@ -136,9 +136,7 @@ def validation_means(directory: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("sampler", ["random", "halving"])
-def test_the_best_file_repeats_the_best_trial(
-    whole: dict[str, Path], tmp_path: Path, sampler: str
-) -> None:
+def test_the_best_file_repeats_the_best_trial(whole, tmp_path, sampler):
     out = whole[sampler]
     own = [
         row for row in rows(out) if row["strategy"] == "fedprox" and row["state"] == "complete"
@@ -168,9 +166,7 @@ def test_the_best_file_repeats_the_best_trial(
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "halving"])
-def test_the_same_seed_the_same_trials(
-    whole: dict[str, Path], table: Path, tmp_path: Path, sampler: str
-) -> None:
+def test_the_same_seed_the_same_trials(whole, table, tmp_path, sampler):
     """Also with trials that end in another order, each as a worker's process does it; another seed has others."""
     again = request(table, sampler, SHAPES[sampler][0], rounds=SHAPES[sampler][1])
     search(again, tmp_path / "again", backwards)
@@ -183,21 +179,14 @@ def test_the_same_seed_the_same_trials(
         )
 
 
-def backwards(jobs: dict[str, Job]) -> Any:
+def backwards(jobs):
     for key, job in reversed(list(jobs.items())):
         code = work(str(job.directory.path), job.run.run_key, job.run.common.resume, job.until)
         yield {key: code}
 
 
 @pytest.mark.parametrize(("sampler", "place"), [("random", 2), ("tpe", 5), ("halving", 5)])
-def test_a_killed_search_goes_on(
-    whole: dict[str, Path],
-    table: Path,
-    tmp_path: Path,
-    sampler: str,
-    place: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_killed_search_goes_on(whole, table, tmp_path, sampler, place, monkeypatch):
     """Killed within the run of a trial, before anything of it is kept: no finished trial is run again."""
     asked = request(table, sampler, SHAPES[sampler][0], rounds=SHAPES[sampler][1])
     ran: list[str] = []
@@ -205,7 +194,7 @@ def test_a_killed_search_goes_on(
     class Killed(BaseException):
         pass
 
-    def dying(run: Any, directory: Any, **given: Any) -> None:
+    def dying(run, directory, **given):
         if len(ran) == place:
             raise Killed
         ran.append(directory.path.name)
@@ -226,7 +215,7 @@ def test_a_killed_search_goes_on(
         assert not before & set(ran)
 
 
-def test_test_data_are_not_read(table: Path, tmp_path: Path) -> None:
+def test_test_data_are_not_read(table, tmp_path):
     """Other test labels: the same trials, the same scores, the same best settings, though test scores differ."""
     with np.load(table) as data:
         arrays = dict(data)
@@ -248,7 +237,7 @@ def test_test_data_are_not_read(table: Path, tmp_path: Path) -> None:
     assert found[False][1] != found[True][1]
 
 
-def scores(files: Any, out: Path) -> tuple[list[float | None], list[float]]:
+def scores(files, out):
     """Validation scores of two learning rates as trials have them, and all test scores."""
     kept, tested = [], []
     for place, rate in enumerate((0.01, 1.0)):
@@ -265,9 +254,7 @@ def scores(files: Any, out: Path) -> tuple[list[float | None], list[float]]:
     return kept, tested
 
 
-def test_the_worst_silo_as_the_objective(
-    table: Path, tmp_path: Path, whole: dict[str, Path]
-) -> None:
+def test_the_worst_silo_as_the_objective(table, tmp_path, whole):
     """The same trials; no score is above the mean's, and one is below it."""
     search(request(table, "random", 3, objective="worst"), tmp_path / "worst")
     pairs = [
@@ -279,7 +266,7 @@ def test_the_worst_silo_as_the_objective(
     )
 
 
-def test_halving_gives_rounds_to_the_better_ones(whole: dict[str, Path]) -> None:
+def test_halving_gives_rounds_to_the_better_ones(whole):
     """Four trials of 6 rounds: all do 2, the best of them 6. Who is left out has the lower score at round 2."""
     assert budgets(4, 6) == [2, 6]
     assert budgets(27, 90) == [3, 10, 30, 90]
@@ -306,20 +293,20 @@ def test_halving_gives_rounds_to_the_better_ones(whole: dict[str, Path]) -> None
 
 
 def test_halving_continues_the_best_third_by_the_score_at_the_rung(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    table, tmp_path, monkeypatch
+):
     """Nine trials of 9 rounds: 1, 3, 9. Scores are made up, and change their order from rung to rung."""
     # Until -> score of each trial
     made = {1: [5, 1, 7, 2, 9, 3, 8, 4, 6], 3: [0, 0, 2, 0, 1, 0, 3, 0, 0], 0: [1] * 9}
     ran: list[tuple[int, int]] = []
 
-    def number(directory: RunDirectory) -> int:
+    def number(directory):
         return int(directory.path.name[-4:])
 
-    def run(run: Any, directory: RunDirectory, until: int) -> None:
+    def run(run, directory, until):
         ran.append((until, number(directory)))
 
-    def score(directory: RunDirectory, run: Any, objective: str, until: int) -> float:
+    def score(directory, run, objective, until):
         return made[until][number(directory)]
 
     monkeypatch.setattr(server.tuning.search, "run_one", run)
@@ -338,7 +325,7 @@ def test_halving_continues_the_best_third_by_the_score_at_the_rung(
     ]
 
 
-def test_a_rung_is_scored_by_its_own_last_round(table: Path, tmp_path: Path) -> None:
+def test_a_rung_is_scored_by_its_own_last_round(table, tmp_path):
     """0.5, 0.75, 0.25 and then 1.0 on validation data in rounds 1 to 4."""
     directory = RunDirectory(tmp_path)
     History(directory.history).add(
@@ -356,7 +343,7 @@ def test_a_rung_is_scored_by_its_own_last_round(table: Path, tmp_path: Path) -> 
     ]
 
 
-def test_what_it_cost(whole: dict[str, Path]) -> None:
+def test_what_it_cost(whole):
     cost = json.loads((whole["halving"] / "tuning.json").read_text())["cost"]["fedavg"]
     assert (cost["trials"], cost["rounds"]) == (4, 6 + 3 * 2)
     histories = (whole["halving"] / "trials").glob("fedavg-*/history.csv")
@@ -369,7 +356,7 @@ def test_what_it_cost(whole: dict[str, Path]) -> None:
     assert cost["bytes"] == sent > 0
 
 
-def test_a_trial_that_fails_costs_the_others_nothing(table: Path, tmp_path: Path) -> None:
+def test_a_trial_that_fails_costs_the_others_nothing(table, tmp_path):
     """A batch smaller than the run's least one is refused: that trial has failed, with the reason beside it."""
     asked = request(
         table,
@@ -402,7 +389,7 @@ def test_a_trial_that_fails_costs_the_others_nothing(table: Path, tmp_path: Path
         )
 
 
-def test_another_search_is_refused(whole: dict[str, Path], table: Path, tmp_path: Path) -> None:
+def test_another_search_is_refused(whole, table, tmp_path):
     before = left(whole["random"])
     with pytest.raises(UserError, match="holds another search: trials differ"):
         search(request(table, "random", 4), whole["random"])
@@ -435,12 +422,12 @@ def test_another_search_is_refused(whole: dict[str, Path], table: Path, tmp_path
         ("momentum=something", "one of log"),
     ],
 )
-def test_a_space_that_cannot_be_searched_is_one_line(entry: str, line: str) -> None:
+def test_a_space_that_cannot_be_searched_is_one_line(entry, line):
     with pytest.raises(UserError, match=line):
         read_space([entry], ["fedavg"])
 
 
-def test_spaces_in_a_file(tmp_path: Path) -> None:
+def test_spaces_in_a_file(tmp_path):
     """The same as on the command line, with tables for a method's own settings."""
     file = tmp_path / "space.toml"
     file.write_text('learning-rate = "log(0.001, 1.0)"\n[fedprox]\nmu = [0.0, 0.1]\n')
@@ -449,14 +436,12 @@ def test_spaces_in_a_file(tmp_path: Path) -> None:
         read_space([str(file), "learning-rate=[0.1,0.2]"], ["fedprox"])
 
 
-def test_without_validation_it_is_refused(table: Path, tmp_path: Path) -> None:
+def test_without_validation_it_is_refused(table, tmp_path):
     with pytest.raises(UserError, match="has no validation score"):
         search(request(table, validation=0.0), tmp_path / "out")
 
 
-def test_the_command_line(
-    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line(table, tmp_path, capsys):
     given = shlex.split(
         "tune --strategy fedavg --partition iid --silos 2 --rounds 1 --trials 2 --set threads=1"
     )
@@ -473,7 +458,7 @@ def test_the_command_line(
 
 
 @pytest.mark.exhaustive
-def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path) -> None:
+def test_workers_have_processes_of_their_own(table, tmp_path):
     """Two real processes at a time, with the same trials."""
     few = request(table, "random", 2, strategies=["fedprox"])
     search(few, tmp_path / "out", engine_of("2"))
@@ -482,15 +467,15 @@ def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path) -> Non
 
 
 # A run that has got to round 2 of this trial, and a search that has ended two trials, are killed as the kernel kills.
-def killed(given: list[str]) -> None:
+def killed(given):
     ordinary, keep = RoundLoop.round, Book.end
 
-    def round_until(loop: RoundLoop, strategy: Any, number: int) -> None:
+    def round_until(loop, strategy, number):
         if loop.directory and loop.directory.path.name == "fedprox-0001" and number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         ordinary(loop, strategy, number)
 
-    def keep_until(book: Book, *trial: Any) -> None:
+    def keep_until(book, *trial):
         keep(book, *trial)
         if sum(one.state != "" for one in book.trials) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -506,9 +491,7 @@ def killed(given: list[str]) -> None:
 @pytest.mark.parametrize(
     "workers", [[], pytest.param(["--workers", "2"], marks=pytest.mark.exhaustive)]
 )
-def test_kill_9_in_the_middle_of_a_search(
-    table: Path, whole: dict[str, Path], tmp_path: Path, workers: list[str]
-) -> None:
+def test_kill_9_in_the_middle_of_a_search(table, whole, tmp_path, workers):
     """In a trial's round, and while workers have trials: the same command leaves what an undisturbed search leaves."""
     given = shlex.split(
         "tune --strategy fedavg,fedprox --partition iid --silos 2 --rounds 2 --seed 5 --trials 3"
@@ -544,7 +527,7 @@ def test_kill_9_in_the_middle_of_a_search(
 
 @pytest.mark.deployed
 @pytest.mark.exhaustive
-def test_trials_on_ray(table: Path, tmp_path: Path) -> None:
+def test_trials_on_ray(table, tmp_path):
     """One cluster of this machine's own for the whole search, also where halving asks it twice."""
     import ray
 
@@ -561,13 +544,11 @@ def test_trials_on_ray(table: Path, tmp_path: Path) -> None:
 # The study of what was found
 
 
-def without_seconds(file: Path) -> list[str]:
+def without_seconds(file):
     return [line for line in file.read_text().splitlines() if "seconds" not in line]
 
 
-def test_the_study_of_tuned_methods_is_that_of_their_best_trials(
-    whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_study_of_tuned_methods_is_that_of_their_best_trials(whole, tmp_path):
     """Row for row, though the two learning rates differ; the directory repeats it; the report has the budgets."""
     out, found = tmp_path / "study", whole["random"]
     assert main(["simulate", "--tuned", str(found), "--out", str(out)]) == 0
@@ -601,7 +582,7 @@ def test_the_study_of_tuned_methods_is_that_of_their_best_trials(
     assert "How the methods were tuned" not in (tmp_path / "again" / "report.html").read_text()
 
 
-def test_a_search_for_each_seed(table: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_a_search_for_each_seed(table, whole, tmp_path):
     """Each seed has the settings of its own search; searches that were not alike are not compared."""
     search(request(table, "random", 3, seed=6), tmp_path / "6")
     both = [str(whole["random"]), str(tmp_path / "6")]
@@ -638,13 +619,7 @@ def test_a_search_for_each_seed(table: Path, whole: dict[str, Path], tmp_path: P
         (["--hold-out", "each"], "--hold-out: not with --tuned"),
     ],
 )
-def test_what_a_tuned_study_refuses(
-    whole: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: list[str],
-    line: str,
-) -> None:
+def test_what_a_tuned_study_refuses(whole, tmp_path, capsys, options, line):
     assert (
         main(
             [
@@ -663,9 +638,7 @@ def test_what_a_tuned_study_refuses(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_search_that_is_not_finished_is_refused(
-    whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_search_that_is_not_finished_is_refused(whole, tmp_path):
     shutil.copytree(whole["random"], tmp_path / "search")
     trials = tmp_path / "search" / "trials.csv"
     trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:-1]))
@@ -675,9 +648,7 @@ def test_a_search_that_is_not_finished_is_refused(
         tuned_study([tmp_path / "search"], {})
 
 
-def test_other_seeds_than_the_searched_one_are_named(
-    whole: dict[str, Path], tmp_path: Path
-) -> None:
+def test_other_seeds_than_the_searched_one_are_named(whole, tmp_path):
     """A split that the seed draws may put patients of the search's training part into the test part."""
     out = tmp_path / "study"
     assert (
@@ -695,7 +666,7 @@ def test_other_seeds_than_the_searched_one_are_named(
 # Differential privacy
 
 
-def test_the_deltas_of_lost_states_add_up() -> None:
+def test_the_deltas_of_lost_states_add_up():
     """Two trials that compose, and two of which only (1, 1e-5) and (2, 1e-6) are known: 3 more, at 2.1e-5."""
     kept = {
         "delta": 1e-5,
@@ -717,7 +688,7 @@ def test_the_deltas_of_lost_states_add_up() -> None:
     assert found["b"] == {"epsilon": pytest.approx(6), "delta": pytest.approx(2.2e-5)}
 
 
-def test_all_trials_count_towards_the_budget(table: Path, tmp_path: Path) -> None:
+def test_all_trials_count_towards_the_budget(table, tmp_path):
     """The steps of all trials compose: by an accountant's sum over both methods, and more than any trial's epsilon."""
     private = {"dp": True, "dp.target-epsilon": 2.0, "dp.delta": 1e-5, "normalization": "none"}
     asked = request(table, "random", 2, rounds=1, **private)

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def steps(page: str) -> list[tuple[str, list[str]]]:
+def steps(page):
     """The page's commands in order, each with the lines that it shows."""
     found: list[tuple[str, list[str]]] = []
     for block in re.findall(r"^```console\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
@@ -36,7 +36,7 @@ def steps(page: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-def shown(said: str, expected: list[str]) -> str:
+def shown(said, expected):
     """The first line of ``expected`` that is not among those of ``said`` in this order; "..." stands for anything."""
     rest = said.splitlines()
     for line in expected:

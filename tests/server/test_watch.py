@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from fuzz import FEW, VALUES
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from tiny import Files, federate, settings_of
+from tiny import federate, settings_of
 from watching import begin, done, event, round_done, write
 
 import server.watch.source
@@ -26,7 +25,6 @@ from client.progress import note_failure
 from partitions.common.errors import DataError, UserError
 from server.cli.main import main
 from server.results.summary import run_summary
-from server.run.reporter import Progress
 from server.run.withdrawal import without
 from server.watch.access import cookie_name, read_token, token_for
 from server.watch.board import Board
@@ -37,14 +35,14 @@ from strategies.base.client import SiloClient
 TOKEN = "0123456789abcdef-token"
 
 
-def board(*events: Any, own: str = "") -> Board:
+def board(*events, own=""):
     found = Board(own)
     for one in events:
         found.take(one)
     return found
 
 
-def silo(picture: Any, name: str) -> Any:
+def silo(picture, name):
     return next(row for row in picture["run"]["silos"] if row["name"] == name)
 
 
@@ -52,7 +50,7 @@ def silo(picture: Any, name: str) -> Any:
 # The board
 
 
-def test_a_real_run_is_shown_as_the_report_has_it(three: Files, tmp_path: Path) -> None:
+def test_a_real_run_is_shown_as_the_report_has_it(three, tmp_path):
     """Two methods in one directory: best round and scores are those of `summary.json`, and gains its gains so far."""
     board = Board()
     entries = {}
@@ -87,7 +85,7 @@ def test_a_real_run_is_shown_as_the_report_has_it(three: Files, tmp_path: Path) 
     json.dumps(picture, allow_nan=False)
 
 
-def test_who_trains_who_has_answered_and_who_is_late() -> None:
+def test_who_trains_who_has_answered_and_who_is_late():
     """Four are asked. Three answer in 2, 4 and 6 s: the last one is late after max(5, 2 * 4) seconds."""
     found = board(begin(3, dict.fromkeys("abcd", "train"), rounds=9, time=1000.0))
     assert {row["doing"] for row in found.picture(1001)["run"]["silos"]} == {"train"}
@@ -105,7 +103,7 @@ def test_who_trains_who_has_answered_and_who_is_late() -> None:
     assert silo(found.picture(1007), "b")["seconds"] == 4.0
 
 
-def test_who_was_left_out_and_why() -> None:
+def test_who_was_left_out_and_why():
     found = board(*round_done(1, {"a": 0.5}, rounds=3, rejected={"b": "no reply within 300 s"}))
     row = silo(found.picture(), "b")
     assert (row["left_out"], row["missed"]) == ("no reply within 300 s", 1)
@@ -115,7 +113,7 @@ def test_who_was_left_out_and_why() -> None:
     assert (row["left_out"], row["missed"]) == ("", 1)
 
 
-def test_time_to_the_end_is_by_the_pace_of_the_last_rounds() -> None:
+def test_time_to_the_end_is_by_the_pace_of_the_last_rounds():
     found = board(*[one for n in (1, 2, 3) for one in round_done(n, {"a": 0.5}, rounds=10)])
     assert found.picture()["run"]["left"] == 2.0 * 7
     found.take(
@@ -130,14 +128,14 @@ def test_time_to_the_end_is_by_the_pace_of_the_last_rounds() -> None:
     )
 
 
-def test_a_failed_run_says_why() -> None:
+def test_a_failed_run_says_why():
     run = board(
         *round_done(1, {"a": 0.5}, rounds=3), event("error", message="no silo\nreplied")
     ).picture()["run"]
     assert (run["state"], run["why"]) == ("failed", "no silo replied")
 
 
-def test_a_site_sees_its_own_row_only() -> None:
+def test_a_site_sees_its_own_row_only():
     """Whatever stands in the file: names, scores and reasons of others are in nothing that is shown."""
     events = [
         event("silos", samples={"a": 3, "other": 4}, left_out={"third": "it is away"}),
@@ -173,7 +171,7 @@ FIELDS = (
 
 @FEW
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4), max_size=3))
-def test_no_event_breaks_the_picture(events: list[dict[str, Any]]) -> None:
+def test_no_event_breaks_the_picture(events):
     """Any JSON value in any field: the picture is JSON, without NaN."""
     found = Board()
     for kind in (
@@ -194,7 +192,7 @@ def test_no_event_breaks_the_picture(events: list[dict[str, Any]]) -> None:
     exposition({**found.picture(5.0), "fault": ""})
 
 
-def test_a_silo_that_withdraws_leaves_no_name_in_the_events() -> None:
+def test_a_silo_that_withdraws_leaves_no_name_in_the_events():
     """`silofl withdraw` takes its keys out of every table; a line about it alone goes."""
     for one in round_done(1, {"a": 0.5, "b": 0.5}, rounds=2):
         assert '"b"' not in json.dumps(
@@ -202,7 +200,7 @@ def test_a_silo_that_withdraws_leaves_no_name_in_the_events() -> None:
         )
 
 
-def test_the_closing_evaluation_may_be_the_best_round() -> None:
+def test_the_closing_evaluation_may_be_the_best_round():
     """Of the received model the last one is evaluated after the last round; it is named as in the report."""
     found = board(
         *[one for n in (1, 2) for one in round_done(n, {"a": n / 10, "b": n / 10}, rounds=2)]
@@ -222,7 +220,7 @@ def test_the_closing_evaluation_may_be_the_best_round() -> None:
 # The file
 
 
-def test_lines_are_taken_in_once_and_whole(tmp_path: Path) -> None:
+def test_lines_are_taken_in_once_and_whole(tmp_path):
     write(tmp_path, *round_done(1, {"a": 0.5}, rounds=9))
     source = WatchSource(tmp_path)
     assert source.poll() and not source.poll()
@@ -239,7 +237,7 @@ def test_lines_are_taken_in_once_and_whole(tmp_path: Path) -> None:
     assert source.board.picture()["run"]["bytes"] == 6000
 
 
-def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path):
     write(tmp_path, *round_done(1, {"a": 0.5, "gone": 0.5}, rounds=9))
     source = WatchSource(tmp_path)
     source.poll()
@@ -249,9 +247,7 @@ def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
     assert [row["name"] for row in source.board.picture()["run"]["silos"]] == ["a"]
 
 
-def test_a_long_file_is_read_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_file_is_read_in_parts(tmp_path, monkeypatch, capsys):
     """So that the page answers meanwhile; a line without an end is passed over; one picture is of the whole file."""
     monkeypatch.setattr(server.watch.source, "LARGEST", 2000)
     for number in range(1, 9):
@@ -266,9 +262,7 @@ def test_a_long_file_is_read_in_parts(
     assert "round 9 of 9" in capsys.readouterr().out
 
 
-def test_a_folder_of_runs_shows_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_runs_shows_the_newest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, strategy, seconds in (("first", "local", 100), ("second", "apple", 200)):
         (tmp_path / "runs").mkdir(exist_ok=True)
@@ -282,9 +276,7 @@ def test_a_folder_of_runs_shows_the_newest(
     assert (source.title, source.board.picture()["run"]["strategy"]) == ("first", "local")
 
 
-def test_it_waits_for_a_federations_first_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_waits_for_a_federations_first_run(tmp_path, monkeypatch, capsys):
     """Runs of a connection land in `runs/`, which the first run makes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
@@ -301,9 +293,7 @@ def test_it_waits_for_a_federations_first_run(
     assert source.poll() and source.title == "first"
 
 
-def test_what_is_not_there_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_what_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
@@ -318,15 +308,13 @@ def test_what_is_not_there_is_one_line(
         assert len(said) == 1 and said[0].startswith("silofl watch: ")
 
 
-def test_a_port_that_is_taken_is_one_line() -> None:
+def test_a_port_that_is_taken_is_one_line():
     line = r"cannot listen on 127\.0\.0\.1, port .*--port 0"
     with listen("127.0.0.1", 0) as taken, pytest.raises(UserError, match=line):
         listen("127.0.0.1", taken.getsockname()[1])
 
 
-def test_a_hospital_follows_its_own_silo(
-    three: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hospital_follows_its_own_silo(three, tmp_path, capsys):
     """From its own state directory: rounds, own scores and bytes."""
     run = federate(
         three,
@@ -350,19 +338,17 @@ def test_a_hospital_follows_its_own_silo(
     assert "holds the states of several silos: a, b, c" in capsys.readouterr().err
 
 
-def test_a_hospitals_page_shows_a_round_that_has_failed(
-    three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hospitals_page_shows_a_round_that_has_failed(three, tmp_path, monkeypatch):
     """The reason, and that it no longer trains; the next round that counts clears it."""
     train = SiloClient.train
     seen: list[dict[str, Any]] = []
 
-    def trains(self: SiloClient, **options: Any) -> None:
+    def trains(self, **options):
         if (self.silo.name, self.round) == ("b", 2):
             raise DataError("the disk of b is slow")
         train(self, **options)
 
-    def look(progress: Progress) -> None:
+    def look(progress):
         source.poll()
         seen.append(silo(source.board.picture(), "b"))
 
@@ -383,9 +369,7 @@ def test_a_hospitals_page_shows_a_round_that_has_failed(
     assert source.board.picture()["notes"][0]["text"] == "the disk of b is slow"
 
 
-def test_a_message_that_is_refused_before_any_run_has_begun_leaves_nothing(
-    three: Files, tmp_path: Path
-) -> None:
+def test_a_message_that_is_refused_before_any_run_has_begun_leaves_nothing(three, tmp_path):
     """A server cannot fill a hospital's disk with names of runs that its policy refuses."""
     context = Context(
         1, 1, {"state-dir": str(tmp_path / "state"), "name": "b"}, RecordDict(), {}
@@ -400,10 +384,10 @@ def test_a_message_that_is_refused_before_any_run_has_begun_leaves_nothing(
     assert not (tmp_path / "state").exists()
 
 
-def test_a_hospital_sees_its_gains_over_training_alone(tmp_path: Path) -> None:
+def test_a_hospital_sees_its_gains_over_training_alone(tmp_path):
     """The runs of a study are files of their own at a site; a newer run of that name, and of another, counts."""
 
-    def at_site(run: str, method: str, run_id: str, score: float, seconds: int) -> None:
+    def at_site(run, method, run_id, score, seconds):
         folder = tmp_path / run / f"{method}-1" / "b" / f"run-{run_id}"
         folder.mkdir(parents=True)
         write(folder, *round_done(1, {"b": score}, rounds=1, strategy=method), done(method))
@@ -425,7 +409,7 @@ def test_a_hospital_sees_its_gains_over_training_alone(tmp_path: Path) -> None:
     assert [run["strategy"] for run in source.board.picture()["runs"]] == ["apple"]
 
 
-def test_epsilon_is_on_both_pages(three: Files, tmp_path: Path) -> None:
+def test_epsilon_is_on_both_pages(three, tmp_path):
     """What the history has, by silo; at a hospital its own."""
     private: dict[str, Any] = {"dp": True, "dp__noise_multiplier": 2.0, "normalization": "none"}
     run = federate(
@@ -447,7 +431,7 @@ def test_epsilon_is_on_both_pages(three: Files, tmp_path: Path) -> None:
     assert "epsilon" in exposition({**picture, "fault": ""}).decode()
 
 
-def test_a_simulation_writes_no_events_of_silos(three: Files, tmp_path: Path) -> None:
+def test_a_simulation_writes_no_events_of_silos(three, tmp_path):
     federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=1)
     assert [file.relative_to(tmp_path) for file in tmp_path.rglob("progress.jsonl")] == [
         Path("run/progress.jsonl")
@@ -458,10 +442,10 @@ def test_a_simulation_writes_no_events_of_silos(three: Files, tmp_path: Path) ->
 # Who may read
 
 
-def ask(folder: Path, path: str, token: str = "", **headers: str) -> httpx.Response:
+def ask(folder, path, token="", **headers):
     """One request to the application, as a browser at 127.0.0.1 sends it."""
 
-    async def go() -> httpx.Response:
+    async def go():
         transport = httpx.ASGITransport(application(WatchSource(folder), token))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1:8642"
@@ -478,13 +462,13 @@ def ask(folder: Path, path: str, token: str = "", **headers: str) -> httpx.Respo
     "host",
     ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8642", "", "[::1"],
 )
-def test_a_name_that_is_not_loopbacks_is_refused(tmp_path: Path, path: str, host: str) -> None:
+def test_a_name_that_is_not_loopbacks_is_refused(tmp_path, path, host):
     """DNS rebinding: the request comes to this machine, under another site's name."""
     assert ask(tmp_path, path, host=host).status_code == 403
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9999", "localhost:5000", "[::1]:8642"])
-def test_loopbacks_names_are_answered_on_any_port(tmp_path: Path, host: str) -> None:
+def test_loopbacks_names_are_answered_on_any_port(tmp_path, host):
     """`ssh -L 5000:localhost:8642` gives the page another port."""
     assert ask(tmp_path, "/", host=host).status_code == 200
 
@@ -509,14 +493,12 @@ def test_loopbacks_names_are_answered_on_any_port(tmp_path: Path, host: str) -> 
     ],
 )
 @pytest.mark.parametrize("token", ["", TOKEN])
-def test_requests_of_other_sites_are_refused(
-    tmp_path: Path, headers: dict[str, str], token: str
-) -> None:
+def test_requests_of_other_sites_are_refused(tmp_path, headers, token):
     given = {"authorization": f"Bearer {TOKEN}", **headers}
     assert ask(tmp_path, "/metrics", token, **given).status_code == 403
 
 
-def test_a_link_to_the_page_may_be_followed(tmp_path: Path) -> None:
+def test_a_link_to_the_page_may_be_followed(tmp_path):
     headers = {
         "sec_fetch_site": "cross-site",
         "sec_fetch_mode": "navigate",
@@ -525,7 +507,7 @@ def test_a_link_to_the_page_may_be_followed(tmp_path: Path) -> None:
     assert ask(tmp_path, "/", **headers).status_code == 200
 
 
-def test_beyond_loopback_a_token_is_needed(tmp_path: Path) -> None:
+def test_beyond_loopback_a_token_is_needed(tmp_path):
     elsewhere = {"host": "server.example:8642"}
     for path in ("/", "/events", "/metrics", "/?token=wrong", "/metrics?token=" + TOKEN):
         assert ask(tmp_path, path, TOKEN, **elsewhere).status_code == 401
@@ -564,7 +546,7 @@ def test_beyond_loopback_a_token_is_needed(tmp_path: Path) -> None:
     assert (health.status_code, health.json()) == (200, {"status": "ok"})
 
 
-def test_every_answer_forbids_what_the_page_does_not_need(tmp_path: Path) -> None:
+def test_every_answer_forbids_what_the_page_does_not_need(tmp_path):
     for path, status in (("/", 200), ("/metrics", 200), ("/none", 404)):
         answer = ask(tmp_path, path)
         assert answer.status_code == status
@@ -581,8 +563,8 @@ def test_every_answer_forbids_what_the_page_does_not_need(tmp_path: Path) -> Non
     )
 
 
-def test_it_is_read_only(tmp_path: Path) -> None:
-    async def go(method: str) -> int:
+def test_it_is_read_only(tmp_path):
+    async def go(method):
         transport = httpx.ASGITransport(application(WatchSource(tmp_path)))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1"
@@ -594,7 +576,7 @@ def test_it_is_read_only(tmp_path: Path) -> None:
     } == {405}
 
 
-def test_a_token_file_is_made_for_its_owner(tmp_path: Path) -> None:
+def test_a_token_file_is_made_for_its_owner(tmp_path):
     token = read_token(tmp_path / "token")
     assert len(token) > 30 and (tmp_path / "token").stat().st_mode & 0o777 == 0o600
     assert read_token(tmp_path / "token") == token
@@ -609,9 +591,7 @@ def test_a_token_file_is_made_for_its_owner(tmp_path: Path) -> None:
         read_token(tmp_path / "short")
 
 
-def test_a_token_of_a_file_is_not_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_of_a_file_is_not_printed(tmp_path, capsys, monkeypatch):
     """Neither for the page nor for a served model, which print their address by the same function."""
     monkeypatch.setattr("uvicorn.Server.run", lambda *args, **options: None)
     for host in ("127.0.0.1", "0.0.0.0"):
@@ -629,10 +609,10 @@ def test_a_token_of_a_file_is_not_printed(
 # Stream, numbers, health, terminal
 
 
-def test_the_stream_begins_with_the_picture_and_goes_on_with_news(tmp_path: Path) -> None:
+def test_the_stream_begins_with_the_picture_and_goes_on_with_news(tmp_path):
     write(tmp_path, *round_done(1, {"a": 0.5}, rounds=3))
 
-    async def go() -> list[str]:
+    async def go():
         follower = Follower(WatchSource(tmp_path))
         follower.poll()
         stream = follower.stream()
@@ -650,7 +630,7 @@ def test_the_stream_begins_with_the_picture_and_goes_on_with_news(tmp_path: Path
     assert [pictures[0]["run"]["round"], pictures[-1]["run"]["round"]] == [1, 2]
 
 
-def test_numbers_for_prometheus(tmp_path: Path) -> None:
+def test_numbers_for_prometheus(tmp_path):
     """Every sample by the reader of the same library; names of silos are labels, whatever stands in them."""
     odd = 'a"b\\c\nd'
     events = [
@@ -677,8 +657,8 @@ def test_numbers_for_prometheus(tmp_path: Path) -> None:
     assert samples["silofl_source_readable",] == 1
 
 
-def test_health_says_whether_the_source_can_be_read(tmp_path: Path) -> None:
-    async def go(change: Callable[[], object]) -> tuple[int, str]:
+def test_health_says_whether_the_source_can_be_read(tmp_path):
+    async def go(change):
         app = application(WatchSource(tmp_path / "run"))
         async with app.router.lifespan_context(app):
             change()
@@ -697,9 +677,7 @@ def test_health_says_whether_the_source_can_be_read(tmp_path: Path) -> None:
     assert asyncio.run(go((tmp_path / "run").rmdir)) == (503, "source unreadable")
 
 
-def test_one_picture_in_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_picture_in_the_terminal(tmp_path, capsys):
     """No markup and no control sign of a silo's text reaches the terminal."""
     reason = "[red]no reply[/red] \x1b[2J"
     write(
@@ -714,7 +692,7 @@ def test_one_picture_in_the_terminal(
     assert "\x1b" not in shown and "\x07" not in shown
 
 
-def test_a_run_that_has_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_not_begun(tmp_path, capsys):
     (tmp_path / "config.toml").write_text("")
     assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
     assert capsys.readouterr().out == f"{tmp_path.name}: no run has begun\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import chromium
 import pytest
@@ -43,7 +42,7 @@ def run(tmp_path):
     return folder
 
 
-def row(name: str) -> str:
+def row(name):
     """In the page: the text of a silo's row."""
     return f"[...document.querySelectorAll('#silos tbody tr')].find(r => r.cells[0].textContent === {name!r}).innerText"
 
@@ -163,5 +162,5 @@ def test_a_page_of_another_site_reads_nothing(page, run, tmp_path):
         page.until(row("a"))
 
 
-def row_text(page: chromium.Page, name: str) -> Any:
+def row_text(page, name):
     return page.value(row(name))

@@ -8,9 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +38,7 @@ from server.simulation.workers import (
 )
 
 
-def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
+def values(table, out, **changes):
     given = {
         "dataset": str(table),
         "partition": "iid",
@@ -57,7 +55,7 @@ def in_turns(table, tmp_path_factory):
     return simulate(values(table, tmp_path_factory.mktemp("runs") / "study"), quiet=True)
 
 
-def events(run: Path, strategy: str, seed: int) -> list[Any]:
+def events(run, strategy, seed):
     """What happened to one of the runs, rounds by their number."""
     known = (json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines())
     ours = [event for event in known if (event["strategy"], event["seed"]) == (strategy, seed)]
@@ -68,17 +66,17 @@ def events(run: Path, strategy: str, seed: int) -> list[Any]:
     ]
 
 
-def study(given: Mapping[str, object], engine: Any = inline, log: Sequence[str] = ()) -> Path:
+def study(given, engine=inline, log=()):
     return simulate(
         given, quiet=True, log=log, executor=partial(side_by_side, engine=engine, workers="2")
     )
 
 
-def crash_in(key: str, server_round: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def crash_in(key, server_round, monkeypatch):
     """As if everything were killed in that round of that run."""
     ordinary = RoundLoop.round
 
-    def round(self: RoundLoop, strategy: Any, number: int) -> None:
+    def round(self, strategy, number):
         if (self.settings.run_key, number) == (key, server_round):
             raise KeyboardInterrupt
         ordinary(self, strategy, number)

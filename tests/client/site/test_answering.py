@@ -59,7 +59,7 @@ def silo(tmp_path, template, monkeypatch):
     one.workers.end()
 
 
-def served_by(silo: Silo, app: str = "one", run: int = ONE) -> int:
+def served_by(silo, app="one", run=ONE):
     """The process that ran the app for a message."""
     silo.ask(silo.app(app), run_id=run)
     pid = silo.answer()["pid"]
@@ -67,7 +67,7 @@ def served_by(silo: Silo, app: str = "one", run: int = ONE) -> int:
     return pid
 
 
-def told(err: str) -> list[str]:
+def told(err):
     """The lines of a silo's log, without Flower's own."""
     return [line for line in err.splitlines() if "INFO" not in line]
 
@@ -144,7 +144,7 @@ def test_a_hung_child_ends_with_the_messages_time_to_live(silo, capfd):
     wait_until(lambda: gone(silo.app_pid()))
 
 
-def hang(silo: Silo, behaviour: str) -> tuple[threading.Thread, int]:
+def hang(silo, behaviour):
     """A message that is being worked on, and the app's process."""
     silo.store_message(silo.app("one"), behaviour, ttl=30.0)
     thread = threading.Thread(target=silo.answer_all)

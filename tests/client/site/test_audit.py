@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 FIRST = chain.file_name(1, "audit")
 
 
-def entry(number: int, **changes: Any) -> dict[str, Any]:
+def entry(number, **changes):
     """A message of a run: what `audit_gate.py` writes."""
     sent = [
         {
@@ -79,11 +78,11 @@ def log(tmp_path):
     return tmp_path / "audit"
 
 
-def text_of(log: Path) -> list[str]:
+def text_of(log):
     return (log / FIRST).read_text().splitlines()
 
 
-def write(log: Path, lines: list[str], end: str = "\n") -> None:
+def write(log, lines, end="\n"):
     (log / FIRST).write_text("\n".join(lines) + end)
 
 
@@ -109,7 +108,7 @@ def test_a_whole_log(log):
 SETTINGS = {"batch-size": 64, "learning-rate": 1.0, "strategy": "apple", "resume": False}
 
 
-def of_run(number: int, settings: dict[str, Any] = SETTINGS, **changes: Any) -> dict[str, Any]:
+def of_run(number, settings=SETTINGS, **changes):
     return (
         entry(number)
         | {"settings": digest(chain.canonical(settings)), "run-config": settings}
@@ -199,10 +198,10 @@ def test_the_page_shows_the_settings_and_nothing_that_steers_a_terminal(tmp_path
     assert all(line.isprintable() for line in out.split("\n"))
 
 
-def flip(position: float) -> Callable[[str], str]:
+def flip(position):
     """One bit of a line, so far along it."""
 
-    def changed(line: str) -> str:
+    def changed(line):
         i = int(position * (len(line) - 1))
         return line[:i] + chr(ord(line[i]) ^ 1) + line[i + 1 :]
 
@@ -318,7 +317,7 @@ def test_lines_that_are_none(log, text):
 # --- crashes and disks ------------------------------------------------------------------------------------
 
 
-def child(log: Path, before: str, number: int = 7) -> subprocess.CompletedProcess[str]:
+def child(log, before, number=7):
     """Another process that does `before`, then appends a line."""
     code = textwrap.dedent(f"""
         import json, os, resource, signal, sys

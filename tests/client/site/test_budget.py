@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,6 @@ from forks import ended, fork, in_fork
 from client.site.audit_gate import records
 from client.site.budget import ledger as site_ledger
 from client.site.budget.accounting import (
-    DataFile,
     MessageCost,
     cost_of,
     data_file,
@@ -46,7 +43,7 @@ NO_BUDGET = Policy()
 ANY_TOTAL = {"data": "a", "units": 200, "rate": 0.1, "noise": 1.5}
 
 
-def write_file(path: Path, rows: Sequence[int], **arrays: Any) -> Path:
+def write_file(path, rows, **arrays):
     """A table whose row i says i, 60 % of them for training; equal rows are equal samples."""
     x = np.array(rows, np.float32)[:, None] * np.ones(3, np.float32)
     y = np.arange(len(rows)) % 2
@@ -61,9 +58,7 @@ def write_file(path: Path, rows: Sequence[int], **arrays: Any) -> Path:
     return path
 
 
-def known(
-    state: Path, name: str = "a", rows: Sequence[int] = range(20), **arrays: Any
-) -> DataFile:
+def known(state, name="a", rows=range(20), **arrays):
     """A version of a silo's data file, as the site notes it; its name stands for its SHA-256."""
     state.mkdir(exist_ok=True)
     return data_file(
@@ -71,21 +66,21 @@ def known(
     )
 
 
-def message(data: DataFile, number: int = 1, run: str = "run-1", **changes: Any) -> Release:
+def message(data, number=1, run="run-1", **changes):
     return replace(
         Release(f"{run} {number}", "clinic", run, f"name of {run}", number, data, COST),
         **changes,
     )
 
 
-def total(state: Path, data: DataFile) -> float:
+def total(state, data):
     """Epsilon that is spent of the people of a data file, at the delta of COST."""
     ledger = Ledger(state)
     with ledger.open() as db:
         return epsilon_of(ledger.of_cohort(db, data), 1e-5)
 
 
-def steps(count: int) -> float:
+def steps(count):
     return epsilon(COST.noise, COST.rate, count, COST.delta)
 
 
@@ -280,7 +275,7 @@ def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path):
             ledger.charge(message(replace(data, sha256="b"), 3), NO_BUDGET)
 
 
-def old_state(state: Path) -> Ledger:
+def old_state(state):
     """A state directory of 0.2.0: a ledger with one charge, and the notes of its data file."""
     folder = state / "budget" / "data"
     samples = "".join(f"{n}\n" for n in range(20))

@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.config import parse_config_args
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
-from superlink import SuperLink
 from tiny import write_silo
 
 from client.policies import policy_at
@@ -55,7 +54,7 @@ FILES = {
 }
 
 
-def bundle(device: str = "cpu", image: str = "") -> Bundle:
+def bundle(device="cpu", image=""):
     return Bundle(
         "clinic", "net", "fl.example.org:9092", b"CA", b"KEY", "# pins\n", device, image
     )
@@ -143,7 +142,7 @@ def test_readme_has_thirteen_lines():
     assert len(str(bundle().files()["README.md"]).splitlines()) == 13
 
 
-def filled_in(device: str = "cpu") -> dict:
+def filled_in(device="cpu"):
     """The bundle's compose file with the variables of its `.env` put in, as compose does it."""
     files = bundle(device).files()
     text = str(files["docker-compose.yml"])
@@ -278,7 +277,7 @@ def test_tar_and_unpacked_folder_are_the_same_bundle(tar, tmp_path):
     assert set(read_bundle(tar)) == FILES
 
 
-def members(path: Path, extra: tarfile.TarInfo, content: bytes = b"") -> Path:
+def members(path, extra, content=b""):
     """A tar of a bundle's files with one member more."""
     with tarfile.open(path, "w") as archive:
         for name in FILES:
@@ -517,7 +516,7 @@ def federation(server, tmp_path, monkeypatch):
     return read_federation(Path("federation.yaml"))
 
 
-def registered(server: SuperLink) -> dict[str, bytes]:
+def registered(server):
     with Control(server.connection) as control:
         return {node.name: node.public_key for node in control.nodes()}
 
@@ -615,7 +614,7 @@ def ours():
 """
 
 
-def join(bundle_file: Path, data: Path, *more: str) -> subprocess.Popen[str]:
+def join(bundle_file, data, *more):
     return subprocess.Popen(
         [
             sys.executable,

@@ -7,13 +7,12 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from middlebox import TlsServer
-from superlink import SuperLink, superlink
+from superlink import superlink
 
 from client.local_data import gpu_share
 from client.site.node import Site, gpu_environment
@@ -45,24 +44,24 @@ from server.deploy.federation import read_federation
 HOST = "127.0.0.1"
 
 
-def write_data(path: Path) -> Path:
+def write_data(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     x = np.zeros((20, 3), np.float32)
     np.savez(path, x_train=x, y_train=np.arange(20) % 2, x_test=x[:4], y_test=np.arange(4) % 2)
     return path
 
 
-def only(checks: list[Check]) -> Check:
+def only(checks):
     assert len(checks) == 1
     return checks[0]
 
 
-def keys(site: Site) -> list[Check]:
+def keys(site):
     host, port, _ = connection.split_address(site.server)
     return key_checks(site, Way(host, port))
 
 
-def failed(checks: list[Check]) -> dict[str, str]:
+def failed(checks):
     return {check.name: check.detail for check in checks if not check.ok}
 
 
@@ -352,7 +351,7 @@ def test_a_key_file_that_is_none(server, tmp_path):
     assert not only(keys(replace(site, node_key=tmp_path / "none"))).ok
 
 
-def federation_file(folder: Path, server: SuperLink, silos: tuple[str, ...]) -> Path:
+def federation_file(folder, server, silos):
     path = folder / "federation.yaml"
     listed = "".join(f"  - {{name: {name}, data: demo}}\n" for name in silos)
     ports = f"fleet-port: {server.fleet}, control-port: {server.port}"

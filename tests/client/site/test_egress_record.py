@@ -17,7 +17,7 @@ from client.app import app
 from client.site import audit_gate
 from client.site.audit_gate import RECORD, rule_values
 from client.site.messages import count_message
-from client.site.study.protocol import StudyProtocol, parse_study
+from client.site.study.protocol import parse_study
 from client.site.terms import Terms, read_terms
 from client.site.trust import audit, chain
 from client.site.trust.policy import Policy, read_policy
@@ -27,7 +27,7 @@ from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import Model, Payload, Wire, encode
 
 
-def study() -> StudyProtocol:
+def study():
     return parse_study(study_text(participants=4), "f")
 
 
@@ -42,9 +42,7 @@ def node(tmp_path):
     }
 
 
-def answered(
-    node: dict[str, Any], content: RecordDict, own: StudyProtocol | None, run_id: int = 1
-) -> Message:
+def answered(node, content, own, run_id=1):
     """A reply with this content, as it leaves the site, to a message that its process has counted."""
     with flower_identity():
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
@@ -63,13 +61,13 @@ def answered(
     return reply
 
 
-def log_of(node: dict[str, Any]) -> list[dict[str, Any]]:
+def log_of(node):
     found = audit.verify(Path(node["state-dir"]) / "audit")
     assert (found.faults, found.notes) == ([], [])
     return found.entries
 
 
-def content(size: int, **site: Any) -> RecordDict:
+def content(size, **site):
     """A reply of so many bytes, with what the app tells the site."""
     records = RecordDict({"config": ConfigRecord({"k": "x" * (size - len('{"k": ""}'))})})
     if site:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -32,7 +31,7 @@ MODULE = re.compile(r"(?<![\w.])flwr(?:\.[a-z_]\w*)+")
 
 
 @cache
-def files() -> list[tuple[str, ast.Module]]:
+def files():
     """Every Python file of ours that is no test and could use Flower: what has neither word does not."""
     rooms = ("models", "partitions", "strategies", "client", "server", "docker", "benchmarks")
     paths = sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
@@ -44,7 +43,7 @@ def files() -> list[tuple[str, ast.Module]]:
     ]
 
 
-def internals_in(tree: ast.Module) -> Iterator[str]:
+def internals_in(tree):
     """What a file reaches of Flower past its public names: by import, by attribute, or by a module's name in a text."""
     # Docstrings
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

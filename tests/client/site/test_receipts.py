@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 OPTIONAL, WANTED = Policy(), parse_policy('receipts = "required"', "policy.toml")
 
 
-def entry(number: int) -> dict[str, Any]:
+def entry(number):
     """A message of a run: what `audit_gate.py` writes."""
     fields: dict[str, Any] = {
         "time": "2026-11-22T00:00:00Z",
@@ -54,7 +53,7 @@ def log(tmp_path):
     return tmp_path / "audit"
 
 
-def receipt(log: Path, line: int, key: Ed25519PrivateKey = KEY, **changes: Any) -> str:
+def receipt(log, line, key=KEY, **changes):
     """The server's receipt for a line of this log."""
     own = next((e["hash"] for e in verify(log).entries if e["line"] == line), "0" * 64)
     return sign_receipt(
@@ -70,9 +69,7 @@ def receipt(log: Path, line: int, key: Ed25519PrivateKey = KEY, **changes: Any) 
     )
 
 
-def taken(
-    log: Path, text: object, policy: Policy = OPTIONAL, kind: str = "train", run: str = "7"
-) -> dict[str, Any]:
+def taken(log, text, policy=OPTIONAL, kind="train", run="7"):
     config = {} if text is None else {ASKED: text}
     return keep_receipt(config, kind, run, "clinic", log, policy) or {}
 
@@ -169,7 +166,7 @@ def test_a_torn_receipt_costs_no_other(log):
 # --- what an auditor finds ------------------------------------------------------------------------------------
 
 
-def anew(log: Path, change: dict[str, Any]) -> None:
+def anew(log, change):
     """Write the whole log anew, with this in its second line, and all hashes right: somebody who may write here."""
     before, lines = chain.START, []
     for one in verify(log).entries:
@@ -184,7 +181,7 @@ def anew(log: Path, change: dict[str, Any]) -> None:
     assert not verify(log).faults  # by itself nothing shows
 
 
-def outcome(log: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+def outcome(log, capsys, *options):
     code = main(["audit", str(log.parent), *options])
     return code, capsys.readouterr().out
 

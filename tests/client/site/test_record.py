@@ -43,11 +43,11 @@ ENTRY: dict[str, Any] = {
 }
 
 
-def ask(state: Path, run: str = "1") -> None:
+def ask(state, run="1"):
     count_message(THREE, None, state, run, "a", "query", "2026-01-01")
 
 
-def reply(state: Path) -> None:
+def reply(state):
     record = Record(state)
     with record.write() as db:
         note_reply(db, record, ENTRY)
@@ -70,11 +70,11 @@ def test_only_its_owner_reads_it(state):
     assert not list(state.glob(".*.new"))
 
 
-def _cut(file: Path) -> None:
+def _cut(file):
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def _overwrite(file: Path) -> None:
+def _overwrite(file):
     content = bytearray(file.read_bytes())
     content[100:8000] = b"\xff" * 7900
     file.write_bytes(bytes(content))
@@ -158,7 +158,7 @@ def test_an_older_copy_allows_nothing(state, tmp_path):
         ask(state)
 
 
-def _die_before_the_commit(state: Path) -> None:
+def _die_before_the_commit(state):
     record = Record(state)
     with record.write() as db:
         note_reply(db, record, ENTRY)
@@ -175,7 +175,7 @@ def test_killed_between_the_log_and_the_record(state):
     assert len(verify(state / "audit").entries) == 6 and not verify(state / "audit").faults
 
 
-def _on_a_full_disk(state: Path) -> None:
+def _on_a_full_disk(state):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     for call in (ask, reply):
@@ -218,7 +218,7 @@ OLD = {
 }
 
 
-def old_state(folder: Path) -> Path:
+def old_state(folder):
     for name, text in OLD.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

@@ -9,7 +9,6 @@ import pickle
 import re
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +40,7 @@ def identity():
         yield
 
 
-def content(value: float = 1.5) -> RecordDict:
+def content(value=1.5):
     vector = ArrayRecord({"vector": Array(np.array([value, -0.0, np.inf], dtype=np.float32))})
     return RecordDict(
         {
@@ -51,7 +50,7 @@ def content(value: float = 1.5) -> RecordDict:
     )
 
 
-def message() -> Message:
+def message():
     return Message(content(), dst_node_id=7, message_type="train")
 
 
@@ -101,11 +100,11 @@ def test_the_worker_makes_the_reply_from_content_or_error_alone(file):
 class Trap:
     """Runs code where it is unpickled."""
 
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
+    def __reduce__(self):
         return Path.touch, (Path("executed"),)
 
 
-def ended(**values: object) -> bytes:
+def ended(**values):
     text = json.dumps(values).encode()
     return text + len(text).to_bytes(8, "big")
 
@@ -183,7 +182,7 @@ def test_a_large_model_is_held_once_at_every_hop(file, monkeypatch):
         tracemalloc.stop()
 
 
-def arrived(sent: Message) -> Any:
+def arrived(sent):
     """The message at its other end."""
     objects, whole = get_all_nested_objects(sent), sent.object_id
     contents = {name: part.deflate() for name, part in objects.items()}

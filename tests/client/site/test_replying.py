@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, Message, MessageType, Metadata, RecordDict
@@ -27,23 +26,23 @@ RUN = 7
 class SuperLink:
     """What a SuperNode sends to: takes replies and their parts, and refuses the first ``faults`` parts."""
 
-    def __init__(self, faults: int = 0) -> None:
+    def __init__(self, faults=0):
         self.faults, self.whole = faults, False
         self.replies: list[Message] = []
         self.parts: set[str] = set()
 
-    def send(self, reply: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
+    def send(self, reply, tree, seconds):
         self.replies.append(reply)
         return set(names_in(tree)), "session"
 
-    def push_object(self, run_id: int, session: str, name: str, content: bytes) -> None:
+    def push_object(self, run_id, session, name, content):
         if self.faults:
             self.faults -= 1
             raise RuntimeError("the push session may have expired")
         self.parts.add(name)
 
 
-def message_of(run: int, name: str) -> Message:
+def message_of(run, name):
     metadata = Metadata(run, name, 0, 1, "", "", time.time(), 600.0, MessageType.TRAIN)
     return make_message(metadata=metadata, content=RecordDict({"arrays": ArrayRecord()}))
 
@@ -51,7 +50,7 @@ def message_of(run: int, name: str) -> Message:
 class Silo:
     """The memory of a SuperNode that has taken one message."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.store = InMemoryObjectStore()
         self.state = InMemoryNodeState(self.store)
         self.state.set_node_id(1)
@@ -70,7 +69,7 @@ class Silo:
         monkeypatch.setattr(answering, "PAUSES", (0.01, 0.01, 0.01))
         answering.install(self.answer)
 
-    def answer(self, state: Any, store: Any) -> None:
+    def answer(self, state, store):
         """Have the whole reply at hand, as our SuperNode has it."""
         for message in state.get_messages(run_ids=[RUN], is_reply=False):
             self.state.record_message_processing_start(message.metadata.message_id)
@@ -79,18 +78,18 @@ class Silo:
             _insert_message(self.reply, state, store)
         self.state.finish_task(self.task, SubStatus.STOPPED, "")
 
-    def push(self, link: SuperLink) -> None:
+    def push(self, link):
         """What Flower's loop does after it has taken a message."""
         start_client_internal._push_messages(
             self.state, self.store, link.send, link.push_object
         )
 
-    def pulls_of_a_run_that_is_stopped(self) -> None:
+    def pulls_of_a_run_that_is_stopped(self):
         """The next message comes without its parts: its run is stopped meanwhile."""
         message = message_of(RUN, "")
         message.metadata.__dict__["_message_id"] = message.object_id
 
-        def pull_object(run_id: int, name: str) -> bytes:
+        def pull_object(run_id, name):
             raise RunNotRunningException
 
         taken = start_client_internal._pull_and_store_message(
@@ -108,17 +107,17 @@ class Silo:
 
 
 @pytest.fixture
-def silo(monkeypatch: pytest.MonkeyPatch) -> Silo:
+def silo(monkeypatch):
     return Silo(monkeypatch)
 
 
-def empty(silo: Silo) -> bool:
+def empty(silo):
     return not silo.state.msg_store and not len(silo.store)
 
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("faults", [0, 1, 2, 3, 10_000])
-def test_a_reply_that_did_not_get_through_goes_again(silo: Silo, faults: int) -> None:
+def test_a_reply_that_did_not_get_through_goes_again(silo, faults):
     link = SuperLink(faults)
     silo.push(link)
     whole = set(names_in(get_object_tree(silo.reply)))
@@ -129,7 +128,7 @@ def test_a_reply_that_did_not_get_through_goes_again(silo: Silo, faults: int) ->
 
 
 @pytest.mark.timeout(30)
-def test_a_message_whose_run_is_stopped_while_it_comes_leaves_nothing(silo: Silo) -> None:
+def test_a_message_whose_run_is_stopped_while_it_comes_leaves_nothing(silo):
     silo.push(SuperLink())
     silo.state.store_run(Run.create_empty(RUN))
     silo.pulls_of_a_run_that_is_stopped()

@@ -111,7 +111,7 @@ def test_what_is_no_request(content):
 # --- whose key a bundle needs -------------------------------------------------------------------------------
 
 
-def bundle(key: bytes = b"", wanted: str = "") -> dict[str, bytes]:
+def bundle(key=b"", wanted=""):
     path = Path("some.tar")
     path.unlink(missing_ok=True)
     Bundle(

@@ -28,7 +28,7 @@ from client.site.runtime.route import way_to
 from partitions.silo_file import Check
 from server.deploy import credentials as credentials_module
 from server.deploy.control import Control
-from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.credentials import ensure_credentials
 
 NAME = "fl.example.org"  # no machine here finds it, as in a hospital whose proxy alone does
 SERVER = f"{NAME}:9092"
@@ -131,12 +131,12 @@ class Case(NamedTuple):
 class Arrangement:
     """The server's credentials, and servers and proxies that are closed in the end."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    def __init__(self, folder, monkeypatch, stack):
         self.folder, self.monkeypatch, self.stack = folder, monkeypatch, stack
         self.server = SERVER
         self.credentials, self.gateway = self.made(0.0), folder / "gateway.crt"
 
-    def made(self, days: float, name: str = NAME) -> Credentials:
+    def made(self, days, name=NAME):
         past = datetime.now(UTC) - timedelta(days=days)
         with self.monkeypatch.context() as patch:
             patch.setattr(credentials_module, "_now", lambda: past)
@@ -144,21 +144,19 @@ class Arrangement:
                 self.folder / f"made {days} {name}", silos=("north",), hosts=(name,)
             )
 
-    def proxy(self, **given: object) -> int:
-        return self.stack.enter_context(HttpProxy(**given)).port  # type: ignore[arg-type]
+    def proxy(self, **given):
+        return self.stack.enter_context(HttpProxy(**given)).port
 
-    def shown(self, made: Credentials, protocols: tuple[str, ...] = ("h2",)) -> dict[str, str]:
+    def shown(self, made, protocols=("h2",)):
         """A proxy that leads to a server with these credentials, of which the site knows the CA."""
         self.credentials = made
         return self.tls(made.server_certificate, made.server_key, protocols)
 
-    def tls(
-        self, certificate: Path, key: Path, protocols: tuple[str, ...] = ("h2",)
-    ) -> dict[str, str]:
+    def tls(self, certificate, key, protocols=("h2",)):
         server = self.stack.enter_context(TlsServer(certificate, key, protocols))
         return https(self.proxy(target=server.port))
 
-    def foreign(self) -> Path:
+    def foreign(self):
         """The certificate, with its key in the same file, that a hospital's gateway makes for the server's name."""
         path = self.folder / "gateway.pem"
         keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
@@ -184,11 +182,11 @@ class Arrangement:
         return path
 
 
-def https(port: int, login: str = "") -> dict[str, str]:
+def https(port, login=""):
     return {"https_proxy": f"http://{login}{HOST}:{port}"}
 
 
-def full(a: Arrangement) -> dict[str, str]:
+def full(a):
     """A port that swallows packets: its queue is full."""
     server = socket.create_server((HOST, 0), backlog=0)
     a.stack.enter_context(server)
@@ -201,19 +199,19 @@ def full(a: Arrangement) -> dict[str, str]:
     return {}
 
 
-def inspection(a: Arrangement) -> dict[str, str]:
+def inspection(a):
     made = a.foreign()
     return a.tls(made, made, ())
 
 
-def public(a: Arrangement) -> dict[str, str]:
+def public(a):
     """Browsers' CAs are replaced by the one that issued the certificate."""
     made = a.foreign()
     a.monkeypatch.setattr(certifi, "where", lambda: str(a.gateway))
     return a.tls(made, made)
 
 
-def another_federation(a: Arrangement) -> dict[str, str]:
+def another_federation(a):
     other = a.made(1.0)
     return a.tls(other.server_certificate, other.server_key)
 

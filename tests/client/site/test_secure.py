@@ -136,7 +136,7 @@ def test_another_model_list_or_setting_for_one_silo_gives_noise(ring, what):
 # --- what a silo refuses ----------------------------------------------------------------------------------------------
 
 
-def refused(ring: Ring, record: dict[str, object], name: str = "clinic-01") -> str:
+def refused(ring, record, name="clinic-01"):
     with pytest.raises(SiteError) as error:
         ring.enter(name, record)
     return str(error.value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from client.site.trust.policy import Policy
 COUNT = 6
 
 
-def bound(count: int, colluders: int) -> int:
+def bound(count, colluders):
     """The fewest honest silos in a sum: N - f - floor((N - f)(N - t) / (t - f))."""
     t, honest = threshold(count), count - colluders
     return honest - honest * (count - t) // (t - colluders)
@@ -41,7 +40,7 @@ def test_the_table_of_the_documents():
         assert f"| {count} | {threshold(count)} | {row} |" in page
 
 
-def opened(alive: Sequence[int], gone: Sequence[int], t: int, f: int) -> int | None:
+def opened(alive, gone, t, f):
     """How many honest silos are in the sum that opens, by how many honest ones list each as alive and gone."""
     keys = [number + f >= t for number in gone]
     if all(keys) or any(
@@ -141,7 +140,7 @@ def test_the_symbolic_server_finds_a_check_that_is_missing(sent, check, monkeypa
         server.opens(1)
 
 
-def advance(ring: Ring) -> None:
+def advance(ring):
     """Go on to the second attempt, with the record of what was answered in the first."""
     for name in ring.names:
         place = ring.folder / name / "secure"

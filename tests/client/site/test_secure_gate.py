@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +21,6 @@ from client.site.secure.statements import read_statement
 from client.site.secure.unmasking import open_sum
 from client.site.study import approvals
 from client.site.study.protocol import parse_study
-from client.site.terms import Terms
 from client.site.trust import audit, audit_page
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key, write_key
@@ -38,7 +35,7 @@ MODEL = np.ones(4, np.float32)
 class Hospital:
     """A silo's folder, and the one way to it: a message through its gate."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder, name):
         self.folder, self.name, self.state = folder, name, folder / "state"
         folder.mkdir()
         key = new_key()
@@ -48,19 +45,12 @@ class Hospital:
         self.seen: list[Message] = []
         self.policy()
 
-    def policy(self, **rules: str) -> None:
+    def policy(self, **rules):
         lines = {"secure-peers": "2", **{k.replace("_", "-"): v for k, v in rules.items()}}
         text = "".join(f"{name} = {value}\n" for name, value in lines.items())
         (self.folder / "policy.toml").write_text(text)
 
-    def ask(
-        self,
-        kind: str,
-        record: Mapping[str, Any] | None = None,
-        reply: Callable[[], RecordDict] = RecordDict,
-        run: int = RUN,
-        **config: Any,
-    ) -> Message:
+    def ask(self, kind, record=None, reply=RecordDict, run=RUN, **config):
         """The reply to a message. ``reply``: what the app answers."""
         config = {"round": 1, "participants": 3, "run": "today", **config}
         content = RecordDict({"config": ConfigRecord(config)})
@@ -78,32 +68,32 @@ class Hospital:
             message = Message(content, dst_node_id=1, message_type=kind)
             context = Context(run, 1, node, RecordDict(), self.run)
 
-            def answer(terms: Terms) -> Message:
+            def answer(terms):
                 self.seen.append(message)
                 return Message(reply(), reply_to=message)
 
             return pass_gate(message, context, APP, answer, lambda: [APP])
 
-    def entries(self) -> list[dict[str, Any]]:
+    def entries(self):
         return audit.verify(self.state / "audit").entries
 
 
-def secure_of(reply: Message) -> dict[str, Any]:
+def secure_of(reply):
     assert not reply.has_error(), reply.error.reason
     return dict(reply.content[RECORD])
 
 
-def reason(reply: Message) -> str:
+def reason(reply):
     assert reply.has_error()
     return str(reply.error.reason)
 
 
-def vector_of(reply: Message) -> Any:
+def vector_of(reply):
     assert not reply.has_error(), reply.error.reason
     return reply.content.array_records[ARRAYS][ARRAY].numpy()
 
 
-def integers(values: Any) -> Callable[[], RecordDict]:
+def integers(values):
     return lambda: RecordDict({ARRAYS: ArrayRecord({ARRAY: Array(values)})})
 
 
@@ -120,7 +110,7 @@ def hospitals(tmp_path, monkeypatch):
     close_records()
 
 
-def begin(hospitals: Mapping[str, Hospital], attempt: int = 1) -> dict[str, dict[str, Any]]:
+def begin(hospitals, attempt=1):
     """Each silo's train record of round 1, as an honest server makes them."""
     slot = {"round": 1, "attempt": attempt}
     for one in hospitals.values():
@@ -141,7 +131,7 @@ def begin(hospitals: Mapping[str, Hospital], attempt: int = 1) -> dict[str, dict
     }
 
 
-def sent(record: Mapping[str, Any]) -> dict[str, Any]:
+def sent(record):
     return {key: value for key, value in record.items() if key != "hashes"}
 
 

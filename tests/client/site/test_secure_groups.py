@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -34,7 +33,7 @@ def test_the_silos_of_a_group_weigh_the_same():
     assert weights_in_sum(counts, 5.0, labels) == {"a": 20, "b": 20, "c": 100, "d": 100}
 
 
-def rank(rows: Sequence[Sequence[int]]) -> int:
+def rank(rows):
     left, found = [[*map(Fraction, row)] for row in rows], 0
     for column in range(len(rows[0]) if rows else 0):
         pivot = next((row for row in left if row[column]), None)
@@ -49,7 +48,7 @@ def rank(rows: Sequence[Sequence[int]]) -> int:
     return found
 
 
-def fewest(rows: Sequence[Sequence[int]], most: int) -> int:
+def fewest(rows, most):
     """The fewest silos in a linear combination of sums that is not 0, or ``most`` + 1."""
     silos = range(len(rows[0]))
     for size in range(1, most + 1):
@@ -61,7 +60,7 @@ def fewest(rows: Sequence[Sequence[int]], most: int) -> int:
 
 
 @st.composite
-def opened(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
+def opened(draw):
     """The sums that silos may answer for: whole groups, more than two thirds, equal weights or those of samples."""
     count, group = draw(st.integers(3, 9)), draw(st.integers(1, 3))
     names = [f"s{number}" for number in range(count)]

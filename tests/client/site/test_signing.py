@@ -7,10 +7,8 @@ import re
 import shutil
 import stat
 import tarfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from archives import untar
@@ -43,9 +41,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def bundle(
-    key: Ed25519PrivateKey | None = OURS, name: str = "clinic", image: str = f"reg/silo@{IMAGE}"
-) -> Path:
+def bundle(key=OURS, name="clinic", image=f"reg/silo@{IMAGE}"):
     """The tar of a bundle that this key signs."""
     tar = Path(f"{name}-{len(list(Path().glob('*.tar')))}.tar")
     made = Bundle(
@@ -62,7 +58,7 @@ def bundle(
     return tar
 
 
-def rewritten(tar: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
+def rewritten(tar, change):
     """A tar with the same members, but for what `change` does to them."""
     files = read_bundle(tar)
     change(files)
@@ -76,7 +72,7 @@ def rewritten(tar: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
     return out
 
 
-def looked_at(tar: Path, by: str = "") -> list[str]:
+def looked_at(tar, by=""):
     """What `join` and `check-bundle` say of a bundle's signature."""
     said: list[str] = []
     check_signature(tar, read_bundle(tar), "clinic", by, echo=said.append)
@@ -167,9 +163,7 @@ def test_a_damaged_memory_is_not_taken_for_none(content):
 # --- how old it is ----------------------------------------------------------------------------------------------------
 
 
-def made_at(
-    monkeypatch: pytest.MonkeyPatch, day: int, year: int = 2024, **changes: Any
-) -> Path:
+def made_at(monkeypatch, day, year=2024, **changes):
     """A bundle that was signed on this day."""
     with monkeypatch.context() as patch:
         patch.setattr(signing.time, "gmtime", lambda: (year, 11, day, 9, 0, 0, 0, 0, 0))
@@ -303,7 +297,7 @@ def test_a_key_that_was_put_into_the_tar_is_named():
         looked_at(rewritten(tar, lambda files: files.update({"node.key": b"KEY"})))
 
 
-def signed_json(files: dict[str, bytes], fields: dict[str, str]) -> None:
+def signed_json(files, fields):
     files[SIGNED] = json.dumps(json.loads(files[SIGNED]) | fields).encode()
 
 
@@ -382,7 +376,7 @@ def test_in_the_unpacked_folder_the_hospital_sets_what_is_its_own_and_nothing_el
 # --- the image --------------------------------------------------------------------------------------------------------
 
 
-def docker_with(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+def docker_with(monkeypatch, answer):
     """A `docker` on PATH that knows one image, or none."""
     program = Path("bin/docker").absolute()
     program.parent.mkdir(exist_ok=True)

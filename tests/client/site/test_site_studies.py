@@ -10,7 +10,6 @@ import signal
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,6 @@ from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
 from client.site.study.protocol import (
     FREE,
-    StudyProtocol,
     allows,
     message_faults,
     narrow_policy,
@@ -92,7 +90,7 @@ ASKED = {"participants": 3, "round": 1}
 TODAY = date(2026, 11, 24)
 
 
-def study(**changes: str) -> StudyProtocol:
+def study(**changes):
     """The study with these lines of its protocol in place of its own."""
     lines = TEXT.splitlines()
     for key, line in changes.items():
@@ -208,7 +206,7 @@ def test_values_by_hand():
 # ---- What is outside a study -----------------------------------------------------------------------------------------
 
 
-def outside(run: dict[str, Any], kind: str = "train", **more: Any) -> list[str]:
+def outside(run, kind="train", **more):
     fields = {"sent": ASKED, "app": (APP,), "today": TODAY, **more}
     return message_faults(study(), run, kind, **fields)
 
@@ -325,14 +323,7 @@ def silo(tmp_path):
     return tmp_path / "state"
 
 
-def ask(
-    silo: Path,
-    run: dict[str, Any] = RUN,
-    kind: str = "train",
-    run_id: int = 1,
-    sent: Any = ASKED,
-    **more: Any,
-) -> StudyProtocol | None:
+def ask(silo, run=RUN, kind="train", run_id=1, sent=ASKED, **more):
     """A message to the silo, as the site's own process checks it."""
     node = {
         "name": "a",
@@ -387,12 +378,12 @@ def test_policy_and_study_are_read_once_for_a_message(silo, monkeypatch):
     )
 
 
-def counted(calls: list[str], function: Any, *args: Any) -> Any:
+def counted(calls, function, *args):
     calls.append(function.__name__)
     return function(*args)
 
 
-def approve(silo: Path, text: str = TEXT) -> None:
+def approve(silo, text=TEXT):
     approvals.approve(silo, "a", text, "Dr. B", "", ["a warning"])
 
 
@@ -647,7 +638,7 @@ def test_what_left_of_which_data(silo, capsys):
     )
 
 
-def _answer_until_killed(silo: Path) -> None:
+def _answer_until_killed(silo):
     ask(silo)
     os.kill(os.getpid(), signal.SIGKILL)  # before a reply
 
@@ -869,7 +860,7 @@ def test_from_a_draft_to_its_end(silo, tmp_path, capsys):
     assert "no study 'trail' is approved here" in capsys.readouterr().err
 
 
-def _pem(key: Ed25519PrivateKey) -> bytes:
+def _pem(key):
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
         NoEncryption,
@@ -1019,7 +1010,7 @@ def test_a_study_of_given_models_evaluates_in_each_round():
     )
 
 
-def imprint(rows: int = 64) -> Any:
+def imprint(rows=64):
     """One direction in every row, at lengths of its own, as an imprint has it."""
     import numpy as np
 
@@ -1061,7 +1052,7 @@ def test_the_networks_of_silofl_are_no_imprint():
             assert not is_imprint(tensor.numpy()), name
 
 
-def reply_of(silo: Path, run: str, size: int, cohort: str) -> None:
+def reply_of(silo, run, size, cohort):
     entry = {
         "time": f"2026-01-0{run}T00:00:00Z",
         "silo": "a",
@@ -1099,7 +1090,7 @@ def test_what_left_is_remembered_though_the_log_is_moved_away(silo):
     assert (second["models"], second["studies"]) == (1, {"heart": 1})
 
 
-def _release_until_killed(silo: Path) -> None:
+def _release_until_killed(silo):
     reply_of(silo, "1", 10, "x")
     os.kill(os.getpid(), signal.SIGKILL)  # before it leaves
 

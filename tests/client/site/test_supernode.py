@@ -26,10 +26,10 @@ from client.site.secure.gate import KEY
 class Hours:
     """A clock that only sleeping moves."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 1000.0
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
 
 

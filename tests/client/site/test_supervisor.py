@@ -5,7 +5,6 @@ The SuperNode is a script here that prints the lines of Flower's; `test_compose.
 
 import signal
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,12 +63,12 @@ def site(tmp_path, monkeypatch):
 class Supervision:
     """Runs a site with a script for its SuperNode, which appends a line to `starts` each time."""
 
-    def __init__(self, site: Site, folder: Path) -> None:
+    def __init__(self, site, folder):
         self.site, self.folder = site, folder
         self.said: list[str] = []
         self.starts = folder / "starts"
 
-    def run(self, script: str) -> int:
+    def run(self, script):
         program = f"import os, pathlib, signal, sys, time\nopen({str(self.starts)!r}, 'a').write('x')\n{script}"
         return run(
             self.site,
@@ -80,7 +79,7 @@ class Supervision:
         )
 
     @property
-    def started(self) -> int:
+    def started(self):
         return len(self.starts.read_text())
 
 
@@ -89,7 +88,7 @@ def supervision(site, tmp_path):
     return Supervision(site, tmp_path)
 
 
-def wait_for_online(folder: Path) -> str:
+def wait_for_online(folder):
     return f"while not os.path.exists({str(folder / 'online')!r}): time.sleep(0.01)\n"
 
 

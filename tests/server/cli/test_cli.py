@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,10 @@ TINY = ("--partition", "iid", "--silos", "2", "--rounds", "1", "--set", "threads
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def say(capsys):
     """Call ``silofl`` in this process."""
 
-    def call(*arguments: str) -> Said:
+    def call(*arguments):
         capsys.readouterr()
         try:
             code = main(arguments)
@@ -49,7 +48,7 @@ def say(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """A folder with a good data file, all kinds of bad ones, configurations, a finished run and an exported model."""
     folder = tmp_path_factory.mktemp("place")
     rng = np.random.default_rng(0)
@@ -93,7 +92,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def content(folder: Path) -> dict[str, bytes | None]:
+def content(folder):
     """Everything in a folder, to see that nothing has changed."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
@@ -210,14 +209,7 @@ SIMULATE: list[tuple[str, str]] = [
 @pytest.mark.parametrize(
     ("options", "reason"), SIMULATE, ids=[o.replace("{place}/", "") for o, _ in SIMULATE]
 )
-def test_bad_simulate(
-    options: str,
-    reason: str,
-    place: Path,
-    say: Callable[..., Said],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bad_simulate(options, reason, place, say, tmp_path, monkeypatch):
     """One line on stderr, exit 2, no output directory, and nothing changed beside it."""
     given = options.replace("{place}", str(place)).split()
     data = (
@@ -236,13 +228,7 @@ def test_bad_simulate(
 @pytest.mark.parametrize(
     "arguments", [["--strategy", ""], ["--strategy", " , "], ["--seed", ""], ["--seed", ","]]
 )
-def test_empty_study(
-    arguments: list[str],
-    place: Path,
-    say: Callable[..., Said],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_empty_study(arguments, place, say, tmp_path, monkeypatch):
     reason = "a study needs at least one strategy and one seed"
     unchanged(say, place, tmp_path, monkeypatch, ["simulate", *arguments], reason)
 
@@ -274,14 +260,7 @@ DATA: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("file", "reason"), DATA)
-def test_bad_data(
-    file: str,
-    reason: str,
-    place: Path,
-    say: Callable[..., Said],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bad_data(file, reason, place, say, tmp_path, monkeypatch):
     """The same fault in the same words, whichever command reads the file first."""
     path = str(place / file)
     line = f"{path}: {reason}"
@@ -417,21 +396,12 @@ OTHERS: list[tuple[str, str]] = [
 @pytest.mark.parametrize(
     ("options", "reason"), OTHERS, ids=[o.replace("{place}/", "") for o, _ in OTHERS]
 )
-def test_bad_input_of_the_other_commands(
-    options: str,
-    reason: str,
-    place: Path,
-    say: Callable[..., Said],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bad_input_of_the_other_commands(options, reason, place, say, tmp_path, monkeypatch):
     given = options.replace("{place}", str(place)).split()
     unchanged(say, place, tmp_path, monkeypatch, given, reason)
 
 
-def test_resume_as_another_run(
-    place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_as_another_run(place, say, tmp_path, monkeypatch):
     run = place / "run"
     again = [
         "simulate",
@@ -479,14 +449,7 @@ def test_resume_as_another_run(
     assert content(longer) == before
 
 
-def unchanged(
-    say: Callable[..., Said],
-    place: Path,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    given: list[str],
-    reason: str,
-) -> None:
+def unchanged(say, place, folder, monkeypatch, given, reason):
     """Exit 2, one line on stderr that says ``reason``, and not a byte changed: neither in ``place`` nor here."""
     monkeypatch.chdir(folder)
     before = content(place), content(folder)
@@ -502,7 +465,7 @@ def unchanged(
 # A failed and an interrupted run
 
 
-def test_failed_run(place: Path, say: Callable[..., Said], tmp_path: Path) -> None:
+def test_failed_run(place, say, tmp_path):
     """A learning rate that makes every silo diverge: exit 1, the reason in one line and in progress.jsonl."""
     out = str(tmp_path / "out")
     code, printed, err = say(
@@ -543,17 +506,10 @@ def test_failed_run(place: Path, say: Callable[..., Said], tmp_path: Path) -> No
         ),
     ],
 )
-def test_any_error_is_one_line(
-    error: Exception,
-    code: int,
-    line: str,
-    say: Callable[..., Said],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_any_error_is_one_line(error, code, line, say, monkeypatch, caplog):
     """A fault of silofl's, and that alone, has its traceback in the log, at ERROR."""
 
-    def fail(*_: Any, **__: Any) -> Path:
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(server.simulation.simulate, "simulate", fail)
@@ -569,9 +525,7 @@ def test_any_error_is_one_line(
         main(["simulate"])
 
 
-def test_interrupted_run(
-    place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_run(place, say, tmp_path, monkeypatch):
     """Ctrl-C in round 2: exit 130, and the line that is printed continues the run to the same end."""
     given = [
         "simulate",
@@ -587,7 +541,7 @@ def test_interrupted_run(
 
     ordinary = server.simulation.simulate.RoundLoop.round
 
-    def interrupted(self: Any, strategy: Any, server_round: int) -> None:
+    def interrupted(self, strategy, server_round):
         if server_round == 2:
             raise KeyboardInterrupt
         ordinary(self, strategy, server_round)
@@ -604,7 +558,7 @@ def test_interrupted_run(
     assert history(out) == history(tmp_path / "whole")
 
 
-def history(run: Path) -> list[str]:
+def history(run):
     """The lines of a history that must be the same whenever the run is the same."""
     return [
         line
@@ -617,7 +571,7 @@ def history(run: Path) -> list[str]:
 # What the commands print
 
 
-def test_strategies_json(say: Callable[..., Said]) -> None:
+def test_strategies_json(say):
     code, out, err = say("strategies", "--json")
     listed = json.loads(out)
     assert (code, err) == (0, "")
@@ -649,7 +603,7 @@ def test_strategies_json(say: Callable[..., Said]) -> None:
     assert by_name["local"]["settings"] == {}
 
 
-def test_without_a_command_the_help_lists_all_by_their_users(say: Callable[..., Said]) -> None:
+def test_without_a_command_the_help_lists_all_by_their_users(say):
     code, out, _ = say()
     assert code == 0 and out == say("--help")[1]
     listed = re.findall(r"^  ([a-z-]+) ", out, re.MULTILINE)
@@ -665,7 +619,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("name", LEAVES)
-def test_examples_of_a_command(name: str, say: Callable[..., Said]) -> None:
+def test_examples_of_a_command(name, say):
     """Each command has one, it can be parsed, and the help prints it."""
     _, text, _ = say(*name.split(), "--help")
     command = LEAVES[name]
@@ -677,7 +631,7 @@ def test_examples_of_a_command(name: str, say: Callable[..., Said]) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_completion(shell: str, say: Callable[..., Said]) -> None:
+def test_completion(shell, say):
     _, script, _ = say("completion", shell)
     assert "check-bundle" in script and "hold-out" in script and "revoke" in script
     assert PATHS.items() <= shtab.FILE.items()  # as the table has it
@@ -688,11 +642,11 @@ def test_completion(shell: str, say: Callable[..., Said]) -> None:
         assert done.stdout.split() == ["study", "studies"]
 
 
-def test_version(say: Callable[..., Said]) -> None:
+def test_version(say):
     assert say("--version") == (0, f"silofl {version('silofl')}\n", "")
 
 
-def test_strategies_as_text(say: Callable[..., Said]) -> None:
+def test_strategies_as_text(say):
     code, out, _ = say("strategies")
     assert code == 0
     assert out.startswith(
@@ -705,9 +659,7 @@ def test_strategies_as_text(say: Callable[..., Said]) -> None:
     assert "    fedprox.mu = 0.001  (μ, weight of the proximal term)" in out
 
 
-def test_simulate_prints_the_run_directory_last(
-    place: Path, say: Callable[..., Said], tmp_path: Path
-) -> None:
+def test_simulate_prints_the_run_directory_last(place, say, tmp_path):
     out = tmp_path / "study"
     code, printed, _ = say(
         "simulate",
@@ -736,9 +688,7 @@ def test_simulate_prints_the_run_directory_last(
         )
 
 
-def test_default_output_directory(
-    place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_output_directory(place, say, tmp_path, monkeypatch):
     """``runs/TIME-STRATEGY``; two runs within a second do not meet."""
     monkeypatch.chdir(tmp_path)
     strftime = time.strftime  # only now is fixed: the report writes a file's own date
@@ -758,9 +708,7 @@ def test_default_output_directory(
     )
 
 
-def test_partition_check_simulate_export_predict(
-    say: Callable[..., Said], tmp_path: Path
-) -> None:
+def test_partition_check_simulate_export_predict(say, tmp_path):
     """The way of a file through the commands: each takes what the one before has made."""
     parts, run, model = (str(tmp_path / name) for name in ("parts", "run", "m.safetensors"))
     three = ("--dataset", "breast-cancer", "--partition", "iid", "--silos", "3")
@@ -805,7 +753,7 @@ def test_partition_check_simulate_export_predict(
     ).read_text() == out
 
 
-def test_import_says_what_it_made(say: Callable[..., Said], tmp_path: Path) -> None:
+def test_import_says_what_it_made(say, tmp_path):
     table, out = tmp_path / "table.csv", tmp_path / "t.npz"
     rows = [f"{i},{i % 7},{'ill' if i % 2 else 'well'}" for i in range(50)]
     table.write_text("\n".join(["age,score,label", *rows]))
@@ -825,7 +773,7 @@ def test_import_says_what_it_made(say: Callable[..., Said], tmp_path: Path) -> N
     assert say("check-data", str(out))[0] == 0
 
 
-def test_settings_page_is_up_to_date() -> None:
+def test_settings_page_is_up_to_date():
     page = Path(__file__).parents[3] / "docs" / "settings.md"
     assert page.read_text() == settings_page(), "run: make settings"
 
@@ -837,7 +785,7 @@ def test_settings_page_is_up_to_date() -> None:
 SILOFL = Path(sys.executable).with_name("silofl")
 
 
-def test_installed_command(tmp_path: Path) -> None:
+def test_installed_command(tmp_path):
     wrong = subprocess.run(
         [SILOFL, "simulate", "--strategy", "appel"],
         capture_output=True,
@@ -852,7 +800,7 @@ def test_installed_command(tmp_path: Path) -> None:
     assert wrong.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
-def test_output_may_be_cut_off() -> None:
+def test_output_may_be_cut_off():
     """As by ``silofl strategies | head -0``: whoever reads stops reading, and nothing is to be said about it."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -868,8 +816,8 @@ def test_output_may_be_cut_off() -> None:
 
 
 def test_progress_has_no_accuracy_for_rounds_that_are_not_evaluated(
-    say: Callable[..., Said], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    say, place, tmp_path, monkeypatch
+):
     """Rounds 2 and 4 are; round 3 leaves what round 2 said, and round 1 says nothing."""
     shown: list[str] = []
     monkeypatch.setattr(
@@ -891,16 +839,14 @@ def test_progress_has_no_accuracy_for_rounds_that_are_not_evaluated(
     assert all(0 <= float(text.removeprefix("accuracy ")) <= 1 for text in shown)
 
 
-def permissions(folder: Path) -> set[str]:
+def permissions(folder):
     return {
         f"{'d' if p.is_dir() else '-'}{p.stat().st_mode & 0o777:o}"
         for p in (folder, *folder.rglob("*"))
     }
 
 
-def test_data_models_and_runs_are_their_users_alone(
-    say: Callable[..., Said], tmp_path: Path
-) -> None:
+def test_data_models_and_runs_are_their_users_alone(say, tmp_path):
     """Under the usual umask, where others could read all that is written; and it is the caller's own again after."""
     before = os.umask(0o022)
     try:
@@ -917,7 +863,7 @@ def test_data_models_and_runs_are_their_users_alone(
         os.umask(before)
 
 
-def test_help_loads_nothing_that_takes_time() -> None:
+def test_help_loads_nothing_that_takes_time():
     """The libraries, and of Python's own modules those that took a sixth of the start."""
     code = "import sys\nfrom server.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
     done = subprocess.run(
@@ -937,7 +883,7 @@ def test_help_loads_nothing_that_takes_time() -> None:
     }
 
 
-def test_commands_around_a_federation_load_no_pytorch() -> None:
+def test_commands_around_a_federation_load_no_pytorch():
     """It takes two seconds, and neither a SuperLink nor keys, bundles or a live view need it."""
     code = "import sys, server.deploy.bundle, server.deploy.compose, server.deploy.local, server.deploy.superlink\n"
     code += "import server.watch.serve, server.watch.source, server.watch.source\nprint(*sys.modules)"
@@ -948,7 +894,7 @@ def test_commands_around_a_federation_load_no_pytorch() -> None:
     assert "server.deploy.local.parts" in loaded and "torch" not in loaded
 
 
-def test_a_draft_has_the_sums_of_weights_and_own_data_sets(tmp_path: Path) -> None:
+def test_a_draft_has_the_sums_of_weights_and_own_data_sets(tmp_path):
     weights, file = tmp_path / "w.safetensors", tmp_path / "study.toml"
     weights.write_bytes(b"weights")
     federation = tmp_path / "federation.yaml"

@@ -7,10 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from server.cli import main as module
 PROGRAM = Path(sys.executable).with_name("silofl")
 
 
-def opened(name: str) -> Callable[[int, Path], bool]:
+def opened(name):
     """Whether a process has begun to load a library."""
     return lambda pid, _: name in Path(f"/proc/{pid}/maps").read_text()
 
@@ -80,7 +78,7 @@ def test_ctrl_c_is_one_line(tmp_path, moment, last):
     assert out.exists() == ("continue" in last)
 
 
-def frames(*files: str) -> Any:
+def frames(*files):
     """A stack of functions in these files, the innermost one first."""
     found = None
     for file in reversed(files):

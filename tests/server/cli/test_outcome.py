@@ -78,7 +78,7 @@ def test_a_studys_warnings_are_one_line_behind_the_bar(monkeypatch, tmp_path, ca
     assert errors.count("bounds") == 1 and logging.getLogger("flwr").filters == []
 
 
-def warn_not(*_: object) -> None:
+def warn_not(*_):
     """Write no report."""
 
 

@@ -20,7 +20,7 @@ def table(tmp_path):
     return tmp_path
 
 
-def silofl(command: str, place: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+def silofl(command, place, **env):
     own = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **env}
     return subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=place, env=own

@@ -21,19 +21,19 @@ from client.site.runtime.launch import supernode_command
 from requirements.lock import requirements
 from server.cli.main import main
 from server.deploy.compose import compose_file
-from server.deploy.federation import Federation, read_federation
+from server.deploy.federation import read_federation
 
 ROOT = Path(__file__).resolve().parents[3]
 SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]
 
 
-def federation_of(folder: Path, text: str) -> Federation:
+def federation_of(folder, text):
     path = folder / "federation.yaml"
     path.write_text(text)
     return read_federation(path, check_data=False)
 
 
-def made(federation: Federation) -> dict:
+def made(federation):
     """The compose file as compose reads it; its `<<` merges are YAML's own."""
     return yaml.safe_load(compose_file(federation, ROOT, ROOT))
 
@@ -303,7 +303,7 @@ def test_what_the_supervisor_waits_for_is_what_flower_logs():
 # --- the images -------------------------------------------------------------------------------------------
 
 
-def imports_of(package: str) -> set[str]:
+def imports_of(package):
     """Top-level names that the modules of a package import when they are imported."""
     names: set[str] = set()
     for path in (ROOT / package).rglob("*.py"):

@@ -6,7 +6,6 @@ import datetime
 import socket
 import ssl
 import threading
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,12 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.cli.supernode.register import try_load_public_key
 
 from server.deploy import credentials
-from server.deploy.credentials import (
-    Credentials,
-    check_certificates,
-    ensure_credentials,
-    load_certificate,
-)
+from server.deploy.credentials import check_certificates, ensure_credentials, load_certificate
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "fl.example.org")
 
@@ -32,7 +26,7 @@ def made(tmp_path):
     return ensure_credentials(tmp_path / "credentials", silos=("north", "south"), hosts=HOSTS)
 
 
-def contents(made: Credentials) -> dict[str, bytes]:
+def contents(made):
     return {
         str(p.relative_to(made.directory)): p.read_bytes()
         for p in made.directory.rglob("*")
@@ -40,7 +34,7 @@ def contents(made: Credentials) -> dict[str, bytes]:
     }
 
 
-def handshake(made: Credentials, host: str, ca: Path) -> None:
+def handshake(made, host, ca):
     """A TLS connection to `host` that trusts `ca` alone, under the strictest checks of the X.509 profile."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(made.server_certificate, made.server_key)
@@ -48,7 +42,7 @@ def handshake(made: Credentials, host: str, ca: Path) -> None:
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     one, other = socket.socketpair()
 
-    def serve() -> None:
+    def serve():
         try:
             server.wrap_socket(other, server_side=True).close()
         except (ssl.SSLError, OSError):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from server.deploy.compose import compose_file
-from server.deploy.federation import Federation, read_federation
+from server.deploy.federation import read_federation
 from server.deploy.local.demo_data import split_demo
 
 
-def federation(tmp_path: Path, *names: str, demo: str = "") -> Federation:
+def federation(tmp_path, *names, demo=""):
     path = tmp_path / "federation.yaml"
     silos = "".join(f"- {{name: {name}, data: demo}}\n" for name in names)
     path.write_text(
@@ -21,7 +20,7 @@ def federation(tmp_path: Path, *names: str, demo: str = "") -> Federation:
     return read_federation(path)
 
 
-def contents(tmp_path: Path, *names: str, demo: str = "") -> dict[str, bytes]:
+def contents(tmp_path, *names, demo=""):
     """What each silo reads, once the federation has been brought up with these silos."""
     said: list[str] = []
     files = split_demo(federation(tmp_path, *names, demo=demo), tmp_path, said.append)

@@ -11,9 +11,6 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hospitals import one_file
@@ -26,7 +23,7 @@ from server.cli.main import main
 from server.deploy import local, processes, submit
 from server.deploy.control import Control
 from server.deploy.credentials import Credentials, ensure_credentials
-from server.deploy.local import LocalFederation, parts, record, start
+from server.deploy.local import parts, record, start
 from server.results.history import History
 from server.results.models import FILE, FOLDER
 from server.results.study import study_config, study_runs
@@ -70,7 +67,7 @@ def test_in_process_and_deployed_give_the_same_numbers(federation, here, tmp_pat
     assert kept == own_models(here) and set(kept) == {"hospital-01", "hospital-03"}
 
 
-def own_models(run: Path) -> dict[str, bytes]:
+def own_models(run):
     """The files of the models that the silos have sent at the end."""
     return {
         file.parent.name: file.read_bytes()
@@ -202,11 +199,11 @@ def test_a_matrix_under_ray(ports, here, tmp_path):
     assert (out / "matrix.csv").read_text() == matrix.read_text()
 
 
-def superlink(federation: LocalFederation) -> list[int]:
+def superlink(federation):
     return [local.status(federation)["superlink"]["pid"]]
 
 
-def server_app(federation: LocalFederation) -> list[int]:
+def server_app(federation):
     """The process that runs our ServerApp, started by the SuperLink's SuperExec."""
     return [
         one.pid
@@ -233,16 +230,11 @@ def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
     assert rows(out) == rows(tmp_path / "here")
 
 
-def killed(
-    out: Path,
-    settings: dict[str, Any],
-    after: int,
-    victims: Callable[[LocalFederation], list[int]],
-) -> None:
+def killed(out, settings, after, victims):
     """A run whose victims are killed after that round, to its end."""
     ended: list[str] = []
 
-    def follow() -> None:
+    def follow():
         try:
             submit.run({**settings, "out": str(out)})
             ended.append("completed")

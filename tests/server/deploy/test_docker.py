@@ -14,7 +14,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -55,12 +54,10 @@ IMAGES = [f"silofl-{part}:{metadata.version('silofl')}" for part in ("server", "
 pytestmark = [pytest.mark.deployed, pytest.mark.docker, pytest.mark.timeout(1800)]
 
 
-def run(
-    *command: str | Path, check: bool = True, timeout: float = 300, **keywords: object
-) -> subprocess.CompletedProcess[str]:
+def run(*command, check=True, timeout=300, **keywords):
     """A command that must succeed, unless `check` is False; its output is in the failure."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, **keywords)  # type: ignore[call-overload]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, **keywords)
     if check and done.returncode:
         pytest.fail(
             f"{words}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -68,14 +65,14 @@ def run(
     return done
 
 
-def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
+def wait_until(condition, seconds, what):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.5)
 
 
-def environment(**own: str) -> dict[str, str]:
+def environment(**own):
     """This shell's variables, without those that would stand above a compose file's `.env`."""
     return {
         key: value for key, value in os.environ.items() if not key.startswith("SILOFL_")
@@ -113,7 +110,7 @@ def engine():
         yield
 
 
-def docker_answers(*command: str) -> bool:
+def docker_answers(*command):
     return (
         shutil.which("docker") is not None
         and run("docker", *command, check=False).returncode == 0
@@ -123,14 +120,14 @@ def docker_answers(*command: str) -> bool:
 # --- twelve silos and a server ----------------------------------------------------------------------------
 
 
-def own_address() -> str:
+def own_address():
     """The address at which other machines, and other container networks, reach this one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("198.51.100.1", 9))  # a documentation address; nothing is sent
         return str(probe.getsockname()[0])
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -139,7 +136,7 @@ def free_port() -> int:
 class Deployment:
     """The federation under test, operated from the host as a user would."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.source = folder / "silofl"
         copy_checkout(self.source)
         self.runs = self.source / "runs" / NAME
@@ -161,30 +158,26 @@ class Deployment:
         )
         self.seconds: dict[str, float] = {}
 
-    def host(
-        self, *command: str | Path, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    def host(self, *command, check=True):
         return run(*command, check=check, timeout=1200, cwd=self.source, env=self.environment)
 
-    def compose(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def compose(self, *arguments, check=True):
         return self.host("docker", "compose", *arguments, check=check)
 
-    def timed(self, *arguments: str) -> None:
+    def timed(self, *arguments):
         """A compose command whose seconds are noted."""
         start = time.monotonic()
         self.compose(*arguments)
         self.seconds[arguments[0]] = time.monotonic() - start
 
-    def inside(
-        self, service: str, *command: str, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    def inside(self, service, *command, check=True):
         return self.compose("exec", "-T", service, *command, check=check)
 
-    def container(self, service: str) -> dict:
+    def container(self, service):
         number = self.compose("ps", "--all", "--quiet", service).stdout.strip()
         return json.loads(run("docker", "inspect", number).stdout)[0]
 
-    def flower_run(self, config: str) -> Path:
+    def flower_run(self, config):
         """`flwr run`; the directory of the run on the host."""
         before = set(self.runs.iterdir())
         done = self.host("flwr", "run", ".", NAME, "--stream", "--run-config", config)
@@ -192,7 +185,7 @@ class Deployment:
         assert len(made) == 1, f"{made}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return made.pop()
 
-    def kill(self, service: str) -> dict:
+    def kill(self, service):
         """SIGKILL to the first process of a container, which Docker takes for a crash; what it was before."""
         state = self.container(service)["State"]
         where = (
@@ -210,7 +203,7 @@ class Deployment:
         return state
 
 
-def images() -> set[str]:
+def images():
     return set(
         run("docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout.split()
     )
@@ -243,32 +236,26 @@ def deployment(engine):
 class Clinic:
     """A hospital elsewhere: a folder with an unpacked bundle, in a compose project and network of its own."""
 
-    def __init__(self, tar: Path, folder: Path) -> None:
+    def __init__(self, tar, folder):
         untar(tar, folder)
         self.folder = folder / THIRTEENTH
         self.data = folder / "own.npz"
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key, value):
         path = self.folder / ".env"
         lines = [
             line for line in path.read_text().splitlines() if not line.startswith(f"{key}=")
         ]
         path.write_text("\n".join([*lines, f"{key}={value}"]) + "\n")
 
-    def compose(
-        self,
-        *arguments: str,
-        check: bool = True,
-        project: str = THIRTEENTH,
-        input: str | None = None,
-    ) -> subprocess.CompletedProcess[str]:
+    def compose(self, *arguments, check=True, project=THIRTEENTH, input=None):
         command = ("docker", "compose", "--project-name", project, *arguments)
         return run(*command, check=check, cwd=self.folder, env=environment(), input=input)
 
-    def up(self, *options: str) -> None:
+    def up(self, *options):
         self.compose("up", "--detach", "--wait", "--wait-timeout", "120", *options)
 
-    def down(self, project: str = THIRTEENTH) -> None:
+    def down(self, project=THIRTEENTH):
         self.compose(
             "down",
             "--volumes",
@@ -279,14 +266,14 @@ class Clinic:
             project=project,
         )
 
-    def inside(self, *command: str, input: str | None = None) -> str:
+    def inside(self, *command, input=None):
         return self.compose("exec", "-T", "silo", *command, input=input).stdout
 
-    def log(self, project: str = THIRTEENTH) -> str:
+    def log(self, project=THIRTEENTH):
         done = self.compose("logs", "--no-color", "silo", check=False, project=project)
         return done.stdout + done.stderr
 
-    def refusal(self) -> str:
+    def refusal(self):
         """What a start of the silo ends with: exit code 2 and one line."""
         try:
             done = self.compose("run", "--rm", "-T", "silo", check=False, project="refused")
@@ -314,7 +301,7 @@ def clinic(deployment):
             made.down()
 
 
-def silos_of(run_directory: Path, *, round_: int) -> set[str]:
+def silos_of(run_directory, *, round_):
     """The silos that have metrics of their personal model in a round."""
     rows = History(run_directory / "history.csv").rows
     return {row.silo for row in rows if row.round == round_ and row.snapshot == "personal"} - {
@@ -413,7 +400,7 @@ for target in sys.argv[1:]:
 """
 
 
-def knock(deployment: Deployment, service: str, targets: list[str]) -> list[str]:
+def knock(deployment, service, targets):
     return deployment.inside(service, "python", "-c", KNOCK, *targets).stdout.split()
 
 

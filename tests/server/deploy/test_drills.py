@@ -13,8 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +26,7 @@ from client.site.trust.policy import default_file, public_policy
 from server.deploy import local, processes, submit
 from server.deploy.bundle import Bundle, pins
 from server.deploy.credentials import Credentials
-from server.deploy.local import LocalFederation, record, start
+from server.deploy.local import record, start
 from server.results.history import History
 from server.simulation.simulate import simulate
 
@@ -71,17 +69,17 @@ def gate(folder):
         gate.open()
 
 
-def reached(out: Path, number: int) -> Callable[[], bool]:
+def reached(out, number):
     return lambda: f'"round": {number},' in text_of(out / "progress.jsonl")
 
 
-def left_out(out: Path) -> set[tuple[int, str]]:
+def left_out(out):
     return {
         (r.round, r.silo) for r in History(out / "history.csv").rows if r.metric == "rejected"
     }
 
 
-def named(out: Path, line: str, since: float, times: int = 1) -> None:
+def named(out, line, since, times=1):
     """The line is on the operator's screen within half a minute."""
     wait_for(
         lambda: text_of(out / "progress.jsonl").count(line) >= times,
@@ -90,12 +88,12 @@ def named(out: Path, line: str, since: float, times: int = 1) -> None:
     print(f"named after {time.monotonic() - since:.0f} s: {line}")
 
 
-def finish(follower: threading.Thread) -> None:
+def finish(follower):
     follower.join(timeout=300)
     assert not follower.is_alive()
 
 
-def victims(who: str, standing: int) -> list[int]:
+def victims(who, standing):
     """The process numbers of who is to die; ``standing``: that of the process that the gate holds."""
     running = record.find_local()
     found = processes.find(running.directory)
@@ -114,7 +112,7 @@ def victims(who: str, standing: int) -> list[int]:
     }[who]
 
 
-def kill(pids: list[int]) -> None:
+def kill(pids):
     assert pids
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -162,7 +160,7 @@ def test_a_silos_process_is_killed_in_each_phase(gate, federation, folder, tmp_p
         assert rows(out) == rows(tmp_path / "here")
 
 
-def silofl_run(settings: dict[str, Any], out: Path) -> subprocess.Popen[bytes]:
+def silofl_run(settings, out):
     options = [
         word
         for key, value in settings.items()
@@ -293,7 +291,7 @@ def test_the_line_is_cut_for_good(gate, line, federation, tmp_path):
     )
 
 
-def cut(gate: Gate, line: Line) -> None:
+def cut(gate, line):
     """Of hospital-02's next reply some thousand bytes get through."""
     gate.wait_at(PHASES["while sending"])
     line.left = 12_000
@@ -332,7 +330,7 @@ def test_a_silo_is_ten_times_slower(federation, folder, tmp_path, factor, waited
 class Hospital:
     """hospital-02 as hospitals run theirs: `silofl join`, with a supervisor, in place of the SuperNode of `up`."""
 
-    def __init__(self, running: LocalFederation, folder: Path) -> None:
+    def __init__(self, running, folder):
         processes.end(
             [p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0
         )
@@ -349,7 +347,7 @@ class Hospital:
         self.policy.write_text(default_file(**dict(public_policy())))
         self.process: subprocess.Popen[bytes] | None = None
 
-    def join(self, **environment: str) -> None:
+    def join(self, **environment):
         command = [
             program("silofl"),
             "join",
@@ -363,15 +361,15 @@ class Hospital:
             inherited = {**os.environ, processes.PART: "join", **environment}
             self.process = subprocess.Popen(command, env=inherited, stdout=log, stderr=log)
 
-    def wait(self) -> None:
+    def wait(self):
         """Until the silo is online."""
         wait_for((site_root() / "hospital-02" / "online").exists, 120)
 
-    def said(self, words: str) -> list[str]:
+    def said(self, words):
         """The lines of its screen with these words."""
         return [line for line in text_of(self.log).splitlines() if words in line]
 
-    def leave(self) -> None:
+    def leave(self):
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             self.process.wait(30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ silos:
 """
 
 
-def write(folder: Path, text: str) -> Path:
+def write(folder, text):
     (folder / "data").mkdir(exist_ok=True)
     (folder / "data" / "north.npz").touch()
     path = folder / "federation.yaml"

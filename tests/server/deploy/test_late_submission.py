@@ -14,7 +14,7 @@ from strategies.base.run_settings import parse_settings
 HERE = {"north": "online", "south": "online", "west": "offline"}
 
 
-def here(late: str) -> int:
+def here(late):
     nodes = [SimpleNamespace(name=name, status=status) for name, status in HERE.items()]
     control: Any = SimpleNamespace(nodes=lambda: nodes)
     return submit._silos_online(control, late)

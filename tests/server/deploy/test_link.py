@@ -55,7 +55,7 @@ from docker import entry
 from partitions.common.errors import UserError
 from server.cli.main import main
 from server.deploy.control import Control, write_connection
-from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.credentials import ensure_credentials
 from server.deploy.posted import Posted, Visitor
 from server.deploy.relay import Limits, Relay, tls_of
 from server.deploy.submit import app_directory
@@ -68,11 +68,11 @@ SMALL: dict[str, Any] = {**RUN, "strategy": "fedavg"}
 class Echo(Listener):
     """Stands for the Fleet port: it sends back what it gets, and counts who came."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.came = 0
         super().__init__()
 
-    def serve(self, connection: socket.socket) -> None:
+    def serve(self, connection):
         self.came += 1
         while data := connection.recv(1 << 16):
             connection.sendall(data)
@@ -112,31 +112,25 @@ def by_posts(request):
     return bool(request.param == "posts")
 
 
-def link_of(made: Credentials, running: Running, by_posts: bool, name: str = "north") -> Link:
+def link_of(made, running, by_posts, name="north"):
     link = Link(running.url, site_of(made, name), made.ca_certificate)
     link.by_posts = by_posts
     return link
 
 
-def site_of(made: Credentials, name: str = "north", server: str = f"{NAME}:9092") -> Site:
+def site_of(made, name="north", server=f"{NAME}:9092"):
     return Site(name, server, made.ca_certificate, made.node_key(name), Path(), Path())
 
 
-def dial(
-    link: Link, server: str = f"{NAME}:9092", token: str = ""
-) -> tuple[socket.socket, str]:
+def dial(link, server=f"{NAME}:9092", token=""):
     """Return a connection through the local end, and the status of the CONNECT."""
     port = int(link.environment["grpc_proxy"].rpartition(":")[2])
-    way = Way(*_split(server), Proxy("x", HOST, port, f"silo:{token or link.token}"))
+    host, _, own = server.rpartition(":")
+    way = Way(host, int(own), Proxy("x", HOST, port, f"silo:{token or link.token}"))
     connection = socket.create_connection((HOST, port), timeout=20)
     assert way.proxy
     connection.sendall(_request(way, way.proxy))
     return connection, connection.recv(4096).decode().split("\r\n")[0]
-
-
-def _split(server: str) -> tuple[str, int]:
-    host, _, port = server.rpartition(":")
-    return host, int(port)
 
 
 # --- whom the relay lets in -------------------------------------------------------------------------------
@@ -164,7 +158,7 @@ def test_bytes_go_both_ways_and_only_with_the_token_to_the_server(
     assert not running.relay.sessions
 
 
-def there_and_back(connection: socket.socket) -> None:
+def there_and_back(connection):
     sent = random.Random(0).randbytes(1 << 21)
     threading.Thread(target=connection.sendall, args=(sent,)).start()
     got = b""
@@ -184,7 +178,7 @@ def test_a_key_that_is_not_registered_opens_nothing(made, running, fleet, by_pos
     assert not fleet.came
 
 
-def hello(running: Running, text: str | bytes) -> int:
+def hello(running, text):
     """Return the code with which the relay closes after this answer to its nonce."""
     with (
         connect(f"ws://{HOST}:{running.port}/link", proxy=None) as silo,
@@ -276,22 +270,22 @@ def test_flowers_signature_of_a_time_is_none_of_the_links():
 class Watched:
     """Stands for a TLS socket: it notes calls of two threads at once, and is not ready every second time."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.inside, self.most, self.calls = 0, 0, 0
         self.ours, self.theirs = socket.socketpair()
         self.theirs.send(b"x")  # so that it can be waited for
 
-    def settimeout(self, seconds: float) -> None:
+    def settimeout(self, seconds):
         pass
 
-    def fileno(self) -> int:
+    def fileno(self):
         return self.ours.fileno()
 
-    def recv(self, size: int) -> bytes:
+    def recv(self, size):
         self.send(b"")
         return b"x"
 
-    def send(self, data: memoryview | bytes) -> int:
+    def send(self, data):
         self.inside += 1
         self.calls += 1
         self.most = max(self.most, self.inside)
@@ -535,15 +529,15 @@ def test_a_container_takes_the_link_of_its_variable(made, running, monkeypatch, 
 class Recorder(Listener):
     """Passes everything on to a port, and keeps what the silo's side said."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target):
         self.target, self.heads, self.seen = target, list[bytes](), bytearray()
         super().__init__()
 
-    def serve(self, connection: socket.socket) -> None:
+    def serve(self, connection):
         with socket.create_connection((HOST, self.target)) as server:
             pump(connection, server, self.keep)
 
-    def keep(self, data: bytes) -> None:
+    def keep(self, data):
         self.heads.append(data[:3])
         self.seen += data
 

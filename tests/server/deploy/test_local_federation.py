@@ -35,7 +35,7 @@ from server.deploy.control import (
 )
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.federation import read_federation
-from server.deploy.local import LocalFederation, parts, record, start
+from server.deploy.local import parts, record, start
 
 pytestmark = [
     pytest.mark.deployed,
@@ -106,7 +106,7 @@ CLIENT = """
 """
 
 
-def make_app(folder: Path, server: str = SERVER, client: str = CLIENT) -> Path:
+def make_app(folder, server=SERVER, client=CLIENT):
     folder.mkdir()
     (folder / "probe_server.py").write_text(textwrap.dedent(server))
     (folder / "probe_client.py").write_text(textwrap.dedent(client))
@@ -117,7 +117,7 @@ def make_app(folder: Path, server: str = SERVER, client: str = CLIENT) -> Path:
     return folder
 
 
-def write_file(folder: Path, *names: str) -> Path:
+def write_file(folder, *names):
     """A federation file; a silo's data file may have a space and a quote in its name."""
     for name in names:
         (folder / f"data of {name}'s.npz").touch()
@@ -155,20 +155,18 @@ def app(folder):
     return make_app(folder / "app")
 
 
-def run(
-    federation: LocalFederation, app: Path, out: Path, behaviour: str = "", silos: int = 2
-) -> None:
+def run(federation, app, out, behaviour="", silos=2):
     out.mkdir(exist_ok=True)
     with Control(read_connection(federation.connection.name)) as control:
         settings = {"behaviour": behaviour, "silos": silos, "out": str(out)}
         submit.submit_and_follow(control, build(app), settings, out)
 
 
-def silo_pids(federation: LocalFederation) -> dict[str, int]:
+def silo_pids(federation):
     return {silo["name"]: silo["pid"] for silo in local.status(federation)["silos"]}
 
 
-def listening(pid: int) -> set[tuple[str, int]]:
+def listening(pid):
     """Addresses and ports on which a process listens."""
     inodes = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,7 +65,7 @@ RUN = {
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def module(tmp_path, monkeypatch):
     """The hospitals' module, which their processes import."""
     for key, value in {"XDG_STATE_HOME": "state", "FLWR_HOME": "flower"}.items():
         monkeypatch.setenv(key, str(tmp_path / value))
@@ -84,7 +83,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("ward_deployed", None)
 
 
-def write_federation(*names: str, policy: str = "public") -> None:
+def write_federation(*names, policy="public"):
     silos = "".join(
         f"\n  - {{name: {name}, data: {{dataset: 'ward_deployed:{name}'}}, policy: {policy}}}"
         for name in names
@@ -92,7 +91,7 @@ def write_federation(*names: str, policy: str = "public") -> None:
     Path("federation.yaml").write_text(f"name: ward\nsilos:{silos}\n")
 
 
-def test_deployed_and_in_process_are_the_same(tmp_path: Path, module: Path) -> None:
+def test_deployed_and_in_process_are_the_same(tmp_path, module):
     """What samples draw is that of a run in process, too."""
     write_federation("north", "south")
     bring_up(tmp_path)
@@ -105,7 +104,7 @@ def test_deployed_and_in_process_are_the_same(tmp_path: Path, module: Path) -> N
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
-def test_an_approved_run(tmp_path: Path, module: Path) -> None:
+def test_an_approved_run(tmp_path, module):
     """`study new` writes the code's SHA-256, three hospitals approve, and the run trains with all of them."""
     names = ("north", "south", "west")
     Path("policy.toml").write_text('studies = "required"\nmin-silos = 3\n')

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from archives import untar
-from debian13 import IMAGE, Machine, build_image, debian13
+from debian13 import IMAGE, build_image, debian13
 from trio import RUN, bring_up, wait_for
 
 from client.site.runtime.launch import LOOPBACK, free_ports
 from server.cli.main import main
 from server.deploy import submit
-from server.deploy.local import LocalFederation, status
+from server.deploy.local import status
 from server.results.history import History
 
 pytestmark = [pytest.mark.network, pytest.mark.deployed, pytest.mark.timeout(1800)]
@@ -82,7 +82,7 @@ def clinic(machine, federation):
     shutil.rmtree(units, ignore_errors=True)
 
 
-def unpack(federation: LocalFederation, folder: Path, image: str = IMAGE) -> None:
+def unpack(federation, folder, image=IMAGE):
     """Unpack a new bundle for the hospital's own key, with a policy that asks for no study."""
     file = Path(federation.file)
     own, tar = file.parent / NAME, file.parent / f"{NAME}.tar"
@@ -116,7 +116,7 @@ def systemd(machine):
     process.wait(60)
 
 
-def trains(federation: LocalFederation, out: Path) -> bool:
+def trains(federation, out):
     """Whether the hospital takes part in a run."""
     wait_for(lambda: is_elsewhere(federation), 120)
     directory = submit.run(
@@ -126,12 +126,12 @@ def trains(federation: LocalFederation, out: Path) -> bool:
     return any(row.silo == NAME and row.snapshot == "personal" for row in rows)
 
 
-def is_elsewhere(federation: LocalFederation) -> bool:
+def is_elsewhere(federation):
     silos = status(federation)["elsewhere"]
     return any(silo["name"] == NAME and silo["state"] == "online" for silo in silos)
 
 
-def kept(state: Path) -> tuple[str, int]:
+def kept(state):
     """The record's identity, and how many replies it has counted."""
     record = json.loads((state / "audit/head.json").read_text())["record"]
     return record["id"], record["replies"]
@@ -225,7 +225,7 @@ def test_join_under_charliecloud_is_a_service_of_its_user(built, systemd, federa
     assert (state / "node.key").exists() and (state / "state/audit").is_dir()
 
 
-def bundle(federation: LocalFederation, folder: Path, home: Path) -> None:
+def bundle(federation, folder, home):
     """The hospital's bundle, whose server this machine's network reaches."""
     shutil.rmtree(folder / NAME, ignore_errors=True)
     unpack(federation, folder)
@@ -235,7 +235,7 @@ def bundle(federation: LocalFederation, folder: Path, home: Path) -> None:
         archive.add(folder / NAME, NAME)
 
 
-def stops(machine: Machine, federation: LocalFederation, how: str) -> None:
+def stops(machine, federation, how):
     """SIGTERM reaches the SuperNode, which tells its server that it leaves."""
     machine.run(f"systemctl --user {how} silofl@{NAME}")
     asked = f"systemctl --user show --property=ActiveState,Result silofl@{NAME}"

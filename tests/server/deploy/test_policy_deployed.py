@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny import TinyGrid, train_replies
@@ -54,7 +52,7 @@ RUNS = ("within", "outside")
 ROOT = Path(__file__).parents[3]
 
 
-def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
+def through_a_study(tmp_path, directory):
     """Hospital-03 now wants a study: what its log says of a run within one, and outside one."""
     (tmp_path / "policy.toml").write_text('studies = "required"\nmin-silos = 1\n')
     run = {"strategy": "fedavg", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 32}
@@ -113,7 +111,7 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     ]
 
 
-def through_receipts(tmp_path: Path, state: Path, entries: list[dict[str, Any]]) -> None:
+def through_receipts(tmp_path, state, entries):
     """The server has signed every line of the run within the study, and the site has what was sent within it."""
     theirs = [
         receipts.read_receipt(text)
@@ -149,7 +147,7 @@ def through_receipts(tmp_path: Path, state: Path, entries: list[dict[str, Any]])
     ]
 
 
-def through_a_budget(tmp_path: Path, directory: Path) -> None:
+def through_a_budget(tmp_path, directory):
     """Hospital-03 now keeps a budget: one round fits, a second one is refused by its own process before it trains.
 
     The app's own account, which the server gets, is what the site has charged.
@@ -198,7 +196,7 @@ def through_a_budget(tmp_path: Path, directory: Path) -> None:
     assert len(Ledger(state).lines()) == 2
 
 
-def through_own_models(tmp_path: Path, directory: Path) -> None:
+def through_own_models(tmp_path, directory):
     """Hospital-03's own model stays by its own process; then it leaves once, and the resumed run trains no further."""
     state, log = directory / "silos" / "hospital-03", directory / "logs" / "hospital-03.log"
     run = {
@@ -237,9 +235,7 @@ def through_own_models(tmp_path: Path, directory: Path) -> None:
     )
 
 
-def assert_same_in_process(
-    tmp_path: Path, directory: Path, run: dict[str, Any], run_id: str
-) -> None:
+def assert_same_in_process(tmp_path, directory, run, run_id):
     """With the keys of the three sites' noise, the same data and the run's id, a simulation sends the same bits."""
     names = [f"hospital-{number:02}" for number in (1, 2, 3)]
     settings = parse_settings({**run, "silos": 3})
@@ -260,7 +256,7 @@ def assert_same_in_process(
         assert arrays(left) == sent[name] != []
 
 
-def arrays(sent: Iterable[dict[str, Any]]) -> list[str]:
+def arrays(sent):
     return [one["sha256"] for one in sent if "shape" in one]
 
 

@@ -8,9 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import pytest
@@ -24,8 +22,7 @@ from client.site.runtime.connection import connection_checks
 from client.site.runtime.launch import LOOPBACK, free_ports
 from server.deploy import processes, submit
 from server.deploy.control import Control
-from server.deploy.credentials import Credentials, ensure_credentials
-from server.deploy.local import LocalFederation
+from server.deploy.credentials import ensure_credentials
 from server.deploy.relay import Limits
 from server.results.history import History
 from server.simulation.simulate import simulate
@@ -85,7 +82,7 @@ LARGE = {**SMALL, "rounds": 1, "local-epochs": 0, "mlp.hidden": "3963,3963"}
 class Proxies:
     """Proxies with the files of docs/proxies/, on free ports, in front of one federation; ended with it."""
 
-    def __init__(self, folder: Path, running: LocalFederation) -> None:
+    def __init__(self, folder, running):
         self.folder, self.running, self.root = folder, running, unpacked()
         self.started: dict[str, int] = {}
         self.ended: list[processes.Process] = []
@@ -96,7 +93,7 @@ class Proxies:
         # squid becomes another user, who cannot read pytest's folders
         (FOLDER / "hosts").write_text(f"127.0.0.1 {NAME}\n")
 
-    def configured(self, file: str, port: int, changes: Mapping[str, str]) -> Path:
+    def configured(self, file, port, changes):
         """Return a file of docs/proxies/ for these ports, paths and names."""
         made = self.running.credentials
         replaced = {
@@ -122,7 +119,7 @@ class Proxies:
         path.write_text(text + "\n")
         return path
 
-    def start(self, file: str, changes: Mapping[str, str] | None = None) -> int:
+    def start(self, file, changes=None):
         """Return the port of the proxy with this file, which is started unless it runs."""
         key = f"{file} {changes}"
         if key not in self.started:
@@ -135,7 +132,7 @@ class Proxies:
             self.started[key] = port
         return self.started[key]
 
-    def _command(self, file: str, port: int, changes: Mapping[str, str]) -> list[str]:
+    def _command(self, file, port, changes):
         if file == "squid":
             places = {
                 "port": port,
@@ -165,17 +162,17 @@ class Proxies:
         self.configured("traefik-fleet.yaml", port, {})
         return [str(Path(sys.executable).parent / "traefik"), f"--configfile={path}"]
 
-    def _spawn(self, command: list[str], file: str) -> None:
+    def _spawn(self, command, file):
         log = (self.folder / f"{file}.log").open("ab")
         self.ended.append(
             processes.spawn(command, libraries(self.root), stdout=log, stderr=subprocess.STDOUT)
         )
 
-    def close(self) -> None:
+    def close(self):
         processes.end(self.ended, grace=2.0)
 
 
-def answers(port: int) -> bool:
+def answers(port):
     with socket.socket() as probe:
         return probe.connect_ex((LOOPBACK, port)) == 0
 
@@ -195,30 +192,28 @@ def proxies(running, tmp_path_factory):
     made.close()
 
 
-def reach(running: LocalFederation, ways: Mapping[str, Callable[[str], None]]) -> None:
+def reach(running, ways):
     for name, go in ways.items():
         go(name)
     wait_for(lambda: all(is_online(running, name) for name in ways), 90)
 
 
-def by(
-    proxies: Proxies, file: str, changes: Mapping[str, str] | None = None
-) -> Callable[[str], None]:
+def by(proxies, file, changes=None):
     """Return what starts a silo anew so that it reaches its server by this proxy."""
     return lambda name: start_over(
         proxies.running, proxies.start(file, changes), name, "localhost"
     )
 
 
-def by_squid(proxies: Proxies) -> Callable[[str], None]:
-    def go(name: str) -> None:
+def by_squid(proxies):
+    def go(name):
         proxy = {"https_proxy": f"http://user:password@{LOOPBACK}:{proxies.start('squid')}"}
         start_over(proxies.running, proxies.running.fleet_port, name, NAME, proxy)
 
     return go
 
 
-def deployed(settings: Mapping[str, Any], out: Path) -> list[list[str]]:
+def deployed(settings, out):
     return rows(Path(submit.run({**settings, "out": str(out)})))
 
 
@@ -229,9 +224,7 @@ def direct(tmp_path_factory):
     return rows(simulate({**SMALL, "silos": 3, "out": str(out)}, quiet=True))
 
 
-def site_of(
-    running: LocalFederation, server: str, folder: Path, name: str = "hospital-01"
-) -> Site:
+def site_of(running, server, folder, name="hospital-01"):
     made = running.credentials
     return Site(name, server, made.ca_certificate, made.node_key(name), folder, folder)
 
@@ -267,7 +260,7 @@ def test_a_line_that_is_cut_whenever_it_is_idle_loses_no_round(
     assert deployed(SMALL, tmp_path / "out") == direct
 
 
-def inspecting(proxies: Proxies, gateway: Credentials, ca: Path, more: str) -> int:
+def inspecting(proxies, gateway, ca, more):
     """Return the port of a squid that opens TLS with certificates of its own."""
     # Of its own: a squid whose certificates vanish ends
     database = FOLDER / f"certificates-{'websocket' if more == WEBSOCKETS else 'posts'}"

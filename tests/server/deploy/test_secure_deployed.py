@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny import TinyGrid
@@ -54,9 +53,7 @@ RUN = {
 }
 
 
-def start(
-    folder: Path, names: list[str], run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> local.LocalFederation:
+def start(folder, names, run, monkeypatch):
     """A federation of hospitals that require masks, and have approved a study of this run."""
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     monkeypatch.setenv("FLWR_HOME", str(folder / "flower"))
@@ -76,7 +73,7 @@ def start(
     return up
 
 
-def scores(rows: Any) -> dict[tuple[Any, ...], float]:
+def scores(rows):
     """The metrics of a run that its models determine; a policy keeps some."""
     return {
         (row.round, row.silo, row.split, row.snapshot, row.metric): row.value

@@ -26,17 +26,17 @@ class FakeControl:
     unregistered; names need not differ.
     """
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_):
         self.registered: dict[int, tuple[str, bytes]] = {}
         self.unregistered: set[bytes] = set()
         self.silent_calls = 0  # how many calls fail before it answers, as while it starts
 
-    def __enter__(self) -> "FakeControl":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_): ...
 
-    def nodes(self) -> list[Node]:
+    def nodes(self):
         if self.silent_calls:
             self.silent_calls -= 1
             raise ConnectionError("no answer")
@@ -45,22 +45,22 @@ class FakeControl:
             for number, (name, key) in self.registered.items()
         ]
 
-    def register(self, name: str, public_key: bytes) -> int:
+    def register(self, name, public_key):
         if public_key in {*self.unregistered, *(key for _, key in self.registered.values())}:
             raise ConnectionError("refused: public key already in use")
         number = len(self.registered) + len(self.unregistered) + 1
         self.registered[number] = (name, public_key)
         return number
 
-    def unregister(self, node_id: int) -> None:
+    def unregister(self, node_id):
         self.unregistered.add(self.registered.pop(node_id)[1])
 
-    def shut_out(self) -> set[bytes]:
+    def shut_out(self):
         self.nodes()
         return {key.strip() for key in self.unregistered}
 
     @property
-    def names(self) -> list[str]:
+    def names(self):
         return sorted(name for name, _ in self.registered.values())
 
 
@@ -73,7 +73,7 @@ silos:
 {silos}"""
 
 
-def prepare(root: Path, *silos: str) -> dict[str, str]:
+def prepare(root, *silos):
     """The folders that Docker mounts, and the environment of the service."""
     for name in silos:
         for kind in ("site", "data"):

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from faults import Line
 from trio import RUN, bring_up, reach_over, rows, start_run, text_of, wait_for
 
 from server.deploy import processes
-from server.deploy.local.record import LocalFederation
 from server.results.history import History
 from server.simulation.simulate import simulate
 
@@ -56,16 +52,16 @@ def here(tmp_path_factory):
     )
 
 
-def finish(follower: threading.Thread) -> None:
+def finish(follower):
     follower.join(timeout=20 * SECONDS + 600)
     assert not follower.is_alive()
 
 
-def silo_log(federation: LocalFederation) -> Path:
+def silo_log(federation):
     return federation.directory / "logs" / "hospital-02.log"
 
 
-def new_text(path: Path) -> Callable[[], str]:
+def new_text(path):
     before = len(text_of(path))
     return lambda: text_of(path)[before:]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -59,25 +58,25 @@ from server.run.limits import group_id
 class Clock:
     """The module `time` for a SuperLink: a look at the messages is a sleep later only when the test lets time pass."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now, self.turn, self.asleep = 0.0, 0, 0
         self.changed = threading.Condition()
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         with self.changed:
             turn, self.asleep = self.turn, self.asleep + 1
             self.changed.notify_all()
             self.changed.wait_for(lambda: self.turn != turn, 60)
 
-    def wait_for(self, sleepers: int) -> None:
+    def wait_for(self, sleepers):
         """Until so many calls have looked and found nothing."""
         with self.changed:
             assert self.changed.wait_for(lambda: self.asleep == sleepers, 60)
 
-    def let_pass(self, seconds: float) -> None:
+    def let_pass(self, seconds):
         with self.changed:
             self.now, self.turn, self.asleep = self.now + seconds, self.turn + 1, 0
             self.changed.notify_all()
@@ -91,7 +90,7 @@ pull = wait_for_messages(FleetServicer.PullMessages, most=2)
 class Waiting(FleetServicer):
     """Flower's service as our SuperLink has it."""
 
-    def PullMessages(self, request: Any, context: Any) -> Any:
+    def PullMessages(self, request, context):
         context.add_callback(lambda: ENDED.put(True))
         try:
             return pull(self, request, context)
@@ -112,7 +111,7 @@ class Server:
     node: int
     run: int
 
-    def store(self, number: float, *, whole: bool = True, group: str = "") -> str:
+    def store(self, number, *, whole=True, group=""):
         """A message to the silo, as a ServerApp pushes one; ``whole``: with its parts. Its number."""
         state = self.states.state()
         content = RecordDict({"model": ArrayRecord([np.full(3, number)])})
@@ -135,18 +134,18 @@ class Server:
             self.complete()
         return message.object_id
 
-    def complete(self) -> None:
+    def complete(self):
         """Push the parts of the message that was stored last."""
         session, parts = self.rest
         for name, part in parts.items():
             assert self.states.state().store_object(self.run, session, name, part)
 
-    def reply(self, name: str) -> Any:
+    def reply(self, name):
         """What the ServerApp is given as the reply to a message."""
         (found,) = self.states.state().get_message_res({name}, self.run)
         return found
 
-    def silo(self) -> Silo:
+    def silo(self):
         return Silo(FleetStub(grpc.insecure_channel(self.address)), self.node, self.run)
 
 
@@ -156,7 +155,7 @@ class Silo:
     node: int
     run: int
 
-    def ask(self) -> list[str]:
+    def ask(self):
         """The numbers of the messages that it is given."""
         answer = self.stub.PullMessages(
             PullMessagesRequest(node=Node(node_id=self.node)), timeout=60
@@ -165,14 +164,14 @@ class Silo:
 
     def answer(
         self,
-        message: str,
-        numbers: int,
+        message,
+        numbers,
         *,
-        group: str = "",
-        session: str | None = None,
-        begun: Callable[[], object] = lambda: None,
-        inside: Callable[[dict[str, bytes]], dict[str, bytes]] = lambda parts: {},
-    ) -> list[bool]:
+        group="",
+        session=None,
+        begun=lambda: None,
+        inside=lambda parts: {},
+    ):
         """Reply to a message with so many float64 numbers, part by part; which parts the server has taken.
 
         ``begun`` is called before the first part. ``inside``: of all parts, those that come in the reply's tree.
@@ -206,7 +205,7 @@ class Silo:
             taken.append(self.stub.PushObject(part).stored)
         return taken
 
-    def confirm(self, message: str) -> None:
+    def confirm(self, message):
         node = Node(node_id=self.node)
         request = ConfirmMessageReceivedRequest(
             node=node, run_id=self.run, message_object_id=message
@@ -244,7 +243,7 @@ def server(clock):
     service.stop(None).wait()
 
 
-def get_nothing(server: Server, clock: Clock) -> None:
+def get_nothing(server, clock):
     """A silo asks, waits all the time that there is, and has an answer without a message."""
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(server.silo().ask)
@@ -401,7 +400,7 @@ def test_a_serverapp_and_its_superlink_exchange_small_parts_with_their_message(s
 MOST = 100_000  # bytes
 
 
-def kept(server: Server) -> int:
+def kept(server):
     """Bytes of all parts of messages that the server holds."""
     store: Any = server.stores.store()
     return sum(len(entry.content) for entry in store.store.values())

@@ -102,5 +102,5 @@ def test_a_trainer_deployed(code, tmp_path):
         local.down("wards")
 
 
-def silos(run: Path) -> set[str]:
+def silos(run):
     return {row.silo for row in History(run / "history.csv").rows if row.n}

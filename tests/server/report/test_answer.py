@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +23,7 @@ SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
 BETTER = tuple(v + 0.2 for v in SIX)
 
 
-def planted(
-    path: Path, local: Sequence[Any], apple: Sequence[Any], n: int = 200, **options: Any
-) -> StudyResults:
+def planted(path, local, apple, n=200, **options):
     counts = {
         f"h{k}": n
         for k in range(1, 1 + len(local if not isinstance(local[0], tuple) else local[0]))
@@ -39,13 +34,13 @@ def planted(
     )
 
 
-def said(study: StudyResults) -> str:
+def said(study):
     found = answer(study)
     assert found is not None
     return re.sub(r"<[^>]+>", "", found.sentence).replace("\u202f", " ").replace("&#8239;", " ")
 
 
-def test_a_real_gain(tmp_path: Path) -> None:
+def test_a_real_gain(tmp_path):
     study = planted(tmp_path / "run", SIX, BETTER)
     text = said(study)
     assert text.startswith(
@@ -62,7 +57,7 @@ def test_a_real_gain(tmp_path: Path) -> None:
     assert text in checked(study.path).text.replace("\u202f", " ")
 
 
-def test_no_gain(tmp_path: Path) -> None:
+def test_no_gain(tmp_path):
     text = said(planted(tmp_path / "run", SIX, SIX))
     assert (
         text.startswith("Not yet certain: APPLE has 0.0 points")
@@ -70,12 +65,12 @@ def test_no_gain(tmp_path: Path) -> None:
     )
 
 
-def test_a_loss(tmp_path: Path) -> None:
+def test_a_loss(tmp_path):
     text = said(planted(tmp_path / "run", BETTER, SIX))
     assert text.startswith("No: APPLE has −20.0 points") and "are shown to lose" in text
 
 
-def test_one_harmed_hospital(tmp_path: Path) -> None:
+def test_one_harmed_hospital(tmp_path):
     """h1 falls from 60 to 30 %, the others rise by 20 points: of eight the mean is unclear, of fourteen it rises."""
     local, apple = (0.60, *SIX, 0.6), (0.30, *BETTER, 0.8)
     study = planted(tmp_path / "run", local, apple)
@@ -91,14 +86,14 @@ def test_one_harmed_hospital(tmp_path: Path) -> None:
     assert "shown to lose" not in few or "no hospital is shown to lose" in few
 
 
-def test_harm_without_a_mean_gain(tmp_path: Path) -> None:
+def test_harm_without_a_mean_gain(tmp_path):
     study = planted(tmp_path / "run", (0.9, *SIX[:5]), (0.5, *SIX[:5]))
     assert said(study).startswith(
         "No gain is certain, and harm is shown: h1 (−40.0) is shown to lose; APPLE has"
     )
 
 
-def test_chance_harms_no_hospital(tmp_path: Path) -> None:
+def test_chance_harms_no_hospital(tmp_path):
     """Twelve hospitals, equal models, 100 patients: of 40 studies few name one; without the correction many would."""
     rng = np.random.default_rng(4)
     named = plain = 0
@@ -113,7 +108,7 @@ def test_chance_harms_no_hospital(tmp_path: Path) -> None:
 METHODS = ("fedavg", "fedprox", "ditto", "fedper", "fedala", "fedbn", "apfl", "scaffold")
 
 
-def test_chance_makes_no_best_of_eight(tmp_path: Path) -> None:
+def test_chance_makes_no_best_of_eight(tmp_path):
     """Eight methods without a mean gain, ten hospitals that gain or lose, no validation data: the best method is the
     one with the most luck. Of forty studies few show a gain; were the choice not counted, many more would.
     """
@@ -132,7 +127,7 @@ def test_chance_makes_no_best_of_eight(tmp_path: Path) -> None:
     assert claimed <= 2 < uncounted
 
 
-def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path: Path) -> None:
+def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path):
     """And validation data that choose cost nothing: their choice knows nothing of the test part's luck."""
     test = {"local": SIX, **dict.fromkeys(METHODS, BETTER)}
     counts = {f"h{k}": 200 for k in range(1, 7)}
@@ -151,14 +146,14 @@ def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path: Path) -
     assert study.count_compared(str(study.best), "local") == 8
 
 
-def test_the_worst_silo_is_named_with_its_size(tmp_path: Path) -> None:
+def test_the_worst_silo_is_named_with_its_size(tmp_path):
     """The lowest of many scores is low by chance, too: a reader sees of how many samples it is."""
     assert "reaches 78.0 % (58.0 % alone) of 200 test samples" in said(
         planted(tmp_path / "run", SIX, BETTER)
     )
 
 
-def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path: Path) -> None:
+def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path):
     study = planted(tmp_path / "run", (SIX, SIX), (BETTER, BETTER), seeds=(1, 2))
     assert "tuned on the split" not in condition(verdict(study, "apple", "local"))
     (study.path / TUNING).write_text(json.dumps({"searches": [{"seed": 1}]}))
@@ -167,13 +162,13 @@ def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path: Path
     )
 
 
-def test_too_few(tmp_path: Path) -> None:
+def test_too_few(tmp_path):
     text = said(planted(tmp_path / "run", (0.5,) * 3, (0.625,) * 3))
     assert text.startswith("Not yet certain: APPLE has +12.5 points")
     assert "in 3 hospitals, an interval needs 6 hospitals" in text
 
 
-def test_without_training_alone_nothing_is_shown(tmp_path: Path) -> None:
+def test_without_training_alone_nothing_is_shown(tmp_path):
     study = StudyResults(
         make_run(tmp_path / "run", {"fedavg": (0.6,) * 3, "apple": (0.7,) * 3})
     )
@@ -186,14 +181,14 @@ def test_without_training_alone_nothing_is_shown(tmp_path: Path) -> None:
     )
 
 
-def test_withheld_scores_show_nothing(tmp_path: Path) -> None:
+def test_withheld_scores_show_nothing(tmp_path):
     nan = float("nan")
     study = StudyResults(make_run(tmp_path / "run", {"local": (nan,) * 3, "apple": (0.7,) * 3}))
     assert said(study) == "Not shown: no hospital has sent a score of both."
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_never_contradicts_the_headline(tmp_path: Path, seed: int) -> None:
+def test_it_never_contradicts_the_headline(tmp_path, seed):
     """Random studies: of few or many hospitals and patients, one seed or three, with gains of any size."""
     rng = np.random.default_rng(seed)
     silos, n, shift = int(rng.integers(2, 10)), int(rng.integers(10, 300)), rng.normal(0, 0.1)
@@ -213,8 +208,8 @@ def test_it_never_contradicts_the_headline(tmp_path: Path, seed: int) -> None:
         assert " loses " in word and text.startswith("No:")
 
 
-def test_an_unseen_hospital(tmp_path: Path) -> None:
-    def hold_out(gains: Sequence[float]) -> Callable[[dict[str, Any]], object]:
+def test_an_unseen_hospital(tmp_path):
+    def hold_out(gains):
         values = {
             f"h{k}": {
                 "apple": {
@@ -250,9 +245,9 @@ def test_an_unseen_hospital(tmp_path: Path) -> None:
     assert "not shown, 1 hospital held out, none with both scores" in said(missing)
 
 
-def test_calibration(tmp_path: Path) -> None:
-    def scores(gains: Sequence[float]) -> Callable[[dict[str, Any]], object]:
-        def change(content: dict[str, Any]) -> None:
+def test_calibration(tmp_path):
+    def scores(gains):
+        def change(content):
             for run in content["runs"]:
                 for silo, gain in zip(run["per_silo"].values(), gains, strict=False):
                     silo["brier"] = 0.2 - (gain if run["strategy"] == "apple" else 0)
@@ -273,9 +268,9 @@ def test_calibration(tmp_path: Path) -> None:
     )
 
 
-def test_epsilon(tmp_path: Path) -> None:
-    def spent(*values: Any) -> Callable[[dict[str, Any]], object]:
-        def change(content: dict[str, Any]) -> None:
+def test_epsilon(tmp_path):
+    def spent(*values):
+        def change(content):
             for run in content["runs"]:
                 for silo, epsilon in zip(run["per_silo"].values(), values * 6, strict=False):
                     silo["epsilon"] = epsilon
@@ -289,14 +284,14 @@ def test_epsilon(tmp_path: Path) -> None:
     assert "with epsilon at most 3.5." in said(changed(study, spent(2.0, 3.5)))
 
 
-def test_the_condition(tmp_path: Path) -> None:
+def test_the_condition(tmp_path):
     study = planted(tmp_path / "run", SIX, BETTER)
     assert condition(verdict(study, "apple", "local")) == (
         "Drawn from 6 hospitals, each tested on its own samples; the hospitals' own data; 2 rounds; 1 seed."
     )
 
 
-def test_intervals_of_hospitals_are_statsmodels() -> None:
+def test_intervals_of_hospitals_are_statsmodels():
     """``DescrStatsW([.1, .2, .05, .15, .3, -.1]).tconfint_mean()`` of statsmodels 0.15.0."""
     values = [0.1, 0.2, 0.05, 0.15, 0.3, -0.1]
     found = over_hospitals(values)
@@ -311,7 +306,7 @@ def test_intervals_of_hospitals_are_statsmodels() -> None:
     )
 
 
-def test_several_methods_share_five_per_cent() -> None:
+def test_several_methods_share_five_per_cent():
     """``DescrStatsW(...).tconfint_mean(0.05 / 4)`` is as wide."""
     values = [0.1, 0.2, 0.05, 0.15, 0.3, -0.1]
     one, four = over_hospitals(values), over_hospitals(values, 4)
@@ -321,7 +316,7 @@ def test_several_methods_share_five_per_cent() -> None:
     )
 
 
-def test_what_would_settle_it() -> None:
+def test_what_would_settle_it():
     """With so many hospitals of this mean and spread the interval excludes zero, and with one fewer it does not."""
     values = [0.1, 0.2, 0.05, 0.15, 0.3, -0.1]
     n = hospitals_to_settle(values)
@@ -331,7 +326,7 @@ def test_what_would_settle_it() -> None:
     assert t[0] < 1 <= t[1]
     assert hospitals_to_settle([0.001, -0.001, 0.2, -0.2, 0.1, -0.1]) is None
 
-    def seeds(*values: float) -> Any:
+    def seeds(*values):
         return {k: Gain(v, (v - 0.1, v + 0.1)) for k, v in enumerate(values)}
 
     wild = [seeds(0.05 + 0.1 * s, 0.05 - 0.06 * s) for s in (1, 1.2, -1, -0.7, 0.4, -1.6)]
@@ -344,10 +339,10 @@ def test_what_would_settle_it() -> None:
     assert seeds_to_settle(apart) is None and seeds_to_settle([seeds(0.1)] * 6) is None
 
 
-def test_evidence_stands_in_its_section_and_under_what_left(tmp_path: Path) -> None:
+def test_evidence_stands_in_its_section_and_under_what_left(tmp_path):
     """Brier of the method and, below it, of training alone; sets; subgroups; what a silo has not sent is a dash."""
 
-    def change(content: dict[str, Any]) -> None:
+    def change(content):
         for run in content["runs"]:
             first = run["per_silo"]["h1"]
             first |= {

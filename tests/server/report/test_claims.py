@@ -8,9 +8,6 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,14 +25,14 @@ from server.report.write import silo_table, write_report
 SIX = {f"h{k}": 100 for k in range(1, 7)}
 
 
-def compared(path: Path, local: Sequence[Any], apple: Sequence[Any], **options: Any) -> Path:
+def compared(path, local, apple, **options):
     """A run of two methods, one accuracy per silo each, for several seeds a list of those."""
     options.setdefault("counts", {f"h{k}": 100 for k in range(1, 1 + len(local))})
     test = {"local": local, "apple": apple}
     return make_run(path, test, validation={"local": 0.5, "apple": 0.8}, **options)
 
 
-def decision(path: Path) -> tuple[str, str]:
+def decision(path):
     """What the headline makes of the mean gain, and its points; the tile must say the same."""
     run = StudyResults(path)
     sentence = re.sub(r"<[^>]+>", "", headline(run)[0])

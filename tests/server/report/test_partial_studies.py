@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 import math
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from studies import changed, make_run
@@ -22,7 +20,7 @@ BETTER = tuple(v + 0.2 for v in SIX)
 NONE = math.nan
 
 
-def planted(path: Path, local: Any, apple: Any, silos: int, **options: Any) -> StudyResults:
+def planted(path, local, apple, silos, **options):
     counts = {f"h{k}": 200 for k in range(1, 1 + silos)}
     chosen = {"local": 0.5, "apple": 0.8}
     return StudyResults(
@@ -32,17 +30,17 @@ def planted(path: Path, local: Any, apple: Any, silos: int, **options: Any) -> S
     )
 
 
-def plain(text: str) -> str:
+def plain(text):
     return re.sub(r"<[^>]+>", "", html.unescape(str(text))).replace("\u202f", " ")
 
 
-def said(study: StudyResults) -> str:
+def said(study):
     found = answer(study)
     assert found is not None
     return plain(found.sentence)
 
 
-def test_silos_without_a_score_are_in_no_count(tmp_path: Path) -> None:
+def test_silos_without_a_score_are_in_no_count(tmp_path):
     """Two of eight withhold theirs with APPLE: "all silos" and "drawn from 8 silos" would count them."""
     study = planted(tmp_path / "run", (*SIX, 0.9, 0.9), (*BETTER, NONE, NONE), 8)
     assert said(study).startswith("Yes:") and "in 6 hospitals" in said(study)
@@ -56,7 +54,7 @@ def test_silos_without_a_score_are_in_no_count(tmp_path: Path) -> None:
     )
 
 
-def test_seeds_of_one_method_alone_are_in_no_count(tmp_path: Path) -> None:
+def test_seeds_of_one_method_alone_are_in_no_count(tmp_path):
     """Local was run with three seeds, APPLE has results with one: the comparison is of that one."""
     study = planted(tmp_path / "run", (SIX,) * 3, (BETTER,) * 3, 6, seeds=(1, 2, 3))
     assert (
@@ -64,7 +62,7 @@ def test_seeds_of_one_method_alone_are_in_no_count(tmp_path: Path) -> None:
         and "run:" not in headline(study)[1]
     )
 
-    def without(content: dict[str, Any]) -> None:
+    def without(content):
         for run in content["runs"]:
             if run["strategy"] == "apple" and run["seed"] > 1:
                 run["per_silo"] = {
@@ -80,7 +78,7 @@ def test_seeds_of_one_method_alone_are_in_no_count(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path):
     """Local went to its end; APPLE has 3 of its 9 rounds, and its epsilon is what these have cost."""
     study = planted(tmp_path / "run", SIX, BETTER, 6, rounds=9, config={"dp": True})
     rows = [r for r in study.history.rows if r.strategy == "local" or r.round <= 3]
@@ -103,12 +101,12 @@ def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path: Path) -> None:
     assert {run for _, run, *_ in privacy_rows(cut, ["apple"])} == {"APPLE, 42, not finished"}
 
 
-def test_epsilon_of_one_run_is_not_that_of_the_study(tmp_path: Path) -> None:
+def test_epsilon_of_one_run_is_not_that_of_the_study(tmp_path):
     study = planted(
         tmp_path / "run", (SIX,) * 2, (BETTER,) * 2, 6, seeds=(1, 2), config={"dp": True}
     )
 
-    def spent(content: dict[str, Any]) -> None:
+    def spent(content):
         for run in content["runs"]:
             for values in run["per_silo"].values():
                 values["epsilon"] = 3.5
@@ -131,9 +129,7 @@ def test_epsilon_of_one_run_is_not_that_of_the_study(tmp_path: Path) -> None:
         ([], "not shown, none was held out"),
     ],
 )
-def test_held_out_silos_without_a_score_are_named(
-    tmp_path: Path, zero_shot: list[Any], expected: str
-) -> None:
+def test_held_out_silos_without_a_score_are_named(tmp_path, zero_shot, expected):
     """A model that diverges at a hospital has no score there: the mean is of those where it did not."""
     each = {f"h{k}": {"apple": {"zero_shot": v, "local": 0.6}} for k, v in enumerate(zero_shot)}
     study = changed(
@@ -142,8 +138,8 @@ def test_held_out_silos_without_a_score_are_named(
     assert f"an unseen hospital: {expected}" in said(study)
 
 
-def test_calibration_of_several_measurements_was_measured(tmp_path: Path) -> None:
-    def measured(content: dict[str, Any]) -> None:
+def test_calibration_of_several_measurements_was_measured(tmp_path):
+    def measured(content):
         for run in content["runs"]:
             for values in run["per_silo"].values():
                 values["evidence"] = {"measurement.a.b.calibration_slope": 1.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ RUN = {
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
+def study(tmp_path_factory):
     """Two rounds of two silos, to whose history are added what these would have cost."""
     out = simulate({**RUN, "out": str(tmp_path_factory.mktemp("runs") / "run")}, quiet=True)
     history = History(out / "history.csv")
@@ -41,7 +40,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
     return StudyResults(out)
 
 
-def test_the_table_and_the_chart(study: StudyResults) -> None:
+def test_the_table_and_the_chart(study):
     page = str(privacy_section(study))
     assert page.count("<td>fedavg, 42</td>".replace("fedavg", "FedAvg")) == 2
     assert page.count("<td>1.50</td><td>1e-05</td><td>8</td>") == 2
@@ -51,9 +50,7 @@ def test_the_table_and_the_chart(study: StudyResults) -> None:
     )
 
 
-def test_a_chart_that_fails_stops_no_page(
-    study: StudyResults, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chart_that_fails_stops_no_page(study, monkeypatch):
     """An epsilon of an earlier version's history that no axis can hold."""
     monkeypatch.setattr(canvas, "log_undrawn", UNDRAWN)
     monkeypatch.setattr(privacy, "bought", lambda *_: [(1e308, 0.5), (1.5, 0.5)])
@@ -64,7 +61,7 @@ def test_a_chart_that_fails_stops_no_page(
     )
 
 
-def test_what_an_epsilon_has_bought(study: StudyResults) -> None:
+def test_what_an_epsilon_has_bought(study):
     """FedAvg is evaluated by what a silo receives: in round 2 by the model that round 1 has paid for."""
     assert private_methods(study) == ["fedavg"]
     assert study.per_round("fedavg", "epsilon", "hospital-01") == {1: 1.0, 2: 1.5}
@@ -74,7 +71,7 @@ def test_what_an_epsilon_has_bought(study: StudyResults) -> None:
     )
 
 
-def test_the_last_reply_says_what_a_run_has_cost(study: StudyResults) -> None:
+def test_the_last_reply_says_what_a_run_has_cost(study):
     found = spent_by_silo(study.history.of("fedavg", 42))
     assert {silo: (cost.epsilon, cost.steps) for silo, cost in found.items()} == dict.fromkeys(
         study.silos, (1.5, 8)
@@ -82,6 +79,6 @@ def test_the_last_reply_says_what_a_run_has_cost(study: StudyResults) -> None:
     assert [one["spent"] for one in budgets_of(study.history, "record")] == [1.5, 1.5]
 
 
-def test_without_differential_privacy_there_is_no_section(tmp_path: Path) -> None:
+def test_without_differential_privacy_there_is_no_section(tmp_path):
     out = simulate({**RUN, "rounds": 1, "out": str(tmp_path / "run")}, quiet=True)
     assert not privacy_section(StudyResults(out))

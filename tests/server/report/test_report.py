@@ -54,7 +54,7 @@ from strategies.base.state import State
 # Uncertainty
 
 
-def difference_interval(a: float, n: int, b: float, m: int) -> tuple[float, float]:
+def difference_interval(a, n, b, m):
     return from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, m))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
 BETTER = tuple(v + 0.2 for v in SIX)
 
 
-def planted(path: Path, local: Sequence[float], apple: Sequence[float]) -> StudyResults:
+def planted(path, local, apple):
     counts = {f"h{k}": 200 for k in range(1, 1 + len(local))}
     test: dict[str, Any] = {"local": local, "apple": apple}
     return StudyResults(
@@ -27,11 +25,11 @@ def planted(path: Path, local: Sequence[float], apple: Sequence[float]) -> Study
     )
 
 
-def scores(zero_shot: float | None, personalised: float | None = 0.8) -> dict[str, Any]:
+def scores(zero_shot, personalised=0.8):
     return {"zero_shot": zero_shot, "personalised": personalised, "local": 0.6, "all_in": 0.9}
 
 
-def text_of(study: Any) -> str:
+def text_of(study):
     page = (
         str(unseen_section(study))
         .replace("</td>", " ")
@@ -41,13 +39,13 @@ def text_of(study: Any) -> str:
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", page)))
 
 
-def with_held_out(path: Path, *each: dict[str, Any]) -> Any:
+def with_held_out(path, *each):
     study = planted(path, SIX, BETTER)
     held = {f"h{k}": {"apple": values} for k, values in enumerate(each, start=1)}
     return changed(study, lambda summary: summary.update(hold_out=held))
 
 
-def test_six_hospitals_have_an_interval(tmp_path: Path) -> None:
+def test_six_hospitals_have_an_interval(tmp_path):
     """Differences 0.10, 0.12, ..., 0.20: mean 0.15, Student's half width 2.571 * 0.03742 / sqrt(6) = 0.0393."""
     study = with_held_out(tmp_path / "run", *(scores(0.70 + 0.02 * k) for k in range(6)))
     text = text_of(study)
@@ -60,13 +58,13 @@ def test_six_hospitals_have_an_interval(tmp_path: Path) -> None:
     assert "Hospitals that did not train" in checked(study.path).text
 
 
-def test_too_few_are_not_shown(tmp_path: Path) -> None:
+def test_too_few_are_not_shown(tmp_path):
     text = text_of(with_held_out(tmp_path / "run", scores(0.7), scores(0.9)))
     assert "APPLE 80.0 80.0 60.0 90.0 +20.0 not shown +20.0 not shown 70.0" in text
     assert "No interval is shown: 2 hospitals held out, at least 6 needed." in text
 
 
-def test_what_is_withheld_makes_no_mean(tmp_path: Path) -> None:
+def test_what_is_withheld_makes_no_mean(tmp_path):
     """One silo's score is not known: neither the mean nor the worst is made of the others."""
     study = with_held_out(tmp_path / "run", scores(None), scores(0.9))
     assert (
@@ -75,14 +73,14 @@ def test_what_is_withheld_makes_no_mean(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_without_any_has_no_section(tmp_path: Path) -> None:
+def test_a_run_without_any_has_no_section(tmp_path):
     assert not unseen_section(planted(tmp_path / "run", SIX, BETTER))
 
 
-def test_a_run_that_holds_out_itself_shows_what_it_has(tmp_path: Path) -> None:
+def test_a_run_that_holds_out_itself_shows_what_it_has(tmp_path):
     """``role: held-out`` in a federation: the run's entry has the scores, and nobody trained alone there."""
 
-    def change(summary: dict[str, Any]) -> None:
+    def change(summary):
         for run in summary["runs"]:
             run["hold_out"] = {
                 "h9": {
@@ -103,8 +101,8 @@ def test_a_run_that_holds_out_itself_shows_what_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("late", [{}, {"h2": 4}])
-def test_a_late_joiner_is_named_beside_the_gains(tmp_path: Path, late: dict[str, int]) -> None:
-    def change(summary: dict[str, Any]) -> None:
+def test_a_late_joiner_is_named_beside_the_gains(tmp_path, late):
+    def change(summary):
         for run in summary["runs"]:
             run.update({"joined": late} if late else {})
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord
-from tiny import TinyGrid, comparable, federate, random_silos, round_of, rows_of, same
+from tiny import comparable, federate, random_silos, round_of, rows_of, same
 
 from partitions.common.errors import UserError
 from server.results.run_directory import RunDirectory
@@ -30,10 +30,10 @@ HONEST = {"a": 6, "b": 10, "c": 8}
 OPTIONS = {"strategy": "fedavg", "normalization": "agreed"}
 
 
-def says(**values: Any) -> Spoil:
+def says(**values):
     """These values on the summary; None: that key is not there."""
 
-    def spoil(reply: Message) -> None:
+    def spoil(reply):
         summary = dict(reply.content["summary"]) | values
         reply.content["summary"] = ConfigRecord(
             {key: value for key, value in summary.items() if value is not None}
@@ -42,21 +42,21 @@ def says(**values: Any) -> Spoil:
     return spoil
 
 
-def instead(record: Any) -> Spoil:
-    def spoil(reply: Message) -> None:
+def instead(record):
+    def spoil(reply):
         reply.content["summary"] = record
 
     return spoil
 
 
-def nothing(reply: Message) -> None:
+def nothing(reply):
     del reply.content["summary"]
 
 
-def times(factor: float) -> Spoil:
+def times(factor):
     """The sums of the first column as in a unit that is so many times smaller."""
 
-    def spoil(reply: Message) -> None:
+    def spoil(reply):
         summary: Any = reply.content["summary"]
         says(
             sum=[summary["sum"][0] * factor, *summary["sum"][1:]],
@@ -193,10 +193,10 @@ BAD: dict[str, Spoil] = {
 RESUMED = list(BAD)[::9]
 
 
-def prepared(spoil: Spoil, silo: str = "d") -> Callable[[TinyGrid], None]:
+def prepared(spoil, silo="d"):
     """The silo's summary is spoilt, every time that it is asked for."""
 
-    def after(name: str, message: Message, reply: Message) -> Message:
+    def after(name, message, reply):
         if (name, message.metadata.message_type) == (silo, "query"):
             spoil(reply)
         return reply
@@ -279,11 +279,11 @@ def test_a_summary_that_goes_bad_before_a_resume(four, tmp_path, kind):
     } == {0}
 
 
-def killed(times: int) -> Callable[[TinyGrid], None]:
+def killed(times):
     """The process of silo d dies over its summary, so many times."""
     left = [times]
 
-    def after(name: str, message: Message, reply: Message) -> Message:
+    def after(name, message, reply):
         if (name, message.metadata.message_type) != ("d", "query") or not left[0]:
             return reply
         left[0] -= 1
@@ -370,9 +370,7 @@ def test_another_unit_is_named_and_standardised_by_itself(four, tmp_path):
     )
 
 
-def summary(
-    name: str, sums: list[float], squares: list[float], **values: Any
-) -> dict[str, Any]:
+def summary(name, sums, squares, **values):
     known = {"name": name, "own_file": True, "shape": [len(sums)], "classes": 2, "n_train": 4}
     return {**known, "sum": sums, "square_sum": squares, **values}
 
@@ -400,7 +398,7 @@ def test_what_is_usual_in_a_column():
 # ---- What holds for all ----------------------------------------------------------------------------------------------
 
 
-def kinds(*values: tuple[str, list[int], int]) -> list[dict[str, Any]]:
+def kinds(*values):
     return [
         {"name": n, "own_file": True, "shape": shape, "classes": c, "n_train": 1}
         for n, shape, c in values

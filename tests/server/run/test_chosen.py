@@ -12,7 +12,7 @@ from server.results.history import Chosen, History, Row
 from server.results.summary import FinishedRun, run_summary
 
 
-def random_history(rng: random.Random, splits: tuple[str, ...]) -> list[Row]:
+def random_history(rng, splits):
     """Up to eight rounds of up to four silos that miss rounds, come late, and withhold; scores repeat."""
     rows = []
     for number in range(1, rng.randint(2, 9)):

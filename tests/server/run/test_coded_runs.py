@@ -210,7 +210,7 @@ DIGITS: dict[str, Any] = {
 
 
 @functools.cache
-def accuracy(**wire: Any) -> float:
+def accuracy(**wire):
     """Mean test accuracy of the received model, after 20 rounds."""
     rows = simulated(**DIGITS, **wire).history.rows
     found = [
@@ -251,12 +251,12 @@ def test_without_feedback_what_is_not_sent_is_missed(in_float32):
 # ---- Hostile silos -------------------------------------------------------------------------------------------------
 
 
-def tampered(reply: Message, name: str, value: Tensor) -> None:
+def tampered(reply, name, value):
     record: Any = reply.content["model.model"]
     record[name] = array_record({"v": value})["v"]
 
 
-def ints(*given: int) -> Tensor:
+def ints(*given):
     return torch.tensor(given, dtype=torch.int32)
 
 
@@ -315,12 +315,12 @@ def test_hostile_changes_are_left_out_with_one_line(three, wire, name, value, wh
 class Words(nn.Module):
     """The mean of three words' rows of a table, and a linear layer."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes):
         super().__init__()
         self.embedding = nn.Embedding(500, 8)
         self.linear = nn.Linear(8, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         result: Tensor = self.linear(self.embedding(x.long().clamp(0, 499)).mean(1))
         return result
 

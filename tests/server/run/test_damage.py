@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 from damage import damaged
 from resuming import Crash, assert_equal, crash_after, interrupted, notes
-from tiny import Files, comparable, federate, simulated
+from tiny import comparable, federate, simulated
 
 import server.run.checkpoints
 from server.results.history import History
@@ -19,7 +18,7 @@ from server.results.run_directory import BEFORE, NEWEST
 OPTIONS: dict[str, Any] = {"strategy": "apple", "rounds": 4, "learning_rate": 0.3}
 
 
-def files_of(folder: Path) -> dict[Path, bytes]:
+def files_of(folder):
     return {
         path: path.read_bytes()
         for path in folder.rglob("*")
@@ -27,7 +26,7 @@ def files_of(folder: Path) -> dict[Path, bytes]:
     }
 
 
-def test_of_a_damaged_checkpoint_the_one_before_is_taken(three: Files, tmp_path: Path) -> None:
+def test_of_a_damaged_checkpoint_the_one_before_is_taken(three, tmp_path):
     """Stopped after round 3; the run goes on from round 2 and is the uninterrupted one bit for bit. It says so."""
     whole = federate(three, directory=tmp_path / "whole", **OPTIONS)
     interrupted(three, tmp_path / "stopped", watch=crash_after(3), **OPTIONS)
@@ -50,7 +49,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(three: Files, tmp_path:
         )
 
 
-def test_a_crash_between_two_checkpoints_costs_a_round(three: Files, tmp_path: Path) -> None:
+def test_a_crash_between_two_checkpoints_costs_a_round(three, tmp_path):
     """The newest was put aside, and the next is not in its place yet."""
     whole = federate(three, directory=tmp_path / "whole", **OPTIONS)
     interrupted(three, tmp_path / "parts", watch=crash_after(3), **OPTIONS)
@@ -60,7 +59,7 @@ def test_a_crash_between_two_checkpoints_costs_a_round(three: Files, tmp_path: P
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
 
 
-def test_without_a_good_checkpoint_nothing_is_changed(three: Files, tmp_path: Path) -> None:
+def test_without_a_good_checkpoint_nothing_is_changed(three, tmp_path):
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
     folder = tmp_path / "run" / "checkpoint" / "apple-7"
     for name in (NEWEST, BEFORE):
@@ -74,9 +73,7 @@ def test_without_a_good_checkpoint_nothing_is_changed(three: Files, tmp_path: Pa
     assert files_of(tmp_path / "run") == before
 
 
-def test_a_run_without_its_checkpoint_does_not_begin_again_silently(
-    three: Files, tmp_path: Path
-) -> None:
+def test_a_run_without_its_checkpoint_does_not_begin_again_silently(three, tmp_path):
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     federate(three, directory=tmp_path / "run", resume=True, **OPTIONS)
@@ -87,7 +84,7 @@ def test_a_run_without_its_checkpoint_does_not_begin_again_silently(
     )
 
 
-def test_a_history_with_holes_is_named(three: Files, tmp_path: Path) -> None:
+def test_a_history_with_holes_is_named(three, tmp_path):
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
     file = tmp_path / "run" / "history.csv"
     lines = file.read_text().splitlines(keepends=True)
@@ -102,9 +99,7 @@ def test_a_history_with_holes_is_named(three: Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [(",0.", ",0.1"), (",received,", ",personal,")])
-def test_a_history_with_other_numbers_is_named(
-    three: Files, tmp_path: Path, old: str, new: str
-) -> None:
+def test_a_history_with_other_numbers_is_named(three, tmp_path, old, new):
     """One row of the checkpoint's is another: no round is missing."""
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
     file = tmp_path / "run" / "history.csv"
@@ -114,25 +109,25 @@ def test_a_history_with_other_numbers_is_named(
     assert note.startswith("history.csv has other rows of apple-7 than when round 3 was saved")
 
 
-def test_a_history_that_is_as_it_was_is_not_named(three: Files, tmp_path: Path) -> None:
+def test_a_history_that_is_as_it_was_is_not_named(three, tmp_path):
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
     federate(three, directory=tmp_path / "run", resume=True, **OPTIONS)
     assert notes(tmp_path / "run") == []
 
 
 def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
-    three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    three, tmp_path, monkeypatch
+):
     """At every checkpoint, what was last waited for of history.csv is all of it."""
     file, synced, checked = tmp_path / "run" / "history.csv", [0], []
     fsync, save = os.fsync, server.run.checkpoints.save_checkpoint
 
-    def sync(descriptor: int) -> None:
+    def sync(descriptor):
         fsync(descriptor)
         if file.exists() and os.fstat(descriptor).st_ino == file.stat().st_ino:
             synced.append(os.fstat(descriptor).st_size)
 
-    def checkpoint(*arguments: Any) -> None:
+    def checkpoint(*arguments):
         checked.append(synced[-1] == file.stat().st_size and synced[-1] > 500)
         save(*arguments)
 
@@ -142,9 +137,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
     assert checked == [True] * 4
 
 
-def test_an_interrupted_studys_rows_have_the_order_of_an_uninterrupted_ones(
-    tmp_path: Path,
-) -> None:
+def test_an_interrupted_studys_rows_have_the_order_of_an_uninterrupted_ones(tmp_path):
     """The first run was done and is closed once more as the study is resumed, in the middle of the second."""
     study: list[dict[str, Any]] = [
         {"strategy": name, "rounds": 3, "silos": 3} for name in ("local", "fedavg")
@@ -178,7 +171,7 @@ def test_an_interrupted_studys_rows_have_the_order_of_an_uninterrupted_ones(
         "apple,7,1,a,test,received,accuracy,\"" + "9" * 200_000 + "\",10",
     ],
 )  # fmt: skip
-def test_a_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:
+def test_a_line_that_is_no_row_is_named(tmp_path, line):
     file = tmp_path / "history.csv"
     History(file)
     file.write_text(file.read_text() + f"apple,7,1,a,test,received,accuracy,0.5,10\n{line}\n")

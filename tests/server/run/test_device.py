@@ -14,14 +14,12 @@ from hospitals import ALL, NETWORKS, hospital_files
 from phony import DEVICE, phony_device
 from resuming import Crash, crash_after
 from sklearn.datasets import load_digits
-from tiny import SIMULATED, Files, Run, federate, random_silos, simulated
+from tiny import SIMULATED, federate, random_silos, simulated
 from two_layers import DEEP
 
 import client.app
 import client.session
 from partitions import npz, stored
-from server.results.history import Row
-from server.run.loop import RoundLoop
 from strategies import strategies
 from strategies.base.settings import RULES
 
@@ -50,7 +48,7 @@ def _few(tmp_path_factory):
         yield
 
 
-def run(**changes: Any) -> RoundLoop:
+def run(**changes):
     changes |= NEEDS.get(changes["strategy"], {})
     few: dict[str, Any] = {
         "fedala.max-epochs": 2,
@@ -68,7 +66,7 @@ def on_device(monkeypatch):
     monkeypatch.setattr(client.session, "device_of", lambda *_: DEVICE)
 
 
-def figures(federation: RoundLoop) -> list[Row]:
+def figures(federation):
     return [row for row in federation.history.rows if "seconds" not in row.metric]
 
 
@@ -125,7 +123,7 @@ def test_a_run_goes_on_from_its_files(strategy, tmp_path, request):
         )
 
 
-def assert_same_there(request: pytest.FixtureRequest, files: Files, **options: Any) -> None:
+def assert_same_there(request, files, **options):
     """A run of FedAvg has the CPU's losses; a convolution there is another kernel, with other last digits."""
     options = {"strategy": "fedavg", "rounds": 2, "batch_size": 16, **options}
     on_cpu = losses(federate(files, **options))
@@ -134,7 +132,7 @@ def assert_same_there(request: pytest.FixtureRequest, files: Files, **options: A
         assert losses(federate(files, **options)) == pytest.approx(on_cpu, rel=1e-3)
 
 
-def losses(run: Run) -> list[float]:
+def losses(run):
     return [row.value for row in run.rows if row.metric == "loss" and row.value is not None]
 
 

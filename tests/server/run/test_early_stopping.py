@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from resuming import Crash, assert_equal, crash_after, interrupted
-from tiny import Files, Run, comparable, federate, round_of, settings_of
+from tiny import comparable, federate, round_of, settings_of
 
 from client.export import export_model
 from partitions.common.errors import UserError
@@ -24,13 +22,13 @@ from strategies.base.run_settings import parse_settings
 OPTIONS = {"rounds": 16, "patience": 3, "learning_rate": 0.5, "batch_size": 4}
 
 
-def validation_means(run: Run) -> dict[int, float]:
+def validation_means(run):
     """The mean validation score by round, computed from the whole history."""
     values = values_by_round(run.rows, "val", run.strategy.info.reports)
     return {number: mean(of) for number, of in values.items()}
 
 
-def last_by_hand(means: Mapping[int, float], patience: int, min_delta: float = 0.0) -> int:
+def last_by_hand(means, patience, min_delta=0.0):
     """The round after which a run ends: the first with ``patience`` rounds behind it since the last better one."""
     best, since = -1.0, 0
     for number, score in means.items():
@@ -184,7 +182,7 @@ def test_it_is_a_finished_run(three, tmp_path, method):
     assert (told["after"], told["rounds"], told["since"]) == (last, 16, since)
 
 
-def last_better(run: Run) -> int:
+def last_better(run):
     means = validation_means(run)
     best = max(score for number, score in means.items() if number <= run.federation.last)
     return next(number for number, score in means.items() if score == best)
@@ -253,7 +251,7 @@ def test_a_power_cut_leaves_all_states_of_the_last_round(three, tmp_path):
     assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, resumed.federation.last + 1}
 
 
-def last_of(files: Files, options: Mapping[str, Any]) -> int:
+def last_of(files, options):
     return federate(files, **options).federation.last
 
 
@@ -269,7 +267,7 @@ def test_a_silo_that_joins_late_does_not_look_like_progress():
     assert (followed.round, followed.evaluated) == (1, 3)
 
 
-def row(number: int, silo: str, value: float) -> Any:
+def row(number, silo, value):
     from server.results.history import Row
 
     return Row("fedavg", 1, number, silo, "val", "personal", "accuracy", value, 10)

@@ -39,7 +39,7 @@ ONES = {"survival", "fedala"}
 OF_ONE_CLASS = {"fedproto", "fedrod", "fedpac", "gpfl"}
 
 
-def go(folder: Path, kind: str, **changes: Any) -> Any:
+def go(folder, kind, **changes):
     return federate(
         hospital_files(folder, kind),
         **{**EASY_OF.get(kind, EASY), **NETWORKS[kind], "rounds": 2, **changes},
@@ -87,7 +87,7 @@ def test_networks_without_batch_normalisation_are_refused(tmp_path, made):
         go(tmp_path, made, strategy="fedbn")
 
 
-def learns(run: Any, made: str, snapshot: str = "", **changes: Any) -> None:
+def learns(run, made, snapshot="", **changes):
     task = TASK_OF.get(made, made)
     kind = task_of(task)
     rows = [r for r in run.federation.history.rows if r.silo in NAMES and r.split == "test"]
@@ -105,12 +105,12 @@ def learns(run: Any, made: str, snapshot: str = "", **changes: Any) -> None:
     assert sum(loss[2, name] for name in NAMES) < start_loss(made, **changes)
 
 
-def kind_of(run: Any) -> str:
+def kind_of(run):
     return str(type(run.strategy).info.reports)
 
 
 @functools.cache
-def start_loss(made: str, **changes: Any) -> float:
+def start_loss(made, **changes):
     """Of the model that all begin with, summed over the silos."""
     with tempfile.TemporaryDirectory() as folder:
         run = go(

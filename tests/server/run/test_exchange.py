@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 import pytest
 from flwr.app import Error, Message, MessageType, RecordDict
@@ -28,29 +26,24 @@ class Network(Grid):
     an error as soon as somebody asks, and who is back has a new time of activation.
     """
 
-    def __init__(
-        self,
-        takes: dict[int, float],
-        away: dict[int, tuple[float, float]] | None = None,
-        busy: dict[int, tuple[float, float]] | None = None,
-    ) -> None:
+    def __init__(self, takes, away=None, busy=None):
         self.takes, self.away, self.busy = takes, away or {}, busy or {}
         self.now, self.told = 0.0, PATIENT_SECONDS
         self.sent: dict[str, tuple[Message, float]] = {}
         self.pushes = 0
         self.faults = 0  # pushes that fail at first
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
 
-    def is_here(self, node: int) -> bool:
+    def is_here(self, node):
         gone, back = self.away.get(node, (1e9, 1e9))
         return not gone <= self.now < back
 
-    def get_node_ids(self) -> Iterable[int]:
+    def get_node_ids(self):
         return [node for node in self.takes if self.is_here(node)]
 
-    def get_nodes(self) -> Iterable[Any]:
+    def get_nodes(self):
         for node in self.get_node_ids():
             back = self.away.get(node, (1e9, 1e9))[1]
             begin, end = self.busy.get(node, (1e9, 1e9))
@@ -58,7 +51,7 @@ class Network(Grid):
             since = "later" if self.now >= back else "first"
             yield NodeInfo(node_id=node, last_activated_at=since, heartbeat_interval=told)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(self, messages):
         if self.faults:
             self.faults -= 1
             raise ObjectPushError("object", 1, "session")
@@ -69,7 +62,7 @@ class Network(Grid):
             self.sent[names[-1]] = message, self.now
         return names
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(self, message_ids):
         for name in message_ids:
             message, pushed = self.sent[name]
             message.metadata.__dict__["_message_id"] = name
@@ -83,22 +76,14 @@ class Network(Grid):
             elif self.now >= done and not pushed <= gone < done:
                 yield Message(RecordDict(), reply_to=message)
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
+    def send_and_receive(self, messages, *, timeout=None):
         raise NotImplementedError
 
     create_message = set_run = send_and_receive  # type: ignore[assignment]
     run = property(lambda self: None)
 
 
-def go(
-    network: Network,
-    policy: TimeoutPolicy,
-    monkeypatch: pytest.MonkeyPatch,
-    answered: Collection[int] = (),
-    on_queue: Callable[[int], object] = lambda node: None,
-) -> tuple[dict[int, str], list[int]]:
+def go(network, policy, monkeypatch, answered=(), on_queue=lambda node: None):
     """What each node's reply is ("" is content), and who was said to be gone."""
     monkeypatch.setattr(exchange.time, "sleep", network.sleep)
     monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)

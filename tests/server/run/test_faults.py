@@ -38,26 +38,26 @@ from strategies.base.transport.payload import TensorArray, array_record, decode
 # ---- Silos that fail -----------------------------------------------------------------------------------------------
 
 
-def with_model(reply: Message, vector: Tensor) -> None:
+def with_model(reply, vector):
     reply.content["model.model"] = array_record({"vector": vector})
 
 
-def change(reply: Message, **values: Any) -> None:
+def change(reply, **values):
     for key, value in values.items():
         reply.content["config"][key] = value
 
 
-def drop(reply: Message, key: str) -> None:
+def drop(reply, key):
     del reply.content[key]
 
 
-def raw(reply: Message, data: bytes) -> None:
+def raw(reply, data):
     record = ArrayRecord()
     record["vector"] = Array(dtype="float32", shape=(12,), stype="numpy.ndarray", data=data)
     reply.content["model.model"] = record
 
 
-def beside(reply: Message, record: str, key: str) -> None:
+def beside(reply, record, key):
     """150 MB more than the model."""
     found: Any = reply.content.setdefault(record, ArrayRecord())
     found[key] = TensorArray(torch.zeros(150_000_000 // 4))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord
 from representatives import product
 from resuming import assert_equal, crash_after, interrupted
-from tiny import Run, TinyGrid, comparable, federate, random_silos, round_of, write_silo
+from tiny import comparable, federate, random_silos, round_of, write_silo
 
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
@@ -34,35 +33,33 @@ def four(tmp_path):
     return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7})
 
 
-def coming(
-    silo: str, server_round: int, also: Callable[[TinyGrid], object] = lambda grid: None
-) -> Any:
+def coming(silo, server_round, also=lambda grid: None):
     """For ``prepare``: the silo's node is online from that round on."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         nodes, seen = grid.get_node_ids, [0]
 
-        def before(name: str, message: Message, context: Any) -> None:
+        def before(name, message, context):
             seen[0] = max(seen[0], round_of(message))
 
-        def online() -> Iterable[int]:
+        def online():
             here = seen[0] >= server_round - 1
             return [n for n in nodes() if here or grid.name_of(n) != silo]
 
-        grid.before, grid.get_node_ids = before, online  # type: ignore[method-assign]
+        grid.before, grid.get_node_ids = before, online
         also(grid)
 
     return prepare
 
 
-def notes(directory: Path) -> list[str]:
+def notes(directory):
     events = [
         json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
     ]
     return [e["message"] for e in events if e["event"] == "note"]
 
 
-def trained(run: Run, silo: str) -> list[int]:
+def trained(run, silo):
     asked = [m for m, _ in run.grid.traffic if run.grid.name_of(m.metadata.dst_node_id) == silo]
     return [round_of(m) for m in asked if m.metadata.message_type == "train"]
 
@@ -296,6 +293,6 @@ def test_a_run_that_goes_back_lets_it_join_again(four, tmp_path):
     assert_equal_rows(undisturbed, again)
 
 
-def assert_equal_rows(first: Run, second: Run) -> None:
+def assert_equal_rows(first, second):
     without = ("round_seconds", "bytes_down", "bytes_up")
     assert comparable(first.rows, without=without) == comparable(second.rows, without=without)

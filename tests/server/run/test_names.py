@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from resuming import crash_after, interrupted
-from tiny import TinyGrid, comparable, federate, round_of, rows_of, same, write_silo
+from tiny import comparable, federate, round_of, rows_of, same, write_silo
 
 from client.site.trust.envelope import fingerprint
 from server.run.registration.data_summaries import IdentityRegistry, ImpostorError
@@ -22,16 +22,14 @@ KEEP_MODELS = ["fedamp", "heurfedamp", "diversifed", "fedfomo"]
 Keys = Mapping[str, tuple[str, str]]  # what each silo's node is registered as, and its key
 
 
-def pem(word: str) -> bytes:
+def pem(word):
     return f"-----BEGIN PUBLIC KEY-----\n{(word * 8)[:8]}\n-----END PUBLIC KEY-----\n".encode()
 
 
-def registered(
-    keys: Keys, names: Mapping[str, str] | None = None
-) -> Callable[[TinyGrid], None]:
+def registered(keys, names=None):
     """For ``prepare``: a SuperLink's table. Files are called as silos are registered; ``names`` is what they say."""
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         nodes: list[Any] = []
         for number, context in grid.contexts.items():
             own = str(context.node_config["name"])
@@ -39,12 +37,12 @@ def registered(
             context.node_config["name"] = (names or {}).get(own, own)
             public = pem(key) if key else b""
             nodes.append(NodeInfo(node_id=number, name=name, public_key=public))
-        grid.get_nodes = lambda: nodes  # type: ignore[method-assign]
+        grid.get_nodes = lambda: nodes
 
     return prepare
 
 
-def own_keys(*names: str) -> Keys:
+def own_keys(*names):
     return {name: (name, f"key{name}") for name in names}
 
 

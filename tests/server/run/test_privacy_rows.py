@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message, MetricRecord
-from tiny import Run, TinyGrid, array_record, federate, random_silos, tensor_of
+from flwr.app import MetricRecord
+from tiny import array_record, federate, random_silos, tensor_of
 
 from partitions.common.errors import DataError
 from server.results.history import spent_by_silo
@@ -21,13 +19,11 @@ PRIVATE: dict[str, Any] = {"dp": True, "batch_size": 10, "learning_rate": 0.1}
 COST: dict[str, Any] = {"epsilon": 600.0, "delta": 1e-5, "dp_steps": 10.0}
 
 
-def run_with(
-    folder: Path, metrics: Mapping[str, float], vector: float = 0.0, **settings: Any
-) -> Run:
+def run_with(folder, metrics, vector=0.0, **settings):
     """Two rounds in which silo a says this of itself, and adds ``vector`` to what it sends."""
 
-    def prepare(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+    def prepare(grid):
+        def after(silo, message, reply):
             if silo == "a" and message.metadata.message_type == "train":
                 for record in reply.content.array_records.values():
                     for key, array in list(record.items()):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 from damage import flip
-from flwr.app import Context, Error, Message
+from flwr.app import Error, Message
 from resuming import Crash, crash_after, notes
-from tiny import Files, TinyGrid, comparable, federate, round_of, simulated
+from tiny import comparable, federate, round_of, simulated
 
 import client.app
 import client.store
@@ -31,26 +30,26 @@ OPTIONS: dict[str, Any] = {"strategy": "apple", "rounds": 5, "silos": 3, "seed":
 KEY = "checkpoint/apple-7"
 
 
-def rows(directory: Path) -> list[list[str]]:
+def rows(directory):
     return comparable(History(directory / "history.csv").rows)
 
 
-def state(directory: Path, silo: int, number: int) -> Path:
+def state(directory, silo, number):
     return directory / KEY / "silos" / f"hospital-0{silo}" / f"round-{number:06d}.safetensors"
 
 
-def stopped(directory: Path, after: int = 3, **changes: Any) -> Path:
+def stopped(directory, after=3, **changes):
     with pytest.raises(Crash):
         simulated(directory=directory, watch=crash_after(after), **{**OPTIONS, **changes})
     return directory
 
 
-def resumed(directory: Path, **changes: Any) -> RoundLoop:
+def resumed(directory, **changes):
     return simulated(directory=directory, resume=True, **{**OPTIONS, **changes})
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+def whole(tmp_path_factory):
     """The history of the undisturbed run."""
     directory = tmp_path_factory.mktemp("whole")
     simulated(directory=directory, **OPTIONS)
@@ -58,13 +57,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def at_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def at_three(tmp_path_factory):
     """The run, stopped after round 3."""
     return stopped(tmp_path_factory.mktemp("three") / "run")
 
 
 @pytest.fixture
-def run(at_three: Path, tmp_path: Path) -> Path:
+def run(at_three, tmp_path):
     return Path(shutil.copytree(at_three, tmp_path / "run"))
 
 
@@ -85,16 +84,14 @@ def run(at_three: Path, tmp_path: Path) -> Path:
         ("silos/hospital-02/round-000001.safetensors", ""),
     ],
 )
-def test_one_flipped_bit_changes_no_number(
-    whole: list[list[str]], run: Path, file: str, told: str, bit: int
-) -> None:
+def test_one_flipped_bit_changes_no_number(whole, run, file, told, bit):
     flip(run / KEY / file, bit)
     resumed(run)
     assert rows(run) == whole
     assert [note[: len(told)] for note in notes(run)] == ([told] if told else [])
 
 
-def test_two_silos_states_of_the_same_round(run: Path, tmp_path: Path) -> None:
+def test_two_silos_states_of_the_same_round(run, tmp_path):
     undisturbed = Path(shutil.copytree(run, tmp_path / "whole"))
     resumed(undisturbed)
     for silo in (1, 3):
@@ -107,13 +104,11 @@ def test_two_silos_states_of_the_same_round(run: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_a_run_that_was_stopped_in_the_middle_of_a_round(
-    whole: list[list[str]], run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_stopped_in_the_middle_of_a_round(whole, run, monkeypatch):
     """The first silo has saved round 4 already, and still has its round 2 when the run goes back to it."""
     train = client.app.Message
 
-    def third_silo(*arguments: Any, **named: Any) -> Any:
+    def third_silo(*arguments, **named):
         asked = named.get("reply_to")
         if (
             asked is not None
@@ -136,9 +131,7 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_round(
 @pytest.mark.parametrize(
     "changes", [{"checkpoint_every": 2}, {"participation": 0.7}, {"evaluate_every": 0}]
 )
-def test_checkpoints_and_participants_now_and_then(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_checkpoints_and_participants_now_and_then(tmp_path, changes):
     simulated(directory=tmp_path / "whole", **{**OPTIONS, **changes})
     run = stopped(tmp_path / "run", after=4, **changes)
     damaged = max(run.rglob("hospital-0?/round-000004.safetensors"))
@@ -153,9 +146,7 @@ def test_checkpoints_and_participants_now_and_then(
     ]
 
 
-def test_before_the_first_checkpoint_lies_the_start(
-    whole: list[list[str]], tmp_path: Path
-) -> None:
+def test_before_the_first_checkpoint_lies_the_start(whole, tmp_path):
     run = stopped(tmp_path / "run", after=1)
     flip(state(run, 2, 1))
     resumed(run)
@@ -165,7 +156,7 @@ def test_before_the_first_checkpoint_lies_the_start(
     ]
 
 
-def test_a_finished_run_that_is_closed_again(whole: list[list[str]], tmp_path: Path) -> None:
+def test_a_finished_run_that_is_closed_again(whole, tmp_path):
     run = tmp_path / "run"
     simulated(directory=run, **OPTIONS)
     flip(state(run, 2, 5))
@@ -174,9 +165,7 @@ def test_a_finished_run_that_is_closed_again(whole: list[list[str]], tmp_path: P
 
 
 @pytest.mark.parametrize("others", [[(2, 2), (2, 1)], [(1, 2)]])
-def test_where_it_cannot_go_back_a_simulation_says_why(
-    run: Path, others: list[tuple[int, int]]
-) -> None:
+def test_where_it_cannot_go_back_a_simulation_says_why(run, others):
     """All states of a silo are damaged; or the newest of one silo, and of another that before it."""
     for silo, number in [(2, 3), *others]:
         flip(state(run, silo, number))
@@ -192,9 +181,7 @@ def test_where_it_cannot_go_back_a_simulation_says_why(
 
 
 @pytest.mark.parametrize("place", ["checkpoint", "forget", "note", "round", "save"])
-def test_a_crash_as_it_goes_back(
-    whole: list[list[str]], run: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_crash_as_it_goes_back(whole, run, monkeypatch, place):
     """Behind each step that changes a file; whoever resumes the run ends with the same history."""
     flip(state(run, 2, 3))
     targets: dict[str, tuple[Any, str]] = {
@@ -207,7 +194,7 @@ def test_a_crash_as_it_goes_back(
     owner, name = targets[place]
     step, calls = getattr(owner, name), []
 
-    def crashing(*arguments: Any, **named: Any) -> Any:
+    def crashing(*arguments, **named):
         result = step(*arguments, **named)
         calls.append(name)
         # Resuming forgets, and the first round goes back
@@ -222,14 +209,12 @@ def test_a_crash_as_it_goes_back(
     assert rows(run) == whole
 
 
-def test_a_crash_between_two_checkpoints_after_a_damaged_one(
-    whole: list[list[str]], run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_between_two_checkpoints_after_a_damaged_one(whole, run, monkeypatch):
     """The newest was damaged: it must not take the place of the good one before it."""
     flip(run / KEY / NEWEST)
     replace, place = os.replace, run / KEY / NEWEST
 
-    def crashing(source: Any, target: Any) -> None:
+    def crashing(source, target):
         if Path(target) == place and Path(source).suffix == ".tmp":
             raise Crash
         replace(source, target)
@@ -241,9 +226,7 @@ def test_a_crash_between_two_checkpoints_after_a_damaged_one(
     assert rows(run) == whole
 
 
-def test_the_screen_and_the_report_say_it_at_the_end(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_screen_and_the_report_say_it_at_the_end(tmp_path, capfd):
     run = tmp_path / "run"
     given = [
         "simulate",
@@ -272,16 +255,16 @@ def test_the_screen_and_the_report_say_it_at_the_end(
 # ---- Silos with states of their own, as they are deployed ------------------------------------------------------------
 
 
-def deployed(files: Files, folder: Path, **changes: Any) -> Any:
+def deployed(files, folder, **changes):
     options = {"strategy": "apple", "rounds": 5, "learning_rate": 0.3, **changes}
     return federate(files, directory=folder / "run", state_dir=folder / "states", **options)
 
 
-def before_round(number: int, silo: str, do: Callable[[], None]) -> Callable[[TinyGrid], None]:
+def before_round(number, silo, do):
     """For ``prepare``: do something once, before a silo is given its message of a round."""
     done: list[bool] = []
 
-    def before(name: str, message: Message, context: Context) -> None:
+    def before(name, message, context):
         if (name, round_of(message)) == (silo, number) and not done:
             done.append(True)
             client.store._WRITTEN.clear()  # its process was started anew, and reads the file
@@ -290,8 +273,8 @@ def before_round(number: int, silo: str, do: Callable[[], None]) -> Callable[[Ti
     return lambda grid: setattr(grid, "before", before)
 
 
-def damage_all(folder: Path, silo: str, *numbers: int) -> Callable[[], None]:
-    def do() -> None:
+def damage_all(folder, silo, *numbers):
+    def do():
         files = [
             f for n in numbers for f in folder.rglob(f"{silo}/run-*/*-{n:06d}.safetensors")
         ]
@@ -303,9 +286,7 @@ def damage_all(folder: Path, silo: str, *numbers: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_federation_goes_back_in_the_middle_of_a_run(
-    three: Files, tmp_path: Path, every: int
-) -> None:
+def test_a_federation_goes_back_in_the_middle_of_a_run(three, tmp_path, every):
     """With checkpoints of every other round the damaged state is of a round between two of them."""
     undisturbed = deployed(three, tmp_path / "whole", checkpoint_every=every)
     disturb = before_round(4, "b", damage_all(tmp_path / "run", "b", 3))
@@ -329,7 +310,7 @@ def test_a_federation_goes_back_in_the_middle_of_a_run(
     ]
 
 
-def test_a_state_that_is_lost_is_marked(three: Files, tmp_path: Path) -> None:
+def test_a_state_that_is_lost_is_marked(three, tmp_path):
     """All that b has kept is damaged: it misses a round, and begins anew with what it then receives."""
     disturb = before_round(4, "b", damage_all(tmp_path, "b", 3, 2, 1))
     run = deployed(three, tmp_path, rounds=6, prepare=disturb)
@@ -346,11 +327,11 @@ def test_a_state_that_is_lost_is_marked(three: Files, tmp_path: Path) -> None:
     assert note in unescape((tmp_path / "run" / "report.html").read_text())
 
 
-def test_what_is_lost_stays_known_when_the_run_is_resumed(three: Files, tmp_path: Path) -> None:
+def test_what_is_lost_stays_known_when_the_run_is_resumed(three, tmp_path):
     """b goes on from round 1 by the server's leave; it has not trained since when the server is started anew."""
     disturb = before_round(4, "b", damage_all(tmp_path, "b", 3, 2))
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         disturb(grid)
         grid.absent = {("b", 5)}
 
@@ -362,11 +343,11 @@ def test_what_is_lost_stays_known_when_the_run_is_resumed(three: Files, tmp_path
     assert "then goes on from its state of round 1" in notes(tmp_path / "run")[0]
 
 
-def test_a_silo_that_always_says_so_holds_nobody_up(three: Files, tmp_path: Path) -> None:
+def test_a_silo_that_always_says_so_holds_nobody_up(three, tmp_path):
     """It gets one step back, whatever it claims; the others' numbers are those of a run in which it fails."""
 
-    def lies(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+    def lies(grid):
+        def after(silo, message, reply):
             number = round_of(message)
             if silo != "c" or number < 4:
                 return reply
@@ -377,8 +358,8 @@ def test_a_silo_that_always_says_so_holds_nobody_up(three: Files, tmp_path: Path
 
         grid.after = after
 
-    def fails(grid: TinyGrid) -> None:
-        def after(silo: str, message: Message, reply: Message) -> Message:
+    def fails(grid):
+        def after(silo, message, reply):
             return (
                 reply
                 if silo != "c" or round_of(message) < 4
@@ -396,13 +377,11 @@ def test_a_silo_that_always_says_so_holds_nobody_up(three: Files, tmp_path: Path
     assert [r.round for r in run.rows if r.metric == "state_lost"] == [4, 5, 6, 7, 8, 9]
 
 
-def test_one_silo_that_cannot_be_helped_keeps_no_other_from_it(
-    three: Files, tmp_path: Path
-) -> None:
+def test_one_silo_that_cannot_be_helped_keeps_no_other_from_it(three, tmp_path):
     """b's state of round 3 is made anew; a has nothing left, and is marked in the round that all come to again."""
     of_b, of_a = damage_all(tmp_path, "b", 3), damage_all(tmp_path, "a", 3, 2, 1)
 
-    def both() -> None:
+    def both():
         of_b()
         of_a()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from resuming import Crash, assert_equal, crash_after, interrupted, personal_models
-from tiny import METHODS, TinyGrid, comparable, federate, one_block, round_of, same, write_silo
+from tiny import METHODS, comparable, federate, one_block, round_of, same, write_silo
 
 from partitions.common.errors import UserError
 from server.run.checkpoints import Checkpoints
@@ -220,14 +220,14 @@ def test_a_quorum_goes_on_without_a_silo(three, tmp_path, method):
         federate(three, **again)
 
 
-def away_in_round_three(grid: TinyGrid) -> None:
+def away_in_round_three(grid):
     """The third silo is not here until a message of round 3 has been answered."""
     nodes = list(grid.contexts)
 
-    def here() -> list[int]:
+    def here():
         return nodes if any(round_of(m) == 3 for m, _ in grid.traffic) else nodes[:2]
 
-    grid.get_node_ids = here  # type: ignore[method-assign]
+    grid.get_node_ids = here
 
 
 @pytest.mark.parametrize("method", METHODS)

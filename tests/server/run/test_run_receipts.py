@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from tiny import Run, TinyGrid, audited, federate, notes, random_silos, round_of
+from flwr.app import ConfigRecord, Message, RecordDict
+from tiny import audited, federate, notes, random_silos, round_of
 
 from client.site.trust import audit, receipts
 from client.site.trust.keys import make_signing_key
@@ -22,7 +22,7 @@ from server.simulation.engine import flower_identity
 SILOS = {"a": 6, "b": 11, "c": 8}
 
 
-def site(grid: TinyGrid) -> None:
+def site(grid):
     """Around each silo's app what the site's own process does: it takes the receipt, and writes down what leaves."""
     for context in grid.contexts.values():
         node = context.node_config
@@ -30,7 +30,7 @@ def site(grid: TinyGrid) -> None:
     audited(grid, takes_receipts=True)
 
 
-def run(folder: Path, rounds: int, prepare: Any = site, **more: Any) -> Run:
+def run(folder, rounds, prepare=site, **more):
     files = {name: folder / f"{name}.npz" for name in SILOS}
     if not all(file.exists() for file in files.values()):
         files = dict(random_silos(folder, SILOS))
@@ -47,9 +47,7 @@ def key(tmp_path, monkeypatch):
     return file
 
 
-def log_of(
-    folder: Path, silo: str
-) -> tuple[list[dict[str, Any]], list[receipts.Receipt], Path]:
+def log_of(folder, silo):
     """A silo's log, which is whole, and the receipts that it keeps."""
     place = folder / "site" / silo / "audit"
     found = audit.verify(place)
@@ -61,7 +59,7 @@ def log_of(
     )
 
 
-def servers(folder: Path, silo: str) -> list[receipts.Receipt]:
+def servers(folder, silo):
     texts = receipts.read_kept(folder / "run" / receipts.FILE)
     return [one for one in map(receipts.read_receipt, texts) if one.silo == silo]
 
@@ -124,14 +122,14 @@ def test_a_server_with_another_key_is_named_and_stops_nothing(tmp_path, monkeypa
     assert len(keys) == 1 and len({one.key for one in servers(tmp_path, "a")}) == 2
 
 
-def _run_until_killed(folder: Path, key: str) -> None:
+def _run_until_killed(folder, key):
     os.environ[KEY] = key
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         site(grid)
         inner = grid.before
 
-        def before(silo: str, message: Message, context: Context) -> None:
+        def before(silo, message, context):
             if silo == "b" and round_of(message) == 2:
                 # Silo a has written down its reply, and the server has not seen it
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -170,7 +168,7 @@ def test_over_kill_9_and_resume(tmp_path, key, capsys):
     assert "receipt" not in capsys.readouterr().err
 
 
-def _readable(folder: Path) -> list[receipts.Receipt]:
+def _readable(folder):
     texts = receipts.read_kept(folder / "run" / receipts.FILE)
     return [receipts.read_receipt(text) for text in texts if text.endswith("}")]
 

@@ -5,14 +5,13 @@ mapped by name, bit for bit as a file in the agreed order, or left out and named
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 from schemas import COLUMNS, DECLARED, LABELS, PERMUTED, hospitals, save
-from tiny import Run, comparable, federate, one_block, same, simulated
+from tiny import comparable, federate, one_block, same, simulated
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -41,7 +40,7 @@ def reference(agreed):
     return federate(agreed, **OPTIONS)
 
 
-def assert_same(run: Run, other: Run) -> None:
+def assert_same(run, other):
     assert comparable(run.rows) == comparable(other.rows)
     states: list[tuple[State, State]] = [(run.strategy.state, other.strategy.state)]
     states += [(run.grid.state(silo), other.grid.state(silo)) for silo in run.strategy.silos]
@@ -50,7 +49,7 @@ def assert_same(run: Run, other: Run) -> None:
         assert all(same(tensor, two.arrays[name]) for name, tensor in one.arrays.items())
 
 
-def notes(directory: Path) -> list[str]:
+def notes(directory):
     events = map(json.loads, (directory / "progress.jsonl").read_text().splitlines())
     return [event["message"] for event in events if event["event"] == "note"]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from damage import flip
-from flwr.app import Message
 from secured import SECURE, Secured, absent, close, go, kinds
 from tiny import federate, random_silos, same
 
@@ -282,10 +281,10 @@ def test_too_few_silos_with_keys(six, tmp_path):
         go(six, tmp_path, secured)
 
 
-def spoil(kind: str, key: str, value: Any) -> Any:
+def spoil(kind, key, value):
     """Hospital f sends something else in round 1 in its answer's record."""
 
-    def change(silo: str, asked: str, number: int, reply: Message) -> None:
+    def change(silo, asked, number, reply):
         if (silo, asked, number) == ("f", kind, 1):
             record = reply.content.config_records["secure"]
             record[key] = value(record[key]) if callable(value) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ SETS: tuple[dict[str, Any], ...] = (
 )
 
 
-def score(out: Path, values: dict[str, Any]) -> float:
+def score(out, values):
     simulate({**RUN, **values, "out": str(out)}, quiet=True)
     (run,) = json.loads((out / "summary.json").read_text())["runs"]
     return statistics.fmean(silo["accuracy"] for silo in run["per_silo"].values())

@@ -6,13 +6,11 @@ from __future__ import annotations
 import csv
 import json
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message
 from flwr.common.constant import ErrorCode
-from tiny import Run, federate, round_of
+from tiny import federate, round_of
 
 from partitions.common.names import guard_formula, unguard_formula
 from server.deploy.following import RunFollower
@@ -27,10 +25,10 @@ NASTY = (
 )
 
 
-def nasty(kind: str, *rounds: int, code: int = 1) -> Any:
+def nasty(kind, *rounds, code=1):
     """For ``prepare``: c fails with a nasty reason."""
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if (
             silo == "c"
             and message.metadata.message_type == kind
@@ -42,23 +40,23 @@ def nasty(kind: str, *rounds: int, code: int = 1) -> Any:
     return lambda grid: setattr(grid, "after", after)
 
 
-def harmless(text: str) -> bool:
+def harmless(text):
     return text.isprintable() and 0 < len(text) <= LONGEST
 
 
 class Page(HTMLParser):
     """The tags of a page, and its text."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.tags: set[str] = set()
         self.text = ""
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data
 
 
@@ -111,7 +109,7 @@ def test_a_nasty_reason_everywhere(three, tmp_path, kind, when, caplog, capsys):
     )
 
 
-def check_files(run: Run, directory: Path, capsys: Any) -> None:
+def check_files(run, directory, capsys):
     lines = (directory / "progress.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     told = [e["message"] for e in events if "message" in e] + [

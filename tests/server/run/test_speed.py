@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ import models.tasks.base
 import partitions.silo_file
 from models.samples import Samples
 from partitions import simulated as simulation
-from server.run.reporter import Progress
 from strategies.base.state import ClientState
 from strategies.base.transport.payload import TensorArray
 
@@ -101,12 +98,12 @@ def test_a_silos_own_file_is_opened_once(counts, three):
     assert opened == {f"open {file}": 1 for file in three.values()}
 
 
-def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tuple[int, Any]:
+def predictions(monkeypatch, run):
     """How many times a network was evaluated on a split, and what the run returns."""
     done: list[int] = []
     ordinary = models.tasks.base.predict
 
-    def counted(model: Any, samples: Samples) -> Any:
+    def counted(model, samples):
         done.append(len(samples))
         return ordinary(model, samples)
 
@@ -175,10 +172,10 @@ def test_a_model_is_evaluated_again_on_other_data(three):
 class Alive:
     """After rounds 4 and 7: how many tensors, arrays and messages there are, and the tensors' bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.numbers: dict[int, tuple[int, ...]] = {}
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress):
         if progress.round not in (4, 7):
             return
         gc.collect()

@@ -10,8 +10,6 @@ import os
 import signal
 import threading
 import tomllib
-from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +39,7 @@ SPLITS, SNAPSHOTS = ("test", "train", "val"), ("personal", "received")
 EVIDENCE: dict[str, Any] = {**dict.fromkeys(CALIBRATION), "evidence": {}}
 
 
-def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
+def values(table, out, **changes):
     """Settings of a small study."""
     given = {
         "dataset": str(table),
@@ -55,7 +53,7 @@ def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study(table, tmp_path_factory):
     """Three methods with two seeds."""
     out = tmp_path_factory.mktemp("runs") / "study"
     return simulate(
@@ -63,7 +61,7 @@ def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def summary(run: Path) -> list[dict[str, Any]]:
+def summary(run):
     return json.loads((run / "summary.json").read_text())["runs"]
 
 
@@ -71,7 +69,7 @@ def summary(run: Path) -> list[dict[str, Any]]:
 # Studies
 
 
-def test_a_study_is_its_single_runs(study: Path, table: Path, tmp_path: Path) -> None:
+def test_a_study_is_its_single_runs(study, table, tmp_path):
     """Every method with every seed, seed by seed; each gives the rows that it gives alone."""
     assert [(r["strategy"], r["seed"]) for r in summary(study)] == [
         (name, seed) for seed in (1, 2) for name in ("local", "fedavg", "apple")
@@ -100,15 +98,15 @@ def test_a_study_is_its_single_runs(study: Path, table: Path, tmp_path: Path) ->
     ],
 )
 def test_a_method_that_does_not_fit_is_refused_before_another_runs(
-    table: Path, tmp_path: Path, method: str, changes: dict[str, Any], line: str
-) -> None:
+    table, tmp_path, method, changes, line
+):
     given = values(table, tmp_path / "run", strategy=f"local,{method}", **changes)
     with pytest.raises(UserError, match=line):
         simulate(given, quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_config_repeats_the_study(study: Path, tmp_path: Path) -> None:
+def test_config_repeats_the_study(study, tmp_path):
     again = simulate(
         {**read_toml(study / "config.toml"), "out": str(tmp_path / "again")}, quiet=True
     )
@@ -119,11 +117,11 @@ def test_config_repeats_the_study(study: Path, tmp_path: Path) -> None:
     ]
 
 
-def without_seconds(run: dict[str, Any]) -> dict[str, Any]:
+def without_seconds(run):
     return {k: v for k, v in run.items() if k != "seconds"}
 
 
-def test_config_holds_everything_that_matters(study: Path) -> None:
+def test_config_holds_everything_that_matters(study):
     config = flatten(tomllib.loads((study / "config.toml").read_text()))
     common = {
         k: v for k, v in defaults().items() if "." not in k and k not in ("out", "resume")
@@ -142,7 +140,7 @@ def test_config_holds_everything_that_matters(study: Path) -> None:
     assert not any(key.startswith(("fedprox.", "dirichlet.")) for key in config)
 
 
-def test_toml_of_all_kinds_of_values() -> None:
+def test_toml_of_all_kinds_of_values():
     given: dict[str, Any] = {
         "a": 'quote " and \\ back',
         "b": True,
@@ -157,7 +155,7 @@ def test_toml_of_all_kinds_of_values() -> None:
     }
 
 
-def test_study_runs_and_config_are_inverse() -> None:
+def test_study_runs_and_config_are_inverse():
     runs = study_runs(
         {"strategy": " local , apple ", "seed": "3,1", "apple.mu": "0.25", "rounds": 2}
     )
@@ -171,7 +169,7 @@ def test_study_runs_and_config_are_inverse() -> None:
 # History
 
 
-def test_settings_of_one_run(tmp_path: Path) -> None:
+def test_settings_of_one_run(tmp_path):
     """As tuned methods have them: written by run, read back, and of the network too; data are the same for all."""
     values = {**SIMULATED, "strategy": "fedavg,ditto", "seed": "1,2", "model": "mlp"}
     own = {
@@ -198,7 +196,7 @@ def test_settings_of_one_run(tmp_path: Path) -> None:
             study_runs({**values, key: "1"})
 
 
-def test_history_format(study: Path) -> None:
+def test_history_format(study):
     """Per silo and round: 4 metrics of 2 snapshots on val and test, and the training loss; received again at R + 1."""
     text = (study / "history.csv").read_text()
     assert text.startswith(
@@ -229,7 +227,7 @@ def test_history_format(study: Path) -> None:
         )
 
 
-def test_byte_counts(study: Path) -> None:
+def test_byte_counts(study):
     """APPLE downloads the core models of all silos and uploads one: Σ = (3 + 1) 64 + (64 + 1) 3 floats of 4 bytes."""
     sigma = 4 * ((3 + 1) * 64 + (64 + 1) * 3)
     rows = History(study / "history.csv").rows
@@ -253,7 +251,7 @@ def test_byte_counts(study: Path) -> None:
     assert (of_fedavg["bytes_down"], of_fedavg["bytes_up"]) == (3 * 2 * sigma, 3 * 2 * sigma)
 
 
-def test_withheld_values_are_empty(table: Path, tmp_path: Path) -> None:
+def test_withheld_values_are_empty(table, tmp_path):
     """15 test and 5 validation samples per silo, 10 wanted: the validation rows say that they are withheld."""
     run = simulate(
         values(table, tmp_path / "run", strategy="fedavg", rounds=1, min_metric_samples=10),
@@ -270,7 +268,7 @@ def test_withheld_values_are_empty(table: Path, tmp_path: Path) -> None:
     assert one["final"]["round"] == 2 and one["final"]["accuracy_mean"] is not None
 
 
-def test_silo_rows_by_hand() -> None:
+def test_silo_rows_by_hand():
     metrics = {"personal.test.accuracy": 0.5, "seconds.train": 3.0, "personal.train.loss": 1.0}
     strategy: Any = SimpleNamespace(
         common=SimpleNamespace(which=("local", 1)),
@@ -283,9 +281,7 @@ def test_silo_rows_by_hand() -> None:
     ]
 
 
-def row(
-    round: int, metric: str = "accuracy", value: float = 0.5, silo: str = "a", **changes: Any
-) -> Row:
+def row(round, metric="accuracy", value=0.5, silo="a", **changes):
     given = {
         "strategy": "local",
         "seed": 1,
@@ -297,7 +293,7 @@ def row(
     return Row(round=round, metric=metric, value=value, silo=silo, **given)
 
 
-def test_history_reads_what_it_wrote(tmp_path: Path) -> None:
+def test_history_reads_what_it_wrote(tmp_path):
     rows = [
         row(1, value=0.1 + 0.2),
         row(1, value=math.nan, silo="b", n=3),
@@ -318,14 +314,14 @@ def test_history_reads_what_it_wrote(tmp_path: Path) -> None:
         "local,1,2,a,test,received,loss,much,3",
     ],
 )
-def test_a_damaged_history_is_one_line(tmp_path: Path, line: str) -> None:
+def test_a_damaged_history_is_one_line(tmp_path, line):
     path = tmp_path / "history.csv"
     path.write_text(f"{','.join(HEADER)}\nlocal,1,1,a,test,received,loss,0.5,3\n{line}\n")
     with pytest.raises(ValueError, match=r"history\.csv, line 3: no row of a history"):
         History(path)
 
 
-def test_history_forgets_what_is_repeated(tmp_path: Path) -> None:
+def test_history_forgets_what_is_repeated(tmp_path):
     """Only rows of that method, that seed, and later rounds; the file is what is in memory."""
     history = History(tmp_path / "history.csv")
     history.add(
@@ -353,7 +349,7 @@ def test_history_forgets_what_is_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
-def test_history_cut_off_by_a_crash(tmp_path: Path, cut: int) -> None:
+def test_history_cut_off_by_a_crash(tmp_path, cut):
     """A last line without its end is not read, and is gone from the file before anything is added."""
     path = tmp_path / "history.csv"
     History(path).add([row(1), row(2), row(3)])
@@ -366,7 +362,7 @@ def test_history_cut_off_by_a_crash(tmp_path: Path, cut: int) -> None:
     assert path.read_text().count("\n") == 4
 
 
-def test_history_cut_off_in_its_first_line(tmp_path: Path) -> None:
+def test_history_cut_off_in_its_first_line(tmp_path):
     path = tmp_path / "history.csv"
     path.write_text("strategy,se")
     history = History(path)
@@ -375,7 +371,7 @@ def test_history_cut_off_in_its_first_line(tmp_path: Path) -> None:
     assert path.read_text() == ",".join(HEADER) + "\n"
 
 
-def test_resume_after_a_crash_in_mid_line(table: Path, tmp_path: Path) -> None:
+def test_resume_after_a_crash_in_mid_line(table, tmp_path):
     """Three rounds; the crash left half a line of round 2's history and no later file: the run ends the same."""
     whole = simulate(values(table, tmp_path / "whole", strategy="fedavg,apple"), quiet=True)
     broken = simulate(
@@ -394,7 +390,7 @@ def test_resume_after_a_crash_in_mid_line(table: Path, tmp_path: Path) -> None:
 # Summary
 
 
-def test_summary_has_the_stated_form(study: Path) -> None:
+def test_summary_has_the_stated_form(study):
     runs = summary(study)
     for run in runs:
         assert {
@@ -447,7 +443,7 @@ def test_summary_has_the_stated_form(study: Path) -> None:
         assert 0 <= run["incentivized_rate"] <= 1
 
 
-def test_gains_are_over_the_same_seed(study: Path) -> None:
+def test_gains_are_over_the_same_seed(study):
     by_key = {(r["strategy"], r["seed"]): r["per_silo"] for r in summary(study)}
     for (_, seed), silos in by_key.items():
         for name, silo in silos.items():
@@ -458,7 +454,7 @@ def test_gains_are_over_the_same_seed(study: Path) -> None:
                 )
 
 
-def test_what_is_not_known_is_null(table: Path, tmp_path: Path) -> None:
+def test_what_is_not_known_is_null(table, tmp_path):
     """Without evaluation there is no accuracy, without local and fedavg no gain over them."""
     run = simulate(
         values(table, tmp_path / "run", strategy="apple", evaluate_every=0, rounds=1),
@@ -480,9 +476,7 @@ def test_what_is_not_known_is_null(table: Path, tmp_path: Path) -> None:
     assert [p["accuracy"] for p in progress(run) if p["event"] == "round"] == [None]
 
 
-def made_up(
-    strategy: str, tables: dict[tuple[str, str], list[list[float]]], **sizes: int
-) -> dict[str, Any]:
+def made_up(strategy, tables, **sizes):
     """The summary of a run over silos a, b (30 and 10 test samples) with these values, round by round."""
     history = History()
     snapshot = "personal" if strategy != "fedavg" else "received"
@@ -515,7 +509,7 @@ def made_up(
     return run_summary(history, run)
 
 
-def test_summary_by_hand() -> None:
+def test_summary_by_hand():
     """Two silos, three rounds; test accuracies (.5, .7), (.9, .7), (.6, .8), validation (.5, .5), (.6, .8), (.9, .7).
 
     Means on test: .6, .8, .7: bmcta = .8 in round 2. Means on val: .5, .7, .8: the final values are round 3's:
@@ -553,7 +547,7 @@ def test_summary_by_hand() -> None:
     assert (one["bytes_down"], one["bytes_up"], one["incentivized_rate"]) == (5, 7, None)
 
 
-def test_a_round_is_not_better_for_an_absence() -> None:
+def test_a_round_is_not_better_for_an_absence():
     """b, the weaker one, misses rounds 1, 3 and 4: it counts with its .4 of round 2, before which it has none.
 
     Means on val: .5, .65, .65, .6: final is round 2, the first of the best. On test .5, .6, .65, .7.
@@ -583,20 +577,20 @@ def test_a_round_is_not_better_for_an_absence() -> None:
     assert later["per_silo"]["b"]["accuracy"] == 0.4
 
 
-def test_the_first_of_equal_rounds() -> None:
+def test_the_first_of_equal_rounds():
     equal = [[0.5, 0.5], [0.5, 0.5]]
     one = made_up("local", {("test", "accuracy"): equal, ("val", "accuracy"): equal})
     assert (one["bmcta_round"], one["final"]["round"]) == (1, 1)
 
 
-def test_gains_and_incentivised_rate_by_hand() -> None:
+def test_gains_and_incentivised_rate_by_hand():
     """Final test accuracies: local (.6, .7), FedAvg (.8, .5), APPLE (.7, .8).
 
     APPLE over local: (.1, .1); over FedAvg: (-.1, .3). It is better than both in silo b only: rate 1/2. Local and
     FedAvg are never strictly better than themselves: rate 0.
     """
 
-    def run(strategy: str, accuracies: Sequence[float]) -> dict[str, Any]:
+    def run(strategy, accuracies):
         pair = [list(accuracies)]
         return made_up(strategy, {("test", "accuracy"): pair, ("val", "accuracy"): pair})
 
@@ -625,11 +619,11 @@ def test_gains_and_incentivised_rate_by_hand() -> None:
 # Progress
 
 
-def progress(run: Path) -> list[dict[str, Any]]:
+def progress(run):
     return [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
 
 
-def test_progress_events(study: Path) -> None:
+def test_progress_events(study):
     """One line per round, and one at the end of each run, in the order of the study."""
     # The others: test_watch.py
     events = [e for e in progress(study) if e["event"] in ("round", "done")]
@@ -671,9 +665,7 @@ def test_progress_events(study: Path) -> None:
             assert e["accuracy"] == sum(found) / 2
 
 
-def test_two_processes_do_not_write_one_run_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_do_not_write_one_run_directory(tmp_path, monkeypatch):
     """The first holds it until it ends, however it ends; a second one, which resumes it, is refused in one line, unless
     the first, as that of a stopped run does, ends a moment later.
     """
@@ -683,7 +675,7 @@ def test_two_processes_do_not_write_one_run_directory(
     before = config.read_bytes(), config.stat().st_mtime_ns
     ready, says = os.pipe()
 
-    def hold() -> None:
+    def hold():
         with RunDirectory(directory.path).hold():
             os.write(says, b"1")
             signal.pause()
@@ -714,7 +706,7 @@ def test_two_processes_do_not_write_one_run_directory(
     directory.check_free()
 
 
-def test_run_directory_of_something_else(tmp_path: Path) -> None:
+def test_run_directory_of_something_else(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with (
         pytest.raises(ValueError, match="is not empty and holds no run"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from tiny import federate, random_silos, round_of
 
@@ -48,7 +47,7 @@ def test_a_run_in_a_narrow_format(three, strategy, dtype):
 BIG = {"rounds": 2, "batch_size": 8, "mlp__hidden": "9000", "evaluate_every": 0}
 
 
-def objects(message: Message) -> dict[str, int]:
+def objects(message):
     with flower_identity():
         return {
             key: len(part.deflate()) for key, part in get_all_nested_objects(message).items()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,7 +36,7 @@ KEEPING = (
 )
 
 
-def kept(run: Path) -> dict[Path, State]:
+def kept(run):
     return {file: State.load(file) for file in run.rglob("*.safetensors")}
 
 
@@ -279,7 +277,7 @@ def test_of_the_progress_only_its_lines_go(three, tmp_path):
     assert '"a"' not in file.read_text()
 
 
-def without_a(value: Any) -> Any:
+def without_a(value):
     """An event without what stands in it by the silo's name."""
     return (
         {k: without_a(v) for k, v in value.items() if k != "a"}
