@@ -185,7 +185,7 @@ def execute_trial(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
         loop = whole_run({**cell.settings(form), **values})
     except (UserError, DataError, RunFailedError) as error:
         return {**line, "validation": None, "why": " ".join(str(error).split())}
-    finished = loop.finished()
+    finished = loop.finish_run()
     entry = run_summary(loop.history, finished)
     for own in entry["per_silo"].values():
         own["evidence"] = {}  # lists of bins and sets, which the table does not show

@@ -62,7 +62,7 @@ def answer_survey(session: ClientSession) -> RecordDict:
         )
     recipe = recipe_of(contents.recipe)
 
-    def made() -> Answer:
+    def make_answer() -> Answer:
         day = time.strftime("%Y-%m-%d", time.gmtime())
         found = survey(
             split, gaps, contents.schema, recipe, contents.classes, contents.task, limits
@@ -70,10 +70,10 @@ def answer_survey(session: ClientSession) -> RecordDict:
         return {"day": "" if policy.public else day, **found}
 
     if policy.public:
-        return release_survey(session.name, made(), {})
+        return release_survey(session.name, make_answer(), {})
     state = str(session.context.node_config.get("state-dir", ""))
     answer, note = answer_once(
-        made,
+        make_answer,
         digests_of(split, gaps),
         how_of(contents.schema, recipe, limits),
         policy,

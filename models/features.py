@@ -74,13 +74,13 @@ def compute_frozen(
 def features(model: FlatModel, samples: Samples, index: Tensor) -> Tensor:
     """Return the last layer block's inputs for these samples, one row each. Only for networks without randomness."""
 
-    def found(size: int) -> Tensor:
+    def read_features(size: int) -> Tensor:
         with seen_features(model) as found:
             for x, _ in samples.batches(torch.split(index, size)):
                 model.module(x)
         return torch.cat(found)
 
-    return halved_once(samples.at_once, found)
+    return halved_once(samples.at_once, read_features)
 
 
 def all_features(model: FlatModel, samples: Samples) -> Tensor:

@@ -172,7 +172,7 @@ class Samples:
     def _with_draws(self, draws: int) -> Samples:
         made = copy.copy(self)
         made._x, made._masks = (
-            own.drawn(draws) if isinstance(own, OnDisk) else own
+            own.seed_draws(draws) if isinstance(own, OnDisk) else own
             for own in (self._x, self._masks)
         )
         return made

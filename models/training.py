@@ -231,7 +231,7 @@ def by_batch(
     """
     model.module.eval()
 
-    def found(size: int) -> list[T]:
+    def read_batches(size: int) -> list[T]:
         parts = samples.batches(samples.in_order(size))
         window = samples.window
         return [
@@ -240,7 +240,7 @@ def by_batch(
         ]
 
     try:
-        return halved_once(min(batch_size, samples.at_once), found)
+        return halved_once(min(batch_size, samples.at_once), read_batches)
     finally:
         model.module.train()
 

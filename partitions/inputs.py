@@ -265,4 +265,4 @@ def relabel(y: Any, numbers: list[int], task: str) -> Any:
         return np.ascontiguousarray(y[:, numbers])
     table = np.arange(max(len(numbers), VOID + 1), dtype=y.dtype)
     table[: len(numbers)] = numbers
-    return table[y] if isinstance(y, np.ndarray) else y.changed(lambda read: table[read])
+    return table[y] if isinstance(y, np.ndarray) else y.map_values(lambda read: table[read])

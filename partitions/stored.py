@@ -98,13 +98,15 @@ class OnDisk(_Samples):
     def part(self, rows: Array) -> OnDisk:
         return OnDisk(self.pieces, self.dtype, self.rows[rows], self.change)
 
-    def changed(self, change: Callable[[Array], Array]) -> OnDisk:
+    def map_values(self, change: Callable[[Array], Array]) -> OnDisk:
         """Return these samples, changed after they are read."""
         return OnDisk([self], self.dtype, change=change)
 
-    def drawn(self, seed: int) -> OnDisk:
+    def seed_draws(self, seed: int) -> OnDisk:
         """Return these samples, with what a hospital's own data set draws for each (``partitions/own``) by a seed."""
-        pieces = [own.drawn(seed) if isinstance(own, OnDisk) else own for own in self.pieces]
+        pieces = [
+            own.seed_draws(seed) if isinstance(own, OnDisk) else own for own in self.pieces
+        ]
         return OnDisk(pieces, self.dtype, self.rows, self.change)
 
     @property

@@ -79,7 +79,7 @@ def train(
     federation.run()
     if federation.registration.simulated:
         write_manifest(directory, settings)
-    write_summary(directory, History(directory.history), federation.finished())
+    write_summary(directory, History(directory.history), federation.finish_run())
 
 
 @contextlib.contextmanager

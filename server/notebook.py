@@ -194,7 +194,7 @@ class Run:
             )
         axes.set_xlabel("round")
         axes.set_ylabel(f"mean {part} {self._study.task.score_label}")
-        return plot.finished()
+        return plot.add_legend()
 
     def plot_silos(self) -> Plot:
         """Return a plot of each silo's test score at the reported round: a marker per method, the mean of its seeds."""
@@ -214,7 +214,7 @@ class Run:
                 )
             axes.tick_params(axis="x", rotation=90)
         axes.set_ylabel(f"test {self._study.task.score_label}")
-        return plot.finished()
+        return plot.add_legend()
 
     def __repr__(self) -> str:
         return f"<silofl run {self.path}: {', '.join(self._study.methods) or 'no results yet'}>"
@@ -255,7 +255,7 @@ class Plot(Figure):
         super().__init__(figsize=(8, 4.5), layout="constrained")
         FigureCanvasAgg(self)
 
-    def finished(self) -> Plot:
+    def add_legend(self) -> Plot:
         """Add a legend to axes with labels, and return the plot."""
         for axes in self.axes:
             if axes.get_legend_handles_labels()[0]:

@@ -145,7 +145,7 @@ class ApflClient(SiloClient):
         model.load(v, buffers)
         found: list[Tensor] = []
 
-        def mixed(x: Tensor) -> Tensor:
+        def mix_logits(x: Tensor) -> Tensor:
             """Return the mixed logits; their gradient with respect to v has a factor α, which local_update applies."""
             own: Tensor = model.module(x)
             done = sum(map(len, found)) % len(fixed)  # a batch may come in parts, and again
@@ -153,7 +153,7 @@ class ApflClient(SiloClient):
             other = fixed[done : done + len(own)]
             return own + (alpha - 1) * own.detach() + (1 - alpha) * other
 
-        loss = loss_gradient(model, x, y, self.loss, mixed)  # type: ignore[arg-type]
+        loss = loss_gradient(model, x, y, self.loss, mix_logits)  # type: ignore[arg-type]
         self._logits = torch.cat(found)[-len(fixed) :], fixed
         return loss
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.networks.boosting import MOST_DELTA
-from models.networks.trees import check_nodes, nodes_of, split, used
+from models.networks.trees import check_nodes, count_used, nodes_of, split
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import setting
@@ -54,7 +54,7 @@ class FedXgbClient(Boosting, SiloClient):
 
     def local_update(self) -> list[Tensor]:
         nodes = nodes_of(self.model.layout, self.model.vector)
-        start = used(nodes)
+        start = count_used(nodes)
         self.train()
         return [nodes[start : start + self.common.local_epochs].flatten().clone()]
 
@@ -105,7 +105,7 @@ class FedXgb(PersonalizedStrategy):
     def aggregate(self, updates: Sequence[Update]) -> None:
         ensemble = self.state.model.clone()
         nodes = nodes_of(self.layout, ensemble)
-        place = used(nodes)
+        place = count_used(nodes)
         for update, weight in zip(updates, self.weights(updates), strict=True):
             trees = nodes[place : place + self.common.local_epochs]
             trees.copy_(nodes_of(self.layout, update.vector))

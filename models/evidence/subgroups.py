@@ -34,14 +34,14 @@ def releasable_subgroups(
     counts = {str(name): len(np.unique(units[groups == name])) for name in np.unique(groups)}
     kept = {name: n for name, n in counts.items() if name and n >= least}
 
-    def hidden() -> int:
+    def count_hidden() -> int:
         return len(np.unique(units[~np.isin(groups, list(kept))]))
 
     for name in sorted(kept, key=lambda name: (kept[name], name)):
-        if not 0 < hidden() < least:
+        if not 0 < count_hidden() < least:
             break
         del kept[name]
-    return sorted(kept) if len(kept) > 1 or not hidden() else []
+    return sorted(kept) if len(kept) > 1 or not count_hidden() else []
 
 
 def find_suppressed(groups: Texts, values: Evidence) -> list[str]:

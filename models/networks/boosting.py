@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from models.flat import FlatModel
-from models.networks.trees import TREES, Trees, check_nodes, split, used
+from models.networks.trees import TREES, Trees, check_nodes, count_used, split
 from models.samples import Samples
 from partitions.common.errors import UserError
 
@@ -40,7 +40,7 @@ def boost(model: FlatModel, train: Samples, epochs: int, rate: float, least: int
     module = model.module
     assert isinstance(module, Trees)
     check_nodes(model.layout, model.vector)
-    start, nodes = used(module.nodes), module.nodes.data
+    start, nodes = count_used(module.nodes), module.nodes.data
     if start + epochs > len(nodes):
         raise UserError(
             f"the ensemble has {start} of trees.capacity = {len(nodes)} trees, and no room for {epochs}"

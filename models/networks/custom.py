@@ -22,7 +22,7 @@ from models.layout import block_names, check_tensors
 from models.networks.outputs import (
     gives_several,
     has_several,
-    joined,
+    join_answers,
     only_in_training,
     put_in_order,
 )
@@ -64,7 +64,7 @@ def custom_network(
 ) -> nn.Module:
     """Return the network, freshly initialised. Raises UserError, one line, where it cannot be made or used."""
     found = _check_factory(name, shape, outputs, settings.per_pixel)
-    with _naming(name, shape):
+    with _name_errors(name, shape):
         network = _make_network(name, shape, outputs)
     if found.drops:
         network.has_dropout = True  # type: ignore[assignment]
@@ -81,7 +81,7 @@ def factory_of(name: str) -> Factory:
 
 
 @contextmanager
-def _naming(name: str, shape: Shape) -> Iterator[None]:
+def _name_errors(name: str, shape: Shape) -> Iterator[None]:
     """Context in which a UserError gets the name of the network and the shape of its inputs."""
     try:
         yield
@@ -93,7 +93,7 @@ def _naming(name: str, shape: Shape) -> Iterator[None]:
 
 
 @contextmanager
-def _saying(what: str) -> Iterator[None]:
+def _explain_errors(what: str) -> Iterator[None]:
     """Context in which an error is a UserError with these words before it."""
     try:
         yield
@@ -103,7 +103,7 @@ def _saying(what: str) -> Iterator[None]:
 
 def _make_network(name: str, shape: Shape, outputs: int) -> nn.Module:
     factory = factory_of(name)
-    with _saying(""):
+    with _explain_errors(""):
         network = factory(shape, outputs)
     if not isinstance(network, nn.Module):
         raise UserError(f"it gives {type(network).__name__}, not an nn.Module")
@@ -169,7 +169,7 @@ def check_network(
     name: str, shape: Shape, outputs: int, per_pixel: bool, make: Callable[[], nn.Module]
 ) -> InTraining:
     """Raise UserError where methods cannot use the network; return what it does in training."""
-    with torch.random.fork_rng(devices=[]), _naming(name, shape):
+    with torch.random.fork_rng(devices=[]), _name_errors(name, shape):
         made = []
         for seed in (0, 0, 1):
             torch.manual_seed(seed)
@@ -178,11 +178,11 @@ def check_network(
         network, again, other = made
         if faults := [*_in_numbers(network, again, other)]:
             raise UserError(faults[0])
-        with _saying("its layer blocks cannot be used: "):
+        with _explain_errors("its layer blocks cannot be used: "):
             flat = FlatModel(network)
         x = example(shape, 2)
         wanted = (2, outputs, *(shape[1:] if per_pixel else ()))
-        with _saying("it takes no inputs of this shape: "):
+        with _explain_errors("it takes no inputs of this shape: "):
             several = _put_in_order(network, other, x, wanted)
             trained = [_output_of(network, x, seed) for seed in (1, 2)]
             flat.reset_buffers()
@@ -246,8 +246,8 @@ def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> None:
         flat.load(vector)
         flat.reset_buffers()
         torch.manual_seed(1)
-        with _saying("it cannot be trained: "), flat.one_gradient():
-            found = joined(flat.module.train()(x))
+        with _explain_errors("it cannot be trained: "), flat.one_gradient():
+            found = join_answers(flat.module.train()(x))
             found.square().mean().backward()  # type: ignore[no-untyped-call]
         _check_replaced(flat)
         rate = STEP * float(vector.norm()) / max(float(flat.gradient.norm()), 1e-12)
@@ -258,7 +258,7 @@ def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> None:
         raise UserError(
             f"a step of training from the same state is another the second time: {HIDDEN}"
         )
-    with _saying("its saved state cannot be loaded: "):
+    with _explain_errors("its saved state cannot be loaded: "):
         _output_of(other.eval(), x, 3)  # which may draw what a forward pass draws once
         other.load_state_dict(flat.state_dict())
     for mode in (True, False):
@@ -314,5 +314,5 @@ def _output_of(network: nn.Module, x: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     found = network(x)
     if network.training and has_several(network):
-        return joined(found)
+        return join_answers(found)
     return found.clone() if isinstance(found, Tensor) else found

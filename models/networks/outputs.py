@@ -50,7 +50,7 @@ def put_in_order(network: nn.Module, axes: int) -> None:
     network.gives_several = True  # type: ignore[assignment]
 
 
-def joined(found: Any) -> Tensor:
+def join_answers(found: Any) -> Tensor:
     """Return one or several answers as one tensor."""
     return torch.cat([own.flatten(1) for own in answers_of(found, 0)], 1)
 
@@ -70,12 +70,12 @@ class LossOfSeveral:
         if isinstance(answers, Tensor):  # in evaluation
             answers = (answers,)
         found: Tensor = sum(
-            SHARE**i * self.loss(own, resized(y, own)) for i, own in enumerate(answers)
+            SHARE**i * self.loss(own, resize_masks(y, own)) for i, own in enumerate(answers)
         )
         return found
 
 
-def resized(y: Tensor, answer: Tensor) -> Tensor:
+def resize_masks(y: Tensor, answer: Tensor) -> Tensor:
     """Return masks (b, [d,] h, w) in the size of an answer (b, C, [d,] h, w); other labels as they are."""
     size = answer.shape[2:]
     if y.dim() < 3 or y.shape[1:] == size:

@@ -21,7 +21,7 @@ from models.layout import Layout
 from models.shapes import Shape
 from models.tasks import Task
 from partitions.common.errors import DataError, UserError
-from partitions.common.settings import changed, setting
+from partitions.common.settings import find_changed, setting
 
 TREES = "trees"  # the network's name, and its layer block's
 # Settings of local training and of messages that mean nothing to trees
@@ -71,7 +71,7 @@ class TreesSettings:
             raise UserError(f"model = {run.model}: not for {method.name}; {takes}")
         if not boosts:
             return
-        for key, value in changed(run, NETWORKS_OWN):
+        for key, value in find_changed(run, NETWORKS_OWN):
             raise UserError(
                 f"{key} = {value}: it means nothing to model = {TREES}; leave it out"
             )
@@ -109,7 +109,7 @@ class Trees(nn.Module):
         """Return the leaf of each sample of ``x`` (n, columns) in each tree, (n, iterations, trees of an iteration)."""
         # An exported file keeps its empty places: which are empty is no constant of a traced network
         tracing: bool = torch.jit.is_tracing()  # type: ignore[no-untyped-call]
-        nodes = self.nodes if tracing else self.nodes[: used(self.nodes)]
+        nodes = self.nodes if tracing else self.nodes[: count_used(self.nodes)]
         iterations, groups, width = nodes.shape
         columns, thresholds, leaves = (part.flatten() for part in split(nodes))
         # Numbers that a file or a message may hold must not point outside of a sample
@@ -140,7 +140,7 @@ def nodes_of(layout: Layout, vector: Tensor) -> Tensor:
     return vector.view(-1, *layout.parameters[0].shape[1:])
 
 
-def used(nodes: Tensor) -> int:
+def count_used(nodes: Tensor) -> int:
     """Return the number of iterations up to the last tree that is no empty place."""
     columns, _, leaves = split(nodes)
     found = ((columns >= 0).any(-1) | (leaves != 0).any(-1)).any(-1).nonzero()

@@ -174,7 +174,7 @@ def defaults_of(cls: type[Any], owner: str = "") -> dict[str, Value]:
     }
 
 
-def changed(settings: Any, keys: Container[str]) -> Iterator[tuple[str, Value]]:
+def find_changed(settings: Any, keys: Container[str]) -> Iterator[tuple[str, Value]]:
     """Yield those of these keys whose values are not the defaults."""
     values, known = values_of(settings), defaults_of(type(settings))
     return ((k, v) for k, v in values.items() if k in keys and v != known[k])

@@ -64,7 +64,7 @@ def load_centres(source: Source) -> Dataset:
     if "patient" in frame:
         patient = np.unique(frame["patient"], return_inverse=True)[1]
     columns = [column for key in own["features"] for column in _columns(frame[key])]
-    return source.divided(
+    return source.divide_table(
         np.column_stack(columns).astype(np.float32),
         y,
         frame["centre"].to_numpy(str),
@@ -127,7 +127,9 @@ def load_heart_uci(source: Source) -> Dataset:
     x = np.delete(table[:, :-1], flamby.HEART_FEATURES.index("chol"), axis=1)
     gaps = np.isnan(x)
     filled = np.column_stack([np.where(gaps, 0, x), gaps[:, gaps.any(axis=0)]])
-    return source.divided(filled.astype(np.float32), table[:, -1].astype(np.int64), hospitals)
+    return source.divide_table(
+        filled.astype(np.float32), table[:, -1].astype(np.int64), hospitals
+    )
 
 
 def _azpro(frame: pandas.DataFrame) -> pandas.DataFrame:

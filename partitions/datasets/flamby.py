@@ -39,7 +39,7 @@ def load_heart_disease(source: Source) -> Dataset:
     partitions other than `natural`, 20 % of each class are the test samples. Features are in their own units.
     """
     table, hospitals = read_tables(source)
-    return source.divided(
+    return source.divide_table(
         table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64), hospitals
     )
 

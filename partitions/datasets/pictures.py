@@ -31,7 +31,7 @@ def load_digits(source: Source) -> Dataset:
 
     bunch = datasets.load_digits()
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]
-    return source.divided(x, bunch.target.astype(np.int64))
+    return source.divide_table(x, bunch.target.astype(np.int64))
 
 
 def load_digit_findings(source: Source) -> Dataset:
@@ -61,7 +61,7 @@ def load_diabetes(source: Source) -> Dataset:
     from sklearn import datasets
 
     bunch = datasets.load_diabetes(scaled=False)
-    return source.divided(
+    return source.divide_table(
         bunch.data.astype(np.float32), bunch.target.astype(np.float32)[:, np.newaxis]
     )
 
@@ -74,7 +74,7 @@ def load_breast_cancer(source: Source) -> Dataset:
     from sklearn import datasets
 
     bunch = datasets.load_breast_cancer()
-    return source.divided(bunch.data.astype(np.float32), bunch.target.astype(np.int64))
+    return source.divide_table(bunch.data.astype(np.float32), bunch.target.astype(np.int64))
 
 
 # Files in the IDX format

@@ -135,7 +135,9 @@ class Source:
         own = self.described
         return Dataset(self.name, train, test, own.classes, task=own.task, **more)
 
-    def divided(self, x: Any, y: Array, groups: Array | None = None, **more: Any) -> Dataset:
+    def divide_table(
+        self, x: Any, y: Array, groups: Array | None = None, **more: Any
+    ) -> Dataset:
         """Return a data set without parts, divided by a fixed seed (``splits.split_table``)."""
         own = self.described
         return split_table(self.name, x, y, own.classes, groups, task=own.task, **more)

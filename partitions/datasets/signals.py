@@ -65,7 +65,7 @@ def load_ku_har(source: Source) -> Dataset:
     arrays = source.once([path for path, _ in files], decode)
     x = together({"acc": arrays["x"][..., :3], "gyro": arrays["x"][..., 3:]})
     who = np.char.add("participant-", arrays["who"])
-    return source.divided(x, arrays["y"].astype(np.int64), who)
+    return source.divide_table(x, arrays["y"].astype(np.int64), who)
 
 
 def kuhar_windows(source: Source, path: Path) -> list[Array]:
@@ -104,7 +104,7 @@ def load_crema_d(source: Source) -> Dataset:
     clients = [own for own in feature_clients(source, folders) if own not in ("dev", "test")]
     arrays = read_clients(source, folders, clients)
     who = np.repeat([f"speaker-{client}" for client in clients], arrays["size"])
-    return source.divided(np.asarray(arrays["x"]), arrays["y"], who)
+    return source.divide_table(np.asarray(arrays["x"]), arrays["y"], who)
 
 
 def load_crisis_mmd(source: Source) -> Dataset:

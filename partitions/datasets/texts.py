@@ -39,7 +39,7 @@ def load_ag_news(source: Source) -> Dataset:
         source.remark(
             f"no train.csv beside {test}: its {len(y)} news alone are used, 80 % for training, 20 % for tests"
         )
-        return source.divided(x, y, vocabulary=vocabulary.size)
+        return source.divide_table(x, y, vocabulary=vocabulary.size)
     n = len(tables[0])
     return source.in_parts(Split(x[:n], y[:n]), Split(x[n:], y[n:]), vocabulary=vocabulary.size)
 
@@ -96,7 +96,9 @@ def load_sent140(source: Source) -> Dataset:
     arrays = source.once([path, *[bert] * bert.is_file()], decode)
     source.remark(f"{len(arrays['y'])} tweets; tokens are {kind_of_tokens(bert)}")
     users = np.char.add("user-", arrays["rank"].astype(str))
-    return source.divided(arrays["x"], arrays["y"], users, vocabulary=int(arrays["vocabulary"]))
+    return source.divide_table(
+        arrays["x"], arrays["y"], users, vocabulary=int(arrays["vocabulary"])
+    )
 
 
 def read_tweets(source: Source, path: Path) -> Iterator[tuple[str, str, int]]:
@@ -170,4 +172,4 @@ def load_mimic(source: Source) -> Dataset:
     x, size = own_tokens([row["text"] for row in rows], bert, MIMIC_LENGTH)
     source.remark(f"{len(rows)} notes; tokens are {kind_of_tokens(bert)}")
     y = np.array([int(row["mortality"]) for row in rows], np.int64)
-    return source.divided(x, y, np.array([row["group"] for row in rows]), vocabulary=size)
+    return source.divide_table(x, y, np.array([row["group"] for row in rows]), vocabulary=size)

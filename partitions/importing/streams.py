@@ -201,10 +201,10 @@ def open_pictures(
     """
     made, reading = recipe.pictures, recipe.reading
 
-    def counted() -> Iterator[int]:
+    def show_progress() -> Iterator[int]:
         yield from tqdm(range(len(samples)), desc="pictures", unit="")
 
-    progress = counted()  # whose bar is shown from the first picture on
+    progress = show_progress()  # whose bar is shown from the first picture on
 
     def read_like(sample: SampleSource) -> Array:
         last = next(progress, 0) == len(samples) - 1

@@ -199,7 +199,7 @@ def read_column(path: Path, rows: Rows, skipped: int, place: int) -> Coded:
         ]:
             reader.add(block)
             check_size(reader.size, f"{path}, with {reader.lines} cells or more,")
-    return reader.made().coded
+    return reader.make_column().coded
 
 
 def read_blocks(
@@ -266,7 +266,8 @@ def read_lines(
     ]
     check_structure(path, header, [own for own in other if own[1] != len(header)], separator)
     made = [
-        readers[k].made(partial(read_column, path, rows, int(not unnamed), k)) for k in kept
+        readers[k].make_column(partial(read_column, path, rows, int(not unnamed), k))
+        for k in kept
     ]
     columns = dict(zip(header, made, strict=True))
     return Lines(path, columns, np.concatenate(numbers), separator=separator, encoding=encoding)

@@ -139,7 +139,7 @@ class OwnSamples(OnDisk):
     def part(self, rows: Array) -> OwnSamples:
         return OwnSamples(self.own, self.which, self.rows[rows], self.seed)
 
-    def drawn(self, seed: int) -> OwnSamples:
+    def seed_draws(self, seed: int) -> OwnSamples:
         """Return the same samples, whose random changes are drawn from ``seed``."""
         return OwnSamples(self.own, self.which, self.rows, seed)
 

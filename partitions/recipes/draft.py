@@ -63,11 +63,11 @@ def without_cells(draft: str, lines: Lines) -> str:
     cells = {cell for column in lines.columns.values() for cell in column.different}
     quoted = {*map(repr, cells), *map(shlex.quote, cells)}
 
-    def masked(comment: re.Match[str]) -> str:
+    def mask_quoted(comment: re.Match[str]) -> str:
         text = QUOTED.sub(lambda own: "'...'" if own[0] in quoted else own[0], comment[0])
         return re.sub(r"--gaps=('...'|\S+)", "--gaps=CELL", text)
 
-    return re.sub(r"^#.*$", masked, draft, flags=re.MULTILINE)
+    return re.sub(r"^#.*$", mask_quoted, draft, flags=re.MULTILINE)
 
 
 def find_gaps(lines: Lines, columns: Sequence[str], asked: Asked) -> Names:

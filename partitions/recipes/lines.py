@@ -264,7 +264,7 @@ class ColumnReader:
             None,
         )
 
-    def made(self, read: Callable[[], Coded] | None = None) -> Cells:
+    def make_column(self, read: Callable[[], Coded] | None = None) -> Cells:
         """Return the column. ``read``: reads it again, with all its different cells."""
         if read is None or not self.values:
             coded = [*self.different], np.concatenate(self.codes)

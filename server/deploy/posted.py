@@ -74,16 +74,16 @@ class Posted:
             self._tell()  # an earlier POST with this number has lost its connection
         turn = self.turn[direction]
 
-        def superseded() -> bool:
+        def is_superseded() -> bool:
             return number != self.next[direction] or turn != self.turn[direction]
 
         if direction == UP:
-            await self._until(lambda: self.up is None or self.code or superseded())
+            await self._until(lambda: self.up is None or self.code or is_superseded())
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._until(
-                        lambda: self.down is not None or self.code or superseded()
+                        lambda: self.down is not None or self.code or is_superseded()
                     )
         if number == self.next[direction] and turn == self.turn[direction]:
             return self._take(data) if direction == UP else self._give()

@@ -329,7 +329,7 @@ def relay(
 ) -> None:
     """Run a relay until SIGTERM or SIGINT. Raises OSError if the address is taken."""
 
-    def registered() -> list[bytes]:
+    def list_registered() -> list[bytes]:
         with Control(connection) as control:
             return [node.public_key for node in control.nodes()]
 
@@ -337,7 +337,7 @@ def relay(
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        one = Relay(fleet, registered, echo=echo)
+        one = Relay(fleet, list_registered, echo=echo)
         async with one.serve(*listen, context):
             echo(f"the relay listens on {listen[0]}:{listen[1]}{PATH}; Ctrl-C ends it")
             await stopped.wait()

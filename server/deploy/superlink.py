@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.site.flower import internal
-from client.site.runtime.transfers import enclose, enclosed, is_whole, return_memory
+from client.site.runtime.transfers import enclose, is_whole, parts_in, return_memory
 from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
@@ -178,7 +178,9 @@ class ReplyBounds:
 
         def bounded_messages(own: Any, request: Any, context: Any) -> Any:
             state = own.state_factory.state()
-            coming = self.expected(state, request.messages_list[0].metadata.reply_to_message_id)
+            coming = self.find_coming(
+                state, request.messages_list[0].metadata.reply_to_message_id
+            )
             if coming is not None and self.is_too_large(coming, request.ByteSize()):
                 refuse(state, coming)
                 return internal("fleet_pb2").PushMessagesResponse()
@@ -205,7 +207,7 @@ class ReplyBounds:
         servicer.PushMessages = bounded_messages
         servicer.PushObject = bounded_object
 
-    def expected(self, state: Any, asked: str) -> Coming | None:
+    def find_coming(self, state: Any, asked: str) -> Coming | None:
         """Return the size record of the reply to a message; None if the message is unknown or has no limit."""
         if asked in self.messages:
             return self.messages[asked]
@@ -232,7 +234,7 @@ class ReplyBounds:
 
 def take_enclosed(state: Any, run: int, tree: Any, answer: Any) -> None:
     """Store the parts that came in a message's tree; the answer asks for the others."""
-    parts = enclosed(tree)
+    parts = parts_in(tree)
     left = [
         name
         for name in answer.objects_to_push

@@ -179,13 +179,13 @@ def chart(draw: Callable[..., str]) -> Callable[..., Markup]:
     """Decorate a function that draws a chart: one that fails is a line of text, and the page goes on."""
 
     @functools.wraps(draw)
-    def drawing(*given: Any, **options: Any) -> Markup:
+    def draw_marked(*given: Any, **options: Any) -> Markup:
         try:
             return Markup(draw(*given, **options))
         except Exception as error:
             return Markup(log_undrawn(draw.__name__, error))
 
-    return drawing
+    return draw_marked
 
 
 def in_widths(draw: Callable[..., Markup], *given: Any, wide: float = 820) -> list[Markup]:

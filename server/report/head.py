@@ -44,7 +44,7 @@ LEAD = """{% set a_score = ("a " if word[0] in "CD" else "an ") ~ word %}
 {% if found.shown %}The average is clear of zero{{ brackets(found.gain) }}.{% else %}{{ found.settled_by }}{% endif %}
 {% if found.compared > 1 %} No validation data: the method was chosen on the test data, and an interval counts
 {{ found.compared }} methods.{% endif %}
-{% set sizes, tested = study.tested(found.gains), found.gains|length %}
+{% set sizes, tested = study.count_tested(found.gains), found.gains|length %}
 {% set clear = found.gains.values()|selectattr("shown", "gt", 0)|list|length %}
 {% if sizes %} Each hospital is tested on its own
 {{ sizes[0]|noun("sample") if sizes|length == 1 else "%s to %s samples"|format(sizes[0], sizes[-1]) }},
@@ -100,7 +100,7 @@ def headline(study: StudyResults) -> tuple[Markup, Markup]:
         for silo in study.silos
         if any(not math.isnan(study.score(method, silo).mean) for method in study.methods)
     ]
-    found = compared(study)
+    found = compare_headline(study)
     values = {
         "study": study,
         "word": study.task.score_label,
@@ -118,7 +118,7 @@ def headline(study: StudyResults) -> tuple[Markup, Markup]:
     return sentences(SENTENCE, **values), sentences(LEAD, **values)
 
 
-def compared(study: StudyResults) -> GainVerdict | None:
+def compare_headline(study: StudyResults) -> GainVerdict | None:
     """Return the verdict on the headline's method; None if there is no baseline to compare it with."""
     return verdict(study, study.headed, study.base) if study.base else None
 
@@ -130,7 +130,7 @@ def faults(study: StudyResults) -> Markup:
 
 def tiles(study: StudyResults) -> Markup:
     """Render up to four figures below the headline; empty without results."""
-    return render(TILES, study=study, method=study.headed, found=compared(study))
+    return render(TILES, study=study, method=study.headed, found=compare_headline(study))
 
 
 def faults_of(study: StudyResults) -> list[str]:

@@ -32,7 +32,7 @@ MACROS = """
 {% macro spread(pair, form="percent", digits=1) %}{{ pair[0]|percent if form == "percent" else pair[0]|number(digits) }}{% if pair[1] is known %}<small>±&#8202;{{ pair[1]|percent if form == "percent" else pair[1]|number(digits) }}</small>{% endif %}{% endmacro %}
 {% macro gain_cell(gain) %}<td class="{{ ["", "up", "down"][gain.shown] }}">{{ gain.mean|points }}{% set interval = gain|between(0) %}{% if interval %}<small>{{ interval }}</small>{% endif %}</td>{% endmacro %}
 {% macro brackets(gain) %}{% if gain.has_interval %} (95&#8239;% interval {{ gain|between }}){% endif %}{% endmacro %}
-{% macro reached(found, silo) %}{% set own, tested = found.study.score(found.base, silo).mean, found.study.tested([silo]) %}
+{% macro reached(found, silo) %}{% set own, tested = found.study.score(found.base, silo).mean, found.study.count_tested([silo]) %}
 {{ silo }}, reaches {{ found.study.score(found.method, silo).mean|percent }}&#8239;%{% if own is known %} ({{ own|percent }}&#8239;% {{ "alone" if found.base == alone() else "with " ~ found.base|spell }}){% endif %}
 {% if tested %} of {{ tested[0]|noun("test sample") }}{% endif %}{% endmacro %}
 {% macro worst_hospital(found) %}{% set first = worst(found.study, found.method) %}

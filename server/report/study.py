@@ -201,7 +201,7 @@ class StudyResults:
         """Return a silo's ``n_train`` or ``n_test``: the different values over runs, ascending."""
         return sorted({r["per_silo"][silo][part] for r in self.runs if silo in r["per_silo"]})
 
-    def tested(self, silos: Iterable[str]) -> list[int]:
+    def count_tested(self, silos: Iterable[str]) -> list[int]:
         """Return the different sizes of these silos' test parts, ascending, without empty ones."""
         return sorted({n for silo in silos for n in self.sizes(silo, "n_test")} - {0})
 

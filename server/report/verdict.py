@@ -203,13 +203,13 @@ def answer(study: StudyResults) -> Answer | None:
         most=MOST_NAMES,
         needed=HOSPITALS_NEEDED,
         held=len(held),
-        unseen=beside(
+        unseen=compare_means(
             [(of[best]["zero_shot"], of[best]["local"]) for of in held.values() if best in of],
             study.count_compared(best, base),
             percent,
         ),
         what=what,
-        calibration=beside(
+        calibration=compare_means(
             [(abs(mine[s]), abs(other[s])) for s in sorted(mine.keys() & other.keys())],
             found.compared,
             lambda value: number(value, 3),
@@ -222,7 +222,7 @@ def answer(study: StudyResults) -> Answer | None:
     return Answer(sentence, condition(found))
 
 
-def beside(
+def compare_means(
     each: Sequence[tuple[float, float]], methods: int, show: Callable[[float], str]
 ) -> tuple[str, str, int, int] | None:
     """Return two means over hospitals as text, the sign of a shown difference, and the number of hospitals.

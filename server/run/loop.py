@@ -127,7 +127,7 @@ class RoundLoop:
         )
         return plan.with_silos(r.silos.values(), self.common)
 
-    def finished(self) -> FinishedRun:
+    def finish_run(self) -> FinishedRun:
         """Return the values of this run that the summary needs."""
         c = self.common
         r = self.registration
@@ -212,7 +212,7 @@ class RoundLoop:
         except AttemptFailedError as error:
             self.secure.repeat_round(strategy.round, error)
             return False
-        self.secure.done()
+        self.secure.end_attempts()
         strategy.aggregate_evaluate(strategy.round, replies)
         self.collector.reject_silent(strategy, messages, replies)
         self.collector.note_changed_counts(strategy, replies)

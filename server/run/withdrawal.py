@@ -184,7 +184,7 @@ def _clean_manifest(run: Path, name: str) -> Iterator[str]:
 def _clean_config(run: Path, name: str) -> list[str]:
     """Remove the silo from the settings that list silos: ``hold-out``, ``late-joiners``, ``evaluate.models``."""
 
-    def cleaned(line: str) -> str:
+    def clean_line(line: str) -> str:
         if not (found := NAMING.fullmatch(line)):
             return line
         entries = [
@@ -194,7 +194,7 @@ def _clean_config(run: Path, name: str) -> list[str]:
         ]
         return f'{found[1]} = "{",".join(entries)}"'
 
-    return _rewrite(run / "config.toml", lambda lines: list(map(cleaned, lines)))
+    return _rewrite(run / "config.toml", lambda lines: list(map(clean_line, lines)))
 
 
 def _clean_summary(run: Path, name: str) -> Iterator[str]:
@@ -298,11 +298,11 @@ def _clean_progress(run: Path, name: str) -> list[str]:
     """Delete the lines that name the silo, and those that are no events."""
     file = run / "progress.jsonl"
 
-    def kept(_: list[str]) -> list[str]:
+    def clean_lines(_: list[str]) -> list[str]:
         lines = [json.dumps(without(event, name, [])) for event in read_events(file)]
         return [line for line in lines if not _name_pattern(name).search(line)]
 
-    return _rewrite(file, kept)
+    return _rewrite(file, clean_lines)
 
 
 CLEANERS: Sequence[Callable[[Path, str], Iterable[str]]] = (

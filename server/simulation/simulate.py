@@ -297,7 +297,7 @@ def run_one(
         if not federation.ended:
             return
         record(federation.last + 1)  # the closing evaluation
-        write_summary(directory, History(directory.history), federation.finished())
+        write_summary(directory, History(directory.history), federation.finish_run())
     if bar is not None:
         bar.end(run)
     record_end(directory, run)
@@ -307,13 +307,13 @@ def silos_shown(bar: tqdm[Any], label: str) -> Callable[[int, int], None]:
     """Return a function that shows the silos within a round, once a second at most."""
     shown = time.monotonic()
 
-    def answered(replies: int, asked: int) -> None:
+    def show_answered(replies: int, asked: int) -> None:
         nonlocal shown
         if time.monotonic() - shown > 1:
             shown = time.monotonic()
             bar.set_description(f"{label}, silo {replies} of {asked}")
 
-    return answered
+    return show_answered
 
 
 @contextlib.contextmanager

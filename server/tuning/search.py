@@ -64,7 +64,7 @@ class Request:
                 )
             check_run(parse_settings({**self.values, "strategy": strategy}))
 
-    def asked(self) -> dict[str, object]:
+    def settings_asked(self) -> dict[str, object]:
         """Return everything that the trials depend on, for ``tuning.json``."""
         space = {key: repr(found) for key, found in self.space.distributions.items()}
         values = {
@@ -90,7 +90,7 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # The bar replaces a line per silo and round
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    book = Book(out, request.asked(), list(request.space.distributions))
+    book = Book(out, request.settings_asked(), list(request.space.distributions))
     book.open()
     total = request.trials * len(request.strategies)
     with tqdm(total=total, unit="trial", file=sys.stderr, disable=quiet) as bar:

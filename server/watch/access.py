@@ -108,14 +108,14 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        async def sending(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *self.headers]
             await send(message)
 
         request = Request(scope)
         answer = self.refusal(request)
-        await (answer or self.app)(scope, receive, sending)
+        await (answer or self.app)(scope, receive, send_with_headers)
 
     def refusal(self, request: Request) -> Response | None:
         """Return the answer to a request that is refused or redirected; None to pass it on."""

@@ -47,7 +47,7 @@ class Follower:
         while True:
             self.poll()
             async with self.changed:
-                if self.text != (found := self.shown()):
+                if self.text != (found := self.picture_text()):
                     self.text = found
                     self.number += 1
                     self.changed.notify_all()
@@ -63,7 +63,7 @@ class Follower:
     def picture(self) -> dict[str, Any]:
         return {**self.source.board.picture(), "title": self.source.title, "fault": self.fault}
 
-    def shown(self) -> str:
+    def picture_text(self) -> str:
         """Return the picture as text without the time, whose change alone is not sent."""
         return json.dumps({**self.picture(), "now": 0}, allow_nan=False)
 

@@ -71,7 +71,7 @@ def epochs_of(
     patches = silo.patches
     passes = patches.passes if patches else 1
 
-    def drawn(number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def draw_pass(number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the batches of one pass over the samples."""
         of = (silo.name, server_round, purpose, number)
         draws = generator(common.seed, "draws", *of)
@@ -91,7 +91,7 @@ def epochs_of(
 
     for epoch in range(epochs):
         numbers = range(epoch * passes, (epoch + 1) * passes)
-        yield chain.from_iterable(map(drawn, numbers))
+        yield chain.from_iterable(map(draw_pass, numbers))
 
 
 def shuffled_batches(

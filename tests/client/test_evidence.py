@@ -43,9 +43,9 @@ def finished(folder, strategy, classes=2, **changes):
     files = random_silos(folder / "data", SIZES, classes=classes)
     run = federate(files, directory=folder / "run", strategy=strategy, **{**JUMPY, **changes})
     directory = RunDirectory(folder / "run")
-    (entry,) = write_summary(directory, History(directory.history), run.federation.finished())[
-        "runs"
-    ]
+    (entry,) = write_summary(
+        directory, History(directory.history), run.federation.finish_run()
+    )["runs"]
     return run, files, entry
 
 

@@ -330,7 +330,7 @@ def test_a_report_of_runs_whose_other_metrics_stay(tmp_path):
         files, policy=rules(tmp_path), state_dir=tmp_path / "states", directory=out, **given
     )
     with RunDirectory.open(out, run.settings.flat(), resume=True) as directory:
-        summary = write_summary(directory, run.federation.history, run.federation.finished())
+        summary = write_summary(directory, run.federation.history, run.federation.finish_run())
     write_report(out)
     (of_run,) = summary["runs"]
     assert of_run["final"]["accuracy_mean"] > 0 and of_run["final"]["macro_f1_mean"] is None

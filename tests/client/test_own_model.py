@@ -95,7 +95,7 @@ class Sites:
         write_summary(
             directory := RunDirectory(self.folder / out),
             History(directory.history),
-            run.federation.finished(),
+            run.federation.finish_run(),
         )
         return run
 

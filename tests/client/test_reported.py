@@ -43,9 +43,9 @@ def finished(folder, strategy, state_dir=None, **changes):
         files, directory=folder / "run", state_dir=state_dir, strategy=strategy, **changes
     )
     directory = RunDirectory(folder / "run")
-    (entry,) = write_summary(directory, History(directory.history), run.federation.finished())[
-        "runs"
-    ]
+    (entry,) = write_summary(
+        directory, History(directory.history), run.federation.finish_run()
+    )["runs"]
     return run, files, entry
 
 

@@ -58,7 +58,7 @@ def test_a_real_run_is_shown_as_the_report_has_it(three, tmp_path):
         run = federate(
             three, directory=tmp_path / method, strategy=method, rounds=4, learning_rate=0.3
         )
-        entries[method] = run_summary(run.federation.history, run.federation.finished())
+        entries[method] = run_summary(run.federation.history, run.federation.finish_run())
         for line in (tmp_path / method / "progress.jsonl").read_text().splitlines():
             board.take(json.loads(line))
         board.take(done(method) | {"seed": 7})

@@ -21,7 +21,7 @@ from client.export import export_model
 from client.prediction.predict import predict_file
 from models.flat import FlatModel
 from models.networks.boosting import trees_of
-from models.networks.trees import Trees, TreesSettings, check_nodes, nodes_of, split, used
+from models.networks.trees import Trees, TreesSettings, check_nodes, count_used, nodes_of, split
 from partitions.common.errors import DataError, UserError
 from strategies.base.transport.payload import array_record
 
@@ -113,7 +113,7 @@ def test_one_silo_is_xgboost_and_local_bit_for_bit(tmp_path):
     booster = xgboost.train(XGB, xgboost.DMatrix(x, label=y), 6)
     run = federate(one, **RUN, local_epochs=2)
     nodes = nodes_of(run.strategy.layout, run.strategy.state.model)
-    assert used(nodes) == 6
+    assert count_used(nodes) == 6
     assert torch.equal(nodes[:6], trees_of(booster, nodes[:6]))
     alone = federate(one, **{**RUN, "strategy": "local"}, local_epochs=2)
     assert torch.equal(alone.personal("a"), run.strategy.state.model)
@@ -156,7 +156,7 @@ def test_the_own_model_is_the_ensemble_and_trees_that_stay(tmp_path):
     run = federate(two, **RUN, local_epochs=2, fedxgb__epochs=3)
     received = run.sent_to("a", 3)["global"].vector
     nodes, own = (nodes_of(run.strategy.layout, v) for v in (received, run.personal("a")))
-    assert (used(nodes), used(own)) == (8, 13)
+    assert (count_used(nodes), count_used(own)) == (8, 13)
     assert torch.equal(own[:8], nodes[:8])
     after = nodes_of(run.strategy.layout, run.strategy.state.model)
     assert torch.equal(split(own[8:10])[1], split(after[8:10])[1])  # those that were sent
@@ -230,7 +230,7 @@ def test_a_silos_invalid_trees_are_left_out(tmp_path, kind):
         grid.after = after
 
     run = federate(three, **RUN, prepare=prepare)
-    assert used(nodes_of(run.strategy.layout, run.strategy.state.model)) == 6
+    assert count_used(nodes_of(run.strategy.layout, run.strategy.state.model)) == 6
     assert len(run.values("loss", "b", "personal")) == 0
 
 
@@ -268,7 +268,7 @@ def test_no_numbers_make_the_network_read_outside_of_a_sample():
 def test_check_nodes_takes_an_empty_ensemble():
     model = model_of()
     check_nodes(model.layout, model.vector)
-    assert used(nodes_of(model.layout, model.vector)) == 0
+    assert count_used(nodes_of(model.layout, model.vector)) == 0
     model.vector[3] = float("nan")  # the first threshold
     with pytest.raises(DataError, match="no finite number"):
         check_nodes(model.layout, model.vector)

@@ -247,18 +247,18 @@ def send_replies(
     kept_state, kept_store = WithoutDeletion(state), WithoutDeletion(store)
     faults: list[Exception] = []
 
-    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
+    def note_faults(call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_noted(*args: Any, **kwargs: Any) -> Any:
             try:
                 return call(*args, **kwargs)
             except Exception as error:  # Flower's report that the run is over does not get here: it is no Exception
                 faults.append(error)
                 raise
 
-        return noted
+        return call_noted
 
     for pause in (*PAUSES, None):
-        push(kept_state, kept_store, noting(send), noting(push_object))
+        push(kept_state, kept_store, note_faults(send), note_faults(push_object))
         if not faults or pause is None:
             break
         print(f"the reply did not get through ({faults[-1]}); again in {pause:g} s", flush=True)

@@ -176,19 +176,19 @@ def why_no_answer(state: str, code: str, answer: Path) -> str:
         return "found the disk of its state folder full"
     if state in ENDED:
         return ENDED[state]
-    if not seen(answer.with_name("log")):
+    if not is_there(answer.with_name("log")):
         return "never began: its node must see the state folder and silofl's Python"
     return f"is {state}: {how_it_ended(DIED + str(status).encode())}"
 
 
-def seen(file: Path) -> bool:
+def is_there(file: Path) -> bool:
     """Return whether a file is there; its folder is read anew, since NFS remembers what was not there."""
     return file.name in os.listdir(file.parent)
 
 
 def look_for(answer: Path, until: float) -> bool:
     """Return whether an answer appears until a time."""
-    while not (found := seen(answer)) and time.monotonic() < until:
+    while not (found := is_there(answer)) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
     return found
 

@@ -220,11 +220,11 @@ def enclose(tree: Any, get: Callable[[str], bytes | None]) -> None:
 def open_tree(tree: Any) -> list[SimpleNamespace]:
     """Keep the parts in a message's tree until they are pulled; return its parts' names, as ``object_id``."""
     PARTS.clear()
-    PARTS.update(enclosed(tree))
+    PARTS.update(parts_in(tree))
     return [SimpleNamespace(object_id=name) for name in names_in(tree)]
 
 
-def enclosed(tree: Any) -> dict[str, bytes]:
+def parts_in(tree: Any) -> dict[str, bytes]:
     """Return the parts in a message's tree by their names, which are the sums of their content."""
     from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
 

@@ -148,7 +148,7 @@ def evidence_section(study: StudyResults) -> Markup:
     columns = HEADS.get(
         study.task.name, [*(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
     )
-    tested = study.tested(study.silos)
+    tested = study.count_tested(study.silos)
     return render(
         TEMPLATE,
         study=study,

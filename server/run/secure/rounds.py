@@ -272,7 +272,7 @@ class SecureRounds:
         self.note(f"{line}; the round is repeated")
         self.attempt, self.following = self.attempt + 1, NOTHING
 
-    def done(self) -> None:
+    def end_attempts(self) -> None:
         """Begin to count the next round's attempts."""
         self.attempt = 1
 

@@ -168,12 +168,12 @@ class TrainingTask:
             self._correct()
             return None
 
-        def corrected() -> Any:
+        def closure_corrected() -> Any:
             value = closure()
             self._correct()
             return value
 
-        return (args[0], corrected), {k: v for k, v in kwargs.items() if k != "closure"}
+        return (args[0], closure_corrected), {k: v for k, v in kwargs.items() if k != "closure"}
 
     @torch.enable_grad()
     def _correct(self) -> None:

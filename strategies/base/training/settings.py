@@ -13,7 +13,7 @@ from models.optimizers import read_shares
 from models.tasks import Task, task_of
 from models.tasks.patches import Patches, read_sides
 from partitions.common.errors import UserError
-from partitions.common.settings import changed, setting
+from partitions.common.settings import find_changed, setting
 
 MOST_ROUNDS = 1_000_000
 MOST_SAMPLES = 2**31 - 1
@@ -178,7 +178,7 @@ class LocalTraining:
 
     def check_trainer(self) -> None:
         """Raise UserError for a setting that would do nothing, since the trainer makes the steps."""
-        for key, value in changed(self, STEPS):
+        for key, value in find_changed(self, STEPS):
             if value != "bf16":
                 raise UserError(
                     f"trainer = {self.trainer}: it makes the steps, so {key} = {value} is its own to do; leave the "
@@ -205,7 +205,7 @@ class LocalTraining:
 
     def check_private(self) -> None:
         """Raise UserError for a setting that clipped and noised gradients do not fit."""
-        for key, value in changed(self, NOT_PRIVATE):
+        for key, value in find_changed(self, NOT_PRIVATE):
             raise UserError(f"dp = true: not with {key} = {value}: {NOT_PRIVATE[key]}")
 
 

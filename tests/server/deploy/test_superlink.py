@@ -39,7 +39,7 @@ from superlink import superlink
 
 from client.site.flower import internal
 from client.site.runtime import transfers
-from client.site.runtime.transfers import enclose, enclosed, names_in
+from client.site.runtime.transfers import enclose, names_in, parts_in
 from server.deploy import superlink as ours
 from server.deploy.control import Control
 from server.deploy.superlink import (
@@ -331,7 +331,7 @@ def test_small_parts_of_a_message_come_with_it(server):
     name = server.store(1.0)
     request = PullMessagesRequest(node=Node(node_id=server.node))
     (tree,) = server.silo().stub.PullMessages(request).message_object_trees
-    assert enclosed(tree) == server.rest[1] and name in server.rest[1]
+    assert parts_in(tree) == server.rest[1] and name in server.rest[1]
 
 
 def test_small_parts_of_a_reply_come_with_it(server):
@@ -391,7 +391,7 @@ def test_a_serverapp_and_its_superlink_exchange_small_parts_with_their_message(s
     (tree,) = handlers.pull_messages(
         PullAppMessagesRequest(message_ids=[name]), state, task
     ).message_object_trees
-    assert len(enclosed(tree)) == len(names_in(tree))
+    assert len(parts_in(tree)) == len(names_in(tree))
 
 
 # --- how large a reply may be -------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ def test_a_bad_summary_costs_the_others_nothing(four, without, tmp_path, kind):
         and notes[-1] == reason
         and re.search(r"node 4|\bd\b", notes[0])
     )
-    summary = write_summary(directory, run.federation.history, run.federation.finished())
+    summary = write_summary(directory, run.federation.history, run.federation.finish_run())
     assert list(summary["runs"][0]["left_out"].values()) == [reason] and summary["runs"][0][
         "silos"
     ] == list(HONEST)

@@ -158,7 +158,7 @@ def test_it_is_a_finished_run(three, tmp_path, method):
     run = federate(three, directory=directory, strategy=method, **OPTIONS)
     last = run.federation.last
     summary = write_summary(
-        RunDirectory(directory), History(directory / "history.csv"), run.federation.finished()
+        RunDirectory(directory), History(directory / "history.csv"), run.federation.finish_run()
     )
     [entry] = summary["runs"]
     assert entry["rounds"] == last
@@ -197,7 +197,7 @@ def test_the_silo_says_received_after_the_last_round(three, tmp_path):
     last = run.federation.last
     assert last == 2  # nothing is better by 0.9
     directory = RunDirectory(tmp_path / "run")
-    summary = write_summary(directory, History(directory.history), run.federation.finished())
+    summary = write_summary(directory, History(directory.history), run.federation.finish_run())
     chosen = summary["runs"][0]["final"]["round"]
     card = export_model(
         tmp_path / "run", "a", "reported", tmp_path / "a.safetensors", round=chosen

@@ -71,7 +71,7 @@ def test_whoever_connects_takes_part_from_the_next_round_on(four, tmp_path):
     assert trained(run, "b") == [3, 4] and trained(run, "a") == [1, 2, 3, 4]
     assert "b joins the run, and takes part from round 3 on" in notes(tmp_path / "run")
     entry = write_summary(
-        RunDirectory(tmp_path / "run"), run.federation.history, run.federation.finished()
+        RunDirectory(tmp_path / "run"), run.federation.history, run.federation.finish_run()
     )["runs"][0]
     assert entry["joined"] == {"b": 3} and entry["silos"] == ["a", "b", "c", "d"]
 
@@ -131,7 +131,7 @@ def test_data_that_do_not_fit_stay_out(four, tmp_path):
         and trained(run, "b") == []
         and trained(run, "a") == [1, 2, 3, 4]
     )
-    assert run.federation.finished().left_out == {"b": said[0]}
+    assert run.federation.finish_run().left_out == {"b": said[0]}
 
 
 def test_a_name_that_takes_part_cannot_be_taken(four, tmp_path):

@@ -98,7 +98,7 @@ def test_a_nasty_reason_everywhere(three, tmp_path, kind, when, caplog, capsys):
         directory=tmp_path / "run",
         prepare=nasty(kind, *when),
     )
-    write_summary(run.federation.directory, run.federation.history, run.federation.finished())  # type: ignore[arg-type]
+    write_summary(run.federation.directory, run.federation.history, run.federation.finish_run())  # type: ignore[arg-type]
     check_files(run, tmp_path / "run", capsys)
     lines = [record.getMessage() for record in caplog.records]
     named = [line for line in lines if "owned" in line]

@@ -200,7 +200,7 @@ def test_a_hospital_that_joined_late(three, tmp_path):
     late = {"late_joiners": "b=2,c=2", "rounds": 2}
     finished = federate(three, strategy="apple", directory=run, **late)
     write_summary(
-        RunDirectory(run), finished.federation.history, finished.federation.finished()
+        RunDirectory(run), finished.federation.history, finished.federation.finish_run()
     )
     assert json.loads((run / "summary.json").read_text())["runs"][0]["joined"] == {
         "b": 2,
@@ -215,7 +215,7 @@ def test_a_run_that_stopped_early_still_says_so(three, tmp_path):
     run = tmp_path / "run"
     finished = federate(three, directory=run, rounds=5, patience=1, min_delta=1.0)
     write_summary(
-        RunDirectory(run), finished.federation.history, finished.federation.finished()
+        RunDirectory(run), finished.federation.history, finished.federation.finish_run()
     )
     before = json.loads((run / "summary.json").read_text())["runs"][0]["stopped"]
     assert before["planned"] == 5

@@ -138,7 +138,7 @@ def test_the_statistics_of_tables_are_weighed_alike():
 def test_the_weighted_mean_of_the_summary_is_capped(three):
     """c says that it has 2^31 test samples; it counts as 50 of 66 there."""
     run = federate(three, strategy="fedavg", rounds=1, prepare=saying("c", "query", n_test=LIE))
-    history, finished = run.federation.history, run.federation.finished()
+    history, finished = run.federation.history, run.federation.finish_run()
     uncapped = run_summary(history, replace(finished, weight_cap=0.0))
     accuracy = {n: v["accuracy"] for n, v in uncapped["per_silo"].items()}
     expected = (6 * accuracy["a"] + 10 * accuracy["b"] + 50 * accuracy["c"]) / 66
