@@ -131,9 +131,10 @@ def _tree(path: Path) -> ast.Module:
 
 
 def class_names() -> Iterator[str]:
-    """Each class whose name another class of the tree has."""
+    """Each class whose name another class outside the tests has."""
     places: dict[str, str] = {}
-    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+    packages = (*PACKAGES, "benchmarks", "docker", "examples")
+    for path in sorted(path for package in packages for path in (ROOT / package).rglob("*.py")):
         for node in _nodes(path):
             if isinstance(node, ast.ClassDef):
                 place = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"

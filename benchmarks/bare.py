@@ -83,7 +83,7 @@ class Loop:
         torch.mean(self.own, 0, out=self.center)
 
 
-class Ditto(Loop):
+class BareDitto(Loop):
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         self.personal = self.own.clone()
@@ -108,7 +108,7 @@ class Mixing(Loop):
             self.own[i] = self.w
 
 
-class FedFomo(Loop):
+class BareFedFomo(Loop):
     @torch.no_grad()
     def validation_loss(self, silo: int, model: Tensor) -> float:
         self.w.copy_(model)
@@ -132,7 +132,7 @@ class FedFomo(Loop):
             self.own[i] = self.w
 
 
-class FedALA(Loop):
+class BareFedALA(Loop):
     """A later FedALA round: ALA's weights of the last layer are learned for one epoch over features computed once."""
 
     def __init__(self, prepared: Prepared) -> None:
@@ -163,7 +163,7 @@ class FedALA(Loop):
             torch.addcmul(own, difference, mix, out=self.w[head])
 
 
-class FedAPM(Loop):
+class BareFedAPM(Loop):
     """FedAPM with personal last layers: an epoch for them, without gradients below, then one for the others."""
 
     def __init__(self, prepared: Prepared) -> None:
@@ -198,7 +198,7 @@ class FedAPM(Loop):
         torch.mean(self.z, 0, out=u)
 
 
-class Apple(Loop):
+class BareApple(Loop):
     """APPLE: every step mixes all core models, and computes the gradient's inner product with each of them."""
 
     def __init__(self, prepared: Prepared) -> None:
@@ -228,7 +228,7 @@ class PlainFedALA:
     """
 
     def __init__(self, prepared: Prepared, sparse: bool = False) -> None:
-        loop = FedALA(prepared)
+        loop = BareFedALA(prepared)
         self.train = loop.train
         self.rate = loop.rate
         self.batch = loop.batch
@@ -303,11 +303,11 @@ class PlainFedALA:
 
 METHODS: dict[str, type[Loop]] = {
     "fedavg": Loop,
-    "apple": Apple,
-    "fedfomo": FedFomo,
+    "apple": BareApple,
+    "fedfomo": BareFedFomo,
     "fedamp": Mixing,
     "diversifed": Mixing,
-    "fedala": FedALA,
-    "ditto": Ditto,
-    "fedapm": FedAPM,
+    "fedala": BareFedALA,
+    "ditto": BareDitto,
+    "fedapm": BareFedAPM,
 }

@@ -66,7 +66,7 @@ def lower_bound(
 
 
 @dataclass(frozen=True)
-class Found:
+class AuditResult:
     """The result of one view: the lower bound, the largest possible one, and the claimed ε."""
 
     view: str
@@ -129,7 +129,7 @@ def planted(fault: str, turns: np.ndarray) -> Iterator[None]:
 def audit(
     target: float, *, fault: str = "none", canaries: int = 500, others: int = 500, guesses: int = 100,
     batch_size: int = 32, rounds: int = 1, seed: int = 0,
-) -> list[Found]:  # fmt: skip
+) -> list[AuditResult]:  # fmt: skip
     """Train one silo with a claimed ε of ``target`` and guess from each view."""
     rows, labels, inside = data(canaries, others, np.random.default_rng(seed))
     model = flat_model("linear", (canaries + 4,), 2, None, "cpu")
@@ -172,7 +172,8 @@ def audit(
         "exported": -_column(state.arrays["personal"], canaries, fault),
     }
     return [
-        Found(view, *_bound(score, inside, guesses), epsilon) for view, score in views.items()
+        AuditResult(view, *_bound(score, inside, guesses), epsilon)
+        for view, score in views.items()
     ]
 
 

@@ -42,7 +42,7 @@ from models.tasks.survival import Survival, cox_loss
 SEEDS = range(42, 47)
 
 
-class Cell(NamedTuple):
+class PublishedCell(NamedTuple):
     """What FLamby publishes of a method: mean and deviation over seeds; and the settings that it took."""
 
     mean: float
@@ -57,7 +57,7 @@ class Benchmark(NamedTuple):
     dataset: str
     metric: str
     settings: Mapping[str, Any]
-    cells: Mapping[str, Cell]
+    cells: Mapping[str, PublishedCell]
     faster: int
 
 
@@ -84,14 +84,16 @@ HEART = Benchmark(
     "accuracy",
     {"silos": 4, "rounds": 15, "batch-size": 4, "normalization": "silo"},
     {
-        "pooled": Cell(0.735, 0.003, _alone(0.001 / 2, 50)),
-        "local": Cell(0.730, 0.029, _alone(0.001 / 2, 50)),
-        "fedavg": Cell(0.685, 0.028, _sgd(0.001 / 2)),
-        "fedprox": Cell(0.685, 0.028, _sgd(0.001 / 2, **{"fedprox.mu": 0.01})),
-        "scaffold": Cell(0.684, 0.028, _sgd(0.001 / 2)),
-        "fedadagrad": Cell(0.731, 0.013, _adaptive("fedadagrad", 0.003162 / 2, 0.316228 / 2)),
-        "fedadam": Cell(0.726, 0.014, _adaptive("fedadam", 0.01 / 2, 0.01 / 2)),
-        "fedyogi": Cell(0.731, 0.013, _adaptive("fedyogi", 0.003162 / 2, 0.01 / 2)),
+        "pooled": PublishedCell(0.735, 0.003, _alone(0.001 / 2, 50)),
+        "local": PublishedCell(0.730, 0.029, _alone(0.001 / 2, 50)),
+        "fedavg": PublishedCell(0.685, 0.028, _sgd(0.001 / 2)),
+        "fedprox": PublishedCell(0.685, 0.028, _sgd(0.001 / 2, **{"fedprox.mu": 0.01})),
+        "scaffold": PublishedCell(0.684, 0.028, _sgd(0.001 / 2)),
+        "fedadagrad": PublishedCell(
+            0.731, 0.013, _adaptive("fedadagrad", 0.003162 / 2, 0.316228 / 2)
+        ),
+        "fedadam": PublishedCell(0.726, 0.014, _adaptive("fedadam", 0.01 / 2, 0.01 / 2)),
+        "fedyogi": PublishedCell(0.731, 0.013, _adaptive("fedyogi", 0.003162 / 2, 0.01 / 2)),
     },
     faster=2,
 )
@@ -101,14 +103,14 @@ BRCA = Benchmark(
     "c_index",
     {"silos": 6, "rounds": 5, "batch-size": 8, "normalization": "none"},
     {
-        "pooled": Cell(0.676, 0.095, _alone(0.1, 30)),
-        "local": Cell(0.689, 0.009, _alone(0.1, 30)),
-        "fedavg": Cell(0.732, 0.181, _sgd(0.1)),
-        "fedprox": Cell(0.729, 0.168, _sgd(0.1, **{"fedprox.mu": 0.1})),
-        "scaffold": Cell(0.687, 0.036, _sgd(0.01)),
-        "fedadagrad": Cell(0.813, 0.005, _adaptive("fedadagrad", 0.01, 1.0)),
-        "fedadam": Cell(0.815, 0.026, _adaptive("fedadam", 0.01, 0.1)),
-        "fedyogi": Cell(0.815, 0.026, _adaptive("fedyogi", 0.01, 0.1)),
+        "pooled": PublishedCell(0.676, 0.095, _alone(0.1, 30)),
+        "local": PublishedCell(0.689, 0.009, _alone(0.1, 30)),
+        "fedavg": PublishedCell(0.732, 0.181, _sgd(0.1)),
+        "fedprox": PublishedCell(0.729, 0.168, _sgd(0.1, **{"fedprox.mu": 0.1})),
+        "scaffold": PublishedCell(0.687, 0.036, _sgd(0.01)),
+        "fedadagrad": PublishedCell(0.813, 0.005, _adaptive("fedadagrad", 0.01, 1.0)),
+        "fedadam": PublishedCell(0.815, 0.026, _adaptive("fedadam", 0.01, 0.1)),
+        "fedyogi": PublishedCell(0.815, 0.026, _adaptive("fedyogi", 0.01, 0.1)),
     },
     faster=1,
 )

@@ -67,7 +67,7 @@ PLAIN = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenBySilo:
     """One silo's round at the server: the vectors that the silo received, and those that it sent."""
 
     round: int
@@ -78,10 +78,10 @@ class Seen:
 
 def watch(
     values: Mapping[str, Any], files: Mapping[str, Path] | None = None
-) -> tuple[PersonalizedStrategy, list[Seen]]:
+) -> tuple[PersonalizedStrategy, list[SeenBySilo]]:
     """Run a simulation's silos, or these files, in this process; return the strategy and all messages at the server."""
     settings = parse_settings({**PLAIN, **values})
-    seen: list[Seen] = []
+    seen: list[SeenBySilo] = []
 
     def tapped(message: Message, context: Context) -> Message:
         reply = client_app(message, context)
@@ -91,7 +91,7 @@ def watch(
             models = [
                 {name: model.vector for name, model in way.models.items()} for way in (down, up)
             ]
-            seen.append(Seen(first.round, first.silo, *models))
+            seen.append(SeenBySilo(first.round, first.silo, *models))
         return reply
 
     grid = InProcessGrid(tapped, settings.common.silos, settings.flat())  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ class Attack:
         self,
         settings: RunSettings,
         strategy: PersonalizedStrategy,
-        seen: Seen,
+        seen: SeenBySilo,
         case: Case,
         x: Tensor,
         y: Tensor,
@@ -361,7 +361,7 @@ def inversion() -> str:
 
 
 def shares_from_bias(
-    seen: Seen, model: FlatModel, others: Tensor, steps: int, rate: float
+    seen: SeenBySilo, model: FlatModel, others: Tensor, steps: int, rate: float
 ) -> Tensor:
     """Estimate the shares of the classes from the change of the last bias alone.
 

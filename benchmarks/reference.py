@@ -225,7 +225,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-class Worker:
+class TableWorker:
     """What this process does: the cells that are not finished, file by file, at most ``runs`` runs."""
 
     def __init__(self, folder: Path, form: Form, runs: int) -> None:
@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         datasets = read_names(args.sets, "--sets", list(SETS))
         check_plan(args.out, args.form)
         if args.page is None:
-            Worker(args.out, FORMS[args.form], args.runs).work(datasets, methods)
+            TableWorker(args.out, FORMS[args.form], args.runs).work(datasets, methods)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -71,7 +71,7 @@ SHOWN = {1: "gain", -1: "loss", 0: "–"}
 
 
 @dataclass(frozen=True)
-class Found:
+class FinishedStudies:
     """What is finished of one data set: its study, and the methods that are not in it, with the reason."""
 
     dataset: str
@@ -128,7 +128,7 @@ class Found:
         return f"{of}, {self.compared} sharing the 5 %: {what}."
 
 
-def found_of(folder: Path, dataset: str, form: Form) -> Found:
+def found_of(folder: Path, dataset: str, form: Form) -> FinishedStudies:
     """Read a set's cells. A method is in its study once all seeds have ended, its unseen hospitals once all have."""
     runs: list[dict[str, Any]] = []
     held: list[dict[str, Any]] = []
@@ -150,7 +150,7 @@ def found_of(folder: Path, dataset: str, form: Form) -> Found:
             runs += [line["entry"] for line in every if line]
             held += [line["entry"] for line in without if line] if None not in without else []
     if not runs:
-        return Found(dataset, None, left_out, missing)
+        return FinishedStudies(dataset, None, left_out, missing)
     names = dict.fromkeys(run["strategy"] for run in runs)
     settings = {"strategy": ",".join(names), "seed": ",".join(map(str, range(form.seeds)))}
     path = folder / "studies" / dataset
@@ -158,7 +158,7 @@ def found_of(folder: Path, dataset: str, form: Form) -> Found:
     write_atomically(path / "config.toml", toml_text({**settings, **SETS[dataset]}))
     summary = {"runs": compare(runs), "hold_out": means(list(rows_of(held, runs)))}
     write_atomically(path / "summary.json", json.dumps(summary))
-    return Found(dataset, StudyResults(path), left_out, missing)
+    return FinishedStudies(dataset, StudyResults(path), left_out, missing)
 
 
 def why_failed(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> str:
@@ -191,7 +191,7 @@ def unseen_text(study: StudyResults, method: str, compared: int) -> str:
     return f"{percent(statistics.fmean(a for a, _ in pairs))} ({interval or points(gain.mean)})"
 
 
-def row_of(found: Found, method: str) -> list[str]:
+def row_of(found: FinishedStudies, method: str) -> list[str]:
     """Return a method's texts, without its chart, in the order of HEAD."""
     study, gain = found.study, found.gains.get(method, Gain(math.nan, (math.nan, math.nan)))
     assert study is not None
@@ -260,7 +260,7 @@ PAGE = """{% from "macros" import table, cells with context %}<!DOCTYPE html>
 """
 
 
-def html_page(every: Sequence[Found], lead: Sequence[str]) -> str:
+def html_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
     parts = []
     for found in every:
         gains = found.gains
@@ -280,7 +280,7 @@ def html_page(every: Sequence[Found], lead: Sequence[str]) -> str:
     return render(PAGE, css=Markup(CSS), sort=Markup(SORT), lead=lead, parts=parts, head=head)
 
 
-def lead_of(every: Sequence[Found], form: Form) -> list[str]:
+def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
     """Return what the whole page says first: what is shown, of the negative control, and what is missing."""
     finished = sum(len(found.study.methods) for found in every if found.study)
     missing = sum(len(found.missing) for found in every)
@@ -299,7 +299,7 @@ def lead_of(every: Sequence[Found], form: Form) -> list[str]:
     ]
 
 
-def markdown_page(every: Sequence[Found], lead: Sequence[str]) -> str:
+def markdown_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
     """Return the page for docs/."""
     parts = [INTRODUCTION, "## What is shown\n", *(f"* {text}" for text in lead), ""]
     for found in every:
@@ -353,7 +353,7 @@ more than by default. [data-sets.md](data-sets.md) describes the tables.
 """
 
 
-def reasons(every: Sequence[Found]) -> Iterator[tuple[str, str, str]]:
+def reasons(every: Sequence[FinishedStudies]) -> Iterator[tuple[str, str, str]]:
     """Yield each method that is left out, where, and why, as it refuses the settings itself."""
     where: dict[tuple[str, str], list[str]] = {}
     for found in every:

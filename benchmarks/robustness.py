@@ -183,7 +183,7 @@ def poisoned(
 
 
 @dataclass
-class Federation:
+class AttackedFederation:
     """Twelve silos in this process, of which the first ``liars`` perform ``attack``."""
 
     settings: RunSettings
@@ -291,7 +291,7 @@ class Federation:
 def cell(strategy: str, attack: str, liars: int, folder: Path, **changes: Any) -> str:
     """Return one cell of the table: the accuracy, and for the backdoor its success rate."""
     given = {k.replace("_", "-"): v for k, v in changes.items()}
-    federation = Federation(
+    federation = AttackedFederation(
         parse_settings({**RUN, "strategy": strategy, **given}), attack, liars, folder
     )
     try:
@@ -395,7 +395,7 @@ def cost(seeds: Sequence[str]) -> None:
                 settings |= {"rounds": rounds, "evaluate-every": rounds}
                 settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
                 (folder := Path(name) / f"{dataset}-{beta}-{seed}").mkdir(exist_ok=True)
-                federation = Federation(
+                federation = AttackedFederation(
                     parse_settings({**settings, "strategy": "fedavg"}), "no attack", 0, folder
                 )
                 federation.run()

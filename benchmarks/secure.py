@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
 Vector = Any
 
 
-class Ring:
+class SeededRing:
     """The silos of one run, each with keys and a folder, and the server between them. All weigh the same."""
 
     def __init__(self, folder: Path, count: int, size: int, group: int = 1) -> None:
@@ -117,7 +117,7 @@ def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def measure(count: int, size: int, repeats: int, folder: Path) -> list[str]:
     """Return a row of the table: medians over ``repeats`` rounds of the first silo and of the server."""
-    ring, first = Ring(folder, count, size), "clinic-000"
+    ring, first = SeededRing(folder, count, size), "clinic-000"
     survivors = ring.names[: count - count // 4]
     silo, server, stream, more = list[float](), list[float](), list[float](), 0
     for _ in range(repeats):
@@ -150,7 +150,7 @@ def measure(count: int, size: int, repeats: int, folder: Path) -> list[str]:
     ]
 
 
-def _check(total: Vector, ring: Ring, survivors: int) -> None:
+def _check(total: Vector, ring: SeededRing, survivors: int) -> None:
     """All silos moved equally, so the sum is this many times one silo's integers."""
     config = {"secure_share": 1 / len(ring.names), "participants": len(ring.names)}
     one, _ = integers_of(

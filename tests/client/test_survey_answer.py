@@ -41,7 +41,7 @@ def data(tmp_path_factory):
     return folder
 
 
-class Site:
+class SurveySite:
     """One hospital with its policy and state directory."""
 
     def __init__(self, folder, file, rule):
@@ -78,7 +78,7 @@ class Site:
 def site(data, tmp_path):
     file = tmp_path / "north.npz"
     file.write_bytes((data / "north.npz").read_bytes())
-    return Site(tmp_path, file, ONLY)
+    return SurveySite(tmp_path, file, ONLY)
 
 
 def test_a_site_allows_a_survey_and_nothing_else(site):

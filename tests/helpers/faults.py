@@ -56,7 +56,7 @@ class Gate:
         self.place.unlink(missing_ok=True)
 
 
-class Line:
+class CutLine:
     """A line between a silo and its server that can be cut: what is sent then arrives when it is mended, or never.
 
     It can be slow, with so many bytes a second each way and seconds of delay, and counts the bytes that have come
@@ -175,7 +175,7 @@ class SmallDisk:
         subprocess.run(["umount", "-l", str(self.path)], check=True)
 
 
-class Clock:
+class SetClock:
     """The wall clock of the processes that are started with its environment (`clock.c`)."""
 
     def __init__(self, folder: Path) -> None:

@@ -69,7 +69,7 @@ def monai_vit(shape: Shape, outputs: int) -> Any:
     return nets.ViT(shape[0], shape[1:], 8, **more)
 
 
-class Answers(nn.Module):
+class LibraryAnswers(nn.Module):
     """A ViT's answers, without its hidden states."""
 
     def __init__(self, vit: nn.Module) -> None:
@@ -82,7 +82,7 @@ class Answers(nn.Module):
 
 
 def vit_answers(shape: Shape, outputs: int) -> nn.Module:
-    return Answers(monai_vit(shape, outputs))
+    return LibraryAnswers(monai_vit(shape, outputs))
 
 
 def vit_b_16(shape: Shape, outputs: int) -> Any:

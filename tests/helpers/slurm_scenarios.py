@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from supernode import Silo
+from supernode import NodeSilo
 from trio import (
     FEDERATION,
     RUN,
@@ -121,7 +121,7 @@ def cancel(running: LocalFederation, folder: Path) -> dict[str, Any]:
 
 def faults(folder: Path) -> None:
     """Why a message has no answer, by what went wrong."""
-    silo = Silo(folder, folder / "none", pytest.MonkeyPatch())
+    silo = NodeSilo(folder, folder / "none", pytest.MonkeyPatch())
     app, jobs = silo.app("1"), folder / "flower/jobs"
     slurm.ASK_SECONDS, slurm.SETTLE_SECONDS = 0.5, 2.0
     told: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """A SuperNode for tests of what it does with a message, without a SuperLink.
 
-`Silo` is Flower's own SuperNode state, in this process: a test gives it a message and an app, has it answered as our
-SuperNode does, and looks at the reply. The template process imports Flower only, so it is ready in about a second.
+`NodeSilo` is Flower's own SuperNode state, in this process: a test gives it a message and an app, has it answered as
+our SuperNode does, and looks at the reply. The template process imports Flower only, so it is ready in about a second.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ CLIENT = """
 """
 
 
-class Silo:
+class NodeSilo:
     """A SuperNode's state, its app's process, and the environment that it has."""
 
     def __init__(self, folder: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.supercore.constant import TaskType
-from supernode import LISTED, RUN, RUN_CONFIG, Silo, gone, parent, wait_until
+from supernode import LISTED, RUN, RUN_CONFIG, NodeSilo, gone, parent, wait_until
 
 from client.site import audit_gate, private
 from client.site.audit_gate import rule_values
@@ -54,7 +54,7 @@ def template(tmp_path_factory):
 
 @pytest.fixture
 def silo(tmp_path, template, monkeypatch):
-    one = Silo(tmp_path, template, monkeypatch)
+    one = NodeSilo(tmp_path, template, monkeypatch)
     yield one
     one.workers.end()
 

@@ -47,7 +47,7 @@ def message_of(run, name):
     return make_message(metadata=metadata, content=RecordDict({"arrays": ArrayRecord()}))
 
 
-class Silo:
+class ReplyingSilo:
     """The memory of a SuperNode that has taken one message."""
 
     def __init__(self, monkeypatch):
@@ -108,7 +108,7 @@ class Silo:
 
 @pytest.fixture
 def silo(monkeypatch):
-    return Silo(monkeypatch)
+    return ReplyingSilo(monkeypatch)
 
 
 def empty(silo):

@@ -119,7 +119,7 @@ def test_the_choice_is_that_of_grpc():
 # --- one table of faults ----------------------------------------------------------------------------------
 
 
-class Case(NamedTuple):
+class RouteCase(NamedTuple):
     """A fault: how the site reaches its server, and words of the line and of its fix."""
 
     arrange: Callable[["Arrangement"], dict[str, str]]
@@ -217,93 +217,93 @@ def another_federation(a):
 
 
 CASES = {
-    "login wanted": Case(
+    "login wanted": RouteCase(
         lambda a: https(a.proxy(login="u:p")),
         "proxy", "wants a login (407; it offers Basic)", "set https_proxy=http://USER:PASSWORD@127.0.0.1:",
     ),
-    "wrong password": Case(
+    "wrong password": RouteCase(
         lambda a: https(a.proxy(login="u:p"), "u:secret@"),
         "proxy", "refuses the password of u", "check it: https_proxy=http://USER:PASSWORD@",
     ),
-    "NTLM": Case(
+    "NTLM": RouteCase(
         lambda a: https(a.proxy(answer="407 X\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM")),
         "proxy", "(407; it offers Negotiate, NTLM)", f"ask your IT to let {SERVER} through without one",
     ),
-    "port not allowed": Case(
+    "port not allowed": RouteCase(
         lambda a: https(a.proxy(answer="403 Forbidden")),
         "proxy", f"answers 403 Forbidden to CONNECT {SERVER}: it does not allow this address or port",
         f"ask your IT to allow CONNECT to {SERVER}; if they allow 443 only, ask the server's operator",
     ),
-    "server behind the proxy": Case(
+    "server behind the proxy": RouteCase(
         lambda a: https(a.proxy(answer="503 Service Unavailable")),
         "server behind the proxy", "does not reach the server", "whether the proxy finds fl.example.org",
     ),
-    "no proxy at that port": Case(
+    "no proxy at that port": RouteCase(
         lambda a: https(1), "proxy's port", "127.0.0.1:1 (https_proxy): Connection refused", "check https_proxy",
     ),
-    "no such proxy": Case(
+    "no such proxy": RouteCase(
         lambda a: {"grpc_proxy": "http://proxy.invalid:3128"},
         "proxy", "proxy.invalid:3128 (grpc_proxy): ", "check grpc_proxy",
     ),
-    "no HTTP proxy": Case(
+    "no HTTP proxy": RouteCase(
         lambda a: https(a.proxy(answer="\r\nSSH-2.0")),
         "proxy", "gives no answer of an HTTP proxy", "ask your IT for the address of the HTTP proxy",
     ),
-    "capital letters": Case(
+    "capital letters": RouteCase(
         lambda a: {"HTTPS_PROXY": "http://127.0.0.1:3128"},
         "name resolution", "HTTPS_PROXY is set, but gRPC reads https_proxy, in small letters",
         'export https_proxy="$HTTPS_PROXY"',
     ),
-    "https proxy": Case(
+    "https proxy": RouteCase(
         lambda a: {"https_proxy": "https://127.0.0.1:3128"},
         "name resolution", "https_proxy has a scheme other than http://", "plain HTTP port",
     ),
-    "proxy without http://": Case(
+    "proxy without http://": RouteCase(
         lambda a: {"https_proxy": "127.0.0.1:3128"},
         "name resolution", "https_proxy is no URL as http://HOST:PORT", "write https_proxy=http://HOST:PORT",
     ),
-    "SOCKS proxy": Case(
+    "SOCKS proxy": RouteCase(
         lambda a: {"https_proxy": "socks4://127.0.0.1:3128"},
         "name resolution", "https_proxy names a proxy of a kind", "for an HTTP proxy",
     ),
-    "excepted": Case(
+    "excepted": RouteCase(
         lambda a: https(3128) | {"no_proxy": ".example.org"},
         "name resolution", "no_proxy has .example.org", "remove .example.org from no_proxy",
     ),
-    "no name, no proxy": Case(
+    "no name, no proxy": RouteCase(
         lambda a: {}, "name resolution", NAME, "where only a proxy finds names, set https_proxy=http://",
     ),
-    "blocked port": Case(
+    "blocked port": RouteCase(
         full, "port", "does not answer within", "let this machine out to TCP port",
     ),
-    "inspection": Case(
+    "inspection": RouteCase(
         inspection, "certificate chain",
         "it is for CN=fl.example.org, by CN=Web Gateway,O=St. Elsewhere, SHA-256 SUM",
         f"a proxy opens TLS on the way (inspection): ask your IT to exempt {SERVER}",
     ),
-    "public certificate": Case(
+    "public certificate": RouteCase(
         public, "certificate chain", "by CN=Web Gateway,O=St. Elsewhere, SHA-256 SUM",
         "a public certificate stands in front of the server: ask the server's operator to pass TLS through",
     ),
-    "another federation": Case(
+    "another federation": RouteCase(
         another_federation, "certificate chain", "by CN=silofl CA", "for a new bundle",
     ),
-    "no h2": Case(
+    "no h2": RouteCase(
         lambda a: a.shown(a.credentials, ("http/1.1",)),
         "HTTP/2", "offers no h2 in TLS (ALPN)", "to offer HTTP/2 on the proxy in front of the server",
     ),
-    "another name": Case(
+    "another name": RouteCase(
         lambda a: a.shown(a.made(0, "other.example.org")),
         "certificate names", "not for fl.example.org", "server.address",
     ),
-    "expired": Case(
+    "expired": RouteCase(
         lambda a: a.shown(a.made(900)), "certificate dates", "has expired", "renew it",
     ),
-    "clock": Case(
+    "clock": RouteCase(
         lambda a: a.shown(a.made(-3)),
         "clock", "this machine's clock is 71 h or more behind the server's", "NTP",
     ),
-    "not Flower": Case(
+    "not Flower": RouteCase(
         lambda a: a.shown(a.credentials),
         "Fleet API", "gives no answer of a Flower server", "something between does not let HTTP/2 through",
     ),

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from damage import flip
-from faults import Clock, Gate, Line, SmallDisk, slowed
+from faults import CutLine, Gate, SetClock, SmallDisk, slowed
 from trio import RUN, bring_up, reach_over, rows, start_run, supernode, text_of, wait_for
 
 from client.site.runtime.launch import LOOPBACK, program
@@ -245,7 +245,7 @@ def test_who_follows_a_run_is_killed(federation, folder, tmp_path):
 def line(federation, folder):
     """hospital-02 reaches its server over a line that can be cut."""
     running = bring_up(folder)
-    line = Line(running.fleet_port)
+    line = CutLine(running.fleet_port)
     reach_over(running, line.port)
     yield line
     line.close()
@@ -408,7 +408,7 @@ def test_a_supervisor_is_killed(gate, hospital, tmp_path):
 @pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
 def test_a_silos_clock_is_off_by_a_day(hospital, federation, tmp_path, off):
     """It cannot join; where it has joined before it is out until the clock is set. Each time one line says why."""
-    clock, out = Clock(tmp_path), tmp_path / "out"
+    clock, out = SetClock(tmp_path), tmp_path / "out"
     clock.set(off)
     hospital.join(**clock.environment)
     assert hospital.process is not None and hospital.process.wait(120) == 2
@@ -438,7 +438,7 @@ def test_a_silos_clock_is_off_by_a_day(hospital, federation, tmp_path, off):
 @pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
 def test_the_servers_clock_jumps_by_a_day(federation, folder, tmp_path, monkeypatch, off):
     """All silos are out at once and the run ends; with the clock set again, `up` and `resume` mend all of it."""
-    clock, out = Clock(tmp_path), tmp_path / "there"
+    clock, out = SetClock(tmp_path), tmp_path / "there"
     local.down("trio")
     command = start.superlink_part
     shifted = [f"{key}={value}" for key, value in clock.environment.items()]

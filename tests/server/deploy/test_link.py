@@ -526,7 +526,7 @@ def test_a_container_takes_the_link_of_its_variable(made, running, monkeypatch, 
 # --- a federation -----------------------------------------------------------------------------------------
 
 
-class Recorder(Listener):
+class Recording(Listener):
     """Passes everything on to a port, and keeps what the silo's side said."""
 
     def __init__(self, target):
@@ -553,7 +553,7 @@ def test_a_federation_through_links_has_the_direct_history(folder, tmp_path, mon
     with Control(up.connection) as control:
         keys = [node.public_key for node in control.nodes()]
     outer = ensure_credentials(tmp_path / "outer", silos=(), hosts=("localhost", NAME))
-    with Recorder(up.fleet_port) as recorder, contextlib.ExitStack() as stack:
+    with Recording(up.fleet_port) as recorder, contextlib.ExitStack() as stack:
         one = Running(outer, recorder.port, Limits(), keys)
         stack.callback(one.close)
         proxy = stack.enter_context(HttpProxy(target=one.port, login="u:p"))

@@ -1,6 +1,6 @@
 """A large model over a slow line, for real: hospital-02 has 10 Mbit/s and 50 ms each way, and 40 MB to get and to send.
 
-The line is a proxy of ours (``faults.Line``), which counts. SLOW_MB and SLOW_MBIT make it another line, and model:
+The line is a proxy of ours (``faults.CutLine``), which counts. SLOW_MB and SLOW_MBIT make it another line, and model:
 docs/reliability.md has what came of 200 MB over 20 Mbit/s.
 """
 
@@ -10,7 +10,7 @@ import os
 import sys
 
 import pytest
-from faults import Line
+from faults import CutLine
 from trio import RUN, bring_up, reach_over, rows, start_run, text_of, wait_for
 
 from server.deploy import processes
@@ -35,7 +35,7 @@ PART = 5 << 20
 @pytest.fixture
 def line(federation, folder):
     running = bring_up(folder)
-    line = Line(running.fleet_port, rate=MBIT * 1e6 / 8, delay=0.05)
+    line = CutLine(running.fleet_port, rate=MBIT * 1e6 / 8, delay=0.05)
     reach_over(running, line.port)
     yield line
     line.close()

@@ -55,7 +55,7 @@ from server.run.exchange import tree_of
 from server.run.limits import group_id
 
 
-class Clock:
+class StoppedClock:
     """The module `time` for a SuperLink: a look at the messages is a sleep later only when the test lets time pass."""
 
     def __init__(self):
@@ -102,7 +102,7 @@ ReplyBounds().install(Waiting)
 
 
 @dataclass
-class Server:
+class FakeServer:
     """A Fleet API with one silo and one run, which is on."""
 
     states: LinkStateFactory
@@ -146,11 +146,11 @@ class Server:
         return found
 
     def silo(self):
-        return Silo(FleetStub(grpc.insecure_channel(self.address)), self.node, self.run)
+        return FakeSilo(FleetStub(grpc.insecure_channel(self.address)), self.node, self.run)
 
 
 @dataclass
-class Silo:
+class FakeSilo:
     stub: FleetStub
     node: int
     run: int
@@ -215,7 +215,7 @@ class Silo:
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    clock = StoppedClock()
     monkeypatch.setattr(ours, "time", clock)
     return clock
 
@@ -238,7 +238,7 @@ def server(clock):
     add_FleetServicer_to_server(Waiting(states, stores, False), service)
     port = service.add_insecure_port("127.0.0.1:0")
     service.start()
-    yield Server(states, stores, f"127.0.0.1:{port}", node, run)
+    yield FakeServer(states, stores, f"127.0.0.1:{port}", node, run)
     clock.let_pass(WAIT_SECONDS)
     service.stop(None).wait()
 

@@ -312,7 +312,7 @@ def test_hostile_changes_are_left_out_with_one_line(three, wire, name, value, wh
 # ---- Only what has changed -----------------------------------------------------------------------------------------
 
 
-class Words(nn.Module):
+class CodedWords(nn.Module):
     """The mean of three words' rows of a table, and a linear layer."""
 
     def __init__(self, classes):
@@ -329,7 +329,7 @@ class Words(nn.Module):
 def words(tmp_path, monkeypatch):
     """Two silos of twelve texts of three words of 500; makes ``words`` known, a network for them."""
     spec = ModelSpec(
-        "words", "tests", "any input", lambda shape, classes, _: Words(classes), ("table",)
+        "words", "tests", "any input", lambda shape, classes, _: CodedWords(classes), ("table",)
     )
     monkeypatch.setitem(MODELS, "words", spec)
     draw = torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ from server.run.exchange import CODES, DETECTED_LATE, Exchange, TimeoutPolicy
 from server.simulation.engine import flower_identity
 
 
-class Network(Grid):
+class SilentNetwork(Grid):
     """Nodes that answer after so many seconds; ``away`` has each one's absences, from second to second,
     ``busy`` when it is in a long transfer.
 
@@ -106,7 +106,7 @@ def go(network, policy, monkeypatch, answered=(), on_queue=lambda node: None):
 
 def test_each_reply_is_reported_as_it_comes(monkeypatch):
     """For the live view: the node, and the seconds since it was asked, up to the pause between two queries."""
-    network = Network({1: 3.0, 2: 1.0})
+    network = SilentNetwork({1: 3.0, 2: 1.0})
     monkeypatch.setattr(exchange.time, "sleep", network.sleep)
     monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
     told: list[tuple[int, float]] = []
@@ -144,7 +144,7 @@ def test_the_time_that_stragglers_have():
     [(3, {1, 2, 3}, 60), (9, {1, 2, 3, 4}, 150), (0, {1, 2, 3, 4}, 150)],
 )
 def test_a_straggler_costs_a_multiple_of_the_median(factor, answered, until, monkeypatch):
-    network = Network({1: 10, 2: 20, 3: 30, 4: 150})
+    network = SilentNetwork({1: 10, 2: 20, 3: 30, 4: 150})
     replies, gone = go(network, TimeoutPolicy(1000, factor=factor, floor=40), monkeypatch)
     assert set(replies) == answered and not gone
     assert network.now == pytest.approx(until, abs=1)
@@ -161,14 +161,16 @@ def test_a_straggler_costs_a_multiple_of_the_median(factor, answered, until, mon
 )
 def test_who_is_in_a_long_transfer_is_no_straggler(busy, answered, until, monkeypatch):
     """Three times the median of 20 s is 60 s, and more by the time in a transfer, up to the time of the round."""
-    network = Network({1: 10, 2: 20, 3: 30, 4: 150 if busy[1] < 1e9 else 1e9}, busy={4: busy})
+    network = SilentNetwork(
+        {1: 10, 2: 20, 3: 30, 4: 150 if busy[1] < 1e9 else 1e9}, busy={4: busy}
+    )
     replies, _ = go(network, TimeoutPolicy(500, factor=3, floor=40), monkeypatch)
     assert set(replies) == answered
     assert network.now == pytest.approx(until, abs=2.5)
 
 
 def test_who_waits_in_a_queue_is_no_straggler_and_is_told_once(monkeypatch):
-    network = Network({1: 10, 2: 20, 3: 30, 4: 150}, busy={4: (40, 140)})
+    network = SilentNetwork({1: 10, 2: 20, 3: 30, 4: 150}, busy={4: (40, 140)})
     network.told = QUEUED_SECONDS
     queued: list[int] = []
     policy = TimeoutPolicy(500, factor=3, floor=40)
@@ -188,7 +190,7 @@ def test_a_clock_that_is_set_is_told_once(monkeypatch):
 
 
 def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch):
-    network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
+    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
     replies, gone = go(network, TimeoutPolicy(1000), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert gone == [3] and network.now == pytest.approx(30, abs=1)
@@ -196,7 +198,7 @@ def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch):
 
 def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(monkeypatch):
     """It went away and came back within a quarter of a second: nobody saw it, and its message is lost."""
-    network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, 20.1235)})
+    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (20.1234, 20.1235)})
     replies, gone = go(network, TimeoutPolicy(1000), monkeypatch)
     assert replies == {1: "", 2: "", 3: "it was gone for a while, and what it was at is lost"}
     assert gone == [3] and network.now == pytest.approx(30, abs=1)
@@ -206,7 +208,7 @@ def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monke
     """Flower's call for the replies returns only after that."""
     told = threading.Event()
 
-    class Waiting(Network):
+    class Waiting(SilentNetwork):
         def pull_messages(self, message_ids):
             self.away[2] = (-1, 1e9)
             assert told.wait(60)
@@ -229,7 +231,7 @@ def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monke
 def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch):
     """While Flower waits for its rest the silo goes away and comes back, so that what it was at counts as lost."""
 
-    class Waiting(Network):
+    class Waiting(SilentNetwork):
         def pull_messages(self, message_ids):
             self.away[2] = (-1, 1e9)
             assert gone.wait(60)
@@ -263,7 +265,7 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch):
 
 @pytest.mark.parametrize("back", [20.1235, 50.0])
 def test_a_silo_that_is_back_gets_its_message_once_more(back, monkeypatch):
-    network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, back)})
+    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (20.1234, back)})
     replies, gone = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: ""}
     assert gone == [3] and network.pushes == 4
@@ -271,14 +273,14 @@ def test_a_silo_that_is_back_gets_its_message_once_more(back, monkeypatch):
 
 
 def test_a_silo_that_never_comes_back_keeps_the_round_no_longer_than_any(monkeypatch):
-    network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
+    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
     replies, _ = go(network, TimeoutPolicy(1000, factor=5, floor=60, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert network.now == pytest.approx(100, abs=1)  # five times the median of 10 and 30
 
 
 def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(monkeypatch):
-    network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 1e9)})
+    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (-1, 1e9)})
     replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert network.now == pytest.approx(30, abs=1)
@@ -286,14 +288,14 @@ def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(monkeypatch):
 
 def test_a_silo_that_has_just_replied_is_waited_for_though_it_counts_as_away(monkeypatch):
     """Its line was mended, and its next sign of life comes after 8 s."""
-    network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 8)})
+    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (-1, 8)})
     replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch, answered=[3])
     assert replies == {1: "", 2: "", 3: ""}
     assert network.now == pytest.approx(108, abs=3)
 
 
 def test_a_message_is_sent_twice_at_most(monkeypatch):
-    class Flapping(Network):
+    class Flapping(SilentNetwork):
         def is_here(self, node):
             return node != 2 or not 20 <= self.now % 40 < 30
 
@@ -304,7 +306,7 @@ def test_a_message_is_sent_twice_at_most(monkeypatch):
 
 
 def test_messages_that_did_not_reach_the_superlink_go_again(monkeypatch):
-    network = Network({1: 10, 2: 30})
+    network = SilentNetwork({1: 10, 2: 30})
     network.faults = 3
     assert go(network, TimeoutPolicy(1000), monkeypatch)[0] == {1: "", 2: ""}
     network.faults = 4

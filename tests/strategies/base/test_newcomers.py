@@ -41,7 +41,7 @@ OWN: Mapping[str, Callable[[SiloClient], list[slice]]] = {
 }
 
 
-class Seen:
+class SeenByNewcomer:
     """What was evaluated of the newcomer, by snapshot, and its client."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,7 @@ def only(rows: list[Any]) -> list[list[str]]:
 @typical([name for name in EVERY if name not in ("pooled", "pfedfda, one")])
 def test_a_newcomer_gets_what_its_method_declares(four, name, tiny_bn, monkeypatch):
     """And the others' run is bit for bit that of a federation without it."""
-    settings, seen = EVERY[name][0], Seen(monkeypatch)
+    settings, seen = EVERY[name][0], SeenByNewcomer(monkeypatch)
     run = run_with(four, settings)
     kinds = {r.snapshot for r in run.rows if r.silo == HELD}
     assert kinds == {"zero_shot", "personalised"}
@@ -120,7 +120,10 @@ def test_a_newcomer_gets_what_its_method_declares(four, name, tiny_bn, monkeypat
 
 
 def check_kind(
-    method: type[PersonalizedStrategy], run: Run, seen: Seen, got: Mapping[str, Tensor]
+    method: type[PersonalizedStrategy],
+    run: Run,
+    seen: SeenByNewcomer,
+    got: Mapping[str, Tensor],
 ) -> None:
     kind, start, own, name = method.info.newcomer, seen.start, seen.own, method.info.name
     moved = ~torch.isclose(start, own, rtol=0, atol=0)
@@ -169,7 +172,7 @@ def test_no_epochs_leave_the_model_that_arrived(name, four, tiny_bn, monkeypatch
     """FedFomo weighs models before it trains, FedEM, FedProto and pFedFDA make a part of their own after it."""
     if EVERY[name][0]["strategy"] in ("fedem", "fedfomo", "fedproto", "pfedfda"):
         return
-    seen = Seen(monkeypatch)
+    seen = SeenByNewcomer(monkeypatch)
     run_with(four, EVERY[name][0], hold_out_epochs=0, rounds=2, evaluate_every=2)
     assert same(seen.start, seen.own)
 
