@@ -35,6 +35,7 @@ from client.reported import (
     keep_reported,
     load_reported,
     note_candidate,
+    untrained_model,
 )
 from client.session import ClientSession
 from client.site.audit_gate import cohort_of
@@ -238,7 +239,7 @@ def train(session: ClientSession, client: SiloClient) -> Result:
         config.get("reported"),
         snapshot,
         client.needed_to_predict,
-        client.untrained_model,
+        functools.partial(untrained_model, client),
     )
     vectors, _, metrics = client.fit(session.parameters, config)
     metrics |= session.add_cost(client)

@@ -75,6 +75,14 @@ def keep_reported(
         _drop_entries(state, entries)
 
 
+def untrained_model(client: SiloClient) -> tuple[Tensor, Tensor] | None:
+    """Return the silo's own model (Σ,) and running statistics before its first training; None afterwards."""
+    if client.state.personal is not None:
+        return None
+    client.model.reset_buffers()
+    return client.own(), client.model.buffers.clone()
+
+
 def load_reported(client: SiloClient, wanted: object, snapshot: str) -> bool:
     """Load the kept model of round ``wanted`` and the entries it predicts with; return whether the silo has it."""
     state = client.state

@@ -295,10 +295,10 @@ class Apple(PersonalizedStrategy):
     def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the others' mean by samples as this silo's core; with it p_0 yields the same mean of all cores."""
         cores = self.state.models
-        cores[silo] = weighted_mean(cores.values(), [self.samples[name] for name in cores])
+        cores[silo] = weighted_mean(cores.values(), [self.plan.samples[name] for name in cores])
 
     def payload(self, silo: str) -> Payload:
-        samples = json.dumps(self.samples)
+        samples = json.dumps(self.plan.samples)
         state = self.state
         names = state.wanted.get(silo) or [n for n in self.silos if n != silo]
         if silo not in state.rounds or silo in state.missed:
@@ -308,7 +308,7 @@ class Apple(PersonalizedStrategy):
         # Whatever the budget: it has none of these
         names = [*names, *(n for n in new if n not in names and n != silo)]
         models = {
-            model_of(n): Model(state.models[n], n, state.rounds.get(n, 0), self.samples[n])
+            model_of(n): Model(state.models[n], n, state.rounds.get(n, 0), self.plan.samples[n])
             for n in names
         }
         return Payload(models, {"samples": samples})

@@ -47,6 +47,7 @@ from strategies.base.partial import (
 )
 from strategies.base.settings import setting
 from strategies.base.state import Array, Arrays, ClientState, Item, ServerState
+from strategies.base.trainer.loop import full_gradient
 from strategies.base.transport.payload import Payload, Update, silos_of
 
 
@@ -168,7 +169,7 @@ class FedAPMClient(PartialClient):
 
     def _squared_norm(self, correct: Callable[[Tensor, Tensor], object]) -> float:
         """Return ||∇_u L_i||² over all of the silo's training samples."""
-        total = self.full_gradient("norm")
+        total = full_gradient(self, "norm")
         correct(self.model.vector, total)
         return float(gather(total, self.shared).square().sum())
 
@@ -203,9 +204,9 @@ class FedAPM(PartialStrategy):
         self.state.z[silo] = self.state.model
 
     def payload(self, silo: str) -> Payload:
-        total = sum(self.samples.values())
+        total = sum(self.plan.samples.values())
         alpha = (
-            self.samples[silo] / total
+            self.plan.samples[silo] / total
             if self.settings.alpha == "samples"
             else 1 / len(self.silos)
         )

@@ -38,6 +38,7 @@ from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import Array, Arrays, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.error_feedback import propose
 from strategies.base.transport.payload import Model, Payload, Update
 
 
@@ -113,7 +114,7 @@ class FedCACClient(SiloClient):
         before = self.model.vector.clone()
         self.train()
         mask = pack(critical(self.model.layout, before, self.model.vector, self.settings.tau))
-        self.propose(critical=mask)
+        propose(self.state, self.round, {"critical": mask})
         return [self.model.vector.clone(), mask]
 
 

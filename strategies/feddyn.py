@@ -114,18 +114,18 @@ class FedDyn(PersonalizedStrategy):
         if not trains:
             return
         n = len(self.silos)
-        total = sum(self.samples.values())
+        total = sum(self.plan.samples.values())
         samples = self.settings.weights == "samples"
         self.state.h = self.state.h * (
-            1 - self.samples[silo] / total if samples else (n - 1) / n
+            1 - self.plan.samples[silo] / total if samples else (n - 1) / n
         )
 
     def payload(self, silo: str) -> Payload:
         payload = super().payload(silo)
         scale = 1.0
         if self.settings.weights == "samples":
-            mean = sum(self.samples.values()) / len(self.samples)
-            scale = mean / self.samples[silo]
+            mean = sum(self.plan.samples.values()) / len(self.plan.samples)
+            scale = mean / self.plan.samples[silo]
         return Payload(payload.models, {**payload.numbers, "scale": scale})
 
     def aggregate(self, updates: Sequence[Update]) -> None:

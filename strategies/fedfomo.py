@@ -157,7 +157,7 @@ class FedFomo(PersonalizedStrategy):
         made = self.state.made
         return Payload(
             {
-                model_of(n): Model(self.state.models[n], n, made[n], self.samples[n])
+                model_of(n): Model(self.state.models[n], n, made[n], self.plan.samples[n])
                 for n in self.choose_others(silo)
             }
         )

@@ -46,6 +46,7 @@ from strategies.base.info import ONE_MODEL, OTHER_LAYERS
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Array, ClientState, Item, ServerState
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.error_feedback import propose
 from strategies.base.transport.payload import Number, Payload, Update, silos_of
 
 
@@ -107,7 +108,7 @@ class FedLAMAClient(SiloClient):
         layers = gather(trained, flagged_parts(layout, self.numbers["due"]))
         if not self.common.secure_aggregation:
             return [layers]
-        self.propose(heard=torch.tensor([float(self.round)]))
+        propose(self.state, self.round, {"heard": torch.tensor([float(self.round)])})
         step = trained - self.shared_model
         return [layers, squares_of(layout, step, bool(self.numbers["adjusts"]))]
 

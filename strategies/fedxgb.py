@@ -90,8 +90,9 @@ class FedXgb(PersonalizedStrategy):
     Settings = XgbSettings
     settings: XgbSettings
 
-    def upload_size(self, name: str, silo: str = "") -> int:
-        return self.common.local_epochs * self.layout.size // self.layout.parameters[0].shape[0]
+    def sizes(self, silo: str) -> dict[str, int]:
+        tree = self.layout.size // self.layout.parameters[0].shape[0]
+        return {"trees": self.common.local_epochs * tree}
 
     def check(self, update: Update) -> None:
         rate = self.common.decay(self.common.learning_rate, self.round)

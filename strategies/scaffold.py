@@ -38,6 +38,7 @@ from strategies.base.info import LOCAL_SUMS, ONE_MODEL, OWN_RATE
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.trainer.loop import full_gradient
 from strategies.base.transport.payload import Model, Payload, Update, silos_of
 
 
@@ -86,7 +87,7 @@ class ScaffoldClient(SiloClient):
         drift = self.models["control"].vector - own
         at_received = None
         if self.settings.option == "I":
-            at_received = self.full_gradient("control").add_(self.model.vector, alpha=decay)
+            at_received = full_gradient(self, "control").add_(self.model.vector, alpha=decay)
 
         def correct(y: Tensor, g: Tensor) -> None:
             nonlocal steps

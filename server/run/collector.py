@@ -196,7 +196,7 @@ class Collector:
                 self.samples[info.name] = count
                 self.reporter.note(
                     f"{info.name} says in round {strategy.round} that it has {count!r} training samples; it said "
-                    f"{info.n_train}, and counts as {strategy.samples[info.name]}"
+                    f"{info.n_train}, and counts as {strategy.plan.samples[info.name]}"
                 )
 
     def check_quorum(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:

@@ -304,7 +304,7 @@ def prepare(
     note_weights(strategy, c, registration.reporter)
     if not run_state.statistics:
         run_state.statistics = {
-            **agreed_statistics(list(registration.summaries.values()), strategy.samples)
+            **agreed_statistics(list(registration.summaries.values()), strategy.plan.samples)
         }
         if own := without_sums(registration.summaries, c):
             run_state.statistics["own_statistics"] = own

@@ -157,25 +157,6 @@ class SiloClient(TrainingLoop, NumPyClient):
         copies = self.late and self.info.newcomer in ("model", "copy") and GLOBAL in self.models
         return self.shared_model if copies else self.silo.initial("")
 
-    def untrained_model(self) -> tuple[Tensor, Tensor] | None:
-        """Return the silo's own model (Σ,) and running statistics before its first training; None afterwards."""
-        if self.state.personal is not None:
-            return None
-        self.model.reset_buffers()
-        return self.own(), self.model.buffers.clone()
-
-    def full_gradient(self, purpose: str) -> Tensor:
-        """Return ∇f_i (Σ,) at the model: the mean over all training samples, unaugmented, in ``purpose``'s batches."""
-        model, training = self.model, self.privacy
-        n = len(self.silo.train) * (self.silo.patches.passes if self.silo.patches else 1)
-        total = torch.zeros_like(model.gradient)
-        steps = training.sampling.steps(1) if training is not None and training.on else 0
-        with model.kept_buffers():
-            for x, y in self.batches(1, purpose, as_they_are=True):
-                self.gradient(x, y)
-                total.add_(model.gradient, alpha=1 / steps if steps else len(y) / n)
-        return total
-
     def measure(
         self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")
     ) -> dict[str, float]:
@@ -303,10 +284,6 @@ class SiloClient(TrainingLoop, NumPyClient):
         self.received_integers = self.model.integers.clone()
         return self.received
 
-    def propose(self, **arrays: Tensor) -> None:
-        """Set entries of the state that it takes over in its next round, if the server counts this one."""
-        propose(self.state, self.round, arrays)
-
     def propose_step(self, of: str, **steps: tuple[Tensor, Tensor]) -> None:
         """Propose entries that a step moves from one value to another, as far as the vector ``of`` has it.
 
@@ -327,7 +304,8 @@ class SiloClient(TrainingLoop, NumPyClient):
         for of, steps in self.moved.items():
             cut = cuts[of] if cuts else 1.0
             for name, (old, new) in steps.items():
-                self.propose(**{name: new if cut == 1 else old.lerp(new, cut)})
+                taken = new if cut == 1 else old.lerp(new, cut)
+                propose(self.state, self.round, {name: taken})
 
     def _load_buffers(self) -> None:
         """Load the buffers of the previous personal model, or the initial ones."""

@@ -260,7 +260,7 @@ class RoundPlan:
     silos: Mapping[str, SiloInfo] = field(default_factory=dict)
     # For every silo's app, beside the payload (classes, ...)
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    # Each silo's weight in a mean: agreed, or capped
+    # Each silo's weight in a mean: agreed, or capped; never taken from the silos' replies
     samples: Mapping[str, int] = field(default_factory=dict)
     last: int = 0  # the run's last round: an earlier one than planned where it stops early
     # Silo -> the round that a report would show of it now

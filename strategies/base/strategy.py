@@ -7,9 +7,8 @@ difference. Names follow the papers: w model, Σ number of parameters, N silos, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from logging import INFO, WARNING
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
@@ -21,7 +20,8 @@ from torch import Tensor
 from models.layout import Layout, size_of
 from models.training import generator
 from partitions.common.errors import RunFailedError, UserError
-from strategies.base.aggregation.secure import SHARE, mean_of, weights_of, with_sum
+from strategies.base.aggregation.secure import SHARE, mean_of, weights_of
+from strategies.base.aggregation.updates import read_updates, read_usable
 from strategies.base.bounded import UpdateBounds, replacement
 from strategies.base.client import SiloClient
 from strategies.base.info import (
@@ -35,25 +35,18 @@ from strategies.base.info import (
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import Common, NoSettings
 from strategies.base.state import BUFFERS, GLOBAL, ServerState
-from strategies.base.transport.error_feedback import base_of
 from strategies.base.transport.payload import (
-    ExpectedReply,
     Model,
     Number,
     Payload,
     Update,
     Wire,
-    check_statistics,
     encode,
     model_of,
-    read_update,
     silos_of,
     wire_bytes,
 )
-from strategies.base.transport.reporting import metrics_of_reply, printable, read_replies
-
-T = TypeVar("T")
-
+from strategies.base.transport.reporting import metrics_of_reply, printable
 
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
 # Runnable strategies that are no methods
@@ -159,11 +152,6 @@ class PersonalizedStrategy(Strategy):
     def silos(self) -> Mapping[str, SiloInfo]:
         """The participating silos, sorted by name."""
         return self.plan.silos
-
-    @property
-    def samples(self) -> Mapping[str, int]:
-        """Each silo's weight in a mean; never taken from the silos' replies."""
-        return self.plan.samples
 
     def mean(self, vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
         """Return the weighted mean of silos' vectors, or the estimate with which ``robust`` replaces it."""
@@ -273,8 +261,7 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Leave out unusable replies (reasons in ``self.rejected``) and aggregate the rest, sorted by silo name."""
-        updates = self._readable(replies, MessageType.TRAIN, self._update)
-        updates = self._in_one_place(updates)
+        updates = read_updates(self, replies)
         secure = self.common.secure_aggregation
         usable = updates if secure else UpdateBounds(self).within(updates)
         if not usable:
@@ -298,7 +285,7 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Reject the silos whose evaluation failed; the round loop writes the others' metrics into the history."""
-        self._readable(replies, MessageType.EVALUATE, metrics_of_reply)
+        read_usable(self, replies, MessageType.EVALUATE, metrics_of_reply)
         return None
 
     def summary(self) -> None:
@@ -316,52 +303,6 @@ class PersonalizedStrategy(Strategy):
         return upload_names(
             self.info, self.settings, buffers=self.shares_buffers, secure=secure
         )
-
-    def _readable(
-        self, replies: Iterable[Message], kind: str, read: Callable[[Message, str], T]
-    ) -> list[T]:
-        """Return what ``read`` makes of each silo's reply of this kind; a silo with another reply is rejected."""
-        found, faults = read_replies(
-            (r for r in replies if r.metadata.message_type == kind), self.plan.nodes, read
-        )
-        for silo, reason in faults.items():
-            self.reject(silo, reason)
-        return [found[silo] for silo in sorted(found)]
-
-    def _update(self, reply: Message, silo: str) -> Update:
-        """Return a train reply's update. Raises DataError if it is not usable."""
-
-        def base(name: str, silo: str) -> Tensor | None:
-            found = base_of(self.sent.get(silo, {}), name, self.upload_size(name, silo))
-            return None if found is None else self.wire.arrives(found)
-
-        info, size, names = self.info, self.upload_size, self.upload_names()
-        secure = self.common.secure_aggregation and bool(names)
-        wanted, numbers = () if secure else names, info.sends_numbers
-        expected = ExpectedReply(
-            info.name, self.round, self.samples, wanted, size, numbers, base
-        )
-        update = read_update(reply, silo, expected)
-        if secure:
-            update = with_sum(reply, update, sum(size(name, silo) for name in names))
-        if BUFFERS in update.vectors:
-            check_statistics(update.vectors[BUFFERS], self.layout, self.shared_buffers())
-        self.bytes_up += update.bytes
-        self.check(update)
-        return update
-
-    def _in_one_place(self, updates: list[Update]) -> list[Update]:
-        """Move the updates and the state to the first update's device (a GPU if the silos run in this process)."""
-        device = next((vector.device for u in updates for vector in u.vectors.values()), None)
-        if device is None:
-            return updates
-        self.state.arrays = {
-            name: tensor.to(device) for name, tensor in self.state.arrays.items()
-        }
-        return [
-            replace(u, vectors={n: vector.to(device) for n, vector in u.vectors.items()})
-            for u in updates
-        ]
 
     def reject(self, silo: str, reason: str) -> None:
         """Leave a silo out of this round. The reason may contain the silo's text, so it is made one printable line."""

@@ -159,7 +159,7 @@ def assert_received_is_fedavgs(files: Files, method: str, options: Mapping[str, 
         assert plain.values(direction) == run.values(direction)
 
 
-# ---- Methods whose silos take over what the server has counted (SiloClient.propose) ---------------------------
+# ---- Methods whose silos take over what the server has counted (error_feedback.propose) ---------------------------
 
 
 def losing(

@@ -110,7 +110,7 @@ def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Repor
     if not strategy.info.trains:
         return
     agreed = read_agreed(common.agreed).get("samples", {})
-    weights, secure = strategy.samples, common.secure_aggregation
+    weights, secure = strategy.plan.samples, common.secure_aggregation
     if secure:
         weights, agreed = weights_of(strategy, strategy.silos), {}
         if {*weights.values()} == {1}:  # the method's mean weights all silos equally

@@ -9,6 +9,7 @@ from functools import cache, partial
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from models.flat import FlatModel
@@ -206,6 +207,21 @@ class TrainingLoop:
         # Where each sample is asked for, none is drawn twice.
         common = replace(self.common, sampler="shuffled") if as_they_are else self.common
         return shuffled_batches(self.silo, common, self.round, epochs, purpose, augment, until)
+
+
+def full_gradient(client: TrainingLoop, purpose: str) -> Tensor:
+    """Return ∇f_i (Σ,) at the model: the mean over all training samples, unaugmented, in ``purpose``'s batches."""
+    model = client.model
+    silo = client.silo
+    private = client.privacy
+    n = len(silo.train) * (silo.patches.passes if silo.patches else 1)
+    total = torch.zeros_like(model.gradient)
+    steps = private.sampling.steps(1) if private is not None and private.on else 0
+    with model.kept_buffers():
+        for x, y in client.batches(1, purpose, as_they_are=True):
+            client.gradient(x, y)
+            total.add_(model.gradient, alpha=1 / steps if steps else len(y) / n)
+    return total
 
 
 class Boosting(TrainingLoop):

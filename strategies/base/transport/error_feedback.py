@@ -9,7 +9,7 @@ The server adds C(p) to the vector it sent. Over the rounds the C(p) sum up to t
 e_i.
 
 A reply may be lost, or the server may leave it out. So both sides count a round once or not at all: a silo only
-*proposes* its new e_i, and the control variates or duals that a method sums (:meth:`SiloClient.propose`). The server's
+*proposes* its new e_i, and the control variates or duals that a method sums (:func:`propose`). The server's
 next message contains the last round of this silo that it counted, and only then does the silo commit them.
 
 It fits methods whose silos send a step from the received model, and whose server sums such steps. Other methods do not

@@ -206,7 +206,8 @@ def moved(rule: str, attack: str, liars: int) -> float:
     strategy.initialise(RoundPlan().with_silos(silos, strategy.common), lambda purpose: start)
     strategy.sent = {name: {"global": Model(start)} for name in models}
     updates = [
-        Update(name, strategy.samples[name], {"model": v}, {}, {}) for name, v in models.items()
+        Update(name, strategy.plan.samples[name], {"model": v}, {}, {})
+        for name, v in models.items()
     ]
     strategy.aggregate(UpdateBounds(strategy).within(updates))
     return float((strategy.state.arrays["global"] - honest).norm() / (honest - start).norm())
@@ -277,7 +278,7 @@ def test_a_silo_of_a_million_samples_and_45_steps_back(eight, tmp_path):
     expected = weighted_mean(
         [sent[silo, 1] for silo in honest], [SIZES[silo] for silo in honest]
     )
-    assert run.strategy.samples["h"] == 12
+    assert run.strategy.plan.samples["h"] == 12
     assert (
         list(seen[0].bounded) == ["h"]
         and "excluded: its step opposes the others'" in seen[0].bounded["h"]

@@ -79,7 +79,9 @@ def test_every_method_weighs_by_what_counts(three, method, tiny_bn):
     options = {**DEEP, **OPTIONS, **CASES[ONE_OF_EACH[method]][0], "rounds": 2}
     lied = federate(three, prepare=saying("c", "query", n_train=LIE), **options)
     agreed = federate(three, agreed='{"samples": {"c": 50}}', **options)
-    assert lied.strategy.samples == agreed.strategy.samples == {"a": 6, "b": 10, "c": 50}
+    assert (
+        lied.strategy.plan.samples == agreed.strategy.plan.samples == {"a": 6, "b": 10, "c": 50}
+    )
     ours, theirs = lied.strategy.state, agreed.strategy.state
     assert ours.numbers == theirs.numbers and ours.arrays.keys() == theirs.arrays.keys()
     assert all(same(ours.arrays[key], theirs.arrays[key]) for key in ours.arrays)
@@ -118,7 +120,7 @@ def test_nobody_above_the_cap_is_as_without_one(three):
 def test_what_is_agreed_stands_above_what_a_silo_says(three, tmp_path):
     options = {"strategy": "fedavg", "rounds": 1, "agreed": '{"samples": {"b": 7}}'}
     run = federate(three, directory=tmp_path / "run", **options)
-    assert run.strategy.samples == {"a": 6, "b": 7, "c": 8}
+    assert run.strategy.plan.samples == {"a": 6, "b": 7, "c": 8}
     assert notes(tmp_path / "run") == [
         "b says that it has 10 training samples; it counts as 7, as agreed"
     ]
@@ -173,7 +175,7 @@ def test_another_number_in_a_resumed_run_is_named(three, tmp_path):
     run = federate(
         three, rounds=2, resume=True, prepare=saying("c", "query", n_train=9), **options
     )
-    assert run.strategy.samples["c"] == 9
+    assert run.strategy.plan.samples["c"] == 9
     first = notes(tmp_path / "run")[0]
     assert first == "c has 9 training samples now, and said 8 before"
 
