@@ -24,7 +24,7 @@ import torch
 from benchmarks.common import table
 from client.site.secure import masks
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import read_statement
+from client.site.secure.statements import Slot, read_statement
 from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
@@ -97,14 +97,17 @@ class SeededRing:
         """The opened sum."""
         tensors = [torch.from_numpy(sent[name].view(np.int32)) for name in survivors]
         total = add_integers(tensors).remainder(2**32).numpy().astype(np.uint32)
-        texts = {name: self.made[name]["statement"] for name in self.names}
-        settings = masks.settings_sha256(SETTINGS)
-        members = [(name, 1, texts[name]) for name in self.names]
-        context = masks.context(RUN, self.round, 1, self.received(), settings, members)
-        statements = {name: read_statement(text) for name, text in texts.items()}
-        hashes = {name: self.made[name]["hashes"] for name in self.names}
+        statements = {name: read_statement(self.made[name]["statement"]) for name in self.names}
+        context = masks.context(
+            Slot(RUN, self.round, 1),
+            self.received(),
+            masks.settings_sha256(SETTINGS),
+            dict.fromkeys(self.names, 1),
+            statements,
+        )
         return open_sum(
-            *(total, self.names, survivors, context, statements, answers), *(self.names, hashes)
+            *(total, self.names, survivors, context, statements, answers),
+            *(self.names, self.made),
         )
 
 

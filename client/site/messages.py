@@ -21,7 +21,7 @@ from .audit_gate import (
     take_receipt,
 )
 from .budget.accounting import Reader, read_by_process
-from .budget.release import Charged, charge
+from .budget.release import Charged, charge, content_of
 from .counts import count_faults, has_left, limits_of, names_of, study_faults
 from .parsed import SiteError
 from .record import Record
@@ -63,12 +63,19 @@ def pass_gate(
     except Exception as error:
         reply = refuse_for(message, error)
     else:
+
+        def answer_noted() -> Any:
+            nonlocal charged
+            found = answer(terms)
+            if charged is not None and not found.has_error():
+                # Before masks, which differ where a message is repeated
+                charged = replace(charged, content=content_of(found))
+            return found
+
         try:
-            reply = secure.reply(lambda: answer(terms))
+            reply = secure.reply(answer_noted)
         except Exception as error:
             reply = refuse_for(message, error)
-        if charged is not None:
-            charged = replace(charged, content=secure.content)
         info = replace(info, secure=secure.note or None, charged=charged)
     return release_reply(reply, info, message)
 
@@ -138,7 +145,7 @@ def count_message(
         ]
     elif state:
         try:
-            with Record(Path(str(state))).write() as db:
+            with Record(Path(str(state))).write(sync=False) as db:
                 faults = [] if study is None else study_faults(db, study, silo, run, kind, day)
                 faults += count_faults(db, policy, run, silo, kind, day)
                 if not faults:

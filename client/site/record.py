@@ -105,8 +105,12 @@ class Record:
         self.state, self.path = state, state / FILE
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
+    def write(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
         """Run a transaction; an error in the block undoes it.
+
+        ``sync``: whether it is on the disk when the block ends. If not, a power cut may undo it until the next one with
+        ``sync``, which syncs the WAL as a whole. Every reply leaves after such a one, that of its audit line
+        (`audit_gate.py`). A process that is killed undoes nothing.
 
         Raises SiteError, one line, if the record is missing, damaged or older than the audit log, or if it cannot be
         written.
@@ -115,6 +119,8 @@ class Record:
             if not self.path.exists():
                 self._create()
             db = self._connection("rw")
+            full = sync or is_remote(self.state)
+            db.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -167,7 +173,6 @@ class Record:
                 db.execute(
                     f"PRAGMA journal_mode={'DELETE' if is_remote(self.state) else 'WAL'}"
                 )
-                db.execute("PRAGMA synchronous=FULL")
         except BaseException:
             db.close()
             raise

@@ -181,33 +181,28 @@ class Collector:
         self, strategy: PersonalizedStrategy, replies: Iterable[Message]
     ) -> None:
         """Report once each new number of training samples that differs from the silo's data summary."""
-        infos = {info.node_id: info for info in strategy.silos.values()}
         for reply in replies:
-            info = infos.get(reply.metadata.src_node_id)
-            if (
-                info is None
-                or strategy.info.pooled
-                or reply.metadata.message_type != MessageType.TRAIN
-            ):
+            silo = strategy.plan.nodes.get(reply.metadata.src_node_id, "")
+            if not silo or strategy.info.pooled or reply.has_error():
                 continue
-            config = None if reply.has_error() else reply.content.get("config")
+            config, known = reply.content.get("config"), strategy.silos[silo].n_train
+            trained = reply.metadata.message_type == MessageType.TRAIN
             count = config.get("samples") if isinstance(config, ConfigRecord) else None
-            if count is not None and self.samples.get(info.name, info.n_train) != count:
-                self.samples[info.name] = count
+            if trained and count not in (None, self.samples.get(silo, known)):
+                self.samples[silo] = count
                 self.reporter.note(
-                    f"{info.name} says in round {strategy.round} that it has {count!r} training samples; it said "
-                    f"{info.n_train}, and counts as {strategy.plan.samples[info.name]}"
+                    f"{silo} says in round {strategy.round} that it has {count!r} training samples; it said {known}, "
+                    f"and counts as {strategy.plan.samples[silo]}"
                 )
 
     def check_quorum(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
         """Raise RunFailedError if fewer than ``min-silos`` updates are usable."""
         trained = {
-            m.metadata.dst_node_id
+            strategy.plan.nodes[m.metadata.dst_node_id]
             for m in messages
             if m.metadata.message_type == MessageType.TRAIN
         }
-        names = [name for name, info in strategy.silos.items() if info.node_id in trained]
-        usable = len([name for name in names if name not in strategy.rejected])
+        usable = len(trained - strategy.rejected.keys())
         if usable < self.common.min_silos:
             reasons = "; ".join(
                 f"{silo}: {reason}" for silo, reason in strategy.rejected.items()

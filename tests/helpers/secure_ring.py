@@ -15,7 +15,7 @@ from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import masks
 from client.site.secure.silo import Entered, SecureSilo
-from client.site.secure.statements import read_statement, threshold
+from client.site.secure.statements import Slot, read_statement, threshold
 from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
@@ -120,17 +120,16 @@ class Ring:
         total = np.zeros_like(next(iter(masked.values())))
         for name in survivors:
             total += masked[name]
-        texts = {name: self.offers[name]["statement"] for name in names}
+        statements = {name: read_statement(self.offers[name]["statement"]) for name in names}
         context = masks.context(
-            *(RUN, round, attempt, self.received(round), masks.settings_sha256(self.settings)),
-            [(name, 1, texts[name]) for name in names],
+            Slot(RUN, round, attempt),
+            self.received(round),
+            masks.settings_sha256(self.settings),
+            dict.fromkeys(names, 1),
+            statements,
         )
         return open_sum(
-            *(total, names, survivors, context),
-            {name: read_statement(text) for name, text in texts.items()},
-            answers,
-            self.holders,
-            {name: self.offers[name]["hashes"] for name in names},
+            *(total, names, survivors, context), statements, answers, self.holders, self.offers
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from ..budget.release import content_of, whole
+from ..budget.release import whole
 from ..parsed import SiteError
 from ..terms import Terms
 from ..trust.envelope import fingerprint, public_pem
@@ -25,13 +25,12 @@ SUMMARY = "summary"  # the record of a data summary, with n_train
 class SecureMessage:
     """A message to a silo with data of its own, in a run with or without secure aggregation.
 
-    The record ``secure`` is taken out of the message, so that the app does not see it. ``note``: for the audit log;
-    ``content``: of a masked reply without its masks, for the ledger.
+    The record ``secure`` is taken out of the message, so that the app does not see it. ``note``: for the audit log.
     Raises PolicyRefusedError, one line, for a message that must not be answered.
     """
 
     def __init__(self, message: Any, context: Any, terms: Terms) -> None:
-        self.message, self.note, self.content = message, dict[str, Any](), ""
+        self.message, self.note = message, dict[str, Any]()
         self.asked = message.metadata.message_type
         self.record = dict(message.content.pop(RECORD, {})) if message.has_content() else {}
         self.run = context.run_config
@@ -102,7 +101,6 @@ class SecureMessage:
             raise SiteError(
                 f"the reply's vector is {vector.dtype} and not uint32, so no mask hides it"
             )
-        self.content = content_of(reply)
         masked, following = self.silo.mask(vector, self.entered)
         reply.content[ARRAYS] = ArrayRecord({ARRAY: Array(masked)})
         reply.content.pop(RECORD, None)

@@ -5,7 +5,7 @@ model, list, weight or setting, its masks do not cancel: the sum is noise, and n
 """
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -20,6 +20,7 @@ from ..study.protocol import FREE
 from ..trust.chain import canonical, digest
 from ..trust.receipts import ASKED
 from . import SHARE
+from .statements import Slot, Statement
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,7 @@ else:
 # In a message's config, what differs between silos; the weight is compared with the list, the others scale no step
 PER_SILO = {ASKED, SHARE, "counted", "reported", "attended", "state_lost"}
 ONCE = bytes(12)  # a nonce: each key seals one text
+PART = 1 << 18  # bytes of a stream made at once
 
 
 def encode(data: bytes) -> str:
@@ -65,17 +67,18 @@ def settings_sha256(run_config: Mapping[str, Any]) -> str:
 
 
 def context(
-    run: str,
-    round: int,
-    attempt: int,
+    slot: Slot,
     received: str,
     settings: str,
-    members: Sequence[tuple[str, int, str]],
+    weights: Mapping[str, int],
+    statements: Mapping[str, Statement],
 ) -> bytes:
-    """Return the SHA-256 of all that a slot's silos agree on. ``members``: name, weight and statement of each."""
-    listed = [(name, weight, digest(text.encode())) for name, weight, text in members]
-    agreed = {"run": run, "round": round, "attempt": attempt, "received": received}
-    return bytes.fromhex(digest(canonical({**agreed, "settings": settings, "members": listed})))
+    """Return the SHA-256 of all that a slot's silos agree on. ``weights``: of its list, in its order."""
+    members = [
+        (name, of, digest(statements[name].text.encode())) for name, of in weights.items()
+    ]
+    agreed = {**slot._asdict(), "received": received, "settings": settings, "members": members}
+    return bytes.fromhex(digest(canonical(agreed)))
 
 
 # --- seeds and streams ------------------------------------------------------------------------------------------------
@@ -86,7 +89,7 @@ def derive(secret: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), 32, None, info).derive(secret)
 
 
-def agree(private: bytes, public: bytes, whose: str = "a peer") -> bytes:
+def agree(private: bytes, public: bytes, whose: str) -> bytes:
     """Return the shared secret of two X25519 keys. Raises SiteError for a key that gives none, as of small order."""
     try:
         other = X25519PublicKey.from_public_bytes(public)
@@ -104,20 +107,25 @@ def self_seed(secret: bytes, context: bytes) -> bytes:
     return derive(secret, b"silofl self mask 1" + context)
 
 
-def pair_seed(private: bytes, public: bytes, context: bytes) -> bytes:
+def pair_seed(private: bytes, public: bytes, context: bytes, whose: str = "a peer") -> bytes:
     """Return the seed of the mask that two silos share, one adds and the other subtracts."""
-    return derive(agree(private, public), b"silofl pair mask 1" + context)
+    return derive(agree(private, public, whose), b"silofl pair mask 1" + context)
 
 
 def add(vector: Vector, plus: Iterable[bytes], minus: Iterable[bytes]) -> Vector:
     """Return the vector with the streams of these seeds added and subtracted, modulo 2^32."""
     import numpy as np
 
-    masked, zeros = vector.astype("<u4"), bytes(4 * vector.size)
+    masked, zeros = vector.astype("<u4"), memoryview(bytes(PART))
+    # A part of a stream stays in the processor's cache
+    buffer = bytearray(PART)
+    stream = np.frombuffer(buffer, "<u4")
     for seeds, change in ((plus, np.add), (minus, np.subtract)):
         for seed in seeds:
-            stream = Cipher(ChaCha20(seed, bytes(16)), None).encryptor().update(zeros)
-            change(masked, np.frombuffer(stream, "<u4"), out=masked)
+            cipher = Cipher(ChaCha20(seed, bytes(16)), None).encryptor()
+            for part in np.split(masked, range(PART // 4, masked.size, PART // 4)):
+                cipher.update_into(zeros[: part.nbytes], buffer)
+                change(part, stream[: part.size], out=part)
     return masked
 
 

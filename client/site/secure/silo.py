@@ -42,9 +42,7 @@ from .statements import (
 
 SUM = "secure sum"  # kind of a row in the record
 # Answers about what a round starts from, and about a round of a run, whatever it starts from
-BEFORE = (
-    "SELECT answer FROM disclosed WHERE kind = ? AND silo = ? AND (question = ? OR run LIKE ?)"
-)
+BEFORE = "SELECT run, answer FROM disclosed WHERE kind = ? AND silo = ? AND (question = ? OR run LIKE ?)"
 Entry = dict[str, Any]
 BYTES = "="  # key of bytes in the file; no silo has this name
 
@@ -105,9 +103,9 @@ class SecureSilo:
                 "its data summary has not left in this run: the server asks for it first"
             )
         # The slot after one has its secrets before it is asked for
-        if any(slot < one and ("keys" in of or "names" in of) for one, of in slots.items()):
+        if any(slot < one and ("keys" in of or "weights" in of) for one, of in slots.items()):
             raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
-        if "names" in entry:
+        if "weights" in entry:
             raise SiteError(
                 f"a vector of round {slot.round} has left under this attempt's keys"
             )
@@ -151,7 +149,7 @@ class SecureSilo:
             if one.holders != listed[self.silo].holders:
                 raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
         self._check_count(listed, len(entry["holders"]))
-        names, question = [*listed], received.partition(":")[0]
+        question = received.partition(":")[0]
         weights = weights_of(listed, self.run_config, self.labels)
         if record.get("again"):
             before = self.weighed.get(question, {})
@@ -163,20 +161,17 @@ class SecureSilo:
         if share != weights[self.silo] / sum(weights.values()):
             raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
         settings = masks.settings_sha256(self.run_config)
-        context = masks.context(
-            *(*slot, received, settings),
-            [(name, weights[name], one.text) for name, one in listed.items()],
-        )
+        context = masks.context(slot, received, settings, weights, listed)
         if entry.get("context", context) != context:
             raise SiteError(f"round {slot.round} has come before with another model or list")
-        held, faults = self._open(entry, record, names)
-        more = {"names": names, "weights": weights, "question": question, "held": held}
-        return Entered(slot, listed, faults, {**more, "context": context})
+        held, faults = self._open(entry, record, [*listed])
+        more = {"weights": weights, "question": question, "held": held, "context": context}
+        return Entered(slot, listed, faults, more)
 
     def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
         """Return the masked vector, once per slot, and what the next round needs, and whose shares are none."""
         slot, slots = entered.slot, self._read()
-        entry, own = slots[slot], digest(vector.tobytes())
+        entry, own = slots[slot], digest(vector.data)
         if entry.get("vector", own) != own:
             raise SiteError(f"another vector of round {slot.round} has left under these masks")
         entry |= {"vector": own, **entered.more}
@@ -184,7 +179,7 @@ class SecureSilo:
         context = entry["context"]
         for name in {*entered.statements} - {self.silo}:
             other = decode(entered.statements[name].mask)
-            seed = masks.pair_seed(entry["s"], other, context)
+            seed = masks.pair_seed(entry["s"], other, context, name)
             (plus if self.silo < name else minus).append(seed)
         plus.append(masks.self_seed(entry["b"], context))
         following = Slot(self.run, slot.round + 1, 1)
@@ -205,22 +200,24 @@ class SecureSilo:
         """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""
         slot, slots = self._slot(record), self._read()
         entry = slots.get(slot, {})
-        names = entry.get("names")
-        if names is None:
+        names = [*entry.get("weights", ())]
+        if not names:
             raise SiteError(
                 f"no vector of round {slot.round}, attempt {slot.attempt}, has left here"
             )
         survivors = self._survivors(record, names, len(entry["holders"]))
+        if entry.get("survivors", survivors) != survivors:
+            raise SiteError(f"round {slot.round} was answered for other survivors")
+        weights = {name: entry["weights"][name] for name in survivors}
+        # Again with a repeated answer: a power cut may have left the file alone
+        self._note(entry["question"], weights, slot)
         if "answer" not in entry:
-            weights = {name: entry["weights"][name] for name in survivors}
-            self._note(entry["question"], weights, slot)
             halves = {True: slice(SHARE), False: slice(SHARE, None)}
             shares = [entry["held"].get(name, b"")[halves[name in survivors]] for name in names]
-            kept = {key: entry[key] for key in ("names", "holders", "question")}
+            kept = {key: entry[key] for key in ("weights", "holders", "question")}
             slots[slot] = entry = {**kept, "survivors": survivors, "answer": shares}
-            self._write(slots)
-        if entry["survivors"] != survivors:
-            raise SiteError(f"round {slot.round} was answered for other survivors")
+            # The file of before would give this answer again, and by the record no other one
+            self._write(slots, sync_name=False)
         self.gone = [name for name in names if name not in survivors]
         return {"shares": entry["answer"]}
 
@@ -237,7 +234,7 @@ class SecureSilo:
     ) -> dict[str, Statement]:
         """Return the message's list, which has this silo's own statement and enough peers."""
         peers = self.study.training_peers
-        found = read_list(record.get("statements"), slot, phase, self.study.digest, peers)
+        found = read_list(record.get("statements"), (slot, phase, self.study.digest), peers)
         if self.silo not in found or found[self.silo].text != own:
             raise SiteError("the list lacks this silo's own last statement")
         self._check_count(found, len(peers))
@@ -268,15 +265,17 @@ class SecureSilo:
     def _note(self, question: str, survivors: Mapping[str, int], slot: Slot) -> None:
         """Write down which set, with which weights, this question is answered for. Raises SiteError after another."""
         own = digest(canonical(survivors))
-        with Record(self.folder).write() as db:
+        with Record(self.folder).write(sync=False) as db:
             asked = (SUM, self.silo, question, f"{slot.run}.{slot.round}.%")
-            for (before,) in db.execute(BEFORE, asked):
+            found = db.execute(BEFORE, asked).fetchall()
+            for _, before in found:
                 if before != own:
                     raise SiteError(
                         f"this round, or what it starts from, {OTHER_SUM}, and two such sums would show one silo's "
                         "update: resume the run from its newest checkpoint, with the same silos"
                     )
-            disclose(db, SUM, silo=self.silo, run=str(slot), question=question, answer=own)
+            if (str(slot), own) not in found:
+                disclose(db, SUM, silo=self.silo, run=str(slot), question=question, answer=own)
 
     # --- secrets and shares -----------------------------------------------------------------------------------------
 
@@ -292,7 +291,7 @@ class SecureSilo:
         shares = dict(zip(holders, map(bytes.__add__, *halves), strict=True))
         sealed, opens = dict.fromkeys(holders, b""), dict[str, bytes]()
         for name in holders.keys() - {self.silo}:
-            shared = masks.agree(private, decode(holders[name].seal))
+            shared = masks.agree(private, decode(holders[name].seal), name)
             key = masks.sealing_key(shared, str(slot), self.silo, name)
             sealed[name] = masks.seal_shares(key, shares[name])
             opens[name] = masks.sealing_key(shared, str(slot), name, self.silo)
@@ -354,10 +353,11 @@ class SecureSilo:
                 f"{self.path} cannot be read ({type(error).__name__}): remove it, and repeat the round"
             ) from None
 
-    def _write(self, slots: Mapping[Slot, Entry]) -> None:
+    def _write(self, slots: Mapping[Slot, Entry], *, sync_name: bool = True) -> None:
         """Write this run's slots; other runs, and slots that are not among them, are erased."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         listed = [[*slot[1:], entry] for slot, entry in slots.items()]
         content = {"run": self.run, "samples": self.samples, "slots": listed}
         content |= {"weights": self.weighed}
-        write_whole(self.path, json.dumps(content, default=lambda one: {BYTES: encode(one)}))
+        text = json.dumps(content, default=lambda one: {BYTES: encode(one)})
+        write_whole(self.path, text, sync_name=sync_name)

@@ -16,7 +16,6 @@ from ..trust.envelope import SECURE, PrivateKey, seal, unseal
 from ..trust.message_rules import number
 from ..trust.methods import DEFAULTS, METHODS
 from . import MOST_SILOS
-from .masks import agree, decode
 
 LONGEST = 4096  # characters of a statement
 # The rules that the server follows
@@ -94,8 +93,31 @@ def threshold(holders: int) -> int:
     return 2 * holders // 3 + 1
 
 
+def check_statement(
+    one: Statement,
+    of: tuple[Slot, str, str],
+    peers: Mapping[str, str],
+    before: Mapping[str, Statement],
+) -> None:
+    """Raise SiteError if a statement cannot follow those ``before`` in a list. ``of``: its slot, phase and study."""
+    name = one.silo[:80]
+    if one.silo not in peers:
+        raise SiteError(f"{name!r} is no peer of the approved study")
+    if one.signer != peers[one.silo]:
+        raise SiteError(f"{name}'s statement is signed by {one.signer}, not by its own key")
+    if (one.slot, one.phase, one.study) != of:
+        raise SiteError(f"{name}'s statement is of another study, run, round or attempt")
+    if before and one.silo <= max(before):
+        raise SiteError(f"{name} is listed twice, or the list is not in the order of names")
+    own = [one.seal] if one.phase == "keys" else [one.seal, one.mask]
+    sums = () if one.phase == "keys" else (one.secrets, one.shares, one.holders)
+    known = {key for other in before.values() for key in (other.seal, other.mask)}
+    if not all((*own, *sums)) or one.seal == one.mask or known.intersection(own):
+        raise SiteError(f"{name} lacks a key or a sum, or has a key that another silo has")
+
+
 def read_list(
-    texts: Any, slot: Slot, phase: str, study: str, peers: Mapping[str, str]
+    texts: Any, of: tuple[Slot, str, str], peers: Mapping[str, str]
 ) -> dict[str, Statement]:
     """Return the statements of a list by silo. Raises SiteError for a list that a silo must not accept."""
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
@@ -103,28 +125,12 @@ def read_list(
     if len(texts) > MOST_SILOS:
         raise SiteError(f"the list has {len(texts)} silos, and {MOST_SILOS} is the most")
     found = dict[str, Statement]()
-    keys = set[str]()
-    for number_, text in enumerate(texts, 1):
+    for place, text in enumerate(texts, 1):
         try:
             one = read_statement(text)
         except SiteError as error:
-            raise SiteError(f"statement {number_} of the list: {error}") from None
-        name = one.silo[:80]
-        if one.silo not in peers:
-            raise SiteError(f"{name!r} is no peer of the approved study")
-        if one.signer != peers[one.silo]:
-            raise SiteError(f"{name}'s statement is signed by {one.signer}, not by its own key")
-        if (one.slot, one.phase, one.study) != (slot, phase, study):
-            raise SiteError(f"{name}'s statement is of another study, run, round or attempt")
-        if found and one.silo <= max(found):
-            raise SiteError(f"{name} is listed twice, or the list is not in the order of names")
-        own = {one.seal} if phase == "keys" else {one.seal, one.mask}
-        sums = () if phase == "keys" else (one.mask, one.secrets, one.shares, one.holders)
-        if not all((one.seal, *sums)) or one.seal == one.mask or keys & own:
-            raise SiteError(f"{name} lacks a key or a sum, or has a key that another silo has")
-        for key in own:
-            agree(bytes(32), decode(key), name)
-        keys |= own
+            raise SiteError(f"statement {place} of the list: {error}") from None
+        check_statement(one, of, peers, found)
         found[one.silo] = one
     return found
 

@@ -1,7 +1,7 @@
 """The server's half: it opens the sum of the masked vectors, from the answers of enough silos."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ..parsed import SiteError
 from ..trust.chain import digest
@@ -11,29 +11,28 @@ from .shamir import combine
 from .statements import Statement, threshold
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """The sum without masks. ``false``: silos whose fault is proven, with what it is."""
 
     total: Vector
-    false: dict[str, str] = field(default_factory=dict)
+    false: dict[str, str]
 
 
 def open_sum(
     total: Vector,
-    names: Sequence[str],
+    names: Collection[str],
     survivors: Sequence[str],
     context: bytes,
     statements: Mapping[str, Statement],
     answers: Mapping[str, Sequence[bytes]],
     holders: Sequence[str],
-    hashes: Mapping[str, bytes],
+    records: Mapping[str, Mapping[str, Any]],
 ) -> Opened:
     """Return the sum of the survivors' vectors.
 
     ``total``: the sum of what they sent; ``names``: the round's list; ``holders``: the list in which its shares were
-    made; ``answers``: by holder, a share per name; ``hashes``: of each silo's shares. Raises SiteError where fewer
-    true shares than needed have come, or a silo's own secret is false.
+    made; ``answers``: by holder, a share per name; ``records``: with the ``hashes`` of each silo's shares. Raises
+    SiteError where fewer true shares than needed have come, or a silo's own secret is false.
     """
     false, secrets = dict[str, str](), dict[str, bytes]()
     for place, name in enumerate(names):
@@ -42,7 +41,7 @@ def open_sum(
             given = answers.get(holder, ())
             share = given[place] if len(given) == len(names) else b""
             at = 64 * x + 32 * half
-            if share and digest(share) == hashes[name][at : at + 32].hex():
+            if share and digest(share) == records[name]["hashes"][at : at + 32].hex():
                 shares[x + 1] = share
             elif share:
                 false[holder] = (
@@ -56,7 +55,7 @@ def open_sum(
             continue
         for other in survivors:
             key = decode(statements[other].mask)
-            seed = masks.pair_seed(secrets[name], key, context)
+            seed = masks.pair_seed(secrets[name], key, context, other)
             (minus if other < name else plus).append(seed)
     return Opened(masks.add(total, plus, minus), false)
 

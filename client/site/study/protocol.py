@@ -19,6 +19,7 @@ the protocol in a table of its own, and covers it byte for byte, up to the empty
 The site's own process checks a message before the app is loaded.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -182,6 +183,7 @@ def signer_of(text: str) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(8)
 def parse_study(text: str, path: str) -> StudyProtocol:
     """Return the study in a file's text. Raises SiteError, one line, for the first entry that is invalid."""
     body = body_of(text)

@@ -154,6 +154,7 @@ def _keep(receipt: Receipt, folder: Path) -> None:
     """Add a receipt to the kept ones, and store the first one's key. A receipt that is there is not repeated."""
     if not known_key(folder):
         write_whole(folder / KEY_FILE, receipt.key + "\n")
+    new = not (folder / FILE).exists()
     descriptor = os.open(
         folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
     )
@@ -167,7 +168,8 @@ def _keep(receipt: Receipt, folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    sync_folder(folder)
+    if new:
+        sync_folder(folder)
 
 
 def known_key(folder: Path) -> str:

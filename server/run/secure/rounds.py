@@ -5,18 +5,18 @@
     after its replies   query.secure_unmask: names the silos whose vectors came, and removes the masks of their sum
 
 Keys and start come again where a silo is back, after a resume, and before a round is repeated. The server decides who
-is in a sum before it asks for the masks, and writes that down (``secure.json`` of the checkpoint). A round is repeated,
-and resumed, over those silos only: two sums over different silos that start from one model show single updates, and
-hospitals refuse them (``client/site/secure/silo.py``). In a simulation nothing is masked; the integers are the same.
+is in a sum before it asks for the masks, and writes that down (``secure.safetensors`` of the checkpoint). A round is
+repeated, and resumed, over those silos only: two sums over different silos that start from one model show single
+updates, and hospitals refuse them (``client/site/secure/silo.py``). In a simulation nothing is masked; the integers are
+the same.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,28 +32,29 @@ from client.site.secure.shamir import SHARE
 from client.site.secure.statements import (
     Slot,
     Statement,
+    check_statement,
     digest_of,
-    read_list,
     read_statement,
     threshold,
 )
 from client.site.secure.unmasking import open_sum
 from client.site.trust.chain import digest
 from partitions.common.errors import RunFailedError
-from partitions.common.files import write_atomically
 from partitions.common.sum_weights import whole
 from server.run.collector import Collector
 from strategies.base.aggregation.secure import weights_of
 from strategies.base.info import OFFLINE, RoundPlan
+from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Payload, encode
+from strategies.base.transport.payload import Payload
 from strategies.base.transport.reporting import printable
 
 # At one round, and at a silo's answer how to open its sum
 MOST_ATTEMPTS = 3
 AWAY_SECONDS = 2.0  # between two looks for silos that are away
 SEALED = 2 * SHARE + 16  # bytes of a silo's two shares, sealed for another
-FILE = "secure.json"  # in the checkpoint's folder: the last rounds whose masks were asked for, and silos' weights
+# In the checkpoint's folder: the last rounds whose masks were asked for, and silos' weights
+FILE = "secure.safetensors"
 Record = Mapping[str, Any]
 
 
@@ -86,14 +87,12 @@ class SecureRounds:
         self.note = collector.reporter.note
         self.path = None if folder is None else folder / FILE
         self.settings = masks.settings_sha256(run_config)
-        self.asked: dict[str, dict[str, int]] = {}
-        if self.path is not None and self.path.exists():
-            self.asked = json.loads(self.path.read_text("utf-8"))
+        saved = State.load(self.path) if self.path and self.path.exists() else State()
+        self.asked: dict[str, dict[str, int]] = saved.numbers.get("asked", {})
         self.made, self.following = NOTHING, NOTHING
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
         self.unreadable: dict[str, set[str]] = {}  # by silo: whose shares it could not read
-        # Silos whose shares too few could read, in this process
-        self.excluded = set[str]()
+        self.excluded: dict[str, str] = {}  # in this process, and why
         self.attempt, self.context = 1, b""
         self.weights: dict[str, int] = {}  # of the silos in the round's sum, by name
         self.refused = ""  # the first refusal of the last question
@@ -103,7 +102,7 @@ class SecureRounds:
         """Return whether silos add masks: not in a simulation, nor in this process (unless its grid has gates)."""
         grid, common = self.collector.grid, self.collector.common
         local = self.registration.simulated or hasattr(grid, "seconds")
-        return common.secure_aggregation and (not local or hasattr(grid, "gates"))
+        return common.secure_aggregation and getattr(grid, "gates", not local)
 
     def begin(self, strategy: PersonalizedStrategy, server_round: int) -> RoundPlan:
         """Agree on the silos of a round; return its plan, with those that take no part in it, and the reasons.
@@ -113,13 +112,13 @@ class SecureRounds:
         self.made = NOTHING
         if not self.masked or not strategy.upload_names():
             return replace(strategy.plan, attempt=self.attempt)
-        here = self._online(strategy) - self.excluded
+        here = self._online(strategy) - self.excluded.keys()
         if here <= self.labels.keys():  # else one of them has yet to state its group
             here = {*self._whole(here)}
         self.made, slot = self.following, {"round": server_round, "attempt": self.attempt}
         if self.made.slot != slot or here - self.made.statements.keys():
             self.made = self._start(strategy, slot, sorted(here))
-        before = self._asked_before(server_round)
+        before = self.asked.get(str(server_round), {})
         if missing := before.keys() - self.made.statements.keys():
             raise RunFailedError(
                 f"round {server_round} was begun over {', '.join(before)}, and another sum would show single updates: "
@@ -132,30 +131,31 @@ class SecureRounds:
                 "are needed: resume when more are online"
             )
         reason = "it has no keys for this round's sum, or a silo of its group has none"
-        if before:
-            reason = "the round is repeated over the silos of before"
-        reasons = dict.fromkeys(
-            self.excluded, "too few silos could read the shares of its keys"
-        )
-        left_out = {n: reasons.get(n, reason) for n in strategy.silos if n not in listed}
-        plan = replace(strategy.plan, left_out=left_out, groups=self.labels, weights=before)
-        return replace(plan, attempt=self.attempt)
+        reason = "the round is repeated over the silos of before" if before else reason
+        left_out = {n: self.excluded.get(n, reason) for n in strategy.silos if n not in listed}
+        plan = replace(strategy.plan, left_out=left_out, attempt=self.attempt)
+        return replace(plan, groups=self.labels, weights=before)
 
     def attach(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
         """Add to each train message of a round its peers' statements, weights and sealed shares."""
-        trains = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
         nodes, made = strategy.plan.nodes, self.made
+        trains = {
+            nodes[message.metadata.dst_node_id]: message
+            for message in messages
+            if message.metadata.message_type == MessageType.TRAIN
+        }
         if not made.statements or not trains:
             return
-        names = [nodes[message.metadata.dst_node_id] for message in trains]
-        self.weights = weights_of(strategy, names)
+        self.weights, first = weights_of(strategy, trains), min(trains)
         texts = [made.statements[name].text for name in self.weights]
-        members = [(*of, text) for of, text in zip(self.weights.items(), texts, strict=True)]
-        received = masks.received_sha256(trains[0].content)
-        slot = made.statements[names[0]].slot
-        self.context = masks.context(*slot, received, self.settings, members)
+        slot, received = (
+            made.statements[first].slot,
+            masks.received_sha256(trains[first].content),
+        )
+        agreed = received, self.settings, self.weights, made.statements
+        self.context = masks.context(slot, *agreed)
         records = [made.records[name] for name in self.weights]
-        for name, message in zip(names, trains, strict=True):
+        for name, message in trains.items():
             place = made.holders.index(name)
             record: Any = {
                 **made.slot,
@@ -189,7 +189,8 @@ class SecureRounds:
         made, survivors = self.made, sorted(silos)
         if not made.statements:
             return total
-        before, least = self._asked_before(made.slot["round"]), threshold(len(made.holders))
+        number, least = made.slot["round"], threshold(len(made.holders))
+        before = self.asked.get(str(number), {})
         if missing := before.keys() - {*survivors}:
             raise AttemptFailedError(
                 f"its masks were asked for over {', '.join(before)}, and now {', '.join(sorted(missing))} sent no "
@@ -200,18 +201,21 @@ class SecureRounds:
                 f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"
             )
         self._exclude_unreadable(survivors, least)
-        self._write_asked(survivors)
+        self.asked[str(number)] = {name: self.weights[name] for name in survivors}
+        self.asked = dict([*self.asked.items()][-KEPT:])
+        if self.path is not None:
+            State({}, {"asked": self.asked}).save(self.path)
         answers = self._answers(strategy, survivors, least)
         try:
             opened = open_sum(
-                total.remainder(2**32).cpu().numpy().astype(np.uint32),
-                [*self.weights],
+                total.cpu().numpy().astype(np.uint32),
+                self.weights,
                 survivors,
                 self.context,
                 made.statements,
                 {name: _bytes(answer.get("shares")) for name, answer in answers.items()},
                 made.holders,
-                {name: record["hashes"] for name, record in made.records.items()},
+                made.records,
             )
         except SiteError as error:
             raise AttemptFailedError(printable(str(error))) from error
@@ -228,14 +232,12 @@ class SecureRounds:
         the same silos may need fewer answers.
         """
         question, answers = {**self.made.slot, "survivors": survivors}, dict[str, Record]()
-        left, ends = dict.fromkeys(survivors, MOST_ATTEMPTS), time.monotonic()
-        ends += strategy.common.round_timeout
+        times, ends = Counter[str](), time.monotonic() + strategy.common.round_timeout
         while len(answers) < least:
-            online = self._online(strategy)
-            silent = [name for name in survivors if name not in answers]
-            asked = [name for name in silent if name in online and left[name]]
-            left |= {name: left[name] - 1 for name in asked}
-            away = {*silent} - online
+            silent, online = {*survivors} - answers.keys(), self._online(strategy)
+            away = silent - online
+            asked = [name for name in sorted(silent - away) if times[name] < MOST_ATTEMPTS]
+            times.update(asked)
             if asked:
                 answers |= self._ask(strategy, UNMASK, asked, question)
             elif len(answers) + len(away) < least or time.monotonic() > ends:
@@ -258,7 +260,7 @@ class SecureRounds:
             for name in self.weights
             if sum(name not in self.unreadable.get(holder, ()) for holder in holders) < least
         ]
-        self.excluded.update(bad)
+        self.excluded |= dict.fromkeys(bad, "too few silos could read the shares of its keys")
         if bad:
             raise AttemptFailedError(
                 f"too few silos could read the shares of {', '.join(bad)}, left out until the run is resumed"
@@ -282,7 +284,6 @@ class SecureRounds:
         self, strategy: PersonalizedStrategy, slot: Record, silos: Sequence[str]
     ) -> Shares:
         """Ask these silos for keys, and for shares of new secrets for all of those that have answered."""
-        self.made = NOTHING._replace(slot=slot)
         found = self._ask(strategy, KEYS, silos, slot)
         keys = self._shares(slot, {}, found, "keys").statements
         self.labels |= {name: one.group for name, one in keys.items()}
@@ -306,13 +307,11 @@ class SecureRounds:
         self, strategy: PersonalizedStrategy, kind: str, silos: Iterable[str], record: Record
     ) -> dict[str, Record]:
         """Send silos a record; return the records of the answers, by silo."""
-        config = {**strategy.plan.numbers, "round": self.made.slot["round"]}
-        messages = []
+        config, messages = {"round": record["round"]}, []
         for name in silos:
-            content = encode(Payload(), config)
-            content[RECORD] = ConfigRecord(dict(record))
-            node, ttl = strategy.silos[name].node_id, strategy.common.round_timeout
-            messages.append(Message(content, dst_node_id=node, message_type=kind, ttl=ttl))
+            node = strategy.silos[name].node_id
+            messages.append(strategy.message(node, kind, Payload(), config))
+            messages[-1].content[RECORD] = ConfigRecord(dict(record))
         answers, self.refused = dict[str, Record](), ""
         for reply in self.collector.exchange(messages, strategy, {}) if messages else ():
             silo = strategy.plan.nodes[reply.metadata.src_node_id]
@@ -332,47 +331,33 @@ class SecureRounds:
         phase: str = "round",
     ) -> Shares:
         """Return the valid ones of these silos' records; a list with an invalid statement is refused by all."""
-        found, claims = dict[str, Statement](), Counter[tuple[str, str]]()
-        for record in records.values():
-            with suppress(SiteError):
-                one = read_statement(str(record.get("statement")))
-                claims[one.study, one.run] += 1
-        ((study, run), _), *_ = claims.most_common(1) or [(("", ""), 0)]
+        read, found = dict[str, Statement](), dict[str, Statement]()
         for name, record in sorted(records.items()):
-            try:
+            with self._noting(name):
+                read[name] = read_statement(str(record.get("statement")))
+        claims = Counter((one.study, one.run) for one in read.values())
+        ((study, run), _), *_ = claims.most_common(1) or [(("", ""), 0)]
+        of = Slot(run, slot["round"], slot["attempt"]), phase, study
+        for name, one in read.items():
+            with self._noting(name):
                 if len(found) == MOST_SILOS:
                     raise SiteError(f"a sum is over {MOST_SILOS} silos at most")
-                text = str(record.get("statement"))
-                known = {name: self.registration.keys.get(name) or read_statement(text).signer}
-                of = Slot(run, slot["round"], slot["attempt"])
-                one = read_list([text], of, phase, study, known)[name]
-                if holders and not _has_signed(one, record, holders):
+                signer = self.registration.keys.get(name) or one.signer
+                check_statement(one, of, {name: signer}, found)
+                for key in filter(None, (one.seal, one.mask)):
+                    masks.agree(bytes(32), masks.decode(key), name)
+                if holders and not _has_signed(one, records[name], holders):
                     raise SiteError("its shares are not those that it has signed for this list")
-                if any(
-                    {one.seal, one.mask} & {of.seal, of.mask} - {""} for of in found.values()
-                ):
-                    raise SiteError("it has a key that another silo has")
                 found[name] = one
-            except SiteError as error:
-                self.note(
-                    f"{name} is left out of the sum: its keys are invalid: {printable(str(error))}"
-                )
-        return Shares(slot, [*holders], found, {name: records[name] for name in found})
+        return Shares(slot, [*holders], found, records)
 
-    # --- the disk -------------------------------------------------------------------------------------------------
-
-    def _asked_before(self, server_round: int) -> dict[str, int]:
-        """Return the silos whose sum was asked for in this round before, and their weights; empty if there was none."""
-        return self.asked.get(str(server_round), {})
-
-    def _write_asked(self, survivors: Sequence[str]) -> None:
-        self.asked[str(self.made.slot["round"])] = {
-            name: self.weights[name] for name in survivors
-        }
-        self.asked = dict([*self.asked.items()][-KEPT:])
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, json.dumps(self.asked))
+    @contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except SiteError as error:
+            line = f"{name} is left out of the sum: its keys are invalid"
+            self.note(f"{line}: {printable(str(error))}")
 
 
 def _has_signed(one: Statement, record: Record, holders: Mapping[str, Statement]) -> bool:

@@ -191,9 +191,17 @@ def test_on_a_full_disk_nothing_is_counted_and_nothing_leaves(state):
         ask(state)
 
 
+def test_a_count_is_synced_with_its_reply(state):
+    for sync, level in ((False, 1), (True, 2), (False, 1)):
+        with Record(state).write(sync=sync) as db:
+            assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+            assert db.execute("PRAGMA synchronous").fetchone() == (level,)
+
+
 def test_a_journal_for_a_file_system_of_the_network(state, monkeypatch):
     monkeypatch.setattr(site_record, "is_remote", lambda folder: True)
-    with Record(state).write() as db:
+    with Record(state).write(sync=False) as db:
+        assert db.execute("PRAGMA synchronous").fetchone() == (2,)
         assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
         db.execute(MESSAGE, ("2026-01-01", "2", "a", "query", ""))
         assert not (state / f"{FILE}-wal").exists()

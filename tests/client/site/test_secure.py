@@ -17,7 +17,7 @@ from forks import in_fork
 from secure_ring import RECEIVED, RUN, Ring, plain_sum
 
 from client.site.parsed import SiteError
-from client.site.record import close_records
+from client.site.record import Record, close_records
 from client.site.secure import masks, shamir
 from client.site.secure.silo import SecureSilo
 from client.site.secure.statements import Slot, read_statement, state, threshold, weights_of
@@ -109,7 +109,7 @@ def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring):
     masked, _ = ring.upload(ring.vectors())
     ring.open(masked, ring.names)
     closed, following = json.loads(file.read_text())["slots"]
-    assert {*closed[2]} == {"names", "holders", "question", "survivors", "answer"}
+    assert {*closed[2]} == {"weights", "holders", "question", "survivors", "answer"}
     assert following[:2] == [2, 1] and "b" in following[2]
     ring.silo("clinic-01", run="8").note_samples(1)
     ring.silo("clinic-01", run="8").keys({"round": 1, "attempt": 1})
@@ -308,6 +308,24 @@ def test_a_silo_answers_one_set_in_a_slot(ring):
             ring.silo("clinic-01").unmask({**slot, "survivors": other})
 
 
+def test_a_repeated_answer_is_noted_again(ring):
+    """A power cut may have left the file with the answer, and undone the record's row."""
+    vectors = ring.vectors()
+    ring.upload(vectors)
+    silo, slot = ring.silos["clinic-01"], {"round": 1, "attempt": 1, "survivors": ring.names}
+    first = silo.unmask(slot)
+    for left in (1, 0):  # rows before the answer is asked for again
+        with Record(silo.folder).write() as db:
+            db.execute("DELETE FROM disclosed WHERE ?", (not left,))
+        assert silo.unmask(slot) == first
+        with Record(silo.folder).reading() as db:
+            assert db.execute("SELECT count(*) FROM disclosed").fetchone() == (1,)
+    ring.begin(1, 2)
+    ring.upload(vectors, 1, 2)
+    with pytest.raises(SiteError, match="summed over other silos before"):
+        silo.unmask({"round": 1, "attempt": 2, "survivors": ring.names[:5]})
+
+
 def test_one_question_is_answered_for_one_set_over_all_runs(ring):
     """Two sums of one question over sets that differ by a silo would differ by its update."""
     vectors = ring.vectors()
@@ -393,8 +411,8 @@ def test_a_silo_killed_as_it_answers_gives_that_answer_and_no_other(ring, phase,
     slot = {"round": 1, "attempt": 1, "survivors": ring.names[1:]}
     real = getattr(SecureSilo, phase)
 
-    def dies(*args):
-        real(*args)
+    def dies(*args, **more):
+        real(*args, **more)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:

@@ -17,7 +17,7 @@ from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import ARRAY, ARRAYS, KEYS, RECORD, START, UNMASK, masks
 from client.site.secure.gate import KEY
-from client.site.secure.statements import read_statement
+from client.site.secure.statements import Slot, read_statement
 from client.site.secure.unmasking import open_sum
 from client.site.study import approvals
 from client.site.study.protocol import parse_study
@@ -147,19 +147,19 @@ def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals):
     assert all(RECORD not in one.seen[0].content for one in hospitals.values())
     slot = {"round": 1, "attempt": 1, "survivors": NAMES}
     answers = {n: secure_of(hospitals[n].ask(UNMASK, slot))["shares"] for n in NAMES}
-    texts = records["north"]["statements"]
-    one = hospitals["north"]
+    one, record = hospitals["north"], records["north"]
+    statements = dict(zip(NAMES, map(read_statement, record["statements"]), strict=True))
     context = masks.context(
-        *(str(RUN), 1, 1, masks.received_sha256(one.seen[0].content)),
+        Slot(str(RUN), 1, 1),
+        masks.received_sha256(one.seen[0].content),
         masks.settings_sha256(one.run),
-        [(n, read_statement(t).samples, t) for n, t in zip(NAMES, texts, strict=True)],
+        {n: statements[n].samples for n in NAMES},
+        statements,
     )
     total = np.add.reduce([vector_of(masked[n]) for n in NAMES], dtype=np.uint32)
     found = open_sum(
-        *(total, NAMES, NAMES, context),
-        {n: read_statement(text) for n, text in zip(NAMES, texts, strict=True)},
-        *(answers, NAMES),
-        dict(zip(NAMES, records["north"]["hashes"], strict=True)),
+        *(total, NAMES, NAMES, context, statements, answers, NAMES),
+        {n: {"hashes": h} for n, h in zip(NAMES, record["hashes"], strict=True)},
     )
     assert (found.total == np.add.reduce([vectors[n] for n in NAMES])).all()
     lines = [(line["asked"], line.get("secure")) for line in one.entries()[2:]]
