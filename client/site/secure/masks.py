@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -31,7 +30,6 @@ else:
     Vector = Any  # NumPy is imported with the first mask: the gate of other runs needs none
 # In a message's config, what differs between silos; the weight is compared with the list, the others scale no step
 PER_SILO = {ASKED, SHARE, "counted", "reported", "attended", "state_lost"}
-ONCE = bytes(12)  # a nonce: each key seals one text
 PART = 1 << 18  # bytes of a stream made at once
 
 
@@ -135,13 +133,3 @@ def add(vector: Vector, plus: Iterable[bytes], minus: Iterable[bytes]) -> Vector
 def sealing_key(shared: bytes, slot: str, sender: str, holder: str) -> bytes:
     """Return the key that seals the shares of one silo for another, once. ``slot``: of the secrets."""
     return derive(shared, f"silofl share 1\0{slot}\0{sender}\0{holder}".encode())
-
-
-def seal_shares(key: bytes, shares: bytes) -> bytes:
-    """Return shares that only the holder can read."""
-    return ChaCha20Poly1305(key).encrypt(ONCE, shares, None)
-
-
-def open_shares(key: bytes, sealed: bytes) -> bytes:
-    """Return shares that were sealed for this silo. Raises InvalidTag or ValueError for others."""
-    return ChaCha20Poly1305(key).decrypt(ONCE, sealed, None)

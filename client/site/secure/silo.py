@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from ..parsed import SiteError
 from ..record import Record, disclose
@@ -44,6 +45,7 @@ SUM = "secure sum"  # kind of a row in the record
 # Answers about what a round starts from, and about a round of a run, whatever it starts from
 BEFORE = "SELECT run, answer FROM disclosed WHERE kind = ? AND silo = ? AND (question = ? OR run LIKE ?)"
 Entry = dict[str, Any]
+ONCE = bytes(12)  # a nonce: each key seals one text
 BYTES = "="  # key of bytes in the file; no silo has this name
 
 
@@ -175,13 +177,12 @@ class SecureSilo:
         if entry.get("vector", own) != own:
             raise SiteError(f"another vector of round {slot.round} has left under these masks")
         entry |= {"vector": own, **entered.more}
-        plus, minus = list[bytes](), list[bytes]()
         context = entry["context"]
-        for name in {*entered.statements} - {self.silo}:
-            other = decode(entered.statements[name].mask)
-            seed = masks.pair_seed(entry["s"], other, context, name)
-            (plus if self.silo < name else minus).append(seed)
-        plus.append(masks.self_seed(entry["b"], context))
+        plus, minus = [masks.self_seed(entry["b"], context)], list[bytes]()
+        for name, one in entered.statements.items():
+            if name != self.silo:
+                seed = masks.pair_seed(entry["s"], decode(one.mask), context, name)
+                (plus if self.silo < name else minus).append(seed)
         following = Slot(self.run, slot.round + 1, 1)
         kept, out = {slot: entry}, dict[str, Any]()
         if following.round <= (number(self.run_config.get("rounds")) or 0):
@@ -293,7 +294,7 @@ class SecureSilo:
         for name in holders.keys() - {self.silo}:
             shared = masks.agree(private, decode(holders[name].seal), name)
             key = masks.sealing_key(shared, str(slot), self.silo, name)
-            sealed[name] = masks.seal_shares(key, shares[name])
+            sealed[name] = ChaCha20Poly1305(key).encrypt(ONCE, shares[name], None)
             opens[name] = masks.sealing_key(shared, str(slot), name, self.silo)
         hashes = b"".join(map(hashes_of, shares.values()))
         text = self._state(
@@ -327,7 +328,7 @@ class SecureSilo:
             if name == self.silo:
                 continue
             try:
-                share = masks.open_shares(entry["opens"][name], one)
+                share = ChaCha20Poly1305(entry["opens"][name]).decrypt(ONCE, one, None)
                 if len(share) != 2 * SHARE or (signed and hashes_of(share) != signed):
                     raise InvalidTag
                 held[name] = share
