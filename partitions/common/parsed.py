@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,12 +53,24 @@ def parse_values(
         raise DataError(f"{file}: {first_fault(error, kind)}; {mend}") from None
 
 
-def parse_content(kind: type[Parsed], content: object, mend: str) -> Parsed:
-    """Return the content of a TOML or JSON file as values, whose lists are tuples. Raises DataError, one line."""
+def parse_content(
+    kind: type[Parsed],
+    content: object,
+    mend: str,
+    check: Callable[[Parsed], object] = lambda made: None,
+) -> Parsed:
+    """Return the content of a TOML or JSON file as values, whose lists are tuples. Raises DataError, one line.
+
+    ``check``: raises DataError where values do not fit together.
+    """
     try:
-        return kind.model_validate_json(json.dumps(content), by_alias=True, by_name=False)
+        made = kind.model_validate_json(json.dumps(content), by_alias=True, by_name=False)
+        check(made)
+        return made
     except ValidationError as error:
         raise DataError(f"{first_fault(error, kind)}; {mend}") from None
+    except DataError as error:
+        raise DataError(f"{error}; {mend}") from None
     # Such as a date without quotation marks
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(

@@ -194,7 +194,11 @@ def parse_any(content: object) -> AnyRecipe:
 def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
     """Parse the recipe of pictures. Raises DataError, one line."""
     check_version(content)
-    recipe = parse_content(PictureRecipe, content, MEND)
+    return parse_content(PictureRecipe, content, MEND, check_pictures)
+
+
+def check_pictures(recipe: PictureRecipe) -> None:
+    """Raise DataError for a draft with questions, and where parts of the recipe do not fit together."""
     if recipe.questions:
         raise DataError(
             f"it is a draft with {len(recipe.questions)} open questions ({few(recipe.questions)}): answer each in it, "
@@ -212,7 +216,6 @@ def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
         if mm and mm[0] > mm[1]:
             raise DataError(f"{key} is the smallest and the largest distance, in mm")
     _ = recipe.reading  # which raises for options that do not fit together
-    return recipe
 
 
 def kind_by(shape: Sequence[int]) -> str:

@@ -275,11 +275,14 @@ def parse_recipe(content: object) -> Recipe:
             f"the recipe has [combat]: {NO_COMBAT}, by the recipe without that section"
         )
     check_version(keys)
-    recipe = parse_content(Recipe, content, MEND)
+    return parse_content(Recipe, content, MEND, check_parts)
+
+
+def check_parts(recipe: Recipe) -> None:
+    """Raise DataError where a column's keys do not fit its kind, or parts of the recipe do not fit together."""
     for column in recipe.columns:
         check_column(column)
     check_recipe(recipe)
-    return recipe
 
 
 def check_version(keys: Mapping[str, Any]) -> None:

@@ -103,7 +103,16 @@ def parse_shared(schema: Schema) -> Shared:
         raise DataError(
             "the schema has no section [table]: make one with silofl schema OURS.recipe.toml"
         )
-    shared = parse_content(Shared, json.loads(schema.table), MEND)
+    shared = parse_content(Shared, json.loads(schema.table), MEND, check_shared)
+    if [f for column in shared.columns for f in column.features] != list(schema.features):
+        raise DataError(
+            "the schema's [table] makes other columns than its features: make it again with silofl schema"
+        )
+    return shared
+
+
+def check_shared(shared: Shared) -> None:
+    """Raise DataError for a column with a hospital's own keys, or with keys that do not fit its kind."""
     for column in shared.columns:
         given = {
             key
@@ -116,11 +125,6 @@ def parse_shared(schema: Schema) -> Shared:
             )
         # A date's format is the hospital's own; a placeholder allows the check of all other keys.
         check_column(column.model_copy(update={"format": "%Y-%m-%d"}))
-    if [f for column in shared.columns for f in column.features] != list(schema.features):
-        raise DataError(
-            "the schema's [table] makes other columns than its features: make it again with silofl schema"
-        )
-    return shared
 
 
 # Every other hospital

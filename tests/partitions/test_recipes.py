@@ -13,7 +13,7 @@ from partitions.common.errors import DataError
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import Imported, import_source
 from partitions.recipes.cells import parse_number
-from partitions.recipes.recipe import Recipe, load_recipe, parse_recipe, read
+from partitions.recipes.recipe import MEND, Recipe, load_recipe, parse_recipe, read
 from partitions.silo_file import check_silo_file
 from server.cli.main import main
 
@@ -523,6 +523,7 @@ def test_bad_recipes(changes, words):
     with pytest.raises(ValueError) as caught:
         parse_recipe(own_recipe(**changes))
     assert words in str(caught.value)
+    assert str(caught.value).endswith(MEND) or "version" in changes
 
 
 def test_a_recipe_in_a_data_file_is_of_its_columns(tmp_path):
