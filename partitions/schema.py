@@ -24,18 +24,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Strict, model_validator
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names, is_formula
+from partitions.common.parsed import Frozen, parse_content
 from partitions.common.plain_yaml import load_yaml
 
 LONGEST_NAME = 200  # characters of a name or a unit
 LONGEST_SCHEMA = 1 << 20  # characters of a schema in its canonical form
 SHOWN = 2  # names that a message quotes
-KEYS = ("features", "labels", "dtype", "table")
+MEND_SCHEMA = "a schema has features, labels, dtype and table (docs/inputs.md)"
 
 
 @dataclass(frozen=True)
@@ -184,65 +186,38 @@ def few(names: Iterable[str], most: int = SHOWN, longest: int = 30) -> str:
 # Reading
 
 
+class WrittenFeature(Frozen):
+    """A column as files have it: its name alone, or with unit and range."""
+
+    name: str
+    unit: str = ""
+    range: Annotated[tuple[float, float], Strict(False)] | None = None  # a list in files
+
+    @model_validator(mode="before")
+    @classmethod
+    def name_alone(cls, content: Any) -> Any:
+        """Return the mapping of a column that is its name alone."""
+        return {"name": content} if isinstance(content, str) else content
+
+
+class WrittenSchema(Frozen):
+    """A schema as files have it. ``recipes/shared.py`` checks the content of ``table``."""
+
+    features: tuple[WrittenFeature, ...] = ()
+    labels: tuple[str, ...] = ()
+    dtype: str = ""
+    table: Mapping[str, Any] = {}
+
+
 def parse_schema(content: object) -> Schema:
     """Return the schema of a TOML, YAML or JSON mapping. Raises DataError, one line, for invalid content."""
-    if not isinstance(content, Mapping) or not set(content) <= set(KEYS):
-        raise DataError(f"a schema has the keys {', '.join(KEYS)}")
-    features = content.get("features", [])
-    labels = content.get("labels", [])
-    dtype = content.get("dtype", "")
-    lists = isinstance(features, list) and isinstance(labels, list)
-    if not lists or not isinstance(dtype, str):
-        raise DataError("features and labels are lists, dtype is a text")
-    for label in labels:
-        if not isinstance(label, str):
-            raise DataError(
-                f"the label {str(label)[:40]} is no text: write it in quotation marks"
-            )
-    table = _table(content.get("table", {}))
-    return Schema(tuple(map(_feature, features)), tuple(map(tidy, labels)), dtype, table)
-
-
-def _table(content: object) -> str:
-    """Return the section ``table`` as JSON. ``recipes/shared.py`` checks its content."""
-    if not isinstance(content, Mapping):
-        raise DataError("table is a table of keys")
-    if not content:
-        return ""
-    try:
-        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError):
-        raise DataError("table holds what JSON cannot") from None
-
-
-def _feature(content: object) -> Feature:
-    """Parse a column: its name, or a mapping of name, unit and range. Raises DataError."""
-    content = {"name": content} if isinstance(content, str) else content
-    if not isinstance(content, Mapping) or not {"name"} <= set(content) <= {
-        "name",
-        "unit",
-        "range",
-    }:
-        raise DataError("a feature is a text, or a mapping of name, unit and range")
-    name, unit, range_ = content["name"], content.get("unit", ""), content.get("range")
-    if not isinstance(name, str) or not isinstance(unit, str):
-        raise DataError(
-            f"name and unit of the feature {str(name)[:40]} are texts: write them in quotation marks"
-        )
-    if range_ is not None:
-        if (
-            not isinstance(range_, list)
-            or len(range_) != 2
-            or not all(type(n) in (int, float) for n in range_)
-        ):
-            raise DataError(f"the range of {name[:40]!r} is a list of two numbers")
-        try:
-            range_ = (float(range_[0]), float(range_[1]))
-        except OverflowError:
-            raise DataError(
-                f"the range of {name[:40]!r} is beyond what a number can hold"
-            ) from None
-    return Feature(tidy(name), tidy(unit), range_)
+    made = parse_content(WrittenSchema, content, MEND_SCHEMA)
+    return Schema(
+        tuple(Feature(tidy(own.name), tidy(own.unit), own.range) for own in made.features),
+        tuple(map(tidy, made.labels)),
+        made.dtype,
+        json.dumps(made.table, sort_keys=True, separators=(",", ":")) if made.table else "",
+    )
 
 
 @lru_cache(maxsize=64)
@@ -253,7 +228,7 @@ def read_schema(text: str) -> Schema:
     try:
         content = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        raise DataError("a schema is a JSON object") from None
+        raise DataError(f"it is no JSON; {MEND_SCHEMA}") from None
     return parse_schema(content)
 
 

@@ -64,14 +64,15 @@ def parse_content(
     ``check``: raises DataError where values do not fit together.
     """
     try:
-        made = kind.model_validate_json(json.dumps(content), by_alias=True, by_name=False)
+        text = json.dumps(content, allow_nan=False)
+        made = kind.model_validate_json(text, by_alias=True, by_name=False)
         check(made)
         return made
     except ValidationError as error:
         raise DataError(f"{first_fault(error, kind)}; {mend}") from None
     except DataError as error:
         raise DataError(f"{error}; {mend}") from None
-    # Such as a date without quotation marks
+    # Such as a date without quotation marks, or nan
     except (TypeError, ValueError, RecursionError) as error:
         raise DataError(
             f"a value is no text, number, list or table ({str(error)[:80]}); {mend}"
@@ -107,11 +108,12 @@ def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
     allowed = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     allowed = (
         allowed.replace("a valid boolean", "true or false")
+        .replace("a valid array", "a list")
         .replace("a valid tuple", "a list")
         .replace("Tuple", "List")
     )
     allowed = re.sub(
-        r"a valid dictionary( or instance of \w+)?",
+        r"an object|a valid dictionary( or instance of \w+)?",
         "keys and values",
         " ".join(allowed.split()),
     )

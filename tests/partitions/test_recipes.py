@@ -464,10 +464,7 @@ def test_units_codes_dates_and_marks(tmp_path):
     ("changes", "words"),
     [
         ({"version": 2}, "reads recipes of version 1"),
-        (
-            {"label": "state"},
-            "label = 'state': must be a valid array; correct it as docs/inputs.md",
-        ),
+        ({"label": "state"}, "label = 'state': must be a list; correct it as docs/inputs.md"),
         ({"colums": []}, "'colums' is no key of it (did you mean 'columns'?)"),
         (
             {"columns": [{"name": "a", "kind": "nummer"}]},

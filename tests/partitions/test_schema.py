@@ -98,13 +98,13 @@ def test_names_that_only_look_different_are_the_same():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ([], "a schema has the keys features, labels, dtype"),
-        ({"columns": []}, "a schema has the keys"),
-        ({"features": "age"}, "features and labels are lists"),
-        ({"features": [3]}, "a feature is a text, or a mapping"),
-        ({"features": [{"unit": "mm"}]}, "a feature is a text, or a mapping"),
-        ({"features": [{"name": "age", "mean": 3}]}, "a feature is a text, or a mapping"),
-        ({"features": [{"name": 3}]}, "are texts"),
+        ([], "must be keys and values; a schema has features, labels, dtype and table"),
+        ({"columns": []}, "'columns' is no key of it; a schema has features"),
+        ({"features": "age"}, "features = 'age': must be a list"),
+        ({"features": [3]}, "features.1 = 3: must be keys and values"),
+        ({"features": [{"unit": "mm"}]}, "the key features.1.name is missing"),
+        ({"features": [{"name": "age", "mean": 3}]}, "'features.1.mean' is no key of it"),
+        ({"features": [{"name": 3}]}, "features.1.name = 3: must be"),
         ({"features": ["age", "age"]}, "two columns are called 'age'"),
         ({"features": [""]}, "has no usable name"),
         ({"features": ["a\x1b[2J"]}, "has no usable name"),
@@ -112,13 +112,23 @@ def test_names_that_only_look_different_are_the_same():
         ({"features": ["x" * 201]}, "has no usable name"),
         ({"features": [{"name": "a", "unit": "\x07"}]}, "has no usable name"),
         ({"features": [{"name": "a", "range": [1, 0]}]}, "the smaller one first"),
-        ({"features": [{"name": "a", "range": [0, float("inf")]}]}, "the smaller one first"),
-        ({"features": [{"name": "a", "range": [0]}]}, "a list of two numbers"),
-        ({"features": [{"name": "a", "range": [0, "1"]}]}, "a list of two numbers"),
-        ({"features": [{"name": "a", "range": [0, 10**400]}]}, "beyond what a number can hold"),
-        ({"labels": [False, True]}, "is no text: write it in quotation marks"),
+        (
+            {"features": [{"name": "a", "range": [0, float("inf")]}]},
+            "a value is no text, number",
+        ),
+        ({"features": [{"name": "a", "range": [0]}]}, "the key features.1.range.2 is missing"),
+        (
+            {"features": [{"name": "a", "range": [0, "1"]}]},
+            "features.1.range.2 = '1': must be a valid number",
+        ),
+        (
+            {"features": [{"name": "a", "range": [0, 10**400]}]},
+            "range.2 = 1000000.*: must be a valid number",
+        ),
+        ({"labels": [False, True]}, "labels.1 = False: must be a valid string"),
         ({"labels": ["a", "a"]}, "two labels are called 'a'"),
-        ({"dtype": 32}, "dtype is a text"),
+        ({"table": {"a": float("nan")}}, "a value is no text, number"),
+        ({"dtype": 32}, "dtype = 32: must be a valid string"),
         ({"features": [f"{i:0199d}" for i in range(6000)]}, "a schema has at most 1048576"),
     ],
 )
@@ -130,7 +140,7 @@ def test_what_is_no_schema(content, reason):
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", '"a"', "x" * (1 << 20) + "x"])
 def test_what_a_silo_may_not_send(text):
-    with pytest.raises(ValueError, match="a schema"):
+    with pytest.raises(ValueError, match="a schema has"):
         read_schema(text)
 
 

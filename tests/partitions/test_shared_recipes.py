@@ -238,7 +238,10 @@ def test_a_bundle_carries_the_table(made, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        (("[table]", "[tabel]"), "a schema has the keys features, labels, dtype, table"),
+        (
+            ("[table]", "[tabel]"),
+            "'tabel' is no key of it (did you mean 'table'?); a schema has features",
+        ),
         (('kind = "number"', 'kind = "numbre"'), "columns.1.kind = 'numbre': must be one of"),
         (
             ('kind = "number"', 'kind = "number"\ndecimal = ","'),

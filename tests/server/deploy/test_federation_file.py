@@ -79,11 +79,11 @@ def test_a_schema(tmp_path):
     [
         ("schema: none.toml", "none.toml cannot be read"),
         ("schema: heart.txt", "heart.txt does not end in .toml"),
-        ("schema: [age]", "a schema has the keys features, labels, dtype"),
-        ("schema: {columns: [age]}", "a schema has the keys features, labels, dtype"),
+        ("schema: [age]", "must be keys and values; a schema has features, labels, dtype"),
+        ("schema: {columns: [age]}", "'columns' is no key of it; a schema has features"),
         (
             "schema: {labels: [no, yes]}",
-            "the label False is no text: write it in quotation marks",
+            "labels.1 = False: must be a valid string; a schema has features",
         ),
         ("schema: {features: [a, a]}", "two columns are called 'a'"),
         (
