@@ -194,13 +194,12 @@ class Exchange:
     def _longest_move(self) -> float:
         """Return the longest time that an awaited node spent in transfers and queues; it extends the limit."""
         return max(
-            (self.moving.get(self.sent[n].metadata.dst_node_id, 0.0) for n in self.waiting),
-            default=0.0,
+            (self.moving.get(node, 0.0) for node in self._awaited().values()), default=0.0
         )
 
     def _report_progress(self, line: str) -> None:
         """Report a transfer with all awaited nodes: Flower's call does not identify the node."""
-        self.on_transfer(line, {self.sent[name].metadata.dst_node_id for name in self.waiting})
+        self.on_transfer(line, {*self._awaited().values()})
 
     def _is_wanted(self, reply: Message) -> bool:
         """Return whether a reply is awaited, or is a valid late one from a silo that had disconnected."""
@@ -222,12 +221,14 @@ class Exchange:
             if self.policy.resend and node in self.online and node not in self.resent:
                 self.lost[node] = reply
                 return None
-        self.waiting -= self._ids(node)  # both ids of a message that was sent twice
+        # Both ids of a message that was sent twice
+        self.waiting -= {one for one, of in self._awaited().items() if of == node}
         self.lost.pop(node, None)
         return reply
 
-    def _ids(self, node: int) -> set[str]:
-        return {name for name in self.waiting if self.sent[name].metadata.dst_node_id == node}
+    def _awaited(self) -> dict[str, int]:
+        """Return the nodes that may still answer, by the id of their message."""
+        return {name: self.sent[name].metadata.dst_node_id for name in self.waiting}
 
     def _activations(self) -> dict[int, str]:
         """Return the nodes that are online with their activation times; update the times in transfers and queues."""
@@ -235,7 +236,7 @@ class Exchange:
         queued = {node.node_id for node in nodes if node.heartbeat_interval == QUEUED_SECONDS}
         busy = {node.node_id for node in nodes if node.heartbeat_interval == PATIENT_SECONDS}
         busy |= queued
-        awaited = {self.sent[name].metadata.dst_node_id for name in self.waiting}
+        awaited = {*self._awaited().values()}
         for node in sorted((queued - self.queued) & awaited):
             self.on_queue(node)
         self.queued = queued & awaited
@@ -255,8 +256,7 @@ class Exchange:
         """
         online = self._activations()
         offline = before.keys() - online.keys()
-        for name in sorted(self.waiting):
-            node = self.sent[name].metadata.dst_node_id
+        for name, node in sorted(self._awaited().items()):
             if node in offline & self.offline:
                 self.on_disconnect(node)
             if before.get(node) and online.get(node, before[node]) != before[node]:

@@ -112,7 +112,7 @@ def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Repor
     agreed = read_agreed(common.agreed).get("samples", {})
     weights, secure = strategy.plan.samples, common.secure_aggregation
     if secure:
-        weights, agreed = weights_of(strategy, strategy.silos), {}
+        weights = weights_of(strategy, strategy.silos)
         if {*weights.values()} == {1}:  # the method's mean weights all silos equally
             return
     for name, info in strategy.silos.items():

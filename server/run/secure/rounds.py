@@ -298,10 +298,8 @@ class SecureRounds:
 
     def _whole(self, silos: Collection[str]) -> list[str]:
         """Return the silos, sorted, whose whole group is among these; no group is smaller than the run has them."""
-        found = whole(silos, self.labels)
-        sizes = Counter(self.labels[name] for name in found)
-        least = self.collector.common.secure_group
-        return [name for name in found if sizes[self.labels[name]] >= least]
+        least, found = self.collector.common.secure_group, whole(silos, self.labels)
+        return [name for name in found if len({*self.labels[name].split("\n")}) >= least]
 
     def _ask(
         self, strategy: PersonalizedStrategy, kind: str, silos: Iterable[str], record: Record
