@@ -42,7 +42,9 @@ def credentials(args: argparse.Namespace) -> None:
     from client.site.runtime.launch import THIS_MACHINE
     from server.deploy import compose as deployed
     from server.deploy.credentials import (
-        check_certificates,
+        NEW_CA,
+        RENEW,
+        dates_check,
         ensure_credentials,
         load_certificate,
     )
@@ -62,8 +64,10 @@ def credentials(args: argparse.Namespace) -> None:
         silos=[silo.name for silo in federation.silos],
         hosts={*THIS_MACHINE, federation.server.address, federation.server.public_host},
     )
-    ca = load_certificate(made.ca_certificate)
-    for check in check_certificates(load_certificate(made.server_certificate), ca):
+    for check in (
+        dates_check("CA", load_certificate(made.ca_certificate), NEW_CA),
+        dates_check("server", load_certificate(made.server_certificate), RENEW),
+    ):
         print(f"{check.name}: {check.detail}")
     print(
         f"keys of {len(federation.silos)} silos in {made.directory}; `silofl up` writes the connection"

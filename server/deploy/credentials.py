@@ -130,33 +130,18 @@ def load_certificate(path: Path) -> x509.Certificate:
         raise UserError(f"{path} is not a certificate in PEM format") from None
 
 
-def check_certificates(
-    server: x509.Certificate, ca: x509.Certificate, host: str = ""
-) -> list[Check]:
-    """Check that the server's certificate was issued by the CA, is for `host`, and stays valid for 30 days."""
-    moment = _now()
-    checks = []
-    for name, one in (("CA", ca), ("server", server)):
-        left = one.not_valid_after_utc - moment
-        ok = left > datetime.timedelta(days=RENEW_DAYS)
-        detail = f"valid until {one.not_valid_after_utc:%Y-%m-%d} ({left.days} days)"
-        fix = RENEW if one is server else "make a new CA and give it to every silo"
-        if moment < one.not_valid_before_utc:
-            ok, fix = False, "set this machine's clock"
-            detail = f"not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        elif left <= datetime.timedelta(0):
-            detail = f"expired on {one.not_valid_after_utc:%Y-%m-%d}"
-        checks.append(Check(f"{name} certificate's dates", ok, detail, "" if ok else fix))
-    issued = _is_issued(server, ca)
-    detail = f"{'' if issued else 'not '}issued by {ca.subject.rfc4514_string()}"
-    fix = "" if issued else "ask the server's operator for its CA certificate"
-    checks.append(Check("chain", issued, detail, fix))
-    if host:
-        names = sorted(str(name.value) for name in _names_of(server))
-        ok = _alternative_names([host]) <= _names_of(server)
-        fix = "" if ok else f"use one of these names, or add {host} to the certificate"
-        checks.append(Check("names", ok, f"for {', '.join(names)}", fix))
-    return checks
+def dates_check(name: str, certificate: x509.Certificate, fix: str) -> Check:
+    """Check that a certificate is valid, and stays so for 30 days."""
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    left = ends - _now()
+    ok = left > datetime.timedelta(days=RENEW_DAYS)
+    detail = f"valid until {ends:%Y-%m-%d} ({left.days} days)"
+    if _now() < begins:
+        ok, fix = False, "set this machine's clock"
+        detail = f"not valid before {begins:%Y-%m-%d %H:%M} UTC"
+    elif left <= datetime.timedelta(0):
+        detail = f"expired on {ends:%Y-%m-%d}"
+    return Check(f"{name} certificate's dates", ok, detail, "" if ok else fix)
 
 
 def _is_issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:

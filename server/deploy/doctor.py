@@ -1,20 +1,16 @@
 """The server's half of `silofl doctor`: checks of ports, certificates, registered and online silos."""
 
 import socket
-import ssl
 from dataclasses import replace
 from pathlib import Path
 
-from cryptography.x509 import load_pem_x509_certificate
-
-from client.site.runtime import connection as site_connection
-from client.site.runtime.connection import split_address
+from client.site.runtime.connection import certificate_checks, split_address
 from client.site.runtime.launch import THIS_MACHINE
 from client.site.runtime.route import TIMEOUT_SECONDS, Way, port_check, resolve_check
 from partitions.silo_file import Check
 from server.deploy.bundle import fleet_port
 from server.deploy.control import Control, read_connection
-from server.deploy.credentials import check_certificates, load_certificate
+from server.deploy.credentials import NEW_CA, dates_check, load_certificate
 from server.deploy.federation import Federation
 
 UP = "bring it up: silofl up, or docker compose up --wait and silofl credentials"
@@ -34,8 +30,8 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
     if not checks[-1].ok:
         return checks
     checks += exposure_checks(address, int(port))
-    checks += fleet_checks(federation, Path(connection.root_certificates))
-    checks += certificate_checks(host, int(port), Path(connection.root_certificates), address)
+    ca = Path(connection.root_certificates)
+    checks += [dates_check("CA", load_certificate(ca), NEW_CA), *fleet_checks(federation, ca)]
     try:
         with Control(connection) as control:
             nodes, runs = control.nodes(), control.runs()
@@ -81,31 +77,21 @@ def exposure_checks(address: str, control_port: int) -> list[Check]:
 
 
 def fleet_checks(federation: Federation, ca_certificate: Path) -> list[Check]:
-    """Check that the silos' server address resolves and its port answers; of `public`, also with what certificate."""
+    """Check that the silos' server address resolves, and its port answers with the server's certificate."""
     host, port, _ = split_address(federation.server.reached_at(fleet_port(federation)))
     checks = [resolve_check(host)]
     if not checks[-1].ok:
         return checks
-    if not federation.server.public:
-        fix = "bring the federation up again with this file, and open the port in the firewall"
-        return checks + rename_check("fleet port", port_check(host, port), fix)
-    fix = (
-        "start the proxy in front of the server (docs/proxies); where this machine cannot reach its own "
-        "public address, run doctor at a hospital"
-    )
-    checks += rename_check("public address", port_check(host, port), fix)
+    name, before = "fleet port", ""
+    fix = "bring the federation up again with this file, and open the port in the firewall"
+    if federation.server.public:
+        name, before = "public address", "public "
+        fix = (
+            "start the proxy in front of the server (docs/proxies); where this machine cannot reach its own "
+            "public address, run doctor at a hospital"
+        )
+    checks += rename_check(name, port_check(host, port), fix)
     if checks[-1].ok:
-        shown = site_connection.certificate_checks(Way(host, port), ca_certificate)
-        checks += [replace(one, name=f"public {one.name}") for one in shown]
+        shown = certificate_checks(Way(host, port), ca_certificate)
+        checks += [replace(one, name=f"{before}{one.name}") for one in shown]
     return checks
-
-
-def certificate_checks(host: str, port: int, ca_certificate: Path, address: str) -> list[Check]:
-    """Check the server's certificate and the CA's certificate."""
-    try:
-        # Not verified on fetch: the checks below find its faults.
-        pem = ssl.get_server_certificate((host, port), timeout=TIMEOUT_SECONDS)
-    except OSError as error:
-        return [Check("certificate", False, f"{host}:{port}: {error}", UP)]
-    shown = load_pem_x509_certificate(pem.encode())
-    return check_certificates(shown, load_certificate(ca_certificate), address)

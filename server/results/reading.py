@@ -9,45 +9,95 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-from partitions.common.errors import UserError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from partitions.common.errors import DataError, UserError
+from partitions.common.parsed import Frozen, parse_json
+
+LONGEST = 500  # maximum characters of a line
 Event = dict[str, Any]
-NUMBER = (int, float)
-# The types of fields of events, of any kind, and the fields that a kind must have.
-TYPES: dict[str, Any] = {
-    "event": str,
-    "strategy": str,
-    "seed": int,
-    "message": str,
-    "task": str,
-    "score": str,
-    "round": int,
-    "rounds": int,
-    "seconds": NUMBER,
-    "bytes": NUMBER,
-    "samples": dict,
-    "rejected": dict,
-    "bounded": dict,
-}
+Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split())[:LONGEST])]
+Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
+Number = Annotated[float, Field(gt=-1e308, lt=1e308)]
+# The fields that events of a kind must have
 NEEDED = {
-    **dict.fromkeys(("note", "refused", "transfer", "stopped", "error"), ("message",)),
-    "silos": ("samples",),
-    "models": ("strategy", "silos"),
+    **{kind: {"message"} for kind in ("note", "refused", "transfer", "stopped", "error")},
+    "silos": {"samples"},
+    "models": {"strategy", "silos"},
 }
+
+
+class Lenient(Frozen):
+    """Base of records that may hold more than their readers use."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Scores(Lenient):
+    """Scores of one silo in a round."""
+
+    val: Number | None = None
+    test: Number | None = None
+
+
+class RunEvent(Lenient):
+    """The fields of events that readers use. Context: a site's own silo, whose entries alone stay; none: all."""
+
+    event: Line
+    strategy: Line = ""
+    seed: Whole | None = None
+    time: Number | str = ""
+    message: Line = ""
+    task: str = ""
+    score: Line = ""
+    silo: Line = ""
+    round: Whole = 0
+    rounds: Whole = 0
+    number: Whole = 0
+    closing: bool = False
+    seconds: Number = 0.0
+    bytes: Whole = 0
+    bytes_down: Whole = 0
+    bytes_up: Whole = 0
+    # By silo; `silos` of a round's end is their number
+    samples: dict[str, Whole] = Field({})
+    silos: dict[str, Line] | list[str] | int = 0
+    per_silo: dict[str, Scores] = Field({})
+    epsilon: dict[str, Number] = Field({})
+    rejected: dict[str, Line] = Field({})
+    bounded: dict[str, Line] = Field({})
+
+    @field_validator("samples", "silos", "per_silo", "epsilon", "rejected", "bounded")
+    @classmethod
+    def keep_own(cls, table: Any, info: ValidationInfo) -> Any:
+        if info.context and isinstance(table, dict):
+            return {name: value for name, value in table.items() if name == info.context}
+        return table
+
+    @model_validator(mode="after")
+    def is_whole(self) -> Self:
+        if lacking := NEEDED.get(self.event, set()) - self.model_fields_set:
+            raise DataError(f"{self.event} has no {min(lacking)}")
+        return self
 
 
 def parse_event(line: bytes) -> Event | None:
     """Return the event in a line of ``progress.jsonl``; None if it is none."""
     try:
-        found = json.loads(line)
+        found: Event = json.loads(line)
+        RunEvent.model_validate(found)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("event"), str):
-        return None
-    typed = all(isinstance(found[key], kind) for key, kind in TYPES.items() if key in found)
-    return found if typed and found.keys() >= {*NEEDED.get(found["event"], ())} else None
+    return found
 
 
 class Tail:
@@ -98,62 +148,47 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-# What readers of a run's entry in ``summary.json`` rely on.
-ENTRY: dict[str, Any] = {
-    "strategy": str,
-    "seed": int,
-    "rounds": int,
-    "silos": list,
-    "per_silo": dict,
-    "final": dict,
-}
-ENTRY |= {"bytes_down": NUMBER, "bytes_up": NUMBER, "seconds": dict}
+class SummaryEntry(Lenient):
+    """What readers of a run's entry in ``summary.json`` rely on."""
+
+    strategy: str
+    seed: int
+    rounds: int
+    silos: list[str]
+    per_silo: dict[str, dict[str, float | dict[str, Any] | None]]
+    final: dict[str, float | None]
+    bytes_down: float
+    bytes_up: float
+    seconds: dict[str, Any]
+
+    @model_validator(mode="after")
+    def counts_samples(self) -> Self:
+        for silo in self.silos:
+            if not {"n_train", "n_test"} <= self.per_silo.get(silo, {}).keys():
+                raise DataError(f"{silo} has no counts of samples")
+        return self
+
+
+class Summary(Lenient):
+    """The content of ``summary.json``."""
+
+    runs: list[SummaryEntry]
+    hold_out: dict[str, Any] = Field({})
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Return the content of ``summary.json``; no runs if there is no file. Raises UserError if it is damaged."""
-    if (found := read_json(path)) is None:
+    """Return the content of ``summary.json``; no runs if there is no file. Raises DataError if it is damaged."""
+    mend = "take it from a copy, or delete it; then `silofl report` has history.csv only"
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
         return {"runs": []}
-    if fault := _summary_fault(found):
-        raise UserError(
-            f"{path} is damaged ({fault}): take it from a copy, or delete it; then `silofl report` has history.csv only"
-        )
-    return found
+    parse_json(Summary, text, path, mend)
+    content: dict[str, Any] = json.loads(text)
+    return content
 
 
 def find_entry(path: Path, which: tuple[str, int]) -> dict[str, Any] | None:
     """Return the entry of a run, by method and seed, in ``summary.json``; None if the run has not ended."""
     runs: list[dict[str, Any]] = read_summary(path)["runs"]
-    for run in runs:
-        if (run["strategy"], run["seed"]) == which:
-            return run
-    return None
-
-
-def _summary_fault(found: dict[str, Any]) -> str:
-    """Return what is wrong with a summary; empty: nothing."""
-    runs = found.get("runs")
-    if not isinstance(runs, list) or not isinstance(found.get("hold_out", {}), dict):
-        return "no list of runs"
-    for place, run in enumerate(runs):
-        if not isinstance(run, dict):
-            return f"run {place + 1} is no record"
-        wrong = [key for key, kind in ENTRY.items() if not isinstance(run.get(key), kind)]
-        if wrong:
-            return f"run {place + 1} has no {wrong[0]}"
-        for name, values in {**run["per_silo"], "final": run["final"]}.items():
-            if not isinstance(values, dict):
-                return f"{name} in run {place + 1} is no record"
-            if bad := [
-                key
-                for key, value in values.items()
-                if not isinstance(value, int | float | dict | None)
-            ]:
-                return f"{bad[0]} of {name} in run {place + 1} is no number"
-        if lacking := [
-            silo
-            for silo in run["silos"]
-            if not {"n_train", "n_test"} <= {*run["per_silo"].get(silo, ())}
-        ]:
-            return f"{lacking[0]} in run {place + 1} has no counts of samples"
-    return ""
+    return next((run for run in runs if (run["strategy"], run["seed"]) == which), None)

@@ -1,7 +1,7 @@
 """State of each run and silo, updated event by event from ``progress.jsonl``.
 
-The events come from the server's or the site's own process, but contain text from silos and from the server. Every
-field is checked for its type, and ignored if it has another one.
+The events come from the server's or the site's own process, but contain text from silos and from the server. An
+event with a field of another type is ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from server.results.history import Chosen, Row, mean
+from server.results.reading import RunEvent
 
 NOTES = 50  # lines of the log that are shown
 # Events whose message is such a line
@@ -23,11 +26,8 @@ POINTS = 400  # maximum points of the curve
 PACE = 10  # number of last rounds for the estimate of the remaining time
 # A silo is late after this multiple of the others' median, at least these seconds
 LATE_FACTOR, LATE_FLOOR = 2.0, 5.0
-LONGEST = 500  # maximum characters of a line
 ALONE = "local"  # the method without any exchange
 PARTS = {"val": "validation", "test": "test"}
-
-Event = Mapping[str, Any]
 
 
 @dataclass
@@ -122,14 +122,16 @@ class Board:
         self.current: WatchedRun | None = None
         self.notes: deque[tuple[str, str]] = deque(maxlen=NOTES)  # (time, line)
 
-    def take(self, event: Event) -> None:
-        """Process one event; unknown kinds are ignored."""
-        found = check_event(event, self.own)
-        kind = found["event"]
-        strategy = found["strategy"]
-        seed = found["seed"]
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Process one event; what is none, or of an unknown kind, is ignored."""
+        try:
+            found = RunEvent.model_validate(event, context=self.own)
+        except ValidationError:
+            return
+        kind, strategy, seed = found.event, found.strategy, found.seed
         if kind in NOTED:
-            self.notes.append((text(event.get("time")), found["message"]))
+            when = found.time if isinstance(found.time, str) else ""
+            self.notes.append((when, found.message))
         handler = getattr(self, f"_on_{kind}", None)
         if handler is None or not strategy or seed is None:
             return
@@ -142,52 +144,51 @@ class Board:
             self.current = run
         handler(run, found)
 
-    def _on_silos(self, run: WatchedRun, event: Event) -> None:
-        for name in event["samples"]:
+    def _on_silos(self, run: WatchedRun, event: RunEvent) -> None:
+        for name in event.samples:
             run.silo(name)
-        for name, why in event["left_out"].items():
-            run.silo(name).left_out = line(why)
 
-    def _on_left_out(self, run: WatchedRun, event: Event) -> None:
+    def _on_left_out(self, run: WatchedRun, event: RunEvent) -> None:
         """Record that the site failed on a message: the round goes on without it."""
-        if self.own in ("", event["silo"]):
-            silo = run.silo(event["silo"])
-            silo.doing, silo.left_out = "", event["message"]
+        if self.own in ("", event.silo):
+            silo = run.silo(event.silo)
+            silo.doing, silo.left_out = "", event.message
             silo.missed += 1
             run.asked = None
 
-    def _on_begin(self, run: WatchedRun, event: Event) -> None:
+    def _on_begin(self, run: WatchedRun, event: RunEvent) -> None:
         run.rest()
         run.state, run.why, run.transfer = "running", "", ""
-        run.rounds = event["rounds"] or run.rounds
-        run.closing = event["closing"] is True
-        run.asked = event["time"] or None
-        for name, kind in event["silos"].items():
+        run.rounds = event.rounds or run.rounds
+        run.closing = event.closing
+        run.asked = None if isinstance(event.time, str) else event.time
+        for name, kind in event.silos.items() if isinstance(event.silos, dict) else ():
             silo = run.silo(name)
-            silo.doing, silo.since = text(kind), run.asked
+            silo.doing, silo.since = kind, run.asked
 
-    def _on_reply(self, run: WatchedRun, event: Event) -> None:
-        if self.own in ("", event["silo"]):
-            silo = run.silo(event["silo"])
-            silo.doing, silo.seconds = "", event["seconds"]
+    def _on_reply(self, run: WatchedRun, event: RunEvent) -> None:
+        if self.own in ("", event.silo):
+            silo = run.silo(event.silo)
+            silo.doing, silo.seconds = "", event.seconds
             run.transfer = ""
 
-    def _on_round(self, run: WatchedRun, event: Event) -> None:
+    def _on_round(self, run: WatchedRun, event: RunEvent) -> None:
         run.rest()
         run.state, run.transfer = "running", ""
-        run.round = event["round"] or 0
-        run.rounds = event["rounds"] or 0
-        run.seconds.append(event["seconds"] or 0.0)
-        run.took += event["seconds"] or 0.0
-        for key in ("bytes", "bytes_down", "bytes_up"):
-            setattr(run, key, getattr(run, key) + (event[key] or 0))
-        for name, spent in event["epsilon"].items():
-            run.silo(name).epsilon = number(spent)
-        for name in event["rejected"]:
+        run.round = event.round
+        run.rounds = event.rounds
+        run.seconds.append(event.seconds)
+        run.took += event.seconds
+        run.bytes += event.bytes
+        run.bytes_down += event.bytes_down
+        run.bytes_up += event.bytes_up
+        for name, spent in event.epsilon.items():
+            run.silo(name).epsilon = spent
+        for name in event.rejected:
             run.silo(name).missed += 1
         for name, silo in run.silos.items():
-            silo.left_out = line(event["rejected"].get(name))
-            silo.bounded = line(event["bounded"].get(name))
+            silo.left_out = event.rejected.get(name, "")
+            silo.bounded = event.bounded.get(name, "")
         self._score(run, event, run.round)
         if not run.curve or run.curve[-1][0] != run.round:
             validation, test = (
@@ -195,42 +196,39 @@ class Board:
             )
             run.curve.append((run.round, validation, test))
 
-    def _score(self, run: WatchedRun, event: Event, server_round: int) -> None:
+    def _score(self, run: WatchedRun, event: RunEvent, server_round: int) -> None:
         """Store the silos' scores of a round, and update the round that the report would show."""
-        if event["score"] and run.score != event["score"]:
-            run.score = event["score"]
-            run.chosen = Chosen("", event["score"])
+        if event.score and run.score != event.score:
+            run.score = event.score
+            run.chosen = Chosen("", event.score)
         rows = []
-        for name, found in event["per_silo"].items():
+        for name, found in event.per_silo.items():
             silo = run.silo(name)
-            values = found if isinstance(found, Mapping) else {}
             for split, part in PARTS.items():
-                if (value := number(values.get(split))) is not None:
+                if (value := getattr(found, split)) is not None:
                     setattr(silo, part, value)
                     of = run.strategy, run.seed, server_round, name, split
                     rows.append(Row(*of, "", run.score, value, None))
-            seconds = number(values.get("seconds"))
-            silo.seconds = silo.seconds if seconds is None else seconds
         run.chosen.add(rows)
         if rows and run.chosen.round == server_round:
             run.best = run.scores("test")
 
-    def _on_closed(self, run: WatchedRun, event: Event) -> None:
-        self._score(run, event, (event["number"] or run.round) + 1)
+    def _on_closed(self, run: WatchedRun, event: RunEvent) -> None:
+        self._score(run, event, (event.number or run.round) + 1)
         run.rest()
 
-    def _on_transfer(self, run: WatchedRun, event: Event) -> None:
-        run.transfer = "" if self.own else event["message"]
+    def _on_transfer(self, run: WatchedRun, event: RunEvent) -> None:
+        run.transfer = "" if self.own else event.message
 
-    def _on_stopped(self, run: WatchedRun, event: Event) -> None:
-        run.why = event["message"]
+    def _on_stopped(self, run: WatchedRun, event: RunEvent) -> None:
+        run.why = event.message
 
-    def _on_error(self, run: WatchedRun, event: Event) -> None:
+    def _on_error(self, run: WatchedRun, event: RunEvent) -> None:
         run.state = "failed"
-        run.why = event["message"]
+        run.why = event.message
         run.asked = None
 
-    def _on_done(self, run: WatchedRun, event: Event) -> None:
+    def _on_done(self, run: WatchedRun, event: RunEvent) -> None:
         run.rest()
         run.state = "done"
 
@@ -296,53 +294,3 @@ class Board:
                 for name, silo in sorted(run.silos.items())
             ],
         }
-
-
-TEXTS = ("event", "strategy", "score", "silo", "message")
-WHOLE = ("seed", "round", "rounds", "number", "bytes", "bytes_down", "bytes_up")
-# By silo
-TABLES = ("samples", "left_out", "silos", "per_silo", "epsilon", "rejected", "bounded")
-
-
-def check_event(event: Event, own: str) -> dict[str, Any]:
-    """Return an event's fields; a field of another type is empty, and on a site's own page so are other silos."""
-    found: dict[str, Any] = {key: line(event.get(key)) for key in TEXTS}
-    found |= {key: whole(event.get(key)) for key in WHOLE}
-    found |= {"seconds": number(event.get("seconds")), "time": number(event.get("time"))}
-    for key in TABLES:
-        table = event.get(key)
-        rows = table.items() if isinstance(table, Mapping) else ()
-        found[key] = {
-            name: value for name, value in rows if isinstance(name, str) and own in ("", name)
-        }
-    return {**found, "closing": event.get("closing")}
-
-
-def text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def line(value: object) -> str:
-    """Return a text as one line of at most :data:`LONGEST` characters."""
-    return " ".join(text(value).split())[:LONGEST]
-
-
-def number(value: object) -> float | None:
-    """Return a finite number; None for anything else."""
-    try:
-        known = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-        )
-        return float(value) if known else None  # type: ignore[arg-type]
-    except OverflowError:
-        return None
-
-
-def whole(value: object) -> int | None:
-    return (
-        value
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-        else None
-    )

@@ -106,27 +106,29 @@ def damaged(run):
     first = json.loads(whole)["runs"][0]
     silo = first["silos"][0]
     entries = {
-        "run 1 is no record": 3,
-        "run 1 has no strategy": {},
-        "run 1 has no per_silo": {**first, "per_silo": []},
-        "run 1 has no final": {key: value for key, value in first.items() if key != "final"},
-        f"{silo} in run 1 is no record": {
+        "runs.1 = 3: must be": 3,
+        "runs.1.strategy is missing": {},
+        "runs.1.per_silo = []": {**first, "per_silo": []},
+        "runs.1.final is missing": {
+            key: value for key, value in first.items() if key != "final"
+        },
+        f"runs.1.per_silo.{silo} = 0.5": {
             **first,
             "per_silo": {**first["per_silo"], silo: 0.5},
         },
-        f"accuracy of {silo} in run 1 is no number": {
+        f"runs.1.per_silo.{silo}.accuracy.float = '0.9'": {
             **first,
             "per_silo": {
                 **first["per_silo"],
                 silo: {**first["per_silo"][silo], "accuracy": "0.9"},
             },
         },
-        f"{silo} in run 1 has no counts of samples": {**first, "per_silo": {}},
+        f"{silo} has no counts of samples": {**first, "per_silo": {}},
     }
-    texts: dict[str, Any] = {"no list of runs": {}, "it holds no record": []}
+    texts: dict[str, Any] = {"the key runs is missing": {}, "summary.json: ": []}
     texts |= {fault: {"runs": [entry]} for fault, entry in entries.items()}
     return {
-        "cannot be read": whole[:-30],
+        "it is no JSON": whole[:-30],
         **{fault: json.dumps(value).encode() for fault, value in texts.items()},
     }
 
@@ -134,8 +136,8 @@ def damaged(run):
 def test_a_damaged_summary_is_one_line(run, capsys):
     for fault, content in {
         **damaged(run),
-        "codec can't decode": b"\xff{}",
-        "recursion": b"[" * 100_000,
+        "it is no JSON (expected": b"\xff{}",
+        "it is no JSON (recursion limit": b"[" * 100_000,
     }.items():
         (run / "summary.json").write_bytes(content)
         for command in (["report"], ["withdraw", "hospital-01"]):

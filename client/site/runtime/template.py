@@ -38,8 +38,8 @@ from .app_process import DIED, check_peer, run_app_process
 PRIVATE = Path(__file__).resolve().parents[1] / "private.py"
 # Third-party modules that a silo's ClientApp imports; one that is not installed is skipped.
 PRELOAD = (
-    INTERNALS["load_client_app"].module,
-    INTERNALS["serde"].module,
+    INTERNALS["load_client_app"].partition(":")[0],
+    INTERNALS["serde"],
     "flwr.client",
     "flwr.clientapp",
     "flwr.serverapp",

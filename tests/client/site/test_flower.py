@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.site.flower import ASSUMPTIONS, INTERNALS, internal, markdown
+from client.site.flower import INTERNALS, internal
 
 ROOT = Path(__file__).parents[3]
 INVENTORY = "client/site/flower.py"
@@ -139,15 +139,29 @@ def test_who_a_process_is_has_three_parts():
     assert {"_task_id", "_run_id", "_node_id"} <= vars(TaskIdentity).keys()
 
 
+def rows(columns: int) -> list[tuple[str, ...]]:
+    """Cells of the tables of so many columns in the page's section on Flower's internals."""
+    page = (
+        (ROOT / "docs" / "decisions.md").read_text("utf-8").partition("## Flower internals")[2]
+    )
+    lines = [
+        tuple(line.strip("| ").split(" | ")) for line in page.splitlines() if line[:1] == "|"
+    ]
+    return [cells for cells in lines if len(cells) == columns and "---" not in cells[0]]
+
+
 def test_the_documents_table_is_the_inventory():
-    """`python -m client.site.flower` prints it anew."""
-    assert markdown() in (ROOT / "docs" / "decisions.md").read_text("utf-8")
+    """It also says what each name is for, and what breaks when Flower moves it."""
+    listed = [row for row in rows(4) if ":" in row[1] or row[1].startswith("`flwr")]
+    assert {name.strip("`"): where.strip("`") for name, where, *_ in listed} == INTERNALS
+    assert all(all(cell.strip() for cell in row) for row in listed)
 
 
 def test_each_habit_names_a_test_that_is_there():
     tests = {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
-    for assumption in ASSUMPTIONS:
-        name = assumption.test.strip("`")
+    habits = [row[3].strip("`") for row in rows(4) if row[3].startswith("`test_")]
+    assert len(habits) > 5
+    for name in habits:
         assert any(
             name in (path.name, *re.findall(r"^def (\w+)", text, re.MULTILINE))
             for path, text in tests.items()

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
 from flwr.cli.supernode.register import try_load_public_key
 
 from server.deploy import credentials
-from server.deploy.credentials import check_certificates, ensure_credentials, load_certificate
+from server.deploy.credentials import dates_check, ensure_credentials, load_certificate
 
 HOSTS = ("localhost", "127.0.0.1", "::1", "fl.example.org")
 
@@ -138,31 +138,19 @@ def test_half_a_ca_is_never_replaced(made, lost):
     assert contents(made) == before
 
 
-def test_checks(made, tmp_path, monkeypatch):
-    own, ca = map(load_certificate, (made.server_certificate, made.ca_certificate))
-    stranger = ensure_credentials(tmp_path / "stranger", silos=(), hosts=HOSTS)
-
-    def failing(host="", ca=ca, now=None):
-        with monkeypatch.context() as patch:
-            if now:
-                patch.setattr(credentials, "_now", lambda: now)
-            found = check_certificates(own, ca, host)
-        assert all(check.ok or check.fix for check in found)
-        return [check.name for check in found if not check.ok]
-
-    ends = own.not_valid_after_utc
-    day = datetime.timedelta(days=1)
-    assert failing(host="fl.example.org") == []
-    assert failing(host="10.1.1.1") == ["names"]
-    assert failing(now=ends - 29 * day) == ["server certificate's dates"]
-    assert failing(now=ends + 3650 * day) == [
-        "CA certificate's dates",
-        "server certificate's dates",
-    ]
-    assert failing(now=ends - 900 * day) == [
-        "CA certificate's dates",
-        "server certificate's dates",
-    ]
-    assert failing(ca=load_certificate(stranger.ca_certificate)) == ["chain"]
+def test_the_dates_of_a_certificate(made, monkeypatch):
+    """Checked: that it is valid today and for 30 days more. Each fault has what to do."""
+    own = load_certificate(made.server_certificate)
+    ends, day = own.not_valid_after_utc, datetime.timedelta(days=1)
+    for now, fault in (
+        (ends - 31 * day, ""),
+        (ends - 29 * day, "valid until"),
+        (ends + day, "expired on"),
+        (ends - 900 * day, "not valid before"),
+    ):
+        monkeypatch.setattr(credentials, "_now", lambda now=now: now)
+        check = dates_check("server", own, "renew it")
+        assert check.ok is not bool(fault) and bool(check.fix) is bool(fault)
+        assert check.ok or fault in check.detail
     with pytest.raises(ValueError, match="is not a certificate in PEM format"):
         load_certificate(made.server_key)

@@ -26,7 +26,7 @@ from studies import N_TEST, TEST, checked, make_run
 import client.app
 import server.app
 from client.app import app as client_app
-from partitions.common.errors import UserError
+from partitions.common.errors import DataError, UserError
 from server.cli.main import main
 from server.report.canvas import SETTINGS, apart, short_names
 from server.report.head import headline
@@ -424,7 +424,7 @@ def test_no_run(tmp_path, capsys):
     assert "holds no run" in capsys.readouterr().err
     (tmp_path / "config.toml").write_text('strategy = "local"\nseed = 1\n')
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(UserError, match=r"summary\.json cannot be read"):
+    with pytest.raises(DataError, match=r"summary\.json: it is no JSON"):
         StudyResults(tmp_path)
     try_report(tmp_path)  # at the end of a run it is no reason to fail
     assert not (tmp_path / "report.html").exists()
