@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,19 +14,17 @@ from client.site.node import Site
 from client.site.study import approvals
 from client.site.study.dangers import dangers, of_weights, values
 from client.site.study.protocol import StudyLimits, StudyProtocol, parse_study, signer_of, words
-from client.site.trust.audit_page import wrap
 from client.site.trust.bundle import POLICY_ASKED, find_state
 from client.site.trust.message_rules import owner, run_faults
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.policy import Policy, read_policy
 from client.site.trust.signing import UNSIGNED, read_signer, wanted_key
 from partitions.common.errors import DataError, UserError
-from partitions.common.names import escape
+from partitions.common.output import text_page, wrap
 from strategies import strategies
 from strategies.base.declarations import NUMBERS, VECTORS
 
 WIDTH = 100
-ITEM = "  ", "    ", WIDTH  # of a list, as `wrap` takes it
 METRIC_WORDS = "counts of samples, the metrics {metrics}, seconds and bytes"
 
 
@@ -79,61 +76,93 @@ def read_file(file: Path) -> tuple[str, StudyProtocol]:
 # --- a study in words -------------------------------------------------------------------------------------------------
 
 
-UNCHECKED = (
-    "  With dp = true later ones are not checked; only epsilon bounds what they can read."
-)
+PAGE = """\
+Study {{ study.name }}
+  {{ "signed by " ~ signer if signer else "NOT SIGNED" }}; SHA-256 {{ study.digest }}
+
+{% for name, text in about.items() %}
+{{ text|wrap("  %-10s "|format(name), "", 100) }}
+{% endfor %}
+
+What leaves the hospital, and what can be inferred from it
+{% for text in leaves %}
+{{ text|wrap("  ", "    ", 100) }}
+{% endfor %}
+
+At most, in the whole study, from one hospital
+{% for name, found in limits.items() %}
+  {{ "{:>14,}".format(study.limits[name]) }}  {{ found.description }}
+{% endfor %}
+  No training with fewer than {{ study.participants }} hospitals in a round.
+  No first model but {{ "that of the approved weights" if study.weights else "the seed" }}; later none that is
+  more than {{ "%g"|format(study.step) }} lengths away from this hospital's last one.
+{% if true in values(study, "dp") %}
+  With dp = true later ones are not checked; only epsilon bounds what they can read.
+{% endif %}
+
+Software: {{ study.apps|length }} build(s), SHA-256 of what it holds, or of how it is shipped
+{% for one in study.apps %}
+  {{ one }}
+{% endfor %}
+{% for what, digest in sums.items() if digest %}
+{{ what }}, SHA-256
+  {{ digest }}
+{% endfor %}
+{% if study.datasets %}
+Own data sets' source, SHA-256
+{% for name, found in study.datasets|dictsort(true) %}
+  {{ name }}: {{ found }}
+{% endfor %}
+{% endif %}
+{% if study.held_out %}
+Evaluated and not trained on: {{ study.held_out|join(", ") }}
+{% endif %}
+
+Settings (every other setting has silofl's default)
+{% for key, allowed in study.settings.items() %}
+  {{ key }} = {{ words(allowed) }}
+{% endfor %}
+
+{{ noise|wrap("", "", 100) }}
+{{ masked|wrap("", "", 100) }}
+{% for name, own in study.peers|dictsort(true) %}
+  {{ name }} {{ own }}
+{% endfor %}
+{% if study.settings["secure-group"]|default(1) > 1 %}
+A sum has all hospitals of a group, or none of them (secure-group):
+{% for group in study.groups %}
+{{ group|join(", ")|wrap("  ", "    ", 100) }}
+{% endfor %}
+{% endif %}"""
 
 
 def study_page(study: StudyProtocol, signer: str) -> str:
     """Return the page for a committee: the question, what leaves, what can be inferred, the limits, the settings."""
-    lines = [
-        f"Study {study.name}",
-        f"  {'signed by ' + signer if signer else 'NOT SIGNED'}; SHA-256 {study.digest}",
-        "",
-        *_pairs(
-            {
-                "purpose": study.purpose,
-                "contact": study.contact,
-                "runs from": f"{study.start} to {study.end}",
-            }
-        ),
-        *_pairs({"results": study.results, "retention": study.retention}),
-        "",
-        "What leaves the hospital, and what can be inferred from it",
-        *_leaves(study),
-        "",
-        "At most, in the whole study, from one hospital",
-        *(
-            f"  {getattr(study.limits, name):>14,}  {found.description}"
-            for name, found in StudyLimits.model_fields.items()
-        ),
-        f"  No training with fewer than {study.participants} hospitals in a round.",
-        f"  No first model but {'that of the approved weights' if study.weights else 'the seed'}; later none that is",
-        f"  more than {study.step:g} lengths away from this hospital's last one.",
-        *([UNCHECKED] if True in values(study, "dp") else []),
-        "",
-        f"Software: {len(study.apps)} build(s), SHA-256 of what it holds, or of how it is shipped",
-        *(f"  {one}" for one in study.apps),
-        *(["Data schema, SHA-256", f"  {study.schema_digest}"] if study.schema_digest else []),
-        *(["Initial weights, SHA-256", f"  {study.weights}"] if study.weights else []),
-        *(["Trainer's source, SHA-256", f"  {study.trainer}"] if study.trainer else []),
-        *(["Own data sets' source, SHA-256"] if study.datasets else []),
-        *(f"  {name}: {found}" for name, found in sorted(study.datasets.items())),
-        *(
-            [f"Evaluated and not trained on: {held}"]
-            if (held := ", ".join(study.held_out))
-            else []
-        ),
-        "",
-        "Settings (every other setting has silofl's default)",
-        *(f"  {key} = {words(allowed)}" for key, allowed in study.settings.items()),
-        "",
-        *textwrap.wrap(noise_text(study), WIDTH),
-        *textwrap.wrap(sums_text(study), WIDTH),
-        *(f"  {name} {own}" for name, own in sorted(study.peers.items())),
-        *_groups(study),
-    ]
-    return "\n".join(map(escape, lines))
+    about = {
+        "purpose": study.purpose,
+        "contact": study.contact,
+        "runs from": f"{study.start} to {study.end}",
+        "results": study.results,
+        "retention": study.retention,
+    }
+    sums = {
+        "Data schema": study.schema_digest,
+        "Initial weights": study.weights,
+        "Trainer's source": study.trainer,
+    }
+    return text_page(
+        PAGE,
+        study=study,
+        signer=signer,
+        about=about,
+        leaves=list(_leaves(study)),
+        limits=StudyLimits.model_fields,
+        sums=sums,
+        values=values,
+        words=words,
+        noise=noise_text(study),
+        masked=sums_text(study),
+    ).rstrip("\n")
 
 
 def noise_text(study: StudyProtocol) -> str:
@@ -165,18 +194,6 @@ def sums_text(study: StudyProtocol) -> str:
     )
 
 
-def _groups(study: StudyProtocol) -> Iterator[str]:
-    if study.settings.get("secure-group", 1) > 1:
-        yield "A sum has all hospitals of a group, or none of them (secure-group):"
-        for group in study.groups:
-            yield from wrap(", ".join(group), *ITEM)
-
-
-def _pairs(fields: Mapping[str, str]) -> Iterator[str]:
-    for name, text in fields.items():
-        yield from wrap(text, f"  {name:<10} ", "", WIDTH)
-
-
 def _leaves(study: StudyProtocol) -> Iterator[str]:
     for name in study.methods:
         info = strategies()[name].info
@@ -188,14 +205,12 @@ def _leaves(study: StudyProtocol) -> Iterator[str]:
             )
             or "no model"
         )
-        text = f"{name}: {sent}. Can be inferred: {', '.join(inferred) or 'nothing'}."
-        yield from wrap(text, *ITEM)
+        yield f"{name}: {sent}. Can be inferred: {', '.join(inferred) or 'nothing'}."
     if "reported" in values(study, "keep-models"):
-        text = "at the end of a run, where the policy has own-model = true: the hospital's own model, whole. Can be"
-        text += f" inferred: {', '.join(VECTORS['model'][1])}."
-        yield from wrap(text, *ITEM)
+        own = "at the end of a run, where the policy has own-model = true: the hospital's own model, whole"
+        yield f"{own}. Can be inferred: {', '.join(VECTORS['model'][1])}."
     text = METRIC_WORDS.format(metrics=", ".join(study.metrics) or "(none)")
-    yield from wrap(f"with every method: {text}.", *ITEM)
+    yield f"with every method: {text}."
 
 
 # --- a hospital decides -----------------------------------------------------------------------------------------------
@@ -339,43 +354,44 @@ def list_released(state: Path | None) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: str(one["from"]))
 
 
+RELEASED = """\
+{% if found %}
+
+Training replies of this silo, answers to surveys, and models of its own, ever
+{% endif %}
+{% for one in found %}
+  {{ "data " ~ one.cohort[:16] if one.cohort else "data not noted" }}: {{ "{:,}".format(one.models) }}
+{%- if one.surveys %} and {{ "{:,}".format(one.surveys) }} to surveys{% endif %}
+{%- if one.own_models %} and {{ "{:,}".format(one.own_models) }} own models{% endif %}
+, {{ "{:,}".format(one.bytes) }} bytes, {{ one["from"][:10] }} to {{ one.to[:10] }}, {{ one.runs|length }} runs
+{%- for name, count in one.studies|dictsort if count %}
+{{ " (" if loop.first else ", " }}{{ count }} in {{ name or "no study" }}{{ ")" if loop.last }}
+{%- endfor %}
+
+{% endfor %}"""
+
+
 def released_page(found: list[dict[str, Any]]) -> str:
     """Return the page with what left of each data file, a line each."""
-    lines = (
-        ["", "Training replies of this silo, answers to surveys, and models of its own, ever"]
-        if found
-        else []
-    )
-    for one in found:
-        data = f"data {one['cohort'][:16]}" if one["cohort"] else "data not noted"
-        names = ", ".join(
-            f"{count} in {name or 'no study'}"
-            for name, count in sorted(one["studies"].items())
-            if count
-        )
-        asked = f" and {one['surveys']:,} to surveys" if one["surveys"] else ""
-        asked += f" and {one['own_models']:,} own models" if one["own_models"] else ""
-        span = f"{one['from'][:10]} to {one['to'][:10]}, {len(one['runs'])} runs"
-        lines.append(
-            f"  {data}: {one['models']:,}{asked}, {one['bytes']:,} bytes, {span}{f' ({names})' if names else ''}"
-        )
-    return "\n".join(map(escape, lines))
+    return text_page(RELEASED, found=found).rstrip("\n")
+
+
+OVERVIEW = """\
+{% for one in studies %}
+{{ one.name }}: {{ one.state }} ({{ one.start }} to {{ one.end }}){{ ", revoked " ~ one.revoked[:10] if one.revoked }}
+  approved {{ one.approved[:10] }} by {{ one.by }}
+{% set used %}{% for name, most in one.limits.items() %}
+{{ ", " if not loop.first }}{{ name }} {{ "{:,}".format(one.used[name]) }} of {{ "{:,}".format(most) }}
+{%- endfor %}{% endset %}
+{{ ("used: " ~ used)|wrap("  ", "    ", 100) }}
+{% else %}
+no study was approved here
+{% endfor %}"""
 
 
 def overview_page(studies: list[dict[str, Any]]) -> str:
     """Return the page with the studies of this site, a few lines each."""
-    if not studies:
-        return "no study was approved here"
-    lines = []
-    for one in studies:
-        ended = f", revoked {one['revoked'][:10]}" if one["revoked"] else ""
-        lines.append(f"{one['name']}: {one['state']} ({one['start']} to {one['end']}){ended}")
-        lines.append(f"  approved {one['approved'][:10]} by {one['by']}")
-        used = (
-            f"{name} {one['used'][name]:,} of {most:,}" for name, most in one["limits"].items()
-        )
-        lines += wrap(f"used: {', '.join(used)}", *ITEM)
-    return "\n".join(map(escape, lines))
+    return text_page(OVERVIEW, studies=studies).rstrip("\n")
 
 
 def revoke(name: str, state: Path | None, by: str) -> None:

@@ -7,7 +7,6 @@ the silo's node key (ECDSA P-384 with SHA-384), whose fingerprint the consortium
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,14 +25,13 @@ from client.site.trust.audit_page import (
     kinds,
     receipt_text,
     withheld_text,
-    wrap,
 )
 from client.site.trust.chain import ChainVerdict, utc_now
 from client.site.trust.envelope import RECORD, fingerprint, public_pem, seal, unseal
 from client.site.trust.keys import load_key, own_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
-from partitions.common.names import escape
+from partitions.common.output import text_page
 
 Entry = Mapping[str, Any]
 
@@ -162,82 +160,89 @@ def _policies(left: Iterable[Entry], entries: Sequence[Entry]) -> Iterator[dict[
 # --- as a page --------------------------------------------------------------------------------------------------------
 
 
+PAGE = """\
+Study {{ study }} at {{ silos|join(", ") }}, {{ made }}
+{% for key in ("purpose", "contact") if record[key] is defined %}
+  {{ "%-10s %s"|format(key, record[key]) }}
+{% endfor %}
+{% for digest in protocols %}
+  protocol   SHA-256 {{ digest }}
+{% endfor %}
+
+Decisions
+{% for one in decisions %}
+  {{ one.when }}  {{ one.what }}, by {{ one.by }}
+{% for warning in one.warnings %}
+{{ warning|wrap("    ! ") }}
+{% endfor %}
+{% endfor %}
+
+What left: {{ "{:,} messages, {:,} bytes".format(messages, bytes) }}
+{% for run in runs %}
+  {{ run.run or "a run without a name" }} ({{ run.method }}; run {{ run["run-id"] }})
+{%- if run.rounds %}, rounds {{ run.rounds[0] }} to {{ run.rounds[-1] }}{% endif +%}
+    asked by {{ run["asked-by"]|join(", ") }}, {{ run["from"] }} to {{ run.to }}
+{% for what, one in run.left.items() %}
+{{ (one.count ~ " x " ~ what ~ ", " ~ one.bytes ~ " bytes")|wrap("    ") }}
+{% endfor %}
+{% endfor %}
+{% if errors %}
+
+What was refused or failed
+{% for text, count in errors.items() %}
+{{ (count ~ " x " ~ text)|wrap("  ") }}
+{% endfor %}
+{% endif %}
+
+What the rules held back
+{{ (withheld or "nothing that the app reported")|wrap("  ") }}
+
+{{ "Used of the study's limits" if limits is defined else "Limits: the study's file is not here" }}
+{% for name, most in (limits|default({})).items() %}
+  {{ "{:<12} {:,} of {:,}".format(name, used[name], most) }}
+{% endfor %}
+{% for name, value in budget.items() if name not in limits|default({}) %}
+  {{ "{:<12} {:g}".format(name, value) }}
+{% endfor %}
+
+From which data, by which software, under which policy
+{% for one in data %}
+  data file  SHA-256 {{ one }}
+{% endfor %}
+{% for one in apps %}
+  app        SHA-256 {{ one }}, as it was shipped
+{% endfor %}
+{% for one in policies %}
+  policy     {{ one.policy or "no file" }}, from line {{ one["from-line"] }}
+{% set rules %}{% for key, value in one.rules.items() %}
+{{ key }} = {{ value|json }}{{ ", " if not loop.last }}
+{%- endfor %}{% endset %}
+{{ rules|wrap("             ") }}
+{% set versions %}{% for name, version in one.versions.items() %}
+{{ name }} {{ version }}{{ ", " if not loop.last }}
+{%- endfor %}{% endset %}
+{{ versions|wrap("             ") }}
+{% endfor %}
+
+{% for fault in log.faults|list + receipts.faults|list %}
+FAIL  {{ fault }}
+{% else %}
+ok    the audit log is whole, lines {{ log.lines[0] }} to {{ log.lines[1] }}
+{% endfor %}
+{% if receipts.count %}
+ok    {{ receipts.count }} receipts of the server, up to line {{ receipts.line }}: {{ receipts["keys"][0] }}
+{% else %}
+note  no receipt of the server: only this hospital vouches for the log
+{% endif %}
+{% if record["receipts-noted"] %}
+note  in its messages: {{ record["receipts-noted"] }}
+{% endif %}
+last  {{ log.hash }}"""
+
+
 def record_page(record: Mapping[str, Any]) -> str:
     """Return the record as a page for a committee."""
-    lines = [f"Study {record['study']} at {', '.join(record['silos'])}, {record['made']}"]
-    lines += [f"  {key:<10} {record[key]}" for key in ("purpose", "contact") if key in record]
-    lines += [f"  protocol   SHA-256 {digest}" for digest in record["protocols"]]
-    lines += ["", "Decisions"]
-    for one in record["decisions"]:
-        lines.append(f"  {one['when']}  {one['what']}, by {one['by']}")
-        lines += (line for warning in one["warnings"] for line in wrap(warning, "    ! "))
-    lines += ["", f"What left: {record['messages']:,} messages, {record['bytes']:,} bytes"]
-    for run in record["runs"]:
-        span = f", rounds {run['rounds'][0]} to {run['rounds'][-1]}" if run["rounds"] else ""
-        lines.append(
-            f"  {run['run'] or 'a run without a name'} ({run['method']}; run {run['run-id']}){span}"
-        )
-        lines.append(f"    asked by {', '.join(run['asked-by'])}, {run['from']} to {run['to']}")
-        for what, one in run["left"].items():
-            lines += wrap(f"{one['count']} x {what}, {one['bytes']} bytes", "    ")
-    lines += ["", "What was refused or failed"] if record["errors"] else []
-    lines += (
-        line
-        for text, count in record["errors"].items()
-        for line in wrap(f"{count} x {text}", "  ")
-    )
-    lines += [
-        "",
-        "What the rules held back",
-        *wrap(record["withheld"] or "nothing that the app reported", "  "),
-    ]
-    lines += [
-        "",
-        "Used of the study's limits"
-        if "limits" in record
-        else "Limits: the study's file is not here",
-    ]
-    lines += [
-        f"  {name:<12} {record['used'][name]:,} of {most:,}"
-        for name, most in record.get("limits", {}).items()
-    ]
-    spent = {
-        name: value
-        for name, value in record["budget"].items()
-        if name not in record.get("limits", {})
-    }
-    lines += [f"  {name:<12} {value:g}" for name, value in spent.items()]
-    lines += ["", "From which data, by which software, under which policy"]
-    lines += [f"  data file  SHA-256 {one}" for one in record["data"]]
-    lines += [f"  app        SHA-256 {one}, as it was shipped" for one in record["apps"]]
-    lines += (line for policy in record["policies"] for line in _of_policy(policy))
-    return "\n".join(map(escape, [*lines, "", *_of_log(record)]))
-
-
-def _of_policy(policy: Mapping[str, Any]) -> Iterator[str]:
-    yield f"  policy     {policy['policy'] or 'no file'}, from line {policy['from-line']}"
-    yield from wrap(
-        ", ".join(f"{key} = {json.dumps(value)}" for key, value in policy["rules"].items()),
-        " " * 13,
-    )
-    yield from wrap(
-        ", ".join(f"{name} {version}" for name, version in policy["versions"].items()), " " * 13
-    )
-
-
-def _of_log(record: Mapping[str, Any]) -> Iterator[str]:
-    log, receipts = record["log"], record["receipts"]
-    faults = [*log["faults"], *receipts["faults"]]
-    yield from (f"FAIL  {fault}" for fault in faults)
-    if not faults:
-        yield f"ok    the audit log is whole, lines {log['lines'][0]} to {log['lines'][1]}"
-    if receipts["count"]:
-        yield f"ok    {receipts['count']} receipts of the server, up to line {receipts['line']}: {receipts['keys'][0]}"
-    else:
-        yield "note  no receipt of the server: only this hospital vouches for the log"
-    if record["receipts-noted"]:
-        yield f"note  in its messages: {record['receipts-noted']}"
-    yield f"last  {log['hash']}"
+    return text_page(PAGE, record=record, **record)
 
 
 # --- as a signed file -------------------------------------------------------------------------------------------------

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from partitions.common.errors import UserError
+from partitions.common.names import escape
 
 
 class Output(io.TextIOWrapper):
@@ -91,3 +95,37 @@ def columns(lines: Iterable[Sequence[str]], left: int = 1) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def wrap(text: str, first: str, rest: str = "", width: int = 110) -> list[str]:
+    """Return a text in lines: ``first`` stands before it, ``rest``, or as many spaces, before the other lines."""
+    rest = rest or " " * len(first)
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False
+    )
+
+
+class Lines(str):
+    """Lines whose texts are escaped."""
+
+
+NO_LINE = "\0"  # of a page's template: an empty text leaves no empty line
+
+
+def text_page(template: str, **values: object) -> str:
+    """Return a template's text. What is not printable in a value is escaped, so it cannot begin a line or control
+    the terminal. Filters: ``wrap`` (:func:`wrap`), without a line for an empty text; ``json``.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    def wrapped(text: str, *form: Any) -> Lines:
+        return Lines("\n".join(map(escape, wrap(text, *form))) or NO_LINE)
+
+    def printable(value: Any) -> Any:
+        return escape(value) if type(value) is str else value
+
+    pages = Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=printable
+    )
+    pages.filters |= {"wrap": wrapped, "json": json.dumps}
+    return pages.from_string(template).render(values).replace(f"{NO_LINE}\n", "")

@@ -41,6 +41,7 @@ RENEW_DAYS = 30
 RENEW = (
     "renew it: docs/deployment.md, Certificates; after `silofl up`: silofl down, then silofl up"
 )
+NEW_CA = "make a new CA and give it to every silo"
 
 
 class Credentials:

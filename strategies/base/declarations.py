@@ -106,7 +106,7 @@ def method_table() -> dict[str, dict[str, Any]]:
     for name, s in sorted(runnable().items()):
         whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
         peers = s.info.receives == "models"
-        every: dict[str, Any] = {"silent": not s.info.uploads, "whole": whole, "peers": peers}
+        every: dict[str, Any] = {"silent": not s.info.uploads, "peers": peers}
         private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
         every |= {
             "per_class": s.info.per_class,
@@ -115,7 +115,8 @@ def method_table() -> dict[str, dict[str, Any]]:
             "listed": s.info.listed,
             "sums": sum_weighting(s),
         }
-        found[name] = {key: value for key, value in every.items() if value}
+        own = {} if whole is True else {"whole": whole}
+        found[name] = own | {key: value for key, value in every.items() if value}
     return found
 
 
@@ -163,12 +164,13 @@ def method_table_text() -> str:
     return (
         '"""What each method sends, and which settings the rules limit, for the site\'s own process (policy.py).\n\n'
         "Made by `make settings`.\n\n"
-        "``silent``: no vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these\n"
-        "values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means\n"
-        "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;\n"
-        "``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data\n"
-        "leaves with it; ``listed``: a policy must name it, ``all`` does not mean it; ``sums``: how its secure sums\n"
-        "weigh silos: samples, silos (equal), or the setting with one of them. What is not named is not so.\n\n"
+        "``silent``: no vectors leave a silo; ``whole``: a message never holds all layers of a model, or does at\n"
+        "these values of the method's settings alone; without it, it may; ``peers``: a silo's model is handed to\n"
+        "others by name; ``per_class``: means or counts of each class leave; ``adds``: the common setting that\n"
+        "adds the method, and its own, to others; ``dp``: the settings with the epochs of a round that ``dp =\n"
+        "true`` trains with noise; or nothing of the data leaves with it; ``listed``: a policy must name it,\n"
+        "``all`` does not mean it; ``sums``: how its secure sums weigh silos: samples, silos (equal), or the\n"
+        "setting with one of them. What else is not named is not so.\n\n"
         "NETWORKS: the names of silofl's own networks.\n"
         "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
         "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from client.site.trust.chain import ChainVerdict
 from client.site.trust.methods import DEFAULTS
 from partitions.common.errors import UserError
 from partitions.common.names import escape
+from partitions.common.output import wrap
 
 Entry = Mapping[str, Any]
 OF_RUN = ("run-id", "method", "asked-by", "app", "settings")  # equal in all lines of a run
@@ -102,14 +102,6 @@ def of_run(
     yield from wrap(receipt_text(sent), "  receipts  ")
     for what, (count, size) in kinds(sent).items():
         yield f"            {count:5} x {what}, {size} bytes"
-
-
-def wrap(text: str, first: str, rest: str = "", width: int = 110) -> list[str]:
-    """Return a text in lines: ``first`` stands before it, ``rest``, or as many spaces, before the other lines."""
-    rest = rest or " " * len(first)
-    return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False
-    )
 
 
 def masked_text(sent: Iterable[Entry]) -> str:

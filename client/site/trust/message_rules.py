@@ -218,7 +218,7 @@ def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[s
 
 def sends_whole(method: str, run: Mapping[str, Any]) -> str:
     """Return the setting by which a method may send all layers of a model; empty: it keeps some."""
-    whole = METHODS[method].get("whole", False)
+    whole = METHODS[method].get("whole", True)
     if isinstance(whole, bool):
         return f"the run strategy = {method}, which sends all layers" if whole else ""
     for name, values in whole.items():
