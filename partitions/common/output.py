@@ -105,8 +105,8 @@ def wrap(text: str, first: str, rest: str = "", width: int = 110) -> list[str]:
     )
 
 
-class Lines(str):
-    """Lines whose texts are escaped."""
+class Escaped(str):
+    """Escaped whose texts are escaped."""
 
 
 NO_LINE = "\0"  # of a page's template: an empty text leaves no empty line
@@ -118,8 +118,8 @@ def text_page(template: str, **values: object) -> str:
     """
     from jinja2 import Environment, StrictUndefined
 
-    def wrapped(text: str, *form: Any) -> Lines:
-        return Lines("\n".join(map(escape, wrap(text, *form))) or NO_LINE)
+    def wrapped(text: str, *form: Any) -> Escaped:
+        return Escaped("\n".join(map(escape, wrap(text, *form))) or NO_LINE)
 
     def printable(value: Any) -> Any:
         return escape(value) if type(value) is str else value
