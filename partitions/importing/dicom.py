@@ -33,6 +33,8 @@ from partitions.importing.dicom_file import (
     load,
     of_frame,
     pixels_of,
+    place_of,
+    spacing_of,
 )
 from partitions.importing.files import (
     ImageInfo,
@@ -120,16 +122,11 @@ def read_header(path: Path, where: str) -> Header | str:
             )
         if picture:
             check_pixels(dataset)
-        position, directions = place_of(dataset)
-        along = (
-            None
-            if position is None or directions is None
-            else float(np.cross(*directions) @ position)
-        )
+        place = place_of(dataset)
         number = int(dataset.get("InstanceNumber") or 0)
         description = _text(dataset, "SeriesDescription")
         identity = {key: pseudonym(_text(dataset, tag)) for key, tag in IDENTITY.items()}
-        return Header(identity, description, along, number, frames_of(dataset))
+        return Header(identity, description, place.along, number, frames_of(dataset))
 
 
 def modality_of(dataset: Dataset) -> str:
@@ -202,19 +199,14 @@ def describe_header(
 def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
     """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's."""
     colours = _text(dataset, "PhotometricInterpretation")
-    spacing = spacing_of(header)
-    _, axes = place_of(header)
-    plane = ""
-    if axes is not None:
-        along = np.abs(np.cross(*axes))
-        plane = ("sagittal", "coronal", "axial")[int(along.argmax())]
+    place = place_of(header)
     return Acquisition(
         format="dicom",
         modality=modality_of(dataset),
-        plane=plane,
+        plane=place.plane,
         photometric=colours if colours in PHOTOMETRIC else "other",
         rescaled=bool(header.get("ModalityLUTSequence")) or "RescaleSlope" in header,
-        pixel=min(spacing) if spacing else None,
+        pixel=min(place.spacing) if place.spacing else None,
     )
 
 
@@ -352,30 +344,6 @@ def _to_rgb(array: Array, dataset: Dataset) -> Array:
 
 def _frame(dataset: Dataset, wanted: int | None) -> int:
     return frames_of(dataset) // 2 if wanted is None else wanted
-
-
-def spacing_of(header: Dataset, *, ratio: bool = False) -> tuple[float, float] | None:
-    """Return the distances of rows and of columns in mm; without these, their ratio if that is enough."""
-    for name in ("PixelSpacing", "ImagerPixelSpacing", *("PixelAspectRatio",) * ratio):
-        values = header.get(name)
-        if not values or len(values) != 2:
-            continue
-        rows, columns = map(float, values)
-        if 0 < rows < 1000 and 0 < columns < 1000:
-            return rows, columns
-    return None
-
-
-def place_of(header: Dataset) -> tuple[Array | None, Array | None]:
-    """Return the mm of a frame's first pixel, (3,), and the directions of its rows and columns, (2, 3), or None."""
-    position = header.get("ImagePositionPatient")
-    directions = header.get("ImageOrientationPatient")
-    return (
-        np.array(position, float) if position and len(position) == 3 else None,
-        np.array(directions, float).reshape(2, 3)
-        if directions and len(directions) == 6
-        else None,
-    )
 
 
 def warnings_of(dataset: Dataset) -> Names:

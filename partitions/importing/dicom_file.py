@@ -1,4 +1,4 @@
-"""DICOM files: the attributes of a header, whether pixels can be decoded, and the stored values.
+"""DICOM files: the attributes of a header, whether pixels can be decoded, the stored values, and a frame's place.
 
 An attribute that is there and empty is none. Files without the 128 bytes and DICM are read, too, as old exports are.
 Everything that can make a file unreadable is checked by its header and size, before any pixel is decoded.
@@ -11,8 +11,9 @@ from __future__ import annotations
 import mmap
 import re
 import struct
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -259,3 +260,66 @@ def pixels_of(path: Path, dataset: Dataset, frame: int | None) -> Array:
         path, index=frame, transfer_syntax_uid=dataset.file_meta.TransferSyntaxUID, **bits
     )
     return np.asarray(stored >> shift if shift else stored)
+
+
+def spacing_of(header: Dataset, *, ratio: bool = False) -> tuple[float, float] | None:
+    """Return the distances of rows and of columns in mm; without these, their ratio if that is enough."""
+    for name in ("PixelSpacing", "ImagerPixelSpacing", *("PixelAspectRatio",) * ratio):
+        values = header.get(name)
+        if not values or len(values) != 2:
+            continue
+        rows, columns = map(float, values)
+        if 0 < rows < 1000 and 0 < columns < 1000:
+            return rows, columns
+    return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a frame lies, in DICOM's patient coordinates; None: its header does not say it.
+
+    ``position``: mm of its first pixel; ``directions``: along a row and along a column, (2, 3); ``spacing``: mm from
+    row to row, and from column to column.
+    """
+
+    position: Any
+    directions: Any
+    spacing: Any
+
+    @property
+    def normal(self) -> Array:
+        """The direction from slice to slice, (3,)."""
+        return np.asarray(np.cross(*self.directions))
+
+    @property
+    def along(self) -> float | None:
+        """The mm of the frame along its normal."""
+        if self.position is None or self.directions is None:
+            return None
+        return float(self.normal @ self.position)
+
+    @property
+    def plane(self) -> str:
+        """The plane of the body that is nearest; "" where it is not stated."""
+        if self.directions is None:
+            return ""
+        return ("sagittal", "coronal", "axial")[int(np.abs(self.normal).argmax())]
+
+    @property
+    def steps(self) -> Array:
+        """The mm from row to row and from column to column, as columns of an affine, (3, 2)."""
+        row, column = self.directions
+        return np.column_stack([column * self.spacing[0], row * self.spacing[1]])
+
+
+def place_of(header: Dataset) -> Place:
+    """Return the place of a frame by its header."""
+    position = header.get("ImagePositionPatient")
+    directions = header.get("ImageOrientationPatient")
+    return Place(
+        np.array(position, float) if position and len(position) == 3 else None,
+        np.array(directions, float).reshape(2, 3)
+        if directions and len(directions) == 6
+        else None,
+        spacing_of(header),
+    )

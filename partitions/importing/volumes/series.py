@@ -39,12 +39,11 @@ from partitions.importing.dicom import (
     PIXELS,
     PLACE,
     in_unit,
-    place_of,
     read_acquisition,
-    spacing_of,
     warnings_of,
 )
 from partitions.importing.dicom_file import (
+    Place,
     check_decoder,
     check_readable,
     frames_of,
@@ -52,6 +51,7 @@ from partitions.importing.dicom_file import (
     load,
     of_frame,
     pixels_of,
+    place_of,
 )
 from partitions.importing.files import Paths, ScanError, pseudonym
 from partitions.importing.volumes.grid import Grid, check_grid
@@ -67,13 +67,11 @@ SHIFTED = 0.5  # largest shift of the last slice in its plane, in pixels
 
 @dataclass(frozen=True)
 class Plane:
-    """A slice: its file and frame, the mm of its first pixel, directions of its rows and columns, and its pixels."""
+    """A slice: its file and frame, its place, of which all is stated, and the number of its rows and columns."""
 
     path: Path
     frame: int
-    position: Array
-    directions: Array  # (2, 3): along a row, along a column
-    spacing: tuple[float, float]  # from row to row, from column to column
+    place: Place
     pixels: tuple[int, int]
 
 
@@ -115,37 +113,37 @@ def read_series(files: Paths) -> Series:
 
 def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
     """Return the plane of a slice. Raises ScanError where the header has no position."""
-    header = of_frame(dataset, frame)
-    position, axes = place_of(header)
-    spacing = spacing_of(header)
-    if position is None or axes is None or not spacing:
+    place = place_of(of_frame(dataset, frame))
+    axes = place.directions
+    if place.position is None or axes is None or not place.spacing:
         raise ScanError(
             "a slice does not say where it lies, or how large its pixels are: it is no volume"
         )
-    if not np.isfinite(position).all() or not np.allclose(axes @ axes.T, np.eye(2), atol=1e-2):
+    if not np.isfinite(place.position).all() or not np.allclose(
+        axes @ axes.T, np.eye(2), atol=1e-2
+    ):
         raise ScanError("a slice does not say where it lies: its orientation is none")
     size = (int(dataset.Rows), int(dataset.Columns))
-    return Plane(path, frame, position, axes, spacing, size)
+    return Plane(path, frame, place, size)
 
 
 def stack_planes(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
     """Return the slices in the order of their positions, and their grid. Raises ScanError where they are no volume."""
-    first = planes[0]
+    first = planes[0].place
     if len(planes) < 2:
         raise ScanError("its series has one slice: it is no volume")
     for plane in planes:
-        if not np.allclose(plane.directions, first.directions, atol=1e-3):
+        if not np.allclose(plane.place.directions, first.directions, atol=1e-3):
             raise ScanError(
                 "its slices have several orientations (a localiser?): choose one series with --series"
             )
-        if plane.pixels != first.pixels or not np.allclose(
-            plane.spacing, first.spacing, rtol=1e-3
+        if plane.pixels != planes[0].pixels or not np.allclose(
+            plane.place.spacing, first.spacing, rtol=1e-3
         ):
             raise ScanError("its slices have several sizes: choose one series with --series")
-    row, column = first.directions
-    normal = np.cross(row, column)
-    ordered = sorted(planes, key=lambda plane: float(plane.position @ normal))
-    places = np.array([plane.position @ normal for plane in ordered])
+    normal = first.normal
+    ordered = sorted(planes, key=lambda plane: float(plane.place.position @ normal))
+    places = np.array([plane.place.position @ normal for plane in ordered])
     apart = np.diff(places)
     usual = float(np.median(apart))
     if (apart < 1e-3).any():
@@ -159,18 +157,17 @@ def stack_planes(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
             f"slices {at + 1} and {at + 2} of {len(ordered)} lie {apart[at]:.4g} mm apart, others {usual:.4g}: "
             "one is missing, or there is one too many"
         )
-    shift = ordered[-1].position - ordered[0].position - (places[-1] - places[0]) * normal
+    start, end = ordered[0].place.position, ordered[-1].place.position
+    shift = end - start - (places[-1] - places[0]) * normal
     if np.linalg.norm(shift) > SHIFTED * min(first.spacing):
         raise ScanError(
             "its slices are shifted in their planes (a tilted gantry?): resample it to a straight volume first"
         )
     step = (places[-1] - places[0]) / (len(ordered) - 1)
     affine = np.eye(4)
-    affine[:3, :3] = np.column_stack(
-        [normal * step, column * first.spacing[0], row * first.spacing[1]]
-    )
-    affine[:3, 3] = ordered[0].position
-    grid = Grid((len(ordered), *first.pixels), affine)
+    affine[:3, :3] = np.column_stack([normal * step, first.steps])
+    affine[:3, 3] = start
+    grid = Grid((len(ordered), *planes[0].pixels), affine)
     check_grid(grid, straight=True)
     return ordered, grid
 
@@ -299,14 +296,12 @@ def segment_of(dataset: Dataset, frame: int) -> int:
 
 def slice_of(header: Dataset, grid: Grid) -> int:
     """Return the slice of the series with the pixels of a frame. Raises ScanError where there is none."""
-    (position, axes), spacing = place_of(header), spacing_of(header)
-    if position is None or axes is None or not spacing:
+    place = place_of(header)
+    if place.position is None or place.directions is None or not place.spacing:
         raise ScanError(OFF_THE_SLICES)
-    row, column = axes
-    steps = np.column_stack([column * spacing[0], row * spacing[1]])
-    k, i, j = (np.linalg.inv(grid.affine) @ [*position, 1.0])[:3]
+    k, i, j = (np.linalg.inv(grid.affine) @ [*place.position, 1.0])[:3]
     fits = (
-        np.allclose(steps, grid.affine[:3, 1:3], atol=1e-2 * min(spacing))
+        np.allclose(place.steps, grid.affine[:3, 1:3], atol=1e-2 * min(place.spacing))
         and max(abs(i), abs(j)) < 0.1
     )
     if not fits or abs(k - round(k)) > 0.1 or not 0 <= round(k) < grid.shape[0]:
