@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class AlaClientState(ClientState):
 class AlaClient(SiloClient):
     """ALA between receiving and local training; precedes a method's own silo half among the base classes."""
 
-    state_type: ClassVar[type[ClientState]] = AlaClientState
+    state_type = AlaClientState
     state: AlaClientState
     ala: Ala
 

@@ -88,7 +88,7 @@ class MixingClient(SiloClient):
 
 
 class MixingStrategy(PersonalizedStrategy):
-    client: ClassVar[type[SiloClient]] = MixingClient
+    client = MixingClient
     # Advice for the log if all weights of others are 0, and if they are all equal.
     advice: ClassVar[tuple[str, str]] = ("", "")
 

@@ -24,7 +24,6 @@ not specify the evaluated snapshot either: here it is the trained model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -94,7 +93,7 @@ class PartialFed(PersonalizedStrategy):
         newcomer="layers",
         not_lossy=OWN_START,
     )
-    client: ClassVar[type[PartialFedClient]] = PartialFedClient
+    client = PartialFedClient
     Settings = PartialFedSettings
 
     def check_fit(self) -> None:

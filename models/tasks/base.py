@@ -97,8 +97,10 @@ class Task:
 class SingleLossTask(Task):
     """Base class of tasks with a single loss."""
 
-    single_label: ClassVar[bool] = False
-    minimum_outputs: ClassVar[int] = 1
+    secondary_metrics: ClassVar[dict[str, str]] = {}
+    secondary_text = ""
+    single_label = False
+    minimum_outputs = 1
 
     def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
         return None

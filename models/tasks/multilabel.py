@@ -26,15 +26,15 @@ def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
 class Multilabel(SingleLossTask):
     """Several findings per sample. The score is not accuracy: with fourteen rare findings, "always no" gets 95 %."""
 
-    name: ClassVar[str] = "multilabel"
-    metrics: ClassVar[tuple[str, ...]] = ("loss", "auc", "accuracy", "macro_f1", *ENDS)
-    score: ClassVar[str] = "auc"
-    score_label: ClassVar[str] = "AUC"
+    name = "multilabel"
+    metrics = ("loss", "auc", "accuracy", "macro_f1", *ENDS)
+    score = "auc"
+    score_label = "AUC"
     secondary_metrics: ClassVar[dict[str, str]] = {
         "accuracy": "Accuracy",
         "macro_f1": "Macro F1",
     }
-    secondary_text: ClassVar[str] = (
+    secondary_text = (
         "At a probability of one half, mean over findings and silos. Of rare findings, always saying no is very "
         "accurate."
     )

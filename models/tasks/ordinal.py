@@ -16,12 +16,10 @@ from models.tasks.base import Task
 class Ordinal(Task):
     """Grades, trained and predicted as classes; two more metrics measure how far off a prediction is."""
 
-    name: ClassVar[str] = "ordinal"
-    metrics: ClassVar[tuple[str, ...]] = (*METRICS, "mae", "kappa")
+    name = "ordinal"
+    metrics = (*METRICS, "mae", "kappa")
     secondary_metrics: ClassVar[dict[str, str]] = {"mae": "MAE", "kappa": "Quadratic κ"}
-    secondary_text: ClassVar[str] = (
-        "How many grades a prediction is off on average, and Cohen's κ with squared distances; mean over silos."
-    )
+    secondary_text = "How many grades a prediction is off on average, and Cohen's κ with squared distances; mean over silos."
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """Return the metrics of classes, ``mae`` and ``kappa``.

@@ -28,14 +28,12 @@ class Regression(SingleLossTask):
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
-    name: ClassVar[str] = "regression"
-    metrics: ClassVar[tuple[str, ...]] = ("loss", "r2", "mae", "rmse", *ENDS)
-    score: ClassVar[str] = "r2"
-    score_label: ClassVar[str] = "R²"
+    name = "regression"
+    metrics = ("loss", "r2", "mae", "rmse", *ENDS)
+    score = "r2"
+    score_label = "R²"
     secondary_metrics: ClassVar[dict[str, str]] = {"mae": "MAE", "rmse": "RMSE"}
-    secondary_text: ClassVar[str] = (
-        "Mean absolute error and root of the mean squared one, in the labels' own units; mean over silos."
-    )
+    secondary_text = "Mean absolute error and root of the mean squared one, in the labels' own units; mean over silos."
     own_loss = staticmethod(square_loss)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:

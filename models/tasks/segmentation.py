@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -71,16 +70,14 @@ def segmentation_loss(outputs: Tensor, y: Tensor) -> Tensor:
 class Segmentation(SingleLossTask):
     """Outlines: a class for every pixel. The score is per picture, without the background, which would raise it."""
 
-    name: ClassVar[str] = "segmentation"
-    metrics: ClassVar[tuple[str, ...]] = ("loss", "dice", *ENDS)
-    score: ClassVar[str] = "dice"
-    score_label: ClassVar[str] = "Dice"
-    secondary_metrics: ClassVar[dict[str, str]] = {}
-    secondary_text: ClassVar[str] = ""
-    minimum_outputs: ClassVar[int] = 2
-    per_pixel: ClassVar[bool] = True
+    name = "segmentation"
+    metrics = ("loss", "dice", *ENDS)
+    score = "dice"
+    score_label = "Dice"
+    minimum_outputs = 2
+    per_pixel = True
     own_loss = staticmethod(segmentation_loss)
-    BATCH: ClassVar[int] = 16
+    BATCH = 16
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """Return ``loss``, ``dice`` and the ends of its interval.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,13 +34,11 @@ def cox_loss(outputs: Tensor, y: Tensor) -> Tensor:
 class Survival(SingleLossTask):
     """Time until an event, or until the observation ended. The output is a log risk: higher means sooner."""
 
-    name: ClassVar[str] = "survival"
-    metrics: ClassVar[tuple[str, ...]] = ("loss", "c_index", *ENDS)
-    score: ClassVar[str] = "c_index"
-    score_label: ClassVar[str] = "C-index"
-    secondary_metrics: ClassVar[dict[str, str]] = {}
-    secondary_text: ClassVar[str] = ""
-    of_each: ClassVar[bool] = False
+    name = "survival"
+    metrics = ("loss", "c_index", *ENDS)
+    score = "c_index"
+    score_label = "C-index"
+    of_each = False
     own_loss = staticmethod(cox_loss)
 
     def check_outputs(self, outputs: int) -> None:

@@ -22,7 +22,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from flwr.app import Message, MessageType
@@ -115,7 +115,7 @@ class EvaluateClient(SiloClient):
 
 
 class Evaluate(PersonalizedStrategy):
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
         name=EVALUATE,
         title="Evaluation of given models, without training",
         paper="no method: silofl evaluate",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from flwr.app import ConfigRecord
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -32,7 +32,7 @@ ACTION = "survey"  # of the message that asks for it: "query.survey"
 
 
 class Survey(PersonalizedStrategy):
-    info: ClassVar[MethodInfo] = MethodInfo(
+    info = MethodInfo(
         name=SURVEY,
         title="Statistics of the data, without a model",
         paper="no method: silofl survey",
