@@ -215,20 +215,18 @@ def incentivised_rate(
     return sum(own > max(alone, shared) for own, alone, shared in rows) / len(rows)
 
 
-def wilson_interval(correct: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson_interval(correct: int, n: int) -> tuple[float, float]:
     """Return Wilson's score interval for a share of ``correct`` out of ``n`` samples (Wilson, JASA 1927).
 
-    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z the normal quantile of (1 + confidence)/2.
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z the normal quantile of 0.975: at 95 %.
     Stays within 0..1 and is not empty at p = 0 or 1, unlike p +- z sqrt(p(1-p)/n). ``nan`` twice where n = 0.
-    Raises DataError where not 0 <= correct <= n or the confidence is not in (0, 1).
+    Raises DataError where not 0 <= correct <= n.
     """
     if not 0 <= correct <= n:
         raise DataError(f"{correct} correct out of {n} is impossible")
-    if not 0 < confidence < 1:
-        raise DataError(f"the confidence must lie strictly between 0 and 1, not {confidence}")
     if n == 0:
         return math.nan, math.nan
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf(0.975)
     p = correct / n
     centre = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -237,9 +235,7 @@ def wilson_interval(correct: int, n: int, confidence: float = 0.95) -> tuple[flo
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
-def mean_rank(
-    table: Mapping[str, Sequence[float]], higher_is_better: bool = True
-) -> dict[str, float]:
+def mean_rank(table: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the average rank of each method over data sets (or silos); 1 is best, ties share their mean rank.
 
     ``table[method]`` lists the method's values, one per data set, the same data sets for all. A data set
@@ -255,10 +251,8 @@ def mean_rank(
     values = values[..., ~np.isnan(values).any(axis=0)]
     if values.size == 0:
         return dict.fromkeys(table, math.nan)
-    if higher_is_better:
-        values = -values
     # Rank = 1 + number of better values + half the number of other equal values.
-    better = (values[None] < values[:, None]).sum(axis=1)
+    better = (values[None] > values[:, None]).sum(axis=1)
     equal = (values[None] == values[:, None]).sum(axis=1) - 1
     ranks = (1 + better + equal / 2).mean(axis=1)
     return {method: float(rank) for method, rank in zip(table, ranks, strict=True)}

@@ -122,14 +122,12 @@ class Contents:
         return replace(made, schema=self.schema, recipe=self.recipe, cohort=self.cohort)
 
 
-def check_silo_file(
-    path: str | Path, task: str = "auto", agreed: Schema | None = None
-) -> list[Check]:
+def check_silo_file(path: str | Path, agreed: Schema | None = None) -> list[Check]:
     """Check everything in a silo data file, in order, up to the first fault; the last check is its division.
 
     ``agreed``: the federation's schema, against which the file is checked.
     """
-    checks, contents = examine(Path(path), task)
+    checks, contents = examine(Path(path))
     if contents is not None and agreed is not None:
         checks.append(check_agreed(contents, agreed))
     if contents is not None:

@@ -102,9 +102,9 @@ def quantile(scores: Array, alpha: float = ALPHA, too_few: float = math.nan) -> 
     return float(np.sort(scores)[rank - 1]) if 0 < rank <= len(scores) else too_few
 
 
-def shrunk(own: float, n: int, common: float, n0: float = SHRINKAGE) -> float:
+def shrunk(own: float, n: int, common: float) -> float:
     """Return a hospital's threshold over ``n`` samples, shrunk towards the common one."""
-    return (n * own + n0 * common) / (n + n0)
+    return (n * own + SHRINKAGE * common) / (n + SHRINKAGE)
 
 
 def true_scores(p: Array, y: npt.NDArray[np.int64]) -> Array:

@@ -19,7 +19,10 @@ class Ordinal(Task):
     name = "ordinal"
     metrics = (*METRICS, "mae", "kappa")
     secondary_metrics: ClassVar[dict[str, str]] = {"mae": "MAE", "kappa": "Quadratic κ"}
-    secondary_text = "How many grades a prediction is off on average, and Cohen's κ with squared distances; mean over silos."
+    secondary_text = (
+        "How many grades a prediction is off on average, and Cohen's κ with squared distances; "
+        "mean over silos."
+    )
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """Return the metrics of classes, ``mae`` and ``kappa``.

@@ -66,14 +66,12 @@ def write_atomically(
     content: bytes | str | Callable[[Path], object],
     *,
     mode: int | None = None,
-    durable: bool = True,
     keep: Path | None = None,
 ) -> None:
     """Write to a temporary name beside ``path``, flush it, rename it: a reader sees the old file or the new one.
 
     * ``content``: the content, or a function that writes to a given path.
     * ``mode``: the file's permissions, from its first byte on (None: by the umask).
-    * ``durable``: whether the file must survive a power cut.
     * ``keep``: the path to which the old file is moved, once the new one is written; None: it is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,13 +85,11 @@ def write_atomically(
         else:
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         temporary.chmod(_usual_mode() if mode is None else mode)
-        if durable:
-            sync(temporary)
+        sync(temporary)
         if keep is not None and path.exists():
             os.replace(path, keep)
         os.replace(temporary, path)
-        if durable:
-            sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise name_file(error, path) from None
     finally:
@@ -101,7 +97,7 @@ def write_atomically(
 
 
 def append(path: Path, text: str, *, durable: bool = True) -> None:
-    """Append text to a file: all of it, or nothing where the disk is full. ``durable``: as in `write_atomically`."""
+    """Append text to a file: all of it, or nothing where the disk is full. ``durable``: it must survive a power cut."""
     with path.open("ab", buffering=0) as file:
         before, left = file.tell(), memoryview(text.encode())
         try:

@@ -84,13 +84,13 @@ def print_document(text: str) -> None:
     print(text, end="")
 
 
-def columns(lines: Iterable[Sequence[str]], left: int = 1) -> list[str]:
-    """Return the rows as text in columns: the first ``left`` aligned left, the others right."""
+def columns(lines: Iterable[Sequence[str]]) -> list[str]:
+    """Return the rows as text in columns: the first aligned left, the others right."""
     rows = list(lines)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(w) if i < left else cell.rjust(w)
+            cell.rjust(w) if i else cell.ljust(w)
             for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

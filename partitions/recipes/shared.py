@@ -57,7 +57,7 @@ class Shared(RecipePart):
 # The first hospital
 
 
-def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
+def schema_of(recipe: Recipe) -> Schema:
     """Return the schema of all hospitals from the recipe of one. Raises DataError where it has not been used yet."""
     if recipe.task == "auto":
         raise DataError(
@@ -84,7 +84,7 @@ def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
         recipe.label if len(recipe.label) > 1 and recipe.task != "survival" else ()
     )
     text = json.dumps(table, sort_keys=True, separators=(",", ":"))
-    return Schema(recipe.features, tuple(map(tidy, labels)), dtype, text)
+    return Schema(recipe.features, tuple(map(tidy, labels)), "float32", text)
 
 
 def schema_toml(schema: Schema) -> str:

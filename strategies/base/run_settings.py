@@ -149,7 +149,7 @@ class RunSettings:
         if self.common.model == TREES:
             own = with_boosting(own)
         elif self.ala is not None:
-            own = cast(Any, method_added_by("ala")).added_to(own, self.ala)
+            own = cast(Any, method_added()).added_to(own, self.ala)
         return own
 
     @property
@@ -183,7 +183,7 @@ class RunSettings:
         c = self.common
         values = values_of(c) | values_of(self.method, c.strategy)
         if self.ala is not None:
-            values |= values_of(self.ala, method_added_by("ala").info.name)
+            values |= values_of(self.ala, method_added().info.name)
         values |= values_of(self.privacy, DP) | values_of(self.partition, c.partition)
         for name, own in self.models.items():
             values |= values_of(own, name)
@@ -251,9 +251,9 @@ def check_patience(common: Common) -> None:
         )
 
 
-def method_added_by(key: str) -> type[PersonalizedStrategy]:
-    """Return the method that the common setting ``key`` adds to others."""
-    return next(s for s in strategies().values() if s.info.adds == key)
+def method_added() -> type[PersonalizedStrategy]:
+    """Return the method that the common setting ``ala`` adds to others."""
+    return next(s for s in strategies().values() if s.info.adds == "ala")
 
 
 def owners() -> dict[str, type[Any]]:
@@ -286,7 +286,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         every[TREES].check(common, info, getattr(own, "epochs", 0))
     chosen = MODELS if common.model == "auto" else [common.model]
     models = {name: every[name] for name in chosen if name in every}
-    ala = every[method_added_by("ala").info.name] if common.ala else None
+    ala = every[method_added().info.name] if common.ala else None
     privacy = every[DP] if common.dp else None
     return RunSettings(common, own, every.get(common.partition), models, ala, privacy)
 

@@ -229,8 +229,8 @@ class RequiredArray(Field):
 class Item(Field, Generic[T]):
     """Any JSON value; ``default()`` if the state has none. Setting None removes it."""
 
-    def __init__(self, default: Callable[[], T], key: str = "") -> None:
-        super().__init__(key)
+    def __init__(self, default: Callable[[], T]) -> None:
+        super().__init__()
         self.default = default
 
     def __get__(self, state: State, owner: type[State]) -> T:

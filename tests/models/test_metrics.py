@@ -235,8 +235,6 @@ def test_wilson_interval_by_hand():
     )
     low, high = wilson_interval(10, 10)
     assert low == pytest.approx(10 / 13.841459) and high == 1.0
-    wide, narrow = wilson_interval(8, 10, 0.99), wilson_interval(8, 10, 0.5)
-    assert wide[0] < 0.490162 < narrow[0] < narrow[1] < 0.943318 < wide[1]
     assert all(
         0.0 <= end <= 1.0
         for n in range(1, 60)
@@ -244,9 +242,9 @@ def test_wilson_interval_by_hand():
         for end in wilson_interval(k, n)
     )
     assert all(math.isnan(end) for end in wilson_interval(0, 0))
-    for correct, n, confidence in ((3, 2, 0.95), (-1, 2, 0.95), (1, 2, 1.0), (1, 2, 0.0)):
+    for correct, n in ((3, 2), (-1, 2)):
         with pytest.raises(ValueError):
-            wilson_interval(correct, n, confidence)
+            wilson_interval(correct, n)
 
 
 def test_mean_rank_by_hand():
@@ -254,10 +252,6 @@ def test_mean_rank_by_hand():
     table = {"a": [0.9, 0.8, 0.1], "b": [0.8, 0.8, 0.3], "c": [0.7, 0.5, 0.2]}
     expected = {"a": 5.5 / 3, "b": 4.5 / 3, "c": 8 / 3}
     assert mean_rank(table) == pytest.approx(expected)
-    # Smaller is better: every rank r becomes 4 - r.
-    assert mean_rank(table, higher_is_better=False) == pytest.approx(
-        {m: 4 - r for m, r in expected.items()}
-    )
     # A data set with a gap is left out for all, not only where the gap is.
     gap = {"a": [*table["a"], math.nan], "b": [*table["b"], 0.1], "c": [*table["c"], 0.9]}
     assert mean_rank(gap) == pytest.approx(expected)
