@@ -209,7 +209,6 @@ class APFL(PersonalizedStrategy):
         title="Adaptive mixture of a private and the global model",
         paper="Deng et al. 2020, arXiv 2003.13461",
         spelling="APFL",
-        sums="samples",
         own_model="kept",
         not_block_rates=OWN_RATE,
     )

@@ -50,7 +50,7 @@ from models.optimizers import Sgd
 from models.training import MeanLoss, generator
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, OWN_RATE, OWN_STEPS, MethodInfo, Relationships
+from strategies.base.info import OWN_MIXTURE, OWN_RATE, OWN_STEPS, Relationships
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import Array, Arrays, ClientState, Item, Items, ServerState, State
@@ -254,26 +254,21 @@ def over(names: Sequence[str], state: State) -> np.ndarray:
 
 
 class Apple(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_MIXTURE(
         name="apple",
         title="Adaptive personalised cross-silo learning",
         paper="Luo and Wu, IJCAI 2022, arXiv 2110.08394",
         spelling="APPLE",
         sends=("M Σ", "Σ"),
-        dp="gradient",
         sends_numbers=("wanted",),
         own_model="kept",
         receives="models",
         keeps=("its relationship vector",),
-        newcomer="mixture",
         late="grows",
         relationships="row i shows how much silo i takes of each silo's core model (its directed relationships, p_ij)",
-        not_lossy=EACH_MODEL,
-        not_sums=EACH_MODEL,
-        buffers="shared",
-        plain_loss=True,
         not_trainer=OWN_STEPS,
         not_block_rates=OWN_RATE,
+        ala=False,
     )
     client = AppleClient
     Settings = AppleSettings

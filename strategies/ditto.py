@@ -62,7 +62,6 @@ class Ditto(PersonalizedStrategy):
         title="Global model and a personal one near it",
         paper="Li et al., ICML 2021, arXiv 2012.04221",
         spelling="Ditto",
-        sums="samples",
         own_model="kept",
     )
     client = DittoClient

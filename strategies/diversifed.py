@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.base.info import EACH_MODEL, OWN_MIXTURE
+from strategies.base.info import OWN_MIXTURE
 from strategies.base.settings import setting
 from strategies.fedamp import MixingSettings, MixingStrategy, squared_distances
 
@@ -44,7 +44,6 @@ class DiversiFed(MixingStrategy):
         title="Diversity bonus",
         paper="Wu et al. 2024, arXiv 2407.15464",
         spelling="DiversiFed",
-        not_lossy=EACH_MODEL,
     )
     Settings = DiversifedSettings
     settings: DiversifedSettings

@@ -39,8 +39,8 @@ from models.features import features
 from models.flat import gather, scatter, write
 from models.training import generator, loss_gradient, seed_torch
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_START, MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_COPY, OWN_START
+from strategies.base.settings import setting
 from strategies.base.silo import shuffle_batches
 from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
@@ -200,7 +200,7 @@ def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
 
 
 class FedALA(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="fedala",
         title="Adaptive local aggregation",
         paper="Zhang et al., AAAI 2023, arXiv 2212.01197",
@@ -208,17 +208,10 @@ class FedALA(PersonalizedStrategy):
         not_dp="its mixing weights, which enter what is sent, are learned on records without noise",
         keeps=("its ALA weights",),
         reports="received",
-        newcomer="copy",
-        late="starts",
         adds="ala",
-        robust=RULES,
-        sums="samples",
         not_lossy=OWN_START,
-        buffers="shared",
-        plain_loss=True,
         whole_samples="its mixing weights are learnt on them",
-        trainer=True,
-        not_block_rates="",
+        ala=False,
     )
     client = FedALAClient
     Settings = Ala

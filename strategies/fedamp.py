@@ -43,7 +43,7 @@ from flwr.common import log
 from torch import Tensor
 
 from strategies.base.client import SiloClient, proximal
-from strategies.base.info import EACH_MODEL, OWN_MIXTURE
+from strategies.base.info import OWN_MIXTURE
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
@@ -199,7 +199,6 @@ class FedAMP(MixingStrategy):
         title="Attentive message passing",
         paper="Huang et al., AAAI 2021, arXiv 2007.03797",
         spelling="FedAMP",
-        not_lossy=EACH_MODEL,
     )
     Settings = AmpSettings
     settings: AmpSettings
@@ -233,7 +232,6 @@ class HeurFedAMP(MixingStrategy):
         title="Attentive message passing by cosine similarity",
         paper="Huang et al., AAAI 2021, arXiv 2007.03797",
         spelling="HeurFedAMP",
-        not_lossy=EACH_MODEL,
     )
     Settings = HeurSettings
     settings: HeurSettings

@@ -131,7 +131,6 @@ class FedAS(PartialStrategy):
         needs_classes=True,
         ala=False,
         plain_loss=False,
-        sums="",
         not_sums="the server weighs silos by the size of their gradients, which each states",
         not_dp="its alignment and its weight depend on features and gradients without noise",
         not_trainer=OWN_LOSS,

@@ -31,9 +31,7 @@ class FedAvg(PersonalizedStrategy):
         title="Federated averaging",
         paper="McMahan et al., AISTATS 2017, arXiv 1602.05629",
         spelling="FedAvg",
-        sums="samples",
         baseline="FedAvg's shared model",
-        lossy=True,
     )
 
 
@@ -63,7 +61,6 @@ class FedAvgFT(FedAvg):
         title="FedAvg with local fine-tuning",
         paper="Wang et al. 2019, as in Luo and Wu, IJCAI 2022, arXiv 2110.08394",
         spelling="FedAvg-FT",
-        sums="samples",
         note="the own model is what is sent where `fedavg-ft.epochs` is `local-epochs`, as both are by default",
     )
     client = FineTuningClient

@@ -87,7 +87,6 @@ class FedBABU(PartialStrategy):
         title="Body averaged below a fixed head, then fine-tuning",
         paper="Oh et al., ICLR 2022, arXiv 2106.06042",
         spelling="FedBABU",
-        sums="samples",
         whole=ALL_LAYERS_AT,
         own_model="kept",
         note="its head starts from one that the seed makes, its body from what the server sent",

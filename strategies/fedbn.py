@@ -52,7 +52,6 @@ class FedBN(PartialStrategy):
         title="Personal batch normalisation",
         paper="Li et al., ICLR 2021, arXiv 2102.07623",
         spelling="FedBN",
-        sums="samples",
         sends=("Σ - Σ_bn", "Σ - Σ_bn"),
         not_dp="it keeps batch normalisation, which mixes records",
         whole=False,

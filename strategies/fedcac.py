@@ -33,7 +33,7 @@ from torch import Tensor
 from models.layout import Layout
 from partitions.common.errors import DataError
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, OWN_MIXTURE
+from strategies.base.info import OWN_MIXTURE
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import Array, Arrays, ClientState, ServerState
@@ -129,7 +129,6 @@ class FedCAC(PersonalizedStrategy):
         reports="received",
         newcomer="copy",
         unclipped=("critical",),
-        not_lossy=EACH_MODEL,
     )
     client = FedCACClient
     Settings = CacSettings

@@ -37,7 +37,7 @@ from models.networks.blocks import Around, Values
 from models.shapes import Shape
 from models.training import by_batch, loss_gradient
 from partitions.common.errors import UserError
-from strategies.base.info import OWN_LAYERS, OWN_LOSS
+from strategies.base.info import OWN_PARTS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 
@@ -143,20 +143,17 @@ class FedEMClient(PartialClient):
 
 
 class FedEM(PartialStrategy):
-    info = OWN_LAYERS(
+    info = OWN_PARTS(
         name="fedem",
         title="A mixture of shared networks, with a silo's own shares",
         paper="Marfoq et al., NeurIPS 2021, arXiv 2108.10252",
         spelling="FedEM",
         sends=("M Σ", "M Σ"),
         note="the networks are what is sent; which of them moves shows the shares that stay",
-        reports="received",
         needs_classes=True,
-        sums="samples",
-        ala=False,
-        plain_loss=False,
         not_dp="its shares, which enter every gradient, depend on its records without noise",
-        not_trainer=OWN_LOSS,
+        uploads=("shared",),
+        lossy=True,
     )
     client = FedEMClient
     head = Components

@@ -31,7 +31,7 @@ from torch import Tensor
 from models.training import generator, predict
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, MethodInfo
+from strategies.base.info import OWN_MIXTURE
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import MODEL_OF, Item, ServerState
@@ -102,7 +102,7 @@ class FomoServerState(ServerState):
 
 
 class FedFomo(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_MIXTURE(
         name="fedfomo",
         title="First-order model optimisation",
         paper="Zhang et al., ICLR 2021, arXiv 2012.08565",
@@ -111,14 +111,8 @@ class FedFomo(PersonalizedStrategy):
         not_dp="its weights, which steer what is sent and leave, are losses on records without noise",
         sends_numbers=("weights",),
         receives="models",
-        newcomer="mixture",
         late="grows",
-        not_lossy=EACH_MODEL,
-        not_sums=EACH_MODEL,
-        buffers="shared",
-        plain_loss=True,
-        trainer=True,
-        not_block_rates="",
+        ala=False,
     )
     client = FedFomoClient
     Settings = FomoSettings

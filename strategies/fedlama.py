@@ -131,7 +131,6 @@ class FedLAMA(PersonalizedStrategy):
         uploads=("layers",),
         note="most rounds send some layers, the last ones since are known",
         not_lossy=OTHER_LAYERS,
-        sums="samples",
         sums_also={"squares": ""},
     )
     client = FedLAMAClient

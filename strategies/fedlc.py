@@ -59,9 +59,7 @@ class FedLC(PersonalizedStrategy):
         title="Logits calibrated by a silo's own class counts",
         paper="Zhang et al., ICML 2022, arXiv 2209.00189",
         spelling="FedLC",
-        sums="samples",
         needs_classes=True,
-        lossy=True,
         not_dp="its loss shifts logits by counts of classes, which have no noise",
         not_trainer=OWN_LOSS,
     )

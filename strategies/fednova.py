@@ -83,7 +83,6 @@ class FedNova(PersonalizedStrategy):
         spelling="FedNova",
         sends_numbers=("steps",),
         ala=False,
-        lossy=True,
         local_steps=False,
         not_sums="the server divides each silo's step by its own number of local steps",
         not_block_rates=OWN_RATE,

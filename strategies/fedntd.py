@@ -65,9 +65,7 @@ class FedNTD(PersonalizedStrategy):
         title="Distillation of the classes that are not true",
         paper="Lee et al., NeurIPS 2022, arXiv 2106.03097",
         spelling="FedNTD",
-        sums="samples",
         needs_classes=True,
-        lossy=True,
         plain_loss=False,
         not_trainer=OWN_LOSS,
     )

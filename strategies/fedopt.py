@@ -100,8 +100,6 @@ class FedAvgM(PersonalizedStrategy):
         title="Federated averaging with server momentum",
         paper="Hsu, Qi and Brown 2019, arXiv 1909.06335",
         spelling="FedAvgM",
-        sums="samples",
-        lossy=True,
     )
     Settings = MomentumSettings
     settings: MomentumSettings
@@ -129,12 +127,7 @@ class AdaptiveState(ServerState):
 
 class FedAdagrad(PersonalizedStrategy):
     info = ONE_MODEL(
-        name="fedadagrad",
-        title="Adagrad on the server",
-        paper=PAPER,
-        spelling="FedAdagrad",
-        sums="samples",
-        lossy=True,
+        name="fedadagrad", title="Adagrad on the server", paper=PAPER, spelling="FedAdagrad"
     )
     Settings = AdagradSettings
     settings: AdagradSettings
@@ -164,12 +157,7 @@ class FedAdagrad(PersonalizedStrategy):
 
 class FedYogi(FedAdagrad):
     info = ONE_MODEL(
-        name="fedyogi",
-        title="Yogi on the server",
-        paper=PAPER,
-        spelling="FedYogi",
-        sums="samples",
-        lossy=True,
+        name="fedyogi", title="Yogi on the server", paper=PAPER, spelling="FedYogi"
     )
     Settings = YogiSettings
     settings: YogiSettings
@@ -180,12 +168,7 @@ class FedYogi(FedAdagrad):
 
 class FedAdam(FedAdagrad):
     info = ONE_MODEL(
-        name="fedadam",
-        title="Adam on the server",
-        paper=PAPER,
-        spelling="FedAdam",
-        sums="samples",
-        lossy=True,
+        name="fedadam", title="Adam on the server", paper=PAPER, spelling="FedAdam"
     )
     Settings = AdamSettings
     settings: AdamSettings

@@ -41,7 +41,7 @@ from models.optimizers import Optimizer
 from models.training import feature_gradient
 from partitions.common.errors import DataError
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, OWN_LOSS, MethodInfo
+from strategies.base.info import EACH_MODEL, OWN_PARTS
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ServerState
@@ -163,7 +163,7 @@ def on_simplex(matrix: np.ndarray) -> np.ndarray:
 
 
 class FedPAC(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_PARTS(
         name="fedpac",
         title="Feature alignment and combined heads",
         paper="Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867",
@@ -174,15 +174,11 @@ class FedPAC(PersonalizedStrategy):
         sends_numbers=("variance",),
         per_class=True,
         receives="mixture",
-        reports="received",
-        newcomer="layers",
-        late="starts",
         needs_classes=True,
         not_lossy=EACH_MODEL,
         not_sums=EACH_MODEL,
-        buffers="shared",
-        not_trainer=OWN_LOSS,
-        not_block_rates="",
+        own_model="sent",
+        robust=(),
     )
     client = FedPACClient
     state_type = PacServerState

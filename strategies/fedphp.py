@@ -121,7 +121,6 @@ class FedPHP(PersonalizedStrategy):
         title="Personal models that inherit a silo's history",
         paper="Li et al., ECML-PKDD 2021",
         spelling="FedPHP",
-        sums="samples",
         not_dp="its transfer loss compares the records of a batch with one another",
         own_model="kept",
         note="the own model is a running mean of models that were sent and of received ones",

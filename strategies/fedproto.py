@@ -50,8 +50,8 @@ from models.training import feature_gradient
 from partitions.common.errors import DataError, UserError
 from strategies.base.bounded import replacement
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_LOSS, MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_PARTS
+from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, Update
@@ -251,7 +251,7 @@ class FedProtoClient(SiloClient):
 
 
 class FedProto(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_PARTS(
         name="fedproto",
         title="Prototypes of classes instead of models",
         paper="Tan et al., AAAI 2022, arXiv 2105.00243",
@@ -262,16 +262,11 @@ class FedProto(PersonalizedStrategy):
         whole=False,
         per_class=True,
         own_model="kept",
-        reports="received",
         newcomer="own",
-        late="starts",
         needs_classes=True,
-        robust=RULES,
         not_lossy="what is sent are prototypes, no steps",
         sums="weighting",
         buffers="local",
-        not_trainer=OWN_LOSS,
-        not_block_rates="",
     )
     client = FedProtoClient
     state_type = ProtoServerState

@@ -44,8 +44,6 @@ class FedProx(PersonalizedStrategy):
         title="Federated averaging with a proximal term",
         paper="Li et al., MLSys 2020, arXiv 1812.06127",
         spelling="FedProx",
-        sums="samples",
-        lossy=True,
     )
     client = FedProxClient
     Settings = Prox
@@ -66,7 +64,6 @@ class FedProxFT(FedProx):
         title="FedProx with local fine-tuning",
         paper="as in Luo and Wu, IJCAI 2022, arXiv 2110.08394",
         spelling="FedProx-FT",
-        sums="samples",
         own_model="kept",
         note="with `fedprox-ft.mu=0` the own model is what is sent",
     )

@@ -178,7 +178,6 @@ class FedRDN(PartialStrategy):
         late="grows",
         inputs=("table", "picture", "volume"),
         not_inputs="padding and missing parts are zeros, which normalised inputs are not",
-        sums="",
         not_sums="every silo needs each silo's statistics of inputs",
         not_lossy="statistics of inputs are no steps",
         ala=False,

@@ -43,7 +43,6 @@ class FedSALoRA(PartialStrategy):
         title="One half of low-rank changes shared, the other personal",
         paper="Guo et al., ICLR 2025, arXiv 2410.01463",
         spelling="FedSA-LoRA",
-        sums="samples",
         whole=False,
         buffers="local",
     )

@@ -33,7 +33,7 @@ from torch import Tensor
 from models.layout import Layout
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
+from strategies.base.info import OWN_COPY
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
@@ -128,7 +128,7 @@ class FedSelectClient(SiloClient):
 
 
 class FedSelect(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="fedselect",
         title="Single weights become personal",
         paper="Tamirisa et al., CVPR 2024, arXiv 2404.02478",
@@ -137,16 +137,13 @@ class FedSelect(PersonalizedStrategy):
         uploads=("model", "critical"),
         own_model="layers",
         note="before its personal part first grows, the own model is what is sent",
-        newcomer="copy",
-        trainer=True,
-        late="starts",
         unclipped=("critical",),
         not_lossy="which weights are averaged changes from silo to silo",
         not_sums="each weight is averaged over other silos, down to a single one",
         buffers="local",
-        plain_loss=True,
         not_dp="which weights it shares depends on how far its records moved them",
-        not_block_rates="",
+        robust=(),
+        ala=False,
     )
     client = FedSelectClient
     Settings = SelectSettings

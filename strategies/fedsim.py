@@ -37,7 +37,6 @@ class FedSim(PartialStrategy):
         title="Partial personalisation, simultaneous steps",
         paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
         spelling="FedSim",
-        sums="samples",
         whole=ALL_LAYERS_AT,
     )
 
@@ -48,7 +47,6 @@ class FedPer(PartialStrategy):
         title="Personal output layers",
         paper="Arivazhagan et al. 2019, arXiv 1912.00818",
         spelling="FedPer",
-        sums="samples",
         whole=ALL_LAYERS_AT,
         reports="received",
     )
@@ -99,7 +97,6 @@ class FedAlt(PartialStrategy):
         title="Partial personalisation, alternating steps",
         paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
         spelling="FedAlt",
-        sums="samples",
         dp_epochs=("fedalt.personal-epochs", "fedalt.shared-epochs"),
         whole=ALL_LAYERS_AT,
     )
@@ -128,7 +125,6 @@ class FedRep(PartialStrategy):
         title="Shared representation, personal head",
         paper="Collins et al., ICML 2021, arXiv 2102.07078",
         spelling="FedRep",
-        sums="samples",
         dp_epochs=("fedrep.head-epochs", "fedrep.body-epochs"),
         whole=ALL_LAYERS_AT,
         reports="received",

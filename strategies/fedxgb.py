@@ -75,7 +75,6 @@ class FedXgb(PersonalizedStrategy):
         steps=("trees",),
         own_model="kept",
         note="it is what all receive, the trees that it sent, and `fedxgb.epochs` more trees",
-        reports="personal",
         newcomer="copy",
         late="starts",
         listed=True,

@@ -170,7 +170,6 @@ class Floco(PartialStrategy):
         note="the server has the own point, which is not sent",
         receives="mixture",
         reports="received",
-        sums="samples",
         sums_at={"tau": (0,)},
         ala=False,
         not_trainer="its last layer is another one for each batch",

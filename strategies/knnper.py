@@ -150,8 +150,6 @@ class KnnPer(PersonalizedStrategy):
         own_model="kept",
         note="it is the received model, with the features of the training samples, which no file holds",
         needs_classes=True,
-        sums="samples",
-        lossy=True,
     )
     client = KnnClient
     Settings = KnnSettings

@@ -75,7 +75,6 @@ class LGFedAvg(PartialStrategy):
         title="Personal lower layers",
         paper="Liang et al. 2020, arXiv 2001.01523",
         spelling="LG-FedAvg",
-        sums="samples",
         note="with `lg-fedavg.pretrain` the first rounds send the whole model",
         reports="received",
         not_lossy=OTHER_LAYERS,

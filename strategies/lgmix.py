@@ -35,7 +35,7 @@ from models.features import compute_frozen
 from models.training import feature_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import LOCAL_SUMS, OWN_COPY, OWN_LOSS
+from strategies.base.info import LOCAL_SUMS, OWN_PARTS
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
@@ -141,7 +141,7 @@ class LgMixClient(SiloClient):
 
 
 class LgMix(PersonalizedStrategy):
-    info = OWN_COPY(
+    info = OWN_PARTS(
         name="lg-mix",
         title="Own and mean steps, mixed by the spread of features",
         paper="Jiang et al., ICLR 2024",
@@ -151,14 +151,10 @@ class LgMix(PersonalizedStrategy):
         own_model="kept",
         note="what is sent is its last step",
         keeps=("its own model before its last step",),
-        reports="received",
         not_lossy=LOCAL_SUMS,
-        sums="samples",
-        ala=False,
-        plain_loss=False,
         buffers="local",
         not_dp="its own model, from which it trains, depends on its features without noise",
-        not_trainer=OWN_LOSS,
+        newcomer="copy",
     )
     client = LgMixClient
     Settings = LgMixSettings

@@ -32,8 +32,8 @@ from torch import Tensor
 from models.training import clip_norm, generator
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
-from strategies.base.settings import RULES, setting
+from strategies.base.info import OWN_COPY
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
 
@@ -128,26 +128,21 @@ class LpProjClient(SiloClient):
 
 
 class LpProj(PersonalizedStrategy):
-    info = MethodInfo(
+    info = OWN_COPY(
         name="lp-proj",
         title="Agreement in a low-dimensional random projection",
         paper="Lin et al., NeurIPS 2022",
         spelling="lp-proj",
         sends=("d", "d"),
         uploads=("projection",),
-        dp="gradient",
         whole=False,
         whole_from=0.01,  # few projections determine an update of low rank, such as one of few patients
         own_model="kept",
         newcomer="own",
-        late="starts",
-        robust=RULES,
         sums="silos",
         not_lossy="what is sent is a projection, no step",
         buffers="local",
-        plain_loss=True,
-        trainer=True,
-        not_block_rates="",
+        ala=False,
     )
     client = LpProjClient
     Settings = ProjSettings

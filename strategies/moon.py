@@ -85,9 +85,7 @@ class Moon(PersonalizedStrategy):
         title="Model-contrastive federated learning",
         paper="Li, He and Song, CVPR 2021, arXiv 2103.16257",
         spelling="MOON",
-        sums="samples",
         keeps=("its last model",),
-        lossy=True,
         plain_loss=False,
         not_trainer=OWN_LOSS,
     )

@@ -89,7 +89,6 @@ class PartialFed(PersonalizedStrategy):
         title="Partial loading of the global model, fixed",
         paper="Sun et al., NeurIPS 2021",
         spelling="PartialFed",
-        sums="samples",
         newcomer="layers",
         not_lossy=OWN_START,
     )

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from models.training import generator
-from strategies.base.info import EACH_MODEL, OWN_MIXTURE
+from strategies.base.info import OWN_MIXTURE
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Arrays, ServerState
@@ -107,7 +107,6 @@ class PFedLA(PersonalizedStrategy):
         paper="Ma et al., CVPR 2022, arXiv 2205.03993",
         spelling="pFedLA",
         late="grows",
-        not_lossy=EACH_MODEL,
     )
     state_type = LaServerState
     state: LaServerState

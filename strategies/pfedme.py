@@ -81,7 +81,6 @@ class PFedMeClient(SiloClient):
 class PFedMe(PersonalizedStrategy):
     info = OWN_COPY(
         name="pfedme",
-        sums="samples",
         title="Moreau envelopes",
         paper="Dinh et al., NeurIPS 2020, arXiv 2006.08848",
         spelling="pFedMe",

@@ -42,9 +42,9 @@ from models.layout import Layout
 from models.training import generator
 from partitions.common.errors import DataError
 from strategies.base.aggregation.secure import COUNT
-from strategies.base.info import OTHER_LAYERS, MethodInfo
+from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
-from strategies.base.settings import RULES, setting
+from strategies.base.settings import setting
 from strategies.base.state import Item, ServerState
 from strategies.base.transport.payload import Payload, Update, is_number
 
@@ -149,31 +149,19 @@ class PLayerServerState(ServerState):
 class PLayerFL(PartialStrategy):
     state_type = PLayerServerState
     state: PLayerServerState
-    info = MethodInfo(
+    info = OWN_LAYERS(
         name="player-fl",
         title="Principled layer-wise federation",
         paper="Elhussein and Gürsoy, MLSys 2026, arXiv 2502.08829",
         spelling="PLayer-FL",
-        sends=("Σ_s", "Σ_s"),
-        uploads=("shared",),
         not_dp="sensitivities leave, which are computed on records without noise",
         sends_numbers=("sensitivity",),
-        own_model="layers",
         note="round 1 sends the whole model",
-        newcomer="layers",
-        late="starts",
-        robust=RULES,
         not_lossy=OTHER_LAYERS,
-        sums="samples",
         sums_at={"combine": ("mean",)},
         sums_also={"sensitivity": "silos"},
         not_sums="a median needs each silo's sensitivities",
-        ala=True,
-        buffers="shared",
-        plain_loss=True,
         whole_samples="its sensitivity is measured on them",
-        trainer=True,
-        not_block_rates="",
     )
     client = PLayerClient
     Settings = PLayerSettings

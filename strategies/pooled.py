@@ -11,33 +11,24 @@ Sent: Σ down, Σ up by the one that trains. Kept: server w. Special case: one s
 
 from __future__ import annotations
 
-from strategies.base.info import MethodInfo
-from strategies.base.settings import RULES
+from strategies.base.info import ONE_MODEL
 from strategies.base.strategy import PersonalizedStrategy
 
 
 class Pooled(PersonalizedStrategy):
-    info = MethodInfo(
+    info = ONE_MODEL(
         name="pooled",
         title="All silos' data in one place (a reference, simulations only)",
         paper="no method: what federation is measured against",
         spelling="Pooled",
         not_dp="it shows what pooled records would give, whose owners share no noise",
         note="needs all data in one place: simulations only",
-        reports="received",
-        newcomer="model",
         not_late="its one model trains on all hospitals' data from round 1 on",
-        one_model=True,
         pooled=True,
-        robust=RULES,
         not_sums="one silo has all data, and no other is in the sum",
-        lossy=True,
-        local_steps=True,
-        buffers="shared",
-        plain_loss=True,
-        trainer=True,
         trees="also",
-        not_block_rates="",
+        late="",
+        ala=False,
     )
 
     def participants(self) -> list[str]:

@@ -135,9 +135,10 @@ class MethodInfo:
     dp_epochs: tuple[str, ...] = ("local-epochs",)
 
     def __post_init__(self) -> None:
-        # A reason why not stands above what a preset declares
+        # A reason why not stands above what a preset declares; beside `sums_at` it is that of its other values
         for capability, reason, lacking in ABSENT:
-            if getattr(self, reason) != getattr(type(self), reason):
+            stated = getattr(self, reason) != getattr(type(self), reason)
+            if stated and not (capability == "sums" and self.sums_at):
                 object.__setattr__(self, capability, lacking)
 
     @property
@@ -156,6 +157,7 @@ ABSENT: tuple[tuple[str, str, object], ...] = (
     ("dp", "not_dp", ""),
     ("lossy", "not_lossy", False),
     ("trainer", "not_trainer", False),
+    ("sums", "not_sums", ""),
 )
 
 
@@ -177,9 +179,11 @@ ONE_MODEL = partial(
     newcomer="model",
     one_model=True,
     robust=RULES,
+    lossy=True,
+    sums="samples",
     local_steps=True,
 )
-OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True)
+OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True, sums="samples")
 OWN_LAYERS = partial(
     _TYPICAL,
     sends=("Σ_s", "Σ_s"),
@@ -188,6 +192,7 @@ OWN_LAYERS = partial(
     newcomer="layers",
     robust=RULES,
     lossy=True,
+    sums="samples",
 )
 # A loss of its own, of which a silo keeps parts
 OWN_PARTS = partial(
@@ -202,7 +207,9 @@ OWN_PARTS = partial(
     not_trainer=OWN_LOSS,
     not_block_rates="",
 )
-OWN_MIXTURE = partial(_TYPICAL, receives="mixture", newcomer="mixture", not_sums=EACH_MODEL)
+OWN_MIXTURE = partial(
+    _TYPICAL, receives="mixture", newcomer="mixture", not_lossy=EACH_MODEL, not_sums=EACH_MODEL
+)
 
 
 def shares_buffers(info: MethodInfo, common: Common) -> bool:
