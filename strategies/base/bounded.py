@@ -126,9 +126,9 @@ class UpdateBounds:
             updates = self._choose(names, updates)
         return [replace(u, samples=1) for u in updates] if rule in RULES else updates
 
-    def _step(self, name: str, update: Update, part: slice = slice(None)) -> Tensor:
-        vector, centre = update.vectors[name][part], self.centre(name, update)
-        return vector if centre is None else vector - centre[part].to(vector.device)
+    def _step(self, name: str, update: Update) -> Tensor:
+        vector, centre = update.vectors[name], self.centre(name, update)
+        return vector if centre is None else vector - centre.to(vector.device)
 
     def _gram(self, name: str, updates: Sequence[Update]) -> Tensor:
         """Return the inner products (n, n) of these silos' steps."""
@@ -145,15 +145,25 @@ class UpdateBounds:
             if gram is not None and name == names[0]:
                 lengths = gram.diagonal().sqrt().tolist()
             else:
-                lengths = [self._length(name, update) for update in updates]
+                vectors = [update.vectors[name] for update in updates]
+                size = min(max(map(len, vectors)), PART)
+                # One for all: fresh memory costs more than the sum
+                buffer = vectors[0].new_empty(size, dtype=torch.float64)
+                lengths = [self._length(name, update, buffer) for update in updates]
             norms[name] = dict(zip((u.silo for u in updates), lengths, strict=True))
         return norms
 
-    def _length(self, name: str, update: Update) -> float:
-        """Return the length of a silo's step, part by part: the whole in float64 would be three models."""
-        parts = range(0, max(len(update.vectors[name]), 1), PART)
-        steps = (self._step(name, update, slice(at, at + PART)) for at in parts)
-        lengths = [vector_norm(step, dtype=torch.float64) for step in steps]
+    def _length(self, name: str, update: Update, buffer: Tensor) -> float:
+        """Return the length of a silo's step, part by part in ``buffer``: the whole would be two models more."""
+        vector, centre, lengths = update.vectors[name], self.centre(name, update), []
+        for at in range(0, max(len(vector), 1), PART):
+            part = vector[at : at + PART]
+            step = buffer[: len(part)]
+            if centre is None:
+                step.copy_(part)
+            else:
+                torch.sub(part, centre[at : at + PART].to(part.device), out=step)
+            lengths.append(vector_norm(step))
         return math.hypot(*torch.stack(lengths).tolist())
 
     def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:

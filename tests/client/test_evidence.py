@@ -19,7 +19,7 @@ import client.site.trust.policy as site_policy
 from client.app import app
 from client.export import export_model
 from client.prediction.predict import predict_file
-from models.evidence.measure import CALIBRATION, EVIDENCE, unflat
+from models.evidence.measure import CALIBRATION, EVIDENCE
 from partitions.common.errors import DataError
 from server.results.history import History
 from server.results.run_directory import RunDirectory
@@ -177,7 +177,7 @@ def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path):
         and set(silo["a"]["evidence"]) == {"reliability"}
     )
     # No two bins of 25
-    assert unflat(silo["a"]["evidence"]["reliability"])[:, 0].tolist() == [40.0]
+    assert np.reshape(silo["a"]["evidence"]["reliability"], (-1, 3))[:, 0].tolist() == [40.0]
     assert silo["c"]["brier"] is None and silo["c"]["evidence"] == {}  # 22 test samples
 
 

@@ -22,6 +22,7 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,7 @@ Echo = Callable[[str], object]
 PARTS: dict[str, bytes] = {}  # that came in the tree of the message that is received
 
 
+@dataclass(eq=False)
 class Transfer:
     """Transfer of one message, as a context; ``add`` may be called by several threads.
 
@@ -50,19 +52,13 @@ class Transfer:
     transfer has become a long one, and with False when that is over.
     """
 
-    def __init__(
-        self,
-        what: str,
-        echo: Echo,
-        parts: int = 0,
-        size: int = 0,
-        lasting: Callable[[bool], object] = lambda yes: None,
-    ) -> None:
-        self.what = what
-        self.echo = echo
-        self.parts = parts
-        self.size = size
-        self.lasting = lasting
+    what: str
+    echo: Echo
+    parts: int = 0
+    size: int = 0
+    lasting: Callable[[bool], object] = lambda yes: None
+
+    def __post_init__(self) -> None:
         self.done = self.bytes = 0
         self.lock = threading.Lock()
         self.over = threading.Event()
@@ -84,8 +80,8 @@ class Transfer:
     def add(self, content: bytes) -> bytes:
         """Count a whole part that has arrived, and return it."""
         with self.lock:
-            self.done = self.done + 1
-            self.bytes = self.bytes + len(content)
+            self.done += 1
+            self.bytes += len(content)
             self.moved = time.monotonic()
         return content
 
@@ -93,12 +89,10 @@ class Transfer:
         if self.over.wait(LONG_SECONDS):
             return
         self.lasting(True)
-        reported = False
-        wait = EVERY_SECONDS - LONG_SECONDS
+        reported, wait = False, EVERY_SECONDS - LONG_SECONDS
         while not self.over.wait(wait):
             self.echo(f"{self.what}: {self.line()}")
-            reported = True
-            wait = EVERY_SECONDS
+            reported, wait = True, EVERY_SECONDS
         self.lasting(False)
         if reported:
             seconds = self.moved - self.began
@@ -196,8 +190,29 @@ def keep_pieces(*, joined: bool = False) -> None:
                 record[key] = children[named.stype]
             return record
 
-    registry = internal("inflatable_utils").inflatable_class_registry
-    registry.update(Array=ChunkedArray, ArrayRecord=ChunkedRecord)
+    utils = internal("inflatable_utils")
+    utils.inflatable_class_registry.update(Array=ChunkedArray, ArrayRecord=ChunkedRecord)
+    copy_once(utils.ArrayChunk, utils.HEAD_VALUE_DIVIDER, utils.HEAD_BODY_DIVIDER)
+
+
+def copy_once(chunk: Any, between: str, behind: bytes) -> None:
+    """Have Flower's chunks hashed once and without a copy, copied once to be sent, and not at all when received."""
+
+    def head(self: Any) -> bytes:
+        return f"{chunk.__qualname__}{between}{between}{len(self.data)}".encode() + behind
+
+    def object_id(self: Any) -> str:
+        if "_object_id" not in self.__dict__:
+            found = hashlib.sha256(head(self))
+            found.update(self.data)
+            self.__dict__["_object_id"] = found.hexdigest()
+        return str(self.__dict__["_object_id"])
+
+    def inflate(content: bytes, children: Any = None) -> Any:
+        return chunk(memoryview(content)[content.index(behind) + len(behind) :])
+
+    chunk.object_id, chunk.inflate = property(object_id), staticmethod(inflate)
+    chunk.deflate = lambda self: b"".join((head(self), self.data))
 
 
 def names_in(tree: Any) -> list[str]:
