@@ -129,26 +129,22 @@ class Augmentation:
         maps = mirror @ turn @ move
         if self.perspective:
             half = torch.tensor([width / 2, height / 2], dtype=torch.float64)
-            ends = torch.tensor(CORNERS, dtype=torch.float64) * (
-                1 - self.perspective * d[:, 9:17].view(-1, 4, 2)
-            )
-            slanted = projections(
-                ends * half, torch.tensor(CORNERS, dtype=torch.float64) * half
-            )
+            corners = torch.tensor(CORNERS, dtype=torch.float64)
+            ends = corners * (1 - self.perspective * d[:, 9:17].view(-1, 4, 2))
+            slanted = projections(ends * half, corners * half)
             maps = torch.where((d[:, 8] < 0.5)[:, None, None], maps @ slanted, maps)
         return maps.float()
 
     def _lit(self, x: Tensor, light: Tensor) -> Tensor:
         """Change contrast and brightness of pictures (b, ...) by the draws ``light`` (b, 2) in 0..1."""
         dimensions = tuple(range(1, x.dim()))
-        shape = (len(x), *[1] * (x.dim() - 1))
-        either = 2 * light - 1
+        contrast, brightness = (2 * light - 1).view(len(x), 2, *[1] * len(dimensions)).unbind(1)
         if self.contrast:
             mean = x.mean(dimensions, keepdim=True)
-            x = mean + (x - mean) * (1 + self.contrast * either[:, 0].view(shape))
+            x = mean + (x - mean) * (1 + self.contrast * contrast)
         if self.brightness:
             span = x.amax(dimensions, keepdim=True) - x.amin(dimensions, keepdim=True)
-            x = x + span * (self.brightness * either[:, 1].view(shape))
+            x = x + span * (self.brightness * brightness)
         return x
 
 

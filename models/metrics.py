@@ -128,31 +128,17 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
         torch.bincount(values, minlength=classes)
         for values in (labels, predicted, labels[predicted == labels])
     )
+    # F1 = 2 TP / (2 TP + FP + FN), and the denominator is the class's labels plus its predictions.
+    occurrences = counts + guesses
+    f1 = 2.0 * found.double() / occurrences.clamp(min=1)
     return {
         "loss": float(F.nll_loss(log_p, labels)),
         "accuracy": int(found.sum()) / n,
-        "balanced_accuracy": _balanced_accuracy(counts, found),
-        "macro_f1": _macro_f1(counts, guesses, found),
-        "weighted_f1": _weighted_f1(counts, guesses, found),
+        "balanced_accuracy": float((found.double() / counts)[counts > 0].mean()),
+        "macro_f1": float(f1[occurrences > 0].mean()),
+        "weighted_f1": float((f1 * counts).sum() / n),
         "auc": _one_vs_rest_auc(log_p.exp().numpy(), labels.numpy(), counts.numpy()),
     }
-
-
-def _balanced_accuracy(counts: Tensor, found: Tensor) -> float:
-    present = counts > 0
-    return float((found[present].double() / counts[present]).mean())
-
-
-def _weighted_f1(counts: Tensor, guesses: Tensor, found: Tensor) -> float:
-    f1 = 2.0 * found.double() / (counts + guesses).clamp(min=1)
-    return float((f1 * counts).sum() / counts.sum())
-
-
-def _macro_f1(counts: Tensor, guesses: Tensor, found: Tensor) -> float:
-    # F1 = 2 TP / (2 TP + FP + FN), and the denominator is the class's labels plus its predictions.
-    occurrences = counts + guesses
-    present = occurrences > 0
-    return float((2.0 * found[present].double() / occurrences[present]).mean())
 
 
 def _one_vs_rest_auc(p: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> float:
@@ -205,14 +191,9 @@ def incentivised_rate(
         raise DataError(
             f"not the same silos: {len(personal)}, {len(local)} and {len(fedavg)} values"
         )
-    rows = [
-        row
-        for row in zip(personal, local, fedavg, strict=True)
-        if not any(math.isnan(value) for value in row)
-    ]
-    if not rows:
-        return math.nan
-    return sum(own > max(alone, shared) for own, alone, shared in rows) / len(rows)
+    rows = np.array([personal, local, fedavg], dtype=float)
+    own, *others = rows[:, ~np.isnan(rows).any(axis=0)]
+    return float((own > np.maximum(*others)).mean()) if own.size else math.nan
 
 
 def wilson_interval(correct: int, n: int) -> tuple[float, float]:

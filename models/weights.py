@@ -1,14 +1,17 @@
-"""Initial weights from a safetensors file, whose names and shapes are checked against the network one by one.
+"""Initial weights from a file, whose names and shapes are checked against the network one by one.
 
-Names are ours, or those under which the architecture's weights are published (``ModelSpec.published``). A file without
-the last layer's tensors leaves that layer as initialised from the seed. A file is identified by its SHA-256.
+It is a safetensors file, or one of ``torch.save``, which is read with ``weights_only``. Names are ours, or those under
+which the architecture's weights are published (``ModelSpec.published``), perhaps behind a prefix. A last layer that is
+missing, or has other shapes, starts from the seed. A file is identified by its SHA-256.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,6 +25,10 @@ from models.layout import block_names, other_names
 from partitions.common.errors import DataError
 
 SHOWN = 3  # most faults in a message
+TORCH = b"PK\x03\x04"  # the start of a file that torch.save writes
+# Where a training loop's file has its tensors
+STATES = ("state_dict", "model", "model_state_dict")
+Published = tuple[tuple[str, str], ...]  # patterns of names, and replacements
 
 
 @dataclass(frozen=True)
@@ -60,25 +67,41 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
             f"{weights.sha256[:16]}..."
         )
     try:
-        found = safetensors.torch.load(content)
-    except safetensors.SafetensorError as error:
+        if content[:4] != TORCH:
+            return safetensors.torch.load(content)
+        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        inside = [found[key] for key in STATES if isinstance(found.get(key), dict)]
+        tensors: dict[str, Tensor] = [*inside, found][0]
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+    except Exception as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
         raise DataError(
-            f"init-weights = {weights.file} is no safetensors file: {' '.join(str(error).split())}"
+            f"init-weights = {weights.file} is no file of tensors alone, as safetensors and torch.save write it: "
+            f"{reason:.200}"
         ) from None
-    return dict(sorted(found.items()))
 
 
-def our_name(name: str, published: tuple[tuple[str, str], ...]) -> str:
+def our_name(name: str, published: Published) -> str:
     """Return our name of a tensor in a published file; ``published`` has patterns and replacements."""
     for pattern, replacement in published:
         name = re.sub(pattern, replacement, name)
     return name
 
 
+def _stripped(
+    tensors: dict[str, Tensor], known: Collection[str], published: Published
+) -> dict[str, Tensor]:
+    """Return the tensors without the modules that all their names begin with, which wrappers add."""
+    while not any(our_name(name, published) in known for name in tensors):
+        around = {name[: name.find(".") + 1] for name in tensors}
+        if len(around) != 1 or "" in around:
+            break
+        tensors = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
+    return tensors
+
+
 @torch.no_grad()
-def start_from(
-    network: nn.Module, weights: Weights, published: tuple[tuple[str, str], ...]
-) -> nn.Module:
+def start_from(network: nn.Module, weights: Weights, published: Published) -> nn.Module:
     """Load the file's weights and running statistics. Raises DataError, one line, where they do not fit.
 
     Counts of batches are ignored; of a tensor with several names, one is enough.
@@ -87,7 +110,16 @@ def start_from(
     wanted = {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
     given: dict[str, Tensor] = {}
     faults = []
-    for name, tensor in _tensors(weights).items():
+    tied = {pair for pair in other_names(network).items() if pair[0] in wanted}
+    block = f"{block_names(network)[-1]}."
+    last = {name for name in wanted if name.startswith(block)} - dict(tied).keys()
+    tensors = sorted(_stripped(_tensors(weights), held, published).items())
+    shapes = {our_name(name, published): tensor.shape for name, tensor in tensors}
+    changed = {
+        n.rpartition(".")[0] for n in last if shapes.get(n) not in (None, wanted[n].shape)
+    }
+    other = {name for name in last if name.rpartition(".")[0] in changed}
+    for name, tensor in tensors:
         ours = our_name(name, published)
         if not tensor.is_floating_point():
             counted = ours not in held or ours.endswith("num_batches_tracked")
@@ -98,37 +130,38 @@ def start_from(
             faults.append(f"{name} is not known")
         elif ours in given:
             faults.append(f"{name} is there twice")
+        elif ours in other:
+            continue
         elif (shape := tuple(tensor.shape)) != tuple(wanted[ours].shape):
             faults.append(f"{name} is of shape {shape}, not {tuple(wanted[ours].shape)}")
         given[ours] = tensor
-    tied = {pair for pair in other_names(network).items() if pair[0] in wanted}
-    for other, first in tied:
-        if other in given and not torch.equal(
-            given[other], given.setdefault(first, given[other])
-        ):
-            faults.append(f"{other} and {first} are one tensor here, and two in the file")
-    given |= {other: given[first] for other, first in tied if first in given}
-    block = f"{block_names(network)[-1]}."
-    last = {name for name in wanted if name.startswith(block)} - dict(tied).keys()
+    for name, first in tied:
+        if name in given and not torch.equal(given[name], given.setdefault(first, given[name])):
+            faults.append(f"{name} and {first} are one tensor here, and two in the file")
+    given |= {name: given[first] for name, first in tied if first in given}
     missing = [name for name in wanted if name not in given]
-    if set(missing) == last:
-        _tell(weights, ", ".join(missing))
-    else:
-        faults += [f"{name} is missing" for name in missing]
-    if faults:
-        more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-        raise DataError(
-            f"init-weights = {weights.file} does not fit this network of {len(wanted)} tensors: "
-            f"{'; '.join(faults[:SHOWN])}{more}"
-        )
+    if {*missing} not in (last, other):
+        faults += [f"{name} is missing" for name in missing if name not in other]
+    elif missing:
+        _tell(weights, ", ".join(missing), "other shapes of" if other else "no")
+    _refuse(weights, faults, len(wanted))
     for name, tensor in given.items():
         wanted[name].copy_(tensor)
     return network
 
 
+def _refuse(weights: Weights, faults: list[str], size: int) -> None:
+    if faults:
+        more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+        raise DataError(
+            f"init-weights = {weights.file} does not fit this network of {size} tensors: "
+            f"{'; '.join(faults[:SHOWN])}{more}"
+        )
+
+
 @cache
-def _tell(weights: Weights, missing: str) -> None:
-    """Log that the last layer is missing, once per process, which makes many initial models."""
+def _tell(weights: Weights, missing: str, what: str) -> None:
+    """Log once per process, which makes many initial models, that the last layer is not the file's."""
     logging.getLogger("flwr").info(
-        "%s has no %s: the last layer starts from the seed", weights.file, missing
+        "%s has %s %s: the last layer starts from the seed", weights.file, what, missing
     )

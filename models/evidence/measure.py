@@ -27,7 +27,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from models.evidence.calibration import (
@@ -271,11 +270,6 @@ def flat(bins: Bins) -> list[float]:
         for row in zip(bins.counts, bins.predicted, bins.observed, strict=True)
         for v in row
     ]
-
-
-def unflat(values: list[float]) -> npt.NDArray[np.float64]:
-    """Return :func:`flat`'s list as rows (bins, 3)."""
-    return np.asarray(values, dtype=np.float64).reshape(-1, 3)
 
 
 def _finite(value: float | list[float]) -> bool:

@@ -86,11 +86,13 @@ class DenseNet(nn.Module):
         return logits
 
 
-# torchvision's names (norm.1 for norm1 in its first versions), and ours.
+# torchvision's names (norm.1 for norm1 in its first versions), MONAI's, and ours.
 PUBLISHED = (
     (r"^features\.conv0\.", "stem.conv1."),
     (r"^features\.norm0\.", "stem.bn1."),
     (r"^features\.(?:denseblock|transition)(\d)\.", r"stage\1."),
     (r"^features\.norm5\.", "stage4.norm."),
     (r"\.(norm|conv)\.([12])\.", r".\1\2."),
+    (r"\.layers\.", "."),
+    (r"^class_layers\.out\.", "classifier."),
 )

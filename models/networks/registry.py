@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from torch import nn
@@ -93,18 +93,15 @@ def _player_cnn(shape: Shape, classes: int, settings: PlayerCnnSettings) -> nn.M
     return PlayerNet(shape, classes, PLAYER_LAYOUTS[layout])
 
 
-def _player_transformer(
-    shape: Shape, classes: int, settings: PlayerTransformerSettings
-) -> nn.Module:
-    network = PlayerTransformer(shape, classes, settings)
-    initialise_kaiming(network)
-    return network
+def _kaiming(make: Make) -> Make:
+    """Return ``make`` with PLayer-FL's initial weights."""
 
+    def made(shape: Shape, classes: int, settings: Any) -> nn.Module:
+        network = make(shape, classes, settings)
+        initialise_kaiming(network)
+        return network
 
-def _player_heart(shape: Shape, classes: int, _: None) -> nn.Module:
-    network = Mlp(shape, classes, hidden=(50, 20, 20))
-    initialise_kaiming(network)
-    return network
+    return made
 
 
 # The smallest picture of a network with an unpadded 5x5 convolution and a 2x2 pooling twice is 16x16:
@@ -150,14 +147,14 @@ MODELS: dict[str, ModelSpec] = {
         "FC 50, 20, 20",
         "PLayer-FL (MLSys 2026), network for Heart",
         "tables (d,); the paper's has 10 columns",
-        _player_heart,
+        _kaiming(lambda shape, classes, _: Mlp(shape, classes, hidden=(50, 20, 20))),
         kinds=("table",),
     ),
     "player-transformer": ModelSpec(
         "one transformer block without normalisation, [CLS], FC",
         "PLayer-FL (MLSys 2026), network for Sent-140 and MIMIC-III",
         "texts of tokens (t,), the first of which is read; the papers' have 119 and 512",
-        _player_transformer,
+        _kaiming(PlayerTransformer),
         kinds=("text",),
         settings=PlayerTransformerSettings,
     ),
@@ -310,14 +307,11 @@ def spec_of(name: str) -> ModelSpec:
     if not is_custom(name):
         return MODELS[name]
 
-    def make(shape: Shape, outputs: int, settings: CustomSettings) -> nn.Module:
-        return custom_network(name, shape, outputs, settings)
-
     return ModelSpec(
         "a network of one's own",
         name,
         "what it can",
-        make,
+        partial(custom_network, name),
         kinds=EVERY,
         settings=CustomSettings,
     )

@@ -94,13 +94,12 @@ def composed_epsilon(releases: Iterable[Releases], delta: float) -> float:
     if not any(total):
         return 0.0
     return max(
-        min(_epsilon_of(order, rdp, delta) for order, rdp in zip(ORDERS, total, strict=True)),
+        min(
+            rdp + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+            for order, rdp in zip(ORDERS, total, strict=True)
+        ),
         0.0,
     )
-
-
-def _epsilon_of(order: float, rdp: float, delta: float) -> float:
-    return rdp + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:

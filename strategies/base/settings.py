@@ -70,7 +70,7 @@ class Common(LocalTraining):
     lora_alpha: float = setting(8.0, "LoRA's change counts α / r times", symbol="α", above=0)
     init_weights: str = setting(
         "",
-        "a safetensors file that the network starts from; a deployed silo has one of the same name, and SHA-256",
+        "a file of weights that the network starts from; a deployed silo has one of the same name, and SHA-256",
     )
     dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
     data_dir: str = setting("", "where data sets lie or are downloaded to")

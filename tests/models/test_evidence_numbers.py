@@ -25,7 +25,7 @@ from models.evidence.calibration import (
     reliability,
     treat_all,
 )
-from models.evidence.measure import Ask, conformal_sets, evidence_of, unflat
+from models.evidence.measure import Ask, conformal_sets, evidence_of
 from models.evidence.survival import (
     baseline_hazard,
     brier_of_survival,
@@ -277,7 +277,7 @@ def test_evidence_of_two_classes():
     assert set(found) == {
         *("brier", "calibration_slope", "calibration_in_the_large", "ece", "reliability")
     } | {*("net_benefit", "conformal")}
-    assert unflat(found["reliability"]).shape == (10, 3)  # type: ignore[arg-type]
+    assert np.reshape(found["reliability"], (-1, 3)).shape == (10, 3)
 
 
 def test_evidence_of_more_classes_is_of_the_models_confidence():
@@ -316,7 +316,8 @@ def test_evidence_of_findings_counts_known_labels():
         Ask(),
     )
     assert (
-        found["brier"] == pytest.approx(0.25) and unflat(found["reliability"])[:, 0].sum() == 3  # type: ignore[arg-type]
+        found["brier"] == pytest.approx(0.25)
+        and np.reshape(found["reliability"], (-1, 3))[:, 0].sum() == 3
     )
 
 

@@ -14,7 +14,7 @@ from tiny import federate
 from torch import nn
 
 from models.evidence.calibration import groups_of, reliability
-from models.evidence.measure import EVIDENCE, Ask, evidence_of, unflat
+from models.evidence.measure import EVIDENCE, Ask, evidence_of
 from models.evidence.subgroups import subgroup_scores
 from models.evidence.survival import risk_bins
 from models.evidence.values import enough, value_bins
@@ -88,7 +88,7 @@ def test_findings_of_one_sample_are_one():
         np.arange(20),
         Ask(LEAST),
     )
-    assert unflat(found["reliability"])[:, 0].tolist() == [200, 200]  # type: ignore[arg-type]
+    assert np.reshape(found["reliability"], (-1, 3))[:, 0].tolist() == [200, 200]
 
 
 def pictures(masked: int, n: int = 120) -> tuple[FlatModel, Samples]:
@@ -159,7 +159,7 @@ def test_what_leaves_a_hospital_is_over_patients(tmp_path, records, bins, lists)
     found = run.federation.closing.evidence["a"]
     assert {name for name, value in found.items() if isinstance(value, list)} == lists
     assert ("brier" in found) == bool(lists)
-    rows = unflat(found.get("reliability", []))  # type: ignore[arg-type]
+    rows = np.reshape(found.get("reliability", []), (-1, 3))
     assert len(rows) == bins and (rows[:, 0] >= records * (LEAST - 1)).all()
     scores = [row.value for row in run.rows if row.metric == "accuracy" and row.split == "test"]
     assert scores and np.isnan(scores).all() == (not lists)

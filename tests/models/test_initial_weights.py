@@ -19,7 +19,7 @@ from models.initialisation import flat_model, initial_model
 from models.networks.mlp import MlpSettings
 from models.networks.registry import MODELS, build
 from models.trainable import Part
-from models.weights import _tell, start_from, weights_of
+from models.weights import _tell, our_name, start_from, weights_of
 from partitions.common.errors import UserError
 
 Tensors = dict[str, Tensor]
@@ -99,8 +99,8 @@ def without(*names: str) -> Tensors:
         (without("fc2.bias"), r"fc2.bias is missing$"),
         ({**trained(), "fc3.weight": torch.zeros(2)}, r"fc3.weight is not known$"),
         (
-            {**trained(), "fc2.weight": torch.zeros(5, 4)},
-            r"fc2.weight is of shape \(5, 4\), not \(3, 4\)$",
+            {**trained(), "fc1.weight": torch.zeros(5, 3)},
+            r"fc1.weight is of shape \(5, 3\), not \(4, 3\)$",
         ),
         (
             {"a": torch.zeros(1), "b": torch.zeros(1), "c": torch.zeros(1)},
@@ -125,7 +125,7 @@ def test_what_is_no_such_file_is_one_line(tmp_path):
     file = tmp_path / "w.safetensors"
     file.write_bytes(b"no safetensors at all")
     with pytest.raises(
-        ValueError, match=r"^init-weights = .*w.safetensors is no safetensors file: "
+        ValueError, match=r"^init-weights = .*w.safetensors is no file of tensors alone, "
     ):
         initial(file)
 
@@ -175,6 +175,83 @@ def test_two_names_of_one_tensor_are_refused(tmp_path):
     file = saved(tmp_path / "w.safetensors", twice)
     with pytest.raises(ValueError, match=r"(stem.)?conv1.weight is there twice"):
         start_from(network, weights_of(file), MODELS["resnet8"].published)
+
+
+# ---- Files as libraries save them ----
+
+
+def changed(names: str, tensors: Tensors) -> Tensors:
+    return {f"{names}{name}": tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        trained(),
+        {"state_dict": changed("module.", trained()), "epoch": 7, "arch": "mlp"},
+        {"model": changed("module.backbone.", trained()), "optimizer": {"state": {}}},
+        {"model_state_dict": trained()},
+    ],
+)
+def test_a_file_of_torch_save(content, tmp_path):
+    """As timm's and MONAI's training loops save them, in parallel and compiled."""
+    torch.save(content, tmp_path / "w.pth")
+    assert torch.equal(initial(tmp_path / "w.pth"), vector(trained()))
+
+
+def test_a_last_layer_for_other_classes(tmp_path, caplog):
+    head = {"fc2.weight": torch.zeros(1000, 4), "fc2.bias": torch.zeros(1000)}
+    file = saved(tmp_path / "w.safetensors", {**trained(), **head})
+    _tell.cache_clear()
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.INFO, "flwr"):
+        found = initial(file)
+    assert torch.equal(found[:16], vector(trained())[:16])
+    assert torch.equal(found[16:], initial_model("mlp", (3,), 3, TABLE, 7)("")[16:])
+    assert caplog.messages == [
+        f"{file} has other shapes of fc2.weight, fc2.bias: the last layer starts from the seed"
+    ]
+
+
+class Code:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("ran"),)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            {"state_dict": trained(), "args": Code()},
+            r"torch.save write it: Weights only load failed",
+        ),
+        ([torch.zeros(1)], r"write it: 'list' object has no attribute 'get'$"),
+        ({**trained(), "epoch": 3}, r"write it: 'int' object has no attribute 'detach'$"),
+        (changed("a.", trained()) | {"b.c": torch.zeros(1)}, r"a.fc1.bias is not known"),
+    ],
+)
+def test_a_file_of_torch_save_that_does_not_fit(content, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(content, "w.pth")
+    with pytest.raises(ValueError, match=message) as error:
+        initial(tmp_path / "w.pth")
+    assert "\n" not in str(error.value) and not Path("ran").exists()
+
+
+@pytest.mark.exhaustive  # MONAI's import takes seconds
+@pytest.mark.filterwarnings("ignore")
+def test_monais_names(tmp_path):
+    """Of a DenseNet that MONAI made, each tensor finds its place; its last layer is for other classes."""
+    nets = pytest.importorskip("monai.networks.nets")
+    torch.manual_seed(3)
+    theirs = nets.DenseNet121(2, 3, 7).state_dict()
+    torch.save({"model": changed("module.", theirs)}, tmp_path / "w.pt")
+    network = build("densenet121", (3, 32, 32), 5)
+    start_from(network, weights_of(tmp_path / "w.pt"), MODELS["densenet121"].published)
+    own = network.state_dict()
+    for name in ("stage4.norm.weight", "stage2.denselayer3.conv1.weight"):
+        (key,) = (k for k in theirs if our_name(k, MODELS["densenet121"].published) == name)
+        assert torch.equal(own[name], theirs[key])
 
 
 # ---- Runs ------------------------------------------------------------------------------------------------------------
