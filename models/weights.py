@@ -25,7 +25,6 @@ from models.layout import block_names, other_names
 from partitions.common.errors import DataError
 
 SHOWN = 3  # most faults in a message
-TORCH = b"PK\x03\x04"  # the start of a file that torch.save writes
 # Where a training loop's file has its tensors
 STATES = ("state_dict", "model", "model_state_dict")
 Published = tuple[tuple[str, str], ...]  # patterns of names, and replacements
@@ -67,11 +66,12 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
             f"{weights.sha256[:16]}..."
         )
     try:
-        if content[:4] != TORCH:
+        # The start of a file of torch.save
+        if not content.startswith(b"PK\x03\x04"):
             return safetensors.torch.load(content)
         found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         inside = [found[key] for key in STATES if isinstance(found.get(key), dict)]
-        tensors: dict[str, Tensor] = [*inside, found][0]
+        tensors = [*inside, found][0]
         return {name: tensor.detach() for name, tensor in tensors.items()}
     except Exception as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
