@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from public_data import DATA
 from tiny import forget_models, random_silos, write_silo
-from torch import Tensor, nn
+from torch import nn
 
 from models.networks.registry import MODELS, ModelSpec
 
-ROOT = Path(__file__).parents[1]
 gc.disable()  # until everything is imported: see pytest_collection_finish
 # A line per silo and round would bury what a failure says.
 logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -35,39 +35,38 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # What begins first where several processes run the suite: what takes longest, much of it waiting; then other
 # federations. Of the rest no file takes ten seconds, so no process works long when the others have ended.
 FIRST = (
-    *(
-        "test_deployed.py",
-        "test_answering.py",
-        "test_local_federation.py",
-        "test_policy_deployed.py",
-    ),
-    *(
-        "test_every_method.py",
-        "test_every_task.py",
-        "test_tasks_deployed.py",
-        "test_resume.py",
-        "test_workers.py",
-    ),
-    *(
-        "test_fresh_machine.py",
-        "test_robust.py",
-        "test_persistent.py",
-        "test_device.py",
-        "test_tune.py",
-    ),
-    *(
-        "test_info.py",
-        "test_reported.py",
-        "test_release.py",
-        "test_architectures.py",
-        "test_private.py",
-    ),
-    *("test_tutorial.py", "test_cli.py", "test_speed.py", "test_report.py"),
-    *("test_coded_runs.py", "test_every_input.py", "test_screening.py", "test_lock.py", ""),
+    "test_deployed.py",
+    "test_answering.py",
+    "test_local_federation.py",
+    "test_policy_deployed.py",
+    "test_every_method.py",
+    "test_every_task.py",
+    "test_tasks_deployed.py",
+    "test_resume.py",
+    "test_workers.py",
+    "test_fresh_machine.py",
+    "test_robust.py",
+    "test_persistent.py",
+    "test_device.py",
+    "test_tune.py",
+    "test_info.py",
+    "test_reported.py",
+    "test_release.py",
+    "test_architectures.py",
+    "test_private.py",
+    "test_tutorial.py",
+    "test_cli.py",
+    "test_speed.py",
+    "test_report.py",
+    "test_coded_runs.py",
+    "test_every_input.py",
+    "test_screening.py",
+    "test_lock.py",
+    "",
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Newer versions of Python warn of other things in other libraries: there, warnings are no errors.
 
     In the place of "error": a later filter wins, and appended it would print what the filters before it ignore.
@@ -77,10 +76,10 @@ def pytest_configure(config: pytest.Config) -> None:
         filters[filters.index("error")] = "default"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """What takes longest begins first."""
 
-    def place(item: pytest.Item) -> int:
+    def place(item):
         if item.path.name in FIRST:
             return FIRST.index(item.path.name)
         return len(FIRST) - 1 if item.get_closest_marker("deployed") else len(FIRST)
@@ -88,7 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Libraries and tests are here to stay: the collector need not look through them again and again."""
     gc.freeze()
     gc.enable()
@@ -101,10 +100,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def data_dir():
     """Where the public data sets lie: SILOFL_DATA, or beside the repository. Skips where there are none."""
-    path = Path(os.environ.get("SILOFL_DATA") or ROOT.parent / "shared" / "data")
-    if not path.is_dir():
-        pytest.skip(f"no data sets at {path}: set SILOFL_DATA")
-    return path
+    if not DATA.is_dir():
+        pytest.skip(f"no data sets at {DATA}: set SILOFL_DATA")
+    return DATA
 
 
 @pytest.fixture(autouse=True)
@@ -177,14 +175,14 @@ def zero_start(monkeypatch):
 class TinyBatchNorm(nn.Module):
     """Linear, BatchNorm, linear, with 4 hidden units; running statistics are 8 buffer scalars."""
 
-    def __init__(self, inputs: int, classes: int) -> None:
+    def __init__(self, inputs, classes):
         super().__init__()
         self.fc1 = nn.Linear(inputs, 4)
         self.norm = nn.BatchNorm1d(4)
         self.fc2 = nn.Linear(4, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc2(torch.relu(self.norm(self.fc1(x.flatten(1)))))
+    def forward(self, x):
+        y = self.fc2(torch.relu(self.norm(self.fc1(x.flatten(1)))))
         return y
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -41,16 +40,16 @@ PLACEHOLDER = re.compile(r"[/-][A-Z]{3,}\b")  # heart-METHOD.toml stands for sev
 FENCE = re.compile(r"^ *```.*?^ *```\n?", re.MULTILINE | re.DOTALL)
 
 
-def relative(path: Path) -> str:
+def relative(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def ids(pages: list[Path]) -> list[str]:
+def ids(pages):
     return [relative(page) for page in pages]
 
 
 @cache
-def tracked() -> frozenset[str]:
+def tracked():
     """The files of the checkout that git does not ignore."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(
@@ -62,7 +61,7 @@ def tracked() -> frozenset[str]:
 # --- links
 
 
-def links(text: str) -> list[str]:
+def links(text):
     """The targets of a page's links and pictures that lie in the repository."""
     targets = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text))
     return [
@@ -71,7 +70,7 @@ def links(text: str) -> list[str]:
 
 
 @cache
-def anchors(page: Path) -> frozenset[str]:
+def anchors(page):
     """The anchors of a page's headings, as GitHub makes them; MkDocs makes the same of ours."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
     plain = (re.sub(r"\]\([^)]*\)", "", heading).lower() for heading in headings)
@@ -80,12 +79,12 @@ def anchors(page: Path) -> frozenset[str]:
     )
 
 
-def resolve(page: Path, target: str) -> tuple[Path, str]:
+def resolve(page, target):
     path, _, anchor = target.partition("#")
     return ((page.parent / path).resolve() if path else page), anchor
 
 
-def broken(page: Path, text: str) -> list[str]:
+def broken(page, text):
     """The links of a page that lead nowhere."""
     wrong = []
     for target in links(text):
@@ -128,7 +127,7 @@ def test_every_page_of_docs_is_one_link_away(start):
 # --- names of the code
 
 
-def names_of(body: list[ast.stmt]) -> dict[str, ast.AST]:
+def names_of(body):
     """What a module or class binds: definitions, assignments, imports, also below `if` and `try`."""
     found: dict[str, ast.AST] = {}
     for node in body:
@@ -145,11 +144,11 @@ def names_of(body: list[ast.stmt]) -> dict[str, ast.AST]:
 
 
 @cache
-def module(path: Path) -> ast.Module:
+def module(path):
     return ast.parse(path.read_text("utf-8"))
 
 
-def attribute(node: ast.AST, names: list[str]) -> bool:
+def attribute(node, names):
     """Whether a module's or class's syntax has the attribute. What is inherited or imported is taken on trust."""
     if not names:
         return True
@@ -166,7 +165,7 @@ def attribute(node: ast.AST, names: list[str]) -> bool:
     return False
 
 
-def dotted(name: str) -> bool:
+def dotted(name):
     """Whether `package.module.Class.attribute` exists."""
     parts, folder = name.split("."), ROOT
     for place, part in enumerate(parts):
@@ -180,7 +179,7 @@ def dotted(name: str) -> bool:
     return True
 
 
-def file_exists(name: str, beside: Path) -> bool:
+def file_exists(name, beside):
     """Whether a path from the root or from the folder of the file that names it, or a bare file name, exists."""
     if "/" not in name:
         return name in bare_names()
@@ -188,7 +187,7 @@ def file_exists(name: str, beside: Path) -> bool:
 
 
 @cache
-def bare_names() -> frozenset[str]:
+def bare_names():
     return frozenset(name.rsplit("/", 1)[-1] for name in tracked())
 
 
@@ -198,7 +197,7 @@ PATH = re.compile(rf"(?:{'|'.join(ROOMS)})/[\w./-]+")
 FILE = re.compile(r"[\w/]*\w\.py")
 
 
-def stale(text: str, file: Path, *, plain: bool = False) -> list[str]:
+def stale(text, file, *, plain=False):
     """Names of modules, attributes and files in code spans (with `plain` anywhere) that do not exist."""
     wrong = []
     for span in [text] if plain else ["".join(match) for match in SPAN.findall(text)]:
@@ -223,7 +222,7 @@ def stale(text: str, file: Path, *, plain: bool = False) -> list[str]:
 DOCSTRING = re.compile(r'^ *r?"""(.*?)"""', re.MULTILINE | re.DOTALL)
 
 
-def python_files() -> list[Path]:
+def python_files():
     return [ROOT / name for name in sorted(tracked()) if name.endswith(".py")]
 
 
@@ -260,7 +259,7 @@ def test_a_stale_name_is_found():
 TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 
 
-def missing_tests(text: str) -> list[str]:
+def missing_tests(text):
     """The tests that a text names by file and function, and that do not exist."""
     found = sorted({match.groups() for match in TEST.finditer(text)})
     return [
@@ -283,7 +282,7 @@ def test_a_test_that_does_not_exist_is_found():
 # --- sentences
 
 
-def paragraphs(text: str) -> Iterator[tuple[int, str]]:
+def paragraphs(text):
     """Line number and text of each paragraph and list item, without code blocks, tables, headings and comments."""
     lines, start, kept = FENCE.sub(lambda m: "\n" * m[0].count("\n"), text).split("\n"), 0, ""
     for number, line in enumerate([*lines, ""], 1):
@@ -307,7 +306,7 @@ END = re.compile(
 )
 
 
-def sentences(paragraph: str) -> list[str]:
+def sentences(paragraph):
     """A simple counter's sentences: a code span or a link is one word, and a full stop before a capital ends one."""
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)
     text = re.sub(r"`[^`]*`", "code", text).replace("**", "").replace("*", "")
@@ -321,7 +320,7 @@ def sentences(paragraph: str) -> list[str]:
     ]
 
 
-def too_long(text: str) -> list[str]:
+def too_long(text):
     """Line and words of each sentence above the limit."""
     return [
         f"line {line}: {count} words: {sentence[:60]}..."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,7 @@ def test_every_experiment_parses(file):
 
 
 # What the papers and their authors' scripts give (file, key, value); a wrong one would quietly be another experiment.
-GIVEN: list[tuple[str, dict[str, Any]]] = [
+GIVEN = [
     ("*/*", {"weight-cap": 0, "robust": "none"}),  # no silo counts as less, nothing is bounded
     (
         "apple/*",
@@ -166,7 +165,7 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "wanted"), GIVEN, ids=[pattern for pattern, _ in GIVEN])
+@pytest.mark.parametrize("pattern, wanted", GIVEN, ids=[pattern for pattern, _ in GIVEN])
 def test_the_published_settings(pattern, wanted):
     files = [file for file in FILES if file.match(f"experiments/{pattern}.toml")]
     assert files

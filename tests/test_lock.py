@@ -25,7 +25,7 @@ ENTRY = re.compile(
 )
 
 
-def pins(*files: str) -> dict[str, set[Version]]:
+def pins(*files):
     """Name to the versions that lock files have for it, on whatever Python."""
     found: dict[str, set[Version]] = {}
     for entry in locked(*files):
@@ -35,7 +35,7 @@ def pins(*files: str) -> dict[str, set[Version]]:
     return found
 
 
-def lacking(part: str, pyproject: str, locked_versions: dict[str, set[Version]]) -> list[str]:
+def lacking(part, pyproject, locked_versions):
     """What a part asks for, directly or by way of others, and its lock files do not have in a version that fits.
 
     Requirements of requirements are those of the installed packages, where a lock file has the installed version: the
@@ -119,7 +119,7 @@ def wheels(tmp_path):
     return folder
 
 
-def write_wheel(path: Path, code: str) -> None:
+def write_wheel(path, code):
     """The same bytes whenever the code is the same."""
     info = "probe-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
@@ -132,7 +132,7 @@ def write_wheel(path: Path, code: str) -> None:
             wheel.writestr(zipfile.ZipInfo(name), text)
 
 
-def installed(folder: Path, wheels: Path, lock: str) -> subprocess.CompletedProcess[str]:
+def installed(folder, wheels, lock):
     """`requirements/install.sh silo`, with other lock files, into a folder; no index is asked."""
     copy = folder / "requirements"
     copy.mkdir()
@@ -222,7 +222,7 @@ def test_the_base_is_named_once_and_its_digest_is_one():
 
 
 @pytest.mark.parametrize(
-    ("answer", "moved"), [("sha256:" + "ab" * 32, True), ("latest", False), ("", False)]
+    "answer, moved", [("sha256:" + "ab" * 32, True), ("latest", False), ("", False)]
 )
 def test_pinning_the_base_is_one_command(tmp_path, answer, moved):
     """`docker` here is a stand-in for what asks the registry; it notes what it was asked."""

@@ -11,7 +11,6 @@ import io
 import json
 import tarfile
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ silos:
 """
 
 
-def read_as_federation(file: Path) -> None:
+def read_as_federation(file):
     try:
         assert isinstance(read_federation(file, check_data=False), Federation)
     except ValueError as error:
@@ -193,7 +192,7 @@ BUNDLE = {
 }
 
 
-def tar(files: dict[str, bytes]) -> bytes:
+def tar(files):
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, content in files.items():
@@ -371,7 +370,7 @@ CELLS = (
 MODEL = {"name": "model", "silo": "a", "round": 1, "samples": 6, "dtype": "float32"}
 
 
-def reply_of(content: RecordDict) -> Message:
+def reply_of(content):
     with flower_identity():
         return Message(content, dst_node_id=1, message_type="train")
 
@@ -407,7 +406,7 @@ EXPECTED = ExpectedReply("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4
     ),
 )
 def test_a_reply(manifest, config, array, metrics):
-    whole: dict[str, Any] = {"round": 1, "silo": "a", "manifest": manifest, **config}
+    whole = {"round": 1, "silo": "a", "manifest": manifest, **config}
     content = RecordDict(
         {"config": ConfigRecord(whole), "model.model": ArrayRecord({"vector": array})}
     )
@@ -433,7 +432,7 @@ def test_a_reply_that_is_right_is_read():
     }
 
 
-SUMMARY: dict[str, Any] = {
+SUMMARY = {
     "name": "clinic", "n_train": 60, "n_val": 20, "n_test": 20, "threads": 2, "shape": [3], "classes": 2,
     "own_file": True, "simulated": False, "device": "cpu", "versions": "silofl 0.2", "sum": [1.0, 2.0, 3.0],
     "square_sum": [1.0, 4.0, 9.0],
@@ -634,7 +633,7 @@ def test_a_recipe_of_pictures_of_any_values(key, inner, value):
             parse_any(changed)
 
 
-def reads_or_says_one_line(file: Path, reading: Callable[[], Any]) -> None:
+def reads_or_says_one_line(file, reading):
     """And says nothing of what is in the file, whose every text field names somebody."""
     try:
         picture = reading()

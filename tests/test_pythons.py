@@ -50,8 +50,7 @@ def test_nothing_is_used_that_only_a_patch_release_brought():
 
 
 @pytest.mark.parametrize(
-    ("version", "accepted"),
-    [((3, 10), False), ((3, 11), True), ((3, 13), True), ((3, 14), False)],
+    "version, accepted", [((3, 10), False), ((3, 11), True), ((3, 13), True), ((3, 14), False)]
 )
 def test_make_install_refuses_another_version(tmp_path, version, accepted):
     """`python` is a stand-in that says it is of this version; it makes no environment."""

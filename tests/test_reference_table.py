@@ -30,14 +30,14 @@ pytest.importorskip(
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def run(folder: Path, *options: str) -> int:
+def run(folder, *options):
     common = ["--out", str(folder), "--form", "smoke", "--sets", "bmt"]
     return reference.main([*common, "--methods", "local,fedavg,fedproto", *options])
 
 
-def lines_in(folder: Path) -> dict[str, list[object]]:
+def lines_in(folder):
     """The lines by method, without what a clock measured."""
-    found: dict[str, list[object]] = {}
+    found = {}
     for file in sorted((folder / "cells" / "bmt").iterdir()):
         lines = read_lines(file)
         for line in lines:
@@ -82,10 +82,10 @@ def test_an_interrupted_table_goes_on_and_the_page_says_what_is_shown(tmp_path, 
     assert "is another plan (form smoke" in capsys.readouterr().err
 
 
-def line(method: str, seed: int, trial: int, gains: list[float]) -> str:
+def line(method, seed, trial, gains):
     """A run on rand-health by hand: accuracy .5 and a gain at each of six sites."""
     scores = {f"hospital-{i:02}": 0.5 + gain for i, gain in enumerate(gains, 1)}
-    other: dict[str, object] = {"n_train": 50, "n_test": 100, "mae": None, "brier": 0.25}
+    other = {"n_train": 50, "n_test": 100, "mae": None, "brier": 0.25}
     entry = {
         "strategy": method,
         "seed": seed,

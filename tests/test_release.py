@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 
-def build(kind: str, source: Path, out: Path) -> Path:
+def build(kind, source, out):
     """Build an `sdist` or a `wheel` of a source tree."""
     command = [sys.executable, "-c", BUILD, f"build_{kind}", str(out)]
     made = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
@@ -89,7 +88,7 @@ def environment(tmp_path_factory):
     return folder / "venv"
 
 
-def run(environment: Path, command: Sequence[str], folder: Path) -> str:
+def run(environment, command, folder):
     """Run an installed program in an empty folder with an empty HOME; what it prints."""
     clean = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
     program = [str(environment / "bin" / command[0]), *command[1:]]

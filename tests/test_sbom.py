@@ -9,7 +9,6 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ FILES = {
 ELSEWHERE = ("sys_platform == 'win32'", "python_full_version >= '3.12'")
 
 
-def locked(image: str) -> dict[tuple[str, str], list[str]]:
+def locked(image):
     """Name and version to the sums of what is installed in an image, line by line."""
     found: dict[tuple[str, str], list[str]] = {}
     for name in FILES[image]:
@@ -42,7 +41,7 @@ def locked(image: str) -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def packages(content: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
+def packages(content):
     """The same of a document."""
     listed = [one for one in content["components"] if one["type"] == "library"]
     return {
@@ -100,7 +99,7 @@ def test_silofl_itself_with_its_licence():
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 
 
-def made(folder: Path, **variables: str) -> dict[str, bytes]:
+def made(folder, **variables):
     """What `make sbom` writes."""
     clean = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
     command = [sys.executable, "-m", "requirements.sbom", str(folder)]
@@ -124,7 +123,7 @@ def test_the_same_packages_give_the_same_bytes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "images"),
+    "file, images",
     [("silo", {*IMAGES}), ("server", {"server"}), ("torch-cuda", {"silo-gpu"}), ("dev", set())],
 )
 def test_a_package_that_is_planted_into_a_lock_file_is_found(tmp_path, file, images):

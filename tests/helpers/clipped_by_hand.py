@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.flat import FlatModel
+from models.privacy.clipping import Clipping
 
 
 class Layers(nn.Module):
@@ -50,6 +51,20 @@ def by_hand(
         )
         total += gradient * min(1.0, clip / (float(gradient.double().norm()) + 1e-6))
     return total
+
+
+def clipped(
+    model: FlatModel,
+    x: Tensor,
+    y: Tensor,
+    clip: float,
+    loss: Any = F.cross_entropy,
+    units: Any = None,
+) -> tuple[Tensor, list[bool]]:
+    """The sum over units, and whether the records of each network and loss went together."""
+    clipping = Clipping(model, clip)
+    total, _ = clipping.total(x, y, loss, None, units)
+    return total, list(clipping.tried.values())
 
 
 def tokens(n: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from near import near
 from torch import Tensor
 
 from client.app import app as client_app
@@ -255,9 +256,18 @@ class Run:
         return self.federation.history.rows
 
     @property
+    def held(self) -> Any:
+        """What the server keeps."""
+        return self.strategy.state.arrays
+
+    @property
     def shared(self) -> Tensor:
         """The server's model."""
         return self.strategy.state.arrays["global"]
+
+    def kept(self, silo: str) -> Any:
+        """What a silo keeps."""
+        return self.grid.state(silo).arrays
 
     def start(self) -> Numbers:
         """The initial model of three columns and classes."""
@@ -276,7 +286,20 @@ class Run:
         return [r.value for r in self.rows if (r.silo, r.split, r.snapshot, r.metric) == wanted]
 
     def personal(self, silo: str) -> Tensor:
-        return self.grid.state(silo).arrays["personal"]
+        tensor: Tensor = self.kept(silo)["personal"]
+        return tensor
+
+    def ends_near(self, shared: Any, personal: Mapping[str, Any], within: float = 1e-6) -> None:
+        """The server's model, and the silos' own ones, are these."""
+        assert set(personal) == {self.grid.name_of(node) for node in self.grid.contexts}
+        near(self.shared, shared, within)
+        for silo, vector in personal.items():
+            near(self.personal(silo), vector, within)
+
+    def received(self, silo: str, server_round: int) -> Tensor:
+        """The shared model of the message that this silo got in this round."""
+        vector: Tensor = self.sent_to(silo, server_round)["global"].vector
+        return vector
 
     def sent_to(self, silo: str, server_round: int) -> dict[str, Any]:
         """The models of the message that this silo got in this round, by name."""
@@ -310,6 +333,7 @@ def one_block(method: str) -> dict[str, Any]:
 
 def federate(
     files: Files,
+    strategy: Any = "",
     *,
     directory: Any = None,
     state_dir: Any = None,
@@ -327,7 +351,7 @@ def federate(
     as deployed ones do, in files only. ``policy``: the silos' policy, a file or ``public``.
     """
     forget_models()
-    settings = settings_of(files, **changes)
+    settings = settings_of(files, **changes | ({"strategy": strategy} if strategy else {}))
     run_directory, state_path = None, None
     with contextlib.ExitStack() as stack:
         if directory is not None:

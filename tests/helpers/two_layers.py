@@ -120,6 +120,12 @@ def replies_of(run: Run, silo: str = "") -> list[tuple[int, str, Payload, Messag
     return result
 
 
+def sent_by(run: Run, silo: str, which: int = -1, name: str = "model") -> Tensor:
+    """A vector of one of the silo's training replies."""
+    vector: Tensor = replies_of(run, silo)[which][2].models[name].vector
+    return vector
+
+
 def rounds_trained(run: Run, silo: str) -> list[int]:
     return [server_round for server_round, _, _, _ in replies_of(run, silo)]
 

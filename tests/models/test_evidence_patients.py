@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from evidence import evidence
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import federate
 from torch import nn
 
 from models.evidence.calibration import groups_of, reliability
-from models.evidence.measure import EVIDENCE, Ask, evidence_of
+from models.evidence.measure import EVIDENCE
 from models.evidence.subgroups import subgroup_scores
 from models.evidence.survival import risk_bins
 from models.evidence.values import enough, value_bins
@@ -80,18 +80,13 @@ def test_findings_of_one_sample_are_one():
     layer = nn.Linear(1, 20, bias=False)
     layer.weight.data.fill_(1.0)
     samples = Samples(x, np.tile([0.0, 1.0], (20, 10)).astype(np.float32))
-    found = evidence_of(
-        task_of("multilabel"),
-        FlatModel(nn.Sequential(layer)),
-        samples,
-        samples,
-        np.arange(20),
-        Ask(LEAST),
+    found = evidence(
+        task_of("multilabel"), FlatModel(nn.Sequential(layer)), samples, least=LEAST
     )
     assert np.reshape(found["reliability"], (-1, 3))[:, 0].tolist() == [200, 200]
 
 
-def pictures(masked: int, n: int = 120) -> tuple[FlatModel, Samples]:
+def pictures(masked, n=120):
     """Pictures of two pixels, outlined in the first ``masked`` ones; the network outlines nothing."""
     masks = np.zeros((n, 1, 2), np.uint8)
     masks[:masked, 0, 0] = 1
@@ -105,7 +100,7 @@ def test_cases_are_counted_by_patient():
     """Twelve cases are the worst tenth; six of the cases of a subgroup have any Dice."""
     task, (model, samples) = task_of("segmentation"), pictures(120)
     for units, there in ((np.arange(120), True), (np.arange(120) // 12, False)):
-        assert bool(evidence_of(task, model, samples, samples, units, Ask(LEAST))) == there
+        assert bool(evidence(task, model, samples, units, least=LEAST)) == there
     groups = np.repeat(["a", "b"], 60)
     assert set(subgroup_scores(task, model, samples, groups, None, LEAST)) == {
         "subgroup.a",
@@ -123,7 +118,7 @@ def test_both_halves_have_enough_patients():
     )
 
 
-def of_patients(folder: Path, records: int) -> dict[str, Path]:
+def of_patients(folder, records):
     """A hospital whose test part has 120 samples, so many of each patient, which are alike."""
     rng, arrays = np.random.default_rng(1), dict[str, Any]()
     for k, part in enumerate(("train", "val", "test")):
@@ -139,7 +134,7 @@ def of_patients(folder: Path, records: int) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("records", "bins", "lists"),
+    "records, bins, lists",
     [
         (15, 0, set()),
         (7, 1, {"net_benefit", "reliability"}),
@@ -153,9 +148,7 @@ def test_what_leaves_a_hospital_is_over_patients(tmp_path, records, bins, lists)
     words = ", ".join(f'"{word}"' for word in ("loss", "score", *EVIDENCE))
     policy.write_text(f"metrics = [{words}]\nmin-silos = 1\n")
     given = {"state_dir": tmp_path / "state", "policy": str(policy), "learning_rate": 1.0}
-    run = federate(
-        of_patients(tmp_path, records), strategy="fedavg", rounds=2, evidence="on", **given
-    )
+    run = federate(of_patients(tmp_path, records), "fedavg", rounds=2, evidence="on", **given)
     found = run.federation.closing.evidence["a"]
     assert {name for name, value in found.items() if isinstance(value, list)} == lists
     assert ("brier" in found) == bool(lists)

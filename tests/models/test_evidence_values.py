@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from evidence import evidence
+from failing import fails
 from flwr.app import MetricRecord
+from near import near
 from scipy import stats
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 from tiny import federate
 from torch import nn
 
 from models.evidence.calibration import groups_of
-from models.evidence.measure import EVIDENCE, Ask, conformal_intervals, evidence_of
+from models.evidence.measure import EVIDENCE, conformal_intervals
 from models.evidence.subgroups import subgroup_scores
 from models.evidence.values import (
     agreement,
@@ -36,7 +37,7 @@ TINY = 1e-9
 MEAN, STD = 40.0, 8.0
 
 
-def pairs(n: int = 90) -> tuple[np.ndarray, np.ndarray]:
+def pairs(n=90):
     rng = np.random.default_rng(35)
     said = rng.normal(MEAN, STD, n)
     return said, 12 + 0.8 * said + rng.normal(0, 3, n)
@@ -45,10 +46,10 @@ def pairs(n: int = 90) -> tuple[np.ndarray, np.ndarray]:
 def test_recalibration_is_scipys():
     said, truth = pairs()
     found = stats.linregress(said, truth)
-    assert recalibration(said, truth) == pytest.approx((found.intercept, found.slope), abs=TINY)
+    near(recalibration(said, truth), (found.intercept, found.slope), TINY)
     a, b = np.linalg.lstsq(np.column_stack([np.ones_like(said), said]), truth, rcond=None)[0]
-    assert recalibration(said, truth) == pytest.approx((a, b), abs=1e-8)
-    assert recalibration(a + b * said, truth) == pytest.approx((0, 1), abs=1e-8)
+    near(recalibration(said, truth), (a, b), 1e-8)
+    near(recalibration(a + b * said, truth), (0, 1), 1e-8)
     assert all(math.isnan(v) for v in recalibration(np.full(9, 3.7), truth[:9]))
 
 
@@ -56,11 +57,9 @@ def test_limits_of_agreement():
     """As numpy has mean and standard deviation; about 95 % of normal differences lie between."""
     said, truth = pairs(4000)
     mean, low, high = agreement(said, truth)
-    assert mean == pytest.approx(np.mean(truth - said), abs=TINY)
-    assert (high - low) / 2 == pytest.approx(1.96 * np.std(truth - said, ddof=1), abs=TINY)
-    assert np.mean((low < truth - said) & (truth - said < high)) == pytest.approx(
-        0.95, abs=0.01
-    )
+    near(mean, np.mean(truth - said), TINY)
+    near((high - low) / 2, 1.96 * np.std(truth - said, ddof=1), TINY)
+    near(np.mean((low < truth - said) & (truth - said < high)), 0.95, 0.01)
 
 
 @pytest.mark.parametrize("least", [1, 10, 40])
@@ -77,18 +76,14 @@ def test_bins_hold_equal_numbers(least):
         assert n == (own == k).sum() and error == pytest.approx(
             mean_absolute_error(truth[own == k], said[own == k])
         )
-        assert [predicted, observed] == pytest.approx(
-            [said[own == k].mean(), truth[own == k].mean()], abs=TINY
-        )
+        near([predicted, observed], [said[own == k].mean(), truth[own == k].mean()], TINY)
 
 
 @pytest.mark.parametrize("n", [9, 10, 37, 200])
 def test_the_half_width_is_numpys_quantile(n):
     errors = np.abs(np.random.default_rng(n).normal(size=n))
     level = min(math.ceil((n + 1) * 0.9) / n, 1.0) - 1e-12
-    assert quantile(errors) == pytest.approx(
-        np.quantile(errors, level, method="inverted_cdf"), abs=TINY
-    )
+    near(quantile(errors), np.quantile(errors, level, method="inverted_cdf"), TINY)
     assert math.isnan(quantile(errors[:8]))  # no half width of eight errors holds 90 %
 
 
@@ -105,7 +100,7 @@ def test_intervals_cover_nine_in_ten():
     )
 
 
-def samples_of(said: np.ndarray, truth: np.ndarray) -> tuple[Any, FlatModel, Samples]:
+def samples_of(said, truth):
     """The network's output is its input, in standard deviations."""
     layer = nn.Linear(1, 1, bias=False)
     layer.weight.data = torch.ones(1, 1)
@@ -117,30 +112,28 @@ def samples_of(said: np.ndarray, truth: np.ndarray) -> tuple[Any, FlatModel, Sam
 def test_evidence_is_in_the_measurements_unit():
     said, truth = pairs()
     task, model, samples = samples_of(said, truth)
-    found = evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=10))
+    found = evidence(task, model, samples, least=10)
     line = stats.linregress(said, truth)
-    assert found["calibration_slope"] == pytest.approx(line.slope, abs=1e-5)
-    assert found["calibration_intercept"] == pytest.approx(line.intercept, abs=1e-3)
-    assert found["calibration_in_the_large"] == pytest.approx((truth - said).mean(), abs=1e-5)
-    n, half = found["conformal_width"]  # type: ignore[misc]
+    near(found["calibration_slope"], line.slope, 1e-5)
+    near(found["calibration_intercept"], line.intercept, 1e-3)
+    near(found["calibration_in_the_large"], (truth - said).mean(), 1e-5)
+    n, half = found["conformal_width"]
     assert (n, half) == (45, pytest.approx(quantile(np.abs(truth - said)[::2]), abs=1e-5))
     sets = conformal_intervals(task, model, samples, np.arange(90), [4.0])[
         "conformal_intervals"
     ]
     expected = interval_shares(np.abs(truth - said), np.arange(90), 4.0)
-    assert sets == pytest.approx(expected, abs=1e-4)
+    near(sets, expected, 1e-4)
     read = read_evidence(MetricRecord({**found, "conformal_intervals": sets}))
     assert read.keys() == {*found, "conformal_intervals"}
-    assert "conformal_width" not in evidence_of(
-        task, model, samples, samples, np.arange(len(samples)), Ask(least=46)
-    )
+    assert "conformal_width" not in evidence(task, model, samples, least=46)
 
 
 # Mean, deviation
 UNITS = {"pressure, mmHg": (120.0, 15.0), "glucose v1.2": (5.5, 0.8), "weight": (70.0, 12.0)}
 
 
-def several(n: int = 90) -> tuple[np.ndarray, np.ndarray, Any, FlatModel, Samples]:
+def several(n=90):
     """Predictions and measurements (n, 3), and a network whose outputs these predictions are."""
     rng, mean, std = np.random.default_rng(36), *np.array([*UNITS.values()]).T
     x = rng.normal(size=(n, 3)).astype(np.float32)
@@ -155,11 +148,9 @@ def several(n: int = 90) -> tuple[np.ndarray, np.ndarray, Any, FlatModel, Sample
 def test_each_of_several_measurements_has_the_oracles_numbers():
     """In its own unit, under the schema's name, which may have dots and blanks."""
     said, truth, task, model, samples = several()
-    found = evidence_of(
-        task, model, samples, samples, np.arange(90), Ask(10, labels=tuple(UNITS))
-    )
+    found = evidence(task, model, samples, least=10, labels=tuple(UNITS))
     assert len(found) == 6 * 3
-    halves = [float(found[f"measurement.{name}.conformal_width"][1]) for name in UNITS]  # type: ignore[index]
+    halves = [float(found[f"measurement.{name}.conformal_width"][1]) for name in UNITS]
     sets = conformal_intervals(
         task, model, samples, np.arange(90), [2 * v for v in halves], tuple(UNITS)
     )
@@ -171,13 +162,13 @@ def test_each_of_several_measurements_has_the_oracles_numbers():
         }
         a, b, error = said[:, k], truth[:, k], np.abs(truth - said)[:, k]
         line, deviation = stats.linregress(a, b), np.std(b - a, ddof=1)
-        assert own["calibration_slope"] == pytest.approx(line.slope, abs=TINY)
-        assert own["calibration_intercept"] == pytest.approx(line.intercept, abs=TINY)
+        near(own["calibration_slope"], line.slope, TINY)
+        near(own["calibration_intercept"], line.intercept, TINY)
         mean = own["calibration_in_the_large"]
-        assert mean == pytest.approx(np.mean(b - a), abs=TINY)
+        near(mean, np.mean(b - a), TINY)
         limits = [90, mean, mean - 1.96 * deviation, mean + 1.96 * deviation]
-        assert own["agreement"] == pytest.approx(limits, abs=TINY)
-        assert own["value_bins"] == pytest.approx(value_bins(a, b, 10), abs=TINY)
+        near(own["agreement"], limits, TINY)
+        near(own["value_bins"], value_bins(a, b, 10), TINY)
         level = math.ceil(46 * 0.9) / 45 - 1e-12
         quantile = np.quantile(error[::2], level, method="inverted_cdf")
         assert own["conformal_width"] == [45, pytest.approx(quantile, abs=TINY)]
@@ -192,12 +183,12 @@ def test_each_of_several_measurements_has_the_oracles_numbers():
             b[lowest].mean(),
             mean_absolute_error(b[lowest], a[lowest]),
         ]
-        assert rows[0] == pytest.approx(expected, abs=TINY)
+        near(rows[0], expected, TINY)
 
 
 def test_measurements_without_names_have_those_of_predict():
     _, _, task, model, samples = several()
-    found = evidence_of(task, model, samples, samples, np.arange(90), Ask())
+    found = evidence(task, model, samples)
     assert (
         {name.split(".")[1] for name in found}
         == {"y_0", "y_1", "y_2"}
@@ -208,7 +199,7 @@ def test_measurements_without_names_have_those_of_predict():
 def test_the_server_takes_measurements_by_the_schemas_names():
     """And of each what measurements have: no Brier score, and no name that a silo makes up."""
     _, _, task, model, samples = several()
-    found = evidence_of(task, model, samples, samples, np.arange(90), Ask(labels=tuple(UNITS)))
+    found = evidence(task, model, samples, labels=tuple(UNITS))
     assert read_evidence(MetricRecord({**found}), tuple(UNITS)) == found
     spoilt: list[dict[str, Any]] = [
         {"measurement.<b>.calibration_slope": 1.0},
@@ -254,13 +245,10 @@ SPOILT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("reason", SPOILT)
 def test_the_server_takes_no_nonsense(reason):
-    with pytest.raises(DataError, match=reason):
-        read_evidence(MetricRecord(SPOILT[reason]))
+    fails(DataError, reason, read_evidence, MetricRecord(SPOILT[reason]))
 
 
-def measuring(
-    folder: Path, sizes: dict[str, int], names: Sequence[str] = ()
-) -> dict[str, Path]:
+def measuring(folder, sizes, names=()):
     rng, files = np.random.default_rng(3), {}
     for name, tested in sizes.items():
         arrays: dict[str, Any] = {"label_names": np.array(names)} if names else {}
@@ -289,7 +277,7 @@ def test_hospitals_send_it_as_their_policy_says(tmp_path):
         }.items()
     ):
         policy.write_text(f'metrics = ["loss", "score"{words}]\n')
-        changes: dict[str, Any] = {
+        changes = {
             "state_dir": tmp_path / f"state{i}",
             "policy": str(policy),
             "learning_rate": 0.1,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import safetensors.torch
 import torch
+from near import near
 from representatives import sampled
 from tiny import federate, rows_of
-from torch import Tensor, nn
+from torch import nn
 
 from client.export import export_model
 from models.flat import FlatModel
@@ -23,7 +24,7 @@ DEEP = MlpSettings("4,5")  # 3 columns, 3 classes: fc1 4x3, fc2 5x4, fc3 3x5
 LORA = Part("head", 7, None, 2, 8.0)
 
 
-def lora(part: Part = LORA) -> FlatModel:
+def lora(part=LORA):
     flat_model.cache_clear()
     return flat_model("mlp", (3,), 3, DEEP, "cpu", None, part)
 
@@ -65,7 +66,7 @@ def test_what_is_trained():
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "settings"),
+    "name, shape, settings",
     [("mlp", (3,), DEEP), ("vit-s", (3, 8, 8), VitSettings(4))],
     ids=["mlp", "vit-s"],
 )
@@ -104,7 +105,7 @@ def test_the_merge_says_the_same(two, tmp_path):
     """After three rounds of training, without us: an ordinary state_dict, whose predictions are the silo's own."""
     run = federate(
         two,
-        strategy="fedavg",
+        "fedavg",
         mlp__hidden="4,5",
         lora_rank=2,
         rounds=3,
@@ -122,15 +123,13 @@ def test_the_merge_says_the_same(two, tmp_path):
     plain = build("mlp", (3,), 3, DEEP)
     plain.load_state_dict(tensors)  # strict: its own names
     x = torch.from_numpy(rows_of(two["a"])[0]).float()
-    torch.testing.assert_close(
-        plain(x), lora_of(run.personal("a")).module(x), rtol=0, atol=1e-5
-    )
+    near(plain(x), lora_of(run.personal("a")).module(x), 1e-5)
     assert plain(x).argmax(1).eq(
         torch.from_numpy(rows_of(two["a"])[1])
     ).float().mean() == pytest.approx(card.metrics["test.accuracy"])
 
 
-def lora_of(vector: Tensor) -> FlatModel:
+def lora_of(vector):
     model = lora()
     model.load(vector)
     return model
@@ -144,7 +143,7 @@ def lora_of(vector: Tensor) -> FlatModel:
 def test_methods_train_it(three, method):
     """What is sent is four bytes for each factor's and the head's scalar; all of them move, but nothing frozen does."""
     settings = {"mlp__hidden": "4,5", "lora_rank": 2, "rounds": 3, "learning_rate": 0.3}
-    run = federate(three, strategy=method, **settings)
+    run = federate(three, method, **settings)
     if method in ("fedavg", "apple"):
         assert run.values("bytes_up")[:3] == [4 * 3 * 50] * 3
     for silo in three:
@@ -170,7 +169,7 @@ def test_pytorchs_own_attention_sees_the_change():
                 torch.nn.init.normal_(tensor)
         after, trained = network(x), network.train()(x)
     assert sum("lora_b" in entry.name for entry in model.layout.parameters) == 3
-    torch.testing.assert_close(after, trained)
+    near(after, trained, 1e-5)
     assert not torch.allclose(after, before, atol=1e-2)
     plain = nn.Sequential(
         nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
@@ -179,7 +178,7 @@ def test_pytorchs_own_attention_sees_the_change():
     )
     plain.load_state_dict(model.state_dict())
     with torch.no_grad():
-        torch.testing.assert_close(plain.eval()(x), after, rtol=0, atol=1e-5)
+        near(plain.eval()(x), after, 1e-5)
 
 
 def test_a_network_without_a_layer_to_change(three):

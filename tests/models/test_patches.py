@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from failing import fails
+from near import near
 from tiny import comparable, federate
 
 from client.export import export_model
@@ -36,11 +38,11 @@ from strategies.base.training.settings import seen_shape
 pytestmark = pytest.mark.filterwarnings("ignore")  # MONAI's own imports
 
 
-def rng(seed: int = 0) -> torch.Generator:
+def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def volumes(path: Path, sides: tuple[int, int, int], n: int = 6, seed: int = 0) -> Path:
+def volumes(path, sides, n=6, seed=0):
     """A silo's file of volumes with a bright block each, which is class 1."""
     path.parent.mkdir(exist_ok=True)
     numbers = np.random.default_rng(seed)
@@ -70,7 +72,7 @@ RUN: dict[str, Any] = {
 }
 
 
-def drawn(patches: Patches, x: Any, y: Any, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(patches, x, y, seed=0):
     """The patches of one batch of all samples, which are the same from memory and from disk."""
     place, order = partial(patches.place, rng=rng(seed)), [torch.arange(len(x))]
     found = next(Samples(x, y).cuts(order, place))
@@ -102,7 +104,7 @@ def test_foreground_share_says_how_many_lie_about_the_foreground():
     y[0, :2] = 255
     x = np.zeros((1, 16, 16, 16, 1), np.float32)
 
-    def hits(share: float) -> int:
+    def hits(share):
         patches = Patches((4, 4, 4), 1, share)
         return sum(int((drawn(patches, x, y, i)[1] == 1).any()) for i in range(200))
 
@@ -144,7 +146,7 @@ def test_dice_is_of_whole_volumes_of_hospitals_of_different_sizes(tmp_path):
         dice = task_of("segmentation").measure(
             outputs, torch.from_numpy(np.asarray(test.y)).long()
         )["dice"]
-        assert run.values("dice", silo, "personal")[-1] == pytest.approx(dice, abs=1e-6)
+        near(run.values("dice", silo, "personal")[-1], dice)
     assert np.mean(run.values("dice", "south", "personal")[-1:]) > 0.3
 
 
@@ -237,9 +239,7 @@ def flipped():
 @pytest.mark.parametrize(
     "source", [OWN, pytest.param(OWN + OWN_MONAI, marks=pytest.mark.exhaustive)]
 )
-def test_own_datasets_of_volumes_are_read_by_patches(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_datasets_of_volumes_are_read_by_patches(source, tmp_path, monkeypatch):
     """The bits of data files of the same volumes: patches about the foreground, whole volumes' Dice, prediction."""
     files = {
         n: volumes(tmp_path / f"{n}.npz", (12, 10, 12), seed=i) for i, n in enumerate("ab")
@@ -261,7 +261,7 @@ def test_own_datasets_of_volumes_are_read_by_patches(
         write_index(f"ward_scans:{function}", tmp_path / f"{function}.npz")
     given = {**RUN, "rounds": 2, "patches_per_volume": 3, "foreground_share": 0.5}
 
-    def go(north: Path, **more: Any) -> Any:
+    def go(north, **more):
         return federate({"a": north, "b": tmp_path / "south.npz"}, **given, **more)
 
     own, kept = go(tmp_path / "north.npz", directory=tmp_path / "run"), federate(files, **given)
@@ -280,7 +280,7 @@ def test_own_datasets_of_volumes_are_read_by_patches(
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    "changes, reason",
     [
         ({"dp": "true"}, "not with dp = true"),
         ({"ala": "true"}, "not with ala = true"),
@@ -293,8 +293,7 @@ def test_own_datasets_of_volumes_are_read_by_patches(
     ],
 )
 def test_what_does_not_fit_is_refused(changes, reason):
-    with pytest.raises(UserError, match=reason):
-        parse_settings({"patch": "8,8,8", **changes})
+    fails(UserError, reason, parse_settings, {"patch": "8,8,8", **changes})
 
 
 def test_samples_that_have_no_such_patch_are_refused():
@@ -305,13 +304,12 @@ def test_samples_that_have_no_such_patch_are_refused():
         ((1, 9, 9), "segmentation", "need h,w"),
         ((1, 9, 9, 9), "multiclass", "it is of outlines"),
     ):
-        with pytest.raises(UserError, match=reason):
-            seen_shape(common, shape, task)
+        fails(UserError, reason, seen_shape, common, shape, task)
     assert read_sides("") == ()
 
 
 @pytest.mark.parametrize(
-    ("passes", "epochs", "said"),
+    "passes, epochs, said",
     [
         (21, 0, ["patches-per-volume = 21"]),
         (20, 1, []),
@@ -332,7 +330,7 @@ def test_a_window_of_a_linear_network_is_the_network():
     """Where outputs depend on one pixel alone, the average over windows is the output itself."""
     x = torch.rand(2, 1, 7, 9, 8)
     outputs = Window((4, 4, 4))(lambda part: torch.cat([part, 1 - part], 1), x)
-    torch.testing.assert_close(outputs, torch.cat([x, 1 - x], 1))
+    near(outputs, torch.cat([x, 1 - x], 1), 1e-5)
 
 
 LIMITED = """
@@ -369,13 +367,13 @@ print("done", len(train), task.evaluate(model, test)["dice"])
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="limits what Linux counts")
-def test_cts_train_in_less_memory_than_they_have(tmp_path: Path) -> None:
+def test_cts_train_in_less_memory_than_they_have(tmp_path):
     """20 of 512 x 512 x 200, 3.1 GB with their outlines, in 2 GB; one of them is drawn and measured whole."""
     whole, counts = (200, 512, 512), {"train": 18, "val": 1, "test": 1}
     scan = np.broadcast_to(np.arange(200, dtype=np.int16)[:, None, None], (1, *whole))
     mask = np.zeros(whole, np.uint8)
     mask[20:40, 100:140, 200:240] = 1
-    arrays: dict[str, Any] = {"task": np.array("segmentation"), "classes": np.array(2)}
+    arrays = {"task": np.array("segmentation"), "classes": np.array(2)}
     samples = {}
     for split, n in counts.items():
         for name, one in ((f"x_{split}", scan), (f"y_{split}", mask)):
@@ -401,7 +399,7 @@ def test_cts_train_in_less_memory_than_they_have(tmp_path: Path) -> None:
     (tmp_path / "cts.npz").unlink()
 
 
-def test_a_large_volume_is_measured_in_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_volume_is_measured_in_slabs(monkeypatch):
     """Losses and Dice of 3 samples are those of the whole."""
     outputs = torch.randn(3, 4, 9, 6, 5, generator=rng())
     y = torch.randint(0, 4, (3, 9, 6, 5), generator=rng(1))

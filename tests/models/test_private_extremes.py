@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from clipped_by_hand import Layers, by_hand, tokens
+from clipped_by_hand import Layers, by_hand, clipped, tokens
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from near import near
 from representatives import sampled
 from torch import Tensor, nn
 
@@ -39,7 +40,7 @@ class Mixed(nn.Module):
 
     block_names = ("fc", "gru", "group", "out")
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc = nn.Linear(3, 4)
         self.gru = Gru(4, 4)
@@ -47,47 +48,47 @@ class Mixed(nn.Module):
         self.out = nn.Linear(4, 3)
         self.register_buffer("scale", torch.ones(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         z = self.group(self.gru(self.fc(x).relu() * self.scale)).sum(1)
-        found: Tensor = self.out(z)
+        found = self.out(z)
         return found
 
 
 class Twice(Mixed):
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = super().forward(x) + self.out(self.fc(x).sum(1))
+    def forward(self, x):
+        found = super().forward(x) + self.out(self.fc(x).sum(1))
         return found
 
 
-def near(logits: Tensor, h: Tensor, y: Tensor) -> Tensor:
+def small_features(logits, h, y):
     return F.cross_entropy(logits, y) + h.square().sum(1).mean()
 
 
-def network(*of: Any) -> FlatModel:
+def network(*of):
     """One of its own: the one that a process shares would keep what a test plants, such as nan."""
     return flat_model.__wrapped__(*of)
 
 
-def of_classes(model: FlatModel, *shape: int) -> tuple[FlatModel, Tensor, Tensor]:
+def of_classes(model, *shape):
     return model, torch.randn(6, *shape), torch.arange(6) % 3
 
 
-def of_findings() -> tuple[FlatModel, Tensor, Tensor]:
+def of_findings():
     return *of_classes(network("mlp", (4,), 3, None, "cpu"), 4)[:2], torch.randint(
         -1, 2, (6, 3)
     ).float()
 
 
-def of_measurements() -> tuple[FlatModel, Tensor, Tensor]:
+def of_measurements():
     return *of_classes(network("mlp", (4,), 2, None, "cpu"), 4)[:2], torch.randn(6, 2)
 
 
-def of_outlines() -> tuple[FlatModel, Tensor, Tensor]:
+def of_outlines():
     model = network("unet", (1, 8, 8), 3, None, "cpu")
     return model, torch.randn(6, 1, 8, 8), torch.randint(0, 3, (6, 8, 8))
 
 
-def with_lora() -> tuple[FlatModel, Tensor, Tensor]:
+def with_lora():
     return network(
         "fasttext", ("tokens", 9, 11), 3, None, "cpu", None, Part("head", 5, None, 2, 8.0)
     ), *tokens(6)
@@ -101,7 +102,7 @@ KINDS: dict[str, tuple[Callable[[], tuple[FlatModel, Tensor, Tensor]], Any]] = {
     ),
     "on features": (
         lambda: of_classes(network("mlp", (4,), 3, None, "cpu"), 4),
-        OnFeatures(near),
+        OnFeatures(small_features),
     ),
     "findings": (of_findings, binary_loss),
     "measurements": (of_measurements, square_loss),
@@ -122,13 +123,13 @@ KINDS: dict[str, tuple[Callable[[], tuple[FlatModel, Tensor, Tensor]], Any]] = {
 PATIENTS = [[2], [1], [0, 3], [5, 4]]
 
 
-def planted(target: Tensor, plants: list[tuple[float, float]]) -> None:
+def planted(target, plants):
     """Write each value at its place, a share of the vector's length."""
     for place, value in plants:
         target.view(-1)[int(place * (target.numel() - 1))] = value
 
 
-def larger(model: FlatModel, x: Tensor, factor: float) -> None:
+def larger(model, x, factor):
     """Multiply what the last record alone has: its inputs, or the embedding of a token of its own."""
     if x.is_floating_point():
         x[-1] *= factor
@@ -178,7 +179,7 @@ def test_a_unit_adds_at_most_the_clip_norm(kind, weights, buffers, inputs, scale
         assert float(length(whole - others)) <= CLIP * 1.01
 
 
-def small() -> tuple[FlatModel, Tensor, Tensor]:
+def small():
     torch.manual_seed(0)
     return of_classes(network("mlp", (4,), 3, None, "cpu"), 4)
 
@@ -193,9 +194,8 @@ def test_neither_records_nor_weights_decide_whether_records_go_together(change):
         model, x, y = make()
         change(model, x)
         before = model.vector.clone()
-        clipping = Clipping(model, CLIP)
-        clipping.total(x, y, F.cross_entropy, None, None)
-        assert list(clipping.tried.values()) == [expected] and torch.equal(model.vector, before)
+        _, together = clipped(model, x, y, CLIP)
+        assert together == [expected] and torch.equal(model.vector, before)
 
 
 class Centred(nn.Module):
@@ -203,20 +203,19 @@ class Centred(nn.Module):
 
     block_names = ("out",)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.out = nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(x - x.mean(0).detach() if self.training else x)
+    def forward(self, x):
+        found = self.out(x - x.mean(0).detach() if self.training else x)
         return found
 
 
 def test_records_that_mix_in_training_only_go_one_by_one():
     model, x, y = of_classes(FlatModel(Centred()), 4)
-    clipping = Clipping(model, CLIP)
-    clipping.total(x, y, F.cross_entropy, None, None)
-    assert list(clipping.tried.values()) == [False]
+    _, together = clipped(model, x, y, CLIP)
+    assert together == [False]
 
 
 class Counting(nn.Module):
@@ -224,15 +223,15 @@ class Counting(nn.Module):
 
     block_names = ("out",)
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like):
         super().__init__()
         self.out = nn.Linear(4, 3)
         self.register_buffer("seen", like)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.training:
             self.seen.add_(1 + len(x))  # type: ignore[operator]
-        found: Tensor = self.out(x)
+        found = self.out(x)
         return found
 
 
@@ -251,14 +250,14 @@ class Strict(nn.Module):
 
     block_names = ("out",)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.out = nn.Linear(4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if bool((x > 50).any()):
             raise ValueError(f"{float(x.max())} is too large")
-        found: Tensor = self.out(x)
+        found = self.out(x)
         return found
 
 
@@ -269,7 +268,7 @@ def test_a_record_that_raises_an_error_adds_nothing(together):
     expected = by_hand(model, x[:-1], y[:-1], CLIP)
     x[-1] = 51
     total, _ = Clipping(model, CLIP, together).total(x, y, F.cross_entropy, None, None)
-    assert torch.allclose(total, expected, atol=1e-6)
+    near(total, expected)
 
 
 @pytest.mark.parametrize("right_for", [1, 0])
@@ -298,16 +297,13 @@ def test_no_record_counts_for_more_where_its_weighted_gradient_underflows(size):
             self.fc = nn.Linear(1, 64, bias=False)
 
         def forward(self, x):
-            found: Tensor = self.fc(x) * (1e5 / size)
+            found = self.fc(x) * (1e5 / size)
             return found
 
     model = FlatModel(Scaled())
     model.vector.zero_()
-    clipping = Clipping(model, 1e-6)
-    total, _ = clipping.total(
-        torch.full((1, 1), size), torch.tensor([0]), F.cross_entropy, None, None
-    )
-    assert list(clipping.tried.values()) == [True]
+    total, together = clipped(model, torch.full((1, 1), size), torch.tensor([0]), 1e-6)
+    assert together == [True]
     assert float(total.double().norm()) <= 1e-6 * 1.0001
 
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from clipped_by_hand import Layers, by_hand, tokens
-from torch import Tensor, nn
+from clipped_by_hand import Layers, by_hand, clipped, tokens
+from failing import fails
+from near import near
+from torch import nn
 
 from models.flat import FlatModel
 from models.initialisation import flat_model
@@ -35,16 +37,16 @@ class Twice(nn.Module):
 
     block_names = ("fc", "out")
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.fc, self.out = nn.Linear(5, 5), nn.Linear(5, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.out(self.fc(self.fc(x).relu()))
+    def forward(self, x):
+        found = self.out(self.fc(self.fc(x).relu()))
         return found
 
 
-def check_patients(model: FlatModel, x: Tensor, y: Tensor, loss: Any = F.cross_entropy) -> None:
+def check_patients(model, x, y, loss=F.cross_entropy):
     """Five records of three patients: together as one by one, a backward pass for each patient."""
     patients = [torch.tensor([0, 3]), torch.tensor([1]), torch.tensor([4, 2])]
     together, single = Clipping(model, 0.3), Clipping(model, 0.3, together=False)
@@ -60,12 +62,11 @@ def check_patients(model: FlatModel, x: Tensor, y: Tensor, loss: Any = F.cross_e
 
 
 def test_known_layers_go_together_and_are_those_of_single_passes():
-    torch.manual_seed(0)
     model, (x, y) = FlatModel(Layers()), tokens(7)
     clipping = Clipping(model, 0.4)
     total, value = clipping.total(x, y, F.cross_entropy, None, None)
     assert list(clipping.tried.values()) == [True]
-    assert torch.allclose(total, by_hand(model, x, y, 0.4), atol=1e-6)
+    near(total, by_hand(model, x, y, 0.4))
     assert float(value) == pytest.approx(
         7 * float(F.cross_entropy(model.module(x), y).detach()), rel=1e-6
     )
@@ -74,13 +75,11 @@ def test_known_layers_go_together_and_are_those_of_single_passes():
 
 
 def test_what_cannot_go_together_goes_one_by_one():
-    torch.manual_seed(0)
     model = FlatModel(Twice())
     x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
-    clipping = Clipping(model, 0.1)
-    total, _ = clipping.total(x, y, F.cross_entropy, None, None)
-    assert list(clipping.tried.values()) == [False]
-    assert torch.allclose(total, by_hand(model, x, y, 0.1), atol=1e-7)
+    total, together = clipped(model, x, y, 0.1)
+    assert together == [False]
+    near(total, by_hand(model, x, y, 0.1), 1e-7)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +96,11 @@ def test_memory_that_ran_out_is_no_fault_of_a_record(text):
         return loss
 
     assert not Clipping(model, 0.1).total(x, y, failing("record 3"), None, None)[0].any()
-    with pytest.raises(RuntimeError, match=text):
-        Clipping(model, 0.1).total(x, y, failing(text), None, None)
+    fails(RuntimeError, text, Clipping(model, 0.1).total, x, y, failing(text), None, None)
 
 
 def test_each_loss_has_a_trial_of_its_own():
     """One that uses the parameters itself has not that of one before it, whose records may go together."""
-    torch.manual_seed(0)
     model, (x, y) = FlatModel(Layers()), tokens(7)
     clipping = Clipping(model, 0.4)
 
@@ -112,12 +109,12 @@ def test_each_loss_has_a_trial_of_its_own():
 
     for loss in (F.cross_entropy, decayed):
         total, _ = clipping.total(x, y, loss, None, None)
-        assert torch.allclose(total, by_hand(model, x, y, 0.4, loss), atol=1e-6)
+        near(total, by_hand(model, x, y, 0.4, loss))
     assert list(clipping.tried.values()) == [True, False]
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "options"),
+    "name, shape, options",
     [
         ("small-cnn", (1, 8, 8), Part()),
         ("small-cnn", (1, 4, 4, 4), Part()),
@@ -147,10 +144,9 @@ def test_networks(name, shape, options):
     loss: Any = F.cross_entropy
     if name == "unet":
         y, loss = torch.randint(0, 3, (n, *shape[1:])), segmentation_loss
-    clipping = Clipping(model, 0.5)
-    total, _ = clipping.total(x, y, loss, None, None)
-    assert list(clipping.tried.values()) == [True]
-    assert torch.allclose(total, by_hand(model, x, y, 0.5, loss), atol=2e-5)
+    total, together = clipped(model, x, y, 0.5, loss)
+    assert together == [True]
+    near(total, by_hand(model, x, y, 0.5, loss), 2e-5)
     check_patients(model, x, y, loss)
 
 
@@ -165,15 +161,14 @@ def test_a_gru_s_weights_are_those_of_single_passes():
             self.gru, self.out = Gru(3, 4), nn.Linear(4, 3)
 
         def forward(self, x):
-            found: Tensor = self.out(self.gru(x).square().sum(1))
+            found = self.out(self.gru(x).square().sum(1))
             return found
 
     torch.manual_seed(0)
     model, x, y = FlatModel(States()), torch.randn(5, 16, 3), torch.arange(5) % 3
-    clipping = Clipping(model, 0.5)
-    total, _ = clipping.total(x, y, F.cross_entropy, None, None)
+    total, together = clipped(model, x, y, 0.5)
     expected = by_hand(model, x, y, 0.5)
-    assert list(clipping.tried.values()) == [True]
+    assert together == [True]
     for entry in model.layout.parameters:
         part = slice(entry.start, entry.stop)
         assert torch.allclose(total[part], expected[part], atol=1e-6), entry.name
@@ -203,7 +198,7 @@ def test_no_record_counts_for_more_where_a_gradient_cancels(bias):
 
         def forward(self, x):
             z = self.fc(self.norm(x))
-            found: Tensor = self.out(((z - z.mean(1, keepdim=True)) * x).sum(1))
+            found = self.out(((z - z.mean(1, keepdim=True)) * x).sum(1))
             return found
 
     for number in range(8):
@@ -229,7 +224,7 @@ def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(small
             self.fc = nn.Linear(1024, 3, bias=False)
 
         def forward(self, x):
-            found: Tensor = self.fc(x) * (3e-4 / small)
+            found = self.fc(x) * (3e-4 / small)
             return found
 
     torch.manual_seed(0)
@@ -244,32 +239,29 @@ def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(small
 
 
 def test_frozen_parts_count_for_nothing():
-    torch.manual_seed(0)
     model, (x, y) = FlatModel(Layers()), tokens(5)
     frozen = slice(0, model.layout.blocks[-1].start)
     model.freeze(frozen)
-    total, _ = Clipping(model, 1e-3).total(x, y, F.cross_entropy, None, None)
+    total, _ = clipped(model, x, y, 1e-3)
     assert not total[frozen].any() and float(total.norm()) <= 5e-3
 
 
 def test_a_record_s_loss_is_its_own_where_the_batch_s_is_no_mean():
     """Of labels that are known in part, a batch's loss weighs records by how many each knows."""
-    torch.manual_seed(0)
     model = flat_model("linear", (4,), 2, None, "cpu")
     x, y = torch.randn(3, 4), torch.tensor([[1.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]])
-    total, _ = Clipping(model, 10.0).total(x, y, binary_loss, None, None)
-    assert torch.allclose(total, by_hand(model, x, y, 10.0, binary_loss), atol=1e-6)
+    total, _ = clipped(model, x, y, 10.0, binary_loss)
+    near(total, by_hand(model, x, y, 10.0, binary_loss))
 
 
 def test_losses_on_features_are_taken_record_by_record():
-    torch.manual_seed(0)
     model = flat_model("mlp", (4,), 3, None, "cpu")
     x, y = torch.randn(6, 4), torch.arange(6) % 3
 
     def of(logits, h, y):
         return F.cross_entropy(logits, y) + h.square().sum(1).mean()
 
-    total, _ = Clipping(model, 0.3).total(x, y, OnFeatures(of), None, None)
+    total, _ = clipped(model, x, y, 0.3, OnFeatures(of))
     features = nn.Sequential(model.module.get_submodule("fc1"), nn.ReLU())
 
     def alone(logits, y):
@@ -285,14 +277,13 @@ def test_losses_on_features_are_taken_record_by_record():
             [g.flatten() for g in torch.autograd.grad(value, model.parameters)]
         )
         expected += gradient * min(1.0, 0.3 / float(gradient.norm()))
-    assert torch.allclose(total, expected, atol=1e-6)
+    near(total, expected)
     check_patients(model, x, y, OnFeatures(of))
 
 
 @pytest.mark.parametrize("clip_norm", [0.05, 1e6])
 def test_fixed_numbers_go_with_their_record(clip_norm):
     """A loss near another network's outputs: each record's gradient is with its own row, by a pass for each record."""
-    torch.manual_seed(0)
     model = FlatModel(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
     x, y, taught = torch.randn(6, 5), torch.randint(3, (6,)), torch.randn(6, 3)
 
@@ -316,28 +307,26 @@ def test_fixed_numbers_go_with_their_record(clip_norm):
     model.private = Sum()
     taught_gradient(model, x, y, taught, loss)
     model.private = before
-    assert torch.allclose(model.gradient, expected, atol=1e-5)
+    near(model.gradient, expected, 1e-5)
     assert list(clipping.tried.values()) == [True]
 
 
 def test_a_patient_s_gradient_is_the_mean_of_their_records():
-    torch.manual_seed(0)
     model = flat_model("linear", (4,), 3, None, "cpu")
     x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
     groups = [torch.tensor([0, 1, 2]), torch.tensor([3, 4])]
-    total, _ = Clipping(model, 0.2).total(x, y, F.cross_entropy, None, groups)
+    total, _ = clipped(model, x, y, 0.2, F.cross_entropy, groups)
     expected = torch.zeros_like(total)
     for rows in groups:
         each = torch.stack(
             [by_hand(model, x[i : i + 1], y[i : i + 1], 1e9) for i in rows.tolist()]
         )
         expected += each.mean(0) * min(1.0, 0.2 / (float(each.mean(0).norm()) + 1e-6))
-    assert torch.allclose(total, expected, atol=1e-6)
+    near(total, expected)
     assert float(total.norm()) <= 0.4
 
 
 def test_patients_of_one_record_each_go_together():
-    torch.manual_seed(0)
     model = flat_model("mlp", (4,), 3, None, "cpu")
     x, y, clipping = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]), Clipping(model, 0.2)
     patients, _ = clipping.total(
@@ -348,7 +337,6 @@ def test_patients_of_one_record_each_go_together():
 
 
 def test_a_patient_of_more_records_than_a_chunk_goes_alone():
-    torch.manual_seed(0)
     model = flat_model("linear", (2**14,), 3, None, "cpu")  # 16 records a chunk
     x, y, clipping = torch.randn(20, 2**14), torch.arange(20) % 3, Clipping(model, 0.2)
     assert chunk_size(x) == 16
@@ -362,17 +350,15 @@ def test_a_patient_of_more_records_than_a_chunk_goes_alone():
 
 def test_no_patient_counts_for_more_where_their_records_cancel():
     """Two records, equal but for float32's rounding, of opposite labels: what is left is not known to float32."""
-    torch.manual_seed(0)
     model = flat_model("linear", (64,), 2, None, "cpu")
     for number in range(8):
         model.vector.zero_()  # gradients of opposite labels are then opposite
         x = 1e4 * torch.randn(64, generator=torch.Generator().manual_seed(number)).repeat(2, 1)
         x[1] *= 1 + 1e-6
-        clipping = Clipping(model, 0.1)
-        total, _ = clipping.total(
-            x, torch.tensor([0, 1]), F.cross_entropy, None, [torch.arange(2)]
+        total, together = clipped(
+            model, x, torch.tensor([0, 1]), 0.1, F.cross_entropy, [torch.arange(2)]
         )
-        assert list(clipping.tried.values()) == [True] and float(length(total)) <= 0.1 * 1.001
+        assert together == [True] and float(length(total)) <= 0.1 * 1.001
 
 
 def test_networks_that_mix_records_are_refused_and_another_is_named():

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch.testing import assert_close
 from torchvision_here import models_or_skip
 
 from models.networks.registry import build, spec_of
@@ -21,13 +18,13 @@ def torchvision_models():
     return models_or_skip()
 
 
-def small_vit(models: Any) -> nn.Module:
+def small_vit(models):
     return models.VisionTransformer(
         32, 8, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536, num_classes=5
     )
 
 
-THEIRS: dict[str, tuple[Callable[[Any], nn.Module], Any]] = {
+THEIRS = {
     "resnet18": (lambda models: models.resnet18(num_classes=5), None),
     "resnet50": (lambda models: models.resnet50(num_classes=5), None),
     "densenet121": (lambda models: models.densenet121(num_classes=5), None),
@@ -62,10 +59,10 @@ def test_torchvisions_own_outputs(torchvision_models, name):
     # Strict: the same names and shapes, none missing, none too many
     ours.load_state_dict(own_names)
     x = torch.randn(4, 3, 32, 32)
-    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-4, atol=1e-4)
+    assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-4, atol=1e-4)
     losses = [network.train()(x).square().mean() for network in (ours, theirs)]
-    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
-    gradients: list[dict[str, Tensor]] = []
+    assert_close(*losses, rtol=1e-4, atol=1e-5)
+    gradients = []
     for network, loss in zip((ours, theirs), losses, strict=True):
         loss.backward()
         gradients.append(

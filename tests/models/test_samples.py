@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from failing import fails
 
 from models.flat import FlatModel
 from models.samples import Samples, at_once
@@ -19,11 +20,11 @@ RNG = np.random.default_rng(5)
 N = 23
 
 
-def made(shape: tuple[int, ...], dtype: str) -> Any:
+def made(shape, dtype):
     return RNG.integers(0, 200, (N, *shape)).astype(dtype)
 
 
-def lacking(x: Any) -> Any:
+def lacking(x):
     x[3:9:2] = 0
     return x
 
@@ -45,11 +46,11 @@ INPUTS = {
 }
 
 
-def stored(x: Any) -> Any:
+def stored(x):
     return OnDisk([x[:10], x[10:]], x.dtype)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     pairs = [(one, other)] if isinstance(one, torch.Tensor) else [*zip(one, other, strict=True)]
     return all(
         torch.equal(a, b) and a.stride() == b.stride() and a.dtype == b.dtype for a, b in pairs
@@ -88,8 +89,7 @@ def test_rows_of_stored_samples_are_chosen_and_not_read():
     disk, y, patient = stored(x), np.arange(N), np.arange(N) // 2
     whole, there = Split(x, y, patient), Split(disk, y, patient)
     rows = np.array([7, 0, 21, 3])
-    with pytest.raises(TypeError, match="in batches"):
-        np.asarray(disk)
+    fails(TypeError, "in batches", np.asarray, disk)
     for a, b in (
         (rows_of(whole, rows), rows_of(there, rows)),
         (
@@ -113,7 +113,7 @@ def test_rows_of_stored_samples_are_chosen_and_not_read():
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "wanted"),
+    "shape, dtype, wanted",
     [
         ((9, 28, 28, 3), "uint8", 512),  # as before
         ((9, 512, 512, 1), "uint8", 16),
@@ -144,8 +144,7 @@ def test_an_evaluation_that_runs_out_of_memory_is_repeated_in_halves(error):
     model, x = FlatModel(Hungry(4, 2)), INPUTS["table"]
     samples = Samples(x, np.zeros(N, np.int64))
     if error is None:
-        with pytest.raises(RuntimeError, match="another"):
-            predict(model, samples, 8)
+        fails(RuntimeError, "another", predict, model, samples, 8)
         return
     assert torch.equal(predict(model, samples, 8), predict(model, samples, 4))
     assert Hungry.seen[:3] == [8, 4, 4]

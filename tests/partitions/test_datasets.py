@@ -16,7 +16,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from failing import fails
+from near import near
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
+from public_data import DATA, cannot_load, load, needs
 from sklearn.datasets import load_diabetes
 
 from partitions.datasets import pictures as picture_sets
@@ -25,14 +29,7 @@ from partitions.datasets.pictures import read_files
 from partitions.datasets.registry import DATASETS, Source, download, load_dataset, places
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-
-
-def needs(folder: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(
-        not (DATA / folder).is_dir(), reason=f"{folder} is not in SILOFL_DATA"
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +37,7 @@ def _no_downloads(own_places, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", offline)
 
 
-def offline(url: str, timeout: float) -> None:
+def offline(url, timeout):
     raise OSError("Network is unreachable")
 
 
@@ -121,8 +118,7 @@ def test_registry():
     ):
         load_dataset("minst")
     # Sizes once, not a page
-    with pytest.raises(ValueError, match=r"octmnist\[-64\|-128\|-224\], "):
-        load_dataset("minst", "")
+    fails(ValueError, r"octmnist\[-64\|-128\|-224\], ", load_dataset, "minst", "")
 
 
 # Finding and downloading
@@ -148,7 +144,7 @@ def test_places_in_order(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "folder"),
+    "name, file, folder",
     [
         ("mnist", "train-images-idx3-ubyte.gz", "mnist"),
         ("fashion-mnist", "train-images-idx3-ubyte.gz", "fashion_mnist"),
@@ -161,9 +157,8 @@ def test_places_in_order(tmp_path, monkeypatch):
 )
 def test_offline_is_one_clear_line(name, file, folder, tmp_path):
     (tmp_path / "data").mkdir()
-    with pytest.raises(ValueError) as caught:
-        load_dataset(name, str(tmp_path / "data"))
-    text = str(caught.value)
+    said = cannot_load(name, tmp_path / "data", None)
+    text = said
     assert text.startswith(
         f"{name}: {file} is not on this machine and could not be downloaded from http"
     )
@@ -208,7 +203,7 @@ def test_download_of_another_file_is_refused(published, tmp_path):
 # MNIST
 
 
-def idx(array: np.ndarray) -> bytes:
+def idx(array):
     return (
         bytes([0, 0, 8, array.ndim])
         + np.array(array.shape, ">u4").tobytes()
@@ -216,7 +211,7 @@ def idx(array: np.ndarray) -> bytes:
     )
 
 
-def write_mnist(folder: Path, shift: int = 0, packed: bool = True) -> None:
+def write_mnist(folder, shift=0, packed=True):
     folder.mkdir(parents=True)
     for name, n in (("train", 6), ("t10k", 2)):
         pictures = (np.arange(n * 784) % 251 + shift).reshape(n, 28, 28)
@@ -232,7 +227,7 @@ def write_mnist(folder: Path, shift: int = 0, packed: bool = True) -> None:
 @pytest.mark.parametrize("folder", ["mnist", "MNIST/raw"])
 def test_mnist_files(tmp_path, folder, packed):
     write_mnist(tmp_path / folder, packed=packed)
-    data = load_dataset("mnist", str(tmp_path))
+    data = load("mnist", tmp_path)
     assert data.train.x.shape == (6, 28, 28, 1) and data.test.x.shape == (2, 28, 28, 1)
     assert data.train.x[1, 0, 0, 0] == 784 % 251
     assert data.test.y.tolist() == [0, 1] and data.test.y.dtype == np.int64
@@ -242,7 +237,7 @@ def test_data_dir_comes_before_the_environment(tmp_path, monkeypatch):
     write_mnist(tmp_path / "a" / "mnist", shift=1)
     write_mnist(tmp_path / "b" / "mnist", shift=2)
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
-    assert load_dataset("mnist", str(tmp_path / "a")).train.x[0, 0, 0, 0] == 1
+    assert load("mnist", tmp_path / "a").train.x[0, 0, 0, 0] == 1
     assert load_dataset("mnist").train.x[0, 0, 0, 0] == 2
 
 
@@ -251,22 +246,20 @@ def test_a_named_folder_that_is_missing_is_refused(tmp_path, monkeypatch):
     write_mnist(tmp_path / "b" / "mnist")
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
     for name in ("mnist", "digits"):
-        with pytest.raises(
-            ValueError,
-            match=r"data-dir = .*/typo: there is no such folder; make it, or name the one",
-        ):
-            load_dataset(name, str(tmp_path / "typo"))
+        cannot_load(
+            name,
+            tmp_path / "typo",
+            r"data-dir = .*/typo: there is no such folder; make it, or name the one",
+        )
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "typo"))
-    with pytest.raises(ValueError, match=r"SILOFL_DATA = .*/typo: there is no such folder"):
-        load_dataset("mnist")
+    fails(ValueError, r"SILOFL_DATA = .*/typo: there is no such folder", load_dataset, "mnist")
     assert load_dataset("digits").classes == 10  # has no use for the variable
 
 
 def test_mnist_is_not_taken_for_fashion_mnist(tmp_path):
     """The files have the same names: outside a folder of their own only the published ones are taken."""
     write_mnist(tmp_path / "data")
-    with pytest.raises(ValueError, match="could not be downloaded"):
-        load_dataset("fashion-mnist", str(tmp_path / "data"))
+    cannot_load("fashion-mnist", tmp_path / "data", "could not be downloaded")
 
 
 @pytest.mark.parametrize(
@@ -315,7 +308,7 @@ def test_mnist_itself(monkeypatch):
         1009,
     ]
     assert data.train.y[0] == 5
-    assert data.train.x.mean() / 255 == pytest.approx(0.1307, abs=5e-5)
+    near(data.train.x.mean() / 255, 0.1307, 5e-5)
 
 
 @needs("fashion_mnist")
@@ -323,22 +316,22 @@ def test_fashion_mnist_itself(monkeypatch):
     monkeypatch.setenv("SILOFL_DATA", str(DATA))
     data = load_dataset("fashion-mnist")
     assert np.bincount(data.labels).tolist() == [7000] * 10
-    assert data.train.x.mean() / 255 == pytest.approx(0.2860, abs=5e-5)
+    near(data.train.x.mean() / 255, 0.2860, 5e-5)
 
 
 # CIFAR
 
 
-def pictures(n: int, seed: int) -> np.ndarray:
+def pictures(n, seed):
     return np.random.default_rng(seed).integers(0, 256, (n, 32, 32, 3), np.uint8)
 
 
-def planes(x: np.ndarray) -> np.ndarray:
+def planes(x):
     """The published order: all red, then green, then blue values."""
     return x.transpose(0, 3, 1, 2).reshape(len(x), 3072)
 
 
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
+def write_tar(path, members):
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as archive:
         for name, content in members.items():
@@ -360,17 +353,17 @@ def test_cifar10_binary_archive(tmp_path):
         for name, (x, y) in reversed(batches.items())
     }
     write_tar(tmp_path / "cifar-10-binary.tar.gz", members)
-    data = load_dataset("cifar10", str(tmp_path))
+    data = load("cifar10", tmp_path)
     assert data.input_shape == (3, 32, 32)
     assert data.train.y.tolist() == [1, 9, 0, 2, 9, 0, 3, 9, 0, 4, 9, 0, 5, 9, 0]
-    np.testing.assert_array_equal(data.train.x[3:6], batches["data_batch_2"][0])
-    np.testing.assert_array_equal(data.test.x, batches["test_batch"][0])
+    assert_array_equal(data.train.x[3:6], batches["data_batch_2"][0])
+    assert_array_equal(data.test.x, batches["test_batch"][0])
 
 
 class Python2Pickler(pickle._Pickler):
     """Writes what Python 2 wrote, in which the published archive was made: all text as byte strings."""
 
-    def save_text(self, text: str | bytes) -> None:
+    def save_text(self, text):
         content = text.encode() if isinstance(text, str) else text
         self.write(b"T" + struct.pack("<i", len(content)) + content)  # opcode BINSTRING
         self.memoize(text)
@@ -378,7 +371,7 @@ class Python2Pickler(pickle._Pickler):
     dispatch: ClassVar = {**pickle._Pickler.dispatch, str: save_text, bytes: save_text}
 
 
-def python2_pickle(batch: dict) -> bytes:
+def python2_pickle(batch):
     file = io.BytesIO()
     Python2Pickler(file, protocol=2).dump(batch)
     return file.getvalue()
@@ -395,10 +388,10 @@ def test_cifar100_archives_give_fine_labels(tmp_path):
     batch = python2_pickle({b"data": planes(x), b"coarse_labels": coarse, b"fine_labels": fine})
     write_tar(tmp_path / "b" / "cifar-100-python.tar.gz", {"c/train": batch, "c/test": batch})
     for folder in ("a", "b"):
-        data = load_dataset("cifar100", str(tmp_path / folder))
+        data = load("cifar100", tmp_path / folder)
         assert data.classes == 100
         assert data.train.y.tolist() == data.test.y.tolist() == fine
-        np.testing.assert_array_equal(data.train.x, x)
+        assert_array_equal(data.train.x, x)
 
 
 class Evil:
@@ -409,15 +402,15 @@ class Evil:
 def test_cifar_python_archive_runs_no_code(tmp_path):
     batch = python2_pickle({b"data": Evil(), b"fine_labels": [1]})
     write_tar(tmp_path / "cifar-100-python.tar.gz", {"c/train": batch, "c/test": batch})
-    with pytest.raises(
-        ValueError,
-        match=r"cifar100: .* cannot be read \(it holds posix.system, which is not read",
-    ):
-        load_dataset("cifar100", str(tmp_path))
+    cannot_load(
+        "cifar100",
+        tmp_path,
+        r"cifar100: .* cannot be read \(it holds posix.system, which is not read",
+    )
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
+    "arrays, words",
     [
         ({"x_train": pictures(2, 0), "y_train": [0, 1], "x_test": pictures(2, 0)}, "y_test"),
         (
@@ -442,8 +435,7 @@ def test_cifar_python_archive_runs_no_code(tmp_path):
 )
 def test_cifar10_npz_is_checked(tmp_path, arrays, words):
     np.savez(tmp_path / "cifar10.npz", **arrays)
-    with pytest.raises(ValueError, match=rf"cifar10: .*cifar10.npz cannot be read .*{words}"):
-        load_dataset("cifar10", str(tmp_path))
+    cannot_load("cifar10", tmp_path, rf"cifar10: .*cifar10.npz cannot be read .*{words}")
 
 
 def test_cifar10_tiles_are_decoded_once(tmp_path, monkeypatch):
@@ -463,16 +455,16 @@ def test_cifar10_tiles_are_decoded_once(tmp_path, monkeypatch):
         )
     y = np.arange(2500, dtype=np.uint8) % 10
     np.savez(folder / "labels.npz", train_labels=y, test_labels=y)
-    data = load_dataset("cifar10", str(tmp_path))
-    np.testing.assert_array_equal(data.train.x[:, 0, 31, 2], train)
-    np.testing.assert_array_equal(data.test.x[:, 31, 0, 0], test)
+    data = load("cifar10", tmp_path)
+    assert_array_equal(data.train.x[:, 0, 31, 2], train)
+    assert_array_equal(data.test.x[:, 31, 0, 0], test)
     assert data.train.y.tolist() == y.tolist()
 
     monkeypatch.setattr(picture_sets, "read_tiles", None)
     registry._load.cache_clear()
-    again = load_dataset("cifar10", str(tmp_path))
+    again = load("cifar10", tmp_path)
     assert isinstance(again.train.x, np.memmap)
-    np.testing.assert_array_equal(again.train.x, data.train.x)
+    assert_array_equal(again.train.x, data.train.x)
 
 
 def test_decoded_arrays_stay_in_memory_without_a_cache(tmp_path, monkeypatch):
@@ -485,7 +477,7 @@ def test_decoded_arrays_stay_in_memory_without_a_cache(tmp_path, monkeypatch):
         x_test=pictures(2, 0),
         y_test=[0, 1],
     )
-    data = load_dataset("cifar10", str(tmp_path))
+    data = load("cifar10", tmp_path)
     assert len(data.train) == 2 and not isinstance(data.train.x, np.memmap)
 
 
@@ -497,9 +489,7 @@ def test_cifar10_itself(monkeypatch):
     data = load_dataset("cifar10")
     assert np.bincount(data.train.y).tolist() == [5000] * 10
     assert np.bincount(data.test.y).tolist() == [1000] * 10
-    np.testing.assert_allclose(
-        data.train.x.mean(axis=(0, 1, 2)) / 255, [0.4914, 0.4822, 0.4465], atol=5e-4
-    )
+    near(data.train.x.mean(axis=(0, 1, 2)) / 255, [0.4914, 0.4822, 0.4465], 5e-4)
 
 
 # Heart disease
@@ -507,7 +497,7 @@ def test_cifar10_itself(monkeypatch):
 ROW = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,{grad},0.0,6.0,{label}"
 
 
-def write_heart(folder: Path, lines: list[str]) -> None:
+def write_heart(folder, lines):
     folder.mkdir(parents=True, exist_ok=True)
     for hospital in HOSPITALS:
         (folder / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
@@ -521,11 +511,9 @@ def test_heart_disease_rows(tmp_path):
         "?" + ROW.format(grad="1", label=1)[4:],
     ]
     write_heart(tmp_path, rows)
-    data = load_dataset("heart-disease", str(tmp_path))
+    data = load("heart-disease", tmp_path)
     assert data.classes == 5 and data.input_shape == (10,)
-    np.testing.assert_allclose(
-        data.train.x[0], [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3], rtol=1e-6
-    )
+    assert_allclose(data.train.x[0], [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3], rtol=1e-6)
     assert data.groups is not None
     assert {name: len(rows) for name, rows in data.groups.items()} == dict.fromkeys(
         HOSPITALS, 2
@@ -534,7 +522,7 @@ def test_heart_disease_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    "line, words",
     [
         ("1,2,3", "line 2: 3 columns instead of 14"),
         (ROW.format(grad="1", label=5), r"line 2: the label is 5, not 0\.\.4"),
@@ -546,10 +534,9 @@ def test_heart_disease_rows(tmp_path):
 )
 def test_heart_disease_names_the_bad_line(tmp_path, line, words):
     write_heart(tmp_path, [ROW.format(grad="1", label=0), line])
-    with pytest.raises(
-        ValueError, match=rf"heart-disease: .*processed.cleveland.data, {words}"
-    ):
-        load_dataset("heart-disease", str(tmp_path))
+    cannot_load(
+        "heart-disease", tmp_path, rf"heart-disease: .*processed.cleveland.data, {words}"
+    )
 
 
 @needs("heart_disease")

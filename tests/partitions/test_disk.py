@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from failing import fails
 
 from partitions.common.files import (
     fresh_folder,
@@ -27,13 +28,12 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
         temporary.write_text("half of the n")
         raise OSError("the disk is full")
 
-    with pytest.raises(OSError, match="full"):
-        write_atomically(file, fail)
+    fails(OSError, "full", write_atomically, file, fail)
     assert file.read_text() == "old" and os.listdir(file.parent) == ["file"]
 
 
 @pytest.mark.parametrize(
-    ("mode", "umask", "found"), [(None, 0o022, 0o644), (None, 0o077, 0o600), (0o600, 0, 0o600)]
+    "mode, umask, found", [(None, 0o022, 0o644), (None, 0o077, 0o600), (0o600, 0, 0o600)]
 )
 def test_permissions(mode, umask, found, tmp_path):
     """From the first byte on nobody else reads the temporary file, whatever the file is to have in the end."""
@@ -50,7 +50,7 @@ def test_permissions(mode, umask, found, tmp_path):
     assert seen == [0o600] and (tmp_path / "file").stat().st_mode & 0o777 == found
 
 
-def modes(folder: Path) -> set[str]:
+def modes(folder):
     """The permissions of all files and folders below, the folder's own too."""
     return {
         f"{'d' if p.is_dir() else '-'}{p.stat().st_mode & 0o777:o}"
@@ -58,7 +58,7 @@ def modes(folder: Path) -> set[str]:
     }
 
 
-def write_all(folder: Path) -> set[str]:
+def write_all(folder):
     """A folder, a file and an atomically written one."""
     (folder / "new").mkdir()
     (folder / "new" / "file").touch()
@@ -89,7 +89,7 @@ def test_what_is_written_is_its_users_alone_unless_asked_otherwise(
 
 def test_temporary_names_cannot_be_known_before(tmp_path):
     """Whoever may write to the folder can put nothing in the way of the next write."""
-    seen: set[str] = set()
+    seen = set()
     for _ in range(2):
         write_atomically(tmp_path / "file", lambda temporary: seen.add(temporary.name))
         seen.add(fresh_folder(tmp_path / "folder").name)

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from failing import fails
 from PIL import Image
 from scans import leaks, write_dicom, write_nifti
+from taken import imported, silofl, splits_of
 
 from partitions.importing import collect, images
 from partitions.importing.files import Faults
 from partitions.importing.images import SampleSource, is_picture
-from partitions.importing.options import ImportOptions, Take
-from partitions.importing.source import Imported, import_source
+from partitions.importing.options import Take
 from partitions.recipes.reading import ReadOptions
-from server.cli.main import main
 
 NOBODY = Take(patient=None)
 
 
-def picture(path: Path, value: int = 0, mode: str = "L", **how: Any) -> Path:
+def picture(path, value=0, mode="L", **how):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new(mode, (4, 4), value).save(path, **how)
     return path
 
 
-def classes(root: Path, ending: str = ".png", form: str = "PNG") -> Path:
+def classes(root, ending=".png", form="PNG"):
     for i in range(30):
         picture(
             root / "abc"[i % 3] / f"{i:02}{ending if i % 3 == 2 else '.png'}",
@@ -38,29 +37,29 @@ def classes(root: Path, ending: str = ".png", form: str = "PNG") -> Path:
     return root
 
 
-def made_of(root: Path, tmp_path: Path, *, skip: bool = False, **options: Any) -> Imported:
+def made_of(root, tmp_path, *, skip=False, **options):
     own: dict[str, Any] = {"take": NOBODY, "overwrite": True} | options
-    return import_source(root, tmp_path / "o.npz", ImportOptions(faults=Faults(skip), **own))
+    return imported(root, tmp_path / "o.npz", faults=Faults(skip), **own)
 
 
-def count(made: Imported) -> int:
-    return sum(len(part) for part in (made.data.train, made.data.val, made.data.test))
+def count(made):
+    return sum(len(part) for part in splits_of(made.data))
 
 
-def remarks(path: Path) -> tuple[str, ...]:
+def remarks(path):
     return images.probe(SampleSource("here", (), "", "", file=path), ReadOptions()).notes
 
 
 @pytest.mark.parametrize(
-    ("ending", "form"),
+    "ending, form",
     [(".jfif", "JPEG"), (".JP2", "JPEG2000"), (".PNG", "PNG"), (".avif", "AVIF"), ("", "PNG")],
 )
-def test_endings_of_pictures(tmp_path: Path, ending: str, form: str) -> None:
+def test_endings_of_pictures(tmp_path, ending, form):
     made = made_of(classes(tmp_path / "x", ending, form), tmp_path)
     assert made.label_names == ("a", "b", "c") and count(made) == 30 and made.notes == ()
 
 
-def test_a_class_without_a_picture_is_refused_or_named(tmp_path: Path) -> None:
+def test_a_class_without_a_picture_is_refused_or_named(tmp_path):
     root = classes(tmp_path / "x", ".raw")
     with pytest.raises(
         ValueError,
@@ -75,7 +74,7 @@ def test_a_class_without_a_picture_is_refused_or_named(tmp_path: Path) -> None:
     assert any("x/c: its 10 files are no pictures" in note for note in made.notes)
 
 
-def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
+def test_what_is_passed_over_is_counted(tmp_path):
     root = classes(tmp_path / "x")
     picture(root / "beside.png")
     for name in (
@@ -97,7 +96,7 @@ def test_what_is_passed_over_is_counted(tmp_path: Path) -> None:
     )
 
 
-def test_pictures_that_a_csv_does_not_list_are_counted(tmp_path: Path) -> None:
+def test_pictures_that_a_csv_does_not_list_are_counted(tmp_path):
     root = tmp_path / "x"
     for i in range(20):
         picture(root / f"{i}.png", i)
@@ -109,7 +108,7 @@ def test_pictures_that_a_csv_does_not_list_are_counted(tmp_path: Path) -> None:
     assert made_of(root / "l.csv", tmp_path).notes == ()
 
 
-def damaged(root: Path) -> list[str]:
+def damaged(root):
     """One file that the header shows, one that its pixels show, an empty one, and one that is of another kind."""
     cut = picture(root / "a" / "90.jpg")
     cut.write_bytes(cut.read_bytes()[:-40])
@@ -119,9 +118,7 @@ def damaged(root: Path) -> list[str]:
     return ["90.jpg", "91.png cannot be read (it is empty)", "92.png", "93.tif"]
 
 
-def test_skip_bad_leaves_out_with_a_count_and_a_list(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skip_bad_leaves_out_with_a_count_and_a_list(tmp_path, capsys):
     root = classes(tmp_path / "x")
     usual = made_of(root, tmp_path).file.read_bytes()
     names = damaged(root)
@@ -130,16 +127,14 @@ def test_skip_bad_leaves_out_with_a_count_and_a_list(
     ):
         made_of(root, tmp_path)
     assert (
-        main(
-            [
-                "import",
-                str(root),
-                "--no-patient",
-                "--skip-bad",
-                "--overwrite",
-                "--out",
-                str(tmp_path / "o.npz"),
-            ]
+        silofl(
+            "import",
+            root,
+            "--no-patient",
+            "--skip-bad",
+            "--overwrite",
+            "--out",
+            tmp_path / "o.npz",
         )
         == 0
     )
@@ -149,7 +144,7 @@ def test_skip_bad_leaves_out_with_a_count_and_a_list(
     assert (tmp_path / "o.npz").read_bytes() == usual
 
 
-def test_files_that_only_their_pixels_show_to_be_bad_are_all_named(tmp_path: Path) -> None:
+def test_files_that_only_their_pixels_show_to_be_bad_are_all_named(tmp_path):
     root = classes(tmp_path / "x")
     for name in ("a/90.jpg", "b/91.jpg"):
         cut = picture(root / name)
@@ -161,20 +156,17 @@ def test_files_that_only_their_pixels_show_to_be_bad_are_all_named(tmp_path: Pat
     assert not (tmp_path / "o.npz").exists()
 
 
-def test_a_class_of_bad_files_alone_is_refused(tmp_path: Path) -> None:
+def test_a_class_of_bad_files_alone_is_refused(tmp_path):
     root = classes(tmp_path / "x")
     for path in (root / "c").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="no file of class c can be read"):
-        made_of(root, tmp_path, skip=True)
+    fails(ValueError, "no file of class c can be read", made_of, root, tmp_path, skip=True)
 
 
-def test_a_file_that_vanishes_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_vanishes_writes_nothing(tmp_path, monkeypatch):
     root, look = classes(tmp_path / "x"), collect.probe_all
 
-    def then_gone(*args: Any) -> Any:
+    def then_gone(*args):
         found = look(*args)
         (root / "a" / "00.png").unlink()
         return found
@@ -185,7 +177,7 @@ def test_a_file_that_vanishes_writes_nothing(
     assert not (tmp_path / "o.npz").exists()
 
 
-def test_skip_bad_of_scans(tmp_path: Path) -> None:
+def test_skip_bad_of_scans(tmp_path):
     root = tmp_path / "x"
     for i in range(12):
         write_dicom(root / f"{i:02}", np.full((4, 6), i, np.uint16), study=i, patient=f"P{i}")
@@ -195,11 +187,7 @@ def test_skip_bad_of_scans(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text(
         "patient,label\n" + "".join(f"P{i},{'ab'[i % 2]}\n" for i in range(12))
     )
-    options: dict[str, Any] = {
-        "labels_from": tmp_path / "l.csv",
-        "take": Take(),
-        "labels": ["a", "b"],
-    }
+    options = {"labels_from": tmp_path / "l.csv", "take": Take(), "labels": ["a", "b"]}
     with pytest.raises(
         ValueError, match="file 13 of 13: it is called like a DICOM file and is none"
     ) as caught:
@@ -209,7 +197,7 @@ def test_skip_bad_of_scans(tmp_path: Path) -> None:
     assert leaks(str(caught.value), *made.notes) == [] and "Doe" not in "".join(made.notes)
 
 
-def test_skip_bad_is_not_of_a_table(tmp_path: Path) -> None:
+def test_skip_bad_is_not_of_a_table(tmp_path):
     (tmp_path / "t.csv").write_text("a,label\n" + "".join(f"{i},{i % 2}\n" for i in range(20)))
     with pytest.raises(ValueError, match="--skip-bad is of pictures and scans"):
         made_of(tmp_path / "t.csv", tmp_path, skip=True)
@@ -220,7 +208,7 @@ CLEAR = "have transparency: it is dropped, and what lies below it is seen"
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "how", "said"),
+    "name, mode, how, said",
     [
         ("x.png", "L", {}, ()),
         ("x.gif", "L", {"frames": True}, (SEVERAL,)),
@@ -239,20 +227,18 @@ CLEAR = "have transparency: it is dropped, and what lies below it is seen"
         ),
     ],
 )
-def test_what_is_not_taken_of_a_picture_is_said(
-    tmp_path: Path, name: str, mode: str, how: dict[str, Any], said: tuple[str, ...]
-) -> None:
+def test_what_is_not_taken_of_a_picture_is_said(tmp_path, name, mode, how, said):
     if how.pop("frames", False):
         how |= {"save_all": True, "append_images": [Image.new(mode, (4, 4), 9)]}
     assert remarks(picture(tmp_path / name, 0, mode, **how)) == said
 
 
-def test_sixteen_bits_of_a_colour_are_named(tmp_path: Path) -> None:
+def test_sixteen_bits_of_a_colour_are_named(tmp_path):
     """Pillow writes none: the header and the pixels of a PNG of 1 x 1 by hand."""
     import struct
     import zlib
 
-    def chunk(name: bytes, content: bytes) -> bytes:
+    def chunk(name, content):
         return (
             struct.pack(">I", len(content))
             + name
@@ -273,14 +259,14 @@ def test_sixteen_bits_of_a_colour_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_white_may_be_zero_in_a_tiff_of_16_bits(tmp_path: Path) -> None:
+def test_white_may_be_zero_in_a_tiff_of_16_bits(tmp_path):
     values = np.array([[0, 65535], [13107, 26214]], np.uint16)
     Image.fromarray(values).save(tmp_path / "x.tif", tiffinfo={262: 0})
     made = images.read(SampleSource("here", (), "", "", file=tmp_path / "x.tif"), ReadOptions())
     assert np.array_equal(made[..., 0].astype(float).round(6), np.array([[1, 0], [0.8, 0.6]]))
 
 
-def test_kinds_of_pixels_that_are_not_converted_are_refused_at_once(tmp_path: Path) -> None:
+def test_kinds_of_pixels_that_are_not_converted_are_refused_at_once(tmp_path):
     with pytest.raises(
         ValueError,
         match=r"x\.tif cannot be read \(its pixels are of a kind that is not read \(LAB\)",
@@ -288,18 +274,17 @@ def test_kinds_of_pixels_that_are_not_converted_are_refused_at_once(tmp_path: Pa
         remarks(picture(tmp_path / "x.tif", mode="LAB"))
 
 
-def test_a_file_is_no_picture_by_another_program_s_format(tmp_path: Path) -> None:
+def test_a_file_is_no_picture_by_another_program_s_format(tmp_path):
     """Pillow starts Ghostscript for one."""
     (tmp_path / "x").write_bytes(
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n"
     )
     os.link(tmp_path / "x", tmp_path / "x.png")
     assert not is_picture(tmp_path / "x")
-    with pytest.raises(ValueError, match="it is no picture"):
-        remarks(tmp_path / "x.png")
+    fails(ValueError, "it is no picture", remarks, tmp_path / "x.png")
 
 
-def nifti(tmp_path: Path, shape: tuple[int, ...], **options: Any) -> Imported:
+def nifti(tmp_path, shape, **options):
     for i in range(10):
         values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + i
         write_nifti(tmp_path / "x" / "ab"[i % 2] / f"{i}.nii.gz", values)
@@ -308,9 +293,7 @@ def nifti(tmp_path: Path, shape: tuple[int, ...], **options: Any) -> Imported:
 
 @pytest.mark.parametrize("behind", [(1,), (1, 1)])
 @pytest.mark.parametrize("options", [{"volume": (4, 4, 4)}, {}])
-def test_axes_of_length_one_behind_a_volume(
-    tmp_path: Path, behind: tuple[int, ...], options: dict[str, Any]
-) -> None:
+def test_axes_of_length_one_behind_a_volume(tmp_path, behind, options):
     usual = nifti(tmp_path / "3d", (4, 5, 6), **options)
     made = nifti(tmp_path / "4d", (4, 5, 6, *behind), **options)
     assert made.notes == usual.notes
@@ -320,7 +303,7 @@ def test_axes_of_length_one_behind_a_volume(
     )
 
 
-def test_the_first_of_several_times_and_the_middle_slice_are_named(tmp_path: Path) -> None:
+def test_the_first_of_several_times_and_the_middle_slice_are_named(tmp_path):
     assert nifti(tmp_path, (4, 5, 6, 2)).notes == (
         "10 volumes have several slices: the middle one is taken (--slices)",
         "10 of 10 pictures have several times or channels: the first is taken",

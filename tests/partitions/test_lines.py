@@ -104,12 +104,7 @@ def test_an_array_of_numbers_is_its_cells(cells, gaps, tmp_path, monkeypatch):
         lines = read_lines(path, gaps=given)
         missing = ("", *gaps)
         own = cells_in(lines, "x", missing)
-        made: list[object] = [
-            evidence_of(own),
-            share_of_numbers(own),
-            dict(own),
-            list(lines.columns["x"]),
-        ]
+        made = [evidence_of(own), share_of_numbers(own), dict(own), list(lines.columns["x"])]
         for decimal in ("", ".", ","):
             problems = Problems()
             drafted, sign = draft_columns(lines, ["x"], missing, Asked(decimal), "", problems)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from client.site import private as at_the_site
@@ -16,9 +14,7 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
 
 
-def group(
-    folder: Path, names: tuple[str, str, str], limit: object, use: int, inactive: int = 0
-) -> None:
+def group(folder, names, limit, use, inactive=0):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / names[0]).write_text(f"{limit}\n")
     (folder / names[1]).write_text(f"{use}\n")
@@ -41,7 +37,7 @@ def test_of_a_machine(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("where", "line", "names", "none"),
+    "where, line, names, none",
     [
         ("sys/fs/cgroup", "0::/", V2, "max"),  # a container with a namespace of its own
         ("sys/fs/cgroup/user.slice/job", "0::/user.slice/job", V2, "max"),  # a batch job

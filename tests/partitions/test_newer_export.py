@@ -6,16 +6,16 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
+from near import near
+from taken import silofl
 
 from partitions.silo_file import read_silo_file
-from server.cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "hospital.md"
 PARTS = ("train", "val", "test")
 
 
-def snippet() -> str:
+def snippet():
     (found,) = (
         text
         for text in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -24,9 +24,7 @@ def snippet() -> str:
     return str(found)
 
 
-def parts_of(
-    folder: Path, patients: range, capsys: pytest.CaptureFixture[str]
-) -> dict[int, str]:
+def parts_of(folder, patients, capsys):
     """The part of each patient of an export, who has two rows of a number of the patient's own."""
     rows = [f"P{n:05d},{n},{n + 0.5},{n % 2}" for n in patients for _ in range(2)]
     (folder / "export.csv").write_text("\n".join(["patient,number,other,died", *rows]) + "\n")
@@ -36,7 +34,7 @@ def parts_of(
         if (folder / "ours.recipe.toml").exists()
         else ["--label", "died"]
     )
-    assert main(["import", "ours.csv", *recipe, "--out", "ours.npz"]) == 0, (
+    assert silofl("import", "ours.csv", *recipe, "--out", "ours.npz") == 0, (
         capsys.readouterr().err
     )
     data = read_silo_file(folder / "ours.npz")
@@ -51,7 +49,7 @@ def test_patients_stay_in_their_part_when_an_export_grows(tmp_path, monkeypatch,
     after = parts_of(tmp_path, range(20, 1000), capsys)
     assert all(after[n] == part for n, part in before.items() if n in after)
     shares = [list(after.values()).count(name) / len(after) for name in PARTS]
-    assert shares == pytest.approx([0.64, 0.16, 0.2], abs=0.06)  # four deviations of 980 draws
+    near(shares, [0.64, 0.16, 0.2], 0.06)  # four deviations of 980 draws
     (tmp_path / "division.key").write_bytes(b"another")
     other = parts_of(tmp_path, range(300), capsys)
     assert any(other[n] != part for n, part in before.items())
@@ -69,7 +67,7 @@ def test_without_it_a_newer_export_is_drawn_anew(tmp_path, monkeypatch):
         (tmp_path / "ours.csv").write_text(
             "\n".join(["patient,number,other,died", *rows]) + "\n"
         )
-        assert main(["import", "ours.csv", *options, "--out", "ours.npz"]) == 0
+        assert silofl("import", "ours.csv", *options, "--out", "ours.npz") == 0
         data = read_silo_file(tmp_path / "ours.npz")
         parts.append(
             {name: set(getattr(data, name).x[:, 0].astype(int).tolist()) for name in PARTS}

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
+from failing import fails
+from near import near
+from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 from scans import SECRETS, leaks, write_dicom, write_nifti
+from taken import imported, refused, silofl, splits_of
 
 from partitions.importing import dicom
 from partitions.importing.files import parts_of
-from partitions.importing.options import ImportOptions
-from partitions.importing.source import import_source
 from partitions.importing.volumes import volume as scans
 from partitions.recipes.reading import ReadOptions
-from server.cli.main import main
 
 
-def volume(shape: tuple[int, int, int] = (6, 4, 5)) -> Any:
+def volume(shape=(6, 4, 5)):
     """In RAS: 100 x + 10 y + z, so that every voxel says where it is."""
     x, y, z = np.indices(shape)
     return (100 * x + 10 * y + z).astype(np.int16)
 
 
-def ten_volumes(root: Path, suffix: str = ".nii.gz", mask: bool = False) -> Path:
+def ten_volumes(root, suffix=".nii.gz", mask=False):
     """Volumes 0 to 9 of one value each, 100 * i, with masks where x < i, and a csv."""
     lines = ["file,mask" if mask else "file,label"]
     for i in range(10):
@@ -40,9 +40,7 @@ def ten_volumes(root: Path, suffix: str = ".nii.gz", mask: bool = False) -> Path
     return root / "list.csv"
 
 
-def slice_of(
-    values: Any, tmp_path: Path, affine: Any = None, part: int | None = None, **options: Any
-) -> Any:
+def slice_of(values, tmp_path, affine=None, part=None, **options):
     """The slice in thousandths, as its window 500, 1000 makes it unless another one is asked."""
     path = write_nifti(tmp_path / "v.nii.gz", values, affine)
     asked = ReadOptions(**({"window": (500.0, 1000.0)} | options))
@@ -62,7 +60,7 @@ def test_a_slice_is_axial_with_the_front_above_and_the_right_on_the_left(tmp_pat
     """Of 5 slices the middle one is z = 2; the first row is the front, y = 3, the first column the right, x = 5."""
     made = slice_of(volume(), tmp_path)
     rows, columns = np.indices((4, 6))
-    np.testing.assert_allclose(made, 100 * (5 - columns) + 10 * (3 - rows) + 2, atol=1e-2)
+    near(made, 100 * (5 - columns) + 10 * (3 - rows) + 2, 1e-2)
 
 
 @pytest.mark.parametrize("axes", ["LPS", "RAS", "PIR", "SLA"])
@@ -75,7 +73,7 @@ def test_whatever_the_file_s_axes(tmp_path, axes):
         turning.ornt_transform(turning.io_orientation(ras.affine), wanted)
     )
     made = slice_of(np.asarray(stored.dataobj), tmp_path, stored.affine)
-    np.testing.assert_allclose(made, slice_of(volume(), tmp_path, ras.affine), atol=1e-2)
+    near(made, slice_of(volume(), tmp_path, ras.affine), 1e-2)
     assert made.shape == (8, 6)  # 2 mm from row to row, 1 mm from column to column
 
 
@@ -87,9 +85,7 @@ def test_dicom_and_nifti_of_one_patient_are_one_picture(tmp_path):
     )[..., 0]
     # Voxel (column, row): left and back are negative in RAS
     as_converters_write = np.diag([-1.0, -1.0, 1.0, 1.0])
-    np.testing.assert_allclose(
-        slice_of(pixels.T[:, :, None], tmp_path, as_converters_write), seen * 1000, atol=1e-2
-    )
+    near(slice_of(pixels.T[:, :, None], tmp_path, as_converters_write), seen * 1000, 1e-2)
 
 
 def test_several_slices(tmp_path):
@@ -108,13 +104,8 @@ def test_several_slices(tmp_path):
     (tmp_path / "l.csv").write_text(
         "file,label\n" + "".join(f"{i}.nii,{i % 2}\n" for i in range(10))
     )
-    data = import_source(
-        tmp_path / "l.csv", tmp_path / "a.npz", ImportOptions(slices=3, window=(500, 1000))
-    ).data
-    values = [
-        {round(float(x.flat[0]) * 1000) for x in part.x}
-        for part in (data.train, data.val, data.test)
-    ]
+    data = imported(tmp_path / "l.csv", slices=3, window=(500, 1000)).data
+    values = [{round(float(x.flat[0]) * 1000) for x in part.x} for part in splits_of(data)]
     assert sorted(set.union(*values)) == sorted(
         100 * z + i for z in (1, 4, 7) for i in range(10)
     )
@@ -125,7 +116,7 @@ def test_several_slices(tmp_path):
 
 def test_the_first_of_a_series_in_time(tmp_path):
     values = np.stack([volume(), volume() * 0], axis=3)
-    np.testing.assert_allclose(slice_of(values, tmp_path), slice_of(volume(), tmp_path))
+    assert_allclose(slice_of(values, tmp_path), slice_of(volume(), tmp_path))
 
 
 # Values
@@ -136,7 +127,7 @@ def test_percentiles_of_the_whole_volume(tmp_path):
     values = np.arange(1001.0, dtype=np.float32).reshape(7, 11, 13)
     made = slice_of(values, tmp_path, part=0, window=None) / 1000
     stored = values[::-1, ::-1, 0].T
-    np.testing.assert_allclose(made, np.clip((stored - 5) / 990, 0, 1), atol=1e-5)
+    near(made, np.clip((stored - 5) / 990, 0, 1), 1e-5)
     values[0, 0, 0] = np.nan
     assert np.isfinite(slice_of(values, tmp_path, part=0, window=None)).all()
     assert slice_of(np.full((3, 3, 3), 7.0), tmp_path, window=None).max() == 0
@@ -151,7 +142,7 @@ def test_the_file_s_own_slope_and_intercept(tmp_path):
     image = nibabel.load(path)
     raw = np.asarray(image.dataobj)
     made = scans.read([path], "here", ReadOptions(window=(500, 1000)), 2)[..., 0] * 1000
-    np.testing.assert_allclose(made, np.clip(raw[::-1, ::-1, 2].T, 0, 1000), atol=1e-2)
+    near(made, np.clip(raw[::-1, ::-1, 2].T, 0, 1000), 1e-2)
     assert raw.max() > volume().max() / 2
 
 
@@ -160,22 +151,18 @@ def test_the_file_s_own_slope_and_intercept(tmp_path):
 
 def test_masks_lie_on_their_volumes(tmp_path):
     """x < i in volume i: the mask's columns on the right, for x grows to the patient's right, on the left here."""
-    made = import_source(
-        ten_volumes(tmp_path, mask=True), tmp_path / "a.npz", ImportOptions(window=(500, 1000))
-    )
+    made = imported(ten_volumes(tmp_path, mask=True), window=(500, 1000))
     assert made.data.task == "segmentation" and made.data.classes == 2
-    for part in (made.data.train, made.data.val, made.data.test):
+    for part in splits_of(made.data):
         for x, y in zip(part.x, part.y, strict=True):
             i = round(float(x[0, 0, 0]) * 10)
-            np.testing.assert_array_equal(y, np.broadcast_to(np.arange(6)[::-1] < i, (4, 6)))
-    made = import_source(
-        tmp_path / "list.csv", tmp_path / "b.npz", ImportOptions(size=3, slices=2)
-    )
+            assert_array_equal(y, np.broadcast_to(np.arange(6)[::-1] < i, (4, 6)))
+    made = imported(tmp_path / "list.csv", size=3, slices=2)
     assert made.data.train.y.shape == (12, 3, 3)
 
 
 @pytest.mark.parametrize(
-    ("mask", "affine", "words"),
+    "mask, affine, words",
     [
         (np.zeros((6, 4, 4), np.uint8), None, "its mask does not lie on its volume"),
         (
@@ -190,8 +177,7 @@ def test_masks_lie_on_their_volumes(tmp_path):
 def test_bad_masks(tmp_path, mask, affine, words):
     source = ten_volumes(tmp_path, mask=True)
     write_nifti(tmp_path / "mask-Zarathustra-3.nii.gz", mask, affine)
-    with pytest.raises(ValueError, match=f"list.csv, line 5: {words}"):
-        import_source(source, tmp_path / "a.npz")
+    fails(ValueError, f"list.csv, line 5: {words}", imported, source)
 
 
 def test_a_mask_may_be_a_picture(tmp_path):
@@ -200,7 +186,7 @@ def test_a_mask_may_be_a_picture(tmp_path):
     source.write_text(
         "file,mask\n" + "".join(f"Zarathustra-{i}.nii.gz,m.png\n" for i in range(10))
     )
-    assert (import_source(source, tmp_path / "a.npz").data.train.y == 1).all()
+    assert (imported(source).data.train.y == 1).all()
 
 
 # Nobody is named
@@ -218,7 +204,7 @@ def test_nobody_is_named_in_any_output(tmp_path, capfd, caplog, mask):
     )
     caplog.set_level(logging.DEBUG)
     caplog.clear()
-    assert main(["import", str(source), "--out", str(out)]) == 0
+    assert silofl("import", source, "--out", out) == 0
     printed = capfd.readouterr()
     assert leaks(printed.out, printed.err, caplog.text, files=(out,)) == []
 
@@ -229,7 +215,7 @@ def test_cut_files_name_nobody(tmp_path, capfd, caplog):
     whole = path.read_bytes()
     for length in (0, 10, 200, 347, 348, 353, 500, len(whole) - 1):
         path.write_bytes(whole[:length])
-        assert main(["import", str(source), "--out", str(tmp_path / "ours.npz")]) == 2
+        assert silofl("import", source, "--out", tmp_path / "ours.npz") == 2
         printed = capfd.readouterr()
         assert leaks(printed.out, printed.err, caplog.text) == [], length
         assert (
@@ -241,7 +227,7 @@ def test_cut_files_name_nobody(tmp_path, capfd, caplog):
         ValueError,
         match=r"list.csv, line 5: there is no such file; --skip-bad leaves such files out$",
     ):
-        import_source(source, tmp_path / "ours.npz")
+        imported(source, tmp_path / "ours.npz")
 
 
 def test_folders_are_classes_only_where_they_are_named(tmp_path):
@@ -252,22 +238,18 @@ def test_folders_are_classes_only_where_they_are_named(tmp_path):
             np.full((4, 4, 3), i, np.int16),
         )
     with pytest.raises(ValueError, match="holds NIfTI files and no csv: name them"):
-        import_source(tmp_path / "x", tmp_path / "a.npz")
-    made = import_source(
-        tmp_path / "x",
-        tmp_path / "a.npz",
-        ImportOptions(labels=("well", "ill"), window=(5, 10)),
-    )
+        imported(tmp_path / "x", tmp_path / "a.npz")
+    made = imported(tmp_path / "x", tmp_path / "a.npz", labels=("well", "ill"), window=(5, 10))
     for part in (made.data.train, made.data.test):
         assert [round(float(x[0, 0, 0]) * 10) % 2 for x in part.x] == part.y.tolist()
     made.file.unlink()
     (tmp_path / "x" / "well" / "2.nii.gz").write_bytes(b"")
     # Ill/ has 5
     with pytest.raises(ValueError, match=r"x, file 7 of 10: its file cannot be read as NIfTI"):
-        import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels=("well", "ill")))
+        imported(tmp_path / "x", tmp_path / "a.npz", labels=("well", "ill"))
     write_nifti(tmp_path / "x" / "Zarathustra" / "a.nii", volume())
     with pytest.raises(ValueError, match="x has 1 folders besides well, ill"):
-        import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels=("well", "ill")))
+        imported(tmp_path / "x", tmp_path / "a.npz", labels=("well", "ill"))
 
 
 # Faults
@@ -278,17 +260,10 @@ def test_what_is_no_volume(tmp_path):
         path = write_nifti(tmp_path / "v.nii", values)
         with pytest.raises(ValueError, match="here: its file is no volume of grey values"):
             scans.probe([path], "here", ReadOptions())
-    with pytest.raises(
-        ValueError, match="is one scan; name the folder that it lies in, or a csv"
-    ):
-        import_source(path, tmp_path / "a.npz")
+    refused(path, "is one scan; name the folder that it lies in, or a csv")
 
 
 def test_one_line_where_the_library_is_missing(tmp_path, monkeypatch):
     source = ten_volumes(tmp_path)
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with pytest.raises(
-        ValueError,
-        match="a volume is read with nibabel, which is not installed here: pip install",
-    ):
-        import_source(source, tmp_path / "a.npz")
+    refused(source, "a volume is read with nibabel, which is not installed here: pip install")

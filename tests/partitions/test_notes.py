@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
+from failing import fails
+from taken import all_x, imported, silofl, splits_of
 
-from partitions.importing.options import ImportOptions, Take
-from partitions.importing.source import Imported, import_source
+from partitions.importing.options import Take
 from partitions.silo_file import check_silo_file, read_silo_file
 from partitions.tokens import Hashed
 from server.cli.main import main
@@ -19,14 +18,14 @@ from server.cli.main import main
 HEADER = ["patient", "age", "bmi", "NOTE", "label"]
 
 
-def row(i: int, text: str | None = None) -> list[str]:
+def row(i, text=None):
     note = f"Pt {i} seen;\nno fever, sat. {90 + i % 10}" if text is None else text
     return [f"p{i // 2}", str(40 + i), f"{20 + i / 10}", note, "ill" if i % 3 else "well"]
 
 
 @pytest.fixture
-def notes(tmp_path) -> Callable[..., Path]:
-    def write(*changed: tuple[int, list[str]], header: list[str] = HEADER, n: int = 50) -> Path:
+def notes(tmp_path):
+    def write(*changed, header=HEADER, n=50):
         rows = [dict(changed).get(i, row(i)) for i in range(n)]
         path = tmp_path / "notes.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
@@ -36,10 +35,8 @@ def notes(tmp_path) -> Callable[..., Path]:
     return write
 
 
-def take_in(source: Path, take: Take, **options) -> Imported:
-    return import_source(
-        source, source.with_name("ours.npz"), ImportOptions(take=take, **options)
-    )
+def take_in(source, take, **options):
+    return imported(source, source.with_name("ours.npz"), take=take, **options)
 
 
 def test_notes_become_tokens(notes):
@@ -57,11 +54,11 @@ def test_notes_become_tokens(notes):
     assert all(check.ok for check in check_silo_file(made.file))
     data = read_silo_file(made.file)
     assert data.vocabulary == 65538 and data.input_shape == ("tokens", 8, 65538)
-    x = np.concatenate([data.train.x, data.val.x, data.test.x])
+    x = all_x(data)
     hashed = Hashed()
     wanted = {tuple(hashed.tokens(row(i)[3])[:8]) for i in range(50)}
     assert {tuple(tokens) for tokens in x.tolist()} == wanted and len(wanted) == 50
-    numbers = [set(split.x[:, 1].tolist()) for split in (data.train, data.val, data.test)]
+    numbers = [set(split.x[:, 1].tolist()) for split in splits_of(data)]
     for i in range(0, 50, 2):
         pair = set(hashed.tokens(f"{i} {i + 1}"))
         assert sum(bool(pair & own) for own in numbers) == 1
@@ -81,7 +78,7 @@ def test_numbers_beside_the_text(notes):
     )
     data = read_silo_file(made.file)
     assert data.input_shape == (("columns", (2,)), ("text", ("tokens", 12, 65538)))
-    x = np.concatenate([data.train.x, data.val.x, data.test.x])
+    x = all_x(data)
     for sample in x:
         i = int(sample["columns"][0]) - 40
         tokens = [] if i in (3, 4) else Hashed().tokens(row(i)[3])
@@ -113,7 +110,7 @@ def test_a_text_without_words_in_berts_pieces_is_missing(notes):
     made = take_in(
         source, Take(text="NOTE", columns=("age",), vocabulary=str(source.parent / "vocab.txt"))
     )
-    x = np.concatenate([made.data.train.x, made.data.val.x, made.data.test.x])
+    x = all_x(made.data)
     assert (~x["text"].any(axis=1)).sum() == 1
     made.file.unlink()
     # Two lines a note
@@ -173,7 +170,7 @@ SECRET = "Anna Schmidt, b. 1950, was seen today because of her cough"
 
 
 @pytest.mark.parametrize(
-    ("changed", "take", "options", "fault"),
+    "changed, take, options, fault",
     [
         (
             (),
@@ -222,9 +219,8 @@ SECRET = "Anna Schmidt, b. 1950, was seen today because of her cough"
 )
 def test_faults_are_one_line_and_quote_no_note(notes, changed, take, options, fault):
     source = notes(*changed)
-    with pytest.raises(ValueError, match=fault) as caught:
-        take_in(source, take, **options)
-    assert "\n" not in str(caught.value) and "Schmidt" not in str(caught.value)
+    said = fails(ValueError, fault, take_in, source, take, **options)
+    assert "\n" not in said and "Schmidt" not in said
     assert not source.with_name("ours.npz").exists()
 
 
@@ -232,8 +228,7 @@ def test_texts_are_of_a_table(tmp_path):
     (tmp_path / "a.csv").write_text("file,NOTE,label\na.png,x,0\n")
     with pytest.raises(ValueError, match="has pictures; --text and --columns are of a table"):
         take_in(tmp_path / "a.csv", Take(text="NOTE"))
-    with pytest.raises(ValueError, match="1 to 65536 tokens, not 0"):
-        Take(text="NOTE", length=0)
+    fails(ValueError, "1 to 65536 tokens, not 0", Take, text="NOTE", length=0)
 
 
 def test_a_long_note_is_read(notes):
@@ -247,8 +242,7 @@ def test_the_command(notes, capsys):
     source = notes()
     ours = str(source.with_name("ours.npz"))
     assert (
-        main(["import", str(source), "--text", "NOTE", "--columns", "age, bmi", "--out", ours])
-        == 0
+        silofl("import", source, "--text", "NOTE", "--columns", "age, bmi", "--out", ours) == 0
     )
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
@@ -263,7 +257,7 @@ def test_the_command(notes, capsys):
         "the split is written into the file: no run can change it",
         ours,
     ]
-    assert main(["check-data", ours]) == 0
+    assert silofl("check-data", ours) == 0
     assert (
         "ok    inputs: columns: a table of 2 columns, float32; text: texts of up to 200 tokens"
         in capsys.readouterr().out
@@ -281,5 +275,5 @@ def test_the_command(notes, capsys):
         ours,
     ]
     assert main(again) == 2 and "is there already" in capsys.readouterr().err
-    assert main([*again, "--overwrite"]) == 0
+    assert silofl(*again, "--overwrite") == 0
     assert read_silo_file(ours).input_shape == ("tokens", 5, 101)

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from failing import fails
+from numpy.testing import assert_array_equal
 from study_text import study_text
+from taken import silofl
 from tiny import federate
 from torchvision_here import models_or_skip
 
@@ -24,7 +27,6 @@ from partitions.own import dataset as own_datasets
 from partitions.own.index import make_index, write_index
 from partitions.silo_file import check_silo_file, read_silo_file
 from partitions.units import describe_units
-from server.cli.main import main
 from server.deploy.federation import read_federation
 from server.deploy.local.demo_data import split_demo
 
@@ -188,7 +190,7 @@ def ward(tmp_path, monkeypatch):
     own_datasets.open_own.cache_clear()
 
 
-def as_file(ward: Any, path: Path) -> Path:
+def as_file(ward, path):
     """The same samples as a data file."""
     numbers: dict[str, int] = {}
     arrays: dict[str, Any] = {"classes": np.array(2)}
@@ -200,7 +202,7 @@ def as_file(ward: Any, path: Path) -> Path:
     return path
 
 
-def index_of(name: str, tmp_path: Path) -> Path:
+def index_of(name, tmp_path):
     """The index file of a set of the hospital's module."""
     path = tmp_path / f"{name}.npz"
     write_index(f"ward_data:{name}", path)
@@ -218,7 +220,7 @@ def test_a_run_is_that_of_the_data_file_bit_for_bit(ward, tmp_path, method):
         }
         if kind == "own":
             files["north"] = index_of("plain", tmp_path)
-        runs.append(federate(files, strategy=method, rounds=2, batch_size=5, model="small-cnn"))
+        runs.append(federate(files, method, rounds=2, batch_size=5, model="small-cnn"))
     first, second = ([r for r in run.rows if "seconds" not in r.metric] for run in runs)
     assert first == second and len(first) > 20
 
@@ -268,7 +270,7 @@ def test_a_data_set_that_changes_is_refused(ward, tmp_path, what):
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    "change, reason",
     [
         (
             lambda ward: ward.Y["train"].__setitem__(3, 1 - ward.Y["train"][3]),
@@ -292,7 +294,7 @@ def test_a_change_within_a_process_is_found_when_it_is_read(ward, tmp_path, chan
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    "name, reason",
     [
         ("wild", "reads a sample differently the second time"),
         ("breaks", r"has a sample that cannot be read \(FileNotFoundError\)"),
@@ -316,9 +318,8 @@ def test_a_change_within_a_process_is_found_when_it_is_read(ward, tmp_path, chan
 )
 def test_what_cannot_be_used_is_one_line(ward, name, reason, caplog):
     """No text of the hospital's code is in the line, which a server may get; it is in the log here."""
-    with pytest.raises(DataError, match=reason) as caught:
-        make_index(f"ward_data:{name}")
-    assert "Zarathustra" not in str(caught.value)
+    said = fails(DataError, reason, make_index, f"ward_data:{name}")
+    assert "Zarathustra" not in said
     assert name != "breaks" or "Zarathustra" in caplog.text
 
 
@@ -345,8 +346,7 @@ def test_what_a_sample_draws_follows_from_run_round_and_sample(ward, tmp_path):
     assert torch.equal(state, torch.get_rng_state())
     files = {"north": tmp_path / "noisy.npz", "south": as_file(ward, tmp_path / "south.npz")}
     runs = [
-        federate(files, strategy="fedavg", rounds=2, model="small-cnn", batch_size=4)
-        for _ in range(2)
+        federate(files, "fedavg", rounds=2, model="small-cnn", batch_size=4) for _ in range(2)
     ]
     first, second = (run.personal("north") for run in runs)
     assert torch.equal(first, second)
@@ -358,25 +358,23 @@ def test_outlines_are_read_with_their_inputs(ward, tmp_path):
     assert data.task == "segmentation" and data.classes == 2
     rows = np.array([4, 2])
     expected = ward.X["train"][rows][:, 0] > 0.5
-    np.testing.assert_array_equal(data.train.y[rows], expected)
+    assert_array_equal(data.train.y[rows], expected)
     files = {"north": tmp_path / "outlines.npz", "south": index_of("outlines", tmp_path)}
-    run = federate(
-        files, strategy="fedavg", rounds=1, model="unet", unet__width=4, unet__levels=1
-    )
+    run = federate(files, "fedavg", rounds=1, model="unet", unet__width=4, unet__levels=1)
     assert run.values("dice", "north", "received")
 
 
 def test_the_commands_take_it(ward, tmp_path, capsys, monkeypatch):
     """check-data checks and writes the index; simulate divides the samples; a federation file names it."""
     monkeypatch.chdir(tmp_path)
-    assert main(["check-data", "ward_data:plain", "--out", "ours.npz"]) == 0
+    assert silofl("check-data", "ward_data:plain", "--out", "ours.npz") == 0
     out = capsys.readouterr().out
     assert "ok    inputs: pictures of 8 x 8, 1 channel, float32" in out and "ours.npz" in out
-    assert main(["check-data", "ward_data:breaks"]) == 2
+    assert silofl("check-data", "ward_data:breaks") == 2
     assert "cannot be read (FileNotFoundError)" in capsys.readouterr().err
-    assert main(["check-data", "ours.npz"]) == 0
+    assert silofl("check-data", "ours.npz") == 0
     command = ["simulate", "--data", "ward_data:plain", "--silos", "2", "--partition", "iid"]
-    assert main([*command, "--strategy", "fedavg", "--rounds", "1", "--out", "run"]) == 0
+    assert silofl(*command, "--strategy", "fedavg", "--rounds", "1", "--out", "run") == 0
     (tmp_path / "federation.yaml").write_text(
         "name: demo\nsilos:\n  - {name: north, data: {dataset: 'ward_data:plain'}}\n"
     )
@@ -395,9 +393,9 @@ def test_the_doctor_takes_it(ward, monkeypatch, capsys):
     """In a silo's container here, whose server is not there; the data set's fault is named as a file's is."""
     monkeypatch.setenv("SILOFL_SERVER", "127.0.0.1:1")
     monkeypatch.setenv("SILOFL_NAME", "north")
-    assert main(["doctor", "--data", "ward_data:plain"]) == 2
+    assert silofl("doctor", "--data", "ward_data:plain") == 2
     assert "ok    data: " in capsys.readouterr().out
-    assert main(["doctor", "--data", "ward_data:breaks"]) == 2
+    assert silofl("doctor", "--data", "ward_data:breaks") == 2
     assert "cannot be read (FileNotFoundError)" in capsys.readouterr().err
 
 
@@ -507,7 +505,7 @@ def ours():
 
 @pytest.mark.filterwarnings("ignore")  # of their own imports
 @pytest.mark.parametrize(
-    ("library", "source", "shape"),
+    "library, source, shape",
     [
         # They take long to import
         pytest.param("monai.transforms", MONAI, (1, 8, 8), marks=pytest.mark.exhaustive),

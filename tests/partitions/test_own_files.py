@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing import fails
+from numpy.testing import assert_array_equal
+from taken import all_x, imported, splits_of
 
 from partitions.common.names import silo_names
-from partitions.importing.options import ImportOptions, Take
-from partitions.importing.source import import_source
 from partitions.recipes.recipe import load_recipe, parse_recipe, read
 from partitions.schemes.registry import partition, silo_data
 from partitions.silo_file import read_silo_file
@@ -27,7 +28,7 @@ from partitions.simulated import (
 )
 
 
-def write_file(path: Path, n: int, **changes: Any) -> Path:
+def write_file(path, n, **changes):
     """A hospital's file with parts of its own: the first column counts, the second says which hospital."""
     counted = np.arange(n, dtype=np.float32) + 1000 * ord(path.stem[0])
     x = np.stack([counted, np.full(n, ord(path.stem[0]), np.float32)], 1)
@@ -47,14 +48,14 @@ def write_file(path: Path, n: int, **changes: Any) -> Path:
     return path
 
 
-def centres(folder: Path) -> Path:
+def centres(folder):
     folder.mkdir()
     for name, n in (("a", 40), ("b", 24), ("c", 60)):
         write_file(folder / f"{name}.npz", n)
     return folder
 
 
-def division(source: object, silos: int = 3) -> Division:
+def division(source, silos=3):
     return Division(str(source), "", "natural", silos, 7, -1.0)
 
 
@@ -68,7 +69,7 @@ def test_each_file_is_a_silo_with_its_own_test_part(tmp_path):
     ]
     for i, name in enumerate("abc"):
         made, own = part_of(division(folder), i), read_silo_file(folder / f"{name}.npz")
-        np.testing.assert_array_equal(made.test.x, own.test.x)
+        assert_array_equal(made.test.x, own.test.x)
         rows = np.concatenate([made.train.x, made.val.x])
         assert sorted(rows[:, 0]) == sorted(np.concatenate([own.train.x, own.val.x])[:, 0])
         assert len(made.val) and made.schema == own.schema
@@ -95,8 +96,8 @@ def test_other_orders_are_mapped_and_other_names_are_refused(tmp_path):
     part_of.cache_clear()
     for i, data in enumerate(before):
         made = part_of(division(folder), i)
-        np.testing.assert_array_equal(made.train.x, data.train.x)
-        np.testing.assert_array_equal(made.train.y, data.train.y)
+        assert_array_equal(made.train.x, data.train.x)
+        assert_array_equal(made.train.y, data.train.y)
     np.savez(folder / "b.npz", **(arrays | {"feature_names": np.array(["count", "ward"])}))
     with pytest.raises(
         ValueError, match=r"^b: columns named ward, most hospitals have place: rename"
@@ -127,11 +128,9 @@ def test_patients_stay_in_one_part_and_in_one_hospital(tmp_path):
     whole, silos = divide(division(folder))
     assert whole.train.patient is not None and whole.test.patient is not None
     pooled = np.concatenate([whole.train.patient, whole.test.patient])
-    seen: list[set[int]] = []
+    seen = []
     for silo in silos:
-        train, val, test = (
-            set(pooled[rows].tolist()) for rows in (silo.train, silo.val, silo.test)
-        )
+        train, val, test = (set(pooled[rows].tolist()) for rows in splits_of(silo))
         assert not (train & val or train & test or val & test) and val
         seen.append(train | val | test)
     assert not (seen[0] & seen[1] or seen[1] & seen[2] or seen[0] & seen[2])
@@ -164,14 +163,13 @@ def test_silos_have_the_names_of_their_files(tmp_path):
         ValueError, match="'a' and 'A' would both be the silo a; rename one of them"
     ):
         names_of(str(folder), "natural", 6)
-    with pytest.raises(ValueError, match="'北京' is no name: use 1 to 63 lower-case letters"):
-        silo_names(["北京"])
+    fails(ValueError, "'北京' is no name: use 1 to 63 lower-case letters", silo_names, ["北京"])
 
 
 # A csv by a column
 
 
-def table(path: Path) -> Path:
+def table(path):
     """Ages of centre A are about 40, those of B about 70; every fifth is a gap; each patient comes twice."""
     rows = ["pid;age;sex;centre;state"]
     for i in range(120):
@@ -184,12 +182,9 @@ def table(path: Path) -> Path:
 
 
 @pytest.fixture
-def by_centre(tmp_path: Path) -> DatasetSource:
+def by_centre(tmp_path):
     path = table(tmp_path / "all.csv")
-    made = import_source(
-        path, tmp_path / "all.npz", ImportOptions(label="state", take=Take(patient="pid"))
-    )
-    assert made.recipe is not None
+    made = imported(path, label="state", patient="pid")
     (tmp_path / "r.toml").write_text(made.recipe.toml())
     return DatasetSource(str(path), str(tmp_path / "r.toml"), "centre")
 
@@ -202,7 +197,7 @@ def test_a_csv_by_a_column(by_centre):
     assert whole.schema.names == ("age", "sex=f", "sex=m")
     for silo, around in zip(silos, (70, 40), strict=True):
         data = silo_data(whole, silo)
-        ages = np.concatenate([data.train.x, data.val.x, data.test.x])[:, 0]
+        ages = all_x(data)[:, 0]
         assert len(ages) == 60 and around <= ages.min() <= ages.max() <= around + 7.5
         fill: Any = read(data.recipe, parse_recipe).columns[0].fill_value
         assert (
@@ -214,7 +209,7 @@ def test_a_csv_by_a_column(by_centre):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({"by": "center"}, "--by center: .* has the columns pid, age, sex, centre, state"),
         ({"by": "pid"}, "--by pid: name the column of hospitals; this one has 60 values"),
@@ -222,8 +217,7 @@ def test_a_csv_by_a_column(by_centre):
     ],
 )
 def test_a_column_that_does_not_say_whose_a_row_is(by_centre, changes, words):
-    with pytest.raises(ValueError, match=words):
-        open_dataset(str(replace(by_centre, **changes)), "", 7)
+    fails(ValueError, words, open_dataset, str(replace(by_centre, **changes)), "", 7)
 
 
 # Names and fewer samples
@@ -262,7 +256,7 @@ def test_fewer_samples_of_each_hospital_and_part(tmp_path):
     for silo, name in zip(silos, "abc", strict=True):
         assert set(silo_data(half, silo).train.x[:, 1].tolist()) == {ord(name)}
     again, other = subsample_dataset(whole, 62, 3), subsample_dataset(whole, 62, 4)
-    np.testing.assert_array_equal(half.train.x, again.train.x)
+    assert_array_equal(half.train.x, again.train.x)
     assert not np.array_equal(half.train.x, other.train.x)
     assert (
         subsample_dataset(whole, 124, 3) is whole

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
+from failing import fails
+from near import near
+from numpy.testing import assert_allclose, assert_array_equal
+from public_data import DATA, needs
+from taken import splits_of
 
 from partitions.datasets.registry import load_dataset
 from partitions.schemes import apple, diversifed, fedala
@@ -19,22 +22,11 @@ from partitions.splits import Dataset, Split
 from server.report.sections.silo_data import plot_partition
 from server.results import manifest
 
-DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
-needs_mnist = pytest.mark.skipif(
-    not (DATA / "mnist").is_dir(), reason="MNIST is not in SILOFL_DATA"
-)
-needs_heart = pytest.mark.skipif(
-    not (DATA / "heart_disease").is_dir(), reason="heart disease is not in SILOFL_DATA"
-)
+needs_mnist = needs("mnist")
+needs_heart = needs("heart_disease")
 
 
-def make(
-    classes: int = 10,
-    train: int = 100,
-    test: int = 20,
-    name: str = "made",
-    groups: bool = False,
-) -> Dataset:
+def make(classes=10, train=100, test=20, name="made", groups=False):
     """``train`` and ``test`` samples per class, classes interleaved; a sample's input is its own pooled
     index.
     """
@@ -72,7 +64,7 @@ test_counts_of.__test__ = False  # type: ignore[attr-defined] # a helper
 
 
 def pooled(silos):
-    return np.concatenate([np.concatenate([s.train, s.val, s.test]) for s in silos])
+    return np.concatenate([np.concatenate(splits_of(s)) for s in silos])
 
 
 def assert_disjoint(silos):
@@ -96,7 +88,7 @@ def test_same_seed_same_silos(name):
     for a, b in zip(first, again, strict=True):
         assert a.name == b.name
         for kind in ("train", "val", "test"):
-            np.testing.assert_array_equal(getattr(a, kind), getattr(b, kind))
+            assert_array_equal(getattr(a, kind), getattr(b, kind))
     assert any(
         len(a.train) != len(b.train) or (a.train != b.train).any()
         for a, b in zip(first, other, strict=True)
@@ -123,10 +115,8 @@ def test_validation_share_can_be_asked_for(name):
         assert len(a.val) == 0
         # Copies of a sample stay together
         assert abs(len(np.unique(b.val)) - len(np.unique(a.train)) / 2) <= 0.5
-        np.testing.assert_array_equal(
-            np.sort(np.concatenate([b.train, b.val])), np.sort(a.train)
-        )
-        np.testing.assert_array_equal(a.test, b.test)
+        assert_array_equal(np.sort(np.concatenate([b.train, b.val])), np.sort(a.train))
+        assert_array_equal(a.test, b.test)
 
 
 def test_default_validation_share_is_15_percent_rounded_up():
@@ -165,21 +155,20 @@ def test_silo_data_copies_from_both_files():
     assert copied.input_shape == (1,) and copied.classes == 10
     for kind in ("train", "val", "test"):
         split, indices = getattr(copied, kind), getattr(silo, kind)
-        np.testing.assert_array_equal(split.x[:, 0], indices)
-        np.testing.assert_array_equal(split.y, data.labels[indices])
+        assert_array_equal(split.x[:, 0], indices)
+        assert_array_equal(split.y, data.labels[indices])
     copied.train.x[0] = -1
     assert data.train.x.min() == 0
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    "call, words",
     [({"name": "dirichle"}, "unknown partition 'dirichle' (did you mean 'dirichlet'?)")],
 )
 def test_bad_requests_are_one_clear_line(call, words):
     arguments = {"name": "dirichlet", "silos": 4, "seed": 0, **call}
-    with pytest.raises(ValueError) as caught:
-        partition(make(), **arguments)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    said = fails(ValueError, None, partition, make(), **arguments)
+    assert words in said
 
 
 def test_every_setting_is_documented():
@@ -213,15 +202,15 @@ def test_iid_deals_evenly():
 def test_practical_shares_sum_to_one(silos):
     shares = apple.practical_shares(silos)
     assert len(shares) == silos
-    assert shares.sum() == pytest.approx(1, abs=1e-12)
+    near(shares.sum(), 1, 1e-12)
 
 
 def test_practical_shares_are_the_papers_at_twelve():
-    np.testing.assert_allclose(apple.practical_shares(12), [0.01] * 10 + [0.1, 0.8], rtol=1e-12)
+    assert_allclose(apple.practical_shares(12), [0.01] * 10 + [0.1, 0.8], rtol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("silos", "train", "test"),
+    "silos, train, test",
     [
         (12, [10] * 10 + [100, 800], [1] * 10 + [10, 80]),
         (4, [50, 50, 100, 800], [5, 5, 10, 80]),
@@ -236,9 +225,7 @@ def test_apple_practical_counts(silos, train, test):
     for label in range(10):
         assert sorted(given[:, label]) == train
         assert sorted(tested[:, label]) == test
-        np.testing.assert_array_equal(
-            np.argsort(given[:, label])[-2:], np.argsort(tested[:, label])[-2:]
-        )
+        assert_array_equal(np.argsort(given[:, label])[-2:], np.argsort(tested[:, label])[-2:])
     assert len({tuple(column) for column in given.T}) > 1  # each class has its own order
     assert_disjoint(result)
     assert all((s.train < 10_000).all() and (s.test >= 10_000).all() for s in result)
@@ -257,7 +244,7 @@ def test_apple_pathological(seed):
     assert set(owners) <= {2, 3} and owners.sum() == 24
     lost = 1000 - given.sum(axis=0)
     assert (lost >= 0).all() and (lost < owners).all()
-    np.testing.assert_array_equal(given, tested)  # the same fractions of equally large files
+    assert_array_equal(given, tested)  # the same fractions of equally large files
     assert_disjoint(result)
 
 
@@ -416,12 +403,12 @@ def test_pathological_uses_every_class(silos):
     result = partition(data, "pathological", silos=silos, seed=1)
     counts = train_counts(data, result) + test_counts_of(data, result)
     assert ((counts > 0).sum(axis=1) <= 2).all()
-    np.testing.assert_array_equal(counts.sum(axis=0), [660] * 10)
+    assert_array_equal(counts.sum(axis=0), [660] * 10)
     assert_disjoint(result)
 
 
 @pytest.mark.parametrize(
-    ("silos", "settings", "words"),
+    "silos, settings, words",
     [
         (
             3,
@@ -446,7 +433,7 @@ def test_pathological_refuses(silos, settings, words):
 
 
 @pytest.mark.parametrize(
-    ("proportions", "size", "counts"),
+    "proportions, size, counts",
     [
         ([1 / 3, 1 / 3, 1 / 3], 5, [2, 2, 1]),  # 1.67 + 0.5 -> 2, 2, and what is left
         ([0.25, 0.25, 0.25, 0.25], 2, [1, 1, 0, 0]),  # 0.5 + 0.5 -> 1, 1, nothing left
@@ -461,7 +448,7 @@ def test_class_counts(proportions, size, counts):
 @pytest.mark.parametrize(
     "name", ["diversifed-pathological", "diversifed-dirichlet", "diversifed-practical"]
 )
-@pytest.mark.parametrize(("dataset", "train"), [("made", 500), ("fashion-mnist", 300)])
+@pytest.mark.parametrize("dataset, train", [("made", 500), ("fashion-mnist", 300)])
 def test_diversifed_sizes(name, dataset, train):
     """500 training samples (Fashion-MNIST 300) and 100 test samples, none twice; silos do share samples."""
     data = make(10, 1000, 300, name=dataset)
@@ -481,7 +468,7 @@ def test_diversifed_pathological_halves():
         train_counts(data, result), test_counts_of(data, result), strict=True
     ):
         assert sorted(train) == [0] * 8 + [250, 250]
-        np.testing.assert_array_equal(test, train // 5)
+        assert_array_equal(test, train // 5)
 
 
 def test_diversifed_draws_again_only_from_small_classes():
@@ -510,7 +497,7 @@ def test_diversifed_dirichlet_concentration(alpha):
         validation=0,
     )
     q = train_counts(data, result) / 500
-    assert (q**2).sum(axis=1).mean() == pytest.approx((alpha + 1) / (10 * alpha + 1), abs=0.03)
+    near((q**2).sum(axis=1).mean(), (alpha + 1) / (10 * alpha + 1), 0.03)
     # The same q, rounded to 1 / 100
     assert np.abs(test_counts_of(data, result) / 100 - q).max() <= 0.06
 
@@ -530,7 +517,7 @@ def test_diversifed_practical_groups():
 
 
 @pytest.mark.parametrize(
-    ("silos", "sizes"), [(3, [1, 1, 1]), (4, [1, 1, 2]), (10, [3, 3, 4]), (12, [4, 3, 5])]
+    "silos, sizes", [(3, [1, 1, 1]), (4, [1, 1, 2]), (10, [3, 3, 4]), (12, [4, 3, 5])]
 )
 def test_diversifed_practical_other_numbers(silos, sizes):
     """Groups of 30 %, 30 % and 40 % of the silos, ends rounded."""
@@ -602,7 +589,7 @@ def test_player_dirichlet_uses_the_first_training_samples():
     assert sorted(pooled(result)) == list(range(1000))
 
 
-@pytest.mark.parametrize(("name", "used"), [("made", 15_000), ("fashion-mnist", 10_000)])
+@pytest.mark.parametrize("name, used", [("made", 15_000), ("fashion-mnist", 10_000)])
 def test_player_dirichlet_sizes_of_the_paper(name, used):
     """Fashion-MNIST: 5 x 2000 of the training file; other data: all of it."""
     result = partition(make(10, 1500, 10, name=name), "player-dirichlet", silos=5, seed=0)
@@ -637,7 +624,7 @@ def test_natural_keeps_the_data_sets_own_silos():
     assert sorted(pooled([north])) == list(range(30))
     assert sorted(pooled([south])) == list(range(30, 1200))
     assert (north.name, north.origin) == ("hospital-01", "north")
-    assert [len(a) for a in (north.train, north.val, north.test)] == [19, 5, 6]
+    assert [len(a) for a in splits_of(north)] == [19, 5, 6]
 
 
 def test_natural_refuses():
@@ -694,8 +681,8 @@ def test_write_partition(tmp_path):
         stored, expected = read_silo_file(out / entry["file"]), silo_data(data, silo)
         assert stored.classes == 10
         for kind in ("train", "val", "test"):
-            np.testing.assert_array_equal(getattr(stored, kind).x, getattr(expected, kind).x)
-            np.testing.assert_array_equal(getattr(stored, kind).y, getattr(expected, kind).y)
+            assert_array_equal(getattr(stored, kind).x, getattr(expected, kind).x)
+            assert_array_equal(getattr(stored, kind).y, getattr(expected, kind).y)
             assert (
                 entry[f"n_{kind}"]
                 == len(getattr(silo, kind))
@@ -745,5 +732,4 @@ def test_plot(tmp_path, ending):
 
 
 def test_plot_refuses_other_endings(tmp_path):
-    with pytest.raises(ValueError, match="does not end in"):
-        plot_partition({}, tmp_path / "plot.doc")
+    fails(ValueError, "does not end in", plot_partition, {}, tmp_path / "plot.doc")

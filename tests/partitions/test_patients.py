@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from failing import fails
 from flwr.app import Context, RecordDict
+from numpy.testing import assert_array_equal
 from scans import study_uid, write_dicom
+from taken import imported, splits_of
 
 from client.app import data_summary
 from client.session import ClientSession
@@ -21,7 +23,6 @@ from partitions.silo_file import (
     read_silo_file,
     write_silo_file,
 )
-from partitions.splits import Split
 from server.results.manifest import write_partition
 from strategies.base.run_settings import parse_settings
 
@@ -30,13 +31,13 @@ PATIENTS = 120
 OWNER = np.repeat(np.arange(PATIENTS), np.arange(PATIENTS) % 4 + 1)
 
 
-def arrays(**changes: Any) -> dict[str, Any]:
+def arrays(**changes):
     """A table of one column, whose values say whose each sample is: 100 * patient + number."""
     x = (100 * OWNER + np.arange(len(OWNER)) % 7)[:, np.newaxis].astype(np.float32)
     return {"x": x, "y": OWNER % 3, "patient": OWNER, **changes}
 
 
-def in_parts(**changes: Any) -> dict[str, Any]:
+def in_parts(**changes):
     """The same with parts of its own: patients below 90 for training."""
     whole = arrays()
     train = OWNER < 90
@@ -49,7 +50,7 @@ def file(tmp_path):
     return tmp_path / "ours.npz"
 
 
-def save(path: Path, content: dict[str, Any]) -> Path:
+def save(path, content):
     kept: dict[str, Any] = {
         key: np.asarray(value) for key, value in content.items() if value is not None
     }
@@ -57,12 +58,12 @@ def save(path: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def owners(split: Split) -> set[int]:
+def owners(split):
     """Whose samples these are, by their values."""
     return set((split.x[:, 0] // 100).astype(int).tolist())
 
 
-def assert_apart(*parts: set[int]) -> None:
+def assert_apart(*parts):
     assert all(parts) and len(set().union(*parts)) == sum(map(len, parts))
 
 
@@ -71,12 +72,8 @@ def test_the_own_split_keeps_patients_whole(file, make):
     data = read_silo_file(save(file, make()))
     assert_apart(owners(data.train), owners(data.val), owners(data.test))
     if make is arrays:  # shares are of patients
-        assert [len(owners(split)) for split in (data.train, data.val, data.test)] == [
-            76,
-            20,
-            24,
-        ]
-    for split in (data.train, data.val, data.test):
+        assert [len(owners(split)) for split in splits_of(data)] == [76, 20, 24]
+    for split in splits_of(data):
         assert split.patient is not None
         pairs = {*zip(split.patient.tolist(), (split.x[:, 0] // 100).tolist(), strict=True)}
         assert len(pairs) == len(owners(split))
@@ -99,7 +96,7 @@ def test_single_samples_are_divided_as_without_patients(file):
     without = read_silo_file(save(file, content))
     named = read_silo_file(save(file, {**content, "patient": np.arange(n)}))
     for part in ("train", "val", "test"):
-        np.testing.assert_array_equal(getattr(without, part).x, getattr(named, part).x)
+        assert_array_equal(getattr(without, part).x, getattr(named, part).x)
 
 
 @pytest.mark.parametrize("make", [arrays, in_parts])
@@ -113,13 +110,9 @@ def test_partitions_keep_patients_whole(file, name, make):
     assert_apart(owners(data.train), owners(data.test))
     silos = partition(data, name, silos=3, seed=1)
     x = np.concatenate([data.train.x, data.test.x])[:, 0] // 100
-    parts = [
-        set(x[rows].tolist()) for silo in silos for rows in (silo.train, silo.val, silo.test)
-    ]
+    parts = [set(x[rows].tolist()) for silo in silos for rows in splits_of(silo)]
     assert_apart(*filter(None, parts))
-    rows = np.concatenate(
-        [rows for silo in silos for rows in (silo.train, silo.val, silo.test)]
-    )
+    rows = np.concatenate([rows for silo in silos for rows in splits_of(silo)])
     assert len(np.unique(rows)) == len(rows)
     for patient in np.unique(x[rows]):  # a patient's samples stay together, or are all left out
         assert np.isin(np.flatnonzero(x == patient), rows).all()
@@ -148,7 +141,7 @@ def test_parts_of_a_partition_name_their_patients(file, tmp_path):
         assert data.train.patient is not None and len(data.train) == silo["n_train"]
         write_silo_file(file, data)
         again = read_silo_file(file)
-        np.testing.assert_array_equal(again.train.patient, data.train.patient)
+        assert_array_equal(again.train.patient, data.train.patient)
     assert "patient" not in str(manifest)
 
 
@@ -198,9 +191,8 @@ def test_bad_patients_are_refused(file, case):
     *passed, last = check_silo_file(save(file, content))
     assert all(check.ok for check in passed) and not last.ok
     assert detail in last.detail and fix in last.fix
-    with pytest.raises(ValueError) as caught:
-        read_silo_file(file)
-    assert detail in str(caught.value) and "\n" not in str(caught.value)
+    said = fails(ValueError, None, read_silo_file, file)
+    assert detail in said
 
 
 def test_the_data_summary_is_the_same_with_and_without_patients(tmp_path):
@@ -251,7 +243,7 @@ def test_keys_decide_nothing_and_are_in_no_file(tmp_path, dicom):
                     ["patient,a,label", *(f"{k},{i},{i % 2}" for i, k in enumerate(keys))]
                 )
             )
-            import_source(out.parent / "l.csv", out)
+            imported(out.parent / "l.csv", out)
         made.append(out.read_bytes())
         assert read_silo_file(out).train.patient is not None and prefix.encode() not in made[-1]
     assert made[0] == made[1]

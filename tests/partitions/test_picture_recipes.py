@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from failing import fails
+from near import near
 from PIL import Image
 from scans import accession, leaks, study_uid, write_dicom, write_nifti
+from taken import imported, silofl
 
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
@@ -19,7 +21,7 @@ from partitions.recipes.recipe import MEND
 from server.cli.main import main
 
 
-def studies(root: Path, n: int = 10, first: int = 0, **attributes: Any) -> Path:
+def studies(root, n=10, first=0, **attributes):
     """Studies of one grey value each, 100 * study; spacing 2 mm, axial, rescaled, of 12 bits."""
     wanted: dict[str, Any] = {
         "PixelSpacing": [2.0, 2.0],
@@ -39,7 +41,7 @@ def studies(root: Path, n: int = 10, first: int = 0, **attributes: Any) -> Path:
     return root
 
 
-def labels(path: Path, n: int = 10, first: int = 0) -> Path:
+def labels(path, n=10, first=0):
     rows = (f"{study_uid(i)},{'ill' if i % 2 else 'well'}\n" for i in range(first, first + n))
     path.write_text("study,finding\n" + "".join(rows))
     return path
@@ -58,7 +60,7 @@ def made(tmp_path_factory):
         "--label",
         "finding",
     ]
-    assert main([*command, "--out", str(out), "--window=500,1000", "--size", "4"]) == 0
+    assert silofl(*command, "--out", out, "--window=500,1000", "--size", "4") == 0
     return folder / "ours.recipe.toml"
 
 
@@ -103,26 +105,18 @@ def test_it_repeats_the_import_bit_for_bit(tmp_path, made):
     assert (tmp_path / "a.npz").read_bytes() == made.with_name("ours.npz").read_bytes()
     recipe = ["--recipe", str(made), "--labels-from", str(labels(tmp_path / "m.csv", 2, 11))]
     assert (
-        main(
-            [
-                "import",
-                str(studies(tmp_path / "y", 2, 11)),
-                *recipe,
-                "--out",
-                str(tmp_path / "b.npz"),
-            ]
-        )
+        silofl("import", studies(tmp_path / "y", 2, 11), *recipe, "--out", tmp_path / "b.npz")
         == 0
     )
     with np.load(tmp_path / "b.npz") as npz:
         assert npz["y"].tolist() == [0, 1] and npz["label_names"].tolist() == ["ill", "well"]
-        np.testing.assert_allclose(npz["x"][:, 0, 0, 0], [0.1, 0.2], atol=1e-5)
+        near(npz["x"][:, 0, 0, 0], [0.1, 0.2], 1e-5)
         assert (
             npz["patient"].tolist() == [0, 1] and npz["recipe"].item() == pictures(made).as_json
         )
 
 
-def pictures(path: Path) -> PictureRecipe:
+def pictures(path):
     recipe = load_any(path)
     assert isinstance(recipe, PictureRecipe)
     return recipe
@@ -143,11 +137,11 @@ def test_without_labels_one_part(tmp_path, made, capsys):
     )
     with np.load(tmp_path / "b.npz") as npz:
         assert npz["x"].shape == (3, 1, 4, 4) and "y" not in npz
-    assert main(["check-data", str(tmp_path / "b.npz")]) == 2  # nothing can be trained on it
+    assert silofl("check-data", tmp_path / "b.npz") == 2  # nothing can be trained on it
 
 
 @pytest.mark.parametrize(
-    ("attributes", "words"),
+    "attributes, words",
     [
         ({"Modality": "MR"}, "its modality is MR, where the recipe has CT"),
         ({"Modality": "ZARATHUSTRA"}, "its modality is other, where the recipe has CT"),
@@ -189,7 +183,7 @@ def test_colour_and_size_and_depth(tmp_path):
         path = tmp_path / "x" / ("well", "ill")[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("L", (6, 4), 20 * i).save(path)
-    made = import_source(tmp_path / "x", tmp_path / "a.npz")
+    made = imported(tmp_path / "x", tmp_path / "a.npz")
     recipe = made.pictures
     assert (
         recipe
@@ -199,7 +193,7 @@ def test_colour_and_size_and_depth(tmp_path):
     )
     assert recipe.pictures.shape == (4, 6, 1) and recipe.pictures.dtype == "uint8"
     assert recipe.classes == ("ill", "well") and recipe.expected.formats == ("picture",)
-    again = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(pictures=recipe))
+    again = imported(tmp_path / "x", tmp_path / "b.npz", pictures=recipe)
     assert again.file.read_bytes() == made.file.read_bytes()
     new = tmp_path / "new"
     new.mkdir()
@@ -214,17 +208,17 @@ def test_colour_and_size_and_depth(tmp_path):
     ):
         image.save(new / name)
         with pytest.raises(ValueError, match=f"{name}: {words}"):
-            import_source(new, tmp_path / "c.npz", ImportOptions(pictures=recipe))
+            imported(new, tmp_path / "c.npz", pictures=recipe)
         (new / name).unlink()
     write_nifti(new / "v.nii", np.zeros((6, 4, 3)))
     with pytest.raises(
         ValueError, match=r"file 1 of 1: its format is nifti, where the recipe has picture"
     ):
-        import_source(new, tmp_path / "c.npz", ImportOptions(pictures=recipe))
+        imported(new, tmp_path / "c.npz", pictures=recipe)
     shape = recipe.pictures.model_copy(update={"shape": (4, 6, 3)})
     # A grey picture becomes one of three channels, as in training
     colour = recipe.model_copy(update={"pictures": shape})
-    import_source(tmp_path / "x", tmp_path / "d.npz", ImportOptions(pictures=colour))
+    imported(tmp_path / "x", tmp_path / "d.npz", pictures=colour)
     with np.load(tmp_path / "d.npz") as npz:
         assert npz["x_train"].shape[1:] == (4, 6, 3) and npz["x_train"].max() > 0
 
@@ -232,7 +226,7 @@ def test_colour_and_size_and_depth(tmp_path):
 def test_what_is_written_otherwise_is_noted(tmp_path, made):
     """MONOCHROME1 is inverted, as the standard has it: no reason to refuse, but one to look."""
     source = studies(tmp_path / "y", 2, 11, PhotometricInterpretation="MONOCHROME1")
-    done = import_source(source, tmp_path / "b.npz", ImportOptions(pictures=pictures(made)))
+    done = imported(source, pictures=pictures(made))
     assert (
         "2 of 2 pictures are MONOCHROME1, which the recipe's were not: converted as the standard"
         in str(done.notes)
@@ -248,9 +242,7 @@ def test_masks_and_csv_again(tmp_path):
         rows.append(f"{i}.nii,m{i}.nii,P{i // 2}")
     (tmp_path / "l.csv").write_text("\n".join(["file,mask,who", *rows]))
     take = replace(ImportOptions().take, patient="who")
-    first = import_source(
-        tmp_path / "l.csv", tmp_path / "a.npz", ImportOptions(window=(5, 10), take=take)
-    )
+    first = imported(tmp_path / "l.csv", tmp_path / "a.npz", window=(5, 10), take=take)
     recipe = first.pictures
     assert (
         recipe
@@ -258,18 +250,16 @@ def test_masks_and_csv_again(tmp_path):
         and recipe.patient == "who"
         and recipe.outputs == 2
     )
-    again = import_source(
-        tmp_path / "l.csv", tmp_path / "b.npz", ImportOptions(pictures=recipe)
-    )
+    again = imported(tmp_path / "l.csv", tmp_path / "b.npz", pictures=recipe)
     assert again.file.read_bytes() == first.file.read_bytes()
     (tmp_path / "n.csv").write_text("file\n3.nii\n")
-    import_source(tmp_path / "n.csv", tmp_path / "c.npz", ImportOptions(pictures=recipe))
+    imported(tmp_path / "n.csv", tmp_path / "c.npz", pictures=recipe)
     with np.load(tmp_path / "c.npz") as npz:
-        np.testing.assert_allclose(npz["x"], 0.3, atol=1e-6)
+        near(npz["x"], 0.3)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change, words",
     [
         ({"kind": "sounds"}, "kind = 'sounds': must be one of 'pictures'"),
         ({"version": 2}, "version is 2: this silofl reads"),
@@ -296,47 +286,23 @@ def test_masks_and_csv_again(tmp_path):
     ],
 )
 def test_a_recipe_is_right_or_refused_in_one_line(made, change, words):
-    with pytest.raises(ValueError, match=words) as caught:
-        parse_any({**pictures(made).content, **change})
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith(MEND) or "version" in change
+    said = fails(ValueError, words, parse_any, {**pictures(made).content, **change})
+    assert said.endswith(MEND) or "version" in change
 
 
 def test_a_table_s_recipe_and_a_picture_s_are_not_mixed_up(tmp_path, made, capsys):
     (tmp_path / "t.csv").write_text("age,label\n1,a\n2,b\n")
     assert (
-        main(
-            [
-                "import",
-                str(tmp_path / "t.csv"),
-                "--recipe",
-                str(made),
-                "--out",
-                str(tmp_path / "t.npz"),
-            ]
-        )
-        == 2
+        silofl("import", tmp_path / "t.csv", "--recipe", made, "--out", tmp_path / "t.npz") == 2
     )
     assert "has no column file; the recipe is of pictures" in capsys.readouterr().err
-    assert main(["schema", str(made), "--out", str(tmp_path / "s.toml")]) == 2
+    assert silofl("schema", made, "--out", tmp_path / "s.toml") == 2
     assert (
         "this recipe is of pictures or scans, and that of a table is needed here"
         in capsys.readouterr().err
     )
     assert (
-        main(
-            [
-                "import",
-                "x",
-                "--recipe",
-                str(made),
-                "--size",
-                "4",
-                "--out",
-                str(tmp_path / "t.npz"),
-            ]
-        )
-        == 2
+        silofl("import", "x", "--recipe", made, "--size", "4", "--out", tmp_path / "t.npz") == 2
     )
     assert "--size beside --recipe: the recipe says that" in capsys.readouterr().err
 
@@ -354,15 +320,17 @@ def test_links_out_of_the_folder_are_refused(tmp_path, capsys):
         "--label",
         "finding",
     ]
-    assert main([*command, "--out", str(tmp_path / "a.npz")]) == 2
+    assert silofl(*command, "--out", tmp_path / "a.npz") == 2
     assert "x, file 2 of 4 is a link that leads out of the folder" in capsys.readouterr().err
     (source / "0" / "IM1").unlink()
     # Within it links are files like others
     (source / "0" / "IM1").symlink_to(source / "1" / "IM0")
-    import_source(
+    imported(
         source,
         tmp_path / "a.npz",
-        ImportOptions(labels_from=tmp_path / "l.csv", label="finding", labels=["well", "ill"]),
+        labels_from=tmp_path / "l.csv",
+        label="finding",
+        labels=["well", "ill"],
     )
 
 
@@ -378,11 +346,11 @@ def test_a_csv_s_paths_out_of_its_folder_are_refused(tmp_path, capsys, column, w
     name = {"dots": "../other.png", "whole": str(other), "link": "b.png"}[way]
     row = {"file": "a.png", "mask": "a.png"} | {column: name}
     (source / "l.csv").write_text(f"file,mask\na.png,a.png\n{row['file']},{row['mask']}\n")
-    assert main(["import", str(source), "--out", str(tmp_path / "a.npz")]) == 2
+    assert silofl("import", source, "--out", tmp_path / "a.npz") == 2
     assert (
         "l.csv, line 3 names a file outside its folder: name the csv" in capsys.readouterr().err
     )
-    assert main(["import", str(source / "l.csv"), "--out", str(tmp_path / "a.npz")]) == 0
+    assert silofl("import", source / "l.csv", "--out", tmp_path / "a.npz") == 0
 
 
 def test_accession_is_a_key_too(tmp_path):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from scans import leaks, study_uid, write_dicom, write_nifti
+from taken import silofl
 
 from server.cli.main import main
 
@@ -21,7 +21,7 @@ AXIAL: dict[str, Any] = {
 }
 
 
-def studies(root: Path, n: int = 10, slices: int = 2, **attributes: Any) -> Path:
+def studies(root, n=10, slices=2, **attributes):
     """CT studies of several slices, each of a patient of its own, and a csv of labels beside the folder."""
     for i in range(n):
         for k in range(slices):
@@ -38,7 +38,7 @@ def studies(root: Path, n: int = 10, slices: int = 2, **attributes: Any) -> Path
     return root
 
 
-def classes(root: Path, n: int = 12, below: str = "", **kinds: Any) -> Path:
+def classes(root, n=12, below="", **kinds):
     for i in range(n):
         path = root / ("well", "ill")[i % 2] / below.format(i) / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,10 +46,10 @@ def classes(root: Path, n: int = 12, below: str = "", **kinds: Any) -> Path:
     return root
 
 
-def propose(capsys: Any, *command: str | Path) -> tuple[str, dict[str, Any]]:
+def propose(capsys, *command):
     """The draft as text and as TOML has it."""
     capsys.readouterr()
-    assert main(["import", *map(str, command), "--propose"]) == 0
+    assert silofl("import", *command, "--propose") == 0
     text = capsys.readouterr().out
     return text, tomllib.loads(text)
 
@@ -150,7 +150,7 @@ def test_answers_on_the_command_line_leave_nothing_to_ask(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("attributes", "question"),
+    "attributes, question",
     [
         ({"patient": "ANON"}, "20 files have the same PatientID"),
         ({"patient": ""}, "20 files have no PatientID"),
@@ -193,16 +193,7 @@ def test_folders_of_pictures(tmp_path, capsys):
     )
     (tmp_path / "d.toml").write_text(text)
     assert (
-        main(
-            [
-                "import",
-                str(source),
-                "--recipe",
-                str(tmp_path / "d.toml"),
-                "--out",
-                str(tmp_path / "a.npz"),
-            ]
-        )
+        silofl("import", source, "--recipe", tmp_path / "d.toml", "--out", tmp_path / "a.npz")
         == 0
     )
     with np.load(tmp_path / "a.npz") as npz:
@@ -295,7 +286,7 @@ def test_a_draft_names_no_class_of_few_patients(tmp_path, capsys, layout):
         in capsys.readouterr().err
         and not (tmp_path / "a.npz").exists()
     )
-    assert main([*command, "--labels", "well,ill,Zyskind"]) == 0
+    assert silofl(*command, "--labels", "well,ill,Zyskind") == 0
     if layout == "csv":  # two spellings are named with their cells, but not in a draft
         two = [row.rpartition(",")[0] for row in rows]
         (tmp_path / "x" / "l.csv").write_text(
@@ -306,7 +297,7 @@ def test_a_draft_names_no_class_of_few_patients(tmp_path, capsys, layout):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    "make, words",
     [
         (
             lambda x: (x / "a.pdf").write_bytes(b""),
@@ -320,7 +311,7 @@ def test_a_draft_names_no_class_of_few_patients(tmp_path, capsys, layout):
 )
 def test_nothing_to_propose(tmp_path, capsys, make, words):
     make(tmp_path)
-    assert main(["import", str(tmp_path), "--propose"]) == 2
+    assert silofl("import", tmp_path, "--propose") == 2
     assert words in capsys.readouterr().err
-    assert main(["import", str(tmp_path / "nowhere"), "--propose"]) == 2
+    assert silofl("import", tmp_path / "nowhere", "--propose") == 2
     assert "there is no" in capsys.readouterr().err

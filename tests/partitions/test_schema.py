@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from failing import fails
 
 from partitions.inputs import reorder_data
 from partitions.schema import (
@@ -37,11 +37,11 @@ CONTENT = {
 }
 
 
-def named(*names: str, labels: tuple[str, ...] = (), dtype: str = "") -> Schema:
+def named(*names, labels=(), dtype=""):
     return Schema(tuple(map(Feature, names)), labels, dtype)
 
 
-def arrays(**changes: Any) -> dict[str, Any]:
+def arrays(**changes):
     """A file of two columns and two classes; every row is known by its values."""
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
     y = np.array([0, 0, 0, 1, 1, 1])
@@ -57,7 +57,7 @@ def arrays(**changes: Any) -> dict[str, Any]:
     return {**parts, **texts, **{key: np.asarray(value) for key, value in changes.items()}}
 
 
-def save(path: Path, content: dict[str, Any]) -> Path:
+def save(path, content):
     np.savez(path, **content)
     return path
 
@@ -96,7 +96,7 @@ def test_names_that_only_look_different_are_the_same():
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    "content, reason",
     [
         ([], "must be keys and values; a schema has features, labels, dtype and table"),
         ({"columns": []}, "'columns' is no key of it; a schema has features"),
@@ -133,15 +133,13 @@ def test_names_that_only_look_different_are_the_same():
     ],
 )
 def test_what_is_no_schema(content, reason):
-    with pytest.raises(ValueError, match=reason) as caught:
-        parse_schema(content)
-    assert str(caught.value).isprintable() and len(str(caught.value)) < 200
+    said = fails(ValueError, reason, parse_schema, content)
+    assert said.isprintable() and len(said) < 200
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", '"a"', "x" * (1 << 20) + "x"])
 def test_what_a_silo_may_not_send(text):
-    with pytest.raises(ValueError, match="a schema has"):
-        read_schema(text)
+    fails(ValueError, "a schema has", read_schema, text)
 
 
 def test_files_that_are_no_schema(tmp_path):
@@ -152,20 +150,16 @@ def test_files_that_are_no_schema(tmp_path):
         "d.yaml": "[" * 5000,
     }.items():
         (tmp_path / name).write_text(text)
-        with pytest.raises(ValueError, match=name) as caught:
-            load_schema(tmp_path / name)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"does not end in .toml"):
-        load_schema(tmp_path / "schema.txt")
-    with pytest.raises(ValueError, match="cannot be read"):
-        load_schema(tmp_path / "none.toml")
+        fails(ValueError, name, load_schema, tmp_path / name)
+    fails(ValueError, r"does not end in .toml", load_schema, tmp_path / "schema.txt")
+    fails(ValueError, "cannot be read", load_schema, tmp_path / "none.toml")
 
 
 # ---- What fits -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("own", "agreed", "reason"),
+    "own, agreed, reason",
     [
         (named(), HEART, ""),
         (named("sex", "age", labels=("ill", "well")), HEART, ""),
@@ -225,7 +219,7 @@ def test_what_most_silos_have():
 # ---- Brought to the agreed order -------------------------------------------------------------------------------------
 
 
-def silo(x: Any, y: Any, task: str, schema: Schema, classes: int) -> SiloData:
+def silo(x, y, task, schema, classes):
     part = Split(x, y)
     return SiloData(part, part, part, classes, task, schema=schema)
 
@@ -243,10 +237,8 @@ def test_columns_and_classes_by_name():
     )
     assert reorder_data(data, HEART) is data and reorder_data(data, Schema()) is data
     assert reorder_data(data, named(labels=("well", "ill", "dead"))) is data
-    with pytest.raises(ValueError, match="it has sex where bmi is wanted"):
-        reorder_data(data, named("age", "bmi"))
-    with pytest.raises(ValueError, match="no label well"):
-        reorder_data(data, named(labels=("ill", "dead")))
+    fails(ValueError, "it has sex where bmi is wanted", reorder_data, data, named("age", "bmi"))
+    fails(ValueError, "no label well", reorder_data, data, named(labels=("ill", "dead")))
 
 
 def test_findings_and_measurements_are_columns():
@@ -340,9 +332,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("fault", BAD)
 def test_a_file_with_a_wrong_schema(tmp_path, fault):
     changes, reason = BAD[fault]
-    with pytest.raises(ValueError, match=reason) as caught:
-        read_silo_file(save(tmp_path / "a.npz", arrays(**changes)))
-    assert "\n" not in str(caught.value) and "; " in str(caught.value)
+    said = fails(
+        ValueError, reason, read_silo_file, save(tmp_path / "a.npz", arrays(**changes))
+    )
+    assert "\n" not in said and "; " in said
 
 
 def test_units_without_names(tmp_path):

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from failing import fails
+from taken import silofl
 
 from partitions.recipes.recipe import load_recipe, parse_recipe
 from partitions.recipes.shared import parse_shared, schema_of, schema_toml
 from partitions.schema import load_schema, parse_schema, read_schema
-from server.cli.main import main
 
 N = 60
 
 
-def first(path: Path) -> Path:
+def first(path):
     """A table with decimal commas, a category, a rare value, two dates, gaps."""
     rows = ["Patient-ID;Alter;Geschlecht;Geburt;Aufnahme;Ort;Befund"]
     for i in range(N):
@@ -30,7 +31,7 @@ def first(path: Path) -> Path:
     return path
 
 
-def second(path: Path) -> Path:
+def second(path):
     """The same patients in another layout: other names, signs, codes, dates and order, and one more column."""
     rows = ["outcome,height,born,admitted,sex,town,age,mrn"]
     for i in range(N):
@@ -44,19 +45,17 @@ def second(path: Path) -> Path:
 
 
 MAPPED = [
-    *(
-        "Alter=age",
-        "Geschlecht=sex",
-        "Geburt=born",
-        "Aufnahme=admitted",
-        "Ort=town",
-        "Befund=outcome",
-    )
+    "Alter=age",
+    "Geschlecht=sex",
+    "Geburt=born",
+    "Aufnahme=admitted",
+    "Ort=town",
+    "Befund=outcome",
 ]
 CODES = ["Geschlecht:2=w", "Geschlecht:1=m", "Befund:ill=krank", "Befund:well=gesund"]
 
 
-def options(name: str, values: list[str]) -> list[str]:
+def options(name, values):
     return [word for value in values for word in (name, value)]
 
 
@@ -66,7 +65,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first(Path("a.csv"))
     command = ["import", "a.csv", "--label", "Befund", "--patient", "Patient-ID"]
-    assert main([*command, "--out", "draft.npz"]) == 0
+    assert silofl(*command, "--out", "draft.npz") == 0
     content = load_recipe(Path("draft.recipe.toml")).content
     for column in content["columns"]:
         column.pop("fill-value", None)
@@ -74,8 +73,8 @@ def made(tmp_path, monkeypatch):
         column |= {"since": "Geburt", "range": [0, 120]} if column["name"] == "Aufnahme" else {}
         column |= {"kind": "skip", "fill": "refuse"} if column["name"] == "Geburt" else {}
     Path("mine.toml").write_text(parse_recipe(content).toml())
-    assert main(["import", "a.csv", "--recipe", "mine.toml", "--out", "a.npz"]) == 0
-    assert main(["schema", "a.recipe.toml", "--out", "schema.toml"]) == 0
+    assert silofl("import", "a.csv", "--recipe", "mine.toml", "--out", "a.npz") == 0
+    assert silofl("schema", "a.recipe.toml", "--out", "schema.toml") == 0
     second(Path("b.csv"))
     return Path("schema.toml")
 
@@ -92,7 +91,7 @@ def test_two_layouts_become_the_same_file(made, capsys):
         "--out",
         "b.npz",
     ]
-    assert main([*command, *options("--map", MAPPED), *options("--codes", CODES)]) == 0
+    assert silofl(*command, *options("--map", MAPPED), *options("--codes", CODES)) == 0
     said = capsys.readouterr().out
     assert (
         "column sex: becomes Geschlecht; 2 = w, 1 = m" in said
@@ -112,14 +111,14 @@ def test_two_layouts_become_the_same_file(made, capsys):
             "Geschlecht=w",
             "Aufnahme",
         ]
-    assert main(["check-data", "b.npz", "--schema", "schema.toml"]) == 0
+    assert silofl("check-data", "b.npz", "--schema", "schema.toml") == 0
     assert "the file fits" in capsys.readouterr().out
-    assert main(["import", "b.csv", "--recipe", "b.recipe.toml", "--out", "again.npz"]) == 0
+    assert silofl("import", "b.csv", "--recipe", "b.recipe.toml", "--out", "again.npz") == 0
     assert Path("again.npz").read_bytes() == Path("b.npz").read_bytes()
 
 
 def test_the_first_hospital_fits_its_own_schema(made):
-    assert main(["import", "a.csv", "--schema", "schema.toml", "--out", "c.npz"]) == 0
+    assert silofl("import", "a.csv", "--schema", "schema.toml", "--out", "c.npz") == 0
     with np.load("a.npz") as a, np.load("c.npz") as c:
         assert [key for key in a if a[key].tobytes() != c[key].tobytes()] in (["recipe"], [])
 
@@ -143,7 +142,7 @@ def test_nothing_of_one_hospital_is_in_the_schema(made):
 
 
 @pytest.mark.parametrize(
-    ("maps", "codes", "words"),
+    "maps, codes, words",
     [
         (
             [],
@@ -195,7 +194,7 @@ def test_what_has_no_shared_name_is_asked_for(made, capsys, maps, codes, words):
         "--out",
         "b.npz",
     ]
-    assert main([*command, *options("--map", maps), *options("--codes", codes)]) == 2
+    assert silofl(*command, *options("--map", maps), *options("--codes", codes)) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not Path("b.npz").exists()
 
@@ -209,13 +208,13 @@ def test_a_draft_by_the_schema_can_be_corrected(made, capsys):
     command = ["import", "b.csv", "--schema", "schema.toml", "--patient", "mrn", "--propose"]
     maps = [*options("--map", MAPPED), *options("--codes", CODES)]
     capsys.readouterr()
-    assert main([*command, *maps]) == 0
+    assert silofl(*command, *maps) == 0
     draft = capsys.readouterr().out
     assert 'name = "Alter"' in draft
     Path("draft.toml").write_text(
         draft.replace('from = "age"', 'from = "age"\nfactor = 0.08333333333333333')
     )
-    assert main(["import", "b.csv", "--recipe", "draft.toml", "--out", "b.npz"]) == 0
+    assert silofl("import", "b.csv", "--recipe", "draft.toml", "--out", "b.npz") == 0
     with np.load("a.npz") as a, np.load("b.npz") as b:
         assert (
             np.allclose(a["x_train"], b["x_train"])
@@ -236,7 +235,7 @@ def test_a_bundle_carries_the_table(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    "changed, words",
     [
         (
             ("[table]", "[tabel]"),
@@ -257,17 +256,16 @@ def test_a_damaged_schema_is_refused(made, capsys, changed, words):
     text = made.read_text()
     assert changed[0] in text
     made.write_text(text.replace(*changed, 1))
-    assert main(["import", "a.csv", "--schema", "schema.toml", "--out", "x.npz"]) == 2
+    assert silofl("import", "a.csv", "--schema", "schema.toml", "--out", "x.npz") == 2
     assert words in capsys.readouterr().err
 
 
 def test_a_recipe_that_was_never_used_makes_no_schema(made, capsys):
     assert (
-        main(["import", "a.csv", "--label", "Befund", "--patient", "Patient-ID", "--propose"])
+        silofl("import", "a.csv", "--label", "Befund", "--patient", "Patient-ID", "--propose")
         == 0
     )
     Path("draft.toml").write_text(capsys.readouterr().out)
-    with pytest.raises(ValueError, match="the recipe has no task yet"):
-        schema_of(load_recipe(Path("draft.toml")))
-    assert main(["schema", "a.recipe.toml", "--out", "schema.toml"]) == 2
+    fails(ValueError, "the recipe has no task yet", schema_of, load_recipe(Path("draft.toml")))
+    assert silofl("schema", "a.recipe.toml", "--out", "schema.toml") == 2
     assert "is there already" in capsys.readouterr().err

@@ -6,10 +6,12 @@ import hashlib
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from failing import fails
+from numpy.testing import assert_array_equal
+from taken import all_x, are_apart, splits_of
 
 from partitions.npz import write_npz
 from partitions.schema import Schema
@@ -22,20 +24,20 @@ from partitions.silo_file import (
 from partitions.splits import SiloData, Split
 
 
-def pictures(n: int, channels: int = 0, seed: int = 0) -> np.ndarray:
+def pictures(n, channels=0, seed=0):
     shape = (n, 6, 5, channels) if channels else (n, 6, 5)
     return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
-def table(n: int, seed: int = 0) -> np.ndarray:
+def table(n, seed=0):
     return np.random.default_rng(seed).normal(size=(n, 3)).astype(np.float32)
 
 
-def labels(n: int) -> np.ndarray:
+def labels(n):
     return np.arange(n) % 3
 
 
-def good(**changes: object) -> dict[str, Any]:
+def good(**changes):
     """A correct file of tables; a change of None takes an array out."""
     arrays = {
         "x_train": table(20),
@@ -47,12 +49,12 @@ def good(**changes: object) -> dict[str, Any]:
     return {key: np.asarray(array) for key, array in arrays.items() if array is not None}
 
 
-def no_val(x: np.ndarray) -> dict[str, np.ndarray]:
+def no_val(x):
     """No validation samples are wanted of such inputs."""
     return {"x_val": x[:0], "y_val": labels(0)}
 
 
-def save(path: Path, arrays: dict[str, Any]) -> Path:
+def save(path, arrays):
     np.savez(path, **arrays)
     return path
 
@@ -70,7 +72,7 @@ def test_reads_a_table(file):
     data = read_silo_file(save(file, arrays))
     assert (len(data.train), len(data.val), len(data.test)) == (20, 4, 6)
     assert data.classes == 3 and data.input_shape == (3,)
-    np.testing.assert_array_equal(data.train.x, arrays["x_train"])
+    assert_array_equal(data.train.x, arrays["x_train"])
     assert data.train.x.dtype == np.float32 and data.train.y.dtype == np.int64
 
 
@@ -79,7 +81,7 @@ def test_reads_uint8_pictures(file, channels):
     x = pictures(20, channels)
     data = read_silo_file(save(file, good(x_train=x, x_test=x[:6], **no_val(x))))
     assert data.input_shape == (channels or 1, 6, 5)
-    np.testing.assert_array_equal(data.train.x, x.reshape(20, 6, 5, channels or 1))
+    assert_array_equal(data.train.x, x.reshape(20, 6, 5, channels or 1))
 
 
 def test_reads_float_pictures_with_channels_first(file):
@@ -95,17 +97,17 @@ def test_reads_volumes(file, channels):
     x = np.random.default_rng(0).integers(256, size=(20, 4, 6, 5, channels)).astype(np.uint8)
     data = read_silo_file(save(file, good(x_train=x, x_test=x[:6], **no_val(x))))
     assert data.input_shape == (channels, 4, 6, 5)
-    np.testing.assert_array_equal(data.train.x, x)
+    assert_array_equal(data.train.x, x)
     first = np.moveaxis(x, -1, 1).astype(np.float32)
     data = read_silo_file(save(file, good(x_train=first, x_test=first[:6], **no_val(first))))
     assert data.input_shape == (channels, 4, 6, 5) and data.train.x.dtype == np.float32
-    np.testing.assert_array_equal(data.train.x, x)
+    assert_array_equal(data.train.x, x)
     assert (
         check_silo_file(file)[3].detail
         == f"volumes of 4 x 6 x 5, {channels} channel{'s' * (channels > 1)}, float32"
     )
     write_silo_file(file, data)
-    np.testing.assert_array_equal(read_silo_file(file).train.x, data.train.x)
+    assert_array_equal(read_silo_file(file).train.x, data.train.x)
 
 
 def test_four_dimensions_are_pictures_but_under_medmnists_names(file):
@@ -140,7 +142,7 @@ def test_labels_of_any_number_type(file, dtype):
         save(file, good(y_train=labels(20).astype(dtype), **no_val(table(20))))
     )
     assert data.train.y.dtype == np.int64
-    np.testing.assert_array_equal(data.train.y, labels(20))
+    assert_array_equal(data.train.y, labels(20))
 
 
 def test_true_and_false_are_labels(file):
@@ -155,7 +157,7 @@ def test_float64_tables_become_float32(file):
         save(file, good(x_train=table(20).astype(np.float64), **no_val(table(20))))
     )
     assert data.train.x.dtype == np.float32
-    np.testing.assert_array_equal(data.train.x, table(20))
+    assert_array_equal(data.train.x, table(20))
 
 
 def test_classes_may_be_more_than_occur(file):
@@ -167,8 +169,8 @@ def test_validation_is_taken_from_training_by_the_samples_themselves(file):
     x = np.arange(60, dtype=np.float32).reshape(20, 3)
     data = read_silo_file(save(file, good(x_train=x)))
     lowest = sorted(range(20), key=lambda i: hashlib.sha256(x[i].tobytes()).digest())[:3]
-    np.testing.assert_array_equal(data.val.x, x[sorted(lowest)])
-    np.testing.assert_array_equal(data.train.x, np.delete(x, lowest, axis=0))
+    assert_array_equal(data.val.x, x[sorted(lowest)])
+    assert_array_equal(data.train.x, np.delete(x, lowest, axis=0))
     assert len(data.test) == 6
 
 
@@ -196,13 +198,13 @@ def test_unsplit_files_are_divided_once(file):
     x = np.arange(100, dtype=np.float32)[:, np.newaxis]
     data = read_silo_file(save(file, {"x": x, "y": labels(100)}))
     assert [len(data.train), len(data.val), len(data.test)] == [64, 16, 20]
-    everything = np.concatenate([data.train.x, data.val.x, data.test.x])
+    everything = all_x(data)
     assert sorted(everything[:, 0]) == list(range(100))
-    for split in (data.train, data.val, data.test):
-        np.testing.assert_array_equal(split.y, split.x[:, 0] % 3)
+    for split in splits_of(data):
+        assert_array_equal(split.y, split.x[:, 0] % 3)
     turned = read_silo_file(save(file, {"x": x[::-1], "y": labels(100)}))
     for name in ("train", "val", "test"):
-        np.testing.assert_array_equal(getattr(turned, name).x[::-1], getattr(data, name).x)
+        assert_array_equal(getattr(turned, name).x[::-1], getattr(data, name).x)
 
 
 def test_a_new_patient_redraws_nobody(file):
@@ -211,16 +213,12 @@ def test_a_new_patient_redraws_nobody(file):
     parts = []
     for n in (100, 101):
         data = read_silo_file(save(file, {"x": x[:n], "y": labels(n)}))
-        parts.append(
-            [{row.tobytes() for row in split.x} for split in (data.train, data.val, data.test)]
-        )
+        parts.append([{row.tobytes() for row in split.x} for split in splits_of(data)])
     before, after = parts
     assert sum(len(old - new) for old, new in zip(before, after, strict=True)) <= 2
     twice = read_silo_file(save(file, {"x": np.concatenate([x, x]), "y": labels(202)}))
-    sides = [
-        {row.tobytes() for row in split.x} for split in (twice.train, twice.val, twice.test)
-    ]
-    assert sum(map(len, sides)) == len(set().union(*sides)) == 101
+    sides = [{row.tobytes() for row in split.x} for split in splits_of(twice)]
+    assert are_apart(sides, 101)
 
 
 def test_equal_samples_cannot_be_divided(file):
@@ -248,8 +246,8 @@ def test_what_is_written_is_read_back(file, kind, val):
     read = read_silo_file(file)
     assert read.classes == 4 and len(read.val) == val
     for name in ("train", "val", "test"):
-        np.testing.assert_array_equal(getattr(read, name).x, getattr(data, name).x)
-        np.testing.assert_array_equal(getattr(read, name).y, getattr(data, name).y)
+        assert_array_equal(getattr(read, name).x, getattr(data, name).x)
+        assert_array_equal(getattr(read, name).y, getattr(data, name).y)
     with np.load(file) as npz:
         assert npz["label_names"].tolist() == ["a", "b", "c", "d"]
     with zipfile.ZipFile(file) as archive:
@@ -270,7 +268,7 @@ def test_reads_a_file_as_a_data_set(file):
     save(file, good(x_val=table(4, seed=1), y_val=labels(4)))
     data = read_dataset_file(file)
     assert (data.name, data.classes, len(data.train), len(data.test)) == ("silo", 3, 24, 6)
-    np.testing.assert_array_equal(data.train.x[20:], table(4, seed=1))
+    assert_array_equal(data.train.x[20:], table(4, seed=1))
     with pytest.raises(ValueError, match="read-only"):
         data.train.x[0] = 0
     save(file, {"x": table(10), "y": labels(10)})
@@ -479,15 +477,14 @@ def test_bad_arrays(file, case):
     assert_refused(save(file, arrays), detail, fix)
 
 
-def assert_refused(path: Path, detail: str, fix: str) -> None:
+def assert_refused(path, detail, fix):
     """`check_silo_file` ends in one fault with a way to mend it, and both readers raise it as one line."""
     *passed, last = check_silo_file(path)
     assert all(check.ok for check in passed)
     assert not last.ok and detail in last.detail and last.fix and fix in last.fix
     for read in (read_silo_file, read_dataset_file):
-        with pytest.raises(ValueError) as caught:
-            read(path)
-        text = str(caught.value)
+        said = fails(ValueError, None, read, path)
+        text = said
         assert (
             text.startswith(f"{path}: ") and detail in text and fix in text and "\n" not in text
         )
@@ -496,7 +493,7 @@ def assert_refused(path: Path, detail: str, fix: str) -> None:
 class Evil:
     """Would leave a trace if it were unpickled."""
 
-    def __init__(self, trace: Path) -> None:
+    def __init__(self, trace):
         self.trace = trace
 
     def __reduce__(self):
@@ -519,7 +516,7 @@ def test_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "detail"),
+    "content, detail",
     [
         (b"", "the file is empty"),
         (b"age,sex,label\n63,1,0\n", "is no .npz file, or is cut short"),

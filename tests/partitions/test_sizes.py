@@ -6,14 +6,15 @@ import gzip
 import tracemalloc
 import zipfile
 import zlib
-from pathlib import Path
 
 import nibabel
 import numpy as np
 import pytest
+from failing import fails
 from PIL import Image
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 from scans import write_dicom, write_nifti
+from taken import imported, silofl
 
 from partitions import npz, stored
 from partitions.common import sizes
@@ -21,12 +22,10 @@ from partitions.common.errors import DataError
 from partitions.common.sizes import VARIABLE, check_size, largest
 from partitions.datasets.pictures import read_idx
 from partitions.importing import dicom
-from partitions.importing.source import import_source
 from partitions.importing.tables import read_lines
 from partitions.importing.volumes import volume
 from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import read_silo_file
-from server.cli.main import main
 
 MIB = 1 << 20
 
@@ -41,9 +40,7 @@ def little_memory():
     assert peak < 64 * MIB, f"{peak / MIB:.0f} MiB were used"
 
 
-def nifti_of(
-    path: Path, shape: tuple[int, ...], version: int = 1, order: str = "<", offset: int = 0
-) -> Path:
+def nifti_of(path, shape, version=1, order="<", offset=0):
     """A header that says so, and next to nothing behind it."""
     header = {1: nibabel.Nifti1Header, 2: nibabel.Nifti2Header}[version](endianness=order)
     header.set_data_shape(shape)
@@ -54,7 +51,7 @@ def nifti_of(
     return path
 
 
-@pytest.mark.parametrize(("version", "order"), [(1, "<"), (1, ">"), (2, "<")])
+@pytest.mark.parametrize("version, order", [(1, "<"), (1, ">"), (2, "<")])
 def test_a_volume_is_refused_by_its_header(tmp_path, little_memory, version, order):
     file = nifti_of(tmp_path / "a.nii.gz", (1024, 1024, 5000), version, order)
     with pytest.raises(
@@ -83,7 +80,7 @@ def test_a_mask_is_refused_too(tmp_path, little_memory):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({"Rows": 65535, "Columns": 65535}, "row 1: its picture would take 34.4 GB of memory"),
         ({"NumberOfFrames": 10**9}, "row 1: its file says that it has more than 100000 frames"),
@@ -93,10 +90,8 @@ def test_dicom_is_refused_by_its_header(tmp_path, little_memory, changes, words)
     pixels = np.zeros((4, 4) if "Rows" in changes else (1, 4, 4), np.uint16)
     file = write_dicom(tmp_path / "a.dcm", pixels, **changes)
     for read in (dicom.probe, dicom.read):
-        with pytest.raises(ValueError, match=f"^{words}"):
-            read(file, "row 1", ReadOptions())
-    with pytest.raises(ValueError, match=f"^{words}"):
-        dicom.read_header(file, "row 1")
+        fails(ValueError, f"^{words}", read, file, "row 1", ReadOptions())
+    fails(ValueError, f"^{words}", dicom.read_header, file, "row 1")
 
 
 def test_a_deflated_dicom_file_is_unpacked_no_further_than_may_be(tmp_path, monkeypatch):
@@ -134,8 +129,7 @@ def test_gzip_is_unpacked_no_further_than_may_be(tmp_path, monkeypatch, little_m
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc"))
     assert read_idx(tmp_path / "b.gz").tolist() == [97, 98, 99]
     (tmp_path / "c.gz").write_bytes((tmp_path / "b.gz").read_bytes()[:-9])
-    with pytest.raises(EOFError, match="cut short"):
-        read_idx(tmp_path / "c.gz")
+    fails(EOFError, "cut short", read_idx, tmp_path / "c.gz")
 
 
 def test_a_csv_with_too_many_columns_is_not_parsed(tmp_path, monkeypatch, capsys):
@@ -144,7 +138,7 @@ def test_a_csv_with_too_many_columns_is_not_parsed(tmp_path, monkeypatch, capsys
         ",".join(f"c{i}" for i in range(200_000)) + "\n" + ",".join(["1"] * 200_000) + "\n"
     )
     monkeypatch.setattr("csv.reader", None)
-    assert main(["import", str(path), "--out", str(tmp_path / "a.npz")]) == 2
+    assert silofl("import", path, "--out", tmp_path / "a.npz") == 2
     assert (
         capsys.readouterr().err
         == f"silofl import: {path} has 200000 columns, and 100000 are the most: leave some out\n"
@@ -154,17 +148,14 @@ def test_a_csv_with_too_many_columns_is_not_parsed(tmp_path, monkeypatch, capsys
 def test_a_csv_with_an_endless_line_or_too_many_cells(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_text("a,b\n" + "1," * 3000 + "\n")
-    with pytest.raises(ValueError, match=r"a\.csv, line 2 has 3001 cells"):
-        read_lines(path)
+    fails(ValueError, r"a\.csv, line 2 has 3001 cells", read_lines, path)
     monkeypatch.setattr(sizes, "MOST_LINE", 5000)
-    with pytest.raises(ValueError, match="has a line of more than 5000 characters"):
-        read_lines(path)
+    fails(ValueError, "has a line of more than 5000 characters", read_lines, path)
     path.write_text("a,b\n" + "1,2\n" * 2000)
     assert len(read_lines(path)) == 2000
     monkeypatch.setattr("partitions.importing.tables.BLOCK_CELLS", 100)
     monkeypatch.setenv(VARIABLE, "0.00001")
-    with pytest.raises(ValueError, match=r"cells or more, would take 0\.0 GB of memory"):
-        read_lines(path)
+    fails(ValueError, r"cells or more, would take 0\.0 GB of memory", read_lines, path)
 
 
 def test_what_would_not_fit_into_free_memory(tmp_path, monkeypatch):
@@ -202,24 +193,20 @@ def test_labels_of_a_public_set_are_no_larger_than_their_member(tmp_path):
 
 
 def test_the_bound_can_be_raised(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match=r"SILOFL_LARGEST_FILE=3$"):
-        check_size(3 << 30, "it")
+    fails(ValueError, r"SILOFL_LARGEST_FILE=3$", check_size, 3 << 30, "it")
     monkeypatch.setattr(sizes, "available", lambda: 1 << 40)
     monkeypatch.setenv(VARIABLE, "3")
     check_size(3 << 30, "it")
     for text in ("much", "0", "-1", "nan", "inf"):
         monkeypatch.setenv(VARIABLE, text)
-        with pytest.raises(
-            ValueError, match=f"SILOFL_LARGEST_FILE={text} is no number of GiB above 0"
-        ):
-            largest()
+        fails(ValueError, f"SILOFL_LARGEST_FILE={text} is no number of GiB above 0", largest)
 
 
 def test_an_import_of_ordinary_files_is_as_before(tmp_path):
     (tmp_path / "a.csv").write_text(
         "a,b,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40))
     )
-    assert len(import_source(tmp_path / "a.csv", tmp_path / "a.npz").data.train) > 20
+    assert len(imported(tmp_path / "a.csv").data.train) > 20
 
 
 def test_a_large_picture_is_read_without_a_word_and_a_larger_one_refused(tmp_path, monkeypatch):
@@ -232,11 +219,11 @@ def test_a_large_picture_is_read_without_a_word_and_a_larger_one_refused(tmp_pat
             )
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
     # The suite turns warnings into errors
-    made = import_source(tmp_path / "in", tmp_path / "out.npz")
+    made = imported(tmp_path / "in")
     assert len(made.data.train) + len(made.data.val) + len(made.data.test) == 10
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
     with pytest.raises(
         DataError, match=r"0\.png cannot be read \(Image size \(64 pixels\) exceeds limit of 40"
     ):
-        import_source(tmp_path / "in", tmp_path / "other.npz")
+        imported(tmp_path / "in", tmp_path / "other.npz")
     assert not (tmp_path / "other.npz").exists()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from failing import fails
 from hospitals import ALL, NETWORKS, hospital_files, one_file
 from tiny import federate
 
@@ -39,11 +39,11 @@ def on_disk(monkeypatch):
     return monkeypatch
 
 
-def splits(data: Any) -> list[Split]:
+def splits(data):
     return [data.train, *([data.val] if isinstance(data, SiloData) else []), data.test]
 
 
-def assert_same(one: Any, other: Any) -> None:
+def assert_same(one, other):
     assert one.input_shape == other.input_shape and one.schema == other.schema
     for a, b in zip(splits(one), splits(other), strict=True):
         for x, y in ((a.x, b.x), (a.y, b.y)):
@@ -143,8 +143,7 @@ def test_numbers_of_other_types_are_taken_as_they_are(tmp_path):
         assert_same(data, read_silo_file(tmp_path / "b.npz"))
     for dtype in ("int16", "float16"):
         np.savez(tmp_path / "a.npz", x=rng.integers(0, 9, (12, 4)).astype(dtype), y=y)
-        with pytest.raises(DataError, match="table"):
-            read_silo_file(tmp_path / "a.npz")
+        fails(DataError, "table", read_silo_file, tmp_path / "a.npz")
 
 
 def test_faults_of_mapped_arrays_are_found(tmp_path, on_disk):
@@ -154,19 +153,15 @@ def test_faults_of_mapped_arrays_are_found(tmp_path, on_disk):
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
     file.write_bytes(data)
-    with pytest.raises(DataError, match=r"Bad CRC-32.*copy it again"):
-        read_silo_file(file)
+    fails(DataError, r"Bad CRC-32.*copy it again", read_silo_file, file)
     on_disk.setattr(stored, "AT_ONCE", 500)  # two samples
     x[7, 1, 3] = np.nan
     np.savez(file, x=x, y=y)
-    with pytest.raises(DataError, match="no finite number, first in sample 7"):
-        read_silo_file(file)
+    fails(DataError, "no finite number, first in sample 7", read_silo_file, file)
     np.savez(file, x=np.full((12, 2, 30), 1e300), y=y)
-    with pytest.raises(DataError, match="no finite number, first in sample 0"):
-        read_silo_file(file)
+    fails(DataError, "no finite number, first in sample 0", read_silo_file, file)
     np.savez(file, x=np.full((12, 9), 5), y=y, vocabulary=np.array(5))
-    with pytest.raises(DataError, match=r"outside of 0\.\.4, first in sample 0"):
-        read_silo_file(file)
+    fails(DataError, r"outside of 0\.\.4, first in sample 0", read_silo_file, file)
 
 
 def test_a_compressed_file_beyond_memory_says_what_to_do(tmp_path, monkeypatch):
@@ -218,7 +213,7 @@ print("done", len(data.train))
 """
 
 
-def limited(file: Path, in_memory: int, extra: int) -> subprocess.CompletedProcess[str]:
+def limited(file, in_memory, extra):
     return subprocess.run(
         [sys.executable, "-c", LIMITED, str(file), str(in_memory), str(extra)],
         capture_output=True,

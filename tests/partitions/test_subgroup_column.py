@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from failing import fails
 from PIL import Image
 
 from partitions.common.errors import DataError, UserError
@@ -25,14 +24,14 @@ CSV = "age,sex,pressure,label,split\n" + "".join(
 )
 
 
-def imported(folder: Path, subgroup: str) -> Path:
+def imported(folder, subgroup):
     (folder / "t.csv").write_text(CSV)
     options = ImportOptions(take=Take(patient=None), overwrite=True, subgroup=subgroup)
     import_source(folder / "t.csv", folder / "t.npz", options)
     return folder / "t.npz"
 
 
-def test_a_column_of_a_csv(tmp_path: Path) -> None:
+def test_a_column_of_a_csv(tmp_path):
     """By its values, or in bands; what is an input is the recipe's to say."""
     data = read_silo_file(imported(tmp_path, "sex"))
     assert set(data.train.subgroup.tolist()) == {"sex f", "sex m"}  # type: ignore[union-attr]
@@ -43,7 +42,7 @@ def test_a_column_of_a_csv(tmp_path: Path) -> None:
     assert data.test.subgroup.tolist() == of_test  # type: ignore[union-attr]
 
 
-def test_a_list_of_pictures_has_them_too(tmp_path: Path) -> None:
+def test_a_list_of_pictures_has_them_too(tmp_path):
     lines = ["file,label,scanner,split"]
     for k in range(6):
         Image.new("L", (4, 4), 40 * k).save(tmp_path / f"{k}.png")
@@ -52,30 +51,33 @@ def test_a_list_of_pictures_has_them_too(tmp_path: Path) -> None:
     options = ImportOptions(take=Take(patient=None), subgroup="scanner", labels=("0", "1"))
     import_source(tmp_path / "list.csv", tmp_path / "p.npz", options)
     assert read_silo_file(tmp_path / "p.npz").test.subgroup.tolist() == [  # type: ignore[union-attr]
-        *("scanner A", "scanner B", "scanner B")
+        "scanner A",
+        "scanner B",
+        "scanner B",
     ]
 
 
-def test_what_an_import_refuses(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="colour"):
-        imported(tmp_path, "colour")
-    with pytest.raises(DataError, match="ascending numbers"):
-        imported(tmp_path, "age:60,40")
+def test_what_an_import_refuses(tmp_path):
+    fails(UserError, "colour", imported, tmp_path, "colour")
+    fails(DataError, "ascending numbers", imported, tmp_path, "age:60,40")
     with pytest.raises(DataError, match=r"sex is 'm', no number, and --subgroup has bands"):
         imported(tmp_path, "sex:1,2")
-    with pytest.raises(DataError, match=r"names 15 subgroups.*make bands"):
-        imported(tmp_path, "pressure")
+    fails(DataError, r"names 15 subgroups.*make bands", imported, tmp_path, "pressure")
     assert not (tmp_path / "t.npz").exists()
 
 
-def test_bands() -> None:
+def test_bands():
     column, limits = parse_column("age:40,60")
     assert [name_of(cell, column, limits, "") for cell in ("39.9", "40", "59", "60", "")] == [
-        *("age under 40", "age 40 to 60", "age 40 to 60", "age from 60", "")
+        "age under 40",
+        "age 40 to 60",
+        "age 40 to 60",
+        "age from 60",
+        "",
     ]
 
 
-def test_they_stay_with_their_samples(tmp_path: Path) -> None:
+def test_they_stay_with_their_samples(tmp_path):
     """A file of x, y is divided by its samples; as a data set by seed; and written again as it was."""
     x = np.arange(60, dtype=np.float32)[:, None]
     np.savez(
@@ -99,7 +101,7 @@ def test_they_stay_with_their_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("subgroup", "reason"),
+    "subgroup, reason",
     [
         (np.arange(6), "save texts"),
         (np.array(["a"] * 5), "has 5 subgroups, all 6 samples"),
@@ -107,20 +109,18 @@ def test_they_stay_with_their_samples(tmp_path: Path) -> None:
         (np.array(["a" * 41] + ["b"] * 5), "has a subgroup"),
     ],
 )
-def test_what_a_file_may_not_say(tmp_path: Path, subgroup: np.ndarray, reason: str) -> None:
+def test_what_a_file_may_not_say(tmp_path, subgroup, reason):
     np.savez(
         tmp_path / "a.npz",
         x=np.arange(6, dtype=np.float32)[:, None],
         y=np.arange(6) % 2,
         subgroup=subgroup,
     )
-    with pytest.raises(DataError, match=reason):
-        read_silo_file(tmp_path / "a.npz")
+    fails(DataError, reason, read_silo_file, tmp_path / "a.npz")
     np.savez(
         tmp_path / "b.npz",
         x=np.ones((6, 1), np.float32),
         y=np.arange(6) % 2,
         subgroup_train=np.array(["a"] * 6),
     )
-    with pytest.raises(DataError, match="has subgroup_train, but no subgroup"):
-        read_silo_file(tmp_path / "b.npz")
+    fails(DataError, "has subgroup_train, but no subgroup", read_silo_file, tmp_path / "b.npz")

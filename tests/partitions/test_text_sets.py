@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import csv
 import logging
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
+from failing import fails
+from numpy.testing import assert_array_equal
+from public_data import DATA, cannot_load, load, needs
+from taken import splits_of
 
 from partitions.datasets.registry import load_dataset
 from partitions.schemes.registry import partition, silo_data
 from partitions.splits import take
 
-DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
-
 
 class Said(logging.Handler):
     """The lines that Flower's log got."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.lines: list[str] = []
+        self.lines = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.lines.append(record.getMessage())
 
 
@@ -38,7 +38,7 @@ def said(monkeypatch):
 pytestmark = pytest.mark.usefixtures("own_places")
 
 
-def write_csv(path: Path, rows: list[list[str]]) -> Path:
+def write_csv(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
@@ -48,12 +48,10 @@ def write_csv(path: Path, rows: list[list[str]]) -> Path:
 # AG News
 
 
-@pytest.mark.skipif(
-    not (DATA / "ag_news/test.csv").is_file(), reason="ag_news is not in SILOFL_DATA"
-)
+@needs("ag_news/test.csv")
 def test_the_published_test_file(said):
     """7,600 rows, 1,900 of each class; a median of 42 tokens, 85 at the 99th percentile, 161 at most."""
-    data = load_dataset("ag-news", str(DATA))
+    data = load("ag-news", DATA)
     assert np.bincount(data.labels).tolist() == [1900] * 4 and (
         len(data.train),
         len(data.test),
@@ -73,7 +71,7 @@ def test_both_files_of_ag_news(tmp_path, said):
     """One vocabulary of both: b four times, a and c twice, 'x\\y' once; parts as published."""
     write_csv(tmp_path / "ag_news" / "train.csv", [["1", "B b", "a"], ["4", "B", "c b"]])
     write_csv(tmp_path / "ag_news" / "test.csv", [["3", "A", 'c "x\\y"']])
-    data = load_dataset("ag-news", str(tmp_path))
+    data = load("ag-news", tmp_path)
     assert data.vocabulary == 6 and data.input_shape == ("tokens", 200, 6)
     assert data.train.x[:, :4].tolist() == [[2, 2, 3, 0], [2, 4, 2, 0]] and data.test.x[
         0, :4
@@ -84,7 +82,7 @@ def test_both_files_of_ag_news(tmp_path, said):
 
 
 @pytest.mark.parametrize(
-    ("rows", "fault"),
+    "rows, fault",
     [
         ([["1", "t", "d"], ["5", "t", "d"]], "line 2 is not class 1 to 4"),
         ([["1", "t"]], "line 1 is not class 1 to 4, title, description"),
@@ -93,9 +91,8 @@ def test_both_files_of_ag_news(tmp_path, said):
 )
 def test_damaged_ag_news(tmp_path, rows, fault):
     path = write_csv(tmp_path / "test.csv", rows)
-    with pytest.raises(ValueError, match=fault) as caught:
-        load_dataset("ag-news", str(tmp_path))
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    said = cannot_load("ag-news", tmp_path, fault)
+    assert str(path) in said
 
 
 # Sent-140
@@ -103,7 +100,7 @@ def test_damaged_ag_news(tmp_path, rows, fault):
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "never", "good", "bad", "##ly", "@", "u"]
 
 
-def tweets(folder: Path, users: int = 52) -> Path:
+def tweets(folder, users=52):
     """Of user i 54 - i tweets, but of the last two (ranks 51 and 52) 2 each; user i says "good" + "ly" or "bad"."""
     rows = []
     for i in range(users):
@@ -120,7 +117,7 @@ def tweets(folder: Path, users: int = 52) -> Path:
 def test_the_last_fifteen_of_the_fifty_users_with_most_tweets(tmp_path, said):
     """Ranks 36 to 50 have 54 - 35 = 19 down to 5 tweets; every user's tweets stay together."""
     tweets(tmp_path / "sent140")
-    data = load_dataset("sent140", str(tmp_path))
+    data = load("sent140", tmp_path)
     assert data.groups is not None
     assert {name: len(rows) for name, rows in data.groups.items()} == {
         f"user-{r}": 55 - r for r in range(36, 51)
@@ -129,7 +126,7 @@ def test_the_last_fifteen_of_the_fifty_users_with_most_tweets(tmp_path, said):
     silos = partition(data, "natural", silos=15, seed=0)
     assert [silo.origin for silo in silos][::7] == ["user-36", "user-43", "user-50"]
     # 19 tweets: 4 for testing, 3 of the other 15 for validation.
-    assert [len(part) for part in (silos[0].train, silos[0].val, silos[0].test)] == [12, 3, 4]
+    assert [len(part) for part in splits_of(silos[0])] == [12, 3, 4]
     # good + ly is one word here: words of 50 users, u0 to u49, besides "@u", "bad", "goodly" and "never".
     assert data.vocabulary == 2 + 4 + 50 and data.input_shape == ("tokens", 3, 56)
     assert len(said) == 1 and "words by frequency, as there is no" in said[0]
@@ -138,15 +135,15 @@ def test_the_last_fifteen_of_the_fifty_users_with_most_tweets(tmp_path, said):
     third = mine.x[mine.y == 0, 2]
     assert len(set(third.tolist())) == 1  # u39, and no other user's name
     load_dataset.__globals__["_load"].cache_clear()
-    again = load_dataset("sent140", str(tmp_path))  # out of the cache
-    np.testing.assert_array_equal(again.train.x, data.train.x)
+    again = load("sent140", tmp_path)  # out of the cache
+    assert_array_equal(again.train.x, data.train.x)
 
 
 def test_berts_pieces_where_its_list_is_there(tmp_path, said):
     """Numbered anew by what occurs: all but "u" alone, [CLS] good ##ly never [SEP], [UNK] for u0 and so on."""
     tweets(tmp_path / "sent140")
     (tmp_path / "sent140" / "vocab.txt").write_text("\n".join([*BERT, "##never"]) + "\n")
-    data = load_dataset("sent140", str(tmp_path))
+    data = load("sent140", tmp_path)
     happy = np.concatenate([data.train.x[data.train.y == 1], data.test.x[data.test.y == 1]])
     assert np.unique(happy, axis=0).tolist() == [[2, 5, 7, 4, 3, 0]]
     unhappy = np.concatenate([data.train.x[data.train.y == 0], data.test.x[data.test.y == 0]])
@@ -156,20 +153,17 @@ def test_berts_pieces_where_its_list_is_there(tmp_path, said):
 
 
 def test_faults_of_sent140(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match=r"sent140: there is no training\.1600000.*; unpack it from .*, and put it into",
-    ):
-        load_dataset("sent140", str(tmp_path))
+    cannot_load(
+        "sent140",
+        tmp_path,
+        r"sent140: there is no training\.1600000.*; unpack it from .*, and put it into",
+    )
     path = tweets(tmp_path)
     (tmp_path / "vocab.txt").write_text("good\nbad\n")
-    with pytest.raises(ValueError, match=r"vocab.txt is no vocab.txt of BERT's"):
-        load_dataset("sent140", str(tmp_path))
+    cannot_load("sent140", tmp_path, r"vocab.txt is no vocab.txt of BERT's")
     with path.open("a") as file:
         file.write('"2","1","Mon","NO_QUERY","u","text"\n')
-    with pytest.raises(ValueError, match=r"line \d+ is not target 0 or 4, id") as caught:
-        load_dataset("sent140", str(tmp_path))
-    assert "\n" not in str(caught.value)
+    fails(ValueError, r"line \d+ is not target 0 or 4, id", load, "sent140", tmp_path)
 
 
 # MIMIC-III
@@ -184,7 +178,7 @@ def test_notes_in_four_groups(tmp_path, said):
     ]
     rows += [["infection", 600 * "long ", "0"]] * 5
     write_csv(tmp_path / "mimic" / "mimic.csv", rows)
-    data = load_dataset("mimic", str(tmp_path))
+    data = load("mimic", tmp_path)
     assert data.groups is not None and {name: len(g) for name, g in data.groups.items()} == {
         "mi": 10,
         "gi": 10,
@@ -201,7 +195,7 @@ def test_notes_in_four_groups(tmp_path, said):
 
 
 @pytest.mark.parametrize(
-    ("rows", "fault"),
+    "rows, fault",
     [
         ([["text", "mortality"], ["a", "0"]], "it has no column group"),
         (
@@ -214,15 +208,14 @@ def test_notes_in_four_groups(tmp_path, said):
 )
 def test_faulty_notes_are_named_and_not_quoted(tmp_path, rows, fault):
     write_csv(tmp_path / "mimic.csv", rows)
-    with pytest.raises(ValueError, match=fault) as caught:
-        load_dataset("mimic", str(tmp_path))
-    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+    said = cannot_load("mimic", tmp_path, fault)
+    assert "secret" not in said
 
 
-@pytest.mark.parametrize(("name", "what"), [("ag-news", "test.csv"), ("mimic", "mimic.csv")])
+@pytest.mark.parametrize("name, what", [("ag-news", "test.csv"), ("mimic", "mimic.csv")])
 def test_what_is_missing_is_named(tmp_path, name, what):
     with pytest.raises(
         ValueError, match=rf"{name}: there is no {what}; .*, and put it into {tmp_path}"
     ) as caught:
-        load_dataset(name, str(tmp_path))
+        load(name, tmp_path)
     assert "\n" not in str(caught.value)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from failing import fails
+from public_data import DATA, needs
 
 from partitions.datasets.registry import DATASETS, Source
 from partitions.datasets.texts import read_news
@@ -28,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text, words",
     [
         ("Fears for T N pension.", ["fears", "for", "t", "n", "pension", "."]),
         ("can't (really)!", ["can", "'", "t", "(", "really", ")", "!"]),
@@ -60,8 +62,7 @@ def test_a_text_is_cut_and_filled():
     ]
     assert (made.cut, made.words, made.unknown) == (1, 7, 2)
     assert encode(["a", "a b c d"], Words(["a"]), 0).x.shape == (2, 4)
-    with pytest.raises(ValueError, match="1 to 65536 tokens, not -1"):
-        encode(["a"], Words(["a"]), -1)
+    fails(ValueError, "1 to 65536 tokens, not -1", encode, ["a"], Words(["a"]), -1)
 
 
 def test_a_hash_is_the_words_sha_256():
@@ -73,8 +74,7 @@ def test_a_hash_is_the_words_sha_256():
     tokens = Hashed(7).tokens(" ".join(map(str, range(200))))
     assert set(tokens) == set(range(2, 9))
     for buckets in (0, 1 << 25):
-        with pytest.raises(ValueError, match="is hashed into 1 to 16777216 numbers"):
-            Hashed(buckets)
+        fails(ValueError, "is hashed into 1 to 16777216 numbers", Hashed, buckets)
 
 
 def test_a_hash_is_the_same_in_every_process():
@@ -91,14 +91,11 @@ def test_a_hash_is_the_same_in_every_process():
 
 
 NEWS = Source("ag-news", "", DATASETS["ag-news"])
-DATA = Path(os.environ.get("SILOFL_DATA") or ROOT.parent / "shared" / "data")
 
 
-@pytest.mark.skipif(
-    not (DATA / "ag_news/test.csv").is_file(), reason="ag_news is not in SILOFL_DATA"
-)
+@needs("ag_news/test.csv")
 @pytest.mark.parametrize(
-    ("buckets", "news", "found", "right", "guess"),
+    "buckets, news, found, right, guess",
     [(65536, 64, 92, 71, 4), (4096, 64, 92, 15, 4), (65536, 500, 84, 74, 19)],
 )
 def test_what_a_hash_gives_away(buckets, news, found, right, guess):
@@ -180,7 +177,7 @@ def test_a_file_of_pieces(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "fault"),
+    "content, fault",
     [
         (b"", "is empty"),
         (b"fever\nchest pain\n", "line 2, is no single word in small letters"),
@@ -194,13 +191,12 @@ def test_a_file_of_pieces(tmp_path):
 def test_a_faulty_vocabulary_is_one_clear_line(tmp_path, content, fault):
     path = tmp_path / "words.txt"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=fault) as caught:
-        read_vocabulary(path)
-    assert "words.txt" in str(caught.value) and "\n" not in str(caught.value)
+    said = fails(ValueError, fault, read_vocabulary, path)
+    assert "words.txt" in said
 
 
 @pytest.mark.parametrize(
-    ("asked", "fault"),
+    "asked, fault",
     [
         ("hashed:many", "--vocabulary is 'hashed:many'; write hashed:65536, or the path"),
         ("hashed:0", "1 to 16777216 numbers, not 0"),
@@ -208,8 +204,7 @@ def test_a_faulty_vocabulary_is_one_clear_line(tmp_path, content, fault):
     ],
 )
 def test_a_vocabulary_that_cannot_be_met(asked, fault):
-    with pytest.raises(ValueError, match=fault):
-        parse_vocabulary(asked)
+    fails(ValueError, fault, parse_vocabulary, asked)
 
 
 def test_hashed_without_a_number_is_the_default():

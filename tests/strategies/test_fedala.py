@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from near import near
 from tiny import (
     SHORT,
-    Files,
-    Run,
     TinyGrid,
     client_of,
     federate,
@@ -21,15 +20,14 @@ from tiny import (
     same,
     settings_of,
 )
-from torch import Tensor
+from torch.testing import assert_close
 
 from strategies.base.state import State
 from strategies.base.transport.payload import Model
 from strategies.fedala import FedALAClient
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_two_silos_two_rounds_by_hand(pair):
+def test_two_silos_two_rounds_by_hand(pair, zero_start):
     """One ALA epoch of one batch (max-epochs = 1, s = 100), η_W = 0.1, all layers; weights (u, -u), biases (v, -v).
 
     Round 1 is FedAvg's (see test_fedavg): Θ_a = (1, 1/2), Θ_b = (-1/2, -1/2), then Θ = (-1/8, -1/4).
@@ -39,7 +37,7 @@ def test_two_silos_two_rounds_by_hand(pair):
     """
     run = federate(
         pair,
-        strategy="fedala",
+        "fedala",
         rounds=2,
         fedala__max_epochs=1,
         fedala__sample_percent=100,
@@ -47,17 +45,13 @@ def test_two_silos_two_rounds_by_hand(pair):
     )
     rest = 1 - 1 / (1 + math.e)
     w_u, w_v = 1 - 0.1 * 2 * rest * 9 / 8, 1 - 0.1 * rest * 3 / 4
-    assert run.grid.state("a").arrays["weights"].tolist() == pytest.approx(
-        [w_u, w_u, w_v, w_v], abs=1e-6
-    )
+    near(run.kept("a")["weights"], [w_u, w_u, w_v, w_v])
     u, v = 1 - 9 / 8 * w_u, 0.5 - 3 / 4 * w_v
     z = 2 * (2 * u + v)  # difference of the two logits
-    assert run.values("loss", "a", "received")[1] == pytest.approx(
-        math.log(1 + math.exp(-z)), abs=1e-6
-    )
+    near(run.values("loss", "a", "received")[1], math.log(1 + math.exp(-z)))
     rest = 1 - 1 / (1 + math.exp(-z))
     u, v = u + 2 * rest, v + rest
-    assert run.personal("a").tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    near(run.personal("a"), [u, -u, v, -v])
 
 
 def test_three_rounds_of_several_batches_in_numpy(two):
@@ -65,7 +59,7 @@ def test_three_rounds_of_several_batches_in_numpy(two):
     eta, rate = 0.3, 0.5
     run = federate(
         two,
-        strategy="fedala",
+        "fedala",
         rounds=3,
         learning_rate=rate,
         fedala__eta=eta,
@@ -89,11 +83,9 @@ def test_three_rounds_of_several_batches_in_numpy(two):
             old[silo] = start - rate * gradient(start, x, y)
             total += len(y) / 16 * old[silo]
         received = total
-    assert run.shared.numpy() == pytest.approx(received, abs=1e-5)
+    near(run.shared, received, 1e-5)
     for silo in two:
-        assert run.grid.state(silo).arrays["weights"].numpy() == pytest.approx(
-            weights[silo], abs=1e-5
-        )
+        near(run.kept(silo)["weights"], weights[silo], 1e-5)
     assert (weights["a"] < 1).any()
 
 
@@ -104,23 +96,18 @@ def test_three_rounds_of_several_batches_in_numpy(two):
 def test_without_learning_it_is_fedavg_up_to_rounding(three, model, tiny_bn):
     """η = 0 keeps W = 1: Θ_i + (Θ - Θ_i) is Θ but for the last bit. Running statistics are not ALA's to change."""
     options = {**SHORT, "learning_rate": 0.1, "model": model}
-    plain = federate(three, strategy="fedavg", **options)
+    plain = federate(three, "fedavg", **options)
     ala = federate(
-        three,
-        strategy="fedala",
-        fedala__eta=0.0,
-        fedala__layers=9,
-        fedala__max_epochs=3,
-        **options,
+        three, "fedala", fedala__eta=0.0, fedala__layers=9, fedala__max_epochs=3, **options
     )
-    for name, vector in plain.strategy.state.arrays.items():
-        torch.testing.assert_close(ala.strategy.state.arrays[name], vector, rtol=0, atol=2e-6)
+    for name, vector in plain.held.items():
+        near(ala.held[name], vector, 2e-6)
     for a, b in zip(plain.rows, ala.rows, strict=True):
         if a.metric == "loss":
-            assert a.value == pytest.approx(b.value, abs=1e-5)
+            near(a.value, b.value, 1e-5)
 
 
-def ala_client(files: Files, state: State, received: Tensor, **changes: Any) -> FedALAClient:
+def ala_client(files, state, received, **changes):
     """Silo a's half in round 2, holding a received model."""
     from client.session import ClientSession
 
@@ -169,7 +156,7 @@ def test_weights_are_clipped(two):
     weights = state.arrays["weights"]
     assert set(weights.tolist()) == {0.0, 1.0}
     assert same(mixed[weights == 0], old[weights == 0])
-    torch.testing.assert_close(mixed[weights == 1], received[weights == 1])
+    near(mixed[weights == 1], received[weights == 1], 1e-5)
 
 
 def test_only_the_highest_layers_are_mixed(two):
@@ -186,7 +173,7 @@ def test_only_the_highest_layers_are_mixed(two):
     assert same(mixed[:16], received[:16])
     assert state.arrays["weights"].shape == (15,)
     expected = old[16:] + (received - old)[16:] * state.arrays["weights"]
-    torch.testing.assert_close(mixed[16:], expected)
+    near(mixed[16:], expected, 1e-5)
     assert (state.arrays["weights"] < 1).any()
     assert all(p.requires_grad for p in client.model.module.parameters())
 
@@ -205,14 +192,12 @@ def test_a_fault_in_the_middle_leaves_the_model_trainable(two, monkeypatch):
 # ---- The first stage -----------------------------------------------------------------------------------------------
 
 
-def count_epochs(
-    run: Any, monkeypatch: pytest.MonkeyPatch, losses: list[float] | None = None
-) -> dict[tuple[str, int], int]:
+def count_epochs(run, monkeypatch, losses=None):
     """ALA epochs by (silo, round) while ``run()`` is running; ``losses`` replaces the last batches' losses."""
     counted: dict[tuple[str, int], int] = {}
     original = FedALAClient._epoch
 
-    def epoch(self: FedALAClient, *arguments: Any) -> float:
+    def epoch(self, *arguments):
         key = (self.silo.name, self.round)
         counted[key] = counted.get(key, 0) + 1
         loss = original(self, *arguments)
@@ -298,14 +283,7 @@ def test_a_rounds_batches_are_the_same_in_every_epoch_and_others_in_the_next_rou
         return loss
 
     monkeypatch.setattr(FedALAClient, "_epoch", epoch)
-    federate(
-        two,
-        strategy="fedala",
-        rounds=4,
-        batch_size=2,
-        fedala__max_epochs=5,
-        fedala__threshold=0.0,
-    )
+    federate(two, "fedala", rounds=4, batch_size=2, fedala__max_epochs=5, fedala__threshold=0.0)
     for silo in two:
         assert len(orders[silo, 2]) == 5
         assert all(order == orders[silo, 2][0] for order in orders[silo, 2])
@@ -314,7 +292,7 @@ def test_a_rounds_batches_are_the_same_in_every_epoch_and_others_in_the_next_rou
 
 def test_dropout_is_drawn_anew_in_every_epoch(two, monkeypatch):
     """The batches are the same, the dropped units are not: with η = 0 the losses of the last batch differ."""
-    losses: list[float] = []
+    losses = []
     original = FedALAClient._epoch
 
     def epoch(self, *arguments):
@@ -322,11 +300,11 @@ def test_dropout_is_drawn_anew_in_every_epoch(two, monkeypatch):
         return losses[-1]
 
     monkeypatch.setattr(FedALAClient, "_epoch", epoch)
-    federate({"b": two["b"]}, strategy="fedala", rounds=1, mlp__hidden="16", mlp__dropout=0.5)
+    federate({"b": two["b"]}, "fedala", rounds=1, mlp__hidden="16", mlp__dropout=0.5)
     assert losses == []  # round 1 has no old model, and alone there is no difference later
     federate(
         two,
-        strategy="fedala",
+        "fedala",
         rounds=2,
         mlp__hidden="16",
         mlp__dropout=0.5,
@@ -340,7 +318,7 @@ def test_dropout_is_drawn_anew_in_every_epoch(two, monkeypatch):
 def test_a_silo_that_comes_later_has_its_first_stage_later(three, monkeypatch):
     """c is away in rounds 1 and 2: round 3 starts from Θ as received, round 4 is its long one."""
 
-    runs: list[Run] = []
+    runs = []
     options = {"strategy": "fedala", "rounds": 4, "fedala__window": 2, "fedala__threshold": 1e9}
     counted = count_epochs(
         lambda: runs.append(federate(three, absent={("c", 1), ("c", 2)}, **options)),
@@ -350,10 +328,10 @@ def test_a_silo_that_comes_later_has_its_first_stage_later(three, monkeypatch):
     assert of_c == {4: 3, 5: 1}
     assert {n for (silo, r), n in counted.items() if silo == "a" and r > 2} == {1}
     x, y = rows_of(three["c"])
-    w = runs[0].sent_to("c", 3)["global"].vector.double().numpy()
+    w = runs[0].received("c", 3).double().numpy()
     z = x @ w[:9].reshape(3, 3).T + w[9:]
     loss = float(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]))
-    assert runs[0].values("loss", "c", "received")[0] == pytest.approx(loss, abs=1e-6)
+    near(runs[0].values("loss", "c", "received")[0], loss)
 
 
 # ---- The sample, and what leaves -----------------------------------------------------------------------------------
@@ -381,12 +359,7 @@ def test_the_sample_is_s_percent_drawn_anew_each_round(two, monkeypatch):
 
     monkeypatch.setattr(FedALAClient, "_epoch", epoch)
     federate(
-        two,
-        strategy="fedala",
-        rounds=5,
-        batch_size=2,
-        fedala__sample_percent=35,
-        fedala__max_epochs=3,
+        two, "fedala", rounds=5, batch_size=2, fedala__sample_percent=35, fedala__max_epochs=3
     )
     assert len(taken[2]) == 3
     assert all(len(set(epochs)) == 1 for epochs in taken.values())
@@ -406,7 +379,7 @@ def test_features_of_the_frozen_layers_are_computed_once(two, monkeypatch):
         "fedala__sample_percent": 50,
     }
     quick = federate(two, **options)
-    rows: list[int] = []
+    rows = []
     original = FlatModel.__init__
 
     def init(self, *arguments):
@@ -421,7 +394,5 @@ def test_features_of_the_frozen_layers_are_computed_once(two, monkeypatch):
         slow = federate(two, **options)
     forget_models()
     assert rows
-    torch.testing.assert_close(quick.personal("a"), slow.personal("a"), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(
-        quick.grid.state("a").arrays["weights"], slow.grid.state("a").arrays["weights"]
-    )
+    assert_close(quick.personal("a"), slow.personal("a"), rtol=1e-5, atol=1e-6)
+    near(quick.kept("a")["weights"], slow.kept("a")["weights"], 1e-5)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
+from near import near
 from tiny import federate, round_of, rows_of
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
 from strategies.fedas import FedAS
 
 
-def features(body: np.ndarray, x: np.ndarray) -> np.ndarray:
+def features(body, x):
     return np.maximum(x @ body[:12].reshape(4, 3).T + body[12:], 0)
 
 
-def alignment(body: np.ndarray, x: np.ndarray, y: np.ndarray, means: np.ndarray) -> np.ndarray:
+def alignment(body, x, y, means):
     """The gradient of the sum over classes of the mean of (1/K) ||h - P_y||², with h = relu(W x + b)."""
     h = features(body, x)
     weight = 1 / np.bincount(y, minlength=3)[y]
@@ -25,7 +24,7 @@ def alignment(body: np.ndarray, x: np.ndarray, y: np.ndarray, means: np.ndarray)
     return np.concatenate([(dz.T @ x).ravel(), dz.sum(0)])
 
 
-def means_of(body: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def means_of(body, x, y):
     z = features(body, x)
     return np.stack([z[y == k].mean(0) if (y == k).any() else np.zeros(4) for k in range(3)])
 
@@ -40,7 +39,7 @@ def test_two_silos_and_their_alignment_by_hand():
     means[0, 0] = 1.0
     assert alignment(body, x, y, means)[0] == pytest.approx(1.5)
     z = torch.tensor([[1.0, 0, 0, 0], [3.0, 0, 0, 0]])
-    client: Any = FedAS.client.__new__(FedAS.client)
+    client = FedAS.client.__new__(FedAS.client)
     client.prototypes = torch.from_numpy(means).float()
     assert float(client.distance(z, z, torch.tensor([0, 0]))) == pytest.approx(0.5)
 
@@ -50,7 +49,7 @@ def test_rounds_in_numpy(three):
     eta, rate = 0.3, 0.2
     run = federate(
         three,
-        strategy="fedas",
+        "fedas",
         rounds=4,
         local_epochs=2,
         fedas__align_learning_rate=rate,
@@ -58,10 +57,10 @@ def test_rounds_in_numpy(three):
         **DEEP,
         absent={("b", 2)},
     )
-    first = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]
+    first = federate(three, "fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]
     start = first.vector.double().numpy()
     body, own = start[FC1].copy(), dict.fromkeys(three, start)
-    trained: set[str] = set()
+    trained = set()
     for r in range(1, 5):
         bodies, energies = [], []
         for silo in three:
@@ -79,9 +78,7 @@ def test_rounds_in_numpy(three):
             bodies.append(w[FC1])
             energies.append(float((deep_gradient(w, x, y) ** 2).sum()))
         body = np.average(bodies, axis=0, weights=energies)
-    assert run.shared.numpy() == pytest.approx(body, abs=1e-5)
-    for silo in three:
-        assert run.personal(silo).numpy() == pytest.approx(own[silo], abs=1e-5)
+    run.ends_near(body, own, 1e-5)
     told = [p.numbers["energy"] for r, _, p, _ in replies_of(run) if r == 4]
     assert told == pytest.approx(energies, rel=1e-4)
 
@@ -92,13 +89,13 @@ def test_a_silo_that_overstates_itself(three, energy):
 
     def lie(silo, message, reply):
         if silo == "a" and round_of(message) == 1 and message.metadata.message_type == "train":
-            config: Any = reply.content["config"]
+            config = reply.content["config"]
             config["number.energy"] = energy
         return reply
 
     run = federate(
         three,
-        strategy="fedas",
+        "fedas",
         rounds=1,
         robust="none",
         prepare=lambda grid: setattr(grid, "after", lie),
@@ -113,4 +110,4 @@ def test_a_silo_that_overstates_itself(three, energy):
         vectors = [sent[s].models["shared"].vector.numpy() for s in three]
         expected = np.average(vectors, axis=0, weights=weights)
         found = run.shared.numpy()
-        assert found == pytest.approx(expected, abs=1e-5)
+        near(found, expected, 1e-5)

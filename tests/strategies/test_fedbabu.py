@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from near import near
 from tiny import SHORT, STILL, comparable, federate, initial, keep_weights_at, rows_of, same
-from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
+from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, sent_by, start_at
 
 from strategies.base.client import SiloClient
 
@@ -26,16 +27,11 @@ def test_two_silos_by_hand(pair, tune, monkeypatch):
     """
     start_at(monkeypatch, [1, 0, 1, -1, 0, 0])
     run = federate(
-        pair,
-        strategy="fedbabu",
-        mlp__hidden="1",
-        rounds=1,
-        fedbabu__epochs=1,
-        fedbabu__tune=tune,
+        pair, "fedbabu", mlp__hidden="1", rounds=1, fedbabu__epochs=1, fedbabu__tune=tune
     )
     q, r = 1 / (1 + math.exp(4)), 1 / (1 + math.exp(-2))
     u = [1 + q - 1.5 * r, 0.5 * q - 1.5 * r]
-    assert run.shared.tolist() == pytest.approx(u, abs=1e-6)
+    near(run.shared, u)
     steps = {"a": ([4 * q, 2 * q], [2 * q, q]), "b": ([-2 * r, -2 * r], [-r, -r])}
     for silo, (body, (c, d)) in steps.items():
         move = [*body, c, -c, d, -d]
@@ -44,7 +40,7 @@ def test_two_silos_by_hand(pair, tune, monkeypatch):
             w + (0 if i in still else m)
             for i, (w, m) in enumerate(zip([1, 0, 1, -1, 0, 0], move, strict=True))
         ]
-        assert run.personal(silo).tolist() == pytest.approx(expected, abs=1e-6)
+        near(run.personal(silo), expected)
 
 
 @pytest.mark.parametrize("average", ["samples", "silos"])
@@ -52,7 +48,7 @@ def test_rounds_of_several_steps_in_numpy(two, average):
     """Three rounds in float64: two steps on fc1 below the first fc2, then three on all, with momentum of its own."""
     run = federate(
         two,
-        strategy="fedbabu",
+        "fedbabu",
         **DEEP,
         rounds=3,
         local_epochs=2,
@@ -81,9 +77,7 @@ def test_rounds_of_several_steps_in_numpy(two, average):
             train(personal[silo], slice(0, None), 3, rate)
             total += (len(y) / 16 if average == "samples" else 1 / 2) * local[FC1]
         u = total
-    assert run.shared.numpy() == pytest.approx(u, abs=1e-6)
-    for silo in two:
-        assert run.personal(silo).numpy() == pytest.approx(personal[silo], abs=1e-6)
+    run.ends_near(u, personal)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -98,7 +92,7 @@ def test_the_head_stands_still_in_the_federated_phase(three, momentum, monkeypat
 
     monkeypatch.setattr(SiloClient, "gradient", recorded)
     options = {**OPTIONS, "momentum": momentum, "weight_decay": 0.1, "batch_size": 1000}
-    run = federate(three, strategy="fedbabu", fedbabu__epochs=2, **options)
+    run = federate(three, "fedbabu", fedbabu__epochs=2, **options)
     head = initial(run.settings, 3, 3)[FC2]
     assert len(seen) == 9
     for steps in seen.values():
@@ -110,19 +104,17 @@ def test_the_head_stands_still_in_the_federated_phase(three, momentum, monkeypat
         assert same(steps[0], steps[2])  # which starts from the received model
 
 
-@pytest.mark.parametrize(("tune", "epochs"), [("all", 0), ("head", 3), ("body", 1), ("all", 4)])
+@pytest.mark.parametrize("tune, epochs", [("all", 0), ("head", 3), ("body", 1), ("all", 4)])
 def test_fine_tuning_leaves_the_federated_training_as_it_is(three, tune, epochs):
     """Without an epoch the personal model is the received one: the averaged body and the first head."""
-    default = federate(three, strategy="fedbabu", **OPTIONS)
-    run = federate(
-        three, strategy="fedbabu", fedbabu__tune=tune, fedbabu__epochs=epochs, **OPTIONS
-    )
+    default = federate(three, "fedbabu", **OPTIONS)
+    run = federate(three, "fedbabu", fedbabu__tune=tune, fedbabu__epochs=epochs, **OPTIONS)
     assert same(default.shared, run.shared)
     received = [[r for r in one.rows if r.snapshot == "received"] for one in (default, run)]
     assert comparable(received[0]) == comparable(received[1])
     start = initial(run.settings, 3, 3)
     for silo in three:
-        own, body = run.personal(silo), run.sent_to(silo, 3)["global"].vector
+        own, body = run.personal(silo), run.received(silo, 3)
         assert same(own[FC1], body) == (tune == "head" or epochs == 0)
         assert same(own[FC2], start[FC2]) == (tune == "body" or epochs == 0)
 
@@ -132,13 +124,13 @@ def test_everything_personal_is_fine_tuning_of_the_initial_model(three, tune):
     """Nothing travels and nothing is trained together; as the body is empty, tuning it changes nothing."""
     run = federate(
         three,
-        strategy="fedbabu",
+        "fedbabu",
         fedbabu__personal="all",
         fedbabu__tune=tune,
         fedbabu__epochs=2,
         **OPTIONS,
     )
-    alone = federate(three, strategy="local", **{**OPTIONS, "rounds": 1})
+    alone = federate(three, "local", **{**OPTIONS, "rounds": 1})
     assert sum(run.values("bytes_up") + run.values("bytes_down")) == 0
     for silo in three:
         assert len(set(run.values("loss", silo, "received"))) == 1
@@ -151,25 +143,20 @@ def test_everything_personal_is_fine_tuning_of_the_initial_model(three, tune):
 
 def test_absent_silos_are_left_out(three):
     """The mean is over who came; b is back in round 2, and starts from that mean as the others do."""
-    run = federate(three, strategy="fedbabu", **{**OPTIONS, "rounds": 2}, absent={("b", 1)})
+    run = federate(three, "fedbabu", **{**OPTIONS, "rounds": 2}, absent={("b", 1)})
     sent = {silo: p.models["shared"].vector for r, silo, p, _ in replies_of(run) if r == 1}
     mean = 6 / 14 * sent["a"] + 8 / 14 * sent["c"]
-    torch.testing.assert_close(run.sent_to("b", 2)["global"].vector, mean)
+    near(run.received("b", 2), mean, 1e-5)
     assert len(replies_of(run, "b")) == 1
 
 
 def test_with_ala_the_body_that_is_mixed_is_the_federations(three):
     """W = 0 keeps the silo's own body, which is the trained one and not the fine-tuned: it goes on as if alone."""
     options = {**OPTIONS, "fedbabu__epochs": 2}
-    alone = federate({"a": three["a"]}, strategy="fedbabu", **options)
+    alone = federate({"a": three["a"]}, "fedbabu", **options)
     run = federate(
-        three,
-        strategy="fedbabu",
-        ala=True,
-        prepare=keep_weights_at(0.0, 16),
-        **STILL,
-        **options,
+        three, "fedbabu", ala=True, prepare=keep_weights_at(0.0, 16), **STILL, **options
     )
-    ours, theirs = (replies_of(r, "a")[-1][2].models["shared"].vector for r in (run, alone))
+    ours, theirs = (sent_by(r, "a", -1, "shared") for r in (run, alone))
     assert same(ours, theirs)
     assert not same(run.personal("a")[FC1], ours)

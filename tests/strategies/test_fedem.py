@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import SHORT, Numbers, federate, initial, rows_of, same
-from torch import Tensor, nn
+from near import near
+from tiny import SHORT, federate, initial, rows_of, same
+from torch import nn
 from two_layers import DEEP, deep_gradient, start_at
 
 from strategies.fedem import Components, responsibilities
@@ -22,12 +22,12 @@ class Fixed(nn.Module):
 
     block_names = ("bias",)
 
-    def __init__(self, logits: list[float]) -> None:
+    def __init__(self, logits):
         super().__init__()
         self.bias = nn.Linear(1, 2)
         self.logits = torch.tensor(logits)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.logits.expand(len(x), -1)
 
 
@@ -50,9 +50,9 @@ def test_an_e_step_and_a_prediction_by_hand():
     assert net(x).exp().tolist() == [pytest.approx([0.75, 0.25])] * 2
 
 
-def losses(w: Numbers, x: Numbers, y: Any) -> Numbers:
+def losses(w, x, y):
     z = np.maximum(x @ w[:12].reshape(4, 3).T + w[12:16], 0) @ w[16:28].reshape(3, 4).T + w[28:]
-    result: Numbers = np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]
+    result = np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]
     return result
 
 
@@ -60,14 +60,14 @@ def test_rounds_in_numpy(three):
     """Three rounds of two full-batch steps, two components; b is away in round 2, and keeps its shares."""
     run = federate(
         three,
-        strategy="fedem",
+        "fedem",
         rounds=3,
         local_epochs=2,
         **{"fedem.components": 2},
         absent={("b", 2)},
         **DEEP,
     )
-    theta = run.sent_to("a", 1)["global"].vector.double().numpy().reshape(2, 31).copy()
+    theta = run.received("a", 1).double().numpy().reshape(2, 31).copy()
     assert same(
         torch.from_numpy(theta[0]).float(), initial(run.settings, 3, 3)
     ) and not np.array_equal(theta[0], theta[1])
@@ -97,24 +97,24 @@ def test_rounds_in_numpy(three):
             weights.append(len(y))
             if r == 3:
                 own = run.personal(silo).numpy()
-                assert own[:2] == pytest.approx(shares[silo], abs=1e-5)
-                assert own[2:] == pytest.approx(end.ravel(), abs=1e-5)
+                near(own[:2], shares[silo], 1e-5)
+                near(own[2:], end.ravel(), 1e-5)
         theta = np.average(ends, axis=0, weights=weights)
-    assert run.shared.numpy() == pytest.approx(theta.ravel(), abs=1e-5)
+    near(run.shared, theta.ravel(), 1e-5)
 
 
 def test_equal_components_are_fedavg_with_a_smaller_rate(three, monkeypatch):
     rates = {**OPTIONS, "mlp__hidden": "4"}
-    w = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"].vector
+    w = federate(three, "fedavg", rounds=1, **DEEP).received("a", 1)
     start_at(monkeypatch, w.tolist())
-    plain = federate(three, strategy="fedavg", **rates, learning_rate=0.15)
+    plain = federate(three, "fedavg", **rates, learning_rate=0.15)
     start_at(monkeypatch, [0.5, 0.5, *w.tolist(), *w.tolist()])
-    run = federate(three, strategy="fedem", fedem__components=2, **rates, learning_rate=0.3)
+    run = federate(three, "fedem", fedem__components=2, **rates, learning_rate=0.3)
     expected = plain.shared.tolist()
-    assert run.shared.tolist() == pytest.approx(2 * expected, abs=1e-6)
+    near(run.shared, 2 * expected)
     assert run.personal("a")[:2].tolist() == [0.5, 0.5]
 
 
 def test_a_loss_that_is_no_likelihood_is_refused(three):
     with pytest.raises(ValueError, match="a likelihood is needed, which loss = focal"):
-        federate(three, strategy="fedem", loss="focal", **OPTIONS, **DEEP)
+        federate(three, "fedem", loss="focal", **OPTIONS, **DEEP)

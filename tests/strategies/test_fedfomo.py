@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from failing import fails
+from near import near
 from tiny import (
-    Files,
-    Numbers,
-    Run,
     client_of,
     comparable,
     federate,
@@ -24,7 +23,6 @@ from tiny import (
     settings_of,
     write_silo,
 )
-from torch import Tensor
 from two_layers import replies_of, rounds_trained
 
 from models.initialisation import flat_model
@@ -38,19 +36,14 @@ from strategies.base.transport.payload import Model, model_of
 from strategies.fedfomo import FedFomo, FedFomoClient
 
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
-OPTIONS: dict[str, Any] = {
-    "rounds": 4,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "learning_rate": 0.3,
-}
+OPTIONS = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.3}
 
 
-def affinity(run: Run) -> dict[str, dict[str, float]]:
+def affinity(run):
     return cast(dict[str, dict[str, float]], run.strategy.state.numbers["affinity"])
 
 
-def weights_sent(run: Run, silo: str) -> dict[int, dict[str, float]]:
+def weights_sent(run, silo):
     """Round -> the weights that this silo reported."""
     return {
         r: json.loads(cast(str, p.numbers.get("weights", "{}")))
@@ -58,7 +51,7 @@ def weights_sent(run: Run, silo: str) -> dict[int, dict[str, float]]:
     }
 
 
-def hold_out(files: Files, seed: int = 5) -> dict[str, tuple[Numbers, Any]]:
+def hold_out(files, seed=5):
     """Give the silos validation rows that they do not train on, with any labels: others' models may do better there."""
     rng, rows = np.random.default_rng(seed), {}
     for name, file in files.items():
@@ -76,8 +69,7 @@ def hold_out(files: Files, seed: int = 5) -> dict[str, tuple[Numbers, Any]]:
 # ---- By hand and in numpy --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_four_silos_two_rounds_by_hand(tmp_path):
+def test_four_silos_two_rounds_by_hand(tmp_path, zero_start):
     """One row each: a, c, d have x = 1, 2, 3, class 0; b has x = 1, class 1. Weights (u, -u), biases (v, -v), η = 1.
 
     Round 1 from 0: (u, v) = (x/2, 1/2) in a, c, d, and (-1/2, -1/2) in b. At a's row the loss is
@@ -89,7 +81,7 @@ def test_four_silos_two_rounds_by_hand(tmp_path):
         name: write_silo(tmp_path / f"{name}.npz", [[x]], [y])
         for name, x, y in (("a", 1, 0), ("b", 1, 1), ("c", 2, 0), ("d", 3, 0))
     }
-    run = federate(files, strategy="fedfomo", rounds=2)
+    run = federate(files, "fedfomo", rounds=2)
     loss = [math.log(1 + math.exp(-m)) for m in range(5)]
     c, d = math.sqrt(2) * (loss[2] - loss[3]), (loss[2] - loss[4]) / math.sqrt(2)
     c, d = c / (c + d), d / (c + d)
@@ -97,22 +89,16 @@ def test_four_silos_two_rounds_by_hand(tmp_path):
     assert affinity(run)["a"] == pytest.approx({"a": 1, "b": 0, "c": c, "d": d}, abs=1e-5)
     u = 0.5 + c / 2 + d
     start = 2 * (u + 0.5)
-    assert run.values("loss", "a", "received")[1] == pytest.approx(
-        math.log(1 + math.exp(-start)), abs=1e-6
-    )
+    near(run.values("loss", "a", "received")[1], math.log(1 + math.exp(-start)))
     q = 1 / (1 + math.exp(start))
-    assert run.personal("a").tolist() == pytest.approx(
-        [u + q, -u - q, 0.5 + q, -0.5 - q], abs=1e-5
-    )
+    near(run.personal("a"), [u + q, -u - q, 0.5 + q, -0.5 - q], 1e-5)
     # b finds nobody who helps it: (u, v) = (-1/2, -1/2) less 1 / (1 + e²).
     assert weights_sent(run, "b")[2] == {}
     q = 1 / (1 + math.exp(2))
-    assert run.personal("b").tolist() == pytest.approx(
-        [-0.5 - q, 0.5 + q, -0.5 - q, 0.5 + q], abs=1e-6
-    )
+    near(run.personal("b"), [-0.5 - q, 0.5 + q, -0.5 - q, 0.5 + q])
 
 
-def cross_entropy(w: Numbers, x: Numbers, y: Any) -> float:
+def cross_entropy(w, x, y):
     logits = x @ w[:9].reshape(3, 3).T + w[9:]
     return float(np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]))
 
@@ -121,7 +107,7 @@ def test_rounds_of_several_steps_in_numpy(tmp_path):
     """Four rounds in float64; the validation rows are the silo's own and others than those it trains on."""
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7})
     held_out = hold_out(files)
-    run = federate(files, strategy="fedfomo", rounds=4, local_epochs=2, learning_rate=0.8)
+    run = federate(files, "fedfomo", rounds=4, local_epochs=2, learning_rate=0.8)
     models = dict.fromkeys(files, run.start())
     total = {i: {j: float(i == j) for j in files} for i in files}
     seen = 0
@@ -151,7 +137,7 @@ def test_rounds_of_several_steps_in_numpy(tmp_path):
         models = new
     assert seen > 2
     for silo in files:
-        assert run.personal(silo).numpy() == pytest.approx(models[silo], abs=1e-4)
+        near(run.personal(silo), models[silo], 1e-4)
         assert affinity(run)[silo] == pytest.approx(total[silo], abs=1e-4)
 
 
@@ -160,8 +146,8 @@ def test_rounds_of_several_steps_in_numpy(tmp_path):
 
 def test_without_a_positive_weight_it_is_local(pair):
     """Two silos with opposite rows: neither model lowers the other's loss. Bit for bit, though models travel."""
-    plain = federate(pair, strategy="local", **OPTIONS)
-    run = federate(pair, strategy="fedfomo", **OPTIONS)
+    plain = federate(pair, "local", **OPTIONS)
+    run = federate(pair, "fedfomo", **OPTIONS)
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
     assert affinity(run) == {"a": {"a": 1, "b": 0}, "b": {"a": 0, "b": 1}}
     for silo in pair:
@@ -171,23 +157,23 @@ def test_without_a_positive_weight_it_is_local(pair):
 def test_without_a_gain_it_is_local(three, monkeypatch):
     """A gain of exactly 0 is no weight."""
     hold_out(three)
-    plain = federate(three, strategy="local", **OPTIONS)
-    with_gains = federate(three, strategy="fedfomo", **OPTIONS)
+    plain = federate(three, "local", **OPTIONS)
+    with_gains = federate(three, "fedfomo", **OPTIONS)
     assert not all(same(plain.personal(silo), with_gains.personal(silo)) for silo in three)
     monkeypatch.setattr(FedFomoClient, "validation_loss", lambda self, vector: 1.0)
-    run = federate(three, strategy="fedfomo", **OPTIONS)
+    run = federate(three, "fedfomo", **OPTIONS)
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
 
 
 def test_equal_models(three):
     """No training: all models are the initial one, every gain and norm is 0, and nothing moves."""
-    run = federate(three, strategy="fedfomo", rounds=3, local_epochs=0)
+    run = federate(three, "fedfomo", rounds=3, local_epochs=0)
     for silo in three:
         assert same(run.personal(silo), initial(run.settings, 3, 3))
     assert affinity(run) == {i: {j: float(i == j) for j in three} for i in three}
 
 
-def a_client(models: dict[str, Tensor], own: Tensor, val: int = 4) -> FedFomoClient:
+def a_client(models, own, val=4):
     """Silo "a" in round 2, with its own last model and these received ones."""
     settings = settings_of({}, strategy="fedfomo", silos=2)
     rows, none = np.ones((4, 3), np.float32), np.zeros((0, 3), np.float32)
@@ -221,7 +207,7 @@ def test_the_norm_is_bounded_below(monkeypatch):
     assert json.loads(str(client.replies["weights"])) == pytest.approx(
         {"b": 0.5, "c": 0.5}, rel=1e-5
     )
-    torch.testing.assert_close(mixed, 0.5e-7 * unit[0] + 0.5 * unit[1])
+    near(mixed, 0.5e-7 * unit[0] + 0.5 * unit[1], 1e-5)
     assert same(own, torch.zeros(12))
 
 
@@ -256,12 +242,11 @@ def test_a_run_without_validation_data_is_refused(three, caplog):
 
     hold_out(three)
     blind("b")
-    run = federate(three, strategy="fedfomo", **OPTIONS)
+    run = federate(three, "fedfomo", **OPTIONS)
     assert "without validation data, and so without others' models: b" in caplog.text
     assert any(weights_sent(run, "a").values()) and not any(weights_sent(run, "b").values())
     blind("a", "c")
-    with pytest.raises(UserError, match="set validation > 0"):
-        federate(three, strategy="fedfomo", **OPTIONS)
+    fails(UserError, "set validation > 0", federate, three, strategy="fedfomo", **OPTIONS)
 
 
 # ---- Affinity, budget, exploration -----------------------------------------------------------------------------------
@@ -282,7 +267,7 @@ def test_the_budget_goes_to_the_highest_affinity(five, budget):
     """
     run = federate(
         five,
-        strategy="fedfomo",
+        "fedfomo",
         **{**OPTIONS, "rounds": 6},
         fedfomo__max_downloads=budget,
         fedfomo__epsilon=0.0,
@@ -305,7 +290,7 @@ def test_the_budget_goes_to_the_highest_affinity(five, budget):
     assert len(first) > budget + 1
 
 
-def a_strategy(silos: int, seed: int = 7, **changes: Any) -> FedFomo:
+def a_strategy(silos, seed=7, **changes):
     """Silos s0, s1, ... that have all sent a model, and silo s0's affinity falling from s1 on."""
     settings = settings_of({}, strategy="fedfomo", silos=silos, seed=seed, **changes)
     layout = flat_model("mlp", (3,), 3, MlpSettings(""), "cpu").layout
@@ -319,7 +304,7 @@ def a_strategy(silos: int, seed: int = 7, **changes: Any) -> FedFomo:
     return strategy
 
 
-def choices(strategy: FedFomo, rounds: range) -> list[list[str]]:
+def choices(strategy, rounds):
     result = []
     for strategy.round in rounds:
         result.append(strategy.choose_others("s0"))
@@ -349,7 +334,7 @@ def test_several_downloads_are_different_silos():
 
 def test_exploration_is_seeded_and_fades():
     """ε falls by its factor every round: 1 in round 1, 1/2 in round 2, ..., under 1e-6 from round 21 on."""
-    given: dict[str, Any] = {"fedfomo__max_downloads": 1, "fedfomo__epsilon": 1.0}
+    given = {"fedfomo__max_downloads": 1, "fedfomo__epsilon": 1.0}
     first, again, other = (
         choices(a_strategy(5, seed, **given), range(2, 12)) for seed in (7, 7, 8)
     )
@@ -364,9 +349,7 @@ def test_exploration_is_seeded_and_fades():
 def test_an_absent_silos_model_and_affinities_stay(three):
     """c is away in rounds 2 and 3: the others go on with its model of round 1, and its row of P waits."""
     hold_out(three)
-    run = federate(
-        three, strategy="fedfomo", **{**OPTIONS, "rounds": 5}, absent={("c", 2), ("c", 3)}
-    )
+    run = federate(three, "fedfomo", **{**OPTIONS, "rounds": 5}, absent={("c", 2), ("c", 3)})
     assert rounds_trained(run, "c") == [1, 4, 5]
     sent = {r: run.sent_to("a", r)["c"] for r in (2, 3, 4, 5)}
     assert [sent[r].round for r in (2, 3, 4, 5)] == [1, 1, 1, 4]
@@ -379,7 +362,7 @@ def test_an_absent_silos_model_and_affinities_stay(three):
 
 
 def test_a_silo_in_its_first_round_gets_nothing(three):
-    run = federate(three, strategy="fedfomo", **OPTIONS, absent={("c", 1), ("c", 2)})
+    run = federate(three, "fedfomo", **OPTIONS, absent={("c", 1), ("c", 2)})
     assert set(run.sent_to("c", 3)) == set()
     assert set(run.sent_to("c", 4)) == {"a", "b"}
     assert set(run.sent_to("a", 3)) == {"b"}

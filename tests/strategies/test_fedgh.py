@@ -7,15 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from near import near
 from tiny import SHORT, federate, rows_of, same
-from torch import Tensor
-from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
+from two_layers import DEEP, FC1, FC2, deep_gradient, sent_by
 
 OPTIONS = {**SHORT}
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair):
+def test_two_silos_by_hand(pair, zero_start):
     """The network is linear, so its features are the inputs: a sends 2 for class 0, b sends 1 for class 1.
 
     From h = 0 with a rate of 1 and both pairs in one batch: the errors are 1/2, and the mean gradient of the row of
@@ -24,9 +23,9 @@ def test_two_silos_by_hand(pair):
     (q - r)/2.
     """
     options = {"fedgh.server-learning-rate": 1.0}
-    run = federate(pair, strategy="fedgh", rounds=1, **options)
+    run = federate(pair, "fedgh", rounds=1, **options)
     assert run.shared.tolist() == pytest.approx([0.25, -0.25, 0, 0])
-    run = federate(pair, strategy="fedgh", rounds=1, **options, **{"fedgh.server-passes": 2})
+    run = federate(pair, "fedgh", rounds=1, **options, **{"fedgh.server-passes": 2})
     q, r = 1 / (1 + math.e), 1 / (1 + math.exp(-0.5))
     u, v = 0.25 + (2 * q - r) / 2, (q - r) / 2
     assert run.shared.tolist() == pytest.approx([u, -u, v, -v])
@@ -37,7 +36,7 @@ def test_rounds_in_numpy(three):
     eta, rate = 0.3, 0.8
     run = federate(
         three,
-        strategy="fedgh",
+        "fedgh",
         rounds=4,
         local_epochs=2,
         **{"fedgh.server-learning-rate": rate, "fedgh.server-passes": 3},
@@ -45,7 +44,7 @@ def test_rounds_in_numpy(three):
         absent={("b", 2)},
         **DEEP,
     )
-    first = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]
+    first = federate(three, "fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]
     start = first.vector.double().numpy()
     head, bodies = start[FC2].copy(), {s: start[FC1].copy() for s in three}
     for r in range(1, 5):
@@ -67,23 +66,21 @@ def test_rounds_in_numpy(three):
             p[np.arange(len(labels)), labels] -= 1
             grad = np.concatenate([(p.T @ means).ravel(), p.sum(0)]) / len(labels)
             head = head - rate * grad
-    assert run.shared.numpy() == pytest.approx(head, abs=1e-5)
+    near(run.shared, head, 1e-5)
     for silo in three:
-        assert run.personal(silo)[FC1].numpy() == pytest.approx(bodies[silo], abs=1e-5)
+        near(run.personal(silo)[FC1], bodies[silo], 1e-5)
 
 
 def test_a_server_that_does_not_learn_sends_the_first_head(three):
-    run = federate(
-        three, strategy="fedgh", **{"fedgh.server-learning-rate": 0.0}, **OPTIONS, **DEEP
-    )
-    heads = [run.sent_to("b", r)["global"].vector for r in (1, 2, 3, 4)]
+    run = federate(three, "fedgh", **{"fedgh.server-learning-rate": 0.0}, **OPTIONS, **DEEP)
+    heads = [run.received("b", r) for r in (1, 2, 3, 4)]
     assert all(same(heads[0], head) for head in heads)
 
 
 def test_small_classes_are_withheld(three):
     """Of a's six samples some class has fewer than three: its row is 0, with no mark."""
-    run = federate(three, strategy="fedgh", fedgh__min_count=3, **OPTIONS, **DEEP)
+    run = federate(three, "fedgh", fedgh__min_count=3, **OPTIONS, **DEEP)
     counts = np.bincount(rows_of(three["a"])[1], minlength=3)
-    table: Tensor = replies_of(run, "a")[0][2].models["prototypes"].vector.view(3, -1)
+    table = sent_by(run, "a", 0, "prototypes").view(3, -1)
     assert (counts < 3).any() and table[:, -1].tolist() == (counts >= 3).astype(float).tolist()
     assert not table[torch.from_numpy(counts < 3)].any()

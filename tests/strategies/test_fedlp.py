@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from near import near
 from tiny import SHORT, federate, initial, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
@@ -19,28 +20,20 @@ Draws = dict[tuple[str, int], list[slice]]
 WHOLE = {**SHORT, "learning_rate": 0.2}
 
 
-def draw(monkeypatch: pytest.MonkeyPatch, draws: Draws) -> None:
-    def fixed(
-        layout: Layout, settings: LpSettings, common: Common, silo: str, server_round: int
-    ) -> list[slice]:
+def draw(monkeypatch, draws):
+    def fixed(layout, settings, common, silo, server_round):
         return draws[silo, server_round]
 
     monkeypatch.setattr(strategies.fedlp, "parts_to_send", fixed)
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair, monkeypatch):
+def test_two_silos_by_hand(pair, monkeypatch, zero_start):
     """One step of FedAvg from 0: w_a = (1, -1, 1/2, -1/2), w_b = (-1, 1, -1, 1)/2. a sends its weights, b its weights
     and biases: the weights are a mean with equal weights, the biases b's. Nobody sends anything in round 2."""
     weights, biases = slice(0, 2), slice(2, 4)
-    draws: Draws = {
-        ("a", 1): [weights],
-        ("b", 1): [weights, biases],
-        ("a", 2): [],
-        ("b", 2): [],
-    }
+    draws = {("a", 1): [weights], ("b", 1): [weights, biases], ("a", 2): [], ("b", 2): []}
     draw(monkeypatch, draws)
-    run = federate(pair, strategy="fedlp", rounds=2)
+    run = federate(pair, "fedlp", rounds=2)
     assert [p.models["layers"].vector.tolist() for r, _, p, _ in replies_of(run) if r == 1] == [
         [1.0, -1.0],
         [-0.5, 0.5, -0.5, 0.5],
@@ -57,7 +50,7 @@ def test_rounds_in_numpy(three, weights):
     """
     run = federate(
         three,
-        strategy="fedlp",
+        "fedlp",
         rounds=5,
         local_epochs=3,
         fedlp__keep=0.5,
@@ -67,7 +60,7 @@ def test_rounds_in_numpy(three, weights):
     )
     lengths = {(s, r): p.models["layers"].vector.numel() for r, s, p, _ in replies_of(run)}
     assert set(lengths.values()) == {0, 15, 16, 31} and ("b", 2) not in lengths
-    w = run.sent_to("a", 1)["global"].vector.double().numpy()
+    w = run.received("a", 1).double().numpy()
     for r in range(1, 6):
         after = w.copy()
         ends = {}
@@ -81,11 +74,11 @@ def test_rounds_in_numpy(three, weights):
             if came:
                 after[part] = np.average([ends[s][part] for s in came], axis=0, weights=counts)
         w = after
-    assert run.shared.numpy() == pytest.approx(w, abs=2e-6)
+    near(run.shared, w, 2e-6)
 
 
 def test_nothing_sent_keeps_w(three):
-    run = federate(three, strategy="fedlp", fedlp__keep=0.0, **WHOLE)
+    run = federate(three, "fedlp", fedlp__keep=0.0, **WHOLE)
     assert same(run.shared, initial(run.settings, 3, 3))
     assert run.values("bytes_up") == [0, 0, 0, 0]
     assert not same(run.personal("a"), initial(run.settings, 3, 3))
@@ -118,14 +111,12 @@ def test_other_layers_than_were_drawn_are_left_out(three):
         grid.after = after
 
     seen: list[Progress] = []
-    federate(
-        three, strategy="fedlp", fedlp__keep=1.0, rounds=1, prepare=prepare, watch=seen.append
-    )
+    federate(three, "fedlp", fedlp__keep=1.0, rounds=1, prepare=prepare, watch=seen.append)
     assert "shape (5,), not float32 of (12,)" in seen[0].rejected["c"]
 
 
 def test_statistics_travel_whole(three, tiny_bn):
     """8 buffer scalars with every reply, whatever layers it has; 39 parameters in three blocks."""
-    run = federate(three, strategy="fedlp", model="tiny-bn", fedlp__keep=0.0, **WHOLE)
+    run = federate(three, "fedlp", model="tiny-bn", fedlp__keep=0.0, **WHOLE)
     assert run.values("bytes_up") == [3 * 8 * 4] * 3 + [0]
     assert run.values("bytes_down") == [3 * 39 * 4, *[3 * 47 * 4] * 3]

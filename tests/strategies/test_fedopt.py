@@ -6,14 +6,13 @@ import math
 
 import numpy as np
 import pytest
-import torch
-from tiny import Numbers, federate, gradient, initial, rows_of, same
+from near import near
+from tiny import federate, gradient, initial, rows_of, same
 
 ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi")
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_momentum_by_hand(pair):
+def test_momentum_by_hand(pair, zero_start):
     """Two rounds of one full-batch step of 1 from 0, s = 1, b = 1/2; weights (u, -u), biases (v, -v).
 
     Round 1, as in test_fedavg: a at (1, 1/2), b at (-1/2, -1/2), with weights 1/4 and 3/4 D = (-1/8, -1/4), and w = D.
@@ -21,18 +20,17 @@ def test_momentum_by_hand(pair):
     2 (u + v) = -3/4, its step -(r, r) with r = 1 / (1 + e^(3/4)). D2 = ((1 - q)/2 - 3 r/4, (1 - q)/4 - 3 r/4), and
     w = D + (D/2 + D2).
     """
-    run = federate(pair, strategy="fedavgm", rounds=2, fedavgm__momentum=0.5)
+    run = federate(pair, "fedavgm", rounds=2, fedavgm__momentum=0.5)
     q, r = 1 / (1 + math.e), 1 / (1 + math.exp(0.75))
     d = (-1 / 8, -1 / 4)
     d2 = ((1 - q) / 2 - 3 * r / 4, (1 - q) / 4 - 3 * r / 4)
     u, v = (1.5 * d[k] + d2[k] for k in (0, 1))
-    assert run.shared.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    near(run.shared, [u, -u, v, -v])
 
 
-@pytest.mark.usefixtures("zero_start")
 @pytest.mark.parametrize("name", ADAPTIVE)
 @pytest.mark.parametrize("start", ["tau", "zero"])
-def test_adaptive_steps_by_hand(pair, name, start):
+def test_adaptive_steps_by_hand(pair, name, start, zero_start):
     """Round 1 with D = (-1/8, -1/4) of the weights and the biases, η = 1, b1 = b2 = 1/2, t = 1/4, v0 = 1/16 or 0.
 
     m = D/2. Adagrad: v = v0 + D². Adam: v = (v0 + D²)/2. Yogi: v = v0 - (D²/2) sign(v0 - D²): of the weights D² = 1/64
@@ -41,7 +39,7 @@ def test_adaptive_steps_by_hand(pair, name, start):
     options = {f"{name}.server-learning-rate": 1.0, f"{name}.beta-1": 0.5, f"{name}.tau": 0.25}
     if name != "fedadagrad":
         options[f"{name}.beta-2"] = 0.5
-    run = federate(pair, strategy=name, rounds=1, **options, **{f"{name}.start": start})
+    run = federate(pair, name, rounds=1, **options, **{f"{name}.start": start})
     v0 = 1 / 16 if start == "tau" else 0.0
     yogi = (1 / 16 - 1 / 128, 1 / 16) if v0 else (1 / 128, 1 / 32)
     found = []
@@ -49,10 +47,10 @@ def test_adaptive_steps_by_hand(pair, name, start):
         v = {"fedadagrad": v0 + d * d, "fedadam": (v0 + d * d) / 2, "fedyogi": yogi[k]}[name]
         found += [d / 2 / (math.sqrt(v) + 0.25)]
     u, b = found
-    assert run.shared.tolist() == pytest.approx([u, -u, b, -b], abs=1e-6)
+    near(run.shared, [u, -u, b, -b])
 
 
-def moved(name: str, w: Numbers, d: Numbers, kept: list[Numbers], t: int) -> Numbers:
+def moved(name, w, d, kept, t):
     """One server step in float64 with η = 0.3, b1 = b = 0.6, b2 = 0.8, t = 0.02; ``kept`` is m and v, or u."""
     if name.startswith("fedavgm"):
         kept[0] = 0.6 * kept[0] + d
@@ -84,7 +82,7 @@ def test_rounds_in_numpy(three, name, average):
     own |= {flag: True} if flag else {}
     run = federate(
         three,
-        strategy=method,
+        method,
         rounds=5,
         local_epochs=2,
         learning_rate=0.4,
@@ -105,8 +103,8 @@ def test_rounds_in_numpy(three, name, average):
             weights.append(len(y) if average == "samples" else 1)
         d = np.average(steps, axis=0, weights=weights)
         w = moved(name, w, d, kept, t)
-    assert run.shared.numpy() == pytest.approx(w, abs=2e-5)
-    assert math.sqrt(1 - 0.99**2) / (1 - 0.9**2) == pytest.approx(0.742, abs=5e-4)
+    near(run.shared, w, 2e-5)
+    near(math.sqrt(1 - 0.99**2) / (1 - 0.9**2), 0.742, 5e-4)
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)
@@ -114,28 +112,26 @@ def test_a_large_tau_is_fedavg(three, name):
     """b1 = 0, η = τ = 10⁶, from v = 0: m / (sqrt(v) + τ) is D/τ to 10⁻⁶ of it."""
     options = {"rounds": 3, "batch_size": 4}
     own = {"server-learning-rate": 1e6, "tau": 1e6, "beta-1": 0.0, "start": "zero"}
-    plain = federate(three, strategy="fedavg", **options)
-    run = federate(
-        three, strategy=name, **options, **{f"{name}.{k}": v for k, v in own.items()}
-    )
-    torch.testing.assert_close(run.shared, plain.shared, rtol=0, atol=2e-5)
+    plain = federate(three, "fedavg", **options)
+    run = federate(three, name, **options, **{f"{name}.{k}": v for k, v in own.items()})
+    near(run.shared, plain.shared, 2e-5)
 
 
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
 def test_without_memory_and_tau_it_is_a_sign(three, name):
     """b1 = b2 = 0, τ = 10⁻¹², v = 0: every number moves by η = 0.03, in the direction of FedAvg's step."""
     own = {"server-learning-rate": 0.03, "tau": 1e-12, "beta-1": 0.0, "beta-2": 0.0}
-    run = federate(three, strategy=name, rounds=1, **{f"{name}.{k}": v for k, v in own.items()})
-    plain = federate(three, strategy="fedavg", rounds=1)
+    run = federate(three, name, rounds=1, **{f"{name}.{k}": v for k, v in own.items()})
+    plain = federate(three, "fedavg", rounds=1)
     start = initial(run.settings, 3, 3)
     step = (plain.shared - start).sign()
     moved_by = run.shared - start
-    torch.testing.assert_close(moved_by, 0.03 * step, rtol=0, atol=1e-6)
+    near(moved_by, 0.03 * step)
 
 
 def test_running_statistics_are_averaged(three, tiny_bn):
     """A step of a variance of 0.05 by D = -0.03 could be below 0: they are FedAvg's to the bit in round 1."""
     options = {"model": "tiny-bn", "learning_rate": 0.1, "rounds": 1}
-    plain = federate(three, strategy="fedavg", **options)
-    run = federate(three, strategy="fedadam", **options)
-    assert same(plain.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"])
+    plain = federate(three, "fedavg", **options)
+    run = federate(three, "fedadam", **options)
+    assert same(plain.held["buffers"], run.held["buffers"])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-import torch
+from near import near
 from tiny import SHORT, Numbers, federate, random_silos, rows_of, same
-from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
+from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of, sent_by
 
 from client.export import export_model
 from strategies.fedpac import combination, on_simplex
@@ -18,7 +17,7 @@ OPTIONS = {**DEEP, **SHORT, "momentum": 0.9}
 # ---- The combination of heads --------------------------------------------------------------------------------------
 
 
-def weights(h: Numbers, v: Numbers) -> Numbers:
+def weights(h, v):
     return np.array([combination(h @ h.T, v, i) for i in range(len(v))])
 
 
@@ -57,7 +56,7 @@ def test_small_coefficients_are_none():
     assert weights(np.array([[0.0], [100.0]]), np.ones(2)).tolist() == [[1, 0], [0, 1]]
 
 
-@pytest.mark.parametrize(("n", "rank"), [(2, 1), (3, 30), (7, 4), (20, 1), (20, 30)])
+@pytest.mark.parametrize("n, rank", [(2, 1), (3, 30), (7, 4), (20, 1), (20, 30)])
 def test_the_optimum_on_the_simplex(n, rank):
     """Its conditions: on the support the grad is a' P a, elsewhere not lower; and against projected gradients."""
     rng = np.random.default_rng(n + rank)
@@ -74,19 +73,17 @@ def test_the_optimum_on_the_simplex(n, rank):
         k = np.arange(1, n + 1)
         rho = k[u - (u.cumsum() - 1) / k > 0][-1]
         b = np.maximum(b - (u[:rho].sum() - 1) / rho, 0)
-    assert a == pytest.approx(b, abs=1e-5)
+    near(a, b, 1e-5)
 
 
 # ---- Rounds --------------------------------------------------------------------------------------------------------
 
 
-def features(w: Numbers, x: Numbers) -> Numbers:
+def features(w, x):
     return np.maximum(x @ w[FC1][: 3 * HIDDEN].reshape(HIDDEN, 3).T + w[FC1][3 * HIDDEN :], 0)
 
 
-def body_gradient(
-    w: Numbers, x: Numbers, y: npt.NDArray[np.int64], targets: dict[int, Numbers], weight: float
-) -> Numbers:
+def body_gradient(w, x, y, targets, weight):
     """Of CE + λ mean (z - t_y)² with respect to fc1: dL/dz = 2 λ (z - t_y) / (B K) where z > 0."""
     z = features(w, x)
     dz = np.array(
@@ -95,7 +92,7 @@ def body_gradient(
     return deep_gradient(w, x, y)[FC1] + np.concatenate([(dz.T @ x).ravel(), dz.sum(0)])
 
 
-def class_means(z: Numbers, y: npt.NDArray[np.int64]) -> dict[int, Numbers]:
+def class_means(z, y):
     return {int(c): z[y == c].mean(0) for c in np.unique(y)}
 
 
@@ -105,7 +102,7 @@ def test_rounds_in_numpy(lopsided):
     lambda_ = 0.7
     run = federate(
         lopsided,
-        strategy="fedpac",
+        "fedpac",
         rounds=4,
         local_epochs=3,
         **DEEP,
@@ -147,21 +144,19 @@ def test_rounds_in_numpy(lopsided):
             heads[silo] = sum(
                 a * w[FC2] for a, w in zip(alpha / alpha.sum(), sent, strict=True)
             )
-    state = run.strategy.state.arrays
-    assert state["global"][FC1].numpy() == pytest.approx(body, abs=1e-6)
+    state = run.held
+    near(state["global"][FC1], body)
     for k in range(3):
-        assert state["prototypes"].view(3, -1)[k].tolist() == pytest.approx(
-            [*centres[k], 1], abs=1e-6
-        )
+        near(state["prototypes"].view(3, -1)[k], [*centres[k], 1])
     for i, silo in enumerate(lopsided):
-        assert state[f"head.{silo}"].numpy() == pytest.approx(heads[silo], abs=2e-6)
-        assert run.personal(silo).numpy() == pytest.approx(sent[i], abs=2e-6)
+        near(state[f"head.{silo}"], heads[silo], 2e-6)
+        near(run.personal(silo), sent[i], 2e-6)
         numbers = replies_of(run, silo)[-1][2].numbers
-        assert numbers["variance"] == pytest.approx(v[i], abs=1e-6)
+        near(numbers["variance"], v[i])
     assert not np.allclose(heads["a"], sent[0][FC2], atol=1e-3)
 
 
-def by_every_support(p: Numbers) -> Numbers:
+def by_every_support(p):
     best, found = np.inf, np.zeros(3)
     for bits in range(1, 8):
         on = [k for k in range(3) if bits >> k & 1]
@@ -175,35 +170,30 @@ def by_every_support(p: Numbers) -> Numbers:
 
 def test_without_mixing_and_alignment_it_is_fedrep(three):
     off = {"fedpac__mix": False, "fedpac__lambda": 0.0, "fedpac__head_learning_rate": 0.0}
-    run = federate(three, strategy="fedpac", **off, **OPTIONS)
-    plain = federate(
-        three, strategy="fedrep", fedrep__head_epochs=1, fedrep__body_epochs=2, **OPTIONS
-    )
+    run = federate(three, "fedpac", **off, **OPTIONS)
+    plain = federate(three, "fedrep", fedrep__head_epochs=1, fedrep__body_epochs=2, **OPTIONS)
     assert same(run.shared[FC1], plain.shared)
     for silo in three:
         assert same(run.personal(silo), plain.personal(silo))
         assert run.values("loss", silo, "received") == plain.values("loss", silo, "received")
     for part in off:  # and each of them does something
         other = federate(
-            three, strategy="fedpac", **{k: x for k, x in off.items() if k != part}, **OPTIONS
+            three, "fedpac", **{k: x for k, x in off.items() if k != part}, **OPTIONS
         )
         assert not same(other.personal("a"), plain.personal("a"))
 
 
 def test_alignment_begins_in_round_2(three):
     runs = [
-        federate(three, strategy="fedpac", fedpac__lambda=weight, **OPTIONS)
-        for weight in (0.0, 5.0)
+        federate(three, "fedpac", fedpac__lambda=weight, **OPTIONS) for weight in (0.0, 5.0)
     ]
-    first, second = (
-        [replies_of(run, "a")[r][2].models["model"].vector for run in runs] for r in (0, 1)
-    )
+    first, second = ([sent_by(run, "a", r) for run in runs] for r in (0, 1))
     assert same(*first) and not same(*second)
 
 
 def test_small_classes_stay_untold(lopsided):
     """a's class 1 has two samples: with min-count 3 neither its mean nor its share leaves the silo."""
-    run = federate(lopsided, strategy="fedpac", fedpac__min_count=3, **OPTIONS)
+    run = federate(lopsided, "fedpac", fedpac__min_count=3, **OPTIONS)
     for _, silo, payload, _ in replies_of(run):
         table = payload.models["prototypes"].vector.view(3, -1)
         statistics = payload.models["statistics"].vector.view(3, -1)
@@ -216,17 +206,17 @@ def test_small_classes_stay_untold(lopsided):
 def test_an_absent_silo_keeps_its_head(three):
     """Round 2 mixes the heads of b and c alone; a has its own of round 1 afterwards, with the new body."""
     runs = [
-        federate(three, strategy="fedpac", **{**OPTIONS, "rounds": rounds}, absent={("a", 2)})
+        federate(three, "fedpac", **{**OPTIONS, "rounds": rounds}, absent={("a", 2)})
         for rounds in (1, 2)
     ]
-    one, two = (run.strategy.state.arrays for run in runs)
+    one, two = (run.held for run in runs)
     assert same(one["head.a"], two["head.a"]) and not same(one["head.b"], two["head.b"])
-    closing = runs[1].sent_to("a", 3)["global"].vector
+    closing = runs[1].received("a", 3)
     assert same(closing[FC2], one["head.a"]) and same(closing[FC1], two["global"][FC1])
     b, c = (replies_of(runs[1], silo)[1][2].models["model"].vector[FC2] for silo in "bc")
     share = (two["head.b"] - c) @ (b - c) / (b - c).square().sum()
     assert 0 <= float(share) <= 1 + 1e-6
-    torch.testing.assert_close(two["head.b"], c + share * (b - c), rtol=0, atol=1e-5)
+    near(two["head.b"], c + share * (b - c), 1e-5)
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, "much"])
@@ -238,13 +228,13 @@ def test_a_variance_that_is_none_is_left_out(tmp_path, value):
 
     files = random_silos(tmp_path, {"a": 6, "b": 10})
     run = federate(
-        files, strategy="fedpac", rounds=1, prepare=lambda grid: setattr(grid, "after", spoil)
+        files, "fedpac", rounds=1, prepare=lambda grid: setattr(grid, "after", spoil)
     )
     assert [r.silo for r in run.rows if r.metric == "rejected"] == ["a"]
 
 
 def test_the_export_is_plain(three, tmp_path):
-    federate(three, strategy="fedpac", directory=tmp_path / "run", **OPTIONS)
+    federate(three, "fedpac", directory=tmp_path / "run", **OPTIONS)
     assert (
         export_model(tmp_path / "run", "b", "last", tmp_path / "b.safetensors").model.head
         is None

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
+from near import near
 from tiny import federate, rows_of
-from torch import Tensor
 from two_layers import DEEP, network, replies_of
 
 from models.metrics import mmd
@@ -15,8 +15,7 @@ from models.metrics import mmd
 OPTIONS = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair):
+def test_two_silos_by_hand(pair, zero_start):
     """Two rounds of one step, distillation with λ = 1/2, η = 1, μ = 1/2; weights (u, -u), biases (v, -v).
 
     Round 1: both networks say 1/2, so the transfer term has no grad and the step is half of FedAvg's: w_a = (1/2,
@@ -28,7 +27,7 @@ def test_two_silos_by_hand(pair):
     """
     run = federate(
         pair,
-        strategy="fedphp",
+        "fedphp",
         rounds=2,
         fedphp__lambda=0.5,
         fedphp__mu=0.5,
@@ -42,14 +41,14 @@ def test_two_silos_by_hand(pair):
         u, v = (
             end + (old - end) / 4 for end, old in zip(ends[silo], before[silo], strict=True)
         )
-        assert run.personal(silo).tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+        near(run.personal(silo), [u, -u, v, -v])
     sent = {(r, silo): p.models["model"].vector.tolist() for r, silo, p, _ in replies_of(run)}
     for silo in pair:
         for r, (u, v) in ((1, before[silo]), (2, ends[silo])):
-            assert sent[r, silo] == pytest.approx([u, -u, v, -v], abs=1e-6)
+            near(sent[r, silo], [u, -u, v, -v])
 
 
-def transfer_term(kind: str, w: Tensor, p: Tensor, x: Tensor) -> Tensor:
+def transfer_term(kind, w, p, x):
     (h, z), (g, y) = network(w, x), network(p, x)
     if kind == "distillation":
         return -(torch.softmax(y / 4, 1) * torch.log_softmax(z, 1)).sum() / len(x)
@@ -60,7 +59,7 @@ def transfer_term(kind: str, w: Tensor, p: Tensor, x: Tensor) -> Tensor:
         pairs = [(both[i] - both[j]).square().sum() for i in range(len(both)) for j in range(i)]
         twice = [float(sum(pairs)) / len(pairs) / 4 * 2**k for k in range(5)]
 
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
+    def kernel(a, b):
         d = ((a[:, None] - b[None]) ** 2).sum(2)
         return sum((torch.exp(-d / width) for width in twice), torch.zeros(()))
 
@@ -77,7 +76,7 @@ def test_rounds_in_double_precision(three, transfer):
     share, mu, eta = 0.8, 0.7, 0.3
     run = federate(
         three,
-        strategy="fedphp",
+        "fedphp",
         rounds=5,
         local_epochs=3,
         fedphp__lambda=share,
@@ -87,7 +86,7 @@ def test_rounds_in_double_precision(three, transfer):
         **DEEP,
         absent={("b", 2), ("b", 4)},
     )
-    w = run.sent_to("a", 1)["global"].vector.double()
+    w = run.received("a", 1).double()
     history, visits = dict.fromkeys(three, w), dict.fromkeys(three, 0)
     for r in range(1, 6):
         came = [s for s in three if s != "b" or r % 2]
@@ -108,19 +107,19 @@ def test_rounds_in_double_precision(three, transfer):
         w = sum((n[s] * ends[s] for s in came), torch.zeros(31, dtype=torch.float64)) / sum(
             n.values()
         )
-    assert run.shared.numpy() == pytest.approx(w.numpy(), abs=close)
+    near(run.shared, w, close)
     for silo in three:
-        assert run.personal(silo).numpy() == pytest.approx(history[silo].numpy(), abs=close)
+        near(run.personal(silo), history[silo], close)
 
 
 def test_mmd_by_hand():
     """One sample each, at distance² 20: 2 · 4 - 2 sum_s exp(-10/s); equal batches: 0, with no grad."""
     a, b = torch.tensor([[0.0, 2.0]]), torch.tensor([[4.0, 0.0]])
     expected = 8 - 2 * sum(math.exp(-10 / s) for s in (10, 15, 20, 50))
-    assert float(mmd(a, b)) == pytest.approx(expected, abs=1e-5)
+    near(float(mmd(a, b)), expected, 1e-5)
     # Of the batch: the only two samples are at the mean distance, so d²/2s is 4, 2, 1, 1/2, 1/4.
     own = 10 - 2 * sum(math.exp(-x) for x in (4, 2, 1, 0.5, 0.25))
-    assert float(mmd(a, b, of_batch=True)) == pytest.approx(own, abs=1e-5)
+    near(float(mmd(a, b, of_batch=True)), own, 1e-5)
     same_features = torch.randn(
         5, 3, generator=torch.Generator().manual_seed(1)
     ).requires_grad_()
@@ -131,13 +130,13 @@ def test_mmd_by_hand():
 
 def test_statistics_are_mixed_like_the_model(three, tiny_bn):
     """What the silo keeps as its own statistics is μ of its last own and 1 - μ of those that training left."""
-    run = federate(three, strategy="fedphp", model="tiny-bn", **{**OPTIONS, "rounds": 2})
-    first = federate(three, strategy="fedphp", model="tiny-bn", **{**OPTIONS, "rounds": 1})
+    run = federate(three, "fedphp", model="tiny-bn", **{**OPTIONS, "rounds": 2})
+    first = federate(three, "fedphp", model="tiny-bn", **{**OPTIONS, "rounds": 1})
     for silo in three:
         # μ = 0.9 · 1/2 in round 2 of 2; in round 1 it is 0, whatever T is.
-        old = first.grid.state(silo).arrays["personal.buffers"]
+        old = first.kept(silo)["personal.buffers"]
         trained = next(
             p.models["buffers"].vector for r, s, p, _ in replies_of(run) if (r, s) == (2, silo)
         )
-        mixed = run.grid.state(silo).arrays["personal.buffers"]
-        torch.testing.assert_close(mixed, 0.45 * old + 0.55 * trained)
+        mixed = run.kept(silo)["personal.buffers"]
+        near(mixed, 0.45 * old + 0.55 * trained, 1e-5)

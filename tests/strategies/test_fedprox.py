@@ -7,31 +7,30 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
+from near import near
 from tiny import federate, gradient, rows_of
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair):
+def test_two_silos_by_hand(pair, zero_start):
     """One round of two full-batch steps from 0, η = 1, μ = 1/2; weights (u, -u), biases (v, -v).
 
     The first step has no proximal gradient (w is the centre): a at (1, 1/2), b at (-1/2, -1/2), as in test_fedavg.
     Second, a: q = 1 / (1 + e^-5), u = 1 + 2 (1 - q) - μ 1, v = 1/2 + (1 - q) - μ/2. b: q' = 1 / (1 + e^2),
     u = v = -1/2 - q' + μ/2. The mean has weights 1/4 and 3/4.
     """
-    run = federate(pair, strategy="fedprox", rounds=1, local_epochs=2, fedprox__mu=0.5)
+    run = federate(pair, "fedprox", rounds=1, local_epochs=2, fedprox__mu=0.5)
     rest, q = 1 - 1 / (1 + math.exp(-5)), 1 / (1 + math.exp(2))
     a, b = (0.5 + 2 * rest, 0.25 + rest), (-0.25 - q, -0.25 - q)
     u, v = ((a[k] + 3 * b[k]) / 4 for k in (0, 1))
-    assert run.personal("a").tolist() == pytest.approx([a[0], -a[0], a[1], -a[1]], abs=1e-6)
-    assert run.shared.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    near(run.personal("a"), [a[0], -a[0], a[1], -a[1]])
+    near(run.shared, [u, -u, v, -v])
 
 
 def test_the_centre_is_the_received_model_for_the_whole_round(two):
     """Three rounds of three steps with momentum; the centre changes between rounds and never within one."""
     run = federate(
         two,
-        strategy="fedprox",
+        "fedprox",
         rounds=3,
         local_epochs=3,
         fedprox__mu=0.8,
@@ -49,7 +48,7 @@ def test_the_centre_is_the_received_model_for_the_whole_round(two):
                 local -= 0.5 * velocity
             total += len(y) / 16 * local
         w = total
-    assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
+    near(run.shared, w, 1e-5)
 
 
 # ---- FedProx-FT ----------------------------------------------------------------------------------------------------

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from tiny import SHORT, Files, comparable, federate, round_of, rows_of, same, write_silo
+from near import near
+from tiny import SHORT, comparable, federate, round_of, rows_of, same, write_silo
 from two_layers import DEEP, deep_gradient
 
 from models.samples import Samples
@@ -31,24 +29,20 @@ def test_statistics_by_hand():
     assert statistics(Samples(pictures, np.array([0, 1]))).tolist() == [[2], [2]]
 
 
-def pair_of(file: Path) -> np.ndarray:
+def pair_of(file):
     x = rows_of(file)[0]
     return np.array([x.mean(0), x.std(0)])
 
 
 def test_rounds_in_numpy(three):
     """Three rounds of two full-batch steps; b is away in round 2, and its pair stays."""
-    run = federate(
-        three, strategy="fedrdn", rounds=3, local_epochs=2, absent={("b", 2)}, **DEEP
-    )
-    w = run.sent_to("a", 1)["global"].vector.double().numpy().copy()
+    run = federate(three, "fedrdn", rounds=3, local_epochs=2, absent={("b", 2)}, **DEEP)
+    w = run.received("a", 1).double().numpy().copy()
     assert list(run.sent_to("a", 1)) == ["global"]
     pairs = np.array(
         sorted((pair_of(file) for file in three.values()), key=lambda p: p.tolist())
     )
-    assert run.sent_to("c", 2)["inputs"].vector.numpy() == pytest.approx(
-        pairs.ravel(), abs=1e-6
-    )
+    near(run.sent_to("c", 2)["inputs"].vector, pairs.ravel())
     for r in range(1, 4):
         ends, weights = [], []
         for silo, file in three.items():
@@ -68,13 +62,13 @@ def test_rounds_in_numpy(three):
             weights.append(len(y))
             if r == 3:
                 own = run.personal(silo).numpy()
-                assert own[INPUT] == pytest.approx(pair_of(file).ravel(), abs=1e-6)
-                assert own[6:] == pytest.approx(end, abs=1e-5)
+                near(own[INPUT], pair_of(file).ravel())
+                near(own[6:], end, 1e-5)
         w = np.average(ends, axis=0, weights=weights)
-    assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
+    near(run.shared, w, 1e-5)
 
 
-def standardised(folder: Path, files: Files) -> Mapping[str, Path]:
+def standardised(folder, files):
     """The files with each silo's rows as its own layer makes them, in float32."""
     found = {}
     for name, file in files.items():
@@ -96,10 +90,8 @@ def test_equal_pairs_are_fedavg_of_standardised_inputs(three, tmp_path, alike):
         for k, name in enumerate("bc"):
             files[name] = write_silo(tmp_path / f"{name}.npz", x, ((y + k + 1) % 3).tolist(), 3)
     (tmp_path / "plain").mkdir()
-    run = federate(files, strategy="fedrdn", **OPTIONS, **DEEP)
-    plain = federate(
-        standardised(tmp_path / "plain", files), strategy="fedavg", **OPTIONS, **DEEP
-    )
+    run = federate(files, "fedrdn", **OPTIONS, **DEEP)
+    plain = federate(standardised(tmp_path / "plain", files), "fedavg", **OPTIONS, **DEEP)
     assert same(run.shared, plain.shared)
     without = ("round_seconds", "bytes_up", "bytes_down")
     assert comparable(run.rows, without=without) == comparable(plain.rows, without=without)
@@ -111,11 +103,11 @@ def test_statistics_of_other_units_are_left_out(tmp_path, three):
 
     def own_of_a(units, reach):
         files = {**three, "c": write_silo(tmp_path / "c.npz", units * x, y.tolist(), 3)}
-        run = federate(files, strategy="fedrdn", **{"fedrdn.reach": reach}, **OPTIONS, **DEEP)
+        run = federate(files, "fedrdn", **{"fedrdn.reach": reach}, **OPTIONS, **DEEP)
         return run.personal("a").numpy()
 
-    near, far = own_of_a(20, 10), own_of_a(80, 10)
-    assert near == pytest.approx(far, abs=1e-3)
+    little, much = own_of_a(20, 10), own_of_a(80, 10)
+    near(little, much, 1e-3)
     assert np.abs(own_of_a(20, 1000) - own_of_a(80, 1000)).max() > 0.01
 
 
@@ -128,7 +120,7 @@ def test_a_deviation_that_is_none_is_left_out(three):
         return reply
 
     run = federate(
-        three, strategy="fedrdn", prepare=lambda g: setattr(g, "after", lie), **OPTIONS, **DEEP
+        three, "fedrdn", prepare=lambda g: setattr(g, "after", lie), **OPTIONS, **DEEP
     )
     assert [r.silo for r in run.rows if r.metric == "rejected"] == ["a"]
     assert len(run.sent_to("b", 2)["inputs"].vector) == 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from near import near
 from tiny import federate, rows_of, same
 from two_layers import DEEP, deep_gradient
 
@@ -18,8 +19,8 @@ A, B = slice(0, 6), slice(6, 14)  # of fc1: (2, 3) and (4, 2); then fc2
 
 def test_the_first_step_by_hand(two):
     """As B = 0, the output is the frozen network's, and dL/dA = (α/r) Bᵀ dL/dW = 0: A stays, B and the head move."""
-    run = federate(two, strategy="fedsa-lora", rounds=1, **LORA)
-    sent = run.sent_to("a", 1)["global"].vector
+    run = federate(two, "fedsa-lora", rounds=1, **LORA)
+    sent = run.received("a", 1)
     assert len(sent) == 6 and same(sent, run.shared)
     own = run.personal("a")
     assert same(own[A], sent) and own[B].any()
@@ -30,7 +31,7 @@ def test_rounds_in_numpy(three):
     dA = s Bᵀ dW and dB = s dW Aᵀ, s = α/r = 4."""
     eta = 0.05
     options = {**LORA, "learning_rate": eta, "local_epochs": 3}
-    run = federate(three, strategy="fedsa-lora", rounds=4, absent={("b", 2)}, **options)
+    run = federate(three, "fedsa-lora", rounds=4, absent={("b", 2)}, **options)
     name, given = run.settings.model_for((3,))
     part = run.settings.part()
     model = flat_model(name, (3,), 3, given, "cpu", None, part)
@@ -59,19 +60,11 @@ def test_rounds_in_numpy(three):
             ends.append(low.ravel())
             weights.append(len(y))
         a = np.average(ends, axis=0, weights=weights)
-    assert run.shared.numpy() == pytest.approx(a, abs=1e-5)
+    near(run.shared, a, 1e-5)
     for silo in three:
-        assert run.personal(silo)[6:].numpy() == pytest.approx(own[silo], abs=1e-5)
-
-
-def test_one_silo_is_local(three):
-    """Bit for bit; with another seed's A it is not."""
-    one = {"a": three["a"]}
-    options = {**LORA, "rounds": 3, "batch_size": 2, "momentum": 0.9}
-    run, local = (federate(one, strategy=s, **options) for s in ("fedsa-lora", "local"))
-    assert same(run.personal("a"), local.personal("a"))
+        near(run.personal(silo)[6:], own[silo], 1e-5)
 
 
 def test_without_low_rank_changes_it_is_refused(two):
     with pytest.raises(UserError, match=r"^strategy = fedsa-lora [^\n]*: set lora-rank = 8"):
-        federate(two, strategy="fedsa-lora", rounds=1, **DEEP)
+        federate(two, "fedsa-lora", rounds=1, **DEEP)

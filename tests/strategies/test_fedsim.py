@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-import torch
+from near import near
 from representatives import product
 from tiny import SHORT, comparable, federate, initial, rows_of, same, settings_of
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, rounds_trained, start_at
@@ -41,19 +41,19 @@ def test_two_silos_by_hand(pair, name, monkeypatch):
     the heads on the old fc1: a: c = 1 + 2 q, d = 1/2 + q; b: c = d = -1/2 - r.
     """
     start_at(monkeypatch, [1, 0, 0, 0, 0, 0])
-    run = federate(pair, strategy=name, mlp__hidden="1", rounds=2 if name == "fedsim" else 1)
+    run = federate(pair, name, mlp__hidden="1", rounds=2 if name == "fedsim" else 1)
     q, r = 1 / (1 + math.exp(5)), 1 / (1 + math.exp(2))
     u = [1 + (4 * q + 3 * r) / 4, (2 * q + 3 * r) / 4]
-    assert run.shared.tolist() == pytest.approx(u, abs=1e-6)
+    near(run.shared, u)
     step = 1 if name == "fedsim" else 0
     a, b = (1 + step * 2 * q, 0.5 + step * q), (-0.5 - step * r, -0.5 - step * r)
     for silo, shared, (c, d) in (("a", (1 + 4 * q, 2 * q), a), ("b", (1 + r, r), b)):
         expected = [*shared, c, -c, d, -d]
-        assert run.personal(silo).tolist() == pytest.approx(expected, abs=1e-6)
+        near(run.personal(silo), expected)
 
 
 @pytest.mark.parametrize(
-    ("name", "personal"),
+    "name, personal",
     [
         ("fedsim", "output"),
         ("fedsim", "input"),
@@ -73,7 +73,7 @@ def test_rounds_of_several_steps_in_numpy(two, name, personal):
     }.get(name, {})
     run = federate(
         two,
-        strategy=name,
+        name,
         **{f"{name}__personal": personal},
         **epochs,
         **DEEP,
@@ -105,9 +105,7 @@ def test_rounds_of_several_steps_in_numpy(two, name, personal):
             w[silo] = local
             total += len(y) / 16 * local[shared]
         u = total
-    assert run.shared.numpy() == pytest.approx(u, abs=1e-5)
-    for silo in two:
-        assert run.personal(silo).numpy() == pytest.approx(w[silo], abs=1e-5)
+    run.ends_near(u, w, 1e-5)
 
 
 # ---- Equivalences ----------------------------------------------------------------------------------------------------
@@ -118,20 +116,18 @@ def test_the_statistics_of_personal_blocks_stay(three, name, which, tiny_bn):
     """tiny-bn's 8 running statistics belong to the block norm, and travel where it is shared."""
     personal, travel = which
     options = {**OPTIONS, "rounds": 2, "model": "tiny-bn"}
-    run = federate(
-        three, strategy=name, **{f"{name}__personal": personal}, **SAME_EPOCHS, **options
-    )
+    run = federate(three, name, **{f"{name}__personal": personal}, **SAME_EPOCHS, **options)
     for silo in three:
         for _, _, payload, _ in replies_of(run, silo):
             sent = payload.models.get("buffers")
             assert (0 if sent is None else len(sent.vector)) == travel
         assert ("buffers" in run.sent_to(silo, 2)) == (travel > 0)
-    own = [run.grid.state(silo).arrays["personal.buffers"] for silo in three]
+    own = [run.kept(silo)["personal.buffers"] for silo in three]
     assert not same(own[0], own[1])
 
 
 @pytest.mark.parametrize(
-    ("settings", "names"),
+    "settings, names",
     [
         ({"personal": "output"}, "fc3"),
         ({"personal": "output", "layers": 2}, "fc2,fc3"),
@@ -143,7 +139,7 @@ def test_the_statistics_of_personal_blocks_stay(three, name, which, tiny_bn):
 def test_blocks_by_place_are_blocks_by_name(three, name, settings, names):
     place = {f"{name}__{key}": value for key, value in settings.items()}
     runs = [
-        federate(three, strategy=name, **s, **THREE_LAYERS)
+        federate(three, name, **s, **THREE_LAYERS)
         for s in (place, {f"{name}__personal": names})
     ]
     assert comparable(runs[0].rows) == comparable(runs[1].rows)
@@ -155,7 +151,7 @@ def test_only_the_shared_blocks_travel(three, name, personal):
 
     Offsets of three columns, hidden layers of 4 and 5, three classes: fc1 0..16, fc2 16..41, fc3 41..59.
     """
-    run = federate(three, strategy=name, **{f"{name}__personal": personal}, **THREE_LAYERS)
+    run = federate(three, name, **{f"{name}__personal": personal}, **THREE_LAYERS)
     shared = {
         "output": [slice(0, 41)],
         "input": [slice(16, 59)],
@@ -180,7 +176,7 @@ def test_only_the_shared_blocks_travel(three, name, personal):
 @pytest.mark.parametrize("name", ["fedper", "fedrep"])
 def test_reported_is_the_averaged_body_with_the_own_head(three, name):
     """FedPer and FedRep are compared by what a silo has before local training, not by its body of one silo's epochs."""
-    run = federate(three, strategy=name, **OPTIONS)
+    run = federate(three, name, **OPTIONS)
     body = run.shared.double().numpy()
     for silo, file in three.items():
         x, y = rows_of(file)
@@ -197,7 +193,7 @@ def test_reported_is_the_averaged_body_with_the_own_head(three, name):
 
 
 def test_fedalt_evaluates_twice_as_many_gradients(three, monkeypatch):
-    counts: dict[str, int] = {}
+    counts = {}
     compute = SiloClient.gradient
 
     for name in ("fedsim", "fedalt"):
@@ -208,14 +204,14 @@ def test_fedalt_evaluates_twice_as_many_gradients(three, monkeypatch):
             return compute(self, x, y)
 
         monkeypatch.setattr(SiloClient, "gradient", counted)
-        federate(three, strategy=name, **OPTIONS)
+        federate(three, name, **OPTIONS)
     # Batches of 4 of 6, 10 and 8 rows: 2 + 3 + 2, times 2 epochs and 3 rounds.
     assert counts == {"fedsim": 42, "fedalt": 84}
 
 
 def test_one_part_stands_still_while_the_other_is_trained(three, monkeypatch):
     """FedRep: 4 head epochs that leave the body as received, then 3 body epochs that leave the new head."""
-    seen: list[torch.Tensor] = []
+    seen = []
     compute = SiloClient.gradient
 
     def recorded(self, x, y):
@@ -224,7 +220,7 @@ def test_one_part_stands_still_while_the_other_is_trained(three, monkeypatch):
 
     monkeypatch.setattr(SiloClient, "gradient", recorded)
     run = federate(
-        three, strategy="fedrep", fedrep__head_epochs=4, fedrep__body_epochs=3, **DEEP, rounds=1
+        three, "fedrep", fedrep__head_epochs=4, fedrep__body_epochs=3, **DEEP, rounds=1
     )
     start, steps = initial(run.settings, 3, 3), 4 + 3
     for i, silo in enumerate(three):
@@ -241,7 +237,7 @@ def test_one_part_stands_still_while_the_other_is_trained(three, monkeypatch):
 @pytest.mark.parametrize("name", METHODS)
 def test_an_absent_silo_keeps_its_personal_part(three, name):
     """One of three silos a round: u is then that silo's, whole, and every head waits where its silo left it."""
-    run = federate(three, strategy=name, **{**OPTIONS, "rounds": 5}, participation=0.5)
+    run = federate(three, name, **{**OPTIONS, "rounds": 5}, participation=0.5)
     trained = {silo: rounds_trained(run, silo) for silo in three}
     assert sorted(r for rounds in trained.values() for r in rounds) == [1, 2, 3, 4, 5]
     assert max(len(rounds) for rounds in trained.values()) > 1
@@ -263,7 +259,7 @@ def test_an_absent_silo_keeps_its_personal_part(three, name):
 
 def test_unknown_blocks_are_refused(three):
     with pytest.raises(UserError, match=r"personal = 'fc1,head'.*fc1, fc2"):
-        federate(three, strategy="fedsim", fedsim__personal="fc1,head", **OPTIONS)
+        federate(three, "fedsim", fedsim__personal="fc1,head", **OPTIONS)
 
 
 def test_parts_cover_the_vector_once():
@@ -285,5 +281,5 @@ def test_a_network_of_which_nothing_would_be_shared_is_refused(two, changes):
         UserError,
         match=r"this network has the layer blocks fc1 alone, so nothing would be shared",
     ):
-        federate(two, strategy="fedper", model="linear", rounds=1, **changes)
-    federate(two, strategy="fedper", model="linear", rounds=1, fedper__personal="all")
+        federate(two, "fedper", model="linear", rounds=1, **changes)
+    federate(two, "fedper", model="linear", rounds=1, fedper__personal="all")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,10 @@ import onnxruntime
 import pytest
 import torch
 import xgboost
-from flwr.app import ArrayRecord
+from failing import fails
+from near import near
 from predictions import read_rows
-from tiny import Files, Run, federate, rows_of, settings_of, write_silo
+from tiny import federate, rows_of, settings_of, write_silo
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -49,39 +49,39 @@ RUN: dict[str, Any] = {
 }
 
 
-def drawn(n: int, seed: int) -> tuple[Any, Any]:
+def drawn(n, seed):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 4)).astype(np.float32)
     y = (x[:, 0] + x[:, 1] * x[:, 2] + 0.3 * rng.normal(size=n) > 0).astype(np.int64)
     return x, y
 
 
-def silos(folder: Path, *sizes: int) -> Files:
+def silos(folder, *sizes):
     return {
         name: write_silo(folder / f"{name}.npz", *drawn(n, i))
         for i, (name, n) in enumerate(zip("abc", sizes, strict=False))
     }
 
 
-def floored(file: Path) -> tuple[Numbers, Numbers]:
+def floored(file):
     x, y = rows_of(file)
     return np.floor(x.astype(np.float32) * 32) / 32, y.astype(np.float32)
 
 
-def model_of(depth: int = 2, outputs: int = 2, capacity: int = 60) -> FlatModel:
+def model_of(depth=2, outputs=2, capacity=60):
     return FlatModel(Trees((4,), outputs, TreesSettings(capacity=capacity, depth=depth)))
 
 
-def outputs_of(run: Run, vector: torch.Tensor, x: Numbers) -> Numbers:
+def outputs_of(run, vector, x):
     """The logit of class 1."""
     model = model_of()
     model.load(vector)
-    found: Numbers = model.module(torch.from_numpy(x))[:, 1].detach().numpy()
+    found = model.module(torch.from_numpy(x))[:, 1].detach().numpy()
     return found
 
 
 @pytest.mark.parametrize(
-    ("objective", "outputs"),
+    "objective, outputs",
     [("binary:logistic", 2), ("multi:softprob", 3), ("reg:squarederror", 1)],
 )
 @pytest.mark.parametrize("depth", [1, 3, 6])
@@ -104,7 +104,7 @@ def test_the_network_predicts_as_xgboost(objective, outputs, depth):
     if outputs == 2:
         assert not ours[:, 0].any()
         ours = ours[:, 1]
-    assert ours.reshape(theirs.shape) == pytest.approx(theirs, abs=2e-6)
+    near(ours.reshape(theirs.shape), theirs, 2e-6)
 
 
 def test_one_silo_is_xgboost_and_local_bit_for_bit(tmp_path):
@@ -120,8 +120,7 @@ def test_one_silo_is_xgboost_and_local_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("average", "weights"),
-    [("samples", (0.25, 0.75)), ("silos", (0.5, 0.5)), ("sum", (1.0, 1.0))],
+    "average, weights", [("samples", (0.25, 0.75)), ("silos", (0.5, 0.5)), ("sum", (1.0, 1.0))]
 )
 def test_two_silos_are_a_loop_of_xgboost(tmp_path, average, weights):
     """Each round a booster of each silo from the ensemble's margins; the ensemble's are the sums of all boosters'."""
@@ -145,16 +144,14 @@ def test_two_silos_are_a_loop_of_xgboost(tmp_path, average, weights):
         boosters += zip(weights, made, strict=True)
     new, _ = drawn(200, 9)
     new = np.floor(new * 32) / 32
-    assert outputs_of(run, run.strategy.state.model, new) == pytest.approx(
-        margin(new), abs=1e-5
-    )
+    near(outputs_of(run, run.strategy.state.model, new), margin(new), 1e-5)
 
 
 def test_the_own_model_is_the_ensemble_and_trees_that_stay(tmp_path):
     """In the last round a silo has the ensemble's 8 trees, the 2 that it sent, and 3 more; 4 bytes a number go up."""
     two = silos(tmp_path, 40, 60)
     run = federate(two, **RUN, local_epochs=2, fedxgb__epochs=3)
-    received = run.sent_to("a", 3)["global"].vector
+    received = run.received("a", 3)
     nodes, own = (nodes_of(run.strategy.layout, v) for v in (received, run.personal("a")))
     assert (count_used(nodes), count_used(own)) == (8, 13)
     assert torch.equal(own[:8], nodes[:8])
@@ -172,7 +169,7 @@ def test_a_leaf_has_as_many_rows_as_a_batch_must_and_no_threshold_is_a_value(tmp
     nodes = nodes_of(run.strategy.layout, run.strategy.state.model)
     model = model_of(5)
     model.load(run.strategy.state.model)
-    leaves = model.module.leaves(torch.from_numpy(x.astype(np.float32)))  # type: ignore[operator]
+    leaves = model.module.leaves(torch.from_numpy(x.astype(np.float32)))
     assert leaves.shape[1] == 8
     for tree in range(8):
         _, counts = leaves[:, tree].unique(return_counts=True)
@@ -195,11 +192,11 @@ def test_an_exported_ensemble_predicts_without_xgboost(tmp_path, monkeypatch):
     table = read_rows(predict_file(tmp_path / "m.safetensors", tmp_path / "new.npz"))
     (onnx,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": x})
     p = 1 / (1 + np.exp(-outputs_of(run, run.personal("a"), x)))
-    assert [float(row["p_1"]) for row in table] == pytest.approx(p, abs=1e-5)
-    assert onnx[:, 1] == pytest.approx(p, abs=1e-6)
+    near([float(row["p_1"]) for row in table], p, 1e-5)
+    near(onnx[:, 1], p)
 
 
-def broken(kind: str, vector: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def broken(kind, vector, shape):
     vector = vector.clone()
     columns, thresholds, leaves = split(vector.view(-1, *shape[1:]))
     part, value = {
@@ -241,7 +238,7 @@ def test_a_silo_refuses_a_servers_invalid_trees(tmp_path, kind):
 
     def prepare(grid):
         def before(silo, message, context):
-            record: ArrayRecord | None = message.content.array_records.get("model.global")
+            record = message.content.array_records.get("model.global")
             if record is not None:
                 vector = torch.from_numpy(record["vector"].numpy())
                 message.content["model.global"] = array_record(
@@ -270,12 +267,11 @@ def test_check_nodes_takes_an_empty_ensemble():
     check_nodes(model.layout, model.vector)
     assert count_used(nodes_of(model.layout, model.vector)) == 0
     model.vector[3] = float("nan")  # the first threshold
-    with pytest.raises(DataError, match="no finite number"):
-        check_nodes(model.layout, model.vector)
+    fails(DataError, "no finite number", check_nodes, model.layout, model.vector)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"model": "mlp"}, "model = mlp: not for fedxgb; set model = trees"),
         (
@@ -296,8 +292,7 @@ def test_check_nodes_takes_an_empty_ensemble():
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, changes, message):
-    with pytest.raises(UserError, match=message):
-        settings_of(silos(tmp_path, 40, 60), **{**RUN, **changes})
+    fails(UserError, message, settings_of, silos(tmp_path, 40, 60), **{**RUN, **changes})
 
 
 def test_a_task_that_is_not_boosted_is_refused(tmp_path):
@@ -310,5 +305,4 @@ def test_a_task_that_is_not_boosted_is_refused(tmp_path):
     for name in "ab":
         np.savez(tmp_path / f"{name}.npz", task=np.array("survival"), **rows)
         files[name] = tmp_path / f"{name}.npz"
-    with pytest.raises(UserError, match=re.escape("not for survival with 1 outputs")):
-        federate(files, **RUN)
+    fails(UserError, re.escape("not for survival with 1 outputs"), federate, files, **RUN)

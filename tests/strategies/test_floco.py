@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from near import near
 from tiny import Numbers, federate, initial, random_silos, rows_of, same, write_silo
 from two_layers import DEEP, deep_gradient, rounds_trained
 
@@ -22,8 +23,7 @@ def test_places_on_a_line_by_hand():
     assert silo_points(steps[:1], 3).tolist() == [pytest.approx([1 / 3] * 3)]
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(tmp_path, monkeypatch):
+def test_two_silos_by_hand(tmp_path, monkeypatch, zero_start):
     """One step of 1 from 0 at α = (3/4, 1/4), x = 1: with g = p - share of classes, dW_m = α_m g and db = g.
 
     a has class 0 alone, g = (-2/3, 1/3, 1/3); b has 1 and 2 alike, g = (1/3, -1/6, -1/6). The mean is
@@ -35,16 +35,16 @@ def test_two_silos_by_hand(tmp_path, monkeypatch):
         "b": write_silo(tmp_path / "b.npz", [[1], [1]], [1, 2], 3),
     }
     monkeypatch.setattr(FlocoClient, "draw_point", lambda self: torch.tensor([0.75, 0.25]))
-    run = federate(files, strategy="floco", rounds=1, floco__corners=2, floco__tau=1)
+    run = federate(files, "floco", rounds=1, floco__corners=2, floco__tau=1)
     mean = np.array([-1 / 6, 1 / 12, 1 / 12])
     expected = np.concatenate([-0.75 * mean, -0.25 * mean, -mean])
-    assert run.shared.tolist() == pytest.approx(expected, abs=1e-6)
+    near(run.shared, expected)
     assert run.sent_to("a", 2)["point"].vector.tolist() == [0, 1]
     assert run.sent_to("b", 2)["point"].vector.tolist() == [1, 0]
     assert run.personal("a")[-2:].tolist() == [0.5, 0.5]
 
 
-def places(steps: Numbers) -> Numbers:
+def places(steps):
     """α of two corners: axes from the covariance, the nearest point by bisection, the energy by loops."""
     apart = steps - steps.mean(0)
     axes = np.linalg.eigh(apart.T @ apart)[1][:, ::-1][:, :2]
@@ -64,7 +64,7 @@ def places(steps: Numbers) -> Numbers:
     return best
 
 
-def head_at(w: Numbers, point: Numbers) -> Numbers:
+def head_at(w, point):
     """The plain network of w = (body, two corners, bias) at a point."""
     corners = w[16:40].reshape(2, 12)
     return np.concatenate([w[:16], point @ corners, w[40:43]])
@@ -83,10 +83,8 @@ def test_rounds_in_numpy(three, monkeypatch, away):
 
     monkeypatch.setattr(FlocoClient, "draw_point", recorded)
     own = {"floco.corners": 2, "floco.tau": 2, "floco.rho": 0.2}
-    run = federate(
-        three, strategy="floco", rounds=4, local_epochs=2, **own, absent={(away, 2)}, **DEEP
-    )
-    w = run.sent_to("a", 1)["global"].vector.double().numpy()
+    run = federate(three, "floco", rounds=4, local_epochs=2, **own, absent={(away, 2)}, **DEEP)
+    w = run.received("a", 1).double().numpy()
     plain = initial(run.settings, 3, 3)
     assert same(torch.from_numpy(w[:28]).float(), plain[:28])
     middle = np.full(2, 0.5)
@@ -105,7 +103,7 @@ def test_rounds_in_numpy(three, monkeypatch, away):
             ends.append(end)
             if r == 4:
                 expected = np.concatenate([end, points[silo]])
-                assert run.personal(silo).numpy() == pytest.approx(expected, abs=1e-4)
+                near(run.personal(silo), expected, 1e-4)
         if r == 2:
             steps = np.array([w - end for end in ends])[:, 16:40]
             points |= dict(zip(present, places(steps), strict=True))
@@ -115,13 +113,13 @@ def test_rounds_in_numpy(three, monkeypatch, away):
             sent = run.sent_to(silo, r + 1)
             assert ("point" in sent) == (r >= 2 and silo != away)
             if "point" in sent:
-                assert sent["point"].vector.numpy() == pytest.approx(points[silo], abs=1e-4)
-    assert run.shared.numpy() == pytest.approx(w, abs=1e-4)
+                near(sent["point"].vector, points[silo], 1e-4)
+    near(run.shared, w, 1e-4)
 
 
 def test_all_silos_train_in_the_round_of_the_regions(tmp_path):
     files = random_silos(tmp_path, dict.fromkeys("abcd", 6))
-    run = federate(files, strategy="floco", rounds=3, participation=0.25, floco__tau=2, **DEEP)
+    run = federate(files, "floco", rounds=3, participation=0.25, floco__tau=2, **DEEP)
     trained = [rounds_trained(run, silo) for silo in files]
     assert all(2 in rounds for rounds in trained)
     assert sorted(r for rounds in trained for r in rounds) == [1, 2, 2, 2, 2, 3]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from near import near
 from predictions import exported_head
 from tiny import SHORT, federate, rows_of, same, split, write_silo
-from torch import Tensor
 from two_layers import DEEP, replies_of
 
 from models.initialisation import initial_model
@@ -50,11 +50,11 @@ def test_the_valve_can_be_the_identity():
     assert same(valve(z, t), z)
 
 
-def layer_norm(t: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def layer_norm(t, weight, bias):
     return (t - t.mean()) / (t.var(correction=0) + 1e-5).sqrt() * weight + bias
 
 
-def view_of(w: Tensor, x: Tensor, t: Tensor) -> Tensor:
+def view_of(w, x, t):
     """CoV(φ(x), t)."""
     w1, b1, _, _, _, a, c, a2, c2, scale, scale_b, shift, shift_b, _ = split(w, SHAPES)
     z = (x @ w1.T + b1).clamp_min(0)
@@ -63,7 +63,7 @@ def view_of(w: Tensor, x: Tensor, t: Tensor) -> Tensor:
     return (z * (1 + gamma) + beta).clamp_min(0)
 
 
-def logits_of(w: Tensor, x: Tensor) -> Tensor:
+def logits_of(w, x):
     return view_of(w, x, w[CONTEXT].detach()) @ split(w, SHAPES)[2].T + split(w, SHAPES)[3]
 
 
@@ -73,7 +73,7 @@ def test_rounds_in_an_independent_loop(two, contexts):
     lambda_, mu = 0.3, 0.05
     run = federate(
         two,
-        strategy="gpfl",
+        "gpfl",
         rounds=3,
         local_epochs=3,
         gpfl__lambda=lambda_,
@@ -108,17 +108,17 @@ def test_rounds_in_an_independent_loop(two, contexts):
             total += len(y) / 16 * w
         shared = total
     for silo in two:
-        torch.testing.assert_close(run.personal(silo).double(), models[silo], rtol=0, atol=2e-6)
+        near(run.personal(silo), models[silo], 2e-6)
     expected = torch.cat([shared[BODY], shared[GCE], shared[VALVE]])
-    torch.testing.assert_close(run.shared.double(), expected, rtol=0, atol=2e-6)
+    near(run.shared, expected, 2e-6)
 
 
 def test_without_valve_and_guidance_it_is_fedper(three, monkeypatch):
     """Bit for bit, with the valve replaced by the identity."""
     monkeypatch.setattr(Valve, "forward", lambda self, z, t: z)
     monkeypatch.setattr(GPFLClient, "guidance", lambda self, z, y: 0.0)
-    run = federate(three, strategy="gpfl", gpfl__mu=0.0, **OPTIONS)
-    plain = federate(three, strategy="fedper", **OPTIONS)
+    run = federate(three, "gpfl", gpfl__mu=0.0, **OPTIONS)
+    plain = federate(three, "fedper", **OPTIONS)
     for silo in three:
         assert same(run.personal(silo)[: OWN.stop], plain.personal(silo))
         assert run.values("loss", silo, "received") == plain.values("loss", silo, "received")
@@ -132,19 +132,18 @@ def test_contexts(tmp_path):
         n: write_silo(tmp_path / f"{n}.npz", rng.normal(size=(len(y), 3)), y, 3)
         for n, y in labels.items()
     }
-    run = federate(files, strategy="gpfl", **OPTIONS)
-    e = run.sent_to("a", 3)["global"].vector[16:28].view(3, 4)
-    torch.testing.assert_close(run.personal("a")[CONTEXT], e.mean(0))
-    torch.testing.assert_close(run.personal("b")[CONTEXT], (3 * e[1] + e[2]) / 4)
-    own = federate(files, strategy="gpfl", gpfl__contexts="own", **{**OPTIONS, "rounds": 1})
+    run = federate(files, "gpfl", **OPTIONS)
+    e = run.received("a", 3)[16:28].view(3, 4)
+    near(run.personal("a")[CONTEXT], e.mean(0), 1e-5)
+    near(run.personal("b")[CONTEXT], (3 * e[1] + e[2]) / 4, 1e-5)
+    own = federate(files, "gpfl", gpfl__contexts="own", **{**OPTIONS, "rounds": 1})
     assert not own.personal("a")[CONTEXT].any()
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_a_batch_at_its_embeddings_has_a_gradient(two):
+def test_a_batch_at_its_embeddings_has_a_gradient(two, zero_start):
     """All at 0: the views are their embeddings, where the grad of a bare norm is no number. Only biases move."""
     run = federate(
-        two, strategy="gpfl", **{**OPTIONS, "rounds": 1, "local_epochs": 1, "batch_size": 100}
+        two, "gpfl", **{**OPTIONS, "rounds": 1, "local_epochs": 1, "batch_size": 100}
     )
     moved = run.personal("a")
     assert not run.strategy.rejected and moved[28:31].any() and not moved[:28].any()
@@ -153,17 +152,17 @@ def test_a_batch_at_its_embeddings_has_a_gradient(two):
 def test_an_absent_silo_keeps_its_head(three):
     away = {("a", 2), ("b", 1)}
     runs = [
-        federate(three, strategy="gpfl", **{**OPTIONS, "rounds": rounds}, absent=away)
+        federate(three, "gpfl", **{**OPTIONS, "rounds": rounds}, absent=away)
         for rounds in (1, 2)
     ]
     assert same(runs[0].personal("a"), runs[1].personal("a"))
     sent = {silo: p.models["shared"].vector for r, silo, p, _ in replies_of(runs[1]) if r == 2}
     mean = (10 * sent["b"] + 8 * sent["c"]) / 18
-    torch.testing.assert_close(runs[1].strategy.state.arrays["global"], mean)
+    near(runs[1].strategy.state.arrays["global"], mean, 1e-5)
 
 
 def test_the_export_predicts_alike(three, tmp_path):
-    run = federate(three, strategy="gpfl", directory=tmp_path / "run", **OPTIONS)
+    run = federate(three, "gpfl", directory=tmp_path / "run", **OPTIONS)
     x, _ = rows_of(three["b"])
     p = logits_of(run.personal("b").double(), torch.tensor(x)).softmax(1).numpy()
     assert exported_head(tmp_path, three["b"], p) == "gpfl"

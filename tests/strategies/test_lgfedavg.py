@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Error, Message
+from near import near
 from representatives import product
 from tiny import comparable, federate, round_of, rows_of, same
-from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
+from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, sent_by, start_at
 
 OPTIONS = {**DEEP, "rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
 
 
-def lg(**own: Any) -> dict[str, Any]:
+def lg(**own):
     return {
         "strategy": "lg-fedavg",
         **{f"lg-fedavg.{key}": value for key, value in own.items()},
@@ -34,15 +33,9 @@ def test_two_silos_by_hand(pair, monkeypatch):
     run = federate(pair, mlp__hidden="1", rounds=1, **lg(layers=1))
     q, r = 1 / (1 + math.exp(4)), 1 / (1 + math.exp(-2))
     c, d = 1 + (2 * q - 3 * r) / 4, (q - 3 * r) / 4
-    assert run.sent_to("a", 2)["global"].vector.tolist() == pytest.approx(
-        [c, -c, d, -d], abs=1e-6
-    )
-    assert run.personal("a").tolist() == pytest.approx(
-        [1 + 4 * q, 2 * q, 1 + 2 * q, -1 - 2 * q, q, -q], abs=1e-6
-    )
-    assert run.personal("b").tolist() == pytest.approx(
-        [1 - 2 * r, -2 * r, 1 - r, r - 1, -r, r], abs=1e-6
-    )
+    near(run.received("a", 2), [c, -c, d, -d])
+    near(run.personal("a"), [1 + 4 * q, 2 * q, 1 + 2 * q, -1 - 2 * q, q, -q])
+    near(run.personal("b"), [1 - 2 * r, -2 * r, 1 - r, r - 1, -r, r])
 
 
 @pytest.mark.parametrize("average", ["samples", "silos"])
@@ -73,9 +66,7 @@ def test_rounds_of_several_steps_in_numpy(two, pretrain, average):
             own[silo] = local
             total += (len(y) / 16 if average == "samples" else 1 / 2) * local
         w = total if server_round < pretrain else np.concatenate([w[FC1], total[FC2]])
-    assert run.shared.numpy() == pytest.approx(w, abs=1e-6)
-    for silo in two:
-        assert run.personal(silo).numpy() == pytest.approx(own[silo], abs=1e-6)
+    run.ends_near(w, own)
 
 
 @product(
@@ -89,7 +80,7 @@ def test_rounds_of_several_steps_in_numpy(two, pretrain, average):
 def test_the_ends(three, end, model, tiny_bn):
     """All layers averaged, or FedAvg for all rounds: FedAvg; none averaged: Local. Bit for bit, with bytes."""
     own, other = end
-    plain = federate(three, strategy=other, **{**OPTIONS, "model": model})
+    plain = federate(three, other, **{**OPTIONS, "model": model})
     run = federate(three, **lg(**own), **{**OPTIONS, "model": model})
     # The closing exchange is after the last of FedAvg's rounds
     last = 4 if "pretrain" in own else 5
@@ -120,16 +111,16 @@ def test_after_fedavg_every_silo_starts_from_the_averaged_model(three):
     run = federate(
         three, **lg(layers=1, pretrain=2), **{**OPTIONS, "rounds": 5}, prepare=prepare
     )
-    plain = federate(three, strategy="fedavg", **{**OPTIONS, "rounds": 2})
+    plain = federate(three, "fedavg", **{**OPTIONS, "rounds": 2})
     averaged = plain.shared
-    assert all(same(run.sent_to(silo, 3)["global"].vector, averaged) for silo in ("a", "b"))
+    assert all(same(run.received(silo, 3), averaged) for silo in ("a", "b"))
     # The only one that arrived in round 3
-    top = replies_of(run, "a")[2][2].models["shared"].vector
+    top = sent_by(run, "a", 2, "shared")
     for silo in ("b", "c"):
-        fourth = run.sent_to(silo, 4)["global"].vector
+        fourth = run.received(silo, 4)
         assert same(fourth[FC1], averaged[FC1]) and same(fourth[FC2], top)
-    assert same(run.sent_to("a", 4)["global"].vector, top)
-    assert {len(run.sent_to(silo, 5)["global"].vector) for silo in three} == {15}
+    assert same(run.received("a", 4), top)
+    assert {len(run.received(silo, 5)) for silo in three} == {15}
     own = [run.personal(silo)[FC1] for silo in three]
     assert not any(same(own[i], own[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
@@ -141,10 +132,10 @@ def test_an_absent_silo_keeps_its_lower_layers(three):
     *_, (last, _, payload, _) = replies_of(run, "b")
     assert last == 3
     assert same(payload.models["shared"].vector, run.personal("b")[FC2])
-    torch.testing.assert_close(
-        run.sent_to("b", 5)["global"].vector,
-        6 / 14 * replies_of(run, "a")[-1][2].models["shared"].vector
-        + 8 / 14 * replies_of(run, "c")[-1][2].models["shared"].vector,
+    near(
+        run.received("b", 5),
+        6 / 14 * sent_by(run, "a", -1, "shared") + 8 / 14 * sent_by(run, "c", -1, "shared"),
+        1e-5,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny import SHORT, Numbers, federate, gradient, random_silos, rows_of, same
+from near import near
+from tiny import SHORT, federate, gradient, random_silos, rows_of, same
 from two_layers import replies_of
 
 import strategies.lpproj
@@ -16,14 +17,13 @@ OPTIONS = {**SHORT, "learning_rate": 0.1}
 CPU = torch.device("cpu")
 
 
-def project_by(monkeypatch: pytest.MonkeyPatch, matrix: list[list[float]] | Numbers) -> None:
+def project_by(monkeypatch, matrix):
     monkeypatch.setattr(
         strategies.lpproj, "projection", lambda *_: torch.tensor(matrix, dtype=torch.float32)
     )
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair, monkeypatch):
+def test_two_silos_by_hand(pair, monkeypatch, zero_start):
     """Two full-batch steps from θ = 0, w = 0, p = 1; P reads the first weight. η = 1, λ = 1/4, η_w = 1/2, K = 2.
 
     Step 1: e = 0, so plain: a's first row is (1, 1/2) with the second its negative, b's -(1/2, 1/2). Step 2, a: e = -1,
@@ -33,7 +33,7 @@ def test_two_silos_by_hand(pair, monkeypatch):
     project_by(monkeypatch, [[1, 0, 0, 0]])
     run = federate(
         pair,
-        strategy="lp-proj",
+        "lp-proj",
         rounds=1,
         local_epochs=2,
         **{
@@ -44,19 +44,15 @@ def test_two_silos_by_hand(pair, monkeypatch):
         },
     )
     q, r = 1 / (1 + np.exp(5)), 1 / (1 + np.exp(2))
-    assert run.personal("a").tolist() == pytest.approx(
-        [0.75 + 2 * q, -1 - 2 * q, 0.5 + q, -0.5 - q], abs=1e-6
-    )
-    assert run.personal("b").tolist() == pytest.approx(
-        [-0.25 - r, 0.5 + r, -0.5 - r, 0.5 + r], abs=1e-6
-    )
+    near(run.personal("a"), [0.75 + 2 * q, -1 - 2 * q, 0.5 + q, -0.5 - q])
+    near(run.personal("b"), [-0.25 - r, 0.5 + r, -0.5 - r, 0.5 + r])
     sent = {silo: p.models["projection"].vector.tolist() for _, silo, p, _ in replies_of(run)}
     assert sent == {"a": [0.125], "b": [-0.125]}
     assert run.shared.tolist() == [0.0]
 
 
 @pytest.mark.parametrize(
-    ("distance", "p", "beta", "clip"),
+    "distance, p, beta, clip",
     [
         ("norm", 1.0, 1.0, 0.0),
         ("norm", 2.0, 0.5, 0.0),
@@ -70,7 +66,7 @@ def test_rounds_of_several_steps_in_numpy(two, distance, p, beta, clip):
     lam, eta, eta_w = 0.1, 0.4, 0.2
     run = federate(
         two,
-        strategy="lp-proj",
+        "lp-proj",
         rounds=4,
         local_epochs=5,
         learning_rate=eta,
@@ -110,33 +106,32 @@ def test_rounds_of_several_steps_in_numpy(two, distance, p, beta, clip):
             thetas[silo] = theta
             sent.append(own)
         w = (1 - beta) * w + beta * np.mean(sent, axis=0)
-    assert run.shared.numpy() == pytest.approx(w, abs=1e-6)
+    near(run.shared, w)
     for silo in two:
-        assert run.personal(silo).numpy() == pytest.approx(thetas[silo], abs=2e-6)
+        near(run.personal(silo), thetas[silo], 2e-6)
 
 
 def test_the_projection():
     """The run's seed alone decides it; rows of length 1; orthogonal ones span the same, row by row (Gram-Schmidt)."""
     plain, orthogonal = (projection(3, kind, 4, 9, CPU) for kind in ("gaussian", "orthogonal"))
-    torch.testing.assert_close(plain.norm(dim=1), torch.ones(4))
-    torch.testing.assert_close(orthogonal @ orthogonal.T, torch.eye(4), rtol=0, atol=1e-6)
+    near(plain.norm(dim=1), torch.ones(4), 1e-5)
+    near(orthogonal @ orthogonal.T, torch.eye(4))
     # Triangular: row k of P lies in the span of the first k orthogonal ones
     products = orthogonal @ plain.T
-    torch.testing.assert_close(products.tril(-1), torch.zeros(4, 4), rtol=0, atol=1e-6)
+    near(products.tril(-1), torch.zeros(4, 4))
     assert bool((products.diagonal() > 0).all())
     strategies.lpproj.projection.cache_clear()
     assert same(projection(3, "gaussian", 4, 9, CPU), plain)
     assert not same(projection(4, "gaussian", 4, 9, CPU), plain)
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_in_full_dimension_it_is_pfedme(tmp_path, monkeypatch):
+def test_in_full_dimension_it_is_pfedme(tmp_path, monkeypatch, zero_start):
     """P = 1 and the square, from θ = w = 0: round 1 of three steps and one of w, for full batches and equal silos."""
     equal = random_silos(tmp_path, {"a": 8, "b": 8})
     project_by(monkeypatch, np.eye(12))
     run = federate(
         equal,
-        strategy="lp-proj",
+        "lp-proj",
         rounds=1,
         local_epochs=3,
         learning_rate=0.2,
@@ -150,7 +145,7 @@ def test_in_full_dimension_it_is_pfedme(tmp_path, monkeypatch):
     )
     other = federate(
         equal,
-        strategy="pfedme",
+        "pfedme",
         rounds=1,
         learning_rate=0.1,
         pfedme__lambda=2.0,
@@ -159,21 +154,19 @@ def test_in_full_dimension_it_is_pfedme(tmp_path, monkeypatch):
         pfedme__personal_learning_rate=0.2,
     )
     ours, theirs = (r.shared for r in (run, other))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    near(ours, theirs)
     for silo in equal:
-        torch.testing.assert_close(run.personal(silo), other.personal(silo), rtol=0, atol=1e-6)
+        near(run.personal(silo), other.personal(silo))
 
 
 def test_statistics_stay_with_the_model(three, tiny_bn):
     """Five numbers travel, though the network has BatchNorm and ``buffers = "shared"``."""
-    run = federate(
-        three, strategy="lp-proj", model="tiny-bn", **{"lp-proj.dimension": 5}, **OPTIONS
-    )
+    run = federate(three, "lp-proj", model="tiny-bn", **{"lp-proj.dimension": 5}, **OPTIONS)
     assert run.values("bytes_up") == [3 * 5 * 4] * 3 + [0]
     assert run.values("bytes_down") == [3 * 5 * 4] * 4
-    assert "buffers" not in run.strategy.state.arrays
+    assert "buffers" not in run.held
 
 
 def test_more_numbers_than_the_model_has_are_refused(three):
     with pytest.raises(UserError, match="13: the model has 12 parameters only"):
-        federate(three, strategy="lp-proj", **{"lp-proj.dimension": 13})
+        federate(three, "lp-proj", **{"lp-proj.dimension": 13})

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-import torch
+from near import near
 from tiny import comparable, federate, rows_of, same
-from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
+from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, sent_by, start_at
 
 from partitions.common.errors import UserError
 
@@ -23,22 +23,20 @@ def test_two_silos_by_hand(pair, monkeypatch):
     loads s = 1 + q - 3/2 r < 0 and t < 0, which leaves h = 0 and, with its own d = q, the loss log(1 + e^(-2 q)).
     """
     start_at(monkeypatch, [1, 0, 1, -1, 0, 0])
-    run = federate(pair, strategy="partialfed", mlp__hidden="1", rounds=1)
+    run = federate(pair, "partialfed", mlp__hidden="1", rounds=1)
     q, r = 1 / (1 + math.exp(4)), 1 / (1 + math.exp(-2))
     c, d = 1 + (2 * q - 3 * r) / 4, (q - 3 * r) / 4
     mean = [1 + q - 1.5 * r, 0.5 * q - 1.5 * r, c, -c, d, -d]
-    assert run.shared.tolist() == pytest.approx(mean, abs=1e-6)
-    assert run.values("loss", "a", "received")[1] == pytest.approx(
-        math.log(1 + math.exp(-2 * q)), abs=1e-6
-    )
+    near(run.shared, mean)
+    near(run.values("loss", "a", "received")[1], math.log(1 + math.exp(-2 * q)))
 
 
-@pytest.mark.parametrize(("personal", "own"), [("output", FC2), ("input", FC1), ("fc1", FC1)])
+@pytest.mark.parametrize("personal, own", [("output", FC2), ("input", FC1), ("fc1", FC1)])
 def test_rounds_of_several_steps_in_numpy(two, personal, own):
     """Four rounds in float64: the personal layers are averaged too, and only the server ever sees that average."""
     run = federate(
         two,
-        strategy="partialfed",
+        "partialfed",
         partialfed__personal=personal,
         **DEEP,
         rounds=4,
@@ -60,9 +58,7 @@ def test_rounds_of_several_steps_in_numpy(two, personal, own):
             last[silo] = local
             total += len(y) / 16 * local
         w = total
-    assert run.shared.numpy() == pytest.approx(w, abs=1e-6)
-    for silo in two:
-        assert run.personal(silo).numpy() == pytest.approx(last[silo], abs=1e-6)
+    run.ends_near(w, last)
 
 
 def test_batch_normalisation_is_kept_with_its_statistics(three, tiny_bn):
@@ -71,15 +67,15 @@ def test_batch_normalisation_is_kept_with_its_statistics(three, tiny_bn):
     In tiny-bn the layer is a block of its own, so that its name comes to the same bit for bit.
     """
     options = {**OPTIONS, "model": "tiny-bn"}
-    run = federate(three, strategy="partialfed", partialfed__personal="norm", **options)
-    by_name = federate(three, strategy="partialfed", partialfed__personal="norm,", **options)
+    run = federate(three, "partialfed", partialfed__personal="norm", **options)
+    by_name = federate(three, "partialfed", partialfed__personal="norm,", **options)
     assert comparable(run.rows) == comparable(by_name.rows)
     sent = replies_of(run, "a")[-1][2].models
     assert (len(sent["model"].vector), len(sent["buffers"].vector)) == (39, 8)
-    own = [run.grid.state(silo).arrays["personal.buffers"] for silo in three]
+    own = [run.kept(silo)["personal.buffers"] for silo in three]
     assert not any(same(own[i], own[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
-    mean = run.strategy.state.arrays["buffers"]
-    torch.testing.assert_close(mean, 6 / 24 * own[0] + 10 / 24 * own[1] + 8 / 24 * own[2])
+    mean = run.held["buffers"]
+    near(mean, 6 / 24 * own[0] + 10 / 24 * own[1] + 8 / 24 * own[2], 1e-5)
     assert not any(same(mean, buffers) for buffers in own)
 
 
@@ -92,7 +88,7 @@ def test_who_comes_late_loads_all_and_who_is_absent_keeps_its_own(three):
     def absent(grid):
         grid.absent = {("c", 1), ("c", 2), ("b", 3)}
 
-    run = federate(three, strategy="partialfed", **{**OPTIONS, "rounds": 4}, prepare=absent)
+    run = federate(three, "partialfed", **{**OPTIONS, "rounds": 4}, prepare=absent)
 
     def loss_of(w, silo):
         x, y = rows_of(three[silo])
@@ -108,16 +104,16 @@ def test_who_comes_late_loads_all_and_who_is_absent_keeps_its_own(three):
         }
         for silo in three
     }
-    third = run.sent_to("a", 3)["global"].vector.double().numpy()
+    third = run.received("a", 3).double().numpy()
     assert received["c"][3] == pytest.approx(loss_of(third, "c"), rel=1e-5)
-    fourth = run.sent_to("b", 4)["global"].vector.double().numpy()
-    own = replies_of(run, "b")[1][2].models["model"].vector.double().numpy()
+    fourth = run.received("b", 4).double().numpy()
+    own = sent_by(run, "b", 1).double().numpy()
     fourth[FC2] = own[FC2]
     assert received["b"][4] == pytest.approx(loss_of(fourth, "b"), rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("personal", "reason"),
+    "personal, reason",
     [
         ("head", r"personal = 'head'.*fc1, fc2"),
         ("norm", r"partialfed.personal = norm.*has none.*fc1, fc2"),
@@ -125,4 +121,4 @@ def test_who_comes_late_loads_all_and_who_is_absent_keeps_its_own(three):
 )
 def test_what_the_network_does_not_have_is_refused(three, personal, reason):
     with pytest.raises(UserError, match=reason):
-        federate(three, strategy="partialfed", partialfed__personal=personal, **OPTIONS)
+        federate(three, "partialfed", partialfed__personal=personal, **OPTIONS)

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import (
-    SHORT,
-    Numbers,
-    comparable,
-    federate,
-    gradient,
-    initial,
-    random_silos,
-    rows_of,
-    same,
-)
-from torch import Tensor
+from near import near
+from tiny import SHORT, comparable, federate, gradient, initial, random_silos, rows_of, same
 from two_layers import quadratic_loss, quadratic_terms, replies_of
 
 import models.tasks.base
@@ -30,34 +18,33 @@ OPTIONS = {**SHORT, "learning_rate": 0.3}
 NAME = "per-fedavg"
 
 
-def given(**changes: Any) -> dict[str, Any]:
+def given(**changes):
     return {f"{NAME}.{key}": value for key, value in changes.items()}
 
 
-def received(run: Any) -> list[list[str]]:
+def received(run):
     return comparable([r for r in run.rows if r.snapshot == "received"])
 
 
 # ---- By hand and in numpy --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair):
+def test_two_silos_by_hand(pair, zero_start):
     """One step from 0, a = 1/2, b = 1; weights (u, -u), biases (v, -v); all batches of a silo are equal.
 
     a: w~ = (1/2, 1/4) has the logit 2 (2/2 + 1/4) = 5/2: q = 1 / (1 + e^(5/2)), w = (2 q, q).
     b: w~ = (-1/4, -1/4) has 2 (1/4 + 1/4) = 1: r = 1 / (1 + e), w = (-r, -r).
     The mean is unweighted. Personal is w~: the received model after one step.
     """
-    run = federate(pair, strategy=NAME, rounds=1, **given(step=0.5))
+    run = federate(pair, NAME, rounds=1, **given(step=0.5))
     q, r = 1 / (1 + math.exp(2.5)), 1 / (1 + math.e)
     u, v = (2 * q - r) / 2, (q - r) / 2
-    assert run.shared.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    near(run.shared, [u, -u, v, -v])
     assert run.personal("a").tolist() == [0.5, -0.5, 0.25, -0.25]
     assert run.personal("b").tolist() == [-0.25, 0.25, -0.25, 0.25]
 
 
-def hessian_times(w: Numbers, d: Numbers, x: Numbers, y: Any) -> Numbers:
+def hessian_times(w, d, x, y):
     """∇²f(w) d of the softmax regression: with z = D x + e (d as a model), mean (diag(p) - p pᵀ) z (x, 1)ᵀ."""
     p = np.exp(x @ w[:9].reshape(3, 3).T + w[9:])
     p /= p.sum(1, keepdims=True)
@@ -73,7 +60,7 @@ def test_rounds_of_several_steps_in_numpy(two, variant, weighting):
     a, b = 0.6, 0.5
     run = federate(
         two,
-        strategy=NAME,
+        NAME,
         rounds=2,
         local_epochs=3,
         learning_rate=b,
@@ -82,7 +69,7 @@ def test_rounds_of_several_steps_in_numpy(two, variant, weighting):
     )
     w = run.start()
     shares = {"uniform": [0.5, 0.5], "samples": [6 / 16, 10 / 16]}
-    adapted: dict[str, Numbers] = {}
+    adapted = {}
     for r in range(2):
         mean = np.zeros_like(w)
         for share, (silo, file) in zip(shares[weighting], two.items(), strict=True):
@@ -96,9 +83,7 @@ def test_rounds_of_several_steps_in_numpy(two, variant, weighting):
                 local = local - b * 0.8**r * grad
             mean += share * local
         w = mean
-    assert run.shared.numpy() == pytest.approx(w, abs=1e-4)
-    for silo in two:
-        assert run.personal(silo).numpy() == pytest.approx(adapted[silo], abs=1e-4)
+    run.ends_near(w, adapted, 1e-4)
 
 
 # ---- Limits ----------------------------------------------------------------------------------------------------------
@@ -113,23 +98,20 @@ def test_without_adaptation_it_is_fedavg(tmp_path, three, variant):
         (three, "samples", {"mlp__hidden": "4", "mlp__dropout": 0.5}),
     ):
         options = {**OPTIONS, **changes}
-        plain = federate(files, strategy="fedavg", **options)
+        plain = federate(files, "fedavg", **options)
         run = federate(
-            files,
-            strategy=NAME,
-            **given(step=0.0, variant=variant, weighting=weighting),
-            **options,
+            files, NAME, **given(step=0.0, variant=variant, weighting=weighting), **options
         )
         assert received(plain) == received(run)
         assert same(plain.shared, run.shared)
         for silo in files:  # no step: the personal model is the received one
-            assert same(run.personal(silo), run.sent_to(silo, 3)["global"].vector)
+            assert same(run.personal(silo), run.received(silo, 3))
 
 
 def test_the_weights_are_uniform_by_default(three):
-    run = federate(three, strategy=NAME, **{**OPTIONS, "rounds": 1})
+    run = federate(three, NAME, **{**OPTIONS, "rounds": 1})
     sent = [p.models["model"].vector for _, _, p, _ in replies_of(run)]
-    torch.testing.assert_close(run.shared, torch.stack(sent).mean(0))
+    near(run.shared, torch.stack(sent).mean(0), 1e-5)
 
 
 @pytest.mark.parametrize("delta", [0.01, 0.5, 10.0])
@@ -139,7 +121,7 @@ def test_on_a_quadratic_the_difference_is_exact(two, delta, monkeypatch):
     a, b = 0.3, 0.4
     run = federate(
         two,
-        strategy=NAME,
+        NAME,
         rounds=2,
         local_epochs=2,
         learning_rate=b,
@@ -157,7 +139,7 @@ def test_on_a_quadratic_the_difference_is_exact(two, delta, monkeypatch):
             parts.append(local)
         w = np.mean(parts, 0)
     tolerance = 1e-6 / min(delta, 0.5)  # of float32, over the width of the difference
-    assert run.shared.numpy() == pytest.approx(w, abs=4 * tolerance)
+    near(run.shared, w, 4 * tolerance)
 
 
 def test_without_curvature_both_variants_are_one(three, monkeypatch):
@@ -167,14 +149,12 @@ def test_without_curvature_both_variants_are_one(three, monkeypatch):
         return (logits * torch.linspace(-1, 1, 3)).mean() - logits.gather(1, y[:, None]).mean()
 
     first, second = (
-        federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS)
-        for v in ("fo", "hf")
+        federate(three, NAME, **given(variant=v, step=0.4), **OPTIONS) for v in ("fo", "hf")
     )
     assert not same(first.shared, second.shared)
     monkeypatch.setattr(models.tasks.base, "loss_function", lambda *_: linear)
     first, second = (
-        federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS)
-        for v in ("fo", "hf")
+        federate(three, NAME, **given(variant=v, step=0.4), **OPTIONS) for v in ("fo", "hf")
     )
     assert comparable(first.rows) == comparable(second.rows)
     assert same(first.shared, second.shared)
@@ -183,12 +163,12 @@ def test_without_curvature_both_variants_are_one(three, monkeypatch):
 # ---- Batches, adaptation ---------------------------------------------------------------------------------------------
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
+def recorded(monkeypatch):
     """The rows (their first column) of every batch whose gradient is taken."""
-    seen: list[tuple[float, ...]] = []
-    compute: Callable[..., Tensor] = PerFedAvgClient.gradient
+    seen = []
+    compute = PerFedAvgClient.gradient
 
-    def gradient_of(self: PerFedAvgClient, x: Tensor, y: Tensor) -> Tensor:
+    def gradient_of(self, x, y):
         seen.append(tuple(x[:, 0].tolist()))
         return compute(self, x, y)
 
@@ -204,7 +184,7 @@ def test_batches_are_independent(two, monkeypatch):
     seen = recorded(monkeypatch)
     files = {"b": two["b"]}
     options = {"rounds": 1, "local_epochs": 4, "batch_size": 2}
-    federate(files, strategy=NAME, **given(variant="hf"), **options)
+    federate(files, NAME, **given(variant="hf"), **options)
     assert len(seen) == 4 * 20 + 1
     support, query, ahead, behind = (seen[i:80:4] for i in range(4))
     assert ahead == behind
@@ -214,12 +194,12 @@ def test_batches_are_independent(two, monkeypatch):
             assert len(set(rows)) == 10
     assert len({tuple(support), tuple(query), tuple(ahead)}) == 3
     seen.clear()
-    federate(files, strategy=NAME, **given(variant="fo", step=0.0), **options)
+    federate(files, NAME, **given(variant="fo", step=0.0), **options)
     assert seen == query
 
 
 def test_no_local_epochs_no_adaptation(three):
-    run = federate(three, strategy=NAME, rounds=1, local_epochs=0)
+    run = federate(three, NAME, rounds=1, local_epochs=0)
     for silo in three:
         assert same(run.personal(silo), initial(run.settings, 3, 3))
 
@@ -227,16 +207,14 @@ def test_no_local_epochs_no_adaptation(three):
 def test_the_personal_model_adapts_the_received_one(three):
     """One step of length a from what came, not from what local training made of it; on one batch of the silo's own."""
     options = {**OPTIONS, "rounds": 2, "batch_size": 1000}
-    run = federate(three, strategy=NAME, **given(step=0.8), **options)
+    run = federate(three, NAME, **given(step=0.8), **options)
     for silo, file in three.items():
-        w = run.sent_to(silo, 2)["global"].vector.double().numpy()
-        assert run.personal(silo).numpy() == pytest.approx(
-            w - 0.8 * gradient(w, *rows_of(file)), abs=1e-5
-        )
+        w = run.received(silo, 2).double().numpy()
+        near(run.personal(silo), w - 0.8 * gradient(w, *rows_of(file)), 1e-5)
 
 
 def test_absent_silos_are_left_out(three):
-    run = federate(three, strategy=NAME, **{**OPTIONS, "rounds": 1}, absent={("b", 1)})
+    run = federate(three, NAME, **{**OPTIONS, "rounds": 1}, absent={("b", 1)})
     sent = {silo: p.models["model"].vector for _, silo, p, _ in replies_of(run)}
     assert set(sent) == {"a", "c"}
     assert same(run.shared, sent["a"] / 2 + sent["c"] / 2)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from near import near
 from scipy.optimize import minimize_scalar
-from tiny import SHORT, Numbers, federate, round_of, rows_of, same
+from tiny import SHORT, federate, round_of, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient
 
 from models.training import generator
@@ -49,11 +49,11 @@ def test_estimates_by_hand():
         False,
         True,
     ]
-    assert least(lambda b: (b - 0.3) ** 2) == pytest.approx(0.3, abs=1e-4)
+    near(least(lambda b: (b - 0.3) ** 2), 0.3, 1e-4)
     assert (least(lambda b: b), least(lambda b: -b)) == (0.0, 1.0)
 
 
-def head(gaussians: Any, shares: Numbers) -> Numbers:
+def head(gaussians, shares):
     """h as numbers of the last layer (C K + C,)."""
     means, s = gaussians
     e, k = 1e-4, len(s)
@@ -62,18 +62,18 @@ def head(gaussians: Any, shares: Numbers) -> Numbers:
     return np.concatenate([(means @ inverse).ravel(), bias])
 
 
-def of_own(z: Numbers, y: Any, shared: Numbers) -> tuple[Numbers, Numbers]:
+def of_own(z, y, shared):
     means = np.array([z[y == c].mean(0) if (y == c).any() else shared[c] for c in range(3)])
     apart = z - means[y]
     return means, apart.T @ apart / (len(z) - 1) + 1e-4 * np.eye(z.shape[1])
 
 
-def mixed(z: Numbers, y: Any, shared: tuple[Numbers, Numbers], shares: Numbers) -> Any:
+def mixed(z, y, shared, shares):
     seen, second = dict.fromkeys(range(3), 0), np.zeros(len(y), bool)
     for i, c in enumerate(y):
         second[i], seen[c] = seen[c] % 2 == 1, seen[c] + 1
 
-    def loss(betas: list[float]) -> float:
+    def loss(betas):
         total = 0.0
         for part in (second, ~second):
             own = of_own(z[part], y[part], shared[0])
@@ -86,7 +86,7 @@ def mixed(z: Numbers, y: Any, shared: tuple[Numbers, Numbers], shares: Numbers) 
             ].sum()
         return total
 
-    def best(of: Callable[[float], float]) -> float:
+    def best(of):
         inside = float(
             minimize_scalar(of, bounds=(0, 1), method="bounded", options={"xatol": 1e-7}).x
         )
@@ -102,11 +102,9 @@ def mixed(z: Numbers, y: Any, shared: tuple[Numbers, Numbers], shares: Numbers) 
 
 def test_rounds_in_numpy(three):
     """Three rounds of two full-batch steps; b is away in round 2. β by another search, in double precision."""
-    run = federate(
-        three, strategy="pfedfda", rounds=3, local_epochs=2, absent={("b", 2)}, **DEEP
-    )
+    run = federate(three, "pfedfda", rounds=3, local_epochs=2, absent={("b", 2)}, **DEEP)
     sent = run.sent_to("a", 1)
-    first = federate(three, strategy="fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]
+    first = federate(three, "fedavg", rounds=1, **DEEP).sent_to("a", 1)["global"]
     body = first.vector.double().numpy()[FC1].copy()
     numbers = read_gaussians(sent["gaussians"].vector, run.strategy.layout)
     shared: Any = [numbers.means.numpy(), numbers.covariance.numpy()]
@@ -130,7 +128,7 @@ def test_rounds_in_numpy(three):
             mine = mixed(np.concatenate(passed), np.concatenate(labels), shared, shares)
             if r == 3:
                 own = run.personal(silo).numpy()
-                assert own[FC1] == pytest.approx(w[FC1], abs=2e-3)
+                near(own[FC1], w[FC1], 2e-3)
                 assert own[FC2] == pytest.approx(head(mine, shares), rel=0.05, abs=0.05)
             bodies.append(w[FC1])
             gaussians.append(mine)
@@ -139,16 +137,16 @@ def test_rounds_in_numpy(three):
         shared = [
             np.average([g[i] for g in gaussians], axis=0, weights=weights) for i in (0, 1)
         ]
-    assert run.shared.numpy() == pytest.approx(body, abs=2e-3)
+    near(run.shared, body, 2e-3)
     state: Any = run.strategy.state
     found = read_gaussians(state.gaussians, run.strategy.layout)
-    assert found.means.numpy() == pytest.approx(shared[0], abs=5e-3)
-    assert found.covariance.numpy() == pytest.approx(shared[1], abs=5e-3)
+    near(found.means, shared[0], 5e-3)
+    near(found.covariance, shared[1], 5e-3)
 
 
 def test_without_own_estimates_the_gaussians_stay(three):
     """β = 0: a body below a head that differs by the silo's shares of classes alone."""
-    run = federate(three, strategy="pfedfda", **{"pfedfda.betas": "none"}, **OPTIONS, **DEEP)
+    run = federate(three, "pfedfda", **{"pfedfda.betas": "none"}, **OPTIONS, **DEEP)
     first, last = (run.sent_to("a", r) for r in (1, 4))
     assert last["gaussians"].vector.tolist() == pytest.approx(
         first["gaussians"].vector.tolist()
@@ -172,7 +170,7 @@ def test_a_silo_whose_covariance_is_none(three, rule, caplog):
 
     options = {**OPTIONS, "robust": rule}
     run = federate(
-        three, strategy="pfedfda", prepare=lambda g: setattr(g, "after", lie), **options, **DEEP
+        three, "pfedfda", prepare=lambda g: setattr(g, "after", lie), **options, **DEEP
     )
     assert [r.silo for r in run.rows if r.metric == "rejected"] == ["a"]
     assert "holds no covariance" in caplog.text

@@ -5,19 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny import (
-    SHORT,
-    Numbers,
-    comparable,
-    federate,
-    initial,
-    random_silos,
-    rows_of,
-    same,
-    settings_of,
-)
-from torch import Tensor
-from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
+from near import near
+from tiny import SHORT, comparable, federate, initial, random_silos, rows_of, same, settings_of
+from torch.testing import assert_close
+from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, sent_by
 
 import strategies.pfedla
 from models.initialisation import flat_model
@@ -32,13 +23,13 @@ OPTIONS = {**DEEP, **SMALL, "strategy": "pfedla", **SHORT}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 
 
-def outputs(values: list[float], size: int = 3, hidden: int = 5) -> Tensor:
+def outputs(values, size=3, hidden=5):
     """A hypernetwork whose scores are these, whatever its embedding: all weights 0, d = the scores."""
     zeros = size + hidden * size + hidden + len(values) * hidden
     return torch.cat([torch.zeros(zeros), torch.tensor(values)])
 
 
-def start_with(monkeypatch: pytest.MonkeyPatch, scores: dict[str, list[float]]) -> None:
+def start_with(monkeypatch, scores):
     """Every silo's hypernetwork starts so; the silos come in the order of their names."""
     names = iter(sorted(scores))
     monkeypatch.setattr(
@@ -49,9 +40,7 @@ def start_with(monkeypatch: pytest.MonkeyPatch, scores: dict[str, list[float]]) 
 # ---- By hand and in numpy --------------------------------------------------------------------------------------------
 
 
-def method(
-    models: dict[str, list[float]], scores: dict[str, list[float]], rate: float
-) -> PFedLA:
+def method(models, scores, rate):
     """A server with these models of a linear layer, one column and two classes (4 numbers, one block)."""
     layout = flat_model("mlp", (1,), 2, MlpSettings(""), "cpu").layout
     settings = LaSettings(embedding=3, hidden=5, hyper_learning_rate=rate)
@@ -108,7 +97,7 @@ def test_who_moves_towards_another_takes_more_of_it(towards):
 class Hyper:
     """A hypernetwork in float64 numpy, with its gradient written out."""
 
-    def __init__(self, phi: Numbers, size: int, hidden: int, layers: int, silos: int) -> None:
+    def __init__(self, phi, size, hidden, layers, silos):
         shapes = [
             (size,),
             (hidden, size),
@@ -122,7 +111,7 @@ class Hyper:
         ]
         self.layers, self.silos = layers, silos
 
-    def alphas(self) -> Numbers:
+    def alphas(self):
         v, weight, bias, out, out_bias = self.parts
         self.inner = weight @ v + bias
         self.h = np.maximum(self.inner, 0)
@@ -134,7 +123,7 @@ class Hyper:
         self.a = np.where(self.live, r, 1 / self.silos) / np.where(self.live, self.total, 1)
         return self.a
 
-    def step(self, g: Numbers, rate: float) -> None:
+    def step(self, g, rate):
         v, weight, _, out, _ = self.parts
         inside = (self.s > 0) * (g - (self.a * g).sum(1, keepdims=True))
         ds = (inside / np.where(self.live, self.total, 1)).ravel()
@@ -188,11 +177,9 @@ def test_rounds_of_several_steps_in_numpy(three):
             hypers[name].step(grads[name], rate)
         models = trained
     for name in names:
-        assert run.personal(name).numpy() == pytest.approx(models[name], abs=1e-6)
-        phi = run.strategy.state.arrays[f"hyper.{name}"].numpy()
-        assert phi == pytest.approx(
-            np.concatenate([p.ravel() for p in hypers[name].parts]), abs=1e-6
-        )
+        near(run.personal(name), models[name])
+        phi = run.held[f"hyper.{name}"].numpy()
+        near(phi, np.concatenate([p.ravel() for p in hypers[name].parts]))
     assert max(np.abs(hypers[name].alphas() - first[name]).max() for name in names) > 0.01
 
 
@@ -208,12 +195,12 @@ def test_the_gradient_by_differences(seed):
         return (layer_weights(phi, settings, 3, 4) * g).sum()
 
     alphas = layer_weights(phi, settings, 3, 4)
-    torch.testing.assert_close(alphas.sum(1), torch.ones(3, dtype=torch.float64))
+    near(alphas.sum(1), torch.ones(3, dtype=torch.float64), 1e-5)
     assert alphas[2].tolist() == [0.25] * 4
     (gradient,) = torch.autograd.grad(value(variable := phi.clone().requires_grad_()), variable)
     steps = 1e-6 * torch.eye(len(phi), dtype=torch.float64)
     differences = torch.stack([(value(phi + e) - value(phi - e)) / 2e-6 for e in steps])
-    torch.testing.assert_close(gradient, differences, rtol=1e-5, atol=1e-8)
+    assert_close(gradient, differences, rtol=1e-5, atol=1e-8)
     assert not gradient[-4:].any() and gradient.any()
 
 
@@ -227,7 +214,7 @@ def test_a_weight_of_one_for_itself_is_local(three, monkeypatch):
     options = {
         k: v for k, v in OPTIONS.items() if not k.startswith("pfedla") and k != "strategy"
     }
-    plain = federate(three, strategy="local", **options)
+    plain = federate(three, "local", **options)
     run = federate(three, **{**OPTIONS, "pfedla__hyper_learning_rate": 0.0})
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
 
@@ -240,21 +227,21 @@ def test_equal_weights_start_everybody_from_the_plain_mean(tmp_path, score, monk
     options = {
         k: v for k, v in OPTIONS.items() if not k.startswith("pfedla") and k != "strategy"
     }
-    plain = federate(equal, strategy="fedavg", **options)
+    plain = federate(equal, "fedavg", **options)
     run = federate(equal, **{**OPTIONS, "pfedla__hyper_learning_rate": 0.0})
     for silo in equal:
-        torch.testing.assert_close(run.personal(silo), plain.personal(silo), rtol=0, atol=1e-6)
+        near(run.personal(silo), plain.personal(silo))
 
 
 def test_equal_models_mix_to_themselves(three):
     """In round 1 everybody gets the initial model bit for bit, and no hypernetwork learns from it."""
     run = federate(three, **{**OPTIONS, "rounds": 1})
     start = initial(run.settings, 3, 3)
-    assert all(same(run.sent_to(silo, 1)["global"].vector, start) for silo in three)
+    assert all(same(run.received(silo, 1), start) for silo in three)
     for name in three:
         rng = generator(run.settings.common.seed, "hypernetwork", name)
         first = first_hypernetwork(LaSettings(embedding=3, hidden=5), 2, 3, rng)
-        assert same(run.strategy.state.arrays[f"hyper.{name}"], first)
+        assert same(run.held[f"hyper.{name}"], first)
 
 
 def test_an_absent_silo_stays_as_it_was(three):
@@ -262,15 +249,15 @@ def test_an_absent_silo_stays_as_it_was(three):
     run = federate(
         three, **OPTIONS, prepare=lambda grid: setattr(grid, "absent", {("b", 2), ("b", 3)})
     )
-    arrays = run.strategy.state.arrays
-    assert same(arrays["model.b"], replies_of(run, "b")[-1][2].models["model"].vector)
+    arrays = run.held
+    assert same(arrays["model.b"], sent_by(run, "b", -1))
     rng = generator(run.settings.common.seed, "hypernetwork", "b")
     assert same(
         arrays["hyper.b"], first_hypernetwork(LaSettings(embedding=3, hidden=5), 2, 3, rng)
     )
-    last = {s: replies_of(run, s)[-1][2].models["model"].vector for s in three}
+    last = {s: sent_by(run, s, -1) for s in three}
     alphas = layer_weights(arrays["hyper.a"], LaSettings(embedding=3, hidden=5), 2, 3)
     for row, part in enumerate((FC1, FC2)):
         mixed = sum(a * last[s][part] for a, s in zip(alphas[row], three, strict=True))
-        torch.testing.assert_close(run.sent_to("a", 4)["global"].vector[part], mixed)
+        near(run.received("a", 4)[part], mixed, 1e-5)
     assert [r for r, _, _, _ in replies_of(run, "a")] == [1, 2, 3]

@@ -6,15 +6,14 @@ import math
 
 import numpy as np
 import pytest
-import torch
+from near import near
 from tiny import SHORT, comparable, federate, gradient, initial, random_silos, rows_of, same
-from two_layers import replies_of
+from two_layers import replies_of, sent_by
 
 OPTIONS = {**SHORT, "learning_rate": 0.1}
 
 
-@pytest.mark.usefixtures("zero_start")
-def test_two_silos_by_hand(pair):
+def test_two_silos_by_hand(pair, zero_start):
     """One batch, K = 2 steps of η_p = 1 from 0, λ = 1/2, μ = 1/4, η = 1; weights (u, -u), biases (v, -v).
 
     θ after the first step: a (1, 1/2), b (-1/2, -1/2), for both terms are 0 at 0. The second, a: logit 5,
@@ -23,7 +22,7 @@ def test_two_silos_by_hand(pair):
     """
     run = federate(
         pair,
-        strategy="pfedme",
+        "pfedme",
         rounds=1,
         pfedme__lambda=0.5,
         pfedme__inner_steps=2,
@@ -34,11 +33,11 @@ def test_two_silos_by_hand(pair):
     q, r = 1 / (1 + math.exp(5)), 1 / (1 + math.exp(2))
     a, b = (0.25 + 2 * q, 0.125 + q), (-0.125 - r, -0.125 - r)
     for silo, (u, v) in (("a", a), ("b", b)):
-        assert run.personal(silo).tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
-        sent = replies_of(run, silo)[0][2].models["model"].vector
-        assert sent.tolist() == pytest.approx([u / 2, -u / 2, v / 2, -v / 2], abs=1e-6)
+        near(run.personal(silo), [u, -u, v, -v])
+        sent = sent_by(run, silo, 0)
+        near(sent, [u / 2, -u / 2, v / 2, -v / 2])
     u, v = ((a[k] + 3 * b[k]) / 4 / 2 / 2 for k in (0, 1))
-    assert run.shared.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    near(run.shared, [u, -u, v, -v])
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.4, 2.0])
@@ -47,7 +46,7 @@ def test_rounds_of_several_steps_in_numpy(two, beta):
     lambda_, mu, eta, inner = 2.0, 0.1, 0.3, 0.2
     run = federate(
         two,
-        strategy="pfedme",
+        "pfedme",
         rounds=3,
         local_epochs=2,
         learning_rate=eta,
@@ -73,14 +72,12 @@ def test_rounds_of_several_steps_in_numpy(two, beta):
             thetas[silo] = theta
             mean += len(y) / 16 * own
         w = (1 - beta) * w + beta * mean
-    assert run.shared.numpy() == pytest.approx(w, abs=1e-5)
-    for silo in two:
-        assert run.personal(silo).numpy() == pytest.approx(thetas[silo], abs=1e-5)
+    run.ends_near(w, thetas, 1e-5)
 
 
 def test_beta_zero_keeps_w(three):
     """Bit for bit: every round starts from the initial model."""
-    run = federate(three, strategy="pfedme", pfedme__beta=0.0, **OPTIONS)
+    run = federate(three, "pfedme", pfedme__beta=0.0, **OPTIONS)
     assert same(run.shared, initial(run.settings, 3, 3))
     for silo in three:
         assert len(set(run.values("loss", silo, "received"))) == 1
@@ -93,10 +90,10 @@ def test_lambda_zero_is_sgd_from_w(tmp_path):
     Two silos of equal size, for a mean of equal vectors with weights 1/2 is exact.
     """
     equal = random_silos(tmp_path, {"a": 8, "b": 8})
-    plain = federate(equal, strategy="fedavg", **{**OPTIONS, "rounds": 1, "learning_rate": 0.3})
+    plain = federate(equal, "fedavg", **{**OPTIONS, "rounds": 1, "learning_rate": 0.3})
     run = federate(
         equal,
-        strategy="pfedme",
+        "pfedme",
         pfedme__lambda=0.0,
         pfedme__mu=0.0,
         pfedme__inner_steps=1,
@@ -118,36 +115,32 @@ def test_lambda_zero_is_sgd_from_w(tmp_path):
 def test_a_full_step_takes_theta_over(three):
     """η λ = 1: w_i = θ after each batch. With K = 1, μ = 0 every step then starts at its centre: FedAvg with η_p."""
     options = {**OPTIONS, "learning_rate": 0.25, "pfedme__lambda": 4.0}
-    run = federate(three, strategy="pfedme", **options)
+    run = federate(three, "pfedme", **options)
     for silo in three:
-        last = replies_of(run, silo)[-1][2].models["model"].vector
-        torch.testing.assert_close(last, run.personal(silo), rtol=0, atol=1e-6)
+        last = sent_by(run, silo, -1)
+        near(last, run.personal(silo))
     run = federate(
         three,
-        strategy="pfedme",
+        "pfedme",
         pfedme__inner_steps=1,
         pfedme__mu=0.0,
         pfedme__personal_learning_rate=0.3,
         **options,
     )
-    plain = federate(three, strategy="fedavg", **{**OPTIONS, "learning_rate": 0.3})
+    plain = federate(three, "fedavg", **{**OPTIONS, "learning_rate": 0.3})
     ours, theirs = (r.shared for r in (run, plain))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+    near(ours, theirs, 2e-6)
     for silo in three:
-        torch.testing.assert_close(run.personal(silo), plain.personal(silo), rtol=0, atol=2e-6)
+        near(run.personal(silo), plain.personal(silo), 2e-6)
 
 
 def test_absent_silos_are_left_out(three):
     """The mean is over who came, and β moves w from where it was."""
     run = federate(
-        three,
-        strategy="pfedme",
-        pfedme__beta=0.5,
-        **{**OPTIONS, "rounds": 1},
-        absent={("b", 1)},
+        three, "pfedme", pfedme__beta=0.5, **{**OPTIONS, "rounds": 1}, absent={("b", 1)}
     )
     sent = {silo: p.models["model"].vector for _, silo, p, _ in replies_of(run)}
     assert set(sent) == {"a", "c"}
     mean = 6 / 14 * sent["a"] + 8 / 14 * sent["c"]
     expected = (initial(run.settings, 3, 3) + mean) / 2
-    torch.testing.assert_close(run.shared, expected)
+    near(run.shared, expected, 1e-5)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from tiny import comparable, federate, simulated
 
 from client.session import ClientSession
@@ -23,13 +24,13 @@ def test_the_first_silo_has_everybodys_training_samples():
     contexts = list(run.grid.contexts.values())  # type: ignore[attr-defined]
     first = ClientSession(run.settings, contexts[0]).used_data
     indices = np.concatenate([silo.train for silo in silos])
-    np.testing.assert_array_equal(first.train.y, whole.labels[indices])
+    assert_array_equal(first.train.y, whole.labels[indices])
     assert (
         len(set(indices))
         == len(indices)
         == sum(summary["n_train"] for summary in run.registration.summaries.values())
     )
-    np.testing.assert_array_equal(first.test.y, whole.labels[silos[0].test])
+    assert_array_equal(first.test.y, whole.labels[silos[0].test])
     second = ClientSession(run.settings, contexts[1]).used_data
     assert len(second.train) == len(silos[1].train)
 
@@ -88,5 +89,5 @@ def test_hospitals_data_are_not_pooled(two):
         RuntimeError,
         match="pooled needs all silos' data in one place: it runs in simulations only",
     ):
-        federate(two, strategy="pooled", rounds=1)
+        federate(two, "pooled", rounds=1)
     assert issubclass(UserError, ValueError)

@@ -6,20 +6,12 @@ settings, stand beside the method's derivations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
-from tiny import comparable, federate, keep_weights_at, random_silos, same
-from two_layers import DEEP, snapshot_rows
+from near import near
+from tiny import comparable, federate, initial, keep_weights_at, random_silos, same
+from two_layers import DEEP, assert_received_is_fedavgs, snapshot_rows
 
-OPTIONS: Mapping[str, Any] = {
-    **DEEP,
-    "rounds": 3,
-    "local_epochs": 2,
-    "batch_size": 4,
-    "momentum": 0.5,
-}
+OPTIONS = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
 EQUAL_EPOCHS = {"fedrep__head_epochs": 2, "fedrep__body_epochs": 2}
 WIDE = {"mlp__hidden": "4,5"}
@@ -31,7 +23,7 @@ DUALS = {"learning_rate": 0.6, "fedapm__sigma": 0.0}
 FREE = {**DUALS, "fedapm__rho": 0.0, "fedapm__v_start": "server"}
 
 # Every metric and byte, the server's vectors and the silos' models.
-SAME: list[tuple[Any, ...]] = [
+SAME = [
     ("fedavg", {"ala": True}, "fedala", {}, ALA),
     *(("apple", {"apple__max_downloads": n}, "apple", {}, {}) for n in (2, 5)),
     ("fedala", {"fedala__layers": 0}, "fedavg", {}, {}),
@@ -111,7 +103,7 @@ SAME: list[tuple[Any, ...]] = [
     ),
 ]
 # All of it but the bytes and what the server holds: models travel that nobody uses.
-BUT_BYTES: list[tuple[Any, ...]] = [
+BUT_BYTES = [
     (
         "apple",
         {
@@ -179,7 +171,7 @@ BUT_BYTES: list[tuple[Any, ...]] = [
     ),
 ]
 # What the silos receive, and the server's model: fine-tuning leaves the federated training as it is.
-RECEIVED: list[tuple[Any, ...]] = [
+RECEIVED = [
     *(
         ("fedavg-ft", {"fedavg-ft__epochs": epochs}, "fedavg", {}, {"momentum": 0.9})
         for epochs in (0, 1, 3)
@@ -198,7 +190,7 @@ RECEIVED: list[tuple[Any, ...]] = [
     ("fedem", {"fedem__components": 1}, "fedavg", {}, {}),
 ]
 # The silos' own models and their metrics.
-PERSONAL: list[tuple[Any, ...]] = [
+PERSONAL = [
     *(
         ("ditto", {"ditto__lambda": 0.0}, "local", {}, both)
         for both in ({}, {"mlp__dropout": 0.5}, {"optimizer": "adam", "learning_rate": 0.01})
@@ -213,22 +205,55 @@ PERSONAL: list[tuple[Any, ...]] = [
     ),
 ]
 
+ADAM = {"optimizer": "adam", "optimizer_state": "keep", "learning_rate": 0.01}
+# What the silos receive, the server's model, and the bytes: what is trained besides does nothing to it.
+TRAVELS = [
+    *(
+        ("apfl", own)
+        for own in (
+            {},
+            {"apfl__alpha": 1.0, "apfl__adapt": "batch"},
+            {"apfl__mix": "logits"},
+            {"participation": 0.7},
+            ADAM,
+        )
+    ),
+    *(
+        ("ditto", own)
+        for own in (
+            {},
+            {"ditto__lambda": 3.0},
+            {"ditto__lambda": 0.0, "ditto__personal_epochs": 5},
+            {"mlp__dropout": 0.5},
+            {"participation": 0.7},
+            ADAM,
+        )
+    ),
+    ("fedlc", {"fedlc__tau": 0.0}),
+    ("fedntd", {"fedntd__beta": 0.0}),
+    ("ifca", {"ifca__clusters": 1}),
+    ("knn-per", {}),
+    ("moon", {"moon__mu": 0.0}),
+]
+# With one silo it is Local.
+ALONE = [("fedbn", BN), ("fedcac", {}), ("fedsa-lora", {"lora_rank": 2}), ("lg-mix", {})]
+
 
 def assert_models_are_same(run, plain):
     for silo in map(run.grid.name_of, run.grid.contexts):
         for array in ("personal", "personal.buffers"):
-            own, other = (r.grid.state(silo).arrays.get(array) for r in (run, plain))
+            own, other = (r.kept(silo).get(array) for r in (run, plain))
             # Behind the network's numbers a method may keep some of its own
             assert own is other or same(own[: len(other)], other)
 
 
-def name_of(case: tuple[Any, ...]) -> str:
+def name_of(case):
     return f"{case[0]} as {case[2]}"
 
 
 def both_of(files, method, own, other, others, both):
     return (
-        federate(files, strategy=name, **{**OPTIONS, **both, **settings})
+        federate(files, name, **{**OPTIONS, **both, **settings})
         for name, settings in ((method, own), (other, others))
     )
 
@@ -238,8 +263,8 @@ def test_it_is_the_other_method(three, case, tiny_bn):
     run, plain = both_of(three, *case)
     assert comparable(run.rows) == comparable(plain.rows)
     assert_models_are_same(run, plain)
-    for name, array in plain.strategy.state.arrays.items():
-        assert same(run.strategy.state.arrays[name], array)
+    for name, array in plain.held.items():
+        assert same(run.held[name], array)
 
 
 @pytest.mark.parametrize("case", BUT_BYTES, ids=name_of)
@@ -284,3 +309,16 @@ def test_silos_end_with_the_others_models(three, case):
 def test_with_silos_of_one_size_it_is_the_other_method(tmp_path, case):
     """Means of two silos are exact: α = 1/2 of FedAPM, whose learning rate is so many times larger."""
     test_it_is_the_other_method(random_silos(tmp_path, {"a": 8, "b": 8}), case, None)
+
+
+@pytest.mark.parametrize("method, own", TRAVELS)
+def test_what_travels_is_fedavgs(three, method, own):
+    assert_received_is_fedavgs(three, method, {**OPTIONS, "lr_decay": 0.9, **own})
+
+
+@pytest.mark.parametrize("method, own", ALONE)
+def test_one_silo_is_local(three, method, own, tiny_bn):
+    one = {"b": three["b"]}
+    run, local = (federate(one, name, **{**OPTIONS, **own}) for name in (method, "local"))
+    near(run.personal("b"), local.personal("b"), 1e-5 if method == "lg-mix" else 0)
+    assert not same(run.personal("b"), initial(run.settings, 3, 3))

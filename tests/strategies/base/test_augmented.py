@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from hospitals import NAMES, NETWORKS, hospital_files
-from tiny import Run, comparable, federate
+from tiny import comparable, federate
 
 from strategies.base.client import SiloClient
 from strategies.base.trainer.loop import full_gradient
@@ -22,20 +19,18 @@ SETTINGS = {
 }
 
 
-def go(folder: Path, task: str = "multilabel", **changes: Any) -> Run:
+def go(folder, task="multilabel", **changes):
     return federate(
         hospital_files(folder, task), **{**NETWORKS[task], **SETTINGS, "rounds": 2, **changes}
     )
 
 
-def clients(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, augment: str, **changes: Any
-) -> SiloClient:
+def clients(monkeypatch, folder, augment, **changes):
     """The silo half of one silo, as the app makes it in round 1."""
-    made: list[SiloClient] = []
+    made = []
     own = SiloClient.__init__
 
-    def init(self: SiloClient, *given: Any) -> None:
+    def init(self, *given):
         own(self, *given)
         made.append(self)
 
@@ -77,7 +72,7 @@ def test_what_is_evaluated_is_not_changed(tmp_path):
 def test_ala_learns_its_weights_on_pictures_as_they_are(tmp_path, monkeypatch):
     mixed = []
     for augment in ("", AUGMENT):
-        client: Any = clients(
+        client = clients(
             monkeypatch, tmp_path, augment, strategy="fedala", fedala__eta=5.0, fedala__layers=2
         )
         client.state, theta = client.state_type({}, {}), client.silo.initial("")

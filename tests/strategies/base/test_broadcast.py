@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from cases import CASES, OPTIONS, typical
-from flwr.app import Message
 from study_text import study_text
 from tiny import TinyGrid, federate, random_silos
 from two_layers import DEEP
 
 from client import app as answer
-from client.site.study.protocol import StudyProtocol, parse_study
+from client.site.study.protocol import parse_study
 from client.site.terms import read_terms
 from partitions.common.errors import RunFailedError, UserError
 from strategies import strategies
@@ -27,7 +24,7 @@ from strategies.base.transport.payload import array_record, tensor_of
 METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)
 
 
-def study(step: float) -> StudyProtocol:
+def study(step):
     metrics = '"loss", "score", "accuracy"'
     return parse_study(
         study_text(participants=1, step=step, metrics=metrics, runs=1, bytes=9, days=1), "f"
@@ -88,14 +85,14 @@ def test_an_honest_server_is_never_refused(three, under, name, tiny_bn):
         assert run.rows
 
 
-def replaced(grid: TinyGrid, this: int, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def replaced(grid, this, change):
     """From round ``this`` on the server sends this in place of every model that it sends in that round."""
     push = grid.push_messages
 
-    def push_messages(messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(messages):
         messages = list(messages)
         for message in messages:
-            config: Any = message.content.config_records.get("config", {})
+            config = message.content.config_records.get("config", {})
             for key, record in list(message.content.array_records.items()):
                 if config.get("round") == this and key.startswith("model."):
                     message.content[key] = array_record(
@@ -103,7 +100,7 @@ def replaced(grid: TinyGrid, this: int, change: Callable[[torch.Tensor], torch.T
                     )
         return push(messages)
 
-    grid.push_messages = push_messages  # type: ignore[method-assign]
+    grid.push_messages = push_messages
 
 
 # The server's vector is no model that training starts from: a projection to d numbers.
@@ -115,7 +112,7 @@ LOCAL = [name for name in METHODS if strategies()[name].info.receives == "nothin
 def test_a_crafted_first_model_is_refused(five, under, name, tiny_bn):
     """Red team: one number of the first model is another one. No silo trains on it, and none sends anything."""
     under(100.0)
-    grids: list[TinyGrid] = []
+    grids = []
 
     def crafted(vector):
         vector = vector.clone()
@@ -144,16 +141,16 @@ def test_a_crafted_first_model_is_refused(five, under, name, tiny_bn):
 def test_a_crafted_later_model_is_refused(five, under):
     """Red team: in round 3 the server sends 100 times the model; the silos, which would train on it, name the step."""
     under(1.0)
-    grids: list[TinyGrid] = []
+    grids = []
 
     def prepare(grid):
         grids.append(grid)
         replaced(grid, 3, lambda vector: 100 * vector)
 
     with pytest.raises(RunFailedError):
-        federate(five, strategy="fedavg", rounds=4, prepare=prepare, learning_rate=0.01)
+        federate(five, "fedavg", rounds=4, prepare=prepare, learning_rate=0.01)
     trained = [(m, r) for m, r in grids[0].traffic if m.metadata.message_type == "train"]
-    replies: list[tuple[Any, Message]] = [(m.content["config"]["round"], r) for m, r in trained]
+    replies = [(m.content["config"]["round"], r) for m, r in trained]
     assert not any(reply.has_error() for this, reply in replies if this < 3)
     reasons = [str(reply.error.reason) for this, reply in replies if this == 3]
     assert len(reasons) == 5 and all(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from failing import fails
+from near import near
 
 from strategies.base.settings import Common
 from strategies.base.state import State
@@ -44,7 +43,7 @@ class Feedback:
     round: int
     size: int
 
-    def code(self, vectors: Mapping[str, Tensor]) -> dict[str, Encoded]:
+    def code(self, vectors):
         return encode_vectors(
             self.common,
             self.state,
@@ -53,13 +52,11 @@ class Feedback:
             self.round,
         )
 
-    def commit(self, acknowledged: int | None) -> None:
+    def commit(self, acknowledged):
         commit(self.state, acknowledged)
 
 
-def client(
-    server_round: int = 1, state: State | None = None, size: int = 4, **wire: Any
-) -> Feedback:
+def client(server_round=1, state=None, size=4, **wire):
     return Feedback(Common(**wire), state or State(), server_round, size)
 
 
@@ -115,7 +112,7 @@ def test_what_was_sent_and_the_residual_are_the_sum_of_the_changes(dtype):
             total, arrived, last = total + change, arrived + sent, server_round
     silo.commit(last)
     residual = state.arrays.get(f"{RESIDUAL}model", torch.zeros(3000))
-    assert torch.allclose(arrived + residual, total, atol=1e-4)
+    near(arrived + residual, total, 1e-4)
     assert residual.norm() > 0
 
 
@@ -143,11 +140,7 @@ def test_int8_by_hand():
 def test_a_change_of_any_length(dtype, size):
     change = torch.randn(size, generator=torch.Generator().manual_seed(1))
     arrived = read(write_change(change, dtype, 1.0), torch.zeros(size))
-    assert torch.allclose(
-        arrived,
-        change,
-        atol={"int8": 0.02, "topk": 0, "float16": 3e-3, "bfloat16": 2e-2}[dtype],
-    )
+    near(arrived, change, {"int8": 0.02, "topk": 0, "float16": 3e-3, "bfloat16": 2e-2}[dtype])
 
 
 def test_a_block_of_zeros_stays_zeros():
@@ -194,23 +187,20 @@ def test_sparse_only_where_it_is_smaller():
 
 
 PLACES, TEN = torch.tensor([0, 3], dtype=torch.int32), torch.zeros(10)
-TOPK: dict[str, Tensor] = {"places": PLACES, "values": torch.ones(2)}
-INT8: dict[str, Tensor] = {"values": torch.zeros(10, dtype=torch.int8), "scales": torch.ones(1)}
-RUNS: dict[str, Tensor] = {
-    "runs": torch.tensor([[0, 2]], dtype=torch.int32),
-    "values": torch.ones(2),
-}
+TOPK = {"places": PLACES, "values": torch.ones(2)}
+INT8 = {"values": torch.zeros(10, dtype=torch.int8), "scales": torch.ones(1)}
+RUNS = {"runs": torch.tensor([[0, 2]], dtype=torch.int32), "values": torch.ones(2)}
 
 
-def places(*given: int) -> Tensor:
+def places(*given):
     return torch.tensor(given, dtype=torch.int32)
 
 
-def runs(*given: tuple[int, int]) -> Tensor:
+def runs(*given):
     return torch.tensor(given, dtype=torch.int32).view(-1, 2)
 
 
-HOSTILE: list[tuple[str, str, Mapping[str, Tensor]]] = [
+HOSTILE = [
     ("topk", CHANGE, {**TOPK, "places": places(-1, 3)}),
     ("topk", CHANGE, {**TOPK, "places": places(3, 10)}),
     ("topk", CHANGE, {**TOPK, "places": places(3, 3)}),
@@ -247,22 +237,19 @@ HOSTILE: list[tuple[str, str, Mapping[str, Tensor]]] = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "form", "tensors"), HOSTILE)
+@pytest.mark.parametrize("dtype, form, tensors", HOSTILE)
 def test_what_does_not_fit_is_one_line(dtype, form, tensors):
     records = encode(
         Payload({"model": Model(TEN)}), encoded={"model": Encoded(tensors, dtype, form)}
     )
-    with pytest.raises(ValueError, match=r"^model 'model': .+") as refused:
-        decode(records, base=lambda name: TEN)
-    assert "\n" not in str(refused.value)
+    fails(ValueError, r"^model 'model': .+", decode, records, base=lambda name: TEN)
 
 
 def test_a_change_of_nothing_that_is_known():
     records = encode(
         Payload({"model": Model(TEN)}), encoded={"model": Encoded(TOPK, "topk", CHANGE)}
     )
-    with pytest.raises(ValueError, match="there is no such base"):
-        decode(records)
+    fails(ValueError, "there is no such base", decode, records)
 
 
 def test_a_coded_model_counts_the_bytes_that_travelled():

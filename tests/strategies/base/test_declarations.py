@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from cases import CASES, OPTIONS, typical
-from tiny import Run, federate, rows_of, same, write_silo
-from torch import Tensor
-from two_layers import DEEP, replies_of
+from near import near
+from tiny import federate, rows_of, same, write_silo
+from two_layers import DEEP, replies_of, sent_by
 
 from strategies import strategies
 from strategies.base.declarations import BEGIN, END, NUMBERS, VECTORS, methods_table
@@ -20,14 +19,14 @@ from strategies.base.transport.reporting import SECONDS, SUMMARY
 ROOT = Path(__file__).parents[3]
 
 
-def travels(values: Tensor, sent: Tensor) -> bool:
+def travels(values, sent):
     """Whether these values stand in a row somewhere in what was sent."""
     return len(values) <= len(sent) and bool(
         (sent.unfold(0, len(values), 1) == values).all(1).any()
     )
 
 
-def own_model(run: Run, silo: str = "a") -> str:
+def own_model(run, silo="a"):
     """What the last round's message has of the silo's own model: ``sent`` whole, some ``layers``, or it is ``kept``."""
     own, last = run.personal(silo), replies_of(run, silo)[-1][2]
     tensors = [own[e.start : e.stop] for e in run.strategy.layout.parameters]
@@ -35,9 +34,9 @@ def own_model(run: Run, silo: str = "a") -> str:
     return "sent" if all(found) else "layers" if any(found) else "kept"
 
 
-def peers(run: Run) -> str:
+def peers(run):
     """What a silo gets of others': ``models`` as they were sent, a ``mixture`` of its own, all the same ``mean``."""
-    down: dict[tuple[int, str], dict[str, Tensor]] = {}
+    down = {}
     for message, _ in run.grid.traffic:
         if message.metadata.message_type == "train":
             payload, config = decode(message.content)
@@ -80,13 +79,13 @@ def test_the_declarations_are_what_the_messages_show(three, name, tiny_bn):
 
 def test_fedavg_ft_sends_its_own_model_with_default_settings(three):
     """One epoch of fine-tuning from the received model is the local training over again, in the same order."""
-    run = federate(three, strategy="fedavg-ft", **DEEP, rounds=2)
-    assert same(replies_of(run, "a")[-1][2].models["model"].vector, run.personal("a"))
-    more = federate(three, strategy="fedavg-ft", **DEEP, rounds=2, local_epochs=2)
-    assert not same(replies_of(more, "a")[-1][2].models["model"].vector, more.personal("a"))
+    run = federate(three, "fedavg-ft", **DEEP, rounds=2)
+    assert same(sent_by(run, "a", -1), run.personal("a"))
+    more = federate(three, "fedavg-ft", **DEEP, rounds=2, local_epochs=2)
+    assert not same(sent_by(more, "a", -1), more.personal("a"))
 
-    prox = federate(three, strategy="fedprox-ft", **{"fedprox-ft.mu": 0.0}, **DEEP, rounds=2)
-    assert same(replies_of(prox, "a")[-1][2].models["model"].vector, prox.personal("a"))
+    prox = federate(three, "fedprox-ft", **{"fedprox-ft.mu": 0.0}, **DEEP, rounds=2)
+    assert same(sent_by(prox, "a", -1), prox.personal("a"))
 
 
 def test_the_page_has_every_method_as_it_is_declared():
@@ -107,7 +106,7 @@ def test_the_page_explains_every_number_that_is_released(two):
         )
     )
     assert set(SUMMARY) | set(SECONDS) <= named
-    run = federate(two, strategy="fedavg", **DEEP, rounds=1)
+    run = federate(two, "fedavg", **DEEP, rounds=1)
     records = {name for _, reply in run.grid.traffic for name in reply.content} - {"summary"}
     assert {"config", "metrics"} <= records
     assert {name for name in records if not name.startswith("model.")} <= named
@@ -133,10 +132,10 @@ def test_a_zero_model_and_a_full_batch_give_exact_class_counts(tmp_path, zero_st
         files[silo] = write_silo(
             tmp_path / f"{silo}.npz", x.numpy().astype(float), y, classes=3
         )
-    run = federate(files, strategy="fedavg", rounds=1, learning_rate=0.5)
+    run = federate(files, "fedavg", rounds=1, learning_rate=0.5)
     for _, silo, payload, _ in replies_of(run):
         sent = payload.models["model"]
-        received = run.sent_to(silo, 1)["global"].vector
+        received = run.received(silo, 1)
         moved = (sent.vector - received)[-3:]
         assert [round(n) for n in (sent.samples * (1 / 3 + moved / 0.5)).tolist()] == counts[
             silo
@@ -145,17 +144,15 @@ def test_a_zero_model_and_a_full_batch_give_exact_class_counts(tmp_path, zero_st
 
 def test_one_patient_is_read_off_the_first_layer(tmp_path):
     """The attack of the page's first lines: a silo that trains on one patient sends the record, for dW_i / db_i = x."""
-    rows: Any = [[0.25, -1.5, 3.0]]
+    rows = [[0.25, -1.5, 3.0]]
     files = {
         "a": write_silo(tmp_path / "a.npz", rows, [1]),
         "b": write_silo(tmp_path / "b.npz", rows * 2, [0, 1]),
     }
-    run = federate(files, strategy="fedavg", rounds=1)
-    sent = replies_of(run, "a")[0][2].models["model"].vector
-    received = run.sent_to("a", 1)["global"].vector
+    run = federate(files, "fedavg", rounds=1)
+    sent = sent_by(run, "a", 0)
+    received = run.received("a", 1)
     moved = sent - received
-    assert torch.allclose(
-        moved[:3] / moved[6],
-        torch.tensor(rows_of(files["a"])[0][0], dtype=torch.float32),
-        atol=1e-4,
+    near(
+        moved[:3] / moved[6], torch.tensor(rows_of(files["a"])[0][0], dtype=torch.float32), 1e-4
     )

@@ -27,7 +27,6 @@ from cases import (
     TABLE,
     VALVE,
     WITH_ALA,
-    Flow,
     K,
     typical,
 )
@@ -40,7 +39,7 @@ from strategies.base.transport.payload import array_record
 from strategies.base.transport.reporting import allowed_metrics
 
 # What a word of ``sends`` may come to here, from round 2 on; either layer of the two can be the shared one.
-UNITS: Mapping[str, set[int]] = {
+UNITS = {
     "Σ": {FULL, ENSEMBLE},
     "its new trees": {NEW_TREES},
     "M Σ": {2 * FULL},
@@ -67,17 +66,17 @@ UNITS: Mapping[str, set[int]] = {
 }
 
 
-def flows(flow: Flow, silo: str) -> tuple[int, ...]:
+def flows(flow, silo):
     return flow[silo] if isinstance(flow, Mapping) else flow
 
 
-def scalars(flow: Flow, silo: str, server_round: int) -> int:
+def scalars(flow, silo, server_round):
     """What flows to or from this silo in this round."""
     own = flows(flow, silo)
     return own[min(server_round, len(own)) - 1]
 
 
-def rounds_of(*both: Flow) -> int:
+def rounds_of(*both):
     """Three, or as many as the numbers say."""
     return max(3, *(len(flow) - 1 for flow in both if not isinstance(flow, Mapping)))
 
@@ -182,7 +181,7 @@ def test_nothing_that_goes_by_is_written_to(three, name, tiny_bn):
         "participation": 0.7,
     }
     run = federate(three, **settings, rounds=3, prepare=witness)
-    witness.remember(array_record(run.strategy.state.arrays))
+    witness.remember(array_record(run.held))
     witness.confirm(more_than=20)
 
 

@@ -46,7 +46,7 @@ def test_every_silo_takes_as_many(three, tiny_bn, monkeypatch, name):
 
     monkeypatch.setattr(base, "shuffled_batches", counted)
     options = {"rounds": 1, "batch_size": 4, "local_steps": 5, "learning_rate": 0.1}
-    run = federate(three, strategy=name, **options, **STEPS[name])
+    run = federate(three, name, **options, **STEPS[name])
     trained = {silo: n for (silo, purpose), n in taken.items() if purpose == "train"}
     assert trained == dict.fromkeys(three, 5)
     assert run.rows

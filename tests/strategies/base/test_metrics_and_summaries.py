@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from failing import fails
 from flwr.app import ConfigRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
-from tiny import Files, Run, federate, round_of, same
-from torch import Tensor
+from tiny import federate, round_of, same
 
 from partitions.common.errors import DataError
 from server.run.reporter import Progress
@@ -30,12 +30,10 @@ from strategies.base.transport.reporting import (
 Spoil = Callable[[Message], object]
 
 
-def spoilt(
-    files: Files, spoil: Spoil, when: int = 2, kind: str = "train", **changes: Any
-) -> tuple[Run, list[Progress]]:
+def spoilt(files, spoil, when=2, kind="train", **changes):
     """A run of three rounds in which c's reply of one round is spoilt."""
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         if (silo, round_of(message), message.metadata.message_type) == ("c", when, kind):
             spoil(reply)
         return reply
@@ -51,22 +49,22 @@ def spoilt(
 # ---- Metrics ---------------------------------------------------------------------------------------------------------
 
 
-def metric(name: str, value: Any) -> Spoil:
-    def spoil(reply: Message) -> None:
+def metric(name, value):
+    def spoil(reply):
         reply.content["metrics"][name] = value
 
     return spoil
 
 
-def no_numbers(reply: Message) -> None:
+def no_numbers(reply):
     reply.content["metrics"] = ConfigRecord({"received.test.accuracy": "high"})
 
 
-def none_at_all(reply: Message) -> None:
+def none_at_all(reply):
     del reply.content["metrics"]
 
 
-METRICS: dict[str, tuple[Spoil, str]] = {
+METRICS = {
     "an unknown name": (
         metric("received.foo.accuracy", 0.5),
         "'received.foo.accuracy' is no metric that is known here",
@@ -125,15 +123,14 @@ def test_what_a_metric_may_be():
         "personal.val.accuracy": 1.0,
     }
     assert str(read_metrics(MetricRecord(given))) == str(given)
-    with pytest.raises(DataError, match="is 1000"):
-        read_metrics(MetricRecord({"received.test.loss": 10**400}))
+    fails(DataError, "is 1000", read_metrics, MetricRecord({"received.test.loss": 10**400}))
 
 
 def test_the_metrics_of_a_rejected_reply_are_not_written_down(three):
     """It names another round, and so its numbers are not this round's."""
 
     def another_round(reply):
-        config: Any = reply.content["config"]
+        config = reply.content["config"]
         config["round"] = 1
 
     run, seen = spoilt(three, another_round)
@@ -144,23 +141,23 @@ def test_the_metrics_of_a_rejected_reply_are_not_written_down(three):
 def test_a_withheld_accuracy_is_not_in_the_mean(three):
     """c's 8 test rows are below the 9 that are asked for; the mean is that of a silo that has as many, b (10 rows)."""
     seen: list[Progress] = []
-    run = federate(three, strategy="fedavg", rounds=1, min_metric_samples=9, watch=seen.append)
+    run = federate(three, "fedavg", rounds=1, min_metric_samples=9, watch=seen.append)
     assert seen[0].score == run.values("accuracy", "b", "received")[0]
 
 
 # ---- Vectors ---------------------------------------------------------------------------------------------------------
 
 
-def model(vector: Tensor, name: str = "model") -> Spoil:
-    def spoil(reply: Message) -> None:
+def model(vector, name="model"):
+    def spoil(reply):
         reply.content[f"model.{name}"] = array_record({"vector": vector})
 
     return spoil
 
 
-def extra_first(reply: Message) -> None:
+def extra_first(reply):
     """An empty vector of another name before the model."""
-    config: Any = reply.content["config"]
+    config = reply.content["config"]
     entry = {"name": "buffers", "silo": "c", "round": 2, "samples": 8, "dtype": "float32"}
     config["manifest"] = json.dumps([entry, *json.loads(config["manifest"])])
     model(torch.empty(0), "buffers")(reply)
@@ -177,10 +174,10 @@ def test_vectors_that_a_method_does_not_send(three):
 
 def test_the_order_of_the_vectors_does_not_matter(three, tiny_bn):
     def turned(reply):
-        config: Any = reply.content["config"]
+        config = reply.content["config"]
         config["manifest"] = json.dumps(json.loads(config["manifest"])[::-1])
 
-    options: dict[str, Any] = {"model": "tiny-bn", "learning_rate": 0.1}
+    options = {"model": "tiny-bn", "learning_rate": 0.1}
     (one, seen), (other, _) = (
         spoilt(three, turned, **options),
         spoilt(three, lambda reply: None, **options),
@@ -190,7 +187,7 @@ def test_the_order_of_the_vectors_does_not_matter(three, tiny_bn):
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"),
+    "value, reason",
     [
         (1e6, "'buffers' exploded: its step of length 2.83e+06"),
         (-1e-3, "'buffers' holds a variance below 0"),
@@ -215,11 +212,7 @@ def test_two_silos_are_measured_against_what_they_got(two):
 
     seen: list[Progress] = []
     federate(
-        two,
-        strategy="fedavg",
-        rounds=3,
-        prepare=lambda g: setattr(g, "after", after),
-        watch=seen.append,
+        two, "fedavg", rounds=3, prepare=lambda g: setattr(g, "after", after), watch=seen.append
     )
     assert [list(p.rejected) for p in seen] == [[], ["b"], []]
     assert "exploded" in seen[1].rejected["b"]
@@ -298,23 +291,18 @@ def test_a_right_data_summary():
     }
     assert read_data_summary(ConfigRecord(without)) == without
     assert read_data_summary(ConfigRecord(GOOD)) == GOOD
-    with pytest.raises(ValueError, match="no data summary"):
-        read_data_summary(None)
+    fails(ValueError, "no data summary", read_data_summary, None)
 
 
 def test_the_others_go_on_without_a_silo_whose_summary_is_wrong(three, caplog):
     def after(silo, message, reply):
         if (silo, message.metadata.message_type) == ("c", "query"):
-            summary: Any = reply.content["summary"]
+            summary = reply.content["summary"]
             summary["n_train"] = math.nan
         return reply
 
     run = federate(
-        three,
-        strategy="fedavg",
-        rounds=1,
-        min_silos=2,
-        prepare=lambda g: setattr(g, "after", after),
+        three, "fedavg", rounds=1, min_silos=2, prepare=lambda g: setattr(g, "after", after)
     )
     assert list(run.strategy.silos) == ["a", "b"]
     assert "cannot take part: c's data summary says n_train = nan" in caplog.text
@@ -337,7 +325,7 @@ def test_the_superlinks_own_errors_name_the_silo(three):
     seen: list[Progress] = []
     federate(
         three,
-        strategy="fedavg",
+        "fedavg",
         rounds=3,
         prepare=lambda g: setattr(g, "after", after),
         watch=seen.append,
@@ -362,14 +350,7 @@ def test_a_silo_that_was_removed_is_not_waited_for(three):
         grid.push_messages = pushed
 
     seen: list[Progress] = []
-    federate(
-        three,
-        strategy="fedavg",
-        rounds=2,
-        round_timeout=600,
-        prepare=prepare,
-        watch=seen.append,
-    )
+    federate(three, "fedavg", rounds=2, round_timeout=600, prepare=prepare, watch=seen.append)
     assert seen[1].rejected == {"c": "the server does not know it any more"}
 
 
@@ -380,13 +361,11 @@ def test_a_quorum_starts_when_the_time_is_up(three, caplog):
         nodes = list(grid.contexts)
         grid.get_node_ids = lambda: nodes[:2]
 
-    run = federate(
-        three, strategy="fedavg", rounds=1, min_silos=2, round_timeout=0.1, prepare=prepare
-    )
+    run = federate(three, "fedavg", rounds=1, min_silos=2, round_timeout=0.1, prepare=prepare)
     assert list(run.strategy.silos) == ["a", "b"]
     assert "goes on with 2 of 3 silos" in caplog.text
     with pytest.raises(RuntimeError, match="here are 2: a, b"):
-        federate(three, strategy="fedavg", rounds=1, round_timeout=0.1, prepare=prepare)
+        federate(three, "fedavg", rounds=1, round_timeout=0.1, prepare=prepare)
 
 
 def test_a_reason_is_the_silos_own_words():

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from cases import CASES, OPTIONS, WITH_ALA, typical
-from tiny import Files, Run, comparable, federate, random_silos, same
+from tiny import comparable, federate, random_silos, same
 from torch import Tensor
 from two_layers import DEEP, replies_of
 
 from strategies import strategies
-from strategies.base.client import SiloClient
 from strategies.base.newcomers import evaluate_newcomer
 from strategies.base.partial import head_blocks
-from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import decode
 
 HELD = "b"
 EVERY = CASES | WITH_ALA | {"pooled": ({"strategy": "pooled"}, (), ())}
 # Blocks of the model, or parts of one, that a newcomer of these methods trains; of partial methods: what is personal.
-OWN: Mapping[str, Callable[[SiloClient], list[slice]]] = {
+OWN = {
     "fedpac": lambda client: [client.model.head],
     "fedrod": lambda client: [client.model.head],
     "fedrdn": lambda client: [],
@@ -44,27 +40,27 @@ OWN: Mapping[str, Callable[[SiloClient], list[slice]]] = {
 class SeenByNewcomer:
     """What was evaluated of the newcomer, by snapshot, and its client."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.models: dict[str, Tensor] = {}
 
-        def evaluate(client: SiloClient, config: Mapping[str, Any]) -> dict[str, float]:
+        def evaluate(client, config):
             measure, self.client = client.measure, client
 
-            def watch(snapshot: str, vector: Tensor) -> dict[str, float]:
+            def watch(snapshot, vector):
                 self.models[snapshot] = vector.clone()
                 return measure(snapshot, vector)
 
-            client.measure = watch  # type: ignore[assignment,method-assign]
+            client.measure = watch
             return evaluate_newcomer(client, config)
 
         monkeypatch.setattr("client.app.evaluate_newcomer", evaluate)
 
     @property
-    def start(self) -> Tensor:
+    def start(self):
         return self.models["received"]
 
     @property
-    def own(self) -> Tensor:
+    def own(self):
         return self.models["personal"]
 
 
@@ -73,7 +69,7 @@ def four(tmp_path):
     return random_silos(tmp_path, {"a": 6, HELD: 10, "c": 8, "d": 7})
 
 
-def run_with(files: Files, settings: Mapping[str, Any], **changes: Any) -> Run:
+def run_with(files, settings, **changes):
     given = {
         **DEEP,
         **OPTIONS,
@@ -86,7 +82,7 @@ def run_with(files: Files, settings: Mapping[str, Any], **changes: Any) -> Run:
     return federate(files, **given)
 
 
-def only(rows: list[Any]) -> list[list[str]]:
+def only(rows):
     """What a run has of all but the newcomer, without how many bytes and seconds."""
     return comparable([r for r in rows if r.silo not in ("", HELD)])
 
@@ -119,12 +115,7 @@ def test_a_newcomer_gets_what_its_method_declares(four, name, tiny_bn, monkeypat
     assert only(run.rows) == only(without.rows)
 
 
-def check_kind(
-    method: type[PersonalizedStrategy],
-    run: Run,
-    seen: SeenByNewcomer,
-    got: Mapping[str, Tensor],
-) -> None:
+def check_kind(method, run, seen, got):
     kind, start, own, name = method.info.newcomer, seen.start, seen.own, method.info.name
     moved = ~torch.isclose(start, own, rtol=0, atol=0)
     initial = seen.client.silo.initial("")
@@ -134,7 +125,7 @@ def check_kind(
         assert same(start, got["global"]) and bool(moved.any())
     elif kind == "layers":
         mask = torch.zeros_like(moved)
-        parts = OWN[name](seen.client) if name in OWN else seen.client.private  # type: ignore[attr-defined]
+        parts = OWN[name](seen.client) if name in OWN else seen.client.private
         for part in parts:
             mask[part] = True
         assert bool(moved.any()) == bool(mask.any()) and not bool((moved & ~mask).any())

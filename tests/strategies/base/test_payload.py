@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from failing import fails
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
@@ -29,7 +29,7 @@ from strategies.base.transport.payload import (
 )
 
 
-def by_objects(records: RecordDict) -> RecordDict:
+def by_objects(records):
     """As the object store of a deployment: every nested object as bytes under its hash, inflated on the other side."""
     contents = {
         key: bytes(part.deflate()) for key, part in get_all_nested_objects(records).items()
@@ -39,20 +39,20 @@ def by_objects(records: RecordDict) -> RecordDict:
     return result
 
 
-def by_protobuf(records: RecordDict) -> RecordDict:
+def by_protobuf(records):
     return recorddict_from_proto(
         ProtoRecordDict.FromString(recorddict_to_proto(records).SerializeToString())
     )
 
 
-def by_pickle(records: RecordDict) -> RecordDict:
+def by_pickle(records):
     """As Ray carries it between processes."""
     result = pickle.loads(pickle.dumps(records))
     assert isinstance(result, RecordDict)
     return result
 
 
-WAYS: dict[str, Callable[[RecordDict], RecordDict]] = {
+WAYS = {
     "in process": lambda records: records,
     "objects": by_objects,
     "protobuf": by_protobuf,
@@ -61,7 +61,7 @@ WAYS: dict[str, Callable[[RecordDict], RecordDict]] = {
 }
 
 
-def example() -> Payload:
+def example():
     generator = torch.Generator().manual_seed(0)
     models = {
         "global": Model(torch.randn(1000, generator=generator), round=3),
@@ -157,7 +157,7 @@ def test_bytes_are_those_of_the_arrays(way):
 # ---- Faults --------------------------------------------------------------------------------------------------------
 
 
-def manifest(records: RecordDict) -> ConfigRecord:
+def manifest(records):
     config = records["config"]
     assert isinstance(config, ConfigRecord)
     return config
@@ -169,8 +169,7 @@ def test_a_model_that_is_not_there_or_of_the_wrong_kind(record):
     del records["model.global"]
     if record is not None:
         records["model.global"] = record
-    with pytest.raises(ValueError, match="names model 'global' and does not carry it"):
-        decode(records)
+    fails(ValueError, "names model 'global' and does not carry it", decode, records)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[{}]", '["global"]', "3"])
@@ -185,8 +184,7 @@ def test_no_manifest_at_all():
     records = encode(example())
     del manifest(records)["manifest"]
     for empty in (records, RecordDict()):
-        with pytest.raises(ValueError, match="no config with a manifest"):
-            decode(empty)
+        fails(ValueError, "no config with a manifest", decode, empty)
 
 
 @pytest.mark.parametrize(

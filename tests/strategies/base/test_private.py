@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, OPTIONS
+from failing import fails
 from flwr.app import Message, RecordDict
 from hospitals import NETWORKS, hospital_files
-from tiny import Files, Run, federate, random_silos, settings_of, write_silo
+from near import near
+from tiny import federate, random_silos, settings_of, write_silo
 from torch import Tensor
-from two_layers import DEEP, replies_of
+from two_layers import DEEP, replies_of, sent_by
 
 from client.app import app as client_app
 from client.privacy.private_round import kept_key, private_round
@@ -45,7 +45,7 @@ VARIANTS = [
 ]
 
 
-def options(name: str, **changes: Any) -> dict[str, Any]:
+def options(name, **changes):
     return {
         **CASES[name][0],
         **DEEP,
@@ -55,12 +55,12 @@ def options(name: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def private(name: str, **changes: Any) -> dict[str, Any]:
+def private(name, **changes):
     case = options(name, dp=True, **changes)
     return {key: value for key, value in case.items() if key != "per-fedavg.variant"}
 
 
-def messages(run: Run) -> dict[tuple[int, str, str], Any]:
+def messages(run):
     found: dict[tuple[int, str, str], Any] = {}
     for server_round, silo, payload, _ in replies_of(run):
         found |= {(server_round, silo, name): m.vector for name, m in payload.models.items()}
@@ -68,7 +68,7 @@ def messages(run: Run) -> dict[tuple[int, str, str], Any]:
     return found
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(one, other):
     return torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
@@ -87,7 +87,7 @@ def unseen(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    "name, changes",
     [*((name, {}) for name in VARIANTS), ("fedavg", {"block_rates": "fc1=0.1"})],
 )
 def test_what_leaves_is_a_function_of_noised_gradients_only(
@@ -107,7 +107,7 @@ def test_what_leaves_is_a_function_of_noised_gradients_only(
 
 
 # Texts, signals, several inputs, outlines, volumes, and parts of a network
-OF_DATA: dict[str, dict[str, Any]] = {
+OF_DATA = {
     **{
         kind: NETWORKS[kind]
         for kind in ("multilabel", "ordinal", "regression", "segmentation", "balls")
@@ -161,7 +161,7 @@ def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path, name):
         "normalization": "none",
         "rounds": 1,
     }
-    seen: list[bool] = []
+    seen = []
     real = Clipping._trial
 
     def trial(*given):
@@ -217,18 +217,18 @@ def test_no_metric_leaves_a_hospital(three, tmp_path, name):
 
 def test_batch_normalisation_is_refused_once_before_round_1(three, tmp_path, tiny_bn):
     """Not by each silo in the round; where nothing leaves, it may stay."""
-    asked: list[str] = []
+    asked = []
 
     def prepare(grid):
         grid.before = lambda silo, message, context: asked.append(message.metadata.message_type)
 
-    given: dict[str, Any] = {"model": "tiny-bn", "dp": True, "rounds": 1}
+    given = {"model": "tiny-bn", "dp": True, "rounds": 1}
     with pytest.raises(
         UserError, match=r"^dp = true: not with this network: its BatchNorm1d \("
     ):
-        federate(three, state_dir=tmp_path / "one", prepare=prepare, strategy="fedavg", **given)
+        federate(three, "fedavg", state_dir=tmp_path / "one", prepare=prepare, **given)
     assert set(asked) == {"query"}
-    federate(three, state_dir=tmp_path / "two", strategy="local", **given)
+    federate(three, "local", state_dir=tmp_path / "two", **given)
 
 
 def test_a_step_by_hand(tmp_path, monkeypatch):
@@ -244,21 +244,11 @@ def test_a_step_by_hand(tmp_path, monkeypatch):
     monkeypatch.setattr(
         module, "add_noise", lambda total, deviation, key: total.double() + deviation * noise
     )
-    settings: dict[str, Any] = {
-        "dp__clip_norm": 0.8,
-        "dp__noise_multiplier": 2.0,
-        "learning_rate": 0.1,
-    }
+    settings = {"dp__clip_norm": 0.8, "dp__noise_multiplier": 2.0, "learning_rate": 0.1}
     run = federate(
-        files,
-        state_dir=tmp_path / "s",
-        strategy="fedavg",
-        rounds=1,
-        local_epochs=1,
-        dp=True,
-        **settings,
+        files, "fedavg", state_dir=tmp_path / "s", rounds=1, local_epochs=1, dp=True, **settings
     )
-    start = run.sent_to("a", 1)["global"].vector.double().numpy()
+    start = run.received("a", 1).double().numpy()
     sent = {silo: payload.models["model"].vector for _, silo, payload, _ in replies_of(run)}
     for name, (x, y) in rows.items():
         total = np.zeros(4)
@@ -269,7 +259,7 @@ def test_a_step_by_hand(tmp_path, monkeypatch):
             g = np.concatenate([p * value, p])
             total += g * min(1, 0.8 / (np.linalg.norm(g) + 1e-6))
         expected = start - 0.1 * (total + 1.6 * noise.double().numpy()) / 2
-        assert np.allclose(sent[name].numpy(), expected, atol=1e-6)
+        near(sent[name], expected)
 
 
 def test_a_record_moves_a_step_by_its_sensitivity_at_most(tmp_path, monkeypatch):
@@ -292,14 +282,14 @@ def test_a_record_moves_a_step_by_its_sensitivity_at_most(tmp_path, monkeypatch)
         }
         run = federate(
             files,
+            "fedavg",
             state_dir=folder / "s",
-            strategy="fedavg",
             rounds=1,
             local_epochs=1,
             dp=True,
             dp__clip_norm=0.5,
         )
-        sent.append(replies_of(run, "a")[0][2].models["model"].vector)
+        sent.append(sent_by(run, "a", 0))
     moved = [float((sent[0] - other).norm()) for other in sent[1:]]
     assert max(moved) <= 1.0001 * 0.5 / 10 and max(moved) > 0.9 * 0.5 / 10
 
@@ -315,9 +305,7 @@ def test_a_repeated_round_sends_the_same_bits_and_another_run_others(three, tmp_
     assert not any(equal(whole[key], other[key]) for key in whole)
 
 
-def replayed(
-    three: Files, tmp_path: Path, change: Callable[[Any], None]
-) -> tuple[Tensor, Tensor]:
+def replayed(three, tmp_path, change):
     """What silo a sends in round 1, and when the same message comes again, changed by ``change(content)``."""
     run = federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, rounds=1))
     grid = run.grid
@@ -344,7 +332,7 @@ def test_the_same_message_again_sends_the_same_bits(three, tmp_path):
 
 def test_another_setting_of_the_network_gets_other_samples(three, tmp_path, monkeypatch):
     """The digest of a round has it, whether or not the number of parameters changes with it."""
-    seen: list[Any] = []
+    seen = []
 
     def noted(*given):
         seen.append(given[-1])
@@ -386,7 +374,7 @@ def test_steps_and_rates_are_those_of_the_plan():
 
 def test_several_gradients_of_a_batch_have_more_noise_each(monkeypatch):
     """K of them, of deviation σ C √K each, tell together as much as one of deviation σ C."""
-    deviations: list[float] = []
+    deviations = []
 
     def noised(total, deviation, key):
         deviations.append(deviation)
@@ -404,8 +392,7 @@ def test_several_gradients_of_a_batch_have_more_noise_each(monkeypatch):
         for _ in range(uses):
             training.gradient(x, y, F.cross_entropy, None)
     assert deviations == pytest.approx([1.0, *[3**0.5] * 3])
-    with pytest.raises(AssertionError, match="not drawn for it"):
-        training.gradient(x, y, F.cross_entropy, None)
+    fails(AssertionError, "not drawn for it", training.gradient, x, y, F.cross_entropy, None)
 
 
 def test_a_target_epsilon_is_that_of_all_rounds_together():
@@ -422,7 +409,7 @@ def test_training_beyond_the_plan_fails(three, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    "changes, line",
     [
         ({"dp__unit": "patient"}, "dp.unit = patient: a's training samples name no patients"),
         ({"normalization": "agreed"}, "dp = true: not with normalization = agreed"),
@@ -435,7 +422,7 @@ def test_what_is_not_private_is_refused_by_the_silo(three, tmp_path, changes, li
         federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, **changes))
 
 
-@pytest.mark.parametrize(("changes", "line"), [({"ala": True}, "not with ala = true")])
+@pytest.mark.parametrize("changes, line", [({"ala": True}, "not with ala = true")])
 def test_what_does_not_go_with_it_is_refused(three, changes, line):
     with pytest.raises(UserError, match=f"^dp = true: {line}"):
         settings_of(three, strategy="fedavg", dp=True, **changes)
@@ -511,8 +498,7 @@ def test_a_study_s_step_is_counted_from_the_received_model(tmp_path):
         sent(5.0, State({"personal": start}), dp=False)
     # Before its first training
     for this, reason in ((1, "the first model is not the one"), (2, "is 4 lengths away")):
-        with pytest.raises(UserError, match=reason):
-            sent(5.0, State(), this)
+        fails(UserError, reason, sent, 5.0, State(), this)
 
 
 class Failing(torch.nn.Module):
@@ -520,14 +506,14 @@ class Failing(torch.nn.Module):
 
     block_names = ("out",)
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.out = torch.nn.Linear(3, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if not self.training or bool((x > 50).any()):
             raise ValueError("a value of a record")
-        found: Tensor = self.out(x)
+        found = self.out(x)
         return found
 
 
@@ -607,8 +593,7 @@ def test_the_key_of_the_noise_is_made_once_and_belongs_to_its_owner(tmp_path):
     assert len(key) == 32 and key == kept_key(tmp_path) != kept_key(tmp_path / "other")
     assert (tmp_path / "noise-key").stat().st_mode & 0o777 == 0o600
     (tmp_path / "noise-key").write_bytes(key[:-1])
-    with pytest.raises(DataError, match="is damaged: 31 bytes, not 32"):
-        kept_key(tmp_path)
+    fails(DataError, "is damaged: 31 bytes, not 32", kept_key, tmp_path)
     assert 0 <= seed(key) < 2**63
 
 

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from cases import CASES, OPTIONS, typical
-from flwr.app import Message
-from tiny import (
-    Run,
-    TinyGrid,
-    comparable,
-    federate,
-    random_silos,
-    round_of,
-    same,
-    settings_of,
-    train_replies,
-)
-from torch import Tensor
+from failing import fails
+from near import near
+from tiny import comparable, federate, random_silos, round_of, same, settings_of, train_replies
 from two_layers import DEEP
 
 from benchmarks.robustness import cell
@@ -44,11 +33,11 @@ from strategies.base.settings import KRUM, RULES
 from strategies.base.transport.payload import Update, array_record, decode, tensor_of
 
 
-def vectors(*rows: Sequence[float]) -> list[Tensor]:
+def vectors(*rows):
     return [torch.tensor(row, dtype=torch.float32) for row in rows]
 
 
-def apply(rule: str, given: Sequence[Tensor], f: int) -> Tensor:
+def apply(rule, given, f):
     """What a rule makes of silos that count alike."""
     if rule in KRUM:
         return torch.stack([given[i] for i in choose(rule, given, f)]).mean(0)
@@ -93,10 +82,8 @@ def test_geometric_median_by_hand():
     """Of the corners of a convex quadrilateral it is where the diagonals cross (Fagnano): (2, 0) of (0, 0), (10, 0),
     (2, -1), (2, 3); their mean is (3.5, 0.5). Of three numbers it is the middle one."""
     given = vectors([0, 0], [10, 0], [2, -1], [2, 3])
-    assert torch.allclose(geometric_median(given), torch.tensor([2.0, 0.0]), atol=1e-4)
-    assert torch.allclose(
-        geometric_median(vectors([1], [2], [900])), torch.tensor([2.0]), atol=1e-3
-    )
+    near(geometric_median(given), torch.tensor([2.0, 0.0]), 1e-4)
+    near(geometric_median(vectors([1], [2], [900])), torch.tensor([2.0]), 1e-3)
 
 
 ALIKE = dict.fromkeys("abcd", 3)  # batches per epoch
@@ -235,7 +222,7 @@ def test_without_attackers_a_rule_is_the_mean(tmp_path, rule):
     """f = 0, silos of equal size: FedAvg to the bit."""
     files = random_silos(tmp_path, dict.fromkeys("abcde", 8))
     plain, robust = (
-        federate(files, strategy="fedavg", rounds=3, robust=name, robust_attackers=0)
+        federate(files, "fedavg", rounds=3, robust=name, robust_attackers=0)
         for name in ("none", rule)
     )
     assert same(plain.shared, robust.shared)
@@ -245,7 +232,7 @@ def test_without_attackers_a_rule_is_the_mean(tmp_path, rule):
 # ---- In a federation ------------------------------------------------------------------------------------------------
 
 
-def changed(reply: Message, change: Callable[[Tensor], Tensor]) -> Message:
+def changed(reply, change):
     """Every vector of a reply, changed."""
     for key, record in list(reply.content.array_records.items()):
         vector = tensor_of(record["vector"])
@@ -254,12 +241,10 @@ def changed(reply: Message, change: Callable[[Tensor], Tensor]) -> Message:
     return reply
 
 
-def attacking(
-    change: Callable[[Tensor], Tensor], *silos: str, since: int = 1
-) -> Callable[[TinyGrid], None]:
+def attacking(change, *silos, since=1):
     """For ``prepare``: what these silos send from this round on is changed on its way."""
 
-    def after(silo: str, message: Message, reply: Message) -> Message:
+    def after(silo, message, reply):
         lies = (
             silo in silos
             and round_of(message) >= since
@@ -276,7 +261,7 @@ def five(tmp_path):
     return random_silos(tmp_path, dict(zip("abcde", (6, 10, 8, 7, 9), strict=True)))
 
 
-def sent_in(run: Run, server_round: int, name: str = "model") -> list[Tensor]:
+def sent_in(run, server_round, name="model"):
     found = {silo: reply for (silo, r), reply in train_replies(run.grid) if r == server_round}
     return [decode(found[silo].content)[0].models[name].vector for silo in sorted(found)]
 
@@ -287,7 +272,7 @@ def test_a_rule_stands_for_fedavgs_mean(five, rule, wire):
     """d is away: the next model is the rule's of the four that were sent, counted alike, with f = 1 (Krum: 0)."""
     run = federate(
         five,
-        strategy="fedavg",
+        "fedavg",
         rounds=2,
         robust=rule,
         wire_dtype=wire,
@@ -296,16 +281,14 @@ def test_a_rule_stands_for_fedavgs_mean(five, rule, wire):
     given = sent_in(run, 1)
     assert len(given) == 4
     expected = apply(rule, given, 0 if rule in KRUM else 1)
-    found = run.sent_to("a", 2)["global"].vector
-    assert torch.allclose(found, expected, atol=1e-6 if wire == "float32" else 1e-3)
+    found = run.received("a", 2)
+    near(found, expected, 1e-6 if wire == "float32" else 1e-3)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_running_statistics_and_shared_layers_too(five, tiny_bn, rule):
     """FedPer shares the first layers of a network with BatchNorm: what travels of both is the rule's."""
-    run = federate(
-        five, strategy="fedper", model="tiny-bn", learning_rate=0.1, rounds=2, robust=rule
-    )
+    run = federate(five, "fedper", model="tiny-bn", learning_rate=0.1, rounds=2, robust=rule)
     shared, buffers = sent_in(run, 1, "shared"), sent_in(run, 1, "buffers")
     sent = run.sent_to("a", 2)
     if rule in KRUM:  # of the same silos
@@ -313,16 +296,16 @@ def test_running_statistics_and_shared_layers_too(five, tiny_bn, rule):
         expected = [torch.stack([of[i] for i in taken]).mean(0) for of in (shared, buffers)]
     else:
         expected = [apply(rule, shared, 1), apply(rule, buffers, 1)]
-    assert torch.allclose(sent["global"].vector, expected[0], atol=1e-6)
-    assert torch.allclose(sent["buffers"].vector, expected[1], atol=1e-6)
+    near(sent["global"].vector, expected[0])
+    near(sent["buffers"].vector, expected[1])
 
 
 @pytest.mark.parametrize("rule", ["median", "krum"])
 def test_scaffolds_two_vectors(five, rule):
     """x and c: the median takes each for itself, Krum both of one silo; c moves by |S|/N of what is taken."""
-    run = federate(five, strategy="scaffold", rounds=1, robust=rule)
+    run = federate(five, "scaffold", rounds=1, robust=rule)
     models, changes = sent_in(run, 1), sent_in(run, 1, "control")
-    start = run.sent_to("a", 1)["global"].vector
+    start = run.received("a", 1)
     if rule == "krum":
         (i,) = choose(
             "krum", [torch.cat([m - start, c]) for m, c in zip(models, changes, strict=True)], 1
@@ -335,22 +318,22 @@ def test_scaffolds_two_vectors(five, rule):
         )
     else:
         expected = median(models), median(changes)
-    arrays = run.strategy.state.arrays
-    assert torch.allclose(arrays["global"], expected[0], atol=1e-6)
-    assert torch.allclose(arrays["control"], expected[1], atol=1e-6)
+    arrays = run.held
+    near(arrays["global"], expected[0])
+    near(arrays["control"], expected[1])
 
 
 def test_fedapms_mean_is_over_all_that_it_holds(five):
     run = federate(
         five,
-        strategy="fedapm",
+        "fedapm",
         rounds=1,
         robust="median",
         prepare=lambda grid: grid.absent.add(("d", 1)),
         **DEEP,
     )
-    sent, start = sent_in(run, 1, "shared"), run.sent_to("a", 1)["global"].vector
-    assert torch.allclose(run.shared, median([*sent, start]), atol=1e-6)
+    sent, start = sent_in(run, 1, "shared"), run.received("a", 1)
+    near(run.shared, median([*sent, start]))
 
 
 def test_fedprotos_prototypes_class_by_class(five):
@@ -368,7 +351,7 @@ def test_fedprotos_prototypes_class_by_class(five):
     found = honest.sent_to("a", 2)["prototypes"].vector.view(3, -1)
     for k in range(3):
         held = [table[k, :-1] for table in tables if table[k, -1] > 0]
-        assert torch.allclose(found[k, :-1], median(held), atol=1e-6)
+        near(found[k, :-1], median(held))
     most = max(float(table[:, :-1].abs().max()) for table in tables)
     assert (
         float(lied.sent_to("a", 2)["prototypes"].vector.view(3, -1)[:, :-1].abs().max()) <= most
@@ -383,20 +366,18 @@ def test_a_clipped_silo_counts_with_a_part_of_its_step_and_is_named(five):
     seen: list[Progress] = []
     run = federate(
         five,
-        strategy="fedavg",
+        "fedavg",
         robust="clip",
         rounds=3,
         watch=seen.append,
         prepare=lambda grid: attacking(lambda v: 100 * v, "e", since=2)(grid),
     )
-    start, given = run.sent_to("a", 2)["global"].vector, sent_in(run, 2)
+    start, given = run.received("a", 2), sent_in(run, 2)
     lengths = sorted(float((v - start).norm()) for v in given)
     step = given[4] - start
     cut = start + step * (10 * lengths[2] / float(step.norm()))
     expected = sum(n / 40 * v for n, v in zip((6, 10, 8, 7, 9), [*given[:4], cut], strict=True))
-    assert torch.allclose(
-        run.sent_to("a", 3)["global"].vector, torch.as_tensor(expected), atol=1e-4
-    )
+    near(run.received("a", 3), torch.as_tensor(expected), 1e-4)
     assert [list(p.bounded) for p in seen][:2] == [[], ["e"]] and not any(
         p.rejected for p in seen
     )
@@ -410,7 +391,7 @@ def test_a_clipped_silo_counts_with_a_part_of_its_step_and_is_named(five):
 
 def test_lengths_of_centres_that_are_made_to_be_measured(five, monkeypatch):
     """Each may get the place in memory, and so the id, of the one before: the median of 1 to 5 is 3 all the same."""
-    run = federate(five, strategy="fedfomo", rounds=1)
+    run = federate(five, "fedfomo", rounds=1)
     lengths = dict(zip(five, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
     monkeypatch.setattr(
         run.strategy, "centre", lambda name, update: torch.tensor([lengths[update.silo]])
@@ -460,9 +441,8 @@ def test_what_a_user_asks_for_and_cannot_have(three):
         ({"robust": "kurm"}, "robust = 'kurm' (did you mean 'krum'?)"),
         ({"robust_clip": 0}, "robust-clip = 0"),
     ):
-        with pytest.raises(UserError) as error:
-            settings_of(three, **given)
-        assert message in str(error.value)
+        said = fails(UserError, None, settings_of, three, **given)
+        assert message in said
     # Nothing travels: nothing stands against it
     settings_of(three, strategy="local", robust="median")
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,31 +11,22 @@ import torch
 from flwr.app import Error, Message
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tiny import (
-    Files,
-    Run,
-    TinyGrid,
-    federate,
-    random_silos,
-    round_of,
-    train_replies,
-    write_silo,
-)
+from near import near
+from tiny import federate, random_silos, round_of, train_replies, write_silo
 from two_layers import DEEP, confirmed
 
 import strategies.fedlama
-from models.layout import Layout
 from strategies.base.aggregation.secure import COUNT, add_integers, gather_sums, spread
 from strategies.playerfl import PLayerFL
 
-SECURE: dict[str, Any] = {"secure_aggregation": True}
-OPTIONS: dict[str, Any] = {**DEEP, "rounds": 7, "local_epochs": 2, "batch_size": 4}
+SECURE = {"secure_aggregation": True}
+OPTIONS = {**DEEP, "rounds": 7, "local_epochs": 2, "batch_size": 4}
 
 
-def disturbed(grid: TinyGrid) -> None:
+def disturbed(grid):
     """b is away in rounds 2 and 3; the reply of c's round 4 is lost, which the silo does not know."""
 
-    def lose(silo: str, message: Message, reply: Message) -> Message:
+    def lose(silo, message, reply):
         lost = message.metadata.message_type == "train" and silo == "c"
         if lost and round_of(message) == 4:
             return Message(Error(1, "lost on the way"), reply_to=message)
@@ -47,7 +35,7 @@ def disturbed(grid: TinyGrid) -> None:
     grid.absent, grid.after = {("b", 2), ("b", 3)}, lose
 
 
-def both(files: Files, **changes: Any) -> tuple[Run, Run]:
+def both(files, **changes):
     """The run without and with secure sums."""
     return (
         federate(files, **{**OPTIONS, **changes}, robust="none"),
@@ -55,17 +43,15 @@ def both(files: Files, **changes: Any) -> tuple[Run, Run]:
     )
 
 
-def close(plain: Run, summed: Run) -> None:
-    for key, vector in summed.strategy.state.arrays.items():
-        torch.testing.assert_close(plain.strategy.state.arrays[key], vector, rtol=0, atol=2e-6)
+def close(plain, summed):
+    for key, vector in summed.held.items():
+        near(plain.held[key], vector, 2e-6)
     for silo in ("a", "b", "c"):
-        torch.testing.assert_close(
-            summed.personal(silo), plain.personal(silo), rtol=0, atol=2e-6
-        )
+        near(summed.personal(silo), plain.personal(silo), 2e-6)
 
 
 @pytest.mark.parametrize("own", [{}, {"personal": "none"}, {"rho": 0.0}], ids=str)
-def test_fedapm_adds_steps_of_z(three: Files, own: dict[str, Any]) -> None:
+def test_fedapm_adds_steps_of_z(three, own):
     """Eq. 8 is u' = (1/m) sum_i z_i over all m, absent ones with their last z_i. With S the silos that came,
 
         u' = u + (1/m) sum_{i in S} (z_i' - z_i) = u + (|S|/m) mean_{i in S} (z_i' - z_i),
@@ -75,13 +61,11 @@ def test_fedapm_adds_steps_of_z(three: Files, own: dict[str, Any]) -> None:
     changes = {f"fedapm__{key}": value for key, value in {"rho": 0.2, **own}.items()}
     plain, summed = both(three, strategy="fedapm", rounds=5, prepare=disturbed, **changes)
     close(plain, summed)
-    assert not summed.strategy.state.z  # type: ignore[attr-defined]
+    assert not summed.strategy.state.z
 
 
 @pytest.mark.parametrize("own", [{}, {"phi": 3, "wait": 3}, {"average": "silos"}], ids=str)
-def test_fedlama_has_the_spread_of_layers(
-    tmp_path: Path, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fedlama_has_the_spread_of_layers(tmp_path, own, monkeypatch):
     """With c the last average, which all know, and u = sum_i p_i x_i over any silos that came,
 
         sum_i p_i ||x_i - u||² = sum_i p_i ||x_i - c||² - ||u - c||².
@@ -89,10 +73,10 @@ def test_fedlama_has_the_spread_of_layers(
     A silo takes over what was averaged since its last counted reply, as the server picks it without secure sums.
     """
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 9}, columns=12, classes=2)
-    seen: list[Sequence[float]] = []
+    seen = []
     choose = strategies.fedlama.choose_intervals
 
-    def look(layout: Layout, excess: Sequence[float], phi: int) -> list[int]:
+    def look(layout, excess, phi):
         seen.append(excess)
         return choose(layout, excess, phi)
 
@@ -117,28 +101,24 @@ def test_fedlama_has_the_spread_of_layers(
         ("fedadmm", "global", lambda of: of("primal") + of("dual") / 0.2),
     ],
 )
-def test_a_silo_takes_over_the_step_that_was_cut(
-    three: Files, method: str, server: str, silos: Any
-) -> None:
+def test_a_silo_takes_over_the_step_that_was_cut(three, method, server, silos):
     """What the server has is the mean of what silos have, if they take over what they sent.
 
     These are c_i, g_i, z_i, and w_i + y_i / rho. Here C cuts every step.
     """
     rho = {f"{method}__rho": 0.2} if method in ("fedapm", "fedadmm") else {}
     cut = {**OPTIONS, "rounds": 4, "learning_rate": 0.3, "secure_clip": 0.01, **SECURE}
-    run = federate(three, strategy=method, **cut, **rho)
+    run = federate(three, method, **cut, **rho)
 
-    def mean(name: str) -> torch.Tensor:
+    def mean(name):
         return torch.stack([confirmed(run, silo, name) for silo in three]).mean(0)
 
-    found = run.strategy.state.arrays[server]
-    torch.testing.assert_close(silos(mean), found, rtol=0, atol=1e-6)
+    found = run.held[server]
+    near(silos(mean), found)
 
 
-def test_fedlama_sends_squares_only_where_intervals_are_adjusted(three: Files) -> None:
-    run = federate(
-        three, strategy="fedlama", fedlama__phi=3, **{**OPTIONS, "rounds": 4}, **SECURE
-    )
+def test_fedlama_sends_squares_only_where_intervals_are_adjusted(three):
+    run = federate(three, "fedlama", fedlama__phi=3, **{**OPTIONS, "rounds": 4}, **SECURE)
     sizes = {
         number: reply.content.array_records["masked"]["sum"].shape[0]
         for (_, number), reply in train_replies(run.grid)
@@ -148,25 +128,23 @@ def test_fedlama_sends_squares_only_where_intervals_are_adjusted(three: Files) -
 
 @pytest.mark.parametrize("absent", [set(), {("b", 1)}], ids=["all", "one is away"])
 @pytest.mark.parametrize("method", ["player-fl", "player-fl-random"])
-def test_player_fl_has_the_mean_of_the_sensitivities(
-    tmp_path: Path, method: str, absent: set[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_player_fl_has_the_mean_of_the_sensitivities(tmp_path, method, absent, monkeypatch):
     """(1/|S|) sum_{i in S} s_i: each s_i has the weight 1/N in the sum, which is divided by |S|/N.
 
     It is not that of the models, n_i / n. No sensitivity leaves as a number of its own.
     """
     files = random_silos(tmp_path, {"a": 6, "b": 13, "c": 8})
-    seen: list[Any] = []
+    seen = []
     decide = PLayerFL.decide
 
-    def look(self: PLayerFL, table: Sequence[Sequence[float]]) -> int:
+    def look(self, table):
         seen.append(table)
         return decide(self, table)
 
     monkeypatch.setattr(PLayerFL, "decide", look)
     own = {"strategy": method, f"{method}.combine": "mean", f"{method}.threshold": 1.2}
 
-    def prepare(grid: TinyGrid) -> None:
+    def prepare(grid):
         grid.absent = absent
 
     plain, summed = both(files, prepare=prepare, mlp__hidden="4,5", rounds=3, **own)
@@ -179,7 +157,7 @@ def test_player_fl_has_the_mean_of_the_sensitivities(
         assert "sensitivity" not in reply.content["config"]
 
 
-def test_fedproto_leaves_out_a_silo_that_has_not_every_class(tmp_path: Path) -> None:
+def test_fedproto_leaves_out_a_silo_that_has_not_every_class(tmp_path):
     """The mean of a class is over all silos of the sum: nobody has to count how many have it. What is seen of the
     silo: that a class is missing, and not which."""
     rows = np.random.default_rng(1).normal(size=(8, 3))
@@ -197,12 +175,7 @@ def test_fedproto_leaves_out_a_silo_that_has_not_every_class(tmp_path: Path) -> 
     run = federate(files, **options, **SECURE)
     assert set(run.strategy.state.counted) == {"a", "c", "d"}
     plain = federate({k: v for k, v in files.items() if k != "b"}, **options, robust="none")
-    torch.testing.assert_close(
-        run.strategy.state.arrays["prototypes"],
-        plain.strategy.state.arrays["prototypes"],
-        rtol=0,
-        atol=1e-5,
-    )
+    near(run.held["prototypes"], plain.held["prototypes"], 1e-5)
     refused = [r for _, r in run.grid.traffic if r.has_error()]
     assert len(refused) == 2
     for reply in refused:
@@ -216,7 +189,7 @@ def test_fedproto_leaves_out_a_silo_that_has_not_every_class(tmp_path: Path) -> 
     st.integers(0, 2**32 - 1),
 )
 @example([[2.0**40, 1e-17, 0.0]] * 100, 0)
-def test_a_sum_of_any_magnitudes(numbers: list[list[float]], seed: int) -> None:
+def test_a_sum_of_any_magnitudes(numbers, seed):
     """Exact to N 2^-69, however large the numbers are, and nothing but the sum.
 
     Silos with other numbers of the same sum give the same integers, up to the rounding: no scale shows a single silo.
@@ -225,7 +198,7 @@ def test_a_sum_of_any_magnitudes(numbers: list[list[float]], seed: int) -> None:
     shares = (weights / weights.sum()).tolist()
     parts = [[share * x for x in one] for share, one in zip(shares, numbers, strict=True)]
 
-    def opened(of: list[list[float]]) -> torch.Tensor:
+    def opened(of):
         return add_integers(
             [spread(torch.tensor(one, dtype=torch.float64)).to(torch.int32) for one in of]
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failing import fails
 
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
@@ -20,17 +21,16 @@ from strategies.base.settings import Common, choose, setting
 ROOT = Path(__file__).parents[3]
 
 
-def parsed(**values: object) -> Any:
+def parsed(**values):
     return parse_settings(
         {k.replace("__", ".").replace("_", "-"): v for k, v in values.items()}
     )
 
 
-def complaint(values: dict[str, object]) -> str:
+def complaint(values):
     """The one line that refuses these settings."""
-    with pytest.raises(UserError) as caught:
-        parse_settings(values)
-    text = str(caught.value)
+    said = fails(UserError, None, parse_settings, values)
+    text = said
     assert "\n" not in text
     return text
 
@@ -355,11 +355,9 @@ def test_toml_round_trip(tmp_path):
     }
     (tmp_path / "c.toml").write_text(toml_text(values))
     assert read_toml(tmp_path / "c.toml") == values
-    with pytest.raises(UserError, match="there is no configuration file"):
-        read_toml(tmp_path / "none.toml")
+    fails(UserError, "there is no configuration file", read_toml, tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("rounds = = 3")
-    with pytest.raises(UserError, match=r"bad\.toml cannot be read"):
-        read_toml(tmp_path / "bad.toml")
+    fails(UserError, r"bad\.toml cannot be read", read_toml, tmp_path / "bad.toml")
 
 
 def test_the_settings_of_privacy_are_beside_dp_in_a_file():

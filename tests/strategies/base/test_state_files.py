@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 from damage import damaged
-from tiny import same
+from failing import fails
+from resuming import assert_resumes
+from tiny import SHORT, comparable, federate, same
+from two_layers import losing
 
 from partitions.common.files import write_atomically
 from strategies.base import state as state_module
@@ -23,7 +27,7 @@ NUMBERS = {
 }
 
 
-def some_state() -> State:
+def some_state():
     noise = torch.randn(5000, generator=torch.Generator().manual_seed(1))
     return State(
         {"personal": noise, "best": noise, "count": torch.arange(7), "empty": noise[:0]},
@@ -53,9 +57,8 @@ def test_a_file_is_read_as_it_was_written_and_by_any_reader(file):
 def test_none_of_100_damaged_files_is_read(file):
     for what, data in damaged(file.read_bytes(), 100):
         file.write_bytes(data)
-        with pytest.raises(ValueError, match="cannot be read") as caught:
-            State.load(file)
-        assert str(file) in str(caught.value), what
+        said = fails(ValueError, "cannot be read", State.load, file)
+        assert str(file) in said, what
 
 
 def test_no_bit_of_the_header_can_change(file):
@@ -65,14 +68,12 @@ def test_no_bit_of_the_header_can_change(file):
         copy = bytearray(data)
         copy[bit // 8] ^= 1 << bit % 8
         file.write_bytes(copy)
-        with pytest.raises(ValueError, match="cannot be read"):
-            State.load(file)
+        fails(ValueError, "cannot be read", State.load, file)
 
 
 def test_a_file_that_grew_is_not_read(file):
     file.write_bytes(file.read_bytes() + b"\0")
-    with pytest.raises(ValueError, match="its SHA-256 is not the one that was written"):
-        State.load(file)
+    fails(ValueError, "its SHA-256 is not the one that was written", State.load, file)
 
 
 def test_files_of_before_there_were_seals_open_and_that_is_said_once(tmp_path, caplog):
@@ -96,8 +97,7 @@ def test_what_is_no_state_is_one_clear_error(tmp_path):
     files = [safetensors.torch.save({"w": torch.ones(3)}, metadata=text) for text in texts]
     for data in (b"", b"\0" * 20, b"\xff" * 200, *files):
         (tmp_path / "x").write_bytes(data)
-        with pytest.raises(ValueError, match="x cannot be read"):
-            State.load(tmp_path / "x")
+        fails(ValueError, "x cannot be read", State.load, tmp_path / "x")
     for _, data in damaged(ours, 300):
         (tmp_path / "x").write_bytes(data)
         try:
@@ -117,8 +117,25 @@ def test_the_file_of_before_stays_until_the_new_one_is_written(tmp_path):
     def fail(temporary):
         raise OSError("no space left on device")
 
-    with pytest.raises(OSError, match="no space"):
-        write_atomically(new, fail, keep=before)
+    fails(OSError, "no space", write_atomically, new, fail, keep=before)
     assert (new.read_text(), before.read_text()) == ("2", "1") and len(
         list(tmp_path.iterdir())
     ) == 2
+
+
+COUNTING: dict[str, Any] = {
+    "fedadmm": {"fedadmm__rho": 0.2},
+    "fedcac": {},
+    "feddyn": {"feddyn__alpha": 0.2},
+    "scaffold": {"scaffold__up": "both"},
+    "scaffold, the model alone": {"scaffold__up": "model"},
+}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_a_resumed_run_knows_what_was_counted(three, tmp_path, name):
+    """c's reply of round 3, after which the run breaks off, was left out: resumed, c trains with its round 2."""
+    settings = {**SHORT, "rounds": 5, "learning_rate": 0.2}
+    options = {**settings, "strategy": name.partition(",")[0], **COUNTING[name]}
+    whole = assert_resumes(three, tmp_path, 3, **options, prepare=losing(("c", 3)))
+    assert comparable(federate(three, **options).rows) != comparable(whole.rows)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, Run, federate, random_silos
+from tiny import federate, random_silos
 from torchvision_here import models_or_skip
 from two_layers import DEEP
 
@@ -22,7 +22,7 @@ def examples(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
 
 
-def importable(trainer: str) -> None:
+def importable(trainer):
     """Import a trainer whose library may import torchvision, or skip it where a library is missing."""
     models_or_skip()
     try:
@@ -31,7 +31,7 @@ def importable(trainer: str) -> None:
         pytest.skip(f"a library cannot be imported: {error}")
 
 
-def go(files: Files, trainer: str, **changes: Any) -> Run:
+def go(files, trainer, **changes):
     name = f"trainers.{trainer}:train" if trainer else ""
     return federate(files, **{**BASE, "rounds": 2, **changes}, trainer=name)
 

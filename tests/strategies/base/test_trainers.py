@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from cases import CASES, ONE_OF_EACH, OPTIONS, typical
+from failing import fails
 from representatives import product
-from tiny import Run, comparable, federate, random_silos
+from tiny import comparable, federate, random_silos
+from torch.testing import assert_close
 from two_layers import DEEP
 
 from models.optimizers import Optimizer
@@ -25,12 +26,12 @@ def examples(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[3] / "examples")
 
 
-def count_steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def count_steps(monkeypatch):
     """Counts the steps of PyTorch's optimiser and of silofl's own, of which APFL's private model alone has some."""
     steps = {"torch": 0, "ours": 0}
 
-    def counted(kind: str, step: Any) -> Any:
-        def count(self: Any, *given: Any) -> Any:
+    def counted(kind, step):
+        def count(self, *given):
             steps[kind] += 1
             return step(self, *given)
 
@@ -68,13 +69,13 @@ def test_a_plain_loop_gives_the_built_in_trainings_bits(method, tmp_path, tiny_b
 BASE = {**DEEP, "batch_size": 4, "local_epochs": 2, "learning_rate": 0.1, "rounds": 2}
 
 
-def go(tmp_path: Path, trainer: str, **changes: Any) -> Run:
+def go(tmp_path, trainer, **changes):
     files = random_silos(tmp_path, {"a": 13, "b": 9})
     name = f"own_trainers:{trainer}" if trainer else ""
     return federate(files, **{**BASE, **changes}, trainer=name)
 
 
-def models(run: Run) -> list[torch.Tensor]:
+def models(run):
     return [run.personal(silo) for silo in "ab"]
 
 
@@ -93,11 +94,11 @@ def test_the_tasks_optimizer_is_the_runs(optimizer, tmp_path):
     changes["learning_rate"] = 0.01
     built_in, by_trainer = (models(go(tmp_path, t, **changes)) for t in ("", "own_optimizer"))
     for one, other in zip(built_in, by_trainer, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("trainer", "said"),
+    "trainer, said",
     [
         ("forgets", "it made no step with an optimizer that task.attach was given"),
         ("twice", "task.attach was called twice"),
@@ -126,7 +127,7 @@ def test_apfl_says_that_it_needs_the_loaders_batches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes, said",
     [
         ({"trainer": "no function"}, "trainer = 'no function': package.module:function"),
         ({"dp": True}, "dp = true: not with trainer"),
@@ -140,8 +141,7 @@ def test_apfl_says_that_it_needs_the_loaders_batches(tmp_path):
     ],
 )
 def test_a_setting_that_would_do_nothing_is_refused(changes, said):
-    with pytest.raises(UserError, match=said):
-        parse_settings({"trainer": PLAIN, **changes})
+    fails(UserError, said, parse_settings, {"trainer": PLAIN, **changes})
 
 
 def test_a_method_that_ends_a_training_itself_refuses(tmp_path):

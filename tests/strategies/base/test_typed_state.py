@@ -22,14 +22,14 @@ from strategies.scaffold import Scaffold, ScaffoldClient
 FILES = sorted((Path(__file__).parent / "states").glob("*.safetensors"))
 
 
-def silo(version: str, method: str) -> State:
+def silo(version, method):
     state = State.load(
         Path(__file__).parent / "states" / f"{version}-{method}-silo.safetensors"
     )
     return strategies()[method].client.state_type(state.arrays, state.numbers)
 
 
-def server(version: str, method: str) -> State:
+def server(version, method):
     """As the loop resumes it: the method's numbers are among those of the checkpoint; 0.1 named models otherwise."""
     state = State.load(
         Path(__file__).parent / "states" / f"{version}-{method}-server.safetensors"

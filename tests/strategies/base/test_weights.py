@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cases import CASES, ONE_OF_EACH, OPTIONS, typical
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord
 from tiny import (
     comparable,
     federate,
@@ -27,7 +24,6 @@ from two_layers import DEEP
 from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
 from server.results.summary import run_summary
-from server.run.loop import RoundLoop
 from strategies.base.robust import weighted_mean
 from strategies.base.transport.data_summary import sample_weights
 from strategies.base.transport.payload import decode
@@ -35,16 +31,14 @@ from strategies.base.transport.payload import decode
 LIE = 2**31
 
 
-def saying(
-    silo: str, *kinds: str, when: Callable[[Message], bool] = lambda m: True, **values: Any
-) -> Any:
+def saying(silo, *kinds, when=lambda m: True, **values):
     """For ``prepare``: the silo says these values, on its summary (``query``) or in its replies (``train``)."""
 
-    def after(name: str, message: Message, reply: Message) -> Message:
+    def after(name, message, reply):
         kind = message.metadata.message_type
         if name == silo and kind in kinds and when(message):
             record = "summary" if kind == "query" else "config"
-            reply.content[record] = ConfigRecord({**reply.content[record], **values})  # type: ignore[dict-item]
+            reply.content[record] = ConfigRecord({**reply.content[record], **values})
         return reply
 
     return lambda grid: setattr(grid, "after", after)
@@ -89,29 +83,24 @@ def test_every_method_weighs_by_what_counts(three, method, tiny_bn):
         assert same(lied.personal(silo), agreed.personal(silo))
 
 
-@pytest.mark.parametrize(("cap", "counts"), [(5.0, 50), (2.0, 20), (0.0, LIE)])
+@pytest.mark.parametrize("cap, counts", [(5.0, 50), (2.0, 20), (0.0, LIE)])
 def test_a_lie_counts_no_more_than_the_cap(three, tmp_path, cap, counts):
     """By hand: the mean of what the three have sent."""
     lie = saying("c", "query", "train", n_train=LIE, samples=LIE)
     run = federate(
-        three,
-        strategy="fedavg",
-        rounds=2,
-        weight_cap=cap,
-        directory=tmp_path / "run",
-        prepare=lie,
+        three, "fedavg", rounds=2, weight_cap=cap, directory=tmp_path / "run", prepare=lie
     )
     sent = {
         key: decode(r.content)[0].models["model"].vector for key, r in train_replies(run.grid)
     }
     expected = weighted_mean([sent[silo, 1] for silo in "abc"], [6, 10, counts])
-    assert same(run.sent_to("a", 2)["global"].vector, expected)
+    assert same(run.received("a", 2), expected)
     told = f"c says that it has {LIE} training samples; it counts as {counts}, {cap:g} times the median (weight-cap)"
     assert notes(tmp_path / "run") == ([told] if cap else [])
 
 
 def test_nobody_above_the_cap_is_as_without_one(three):
-    runs = [federate(three, strategy="fedavg", rounds=2, weight_cap=cap) for cap in (5.0, 0.0)]
+    runs = [federate(three, "fedavg", rounds=2, weight_cap=cap) for cap in (5.0, 0.0)]
     assert comparable(runs[0].rows) == comparable(runs[1].rows)
     with pytest.raises(UserError, match=r"weight-cap = 0\.5: at least 1, or 0 for none"):
         settings_of(three, weight_cap=0.5)
@@ -139,7 +128,7 @@ def test_the_statistics_of_tables_are_weighed_alike():
 
 def test_the_weighted_mean_of_the_summary_is_capped(three):
     """c says that it has 2^31 test samples; it counts as 50 of 66 there."""
-    run = federate(three, strategy="fedavg", rounds=1, prepare=saying("c", "query", n_test=LIE))
+    run = federate(three, "fedavg", rounds=1, prepare=saying("c", "query", n_test=LIE))
     history, finished = run.federation.history, run.federation.finish_run()
     uncapped = run_summary(history, replace(finished, weight_cap=0.0))
     accuracy = {n: v["accuracy"] for n, v in uncapped["per_silo"].items()}
@@ -155,11 +144,11 @@ def test_the_weighted_mean_of_the_summary_is_capped(three):
 
 def test_another_number_in_a_round_is_named_once(three, tmp_path):
     """It counts as on the summary all the same; text for a number is shown as what it is."""
-    plain = federate(three, strategy="fedavg", rounds=3)
+    plain = federate(three, "fedavg", rounds=3)
     for said, shown in ((LIE, str(LIE)), ("\x1b[2J" + "9" * 500, r"'\x1b[2J999")):
         place = tmp_path / str(len(shown))
         late = saying("c", "train", when=lambda m: round_of(m) > 1, samples=said)
-        run = federate(three, strategy="fedavg", rounds=3, directory=place, prepare=late)
+        run = federate(three, "fedavg", rounds=3, directory=place, prepare=late)
         assert comparable(run.rows) == comparable(plain.rows)
         (note,) = notes(place)
         assert (
@@ -187,7 +176,7 @@ def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path):
     grown = random_silos(tmp_path / "grown", {"a": 6, "b": 10, "c": 9})
     options = {"silos": 3, "rounds": 1, "mlp.hidden": "", "directory": tmp_path / "run"}
     (tmp_path / "run").mkdir()
-    loop: RoundLoop = simulated(files, strategy="local", **options)
+    loop = simulated(files, strategy="local", **options)
     assert loop.directory is not None and loop.directory.sample_counts() == {
         "a": 6,
         "b": 10,
@@ -216,6 +205,6 @@ def test_a_simulation_draws_anew_with_every_seed(tmp_path):
     assert notes_of_whole_lines(tmp_path) == []
 
 
-def notes_of_whole_lines(directory: Path) -> list[str]:
+def notes_of_whole_lines(directory):
     lines = (directory / "progress.jsonl").read_text().splitlines()
     return [json.loads(line)["message"] for line in lines if '"event": "note"' in line]

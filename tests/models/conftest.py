@@ -1,0 +1,9 @@
+"""Tests of networks begin with one seed."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
