@@ -115,9 +115,7 @@ class Collector:
         An in-process grid (it has ``seconds``) computes while its replies are pulled, so presence is not watched.
         """
         c = self.common
-        deployed = not any(
-            summary["simulated"] for summary in self.registration.summaries.values()
-        )
+        deployed = not self.registration.simulated
         return TimeoutPolicy(
             timeout=c.round_timeout,
             factor=c.straggler_factor if deployed else 0.0,
@@ -235,11 +233,10 @@ def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[st
     if message.metadata.message_type == OWN_MODEL:
         return {"config", *(f"model.{name}" for name in (OWN, BUFFERS))}
     trains = message.metadata.message_type == MessageType.TRAIN
+    if message.metadata.message_type in (KEYS, START, UNMASK):
+        return {SECURE}
     names = [f"model.{name}" for name in strategy.upload_names()]
-    if strategy.common.secure_aggregation:
-        names = [INTEGERS, SECURE]
-        if message.metadata.message_type in (KEYS, START, UNMASK):
-            return {SECURE}
+    names = [INTEGERS, SECURE] if strategy.common.secure_aggregation else names
     return {"config", "metrics", *(names if trains else ())}
 
 

@@ -164,10 +164,10 @@ class RoundLoop:
         messages = strategy.configure_train(
             server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid
         )
-        self.secure.attach(strategy, messages)
+        replies = self.secure.attach(strategy, messages)
         self.reporter.round_begins(strategy, messages)
         sent = time.perf_counter()
-        replies = collector.exchange(messages, strategy, self.state.lost)
+        replies = replies or collector.exchange(messages, strategy, self.state.lost)
         received = time.perf_counter()
         if not self._aggregate(strategy, messages, replies):
             return

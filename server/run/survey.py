@@ -27,40 +27,35 @@ class SurveyLoop:
         self.common = settings.common
         self.registration = Registration(grid, settings, directory)
         self.reporter = self.registration.reporter
-        self.receipts = self.registration.receipts
 
     def run(self) -> Surveyed:
         """Return the answers. Raises UserError, or RunFailedError if no silo answers."""
         self.registration.register()
         names = {info.node_id: info.name for info in self.registration.silos.values()}
-        found = Surveyed(without=dict(self.registration.left_out))
         policy = TimeoutPolicy(min(self.common.round_timeout, SUMMARY_SECONDS))
         exchange = Exchange(
-            self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts
+            self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.registration.receipts
         )
         messages = [self._message(node) for node in names]
         replies = exchange.run(messages)
         answers, faults = read_replies(replies, names, _read_answer)
-        found.answers.update(answers)
-        found.without.update(faults)
         for name, reason in faults.items():
             self.reporter.note(f"no survey of {name}: {reason}")
         late = f"no reply within {policy.timeout:g} s"
-        for name in names.values():
-            if name not in found.answers:
-                found.without.setdefault(name, late)
-        if not found.answers:
+        silent = {*names.values()} - answers.keys()
+        without = dict.fromkeys(silent, late)
+        without |= self.registration.left_out
+        without |= faults
+        without = dict(sorted(without.items()))
+        if not answers:
             raise RunFailedError(
-                f"no silo answered the survey ({'; '.join(dict.fromkeys(found.without.values()))})"
+                f"no silo answered the survey ({'; '.join(dict.fromkeys(without.values()))})"
             )
-        self.reporter.event("survey", silos=len(found.answers), without=found.without)
-        return Surveyed(
-            dict(sorted(found.answers.items())), dict(sorted(found.without.items()))
-        )
+        self.reporter.event("survey", silos=len(answers), without=without)
+        return Surveyed(dict(sorted(answers.items())), without)
 
     def _message(self, node: int) -> Message:
-        config = ConfigRecord({"run": self.registration.run_name})
-        content = RecordDict({"config": config})
+        content = RecordDict({"config": ConfigRecord({"run": self.registration.run_name})})
         kind = f"{MessageType.QUERY}.{ACTION}"
         return Message(
             content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout

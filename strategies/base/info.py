@@ -296,6 +296,17 @@ class RoundPlan:
             samples = plausible_counts(samples, agreed)
         return replace(self, silos=infos, samples=samples)
 
+    def saved(self) -> dict[str, Any]:
+        """Return what a later process needs to end this round, in JSON values."""
+        nodes = {name: info.node_id for name, info in self.silos.items()}
+        of = {"attempt": self.attempt, "weights": self.weights, "left_out": self.left_out}
+        return {**of, "nodes": nodes}
+
+    def restored(self, nodes: Mapping[str, int], **of: Any) -> RoundPlan:
+        """Return the plan of a saved round: its silos are those of then, online or not."""
+        silos = {name: replace(info, node_id=nodes[name]) for name, info in self.silos.items()}
+        return replace(self, silos=silos, **of)
+
     @property
     def nodes(self) -> dict[int, str]:
         """The silos' names by node."""

@@ -285,17 +285,11 @@ class SummaryRequests:
             node = reply.metadata.src_node_id
             if not reply.has_error():
                 self._admit(node, reply.content, found, before)
-            elif reply.error.code in UNREACHABLE or (
-                reply.error.code == CRASHED and self.may_crash(node)
-            ):
-                log(
-                    WARNING,
-                    "a silo (node %d) gave no data summary yet: %s",
-                    node,
-                    reason_of(reply.error.reason),
-                )
+                continue
+            code, reason = reply.error.code, reason_of(reply.error.reason)
+            if code in UNREACHABLE or (code == CRASHED and self.may_crash(node)):
+                log(WARNING, "a silo (node %d) gave no data summary yet: %s", node, reason)
             else:
-                reason = reason_of(reply.error.reason)
                 self.reporter.silo_fault(f"node {node}", reason)
                 found.faults[node] = _cannot_take_part(node, reason)
 

@@ -7,8 +7,8 @@
 Keys and start come again where a silo is back, after a resume, and before a round is repeated. The server decides who
 is in a sum before it asks for the masks, and writes that down (``secure.safetensors`` of the checkpoint). A round is
 repeated, and resumed, over those silos only: two sums over different silos that start from one model show single
-updates, and hospitals refuse them (``client/site/secure/silo.py``). In a simulation nothing is masked; the integers are
-the same.
+updates, and hospitals refuse them (``client/site/secure/silo.py``). An opened sum is written down, too: a resume ends
+its round without any silo (``opened.py``). In a simulation nothing is masked; the integers are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Message, MessageType
+from flwr.app import ConfigRecord, Message
 from torch import Tensor
 
 from client.site.parsed import SiteError
@@ -42,8 +42,9 @@ from client.site.trust.chain import digest
 from partitions.common.errors import RunFailedError
 from partitions.common.sum_weights import whole
 from server.run.collector import Collector
+from server.run.secure.opened import pack_round, replies_of
 from strategies.base.aggregation.secure import weights_of
-from strategies.base.info import OFFLINE, RoundPlan
+from strategies.base.info import RoundPlan
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload
@@ -53,7 +54,7 @@ from strategies.base.transport.reporting import printable
 MOST_ATTEMPTS = 3
 AWAY_SECONDS = 2.0  # between two looks for silos that are away
 SEALED = 2 * SHARE + 16  # bytes of a silo's two shares, sealed for another
-# In the checkpoint's folder: the last rounds whose masks were asked for, and silos' weights
+# In the checkpoint's folder: the last rounds whose masks were asked for, silos' weights, and the last opened sum
 FILE = "secure.safetensors"
 Record = Mapping[str, Any]
 
@@ -83,15 +84,19 @@ class SecureRounds:
     def __init__(
         self, collector: Collector, folder: Path | None, run_config: Mapping[str, Any]
     ) -> None:
-        self.collector, self.registration = collector, collector.registration
+        self.collector = collector
         self.note = collector.reporter.note
         self.path = None if folder is None else folder / FILE
         self.settings = masks.settings_sha256(run_config)
-        saved = State.load(self.path) if self.path and self.path.exists() else State()
-        self.asked: dict[str, dict[str, int]] = saved.numbers.get("asked", {})
+        # Of the round that is to be ended
+        self.opened = State.load(self.path) if self.path and self.path.exists() else State()
+        self.asked: dict[str, dict[str, int]] = self.opened.numbers.get("asked", {})
+        self.replies: Sequence[Message] = ()  # of the round
         self.made, self.following = NOTHING, NOTHING
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
-        self.unreadable: dict[str, set[str]] = {}  # by silo: whose shares it could not read
+        self.unreadable: dict[
+            str, Sequence[Any]
+        ] = {}  # by silo: whose shares it could not read
         self.excluded: dict[str, str] = {}  # in this process, and why
         self.attempt, self.context = 1, b""
         self.weights: dict[str, int] = {}  # of the silos in the round's sum, by name
@@ -101,7 +106,7 @@ class SecureRounds:
     def masked(self) -> bool:
         """Return whether silos add masks: not in a simulation, nor in this process (unless its grid has gates)."""
         grid, common = self.collector.grid, self.collector.common
-        local = self.registration.simulated or hasattr(grid, "seconds")
+        local = self.collector.registration.simulated or hasattr(grid, "seconds")
         return common.secure_aggregation and getattr(grid, "gates", not local)
 
     def begin(self, strategy: PersonalizedStrategy, server_round: int) -> RoundPlan:
@@ -110,6 +115,9 @@ class SecureRounds:
         Raises RunFailedError if the round was asked for before, and a silo of then is missing.
         """
         self.made = NOTHING
+        if self.opened.numbers.get("round") == [strategy.plan.numbers["run_id"], server_round]:
+            return strategy.plan.restored(**self.opened.numbers["plan"])
+        self.opened = State()
         if not self.masked or not strategy.upload_names():
             return replace(strategy.plan, attempt=self.attempt)
         here = self._online(strategy) - self.excluded.keys()
@@ -131,29 +139,41 @@ class SecureRounds:
                 "are needed: resume when more are online"
             )
         reason = "it has no keys for this round's sum, or a silo of its group has none"
-        reason = "the round is repeated over the silos of before" if before else reason
+        if before:
+            reason = "the round is repeated over the silos of before"
         left_out = {n: self.excluded.get(n, reason) for n in strategy.silos if n not in listed}
-        plan = replace(strategy.plan, left_out=left_out, attempt=self.attempt)
-        return replace(plan, groups=self.labels, weights=before)
+        return replace(
+            strategy.plan,
+            left_out=left_out,
+            attempt=self.attempt,
+            groups=self.labels,
+            weights=before,
+        )
 
-    def attach(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
-        """Add to each train message of a round its peers' statements, weights and sealed shares."""
+    def attach(
+        self, strategy: PersonalizedStrategy, messages: Sequence[Message]
+    ) -> list[Message]:
+        """Add to each train message of a round its peers' statements, weights and sealed shares.
+
+        Return the replies of a round that is to be ended.
+        """
         nodes, made = strategy.plan.nodes, self.made
         trains = {
-            nodes[message.metadata.dst_node_id]: message
+            name: message
             for message in messages
-            if message.metadata.message_type == MessageType.TRAIN
+            if (name := nodes[message.metadata.dst_node_id]) in strategy.sent
         }
         if not made.statements or not trains:
-            return
+            return replies_of(self.opened)
         self.weights, first = weights_of(strategy, trains), min(trains)
         texts = [made.statements[name].text for name in self.weights]
         slot, received = (
             made.statements[first].slot,
             masks.received_sha256(trains[first].content),
         )
-        agreed = received, self.settings, self.weights, made.statements
-        self.context = masks.context(slot, *agreed)
+        self.context = masks.context(
+            slot, received, self.settings, self.weights, made.statements
+        )
         records = [made.records[name] for name in self.weights]
         for name, message in trains.items():
             place = made.holders.index(name)
@@ -165,16 +185,17 @@ class SecureRounds:
                 "again": bool(strategy.plan.weights),
             }
             message.content[RECORD] = ConfigRecord(record)
+        return []
 
     def take(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> None:
         """Take the records for the next round out of the replies, and whose shares each silo could not read."""
-        found, self.unreadable = {}, {}
+        found, self.unreadable, self.replies = {}, {}, replies
         for reply in replies:
             if not reply.has_error() and RECORD in reply.content:
                 silo = strategy.plan.nodes[reply.metadata.src_node_id]
                 own = dict(reply.content.pop(RECORD))
                 named = own.pop("unreadable", [])
-                self.unreadable[silo] = {*named} if isinstance(named, list) else set()
+                self.unreadable[silo] = named if isinstance(named, list) else []
                 if own:
                     found[silo] = own
         if self.made.statements:
@@ -203,8 +224,7 @@ class SecureRounds:
         self._exclude_unreadable(survivors, least)
         self.asked[str(number)] = {name: self.weights[name] for name in survivors}
         self.asked = dict([*self.asked.items()][-KEPT:])
-        if self.path is not None:
-            State({}, {"asked": self.asked}).save(self.path)
+        self._write(State())
         answers = self._answers(strategy, survivors, least)
         try:
             opened = open_sum(
@@ -221,7 +241,10 @@ class SecureRounds:
             raise AttemptFailedError(printable(str(error))) from error
         for silo, reason in sorted(opened.false.items()):
             self.note(f"{silo} is at fault: {reason}")
-        return torch.from_numpy(opened.total.view(np.int32).astype(np.int64)).to(total.device)
+        found = torch.from_numpy(opened.total.view(np.int32))
+        plan = replace(strategy.plan, weights=self.weights)
+        self._write(pack_round(plan, number, self.replies, found, survivors))
+        return found.to(total.device, torch.int64)
 
     def _answers(
         self, strategy: PersonalizedStrategy, survivors: Sequence[str], least: int
@@ -254,7 +277,7 @@ class SecureRounds:
 
     def _exclude_unreadable(self, survivors: Sequence[str], least: int) -> None:
         """Exclude silos whose secrets too few could give back. Raises AttemptFailedError, before anyone is asked."""
-        holders = [name for name in self.made.holders if name in survivors]
+        holders = {*self.made.holders}.intersection(survivors)
         bad = [
             name
             for name in self.weights
@@ -276,7 +299,7 @@ class SecureRounds:
 
     def end_attempts(self) -> None:
         """Begin to count the next round's attempts."""
-        self.attempt = 1
+        self.attempt, self.replies, self.opened = 1, (), State()
 
     # --- exchanges ------------------------------------------------------------------------------------------------
 
@@ -293,7 +316,7 @@ class SecureRounds:
         return self._shares(slot, holders, found)
 
     def _online(self, strategy: PersonalizedStrategy) -> set[str]:
-        nodes = {*self.collector.grid.get_node_ids()} - {OFFLINE}
+        nodes = {*self.collector.grid.get_node_ids()}
         return {name for name, info in strategy.silos.items() if info.node_id in nodes}
 
     def _whole(self, silos: Collection[str]) -> list[str]:
@@ -340,7 +363,7 @@ class SecureRounds:
             with self._noting(name):
                 if len(found) == MOST_SILOS:
                     raise SiteError(f"a sum is over {MOST_SILOS} silos at most")
-                signer = self.registration.keys.get(name) or one.signer
+                signer = self.collector.registration.keys.get(name) or one.signer
                 check_statement(one, of, {name: signer}, found)
                 for key in filter(None, (one.seal, one.mask)):
                     masks.agree(bytes(32), masks.decode(key), name)
@@ -356,6 +379,11 @@ class SecureRounds:
         except SiteError as error:
             line = f"{name} is left out of the sum: its keys are invalid"
             self.note(f"{line}: {printable(str(error))}")
+
+    def _write(self, opened: State) -> None:
+        """Write which sums were asked for, and an opened one."""
+        if self.path is not None:
+            State(opened.arrays, {**opened.numbers, "asked": self.asked}).save(self.path)
 
 
 def _has_signed(one: Statement, record: Record, holders: Mapping[str, Statement]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from damage import flip
 from secured import SECURE, Secured, absent, close, go, kinds
-from tiny import federate, random_silos, same
+from tiny import comparable, federate, random_silos, same
 
 from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
@@ -230,9 +230,22 @@ class KilledError(BaseException):
     """What ends the server."""
 
 
-@pytest.mark.parametrize("owner, step", [(SecureRounds, "_answers"), (Checkpoints, "save")])
-def test_a_server_killed_before_it_has_saved_a_sum(tmp_path, owner, step, monkeypatch):
-    """Before it asks for the masks of round 2, without f, or once it has opened their sum.
+def kill_at(patch: Any, owner: Any, step: str, call: int, done: bool) -> None:
+    """End the server in this call of a step, which is done before or not."""
+    begun, calls = getattr(owner, step), list[int]()
+
+    def kill(self, *of):
+        calls.append(1)
+        if done or len(calls) < call:
+            begun(self, *of)
+        if len(calls) == call:
+            raise KilledError
+
+    patch.setattr(owner, step, kill)
+
+
+def test_a_server_killed_before_it_has_opened_a_sum(tmp_path, monkeypatch):
+    """Before it asks for the masks of round 2, without f.
 
     A resumed run asks for the same sum alone. Where e is gone, seven of nine would be enough for another one: it ends
     with a line, and hospitals are not asked. With all eight the sum is that of before.
@@ -240,19 +253,11 @@ def test_a_server_killed_before_it_has_saved_a_sum(tmp_path, owner, step, monkey
     nine = random_silos(tmp_path, dict.fromkeys("abcdefghi", 6))
     secured, folder = Secured(tmp_path, nine), {"directory": tmp_path / "run", "rounds": 2}
     secured.lost = lambda *of: of == ("f", "train", 2)
-    done, calls = getattr(owner, step), list[int]()
-
-    def kill(self, *of):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KilledError
-        return done(self, *of)
-
     with monkeypatch.context() as patch, pytest.raises(KilledError):
-        patch.setattr(owner, step, kill)
+        kill_at(patch, SecureRounds, "_write", 3, done=True)
         go(nine, tmp_path, secured, **folder)
     asked = [*secured.asked]
-    assert (("a", UNMASK, 2) in asked) is (owner is Checkpoints)
+    assert ("a", UNMASK, 2) not in asked
     again = {**folder, "resume": True}
     secured.run, secured.lost = 2, lambda *of: of[:2] == ("e", "train")
     line = "round 2, attempt 3: its masks were asked for over a, b, c, d, e, g, h, i, and now e sent no vector"
@@ -263,6 +268,38 @@ def test_a_server_killed_before_it_has_saved_a_sum(tmp_path, owner, step, monkey
     masked = go(nine, tmp_path, secured, **again)
     close(masked, go(nine, tmp_path, absent({2}), rounds=2))
     assert masked.values("secure_silos") == [9, 8]
+
+
+@pytest.mark.parametrize(
+    "owner, step, call, done",
+    [(SecureRounds, "_write", 4, True), (Checkpoints, "save", 2, False)],
+)
+def test_a_server_killed_once_it_has_opened_a_sum(
+    tmp_path, owner, step, call, done, monkeypatch
+):
+    """A resumed run ends round 2, in which f was lost, without any silo. a, which was in it, is away since."""
+    nine = random_silos(tmp_path, dict.fromkeys("abcdefghi", 6))
+    runs = []
+    for killed in (False, True):
+        place = tmp_path / str(killed)
+        place.mkdir()
+        secured = Secured(place, nine)
+        secured.lost = lambda *of: of == ("f", "train", 2)
+        folder = {"directory": place / "run", "min_silos": 5, "round_timeout": 3.0}
+        if killed:
+            with monkeypatch.context() as patch, pytest.raises(KilledError):
+                kill_at(patch, owner, step, call, done)
+                go(nine, place, secured, **folder)
+        else:
+            go(nine, place, secured, **folder, rounds=2)
+        before = len(secured.asked)
+        secured.run, secured.offline = 2, {"a"}
+        runs.append(go(nine, place, secured, **folder, resume=True))
+        assert {number for _, kind, number in secured.asked[before:] if kind == "train"} == {3}
+    undisturbed, resumed = runs
+    assert comparable(resumed.rows) == comparable(undisturbed.rows)
+    assert same(resumed.strategy.state.model, undisturbed.strategy.state.model)
+    assert resumed.values("secure_silos") == [9, 8, 8]
 
 
 def test_three_attempts_end_the_run(six, tmp_path):
