@@ -6,28 +6,20 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from flwr.app import ArrayRecord, Context, Message, RecordDict
-from forks import in_fork
+from forks import ended, fork, in_fork
 
-from client.site.audit_gate import describe_message, release_reply
-from client.site.terms import Terms
 from client.site.trust import audit_page, chain
 from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
 from client.site.trust.chain import chain_line, digest
 from client.site.trust.methods import DEFAULTS
-from client.site.trust.policy import Policy
 from server.cli.main import main
-from server.simulation.engine import flower_identity
 
-ROOT = Path(__file__).parents[3]
 FIRST = chain.file_name(1, "audit")
 
 
@@ -219,38 +211,33 @@ def test_a_flipped_line(log, number, position):
     assert fault.startswith(f"{FIRST}, line {number}: changed")
 
 
-@pytest.mark.parametrize(
-    ("gone", "fault"),
-    [
-        ({1}, "line 1: line 1 is missing before line 2"),
-        ({3}, "line 3: line 3 is missing before line 4"),
-        ({2, 3, 4}, "line 2: lines 2 to 4 are missing before line 5"),
-        ({6}, "head.json: line 6 is missing at the end"),
-        ({5, 6}, "head.json: lines 5 to 6 are missing at the end"),
-    ],
-)
-def test_deleted_lines(log, gone, fault):
-    write(log, [line for number, line in enumerate(text_of(log), 1) if number not in gone])
-    assert [text.removeprefix(f"{FIRST}, ") for text in verify(log).faults] == [fault]
+MOVED: dict[str, tuple[Callable[[list[str]], list[str]], list[str]]] = {
+    "first gone": (lambda t: t[1:], ["line 1: line 1 is missing before line 2"]),
+    "third gone": (lambda t: t[:2] + t[3:], ["line 3: line 3 is missing before line 4"]),
+    "three gone": (lambda t: t[:1] + t[4:], ["line 2: lines 2 to 4 are missing before line 5"]),
+    "last gone": (lambda t: t[:5], ["head.json: line 6 is missing at the end"]),
+    "two last gone": (lambda t: t[:4], ["head.json: lines 5 to 6 are missing at the end"]),
+    "moved": (
+        lambda t: [t[0], t[2], t[1], *t[3:]],
+        [
+            "line 2: line 2 is missing before line 3",
+            "line 3: line 2 stands behind line 3: moved, or written twice",
+        ],
+    ),
+    "twice": (
+        lambda t: [*t[:3], t[1], *t[3:]],
+        ["line 4: line 2 stands behind line 3: moved, or written twice"],
+    ),
+}
+
+
+@pytest.mark.parametrize("change", MOVED)
+def test_lines_that_were_deleted_moved_or_doubled(log, change):
+    done, faults = MOVED[change]
+    write(log, done(text_of(log)))
+    assert [text.removeprefix(f"{FIRST}, ") for text in verify(log).faults] == faults
     Log(log).append(entry(7))  # writing on hides nothing
-    assert len(verify(log).faults) == 1 and verify(log).entries[-1]["line"] == 7
-
-
-def test_reordered_lines(log):
-    first, *others, last = text_of(log)
-    write(log, [first, others[1], others[0], *others[2:], last])
-    assert [text.partition(", ")[2] for text in verify(log).faults] == [
-        "line 2: line 2 is missing before line 3",
-        "line 3: line 2 stands behind line 3: moved, or written twice",
-    ]
-
-
-def test_a_line_that_stands_there_twice(log):
-    lines = text_of(log)
-    write(log, [*lines[:3], lines[1], *lines[3:]])
-    assert [text.partition(", ")[2] for text in verify(log).faults] == [
-        "line 4: line 2 stands behind line 3: moved, or written twice"
-    ]
+    assert len(verify(log).faults) == len(faults) and verify(log).entries[-1]["line"] == 7
 
 
 def test_a_line_that_was_replaced_by_another_whole_one(log):
@@ -317,32 +304,26 @@ def test_lines_that_are_none(log, text):
 # --- crashes and disks ------------------------------------------------------------------------------------
 
 
-def child(log, before, number=7):
-    """Another process that does `before`, then appends a line."""
-    code = textwrap.dedent(f"""
-        import json, os, resource, signal, sys
-        from pathlib import Path
-        from client.site.trust.audit import Log
+def dying(log, *, share=None):
+    """A fork that is killed as it appends line 7: once this share of it is in the file, or before the note of it."""
+
+    def append():
         whole = os.write
-        {before}
-        Log(Path({str(log)!r})).append(json.loads(sys.stdin.read()))
-    """)
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps(entry(number)),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+        kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+        if share is None:
+            chain.write_whole = lambda *_, **__: kill()
+        else:
+            os.write = lambda fd, data: (whole(fd, data[: share(len(data))]), kill())
+        Log(log).append(entry(7))
+
+    assert in_fork(append) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("share", ["0", "1", "len(data) // 2", "len(data) - 2"])
+@pytest.mark.parametrize("share", [0, 1, 300, -2])
 def test_killed_in_the_middle_of_a_write(log, share):
     """kill -9 once so many bytes are in the file: told, and the chain goes on from the last whole line."""
-    dies = f"os.write = lambda fd, data: (whole(fd, data[:{share}]), os.kill(os.getpid(), signal.SIGKILL))"
-    assert child(log, dies).returncode == -signal.SIGKILL
-    torn = share != "0"
+    dying(log, share=lambda size: share % size)
+    torn = share != 0
     found = verify(log)
     assert not found.faults and len(found.entries) == 6 and len(found.notes) == torn
     Log(log).append(entry(7))
@@ -355,24 +336,20 @@ def test_killed_in_the_middle_of_a_write(log, share):
         ]
 
 
-def test_killed_before_the_lines_last_byte(log):
-    """The line is whole but for its end: it counts, as one that was written and whose message then did not go."""
-    child(
-        log,
-        "os.write = lambda fd, data: (whole(fd, data[:-1]), os.kill(os.getpid(), signal.SIGKILL))",
-    )
+@pytest.mark.parametrize("share", [lambda size: size - 1, None], ids=["its end", "its note"])
+def test_killed_behind_the_line(log, share):
+    """It counts, as one that was written and whose message then did not go."""
+    dying(log, share=share)
     assert not verify(log).faults and len(verify(log).entries) == 7
     Log(log).append(entry(8))
-    assert (verify(log).faults, verify(log).notes) == ([], []) and verify(log).entries[-1][
-        "line"
-    ] == 8
+    found = verify(log)
+    assert (found.faults, found.notes, found.entries[-1]["line"]) == ([], [], 8)
 
 
 def test_killed_twice_in_the_middle_of_a_write(log):
     """The line that goes on from a torn one is torn itself, right after it has ended the first."""
-    for share in ("30", "1"):
-        dies = f"os.write = lambda fd, data: (whole(fd, data[:{share}]), os.kill(os.getpid(), signal.SIGKILL))"
-        child(log, dies)
+    for share in (30, 1):
+        dying(log, share=lambda size, share=share: share)
     Log(log).append(entry(7))
     found = verify(log)
     assert not found.faults and found.entries[-1]["line"] == 7 and len(found.notes) == 1
@@ -399,47 +376,21 @@ def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log):
     assert len(files_of(log)) == 2
 
 
-def test_killed_between_the_line_and_the_note_of_it(log):
-    dies = "import client.site.trust.chain as c; c.write_whole = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
-    assert child(log, dies).returncode == -signal.SIGKILL
-    assert not verify(log).faults and len(verify(log).entries) == 7
-    Log(log).append(entry(8))
-    assert not verify(log).faults and verify(log).entries[-1]["line"] == 8
-
-
 def test_a_disk_that_is_full(log):
     """The kernel takes a part of the line and no more: nothing of it stays, and the log goes on when there is room."""
     size = (log / FIRST).stat().st_size
-    limit = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 100},) * 2)"
-    full = f"signal.signal(signal.SIGXFSZ, signal.SIG_IGN); {limit}"
-    done = child(log, full)
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("OSError: ")
+
+    def append():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100,) * 2)
+        with pytest.raises(OSError, match="File too large"):
+            Log(log).append(entry(7))
+
+    assert in_fork(append) == 0
     assert (log / FIRST).stat().st_size == size
     assert (verify(log).faults, verify(log).notes) == ([], [])
     Log(log).append(entry(7))
     assert not verify(log).faults and len(verify(log).entries) == 7
-
-
-def test_on_a_full_disk_nothing_leaves(log):
-    """What the server gets in place of the model is one line."""
-    size = (log / FIRST).stat().st_size
-
-    def answer():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100,) * 2)
-        with flower_identity():
-            asked = Message(RecordDict(), dst_node_id=7, message_type="train")
-            content = RecordDict({"model.model": ArrayRecord({"vector": torch.zeros(9)})})
-            context = Context(1, 1, {"state-dir": str(log.parent)}, RecordDict(), {})
-            info = describe_message(asked, context, "", Terms(Policy()))
-            left = release_reply(Message(content, reply_to=asked), info, asked)
-        assert not left.has_content()
-        assert left.error.reason.startswith(
-            "nothing leaves: record.sqlite cannot be written or read ("
-        )
-
-    assert in_fork(answer) == 0
-    assert (verify(log).faults, verify(log).notes, len(verify(log).entries)) == ([], [], 6)
 
 
 def test_it_rotates(tmp_path, monkeypatch):
@@ -466,16 +417,12 @@ def test_it_rotates(tmp_path, monkeypatch):
 
 
 def test_two_that_write_at_once(log):
-    code = (
-        "import json, sys\nfrom pathlib import Path\nfrom client.site.trust.audit import Log\n"
-    )
-    code += f"for _ in range(20): Log(Path({str(log)!r})).append(json.loads(sys.argv[1]))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    both = [
-        subprocess.Popen([sys.executable, "-c", code, json.dumps(entry(n))], env=environment)
-        for n in (7, 8)
-    ]
-    assert [one.wait() for one in both] == [0, 0]
+    def append():
+        for _ in range(20):
+            Log(log).append(entry(7))
+
+    both = [fork(append), fork(append)]
+    assert [ended(one) for one in both] == [0, 0]
     assert not verify(log).faults and len(verify(log).entries) == 46
 
 
