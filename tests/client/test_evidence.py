@@ -13,7 +13,16 @@ import torch
 from cases import typical
 from flwr.app import Message, MetricRecord
 from predictions import read_csv
-from tiny import federate, one_block, random_silos, rows_of, write_silo
+from tiny import (
+    events_of,
+    federate,
+    one_block,
+    random_silos,
+    rows_of,
+    small_study,
+    summary_of,
+    write_silo,
+)
 
 import client.site.trust.policy as site_policy
 from client.app import app
@@ -26,7 +35,6 @@ from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
 from server.run.withdrawal import withdraw
 from server.simulation.engine import flower_identity
-from server.simulation.simulate import simulate
 from strategies import strategies
 from strategies.base.evidence import read_evidence
 from strategies.base.transport.payload import Payload, decode, encode
@@ -338,10 +346,7 @@ def test_a_silo_that_kept_no_such_model_is_named(tmp_path):
     assert (
         entry["per_silo"]["a"]["brier"] is None and entry["per_silo"]["b"]["brier"] is not None
     )
-    notes = [
-        json.loads(line)
-        for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()
-    ]
+    notes = events_of(tmp_path / "run")
     assert "no evidence of a: a kept no model of round 99, whose evidence is asked for" in [
         note.get("message") for note in notes
     ]
@@ -350,23 +355,15 @@ def test_a_silo_that_kept_no_such_model_is_named(tmp_path):
 def test_a_withdrawn_hospital_takes_its_evidence_along(tmp_path):
     _, _, before = finished(tmp_path, "fedavg")
     withdraw("a", [tmp_path / "run"])
-    (entry,) = json.loads((tmp_path / "run" / "summary.json").read_text())["runs"]
+    (entry,) = summary_of(tmp_path / "run")["runs"]
     assert set(entry["per_silo"]) == {"b", "c"}
     assert entry["per_silo"]["b"]["evidence"] == before["per_silo"]["b"]["evidence"]
     assert entry["per_silo"]["b"]["brier"] == before["per_silo"]["b"]["brier"]
 
 
 def test_simulations_have_it_by_default(tmp_path):
-    given = {
-        "dataset": "breast-cancer",
-        "silos": 4,
-        "partition": "iid",
-        "rounds": 1,
-        "threads": 1,
-        "model": "linear",
-    }
-    out = simulate({**given, "out": str(tmp_path / "run")}, quiet=True)
-    (entry,) = json.loads((out / "summary.json").read_text())["runs"]
+    out = small_study(tmp_path / "run", "breast-cancer", silos=4, rounds=1, model="linear")
+    (entry,) = summary_of(out)["runs"]
     for silo in entry["per_silo"].values():
         assert (
             None not in [silo[key] for key in CALIBRATION] and "net_benefit" in silo["evidence"]

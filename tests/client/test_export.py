@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from damage import damaged
 from predictions import read_csv
-from tiny import federate, random_silos, rows_of, write_silo
+from tiny import federate, random_silos, rows_of, small_study, write_silo
 
 from client.export import card_file, export_model, read_model
 from client.exporting.model_card import Scale
@@ -22,7 +22,6 @@ from models.samples import Samples
 from models.training import predict
 from partitions.inputs import read_inputs
 from partitions.stored import together
-from server.simulation.simulate import simulate
 from strategies.base.state import State
 
 
@@ -143,15 +142,8 @@ def test_pictures_and_batch_norm(tmp_path):
     np.savez(
         tmp_path / "pictures.npz", x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:]
     )
-    settings = {
-        "dataset": str(tmp_path / "pictures.npz"),
-        "partition": "iid",
-        "silos": 2,
-        "rounds": 2,
-        "threads": 1,
-    }
     network = {"model": "resnet8", "resnet8.stem": "3x3", "batch-size": 16}
-    run = simulate({**settings, **network, "out": str(tmp_path / "run")}, quiet=True)
+    run = small_study(tmp_path / "run", tmp_path / "pictures.npz", silos=2, **network)
     model = tmp_path / "m.safetensors"
     card = export_model(run, "hospital-02", "last", model)
     assert card.model.model_dump(exclude_unset=True) == {
@@ -436,17 +428,8 @@ def test_several_inputs_are_predicted_as_the_file_has_them(tmp_path):
         y=labels,
         vocabulary=np.array(9),
     )
-    settings = {
-        "dataset": str(file),
-        "partition": "iid",
-        "silos": 2,
-        "rounds": 1,
-        "threads": 1,
-        "validation": 0.2,
-    }
-    run = simulate(
-        {**settings, "fedapm-signals.width": 4, "out": str(tmp_path / "run")}, quiet=True
-    )
+    given = {"silos": 2, "rounds": 1, "validation": 0.2, "fedapm-signals.width": 4}
+    run = small_study(tmp_path / "run", file, **given)
     model = tmp_path / "out.safetensors"
     card = export_model(run, "hospital-02", "last", model)
     assert card.input.shape == ["notes tokens 4 9", "pulse 1 16", "scan 1 8 8"]

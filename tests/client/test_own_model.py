@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,8 @@ from tiny import (
     rows_of,
     same,
     settings_of,
+    small_study,
+    summary_of,
     write_silo,
 )
 
@@ -45,7 +46,6 @@ from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
 from server.run.withdrawal import withdraw
 from server.simulation.engine import flower_identity
-from server.simulation.simulate import simulate
 from strategies.base.evaluation import KIND, OWN
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
@@ -156,7 +156,7 @@ def test_the_model_that_leaves_is_the_one_that_the_report_shows(tmp_path, method
     """Bit for bit what the silo's state has for ``export --which reported``; one message more, and nothing else."""
     sites = Sites(tmp_path, strategy=method)
     run = sites.run()
-    (entry,) = json.loads((tmp_path / "run" / "summary.json").read_text())["runs"]
+    (entry,) = summary_of(tmp_path / "run")["runs"]
     assert set(sites.kept()) == set(SIZES) and notes(tmp_path / "run") == []
     for silo, kept in sites.kept().items():
         assert kept.numbers == {"silo": silo, "round": entry["per_silo"][silo]["round"]}
@@ -212,20 +212,8 @@ def test_running_statistics_go_along(tmp_path):
     np.savez(
         tmp_path / "p.npz", x=rng.integers(0, 256, (80, 8, 8, 3), np.uint8), y=np.arange(80) % 2
     )
-    given = {
-        "dataset": str(tmp_path / "p.npz"),
-        "partition": "iid",
-        "silos": 2,
-        "rounds": 1,
-        "threads": 1,
-    }
-    given |= {
-        "model": "resnet8",
-        "batch-size": 16,
-        "strategy": "ditto",
-        "keep-models": "reported",
-    }
-    run = simulate({**given, "out": str(tmp_path / "run")}, quiet=True)
+    given = {**KEEP, "silos": 2, "rounds": 1, "model": "resnet8", "batch-size": 16}
+    run = small_study(tmp_path / "run", tmp_path / "p.npz", **given)
     found = [
         State.load(file) for file in sorted((run / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}"))
     ]
@@ -597,19 +585,12 @@ def test_a_run_whose_models_have_left_trains_no_further(tmp_path):
         match=r"own model has left in this run \(keep-models\), which trains no further here",
     ):
         sites.run(resume=True, rounds=3)
-    given = {
-        "dataset": str(sites.files["a"]),
-        "partition": "iid",
-        "silos": 2,
-        "threads": 1,
-        "strategy": "local",
-    }
-    given |= {"out": str(tmp_path / "simulated"), "keep-models": "reported"}
-    simulate({**given, "rounds": 1}, quiet=True)
+    given = {**KEEP, "out": tmp_path / "simulated", "dataset": sites.files["a"], "silos": 2}
+    small_study(**given)
     with pytest.raises(UserError, match="own models have left at the end"):
-        simulate({**given, "rounds": 2, "resume": True}, quiet=True)
+        small_study(**{**given, "rounds": 3, "resume": True})
     with pytest.raises(UserError, match="was run with keep-models = 'reported', not 'none'"):
-        simulate({**given, "rounds": 1, "resume": True, "keep-models": "none"}, quiet=True)
+        small_study(**{**given, "keep_models": "none", "resume": True})
 
 
 def test_a_withdrawn_hospital_takes_its_model_along(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from cases import typical
 from flwr.app import ArrayRecord, Context, Message
-from tiny import federate, random_silos, settings_of
+from tiny import events_of, federate, random_silos, settings_of
 
 from client.app import app
 from client.site.budget import ledger as ledgers
@@ -86,7 +86,7 @@ def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
         3,
         4,
     ]
-    events = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
+    events = events_of(out)
     (reason,) = {event["rejected"]["a"] for event in events if event.get("rejected")}
     assert (
         reason.startswith("a refuses: its policy has epsilon = ") and "silofl budget" in reason

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cases import typical
 from predictions import read_csv
-from tiny import federate, one_block, random_silos, rows_of
+from tiny import federate, one_block, random_silos, rows_of, summary_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -104,7 +104,7 @@ def test_running_statistics_are_those_of_the_round(tmp_path, method):
         {**given, "model": "resnet8", "batch-size": 16, "strategy": method}
     )
     run = simulate({**settings.flat(), "out": str(tmp_path / "run")}, quiet=True)
-    (entry,) = json.loads((run / "summary.json").read_text())["runs"]
+    (entry,) = summary_of(run)["runs"]
     for index, (silo, shown) in enumerate(entry["per_silo"].items()):
         card = export_model(run, silo, "reported", tmp_path / "m")
         test = part_of(settings.division, index).test

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import Files, Run, comparable, federate, same
+from tiny import Files, Run, comparable, federate, round_of, same
 from torch import Tensor
 
 from client.store import silo_folder
@@ -66,12 +65,6 @@ def assert_resumes(files: Files, folder: Path, last: int, **options: Any) -> Run
     whole = federate(files, directory=directories[0], **options)
     interrupted(files, directories[1], watch=crash_after(last), **options)
     resumed = federate(files, directory=directories[1], resume=True, **options)
+    assert min({round_of(message) for message, _ in resumed.grid.traffic} - {0}) == last + 1
     assert_equal(whole, resumed, directories)
     return whole
-
-
-def notes(directory: Path) -> list[str]:
-    events = [
-        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
-    ]
-    return [event["message"] for event in events if event["event"] == "note"]

@@ -29,6 +29,7 @@ from server.results.history import Row
 from server.results.run_directory import RunDirectory
 from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
+from server.simulation.simulate import simulate
 from strategies import strategies
 from strategies.base.client import SiloClient
 from strategies.base.partial import PartialSettings
@@ -465,10 +466,24 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
 
 
-def notes(directory: Path) -> list[str]:
-    """What a run has noted in its `progress.jsonl`."""
-    lines = map(json.loads, (directory / "progress.jsonl").read_text().splitlines())
-    return [event["message"] for event in lines if event["event"] == "note"]
+def summary_of(run: Path) -> Any:
+    return json.loads((run / "summary.json").read_text())
+
+
+def events_of(run: Path) -> list[dict[str, Any]]:
+    """What a run has written to its `progress.jsonl`."""
+    return [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+
+
+def notes(run: Path) -> list[str]:
+    return [event["message"] for event in events_of(run) if event["event"] == "note"]
+
+
+def small_study(out: Path, dataset: Any = "digits", **changes: Any) -> Path:
+    """Two rounds of three silos as `silofl simulate` has them, without a word; its run directory."""
+    given = {"dataset": str(dataset), "partition": "iid", "silos": 3, "rounds": 2, "threads": 1}
+    own = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    return simulate({**given, "out": str(out), **own}, quiet=True)
 
 
 def split(w: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

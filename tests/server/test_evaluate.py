@@ -16,7 +16,18 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from schemas import DECLARED, PERMUTED, save
-from tiny import TinyGrid, audited, federate, random_silos, round_of, same, settings_of
+from tiny import (
+    TinyGrid,
+    audited,
+    federate,
+    notes,
+    random_silos,
+    round_of,
+    same,
+    settings_of,
+    small_study,
+    summary_of,
+)
 
 from client import app as answer
 from client.export import export_model, read_model
@@ -47,8 +58,6 @@ from server.simulation.simulate import simulate
 from strategies.base.evaluation import digest_of, input_digest
 from strategies.base.run_settings import parse_settings
 
-Matrix = dict[tuple[str, str, str, str], str]
-
 
 def read(matrix):
     with matrix.open(newline="") as file:
@@ -68,47 +77,29 @@ def digests(folder):
 
 @pytest.fixture(scope="module")
 def study(table, tmp_path_factory):
-    given = {
-        "dataset": str(table),
-        "partition": "iid",
-        "silos": 3,
-        "rounds": 3,
-        "threads": 1,
-        "validation": 0.2,
-    }
-    out = tmp_path_factory.mktemp("runs") / "study"
-    return simulate({**given, "strategy": "fedavg,fedper,ditto", "out": str(out)}, quiet=True)
+    given = {"rounds": 3, "validation": 0.2, "strategy": "fedavg,fedper,ditto"}
+    return small_study(tmp_path_factory.mktemp("runs") / "study", table, **given)
+
+
+def command(run, out, *words):
+    """The exit code of `silofl evaluate`."""
+    return main(["evaluate", str(run), "--out", str(out), *words])
+
+
+ALL = ("--models", "all", "--strategy")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
 def test_the_matrix_has_the_bits_of_the_run(study, tmp_path, method):
     """Each silo's reported model at that silo: every metric of the round that the report shows, in the history."""
     before = digests(study)
-    assert (
-        main(
-            [
-                "evaluate",
-                str(study),
-                "--models",
-                "all",
-                "--strategy",
-                method,
-                "--out",
-                str(tmp_path / "m"),
-            ]
-        )
-        == 0
-    )
+    assert command(study, tmp_path / "m", *ALL, method) == 0
     assert digests(study) == before
     found = read(tmp_path / "m" / "matrix.csv")
     shared = {"shared"} if method == "fedavg" else set()
     silos = {f"hospital-{i:02d}" for i in (1, 2, 3)}
     assert {key[:2] for key in found} == {(m, s) for m in silos | shared for s in silos}
-    run = next(
-        r
-        for r in json.loads((study / "summary.json").read_text())["runs"]
-        if r["strategy"] == method
-    )
+    run = next(r for r in summary_of(study)["runs"] if r["strategy"] == method)
     rows = [
         r for r in History(study / "history.csv").of(method, 42) if r.snapshot == "received"
     ]
@@ -156,17 +147,8 @@ def without_states(study, folder):
 def test_models_that_all_stayed_at_their_hospitals(study, tmp_path, capsys):
     """No model, so nothing to ask of a federation: none is running here."""
     run, out = without_states(study, tmp_path / "run"), tmp_path / "m"
-    command = [
-        "evaluate",
-        str(run),
-        "--models",
-        "all",
-        "--strategy",
-        "fedper",
-        "--connection",
-        "none",
-    ]
-    assert main([*command, "--out", str(out)]) == 0
+    given = (*ALL, "fedper", "--connection", "none")
+    assert command(run, out, *given) == 0
     assert {key[:2] for key in read(out / "matrix.csv")} == {
         (f"hospital-0{i}", f"hospital-0{i}") for i in (1, 2, 3)
     }
@@ -175,47 +157,19 @@ def test_models_that_all_stayed_at_their_hospitals(study, tmp_path, capsys):
         "not evaluated: hospital-01, hospital-02, hospital-03: the server has no model of theirs"
         in said
     )
-    assert main([*command, "--out", str(out)]) == 2
-    assert (
-        main(
-            [
-                "evaluate",
-                str(run),
-                "--models",
-                "all",
-                "--strategy",
-                "ditto",
-                "--out",
-                str(tmp_path / "x"),
-            ]
-        )
-        == 2
-    )
+    assert command(run, out, *given) == command(run, tmp_path / "x", *ALL, "ditto") == 2
     assert "lie at the silos: --connection NAME evaluates there" in capsys.readouterr().err
     for gone in ("history.csv", "summary.json"):
         (run / gone).unlink()
-        assert main([*command, "--out", str(tmp_path / gone)]) == 2
+        assert command(run, tmp_path / gone, *given) == 2
         assert not (tmp_path / gone).exists() and not (run / gone).exists()
 
 
 def test_a_model_at_one_file(study, tmp_path):
     """In a file with other samples; ``shared`` alone is the default of a run."""
     file = random_silos(tmp_path, {"north": 40})["north"]
-    assert (
-        main(
-            [
-                "evaluate",
-                str(study),
-                "--strategy",
-                "fedavg",
-                "--data",
-                str(file),
-                "--out",
-                str(tmp_path / "m"),
-            ]
-        )
-        == 0
-    )
+    given = ("--strategy", "fedavg", "--data", str(file))
+    assert command(study, tmp_path / "m", *given) == 0
     found = read(tmp_path / "m" / "matrix.csv")
     assert {key[:2] for key in found} == {("shared", "north")}
     exported = tmp_path / "mine.safetensors"
@@ -237,17 +191,8 @@ def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(tmp_p
                 for key, v in found.items()
             }
         np.savez(files[order], **arrays)
-    given = {
-        "dataset": str(files["declared"]),
-        "partition": "iid",
-        "silos": 3,
-        "rounds": 2,
-        "threads": 1,
-    }
-    run = simulate(
-        {**given, "strategy": "ditto", "agreed": DECLARED, "out": str(tmp_path / "run")},
-        quiet=True,
-    )
+    given = {"strategy": "ditto", "agreed": DECLARED}
+    run = small_study(tmp_path / "run", files["declared"], **given)
     one, other = (
         evaluate(run, tmp_path / f"at-{order}", data=file).read_text()
         for order, file in files.items()
@@ -299,33 +244,15 @@ def test_a_network_of_ones_own(table, tmp_path, monkeypatch):
         "from torch import nn\ndef f(i, o): return nn.Sequential(nn.Linear(*i, o))"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    given = {
-        "dataset": str(table),
-        "partition": "iid",
-        "silos": 2,
-        "rounds": 1,
-        "threads": 1,
-        "strategy": "fedavg",
-    }
-    run = simulate(
-        {**given, "model": "evaluated_net:f", "out": str(tmp_path / "run")}, quiet=True
-    )
+    given = {"silos": 2, "rounds": 1, "strategy": "fedavg", "model": "evaluated_net:f"}
+    run = small_study(tmp_path / "run", table, **given)
     found = read(evaluate(run, tmp_path / "matrix", "all"))
-    assert {model for model, *_ in found} == {"shared"} | {
-        f"hospital-0{number}" for number in (1, 2)
-    }
+    assert {model for model, *_ in found} == {"shared", "hospital-01", "hospital-02"}
 
 
 def test_models_of_two_networks_are_not_mixed(study, table, tmp_path):
-    given = {
-        "dataset": str(table),
-        "partition": "iid",
-        "silos": 3,
-        "rounds": 1,
-        "threads": 1,
-        "mlp.hidden": "7",
-    }
-    other = simulate({**given, "model": "mlp", "out": str(tmp_path / "other")}, quiet=True)
+    given = {"rounds": 1, "model": "mlp", "mlp.hidden": "7"}
+    other = small_study(tmp_path / "other", table, **given)
     files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     export_model(study, "hospital-01", "reported", files[0], "fedavg")
     export_model(other, "hospital-01", "reported", files[1])
@@ -487,17 +414,9 @@ def test_no_note_says_how_a_silo_counts(tmp_path):
     assert "counts as" not in (tmp_path / "out" / "progress.jsonl").read_text()
 
 
-@pytest.mark.parametrize(
-    ("rule", "line"),
-    [
-        ('methods = ["fedavg"]\n', r'methods = \["fedavg"\], the run strategy = evaluate'),
-        ("floor = 30\n", "floor = 30"),
-        ("max-messages = 1\n", "max-messages = 1"),
-    ],
-)
-def test_a_policy_refuses_it_like_any_run(tmp_path, rule, line):
-    with pytest.raises(Exception, match=line):
-        Sites(tmp_path, rule).run()
+def test_a_policy_refuses_it_like_any_run(tmp_path):
+    with pytest.raises(Exception, match=r'methods = \["fedavg"\], the run strategy = evaluate'):
+        Sites(tmp_path, 'methods = ["fedavg"]\n').run()
     assert not (tmp_path / "out" / "matrix.csv").exists()
 
 
@@ -582,70 +501,54 @@ def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
     assert approved.limits.evaluations == 5
 
 
-def test_metrics_over_few_samples_stay(tmp_path):
-    found = read(Sites(tmp_path, f"{ONLY}min-metric-samples = 23\n").run())
-    assert {key[1] for key, value in found.items() if value} == {"b"}
-    assert {key[1] for key, value in found.items() if not value} == {"a", "c"}
-
-
-def test_another_model_than_the_settings_name_is_refused(tmp_path):
-    """A server that changes a number, after the answer to an earlier model or at any time."""
-
-    def change(grid):
-        def before(silo, message, context):
-            if message.metadata.message_type == "evaluate":
-                for record in message.content.array_records.values():
-                    for array in record.values():
-                        array.__dict__["tensor"] = array.tensor + 1e-3
-
-        grid.before = before
-
-    with pytest.raises(
-        RuntimeError, match="as the model of round 1, and the message brings another"
-    ):
-        Sites(tmp_path, ONLY).run(change)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"mean": [9.0, 0.0, 0.0]},
-        {"std": [1.0, 1.0, 1e-6]},
-        {"mean": [], "std": []},
-        {"own_statistics": ["a", "b", "c"]},
-        {"schema": '{"labels":["z","y","x"]}'},
-    ],
-)
-def test_what_a_message_brings_beside_the_model_is_named_too(tmp_path, change):
-    """Red team: the same vector, with another first layer made of its statistics, or other columns and labels."""
+def evaluations(change):
+    """For ``prepare``: change each message that asks to evaluate."""
 
     def prepare(grid):
         def before(silo, message, context):
             if message.metadata.message_type == "evaluate":
-                for key, value in change.items():
-                    message.content["config"][key] = value
+                change(message)
 
         grid.before = before
 
-    with pytest.raises(
-        RuntimeError, match="as the model of round 1, and the message brings another"
-    ):
-        Sites(tmp_path, ONLY).run(prepare)
+    return prepare
 
 
-def test_a_message_to_train_is_refused(tmp_path):
-    def turn(grid):
-        def before(silo, message, context):
-            if message.metadata.message_type == "evaluate":
-                message.metadata.__dict__["_message_type"] = "train"
-                message.content["config"]["participants"] = 3
+def other_numbers(message):
+    for record in message.content.array_records.values():
+        for array in record.values():
+            array.__dict__["tensor"] = array.tensor + 1e-3
 
-        grid.before = before
 
-    with pytest.raises(
-        RuntimeError, match="the run has strategy = evaluate, and a message asks it to train"
-    ):
-        Sites(tmp_path, ONLY).run(turn)
+def to_train(message):
+    message.metadata.__dict__["_message_type"] = "train"
+    message.content["config"]["participants"] = 3
+
+
+OTHER = "as the model of round 1, and the message brings another"
+BROUGHT = (
+    {"mean": [9.0, 0.0, 0.0]},
+    {"std": [1.0, 1.0, 1e-6]},
+    {"mean": [], "std": []},
+    {"own_statistics": ["a", "b", "c"]},
+    {"schema": '{"labels":["z","y","x"]}'},
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (other_numbers, OTHER),
+        *((lambda m, new=new: m.content["config"].update(new), OTHER) for new in BROUGHT),
+        (to_train, "the run has strategy = evaluate, and a message asks it to train"),
+    ],
+)
+def test_another_message_than_the_settings_name_is_refused(tmp_path, change, line):
+    """Red team: other numbers; the same vector, with another first layer made of its statistics, or other columns
+    and labels; a message to train.
+    """
+    with pytest.raises(RuntimeError, match=line):
+        Sites(tmp_path, ONLY).run(evaluations(change))
 
 
 def test_the_limit_of_evaluations_holds(tmp_path):
@@ -697,19 +600,12 @@ def test_a_model_of_one_silo_goes_where_peers_allow_it(tmp_path, strict):
                 )
             )
             assert all(here[key] == value for key, value in own.items() if key[1] == name)
-    notes = [
-        json.loads(line)
-        for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()
-    ]
-    (note,) = [
-        note["message"] for note in notes if "did not evaluate of" in note.get("message", "")
-    ]
-    models = {"a": "of-a, of-b", "b": "of-a, of-b", "c": "of-a, of-b"}[strict]
-    assert note.startswith(
-        f"{strict} did not evaluate {models}: {strict} refuses: its policy has peers = false"
-    )
+    told = notes(tmp_path / "out")
+    (note,) = [text for text in told if "did not evaluate of" in text]
+    refused = f"{strict} refuses: its policy has peers = false"
+    assert note.startswith(f"{strict} did not evaluate of-a, of-b: {refused}")
     alone = f"of-{strict} is {strict}'s own, which did not evaluate it: no other silo was asked"
-    assert (alone in {note.get("message") for note in notes}) is (strict != "c")
+    assert (alone in told) is (strict != "c")
     assert (
         withdraw("b", [tmp_path / "out"])
         and not (tmp_path / "out" / "models" / "of-b.safetensors").exists()

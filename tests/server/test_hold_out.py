@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from flwr.app import Message
 from inline_workers import inline, left
 from resuming import assert_equal, crash_after, interrupted
-from tiny import comparable, federate, random_silos, simulated, write_silo
+from tiny import comparable, federate, random_silos, simulated, summary_of, write_silo
 
 import server.simulation.workers
 from client.app import app
@@ -50,7 +49,7 @@ def each(table, tmp_path_factory):
 
 
 def summary(run):
-    return json.loads((run / "summary.json").read_text())
+    return summary_of(run)
 
 
 def all_left(study):

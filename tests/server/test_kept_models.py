@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import small_study
 
 from client.export import card_file, export_model, read_model
 from partitions.common.errors import UserError
@@ -17,7 +18,6 @@ from server.cli.main import main
 from server.deploy import submit
 from server.results.models import FILE, FOLDER
 from server.simulation.evaluate import evaluate, gather_models
-from server.simulation.simulate import simulate
 from strategies.base.evaluation import OWN
 from strategies.base.state import State
 
@@ -43,17 +43,11 @@ def runs(tmp_path_factory):
     np.savez(
         folder / "table.npz", x=(rng.normal(size=(480, 4)) + y[:, None]).astype(np.float32), y=y
     )
-    given = {
-        "dataset": str(folder / "table.npz"),
-        "partition": "iid",
-        "silos": 12,
-        "rounds": 2,
-        "threads": 1,
-    }
-    given |= {"validation": 0.2, "model": "mlp", "mlp.hidden": "4", "evidence": "off"}
-    given["strategy"] = "ditto,fedper,apfl"
-    simulate({**given, "keep-models": "reported", "out": str(folder / "kept")}, quiet=True)
-    simulate({**given, "strategy": "fedper", "out": str(folder / "plain")}, quiet=True)
+    given = {"dataset": folder / "table.npz", "silos": 12, "validation": 0.2, "model": "mlp"}
+    given |= {"mlp__hidden": "4", "evidence": "off"}
+    kept = {"strategy": "ditto,fedper,apfl", "keep_models": "reported"}
+    small_study(folder / "kept", **given, **kept)
+    small_study(folder / "plain", **given, strategy="fedper")
     return folder
 
 

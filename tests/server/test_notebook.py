@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import zipfile
 from io import BytesIO
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import SIMULATED
+from tiny import SIMULATED, summary_of
 
 import silofl
 from client.site.trust.code import build
@@ -56,7 +55,7 @@ def test_the_history_is_the_file(run, study):
 
 
 def test_runs_and_silos_are_the_summary(run, study):
-    entries = json.loads((study / "summary.json").read_text())["runs"]
+    entries = summary_of(study)["runs"]
     assert [*zip(run.runs.strategy, run.runs.seed, strict=True)] == [
         (e["strategy"], e["seed"]) for e in entries
     ]

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 import pytest
+from tiny import small_study
 
 from client.export import export_model
 from server.report.study import StudyResults
@@ -53,10 +54,7 @@ def halfway():
 
 
 def test_it_runs_is_reported_and_exported(halfway, tmp_path):
-    values = {"rounds": 2, "silos": 3, "partition": "iid", "threads": 1, "half-way.share": 0.25}
-    out = simulate(
-        {**values, "strategy": "local,half-way", "out": str(tmp_path / "run")}, quiet=True
-    )
+    out = small_study(tmp_path / "run", strategy="local,half-way", half_way__share=0.25)
     assert "half-way.share = 0.25" in (out / "config.toml").read_text().replace(
         "[half-way]\nshare", "half-way.share"
     )

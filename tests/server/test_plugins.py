@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import forks
 import pytest
+from tiny import summary_of
 
 METHOD = """
 from strategies.base.info import MethodInfo
@@ -79,7 +79,7 @@ def test_an_installed_method_and_network_run(tmp_path, libraries):
         "run",
     )
     assert code == 0, said
-    (run,) = json.loads((folder / "run" / "summary.json").read_text())["runs"]
+    (run,) = summary_of(folder / "run")["runs"]
     assert run["strategy"] == "twin"
     assert "narrow" in (folder / "run" / "config.toml").read_text()
 

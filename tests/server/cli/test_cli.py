@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shtab
+from tiny import summary_of
 
 import server.simulation.simulate
 from client.commands.table import PATHS
@@ -27,7 +28,6 @@ from strategies.base.declarations import settings_page
 from strategies.base.run_settings import defaults
 
 ROOT = Path(__file__).parents[3]
-Said = tuple[int, str, str]  # exit code, stdout, stderr
 TINY = ("--partition", "iid", "--silos", "2", "--rounds", "1", "--set", "threads=1")
 
 
@@ -675,7 +675,7 @@ def test_simulate_prints_the_run_directory_last(place, say, tmp_path):
     )
     *results, last = printed.splitlines()
     assert code == 0 and last == str(out)
-    runs = json.loads((out / "summary.json").read_text())["runs"]
+    runs = summary_of(out)["runs"]
     assert [line.split(":")[0] for line in results] == [
         "local-1",
         "fedavg-1",

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
+from tiny import small_study
 
 from server.cli.main import main
 from server.cli.research import outcome
@@ -19,7 +20,7 @@ from server.report.write import silo_table
 from server.results.run_directory import RunDirectory
 from server.results.study import study_config
 from server.simulation.engine import InProcessGrid, flower_identity
-from server.simulation.simulate import run_all, silos_shown, simulate
+from server.simulation.simulate import run_all, silos_shown
 from strategies.base.run_settings import parse_settings
 
 RUN = {"silos": ["a", "b"], "rounds": 3, "bmcta": 0.75, "reports": "personal"}
@@ -101,16 +102,7 @@ def test_the_bar_shows_the_silos_of_a_long_round(monkeypatch):
 
 def test_a_federations_run_ends_as_a_simulation_does(tmp_path, monkeypatch, capsys):
     """``silofl run`` prints the comparison per silo, one line for each run, and last the run directory."""
-    small = {
-        "dataset": "breast-cancer",
-        "partition": "iid",
-        "silos": 2,
-        "rounds": 1,
-        "threads": 1,
-    }
-    out = simulate(
-        {**small, "strategy": "local,fedavg", "out": str(tmp_path / "run")}, quiet=True
-    )
+    out = small_study(tmp_path / "run", "breast-cancer", rounds=1, strategy="local,fedavg")
     monkeypatch.setattr(submit, "run", lambda values, connection: out)
     assert main(["run", "--strategy", "local,fedavg"]) == 0
     said = capsys.readouterr()

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from trio import FEDERATION, bring_up
 
 from client.site.runtime.launch import FLOWER
 from server.deploy import processes
 from server.deploy.local import record
+
+
+def pytest_collection_modifyitems(items):
+    if not sys.platform.startswith("linux"):
+        for item in items:
+            if item.get_closest_marker("deployed") and item.path.parent.name == "deploy":
+                item.add_marker(pytest.mark.skip(reason="`silofl up` needs Linux"))
 
 
 @pytest.fixture(scope="module")

@@ -5,17 +5,16 @@ Three real silos on this machine, over gRPC with TLS and node keys; the tests sh
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import sys
 import threading
 
 import pytest
 from hospitals import one_file
 from ray_runs import command_of, local_superlink, run_under_ray
 from schemas import DECLARED, PERMUTED, save
+from tiny import summary_of
 from trio import FEDERATION, RUN, bring_up, rows, start_run, supernode, text_of, wait_for
 
 from client.site.trust import audit
@@ -33,10 +32,7 @@ from server.simulation.simulate import simulate
 from server.simulation.survey import survey
 from server.watch.source import WatchSource
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = pytest.mark.deployed
 
 TWO = "  - {name: hospital-02, data: demo}\n"
 SETTINGS = {
@@ -348,7 +344,7 @@ def test_a_hospital_that_left_joins_late(federation, folder, tmp_path):
         os.kill(other, signal.SIGCONT)
     follower.join(timeout=240)
     assert not follower.is_alive()
-    (entry,) = json.loads((out / "summary.json").read_text())["runs"]
+    (entry,) = summary_of(out)["runs"]
     joined = entry["joined"]["hospital-02"]
     assert 2 <= joined <= 6
     late = {"late-joiners": f"hospital-02={joined}", "silos": 3}

@@ -21,6 +21,7 @@ import pytest
 from archives import untar
 from debian13 import copy_checkout, torch_wheel
 from safetensors.torch import load_file
+from tiny import summary_of
 
 from client.site.runtime.launch import FLOWER
 from server.deploy.credentials import ensure_credentials
@@ -445,7 +446,7 @@ def test_doctor_finds_server_and_silo_well(deployment):
 def test_flwr_run_trains_apple_and_leaves_history_and_report_on_the_host(deployment, tmp_path):
     directory = deployment.flower_run('strategy="apple" rounds=2')
     assert silos_of(directory, round_=2) == set(SILOS)
-    summary = json.loads((directory / "summary.json").read_text())
+    summary = summary_of(directory)
     assert summary["runs"][0]["strategy"] == "apple" and summary["runs"][0]["silos"] == SILOS
     assert (directory / "report.html").stat().st_size > 10_000
     # The models are where they belong: in the silos' volumes, from where a hospital takes its own.

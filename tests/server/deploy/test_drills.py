@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -30,11 +29,7 @@ from server.deploy.local import record, start
 from server.results.history import History
 from server.simulation.simulate import simulate
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.drill,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = [pytest.mark.deployed, pytest.mark.drill]
 
 LONG: dict[str, Any] = {
     **RUN,
@@ -93,6 +88,12 @@ def finish(follower):
     assert not follower.is_alive()
 
 
+def same_as_here(settings, out, tmp_path):
+    """The run's rows are those of the same run in this process."""
+    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    assert rows(out) == rows(tmp_path / "here")
+
+
 def victims(who, standing):
     """The process numbers of who is to die; ``standing``: that of the process that the gate holds."""
     running = record.find_local()
@@ -128,7 +129,6 @@ def test_a_silos_process_is_killed_in_each_phase(gate, federation, folder, tmp_p
     }
     settings = {**LONG, "rounds": len(phases) + 2, "lost-silo": "resend"}
     bring_up(folder)
-    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     follower = start_run(settings, out)
     wait_for(reached(out, 1), 120)
@@ -157,7 +157,7 @@ def test_a_silos_process_is_killed_in_each_phase(gate, federation, folder, tmp_p
         }
         assert last == {"hospital-01", "hospital-02", "hospital-03"}
     else:
-        assert rows(out) == rows(tmp_path / "here")
+        same_as_here(settings, out, tmp_path)
 
 
 def silofl_run(settings, out):
@@ -178,7 +178,6 @@ def test_the_server_is_killed_in_each_phase(gate, federation, folder, tmp_path, 
     """
     settings = {**LONG, "rounds": len(PHASES) + 2}
     bring_up(folder)
-    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     for number, (phase, place) in enumerate(PHASES.items(), 1):
         follower = silofl_run({**settings, "resume": number > 1}, out)
@@ -193,13 +192,12 @@ def test_the_server_is_killed_in_each_phase(gate, federation, folder, tmp_path, 
         print(f"{who} {phase}: the run ended after {time.monotonic() - since:.0f} s")
         bring_up(folder)
     submit.run({**settings, "out": str(out), "resume": True})
-    assert rows(out) == rows(tmp_path / "here")
+    same_as_here(settings, out, tmp_path)
 
 
 def test_the_servers_superexec_is_killed(federation, folder, tmp_path):
     """The run goes on to its end. No other one would begin: `silofl status` says so, `silofl up` mends it."""
     bring_up(folder)
-    simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     follower = silofl_run(LONG, tmp_path / "there")
     wait_for(reached(tmp_path / "there", 2), 120)
     kill(victims("server's SuperExec", 0))
@@ -207,7 +205,8 @@ def test_the_servers_superexec_is_killed(federation, folder, tmp_path):
     assert not local.status(federation)["superlink"]["executor"]
     bring_up(folder)
     submit.run({**LONG, "out": str(tmp_path / "after")})
-    assert rows(tmp_path / "there") == rows(tmp_path / "after") == rows(tmp_path / "here")
+    assert rows(tmp_path / "there") == rows(tmp_path / "after")
+    same_as_here(LONG, tmp_path / "there", tmp_path)
 
 
 def test_a_silo_dies_and_comes_back_three_rounds_later(federation, folder, tmp_path):
@@ -231,14 +230,13 @@ def test_a_silo_dies_and_comes_back_three_rounds_later(federation, folder, tmp_p
 def test_who_follows_a_run_is_killed(federation, folder, tmp_path):
     """`silofl run` dies; the run goes on to its end, with the same numbers."""
     bring_up(folder)
-    simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     follower = silofl_run(LONG, out)
     wait_for(reached(out, 2), 120)
     follower.kill()
     follower.wait()
     wait_for(lambda: (out / "summary.json").exists(), 240)
-    assert rows(out) == rows(tmp_path / "here")
+    same_as_here(LONG, out, tmp_path)
 
 
 @pytest.fixture
@@ -260,7 +258,6 @@ def test_the_line_is_cut_in_the_middle_of_an_upload(
 ):
     """For ten seconds: nobody notices. Two minutes: the silo is named, and asked again. No number differs."""
     settings = {**LONG, "lost-silo": lost}
-    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     follower = start_run(settings, out)
     wait_for(reached(out, 1), 120)
@@ -272,7 +269,7 @@ def test_the_line_is_cut_in_the_middle_of_an_upload(
     line.whole.set()
     finish(follower)
     assert ("is gone" in text_of(out / "progress.jsonl")) == (lost == "resend")
-    assert rows(out) == rows(tmp_path / "here")
+    same_as_here(settings, out, tmp_path)
 
 
 def test_the_line_is_cut_for_good(gate, line, federation, tmp_path):
@@ -310,7 +307,6 @@ def test_a_silo_is_ten_times_slower(federation, folder, tmp_path, factor, waited
         "straggler-factor": factor,
         "straggler-floor": 10.0,
     }
-    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     follower = start_run(settings, out)
     wait_for(reached(out, 1), 120)
@@ -321,7 +317,7 @@ def test_a_silo_is_ten_times_slower(federation, folder, tmp_path, factor, waited
     finish(follower)
     print(f"rounds lost: {sorted(left_out(out))}")
     if waited:
-        assert rows(out) == rows(tmp_path / "here")
+        same_as_here(settings, out, tmp_path)
     else:
         assert (2, "hospital-02") in left_out(out) and (6, "hospital-02") not in left_out(out)
         assert "(straggler-factor, straggler-floor)" in text_of(out / "progress.jsonl")
@@ -385,7 +381,6 @@ def hospital(federation, folder, tmp_path):
 def test_a_supervisor_is_killed(gate, hospital, tmp_path):
     """As its silo trains, and as it replies: the silo goes with it, and joins again; nothing is lost."""
     settings = {**LONG, "lost-silo": "resend"}
-    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     hospital.join()
     hospital.wait()
@@ -402,7 +397,7 @@ def test_a_supervisor_is_killed(gate, hospital, tmp_path):
         hospital.join()
         hospital.wait()
     finish(follower)
-    assert rows(out) == rows(tmp_path / "here")
+    same_as_here(settings, out, tmp_path)
 
 
 @pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
@@ -447,7 +442,6 @@ def test_the_servers_clock_jumps_by_a_day(federation, folder, tmp_path, monkeypa
     )
     bring_up(folder)
     settings = {**LONG, "rounds": 8, "round-timeout": 60.0}
-    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     follower = silofl_run(settings, out)
     wait_for(reached(out, 2), 120)
     clock.set(off)
@@ -462,7 +456,7 @@ def test_the_servers_clock_jumps_by_a_day(federation, folder, tmp_path, monkeypa
     clock.set(0)
     bring_up(folder)
     submit.run({**settings, "out": str(out), "resume": True})
-    assert rows(out) == rows(tmp_path / "here")
+    same_as_here(settings, out, tmp_path)
     local.down("trio")
 
 
@@ -491,14 +485,13 @@ def test_a_silos_state_is_damaged(federation, folder, tmp_path):
     """Found as the run is resumed: all go back a round, and every number is what it would have been."""
     running = bring_up(folder)
     settings = {**RUN, "strategy": "fedala", "rounds": 2}
-    simulate({**settings, "rounds": 4, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     submit.run({**settings, "out": str(tmp_path / "out")})
     (newest,) = (running.directory / "silos").rglob(
         "out/*/hospital-02/run-*/round-000002.safetensors"
     )
     flip(newest)
     submit.run({**settings, "rounds": 4, "out": str(tmp_path / "out"), "resume": True})
-    assert rows(tmp_path / "out") == rows(tmp_path / "here")
+    same_as_here({**settings, "rounds": 4}, tmp_path / "out", tmp_path)
     assert "hospital-02's state of round 2 is damaged: the run goes back" in text_of(
         tmp_path / "out/progress.jsonl"
     )
@@ -507,7 +500,6 @@ def test_a_silos_state_is_damaged(federation, folder, tmp_path):
 def test_the_servers_disk_is_full(federation, folder, tmp_path):
     """The run ends with the reason; once there is space it is resumed, and every number is what it would have been."""
     bring_up(folder)
-    simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     disk = SmallDisk(tmp_path / "disk")
     out = disk.path / "out"
     ended: list[str] = []
@@ -529,6 +521,6 @@ def test_the_servers_disk_is_full(federation, folder, tmp_path):
         assert len(ended) == 1 and "No space left on device" in ended[0]
         disk.free()
         submit.run({**LONG, "out": str(out), "resume": True})
-        assert rows(out) == rows(tmp_path / "here")
+        same_as_here(LONG, out, tmp_path)
     finally:
         disk.remove()

@@ -543,7 +543,6 @@ class Recording(Listener):
 
 
 @pytest.mark.deployed
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux")
 def test_a_federation_through_links_has_the_direct_history(folder, tmp_path, monkeypatch):
     """Three links, one behind a proxy with a login, one by POSTs; all are cut in the run. Inside is TLS only."""
     path = folder / "federation.yaml"

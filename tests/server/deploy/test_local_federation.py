@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from apps import project
+from tiny import events_of
 from trio import wait_for
 
 from client.site.runtime.launch import LOOPBACK, free_ports, program
@@ -37,10 +37,7 @@ from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.federation import read_federation
 from server.deploy.local import parts, record, start
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = pytest.mark.deployed
 
 OWN_CONFIG = """\
 # mine
@@ -238,10 +235,7 @@ def test_a_run_reaches_every_silo(federation, app, tmp_path, capsys):
         "probe seed 1  round 1/1  2 silos  accuracy 0.5000  1.0 s  2.0 MB"
         in capsys.readouterr().err
     )
-    (event,) = [
-        json.loads(line)
-        for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()
-    ]
+    (event,) = events_of(tmp_path / "out")
     assert event["names"] == ["north", "south"]
 
 

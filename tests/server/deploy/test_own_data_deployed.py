@@ -17,11 +17,7 @@ from server.cli.main import main
 from server.deploy import local, submit
 from server.results.history import History
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.exhaustive,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = [pytest.mark.deployed, pytest.mark.exhaustive]
 ROOT = Path(__file__).parents[3]
 SOURCE = """
 import torch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,7 @@ from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import parse_settings
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.exhaustive,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = [pytest.mark.deployed, pytest.mark.exhaustive]
 
 FEDERATION = """\
 name: strict

@@ -27,11 +27,7 @@ from server.deploy.relay import Limits
 from server.results.history import History
 from server.simulation.simulate import simulate
 
-pytestmark = [
-    pytest.mark.network,
-    pytest.mark.deployed,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = [pytest.mark.network, pytest.mark.deployed]
 
 FILES = Path(__file__).parents[3] / "docs" / "proxies"
 NAME = "fl.example.org"

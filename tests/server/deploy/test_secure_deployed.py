@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,7 @@ from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import parse_settings
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.exhaustive,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = [pytest.mark.deployed, pytest.mark.exhaustive]
 ROOT = Path(__file__).parents[3]
 NAMES = ["hospital-01", "hospital-02", "hospital-03"]
 FOUR = [*NAMES, "hospital-04"]

@@ -7,7 +7,6 @@ docs/reliability.md has what came of 200 MB over 20 Mbit/s.
 from __future__ import annotations
 
 import os
-import sys
 
 import pytest
 from faults import CutLine
@@ -17,12 +16,7 @@ from server.deploy import processes
 from server.results.history import History
 from server.simulation.simulate import simulate
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.drill,
-    pytest.mark.timeout(3600),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = [pytest.mark.deployed, pytest.mark.drill, pytest.mark.timeout(3600)]
 
 MB, MBIT = float(os.environ.get("SLOW_MB", 40)), float(os.environ.get("SLOW_MBIT", 10))
 # Of two layers between 64 inputs and 10 classes

@@ -4,8 +4,6 @@ gRPC.
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hospitals import MADE, NAMES, NETWORKS, hospital_files
 from schemas import COLUMNS, LABELS, PERMUTED, save
@@ -15,10 +13,7 @@ from trio import bring_up, rows
 from client.site.runtime.launch import FLOWER
 from server.deploy import local, submit
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = pytest.mark.deployed
 
 
 @pytest.fixture(scope="module")

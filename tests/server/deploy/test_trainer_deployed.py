@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,7 @@ from server.deploy.study_draft import app_sums, draft
 from server.results.history import History
 from server.simulation.simulate import simulate
 
-pytestmark = [
-    pytest.mark.deployed,
-    pytest.mark.exhaustive,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
-]
+pytestmark = [pytest.mark.deployed, pytest.mark.exhaustive]
 ROOT = Path(__file__).parents[3]
 TRAINER = "ward_loop:train"
 POLICY = f"""\

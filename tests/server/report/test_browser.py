@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from chromium import browser, program
-
-from server.simulation.simulate import simulate
+from tiny import small_study
 
 pytestmark = pytest.mark.skipif(
     program() is None, reason="no Chromium here (Debian: apt-get install chromium)"
@@ -52,17 +51,9 @@ OVERLAPS = """[...document.querySelectorAll('svg')].filter(s => s.checkVisibilit
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """The report of a small study with every section."""
-    given = {
-        "dataset": "breast-cancer",
-        "partition": "iid",
-        "silos": 6,
-        "rounds": 2,
-        "model": "linear",
-        "threads": 1,
-    }
-    run = tmp_path_factory.mktemp("browser") / "run"
-    simulate({**given, "strategy": "local,fedavg,apple", "out": str(run)}, quiet=True)
-    return run / "report.html"
+    out = tmp_path_factory.mktemp("browser") / "run"
+    given = {"silos": 6, "model": "linear", "strategy": "local,fedavg,apple"}
+    return small_study(out, "breast-cancer", **given) / "report.html"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from html import unescape
 import matplotlib
 import pytest
 import torch
-from studies import N_TEST, TEST, checked, make_run
+from studies import TEST, checked, make_run
+from tiny import small_study, summary_of
 
 import client.app
 import server.app
@@ -327,44 +328,26 @@ def test_stopped_midway_shows_what_there_is(tmp_path):
     assert "+3.3 points of accuracy on average in 3 hospitals" in text
 
 
-def test_silos_left_out_are_named_with_the_reason(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [
+        ("rejected", "Rounds that went on without a hospital"),
+        ("bounded", "Rounds in which a hospital's step was bounded"),
+    ],
+)
+def test_silos_left_out_or_bounded_are_named_with_the_reason(tmp_path, kind, title):
     path = make_run(tmp_path / "run")
     history = History(path / "history.csv")
-    history.add([Row("apple", 42, r, "b", "", "", "rejected", 1.0, None) for r in (1, 2)])
-    event = {
-        "event": "round",
-        "strategy": "apple",
-        "seed": 42,
-        "rejected": {"b": "no reply within 3 s"},
-    }
+    history.add([Row("apple", 42, r, "b", "", "", kind, 0.1, None) for r in (1, 2)])
+    event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {}, "bounded": {}}
+    event[kind] = {"b": "cut: <b>far</b>"}
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
-    assert silo_rounds(StudyResults(path), "rejected") == [
-        ("APPLE", 42, "b", 2, "no reply within 3 s")
-    ]
-    assert "Rounds that went on without a hospital" in checked(path).text
-
-
-def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path):
-    path = make_run(tmp_path / "run")
-    history = History(path / "history.csv")
-    history.add([Row("apple", 42, r, "b", "", "", "bounded", 0.1, None) for r in (1, 2)])
-    event = {
-        "event": "round",
-        "strategy": "apple",
-        "seed": 42,
-        "rejected": {},
-        "bounded": {"b": "cut: <b>far</b>"},
-    }
-    (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
-    assert silo_rounds(StudyResults(path), "bounded") == [
-        ("APPLE", 42, "b", 2, "cut: <b>far</b>")
-    ]
-    assert not silo_rounds(StudyResults(path), "rejected")
+    study = StudyResults(path)
+    assert silo_rounds(study, kind) == [("APPLE", 42, "b", 2, "cut: <b>far</b>")]
+    (other,) = {"rejected", "bounded"} - {kind}
+    assert not silo_rounds(study, other)
     text = checked(path).text
-    assert (
-        "Rounds in which a hospital's step was bounded" in text
-        and "Rounds that went on without" not in text
-    )
+    assert title in text and text.count("Rounds ") == 1
 
 
 def test_several_seeds(tmp_path):
@@ -372,24 +355,6 @@ def test_several_seeds(tmp_path):
     text = checked(make_run(tmp_path / "run", test, seeds=(1, 2))).text
     # .05 / sqrt(2)
     assert "Means over 2 seeds, ± standard deviation" in text and "± 3.5 over seeds" in text
-
-
-def test_label_circles_come_with_a_manifest(tmp_path):
-    path = make_run(tmp_path / "run")
-    silos = [
-        {"name": n, "labels": {"train": {"0": 5 * c}, "val": {"1": c}}}
-        for n, c in N_TEST.items()
-    ]
-    manifest = {
-        "dataset": "digits",
-        "partition": "iid",
-        "seed": 42,
-        "classes": 2,
-        "silos": silos,
-    }
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    text = checked(path).text
-    assert "Who holds what" in text and "digits split by iid" in text
 
 
 def test_commands_repeat_the_run(tmp_path):
@@ -468,14 +433,8 @@ def test_the_users_matplotlib_settings_stay_as_they_are(tmp_path):
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
     """Three silos of digits, two rounds of local, fedavg and apple."""
-    values = {
-        "strategy": "local,fedavg,apple",
-        "rounds": 2,
-        "silos": 3,
-        "partition": "iid",
-        "threads": 1,
-    }
-    return simulate({**values, "out": str(tmp_path_factory.mktemp("runs") / "run")}, quiet=True)
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return small_study(out, strategy="local,fedavg,apple")
 
 
 def test_simulation_ends_with_a_report(simulated):
@@ -491,7 +450,7 @@ def test_relationships_start_at_p0_and_end_at_the_states(simulated):
     found = Apple.read_relationships(newest_states(folder))
     assert found is not None and found.names == ["hospital-01", "hospital-02", "hospital-03"]
     assert found.rounds == [0, 1, 2]
-    summary = json.loads((simulated / "summary.json").read_text())
+    summary = summary_of(simulated)
     counts = [v["n_train"] for v in summary["runs"][-1]["per_silo"].values()]
     for i, name in enumerate(found.names):
         assert found.values[0, i].tolist() == pytest.approx([n / sum(counts) for n in counts])
@@ -533,22 +492,6 @@ def test_study_prints_the_table_and_ends_with_the_directory(tmp_path, capsys):
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == str(out)
     assert silo_table(StudyResults(out)) in said.err
-
-
-def test_failed_simulation_leaves_a_report(tmp_path):
-    """A learning rate that makes every silo diverge: the run fails, the report says why."""
-    values = {
-        "strategy": "fedavg",
-        "rounds": 2,
-        "silos": 2,
-        "partition": "iid",
-        "threads": 1,
-        "learning-rate": 1e30,
-    }
-    with pytest.raises(RuntimeError):
-        simulate({**values, "out": str(tmp_path / "run")}, quiet=True)
-    text = checked(tmp_path / "run").text
-    assert "FedAvg, seed 42 failed" in text and "diverged" in text
 
 
 @pytest.mark.parametrize("simulated", [True, False])
@@ -632,14 +575,16 @@ def test_unknown_library():
         open_trackers(["tensorbord"])
 
 
-TINY = {"strategy": "local,fedavg", "rounds": 2, "silos": 2, "partition": "iid", "threads": 1}
+def logged_study(folder, tracker):
+    given = {"strategy": "local,fedavg", "rounds": 2, "silos": 2, "partition": "iid"}
+    return simulate({**given, "out": str(folder / "run")}, quiet=True, log=[tracker])
 
 
 def test_tensorboard(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed (silofl[tracking])")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    out = simulate({**TINY, "out": str(tmp_path / "run")}, quiet=True, log=["tensorboard"])
+    out = logged_study(tmp_path, "tensorboard")
     events = EventAccumulator(str(out / "tensorboard" / "fedavg-42"))
     events.Reload()
     study = StudyResults(out)
@@ -651,7 +596,7 @@ def test_tensorboard(tmp_path):
 
 def test_mlflow(tmp_path):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (silofl[tracking])")
-    out = simulate({**TINY, "out": str(tmp_path / "run")}, quiet=True, log=["mlflow"])
+    out = logged_study(tmp_path, "mlflow")
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")
     runs = client.search_runs([client.get_experiment_by_name("silofl").experiment_id])
     assert sorted(r.info.run_name for r in runs) == ["fedavg-42", "local-42"]

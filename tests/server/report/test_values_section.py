@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
-
-from server.simulation.simulate import simulate
+from tiny import small_study, summary_of
 
 
 def test_a_regression_has_its_evidence(tmp_path):
@@ -16,19 +13,10 @@ def test_a_regression_has_its_evidence(tmp_path):
     np.savez(
         tmp_path / "all.npz", x=x, y=y, subgroup=np.where(x[:, 1] > 0, "scanner A", "scanner B")
     )
-    given = {
-        "dataset": str(tmp_path / "all.npz"),
-        "partition": "iid",
-        "silos": 3,
-        "rounds": 2,
-        "model": "linear",
-    }
-    out = simulate(
-        {**given, "strategy": "local,fedavg", "threads": 1, "out": str(tmp_path / "run")},
-        quiet=True,
-    )
+    given = {"model": "linear", "strategy": "local,fedavg"}
+    out = small_study(tmp_path / "run", tmp_path / "all.npz", **given)
     page = (out / "report.html").read_text()
-    for runs in json.loads((out / "summary.json").read_text())["runs"]:
+    for runs in summary_of(out)["runs"]:
         for silo, values in runs["per_silo"].items():
             n, mean, low, high = values["evidence"]["agreement"]
             assert (
@@ -63,19 +51,10 @@ def test_several_measurements_have_a_row_each(tmp_path):
         y=y.astype(np.float32),
         label_names=np.array(["a<b & c", "v1.2"]),
     )
-    given = {
-        "dataset": str(tmp_path / "all.npz"),
-        "partition": "iid",
-        "silos": 3,
-        "rounds": 2,
-        "model": "linear",
-    }
-    out = simulate(
-        {**given, "strategy": "local,fedavg", "threads": 1, "out": str(tmp_path / "run")},
-        quiet=True,
-    )
+    given = {"model": "linear", "strategy": "local,fedavg"}
+    out = small_study(tmp_path / "run", tmp_path / "all.npz", **given)
     page = (out / "report.html").read_text()
-    for runs in json.loads((out / "summary.json").read_text())["runs"]:
+    for runs in summary_of(out)["runs"]:
         for values in runs["per_silo"].values():
             assert values["calibration_slope"] is None
             for name, unit in (("a<b & c", 90), ("v1.2", 1)):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from damage import damaged
-from resuming import Crash, assert_equal, crash_after, interrupted, notes
-from tiny import comparable, federate, simulated
+from resuming import Crash, assert_equal, crash_after, interrupted
+from tiny import comparable, federate, notes, simulated
 
 import server.run.checkpoints
 from server.results.history import History

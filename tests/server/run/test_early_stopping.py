@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from resuming import Crash, assert_equal, crash_after, interrupted
-from tiny import comparable, federate, round_of, settings_of
+from tiny import comparable, events_of, federate, round_of, settings_of
 
 from client.export import export_model
 from partitions.common.errors import UserError
@@ -175,9 +174,7 @@ def test_it_is_a_finished_run(three, tmp_path, method):
     if method == "fedavg":
         shared = export_shared(directory, tmp_path / "shared.safetensors", round=last + 1)
         assert shared.when == f"received after round {last}, the last"
-    events = [
-        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
-    ]
+    events = events_of(directory)
     [told] = [event for event in events if event["event"] == "stopped"]
     assert (told["after"], told["rounds"], told["since"]) == (last, 16, since)
 

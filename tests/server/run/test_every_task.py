@@ -16,7 +16,7 @@ import pytest
 from hospitals import ALL, MADE, NAMES, NETWORKS, OUTPUTS, TASK_OF, hospital_files, one_file
 from inline_workers import inline
 from sklearn.metrics import roc_auc_score
-from tiny import comparable, federate, one_block
+from tiny import comparable, federate, one_block, small_study, summary_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -141,20 +141,9 @@ def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
 def test_summary_report_export_and_predictions(tmp_path, made):
     task, out = TASK_OF.get(made, made), tmp_path / "run"
     kind, file = task_of(task), one_file(tmp_path, made)
-    changes = {
-        k.replace("__", ".").replace("_", "-"): v
-        for k, v in {**EASY_OF.get(made, EASY), **NETWORKS[made]}.items()
-    }
-    run = {
-        "dataset": str(file),
-        "partition": "iid",
-        "silos": 3,
-        "rounds": 2,
-        "threads": 1,
-        "min-metric-samples": 1,
-    }
-    simulate({**run, **changes, "strategy": "local,ditto", "out": str(out)}, quiet=True)
-    entries = json.loads((out / "summary.json").read_text())["runs"]
+    changes = {"min_metric_samples": 1, **EASY_OF.get(made, EASY), **NETWORKS[made]}
+    small_study(out, file, **{**changes, "strategy": "local,ditto"})
+    entries = summary_of(out)["runs"]
     for entry in entries:
         assert (entry["task"], entry["score"]) == (task, kind.score)
         scores = [silo[kind.score] for silo in entry["per_silo"].values()]
@@ -316,22 +305,13 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_examples_of_the_documentation(tmp_path, dataset, methods):
     """docs/tasks.md: data that come with silofl, two rounds, every method better than nothing."""
     task, changes = BUILT_IN[dataset]
-    settings = {
-        "dataset": dataset,
-        "partition": "iid",
-        "silos": 3,
-        "rounds": 2,
-        "threads": 1,
+    given = {
         "batch-size": 16,
-    }
-    settings |= {
         "local-epochs": 5,
         "apple.common-init": True,
         "strategy": methods,
-        "out": str(tmp_path / "run"),
     }
-    run = {**settings, **changes}
-    runs = json.loads((simulate(run, quiet=True) / "summary.json").read_text())["runs"]
+    runs = summary_of(small_study(tmp_path / "run", dataset, **given, **changes))["runs"]
     assert [one["strategy"] for one in runs] == methods.split(",")
     least = {"multilabel": 0.8, "ordinal": 0.6, "regression": 0.2}[task]
     for one in runs:
@@ -360,9 +340,7 @@ def test_breast_cancer_in_six_regions(tmp_path, data_dir):
         {**settings, "strategy": "fedavg,local", "out": str(tmp_path / "run"), "seed": "1"},
         quiet=True,
     )
-    runs = {
-        run["strategy"]: run for run in json.loads((out / "summary.json").read_text())["runs"]
-    }
+    runs = {run["strategy"]: run for run in summary_of(out)["runs"]}
     sizes = [(silo["n_train"], silo["n_test"]) for silo in runs["fedavg"]["per_silo"].values()]
     assert [n for _, n in sizes] == [63, 40, 42, 33, 33, 11]
     assert runs["fedavg"]["final"]["c_index_mean"] > 0.72

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord
 from representatives import product
 from resuming import assert_equal, crash_after, interrupted
-from tiny import comparable, federate, random_silos, round_of, write_silo
+from tiny import comparable, federate, notes, random_silos, round_of, write_silo
 
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
@@ -25,7 +24,6 @@ RUN: Mapping[str, Any] = {
     "min_silos": 2,
     "round_timeout": 0.2,
 }
-STARTED = ("a", "c", "d")
 
 
 @pytest.fixture
@@ -50,13 +48,6 @@ def coming(silo, server_round, also=lambda grid: None):
         also(grid)
 
     return prepare
-
-
-def notes(directory):
-    events = [
-        json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()
-    ]
-    return [e["message"] for e in events if e["event"] == "note"]
 
 
 def trained(run, silo):

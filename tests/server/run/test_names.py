@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from resuming import crash_after, interrupted
-from tiny import comparable, federate, round_of, rows_of, same, write_silo
+from tiny import comparable, events_of, federate, round_of, rows_of, same, write_silo
 
 from client.site.trust.envelope import fingerprint
 from server.run.registration.data_summaries import IdentityRegistry, ImpostorError
@@ -19,7 +18,6 @@ from server.simulation.engine import flower_identity
 
 # Methods whose server keeps a model per silo: these took an impostor's for the absent hospital's and gave it that one.
 KEEP_MODELS = ["fedamp", "heurfedamp", "diversifed", "fedfomo"]
-Keys = Mapping[str, tuple[str, str]]  # what each silo's node is registered as, and its key
 
 
 def pem(word):
@@ -128,10 +126,7 @@ def test_an_impostor_does_not_take_an_absent_hospitals_place(
         m.metadata.message_type for m, _ in attacked.grid.traffic if m.metadata.dst_node_id == x
     ] == ["query"]
     assert "calls itself b, and its key is registered as x" in caplog.text
-    told = [
-        json.loads(line)
-        for line in (tmp_path / "attacked" / "progress.jsonl").read_text().splitlines()
-    ]
+    told = events_of(tmp_path / "attacked")
     assert [e["message"] for e in told if e["event"] == "refused"] == [
         f"node {x} calls itself b, and its key is registered as x"
     ]

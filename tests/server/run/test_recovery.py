@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from damage import flip
 from flwr.app import Error, Message
-from resuming import Crash, crash_after, notes
-from tiny import comparable, federate, round_of, simulated
+from resuming import Crash, crash_after
+from tiny import comparable, federate, notes, round_of, simulated
 
 import client.app
 import client.store

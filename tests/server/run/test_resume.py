@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from resuming import Crash, assert_equal, crash_after, interrupted, personal_models
+from resuming import (
+    Crash,
+    assert_equal,
+    assert_resumes,
+    crash_after,
+    interrupted,
+    personal_models,
+)
 from tiny import METHODS, comparable, federate, one_block, round_of, same, write_silo
 
 from partitions.common.errors import UserError
@@ -33,11 +40,7 @@ OPTIONS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_two_rounds_and_two_more_are_four(three, tmp_path, method, model, tiny_bn):
     options = {**OPTIONS, "strategy": method, "rounds": 4, "model": model}
-    whole = federate(three, directory=tmp_path / "whole", **options)
-    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
-    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
-    assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 3, 4, 5}
-    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+    assert_resumes(three, tmp_path, 2, **options)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -93,10 +96,7 @@ def test_a_crash_in_the_middle_of_a_round(three, tmp_path, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_resume_with_changing_participants(three, tmp_path, method):
     options = {**OPTIONS, "strategy": method, "rounds": 5, "participation": 0.7}
-    whole = federate(three, directory=tmp_path / "whole", **options)
-    interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
-    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
-    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+    assert_resumes(three, tmp_path, 3, **options)
 
 
 @pytest.mark.parametrize("method", ["fedala", "apple"])
@@ -138,11 +138,7 @@ def test_dropout_after_a_resume(three, tmp_path):
         "mlp.dropout": 0.5,
         "fedala.max-epochs": 3,
     }
-    whole = federate(three, directory=tmp_path / "whole", **options)
-    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
-    torch.rand(5)
-    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
-    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+    assert_resumes(three, tmp_path, 2, **options)
 
 
 def test_a_finished_run_resumed_changes_nothing(three, tmp_path):
@@ -152,29 +148,6 @@ def test_a_finished_run_resumed_changes_nothing(three, tmp_path):
     )
     assert {round_of(m) for m, _ in again.grid.traffic} == {0, 3}
     assert comparable(again.rows) == comparable(whole.rows)
-
-
-def test_without_resume_a_directory_is_not_touched(three, tmp_path):
-    federate(three, directory=tmp_path / "run", strategy="local", rounds=2)
-    before = (tmp_path / "run" / "history.csv").read_bytes()
-    with pytest.raises(UserError, match="holds another run"):
-        federate(three, directory=tmp_path / "run", strategy="local", rounds=2)
-    assert (tmp_path / "run" / "history.csv").read_bytes() == before
-
-
-def test_other_settings_are_another_run(three, tmp_path):
-    federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=2)
-    with pytest.raises(UserError, match=r"was run with learning-rate = 1\.0, not 0\.5"):
-        federate(
-            three,
-            directory=tmp_path / "run",
-            strategy="fedavg",
-            rounds=4,
-            learning_rate=0.5,
-            resume=True,
-        )
-    with pytest.raises(UserError, match="holds no run to resume"):
-        federate(three, directory=tmp_path / "none", strategy="fedavg", rounds=2, resume=True)
 
 
 def test_other_silos_are_refused(three, tmp_path):
@@ -314,13 +287,6 @@ def test_who_comes_back_with_other_data_stays_away(three, tmp_path, rows, says):
     rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
     assert rejected == ([(3, "c"), (4, "c"), (5, "c")] if says else [(3, "c")])
     assert says in (tmp_path / "run" / "progress.jsonl").read_text()
-
-
-def test_only_the_needed_states_stay_on_disk(three, tmp_path):
-    federate(three, directory=tmp_path / "run", strategy="local", rounds=5)
-    files = sorted(p.name for p in (tmp_path / "run").rglob("b/*.safetensors"))
-    assert files == [f"round-00000{number}.safetensors" for number in (3, 4, 5)]
-    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_states_of_another_run_are_not_taken_up(two, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 from schemas import COLUMNS, DECLARED, LABELS, PERMUTED, hospitals, save
-from tiny import comparable, federate, one_block, same, simulated
+from tiny import comparable, federate, notes, one_block, same, simulated
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -47,11 +47,6 @@ def assert_same(run, other):
     for one, two in states:
         assert one.arrays.keys() == two.arrays.keys()
         assert all(same(tensor, two.arrays[name]) for name, tensor in one.arrays.items())
-
-
-def notes(directory):
-    events = map(json.loads, (directory / "progress.jsonl").read_text().splitlines())
-    return [event["message"] for event in events if event["event"] == "note"]
 
 
 # ---- Mapped by name --------------------------------------------------------------------------------------------------

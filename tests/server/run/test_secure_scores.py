@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from typing import Any
 
 import pytest
+from tiny import summary_of
 
 from server.simulation.simulate import simulate
 
@@ -21,7 +21,7 @@ SETS: tuple[dict[str, Any], ...] = (
 
 def score(out, values):
     simulate({**RUN, **values, "out": str(out)}, quiet=True)
-    (run,) = json.loads((out / "summary.json").read_text())["runs"]
+    (run,) = summary_of(out)["runs"]
     return statistics.fmean(silo["accuracy"] for silo in run["per_silo"].values())
 
 

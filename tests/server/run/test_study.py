@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import signal
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from forks import ended, fork
-from tiny import SIMULATED, history_without_seconds
+from tiny import SIMULATED, events_of, history_without_seconds, summary_of
 
 from models.evidence.measure import CALIBRATION
 from models.metrics import METRICS
@@ -62,7 +61,7 @@ def study(table, tmp_path_factory):
 
 
 def summary(run):
-    return json.loads((run / "summary.json").read_text())["runs"]
+    return summary_of(run)["runs"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -306,21 +305,6 @@ def test_history_reads_what_it_wrote(tmp_path):
     assert read[0].value == 0.1 + 0.2 and math.isnan(read[1].value) and read[2].n is None
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "local,1,x,a,test,received,loss,0.5,3",
-        "local,1",
-        "local,1,2,a,test,received,loss,much,3",
-    ],
-)
-def test_a_damaged_history_is_one_line(tmp_path, line):
-    path = tmp_path / "history.csv"
-    path.write_text(f"{','.join(HEADER)}\nlocal,1,1,a,test,received,loss,0.5,3\n{line}\n")
-    with pytest.raises(ValueError, match=r"history\.csv, line 3: no row of a history"):
-        History(path)
-
-
 def test_history_forgets_what_is_repeated(tmp_path):
     """Only rows of that method, that seed, and later rounds; the file is what is in memory."""
     history = History(tmp_path / "history.csv")
@@ -369,21 +353,6 @@ def test_history_cut_off_in_its_first_line(tmp_path):
     assert history.rows == []
     history.forget("local", 1, after=0)
     assert path.read_text() == ",".join(HEADER) + "\n"
-
-
-def test_resume_after_a_crash_in_mid_line(table, tmp_path):
-    """Three rounds; the crash left half a line of round 2's history and no later file: the run ends the same."""
-    whole = simulate(values(table, tmp_path / "whole", strategy="fedavg,apple"), quiet=True)
-    broken = simulate(
-        values(table, tmp_path / "broken", strategy="fedavg,apple", rounds=1), quiet=True
-    )
-    with (broken / "history.csv").open("a") as file:
-        file.write("apple,42,2,hospital-01,test,personal,accuracy,0.4")
-    simulate({**values(table, broken, strategy="fedavg,apple"), "resume": True}, quiet=True)
-    assert sorted(history_without_seconds(broken)) == sorted(history_without_seconds(whole))
-    assert [without_seconds(r) for r in summary(broken)] == [
-        without_seconds(r) for r in summary(whole)
-    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -620,7 +589,7 @@ def test_gains_and_incentivised_rate_by_hand():
 
 
 def progress(run):
-    return [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+    return events_of(run)
 
 
 def test_progress_events(study):
@@ -704,13 +673,3 @@ def test_two_processes_do_not_write_one_run_directory(tmp_path, monkeypatch):
         os.close(ready)
         os.close(says)
     directory.check_free()
-
-
-def test_run_directory_of_something_else(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with (
-        pytest.raises(ValueError, match="is not empty and holds no run"),
-        RunDirectory.open(tmp_path, {"rounds": 1}, resume=False),
-    ):
-        pass
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]

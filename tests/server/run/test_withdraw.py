@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from cases import CASES, OPTIONS
-from tiny import federate
+from tiny import federate, small_study, summary_of
 from two_layers import DEEP
 
 from partitions.common.errors import UserError
@@ -98,15 +98,7 @@ def test_a_state_that_cannot_be_read_goes(three, tmp_path):
 def test_a_whole_study(tmp_path, capsys, monkeypatch):
     """Of a simulation's files: no text names it, the means are the others', the report is made anew without it."""
     monkeypatch.chdir(tmp_path)
-    values = {
-        "dataset": "breast-cancer",
-        "partition": "iid",
-        "silos": 3,
-        "rounds": 2,
-        "threads": 1,
-    }
-    simulate({**values, "strategy": "local,apple", "out": "runs/one"})
-    run = tmp_path / "runs" / "one"
+    run = small_study(tmp_path / "runs" / "one", "breast-cancer", strategy="local,apple")
     assert main(["withdraw", "hospital-02"]) == 0
     assert "runs/one: apple-42 (" in capsys.readouterr().out
     texts = [
@@ -122,7 +114,7 @@ def test_a_whole_study(tmp_path, capsys, monkeypatch):
     }
     assert not any("hospital-02" in file.read_text() for file in texts)
     assert not list(run.rglob("*hospital-02*"))
-    for entry in json.loads((run / "summary.json").read_text())["runs"]:
+    for entry in summary_of(run)["runs"]:
         accuracies = [values["accuracy"] for values in entry["per_silo"].values()]
         assert entry["silos"] == ["hospital-01", "hospital-03"]
         assert entry["final"]["accuracy_mean"] == pytest.approx(sum(accuracies) / 2)
@@ -159,17 +151,14 @@ def test_a_study_that_held_it_out(tmp_path):
         any("report.html (`silofl report`" in line for line in lines)
         and not (run / "report.html").exists()
     )
-    assert sorted(json.loads((run / "summary.json").read_text())["hold_out"]) == [
-        "hospital-01",
-        "hospital-03",
-    ]
+    assert sorted(summary_of(run)["hold_out"]) == ["hospital-01", "hospital-03"]
     for other in ("hospital-01", "hospital-03"):
         part = run / "hold-out" / other
         state = State.load(part / "checkpoint" / "apple-42" / "server.safetensors")
         assert not any("hospital-02" in key for key in state.arrays) and any(
             other in key for key in state.arrays
         )
-        entry = json.loads((part / "summary.json").read_text())["runs"][0]
+        entry = summary_of(part)["runs"][0]
         assert list(entry["hold_out"]) == [other] and len(entry["silos"]) == 1
     texts = [p for p in run.rglob("*") if p.suffix in (".csv", ".json", ".jsonl")]
     assert not any(
@@ -202,13 +191,10 @@ def test_a_hospital_that_joined_late(three, tmp_path):
     write_summary(
         RunDirectory(run), finished.federation.history, finished.federation.finish_run()
     )
-    assert json.loads((run / "summary.json").read_text())["runs"][0]["joined"] == {
-        "b": 2,
-        "c": 2,
-    }
+    assert summary_of(run)["runs"][0]["joined"] == {"b": 2, "c": 2}
     withdraw("c", [run])
     assert 'late-joiners = "b=2"' in (run / "config.toml").read_text()
-    assert json.loads((run / "summary.json").read_text())["runs"][0]["joined"] == {"b": 2}
+    assert summary_of(run)["runs"][0]["joined"] == {"b": 2}
 
 
 def test_a_run_that_stopped_early_still_says_so(three, tmp_path):
@@ -217,10 +203,10 @@ def test_a_run_that_stopped_early_still_says_so(three, tmp_path):
     write_summary(
         RunDirectory(run), finished.federation.history, finished.federation.finish_run()
     )
-    before = json.loads((run / "summary.json").read_text())["runs"][0]["stopped"]
+    before = summary_of(run)["runs"][0]["stopped"]
     assert before["planned"] == 5
     withdraw("c", [run])
-    assert json.loads((run / "summary.json").read_text())["runs"][0]["stopped"] == before
+    assert summary_of(run)["runs"][0]["stopped"] == before
 
 
 def test_a_name_within_another_is_not_meant():
