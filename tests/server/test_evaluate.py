@@ -526,7 +526,7 @@ def to_train(message):
 
 
 OTHER = "as the model of round 1, and the message brings another"
-BROUGHT = (
+BROUGHT: tuple[dict[str, Any], ...] = (
     {"mean": [9.0, 0.0, 0.0]},
     {"std": [1.0, 1.0, 1e-6]},
     {"mean": [], "std": []},

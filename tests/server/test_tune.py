@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import federate, write_silo
+from tiny import federate, history_without_seconds, write_silo
 
 import server.tuning.search
 from models.privacy.accountant import Releases, composed_epsilon
@@ -109,7 +109,7 @@ def test_the_file_of_trials(whole):
         assert (row["state"], row["rounds"]) == ("complete", "2")
         assert 0 <= float(row["score"]) <= 1 and 0.001 <= float(row["learning-rate"]) <= 1
         assert row["fedprox.mu"] in (("",) if row["strategy"] == "fedavg" else ("0.0", "0.1"))
-        trial = whole["random"] / "trials" / f"{row['strategy']}-{int(row['trial']):04d}"
+        trial = whole["random"] / "trials" / trial_name(row)
         assert read_toml(trial / "config.toml")["evidence"] == "off"  # which is of test data
     assert read_toml(whole["random"] / "best-fedavg.toml")["evidence"] == "auto"
 
@@ -146,23 +146,10 @@ def test_the_best_file_repeats_the_best_trial(whole, tmp_path, sampler):
     assert values["strategy"] == "fedprox" and "out" not in values and "resume" not in values
     assert repr(values["learning-rate"]) == best["learning-rate"]
     assert (
-        main(
-            [
-                "simulate",
-                "--config",
-                str(out / "best-fedprox.toml"),
-                "--out",
-                str(tmp_path / "again"),
-            ]
-        )
-        == 0
+        main(f"simulate --config {out}/best-fedprox.toml --out {tmp_path}/again".split()) == 0
     )
-    trial = out / "trials" / f"fedprox-{int(best['trial']):04d}" / "history.csv"
-    lines = [
-        [line for line in file.read_text().splitlines() if "seconds" not in line]
-        for file in (trial, tmp_path / "again" / "history.csv")
-    ]
-    assert lines[0] == lines[1]
+    trial = out / "trials" / trial_name(best)
+    assert history_without_seconds(trial) == history_without_seconds(tmp_path / "again")
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe", "halving"])
@@ -493,27 +480,11 @@ def killed(given):
 )
 def test_kill_9_in_the_middle_of_a_search(table, whole, tmp_path, workers):
     """In a trial's round, and while workers have trials: the same command leaves what an undisturbed search leaves."""
-    given = shlex.split(
-        "tune --strategy fedavg,fedprox --partition iid --silos 2 --rounds 2 --seed 5 --trials 3"
+    line = (
+        "tune --strategy fedavg,fedprox --partition iid --silos 2 --rounds 2 --seed 5 --trials 3 --sampler random "
+        f"--data {table} --out {tmp_path}/out --set threads=1 model=mlp mlp.hidden= validation=0.3"
     )
-    given += [
-        "--sampler",
-        "random",
-        "--data",
-        str(table),
-        "--out",
-        str(tmp_path / "out"),
-        *workers,
-    ]
-    given += [
-        "--set",
-        "threads=1",
-        "model=mlp",
-        "mlp.hidden=",
-        "validation=0.3",
-        "--space",
-        *SPACE,
-    ]
+    given = [*line.split(), *workers, "--space", *SPACE]
     # A fork may not train
     process = multiprocessing.get_context("spawn").Process(target=killed, args=(given,))
     process.start()
@@ -544,10 +515,6 @@ def test_trials_on_ray(table, tmp_path):
 # The study of what was found
 
 
-def without_seconds(file):
-    return [line for line in file.read_text().splitlines() if "seconds" not in line]
-
-
 def test_the_study_of_tuned_methods_is_that_of_their_best_trials(whole, tmp_path):
     """Row for row, though the two learning rates differ; the directory repeats it; the report has the budgets."""
     out, found = tmp_path / "study", whole["random"]
@@ -558,21 +525,19 @@ def test_the_study_of_tuned_methods_is_that_of_their_best_trials(whole, tmp_path
             (row for row in rows(found) if row["strategy"] == strategy),
             key=lambda row: (float(row["score"]), -int(row["trial"])),
         )
-        wanted += without_seconds(
-            found / "trials" / f"{strategy}-{int(best['trial']):04d}" / "history.csv"
-        )[1:]
+        wanted += history_without_seconds(found / "trials" / trial_name(best))[1:]
         assert (
             repr(read_toml(out / "config.toml")[f"run.{strategy}-5.learning-rate"])
             == best["learning-rate"]
         )
-    assert without_seconds(out / "history.csv")[1:] == wanted
+    assert history_without_seconds(out)[1:] == wanted
     assert (
         main(
             ["simulate", "--config", str(out / "config.toml"), "--out", str(tmp_path / "again")]
         )
         == 0
     )
-    assert without_seconds(tmp_path / "again" / "history.csv")[1:] == wanted
+    assert history_without_seconds(tmp_path / "again")[1:] == wanted
     page = (out / "report.html").read_text()
     assert (
         "How the methods were tuned" in page
@@ -620,19 +585,8 @@ def test_a_search_for_each_seed(table, whole, tmp_path):
     ],
 )
 def test_what_a_tuned_study_refuses(whole, tmp_path, capsys, options, line):
-    assert (
-        main(
-            [
-                "simulate",
-                "--tuned",
-                str(whole["random"]),
-                "--out",
-                str(tmp_path / "out"),
-                *options,
-            ]
-        )
-        == 2
-    )
+    given = ["simulate", "--tuned", str(whole["random"]), "--out", str(tmp_path / "out")]
+    assert main([*given, *options]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and line in said[0]
     assert not (tmp_path / "out").exists()

@@ -308,12 +308,13 @@ def dying(log, *, share=None):
     """A fork that is killed as it appends line 7: once this share of it is in the file, or before the note of it."""
 
     def append():
-        whole = os.write
+        whole: Any = os.write
         kill = partial(os.kill, os.getpid(), signal.SIGKILL)
         if share is None:
             chain.write_whole = lambda *_, **__: kill()
         else:
-            os.write = lambda fd, data: (whole(fd, data[: share(len(data))]), kill())
+            written: Any = lambda fd, data: (whole(fd, data[: share(len(data))]), kill())  # noqa: E731
+            os.write = written
         Log(log).append(entry(7))
 
     assert in_fork(append) == -signal.SIGKILL

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from forks import ended, fork
-from tiny import SIMULATED, events_of, history_without_seconds, summary_of
+from tiny import SIMULATED, events_of, history_without_seconds, small_study, summary_of
 
 from models.evidence.measure import CALIBRATION
 from models.metrics import METRICS
@@ -38,26 +38,15 @@ SPLITS, SNAPSHOTS = ("test", "train", "val"), ("personal", "received")
 EVIDENCE: dict[str, Any] = {**dict.fromkeys(CALIBRATION), "evidence": {}}
 
 
-def values(table, out, **changes):
-    """Settings of a small study."""
-    given = {
-        "dataset": str(table),
-        "partition": "iid",
-        "silos": 2,
-        "rounds": 3,
-        "threads": 1,
-        "out": str(out),
-    }
-    return {**given, **{k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()}}
+def small(table, out, **changes):
+    return small_study(out, table, **{"silos": 2, "rounds": 3, **changes})
 
 
 @pytest.fixture(scope="module")
 def study(table, tmp_path_factory):
     """Three methods with two seeds."""
     out = tmp_path_factory.mktemp("runs") / "study"
-    return simulate(
-        values(table, out, strategy="local,fedavg,apple", seed="1,2", apple__mu=0.5), quiet=True
-    )
+    return small(table, out, strategy="local,fedavg,apple", seed="1,2", apple__mu=0.5)
 
 
 def summary(run):
@@ -73,9 +62,7 @@ def test_a_study_is_its_single_runs(study, table, tmp_path):
     assert [(r["strategy"], r["seed"]) for r in summary(study)] == [
         (name, seed) for seed in (1, 2) for name in ("local", "fedavg", "apple")
     ]
-    alone = simulate(
-        values(table, tmp_path / "alone", strategy="apple", seed=2, apple__mu=0.5), quiet=True
-    )
+    alone = small(table, tmp_path / "alone", strategy="apple", seed=2, apple__mu=0.5)
     rows = history_without_seconds(study)
     assert [line for line in rows if line.startswith("apple,2,")] == history_without_seconds(
         alone
@@ -99,9 +86,8 @@ def test_a_study_is_its_single_runs(study, table, tmp_path):
 def test_a_method_that_does_not_fit_is_refused_before_another_runs(
     table, tmp_path, method, changes, line
 ):
-    given = values(table, tmp_path / "run", strategy=f"local,{method}", **changes)
     with pytest.raises(UserError, match=line):
-        simulate(given, quiet=True)
+        small(table, tmp_path / "run", strategy=f"local,{method}", **changes)
     assert not (tmp_path / "run").exists()
 
 
@@ -236,14 +222,9 @@ def test_byte_counts(study):
         if r.seed == 1 and r.metric.startswith("bytes")
     }
     for number in (1, 2, 3):
-        assert (sent["local", number, "bytes_down"], sent["local", number, "bytes_up"]) == (
-            0,
-            0,
-        )
-        assert (sent["fedavg", number, "bytes_down"], sent["fedavg", number, "bytes_up"]) == (
-            2 * sigma,
-            2 * sigma,
-        )
+        for method, size in (("local", 0), ("fedavg", 2 * sigma)):
+            for way in ("bytes_down", "bytes_up"):
+                assert sent[method, number, way] == size
         assert sent["apple", number, "bytes_up"] == 2 * sigma
     assert (sent["fedavg", 4, "bytes_down"], sent["fedavg", 4, "bytes_up"]) == (2 * sigma, 0)
     of_fedavg = next(r for r in summary(study) if r["strategy"] == "fedavg")
@@ -252,10 +233,8 @@ def test_byte_counts(study):
 
 def test_withheld_values_are_empty(table, tmp_path):
     """15 test and 5 validation samples per silo, 10 wanted: the validation rows say that they are withheld."""
-    run = simulate(
-        values(table, tmp_path / "run", strategy="fedavg", rounds=1, min_metric_samples=10),
-        quiet=True,
-    )
+    given = {"strategy": "fedavg", "rounds": 1, "min_metric_samples": 10}
+    run = small(table, tmp_path / "run", **given)
     lines = [line for line in history_without_seconds(run) if ",val," in line]
     assert [line for line in lines if "hospital-01" in line] == [
         "fedavg,42,1,hospital-01,val,personal,accuracy,,5",
@@ -412,23 +391,9 @@ def test_summary_has_the_stated_form(study):
         assert 0 <= run["incentivized_rate"] <= 1
 
 
-def test_gains_are_over_the_same_seed(study):
-    by_key = {(r["strategy"], r["seed"]): r["per_silo"] for r in summary(study)}
-    for (_, seed), silos in by_key.items():
-        for name, silo in silos.items():
-            for other in ("local", "fedavg"):
-                assert (
-                    silo[f"gain_over_{other}"]
-                    == silo["accuracy"] - by_key[other, seed][name]["accuracy"]
-                )
-
-
 def test_what_is_not_known_is_null(table, tmp_path):
     """Without evaluation there is no accuracy, without local and fedavg no gain over them."""
-    run = simulate(
-        values(table, tmp_path / "run", strategy="apple", evaluate_every=0, rounds=1),
-        quiet=True,
-    )
+    run = small(table, tmp_path / "run", strategy="apple", evaluate_every=0, rounds=1)
     [one] = summary(run)
     assert (one["bmcta"], one["bmcta_round"], one["incentivized_rate"]) == (None, None, None)
     assert set(one["final"].values()) == {None}
@@ -442,7 +407,7 @@ def test_what_is_not_known_is_null(table, tmp_path):
         "round": None,
         **EVIDENCE,
     }
-    assert [p["accuracy"] for p in progress(run) if p["event"] == "round"] == [None]
+    assert [p["accuracy"] for p in events_of(run) if p["event"] == "round"] == [None]
 
 
 def made_up(strategy, tables, **sizes):
@@ -588,14 +553,10 @@ def test_gains_and_incentivised_rate_by_hand():
 # Progress
 
 
-def progress(run):
-    return events_of(run)
-
-
 def test_progress_events(study):
     """One line per round, and one at the end of each run, in the order of the study."""
     # The others: test_watch.py
-    events = [e for e in progress(study) if e["event"] in ("round", "done")]
+    events = [e for e in events_of(study) if e["event"] in ("round", "done")]
     told = [(e["event"], e["strategy"], e["seed"], e.get("round")) for e in events]
     assert told == [
         (event, name, seed, number)
