@@ -64,18 +64,7 @@ def test_new_patients_are_covered(tmp_path, exported, capsys):
     task, run, file, new = exported
     plain, model = tmp_path / "plain.safetensors", tmp_path / "m.safetensors"
     export_model(run, "a", "last", plain)
-    command = [
-        "export",
-        str(run),
-        "--silo",
-        "a",
-        "--which",
-        "last",
-        "--conformal",
-        str(file),
-        "--out",
-        str(model),
-    ]
+    command = f"export {run} --silo a --which last --conformal {file} --out {model}".split()
     assert main(command) == 0
     said = capsys.readouterr().out
     assert (
@@ -122,14 +111,14 @@ def test_predict_says_what_a_card_lacks(tmp_path, exported, capsys):
         temperature=file if task == "multiclass" else None,
         conformal=file,
     )
-    assert main(["predict", "--model", str(bare), "--data", str(file)]) == 0
+    assert main(f"predict --model {bare} --data {file}".split()) == 0
     said = capsys.readouterr().err
     assert ("has no temperature" in said) == (task == "multiclass")
     assert (
         f"no conformal threshold, so there are no {'sets' if task == 'multiclass' else 'intervals'}"
         in said
     )
-    assert main(["predict", "--model", str(full), "--data", str(file)]) == 0
+    assert main(f"predict --model {full} --data {file}".split()) == 0
     out, said = capsys.readouterr()
     found = read_rows(out)
     assert "no " not in said and "computed on 300 test records" in said
@@ -172,14 +161,5 @@ def test_what_it_refuses(tmp_path):
     assert not out.exists()
     known = export_model(tmp_path / "run", "a", "last", out, conformal=nine).conformal
     assert known and known.as_trained is False
-    shared = [
-        "export",
-        str(tmp_path / "run"),
-        "--which",
-        "shared",
-        "--conformal",
-        str(nine),
-        "--out",
-        str(out),
-    ]
+    shared = f"export {tmp_path}/run --which shared --conformal {nine} --out {out}".split()
     assert main(shared) == 2

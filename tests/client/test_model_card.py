@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,6 @@ from partitions.schema import parse_schema
 from server.cli.main import main
 from strategies.base.state import read_sealed, write_sealed
 
-Change = Callable[[dict[str, Any]], object]
 TEMPERATURE = {
     "T": 1.0,
     "samples": 30,
@@ -172,12 +169,7 @@ def test_a_card_that_names_code_runs_none(changed, exported, tmp_path, monkeypat
     for more in ([], ["--network", "planted:g"], ["--serve", "--port", "0"]):
         data = [] if "--serve" in more else ["--data", str(exported[1])]
         assert main(["predict", "--model", str(model), *data, *more]) == 2
-    assert (
-        main(
-            ["evaluate", str(model), "--data", str(exported[1]), "--out", str(tmp_path / "out")]
-        )
-        == 2
-    )
+    assert main(f"evaluate {model} --data {exported[1]} --out {tmp_path}/out".split()) == 2
     assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 4 and all("planted:f, code of its own" in line for line in errors)

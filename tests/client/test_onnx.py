@@ -126,7 +126,7 @@ def test_nothing_is_written_without_the_package(tmp_path, monkeypatch, capsys):
     files = random_silos(tmp_path, {"a": 40, "b": 40})
     federate(files, directory=tmp_path / "run", rounds=1)
     out = tmp_path / "m.safetensors"
-    command = ["export", str(tmp_path / "run"), "--silo", "a", "--onnx", "--out"]
+    command = f"export {tmp_path}/run --silo a --onnx --out".split()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnxruntime", None)
         assert main([*command, str(out)]) == 2
@@ -143,14 +143,7 @@ def test_nothing_is_written_without_the_package(tmp_path, monkeypatch, capsys):
 def test_an_older_file_beside_a_new_model_is_named(tmp_path, capsys):
     """It is another model's, and stays: nothing is removed unasked."""
     federate(random_silos(tmp_path, {"a": 40, "b": 40}), directory=tmp_path / "run", rounds=1)
-    command = [
-        "export",
-        str(tmp_path / "run"),
-        "--silo",
-        "a",
-        "--out",
-        str(tmp_path / "m.safetensors"),
-    ]
+    command = f"export {tmp_path}/run --silo a --out {tmp_path}/m.safetensors".split()
     said = f"note: {tmp_path / 'm.onnx'} was there before and is not of this model: remove it"
     assert main(command) == 0 and said not in capsys.readouterr().out
     (tmp_path / "m.onnx").write_bytes(b"older")

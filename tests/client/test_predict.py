@@ -97,17 +97,14 @@ def test_the_whole_export_predicts_as_its_data_file(tmp_path, trained):
 )
 def test_what_does_not_fit_is_refused(tmp_path, trained, capsys, header, row, words):
     source, out = new(tmp_path / "new.csv", row, header=header), tmp_path / "p.csv"
-    assert (
-        main(["predict", "--model", str(trained[1]), "--data", str(source), "--out", str(out)])
-        == 2
-    )
+    assert main(f"predict --model {trained[1]} --data {source} --out {out}".split()) == 2
     assert words in capsys.readouterr().err and not out.exists()
 
 
 def test_cells_as_gaps_are_named(tmp_path, trained, capsys):
     source = new(tmp_path / "new.csv", "3;x;81,5;X-1", "3;;81,5;")
     out = tmp_path / "p.csv"
-    command = ["predict", "--model", str(trained[1]), "--data", str(source), "--out", str(out)]
+    command = f"predict --model {trained[1]} --data {source} --out {out}".split()
     assert main([*command, "--as-gaps"]) == 0
     said = capsys.readouterr().err
     assert "line 2: sex is 'x', none of m, w: taken as a gap" in said and "1 rows of" in said
@@ -119,7 +116,7 @@ def test_a_hospital_may_keep_its_recipe(tmp_path, trained, capsys):
     """Then the csv needs the recipe beside it; the predictions are the same."""
     run, model = trained
     bare = tmp_path / "bare.safetensors"
-    command = ["export", str(run), "--silo", "hospital-01", "--which", "last", "--out"]
+    command = f"export {run} --silo hospital-01 --which last --out".split()
     assert main([*command, str(bare), "--no-recipe"]) == 0
     assert "recipe" not in capsys.readouterr().out and "recipe" not in json.loads(
         card_file(bare).read_text()

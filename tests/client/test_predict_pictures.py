@@ -43,15 +43,9 @@ def model(tmp_path_factory):
     rows = (f"{study_uid(i)},{'ill' if i % 2 else 'well'}\n" for i in range(40))
     (folder / "l.csv").write_text("study,label\n" + "".join(rows))
     source, data = scans(folder / "x", range(40)), folder / "ours.npz"
-    command = [
-        "import",
-        str(source),
-        "--labels-from",
-        str(folder / "l.csv"),
-        "--window=2000,4000",
-        "--out",
-        str(data),
-    ]
+    command = (
+        f"import {source} --labels-from {folder}/l.csv --window=2000,4000 --out {data}".split()
+    )
     assert main(command) == 0
     settings = [
         "model=mlp",
@@ -62,37 +56,18 @@ def model(tmp_path_factory):
         "local-epochs=5",
     ]
     options = [
-        "--partition",
-        "iid",
-        "--silos",
-        "2",
-        "--rounds",
-        "3",
-        "--out",
-        str(folder / "run"),
-        "--set",
+        *f"--partition iid --silos 2 --rounds 3 --out {folder}/run --set".split(),
         *settings,
     ]
-    assert main(["simulate", "--data", str(data), "--strategy", "fedavg", *options]) == 0
-    export = [
-        "export",
-        str(folder / "run"),
-        "--silo",
-        "hospital-01",
-        "--which",
-        "last",
-        "--out",
-    ]
+    assert main([*f"simulate --data {data} --strategy fedavg".split(), *options]) == 0
+    export = f"export {folder}/run --silo hospital-01 --which last --out".split()
     assert main([*export, str(folder / "m.safetensors")]) == 0
     return folder / "m.safetensors"
 
 
 def answers(model, data, *more):
     out = data.parent / "p.csv"
-    assert (
-        main(["predict", "--model", str(model), "--data", str(data), "--out", str(out), *more])
-        == 0
-    )
+    assert main([*f"predict --model {model} --data {data} --out {out}".split(), *more]) == 0
     with out.open() as file:
         return list(csv.DictReader(file))
 
@@ -147,7 +122,7 @@ def test_a_csv_that_is_named_may_list_files_elsewhere(tmp_path, model, capsys):
     (tmp_path / "new").mkdir()
     table = tmp_path / "new" / "list.csv"
     table.touch()
-    assert main(["predict", "--model", str(model), "--data", str(tmp_path / "new")]) == 2
+    assert main(f"predict --model {model} --data {tmp_path}/new".split()) == 2
     assert "new has no pictures; name its csv itself (list.csv)" in capsys.readouterr().err
     for name in (
         "../other/Zarathustra 61/IM1",
@@ -160,10 +135,7 @@ def test_a_csv_that_is_named_may_list_files_elsewhere(tmp_path, model, capsys):
 def test_a_data_file_by_the_same_recipe_says_the_same(tmp_path, model):
     source = scans(tmp_path / "new", range(71, 75))
     recipe = model.parent / "ours.recipe.toml"
-    assert (
-        main(["import", str(source), "--recipe", str(recipe), "--out", str(tmp_path / "n.npz")])
-        == 0
-    )
+    assert main(f"import {source} --recipe {recipe} --out {tmp_path}/n.npz".split()) == 0
     columns = ("label", "p_ill", "p_well")
     direct, by_file = answers(model, source), answers(model, tmp_path / "n.npz")
     assert [[row[c] for c in columns] for row in direct] == [
@@ -206,10 +178,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, model, capsys, what, words):
         (model.parent / "any.toml").write_text(any_format(model))
         more += ["--recipe", str(model.parent / "any.toml")]
     out = tmp_path / "p.csv"
-    assert (
-        main(["predict", "--model", str(model), "--data", str(new), "--out", str(out), *more])
-        == 2
-    )
+    assert main([*f"predict --model {model} --data {new} --out {out}".split(), *more]) == 2
     said = capsys.readouterr().err
     assert words in said.strip().splitlines()[-1] and not out.exists() and leaks(said) == []
 
@@ -227,24 +196,14 @@ def any_format(model):
 
 def test_a_card_without_a_recipe(tmp_path, model, capsys):
     run = model.parent / "run"
-    export = [
-        "export",
-        str(run),
-        "--silo",
-        "hospital-01",
-        "--which",
-        "last",
-        "--out",
-        str(tmp_path / "m.safetensors"),
-    ]
+    export = (
+        f"export {run} --silo hospital-01 --which last --out {tmp_path}/m.safetensors".split()
+    )
     assert main(export) == 0
     assert "note: the card holds the recipe of your pictures" in capsys.readouterr().out
     assert main([*export, "--no-recipe"]) == 0
     source = scans(tmp_path / "new", range(51, 52))
-    assert (
-        main(["predict", "--model", str(tmp_path / "m.safetensors"), "--data", str(source)])
-        == 2
-    )
+    assert main(f"predict --model {tmp_path}/m.safetensors --data {source}".split()) == 2
     assert "cannot read a csv or pictures: name one with --recipe" in capsys.readouterr().err
     rows = answers(
         tmp_path / "m.safetensors", source, "--recipe", str(model.parent / "ours.recipe.toml")

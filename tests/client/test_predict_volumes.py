@@ -78,15 +78,7 @@ def model(tmp_path_factory):
         lines.append(f"x/{i},m{i}.nii.gz,P{i}")
     (folder / "l.csv").write_text("\n".join(lines))
     data = folder / "ours.npz"
-    options = [
-        "--volume",
-        "8,8,8",
-        "--window=500,1000",
-        "--labels",
-        "background,organ",
-        "--out",
-        str(data),
-    ]
+    options = f"--volume 8,8,8 --window=500,1000 --labels background,organ --out {data}".split()
     assert main(["import", str(folder / "l.csv"), *options]) == 0
     settings = [
         "unet.levels=1",
@@ -95,26 +87,11 @@ def model(tmp_path_factory):
         "learning-rate=0.02",
         "local-epochs=12",
     ]
-    run = [
-        "--partition",
-        "iid",
-        "--silos",
-        "2",
-        "--rounds",
-        "2",
-        "--out",
-        str(folder / "run"),
-        "--set",
-        *settings,
-    ]
+    run = [*f"--partition iid --silos 2 --rounds 2 --out {folder}/run --set".split(), *settings]
     assert (
         main(
             [
-                "simulate",
-                "--data",
-                str(data),
-                "--strategy",
-                "fedavg",
+                *f"simulate --data {data} --strategy fedavg".split(),
                 *run,
                 "threads=1",
                 "batch-size=4",
@@ -122,15 +99,7 @@ def model(tmp_path_factory):
         )
         == 0
     )
-    export = [
-        "export",
-        str(folder / "run"),
-        "--silo",
-        "hospital-01",
-        "--which",
-        "last",
-        "--out",
-    ]
+    export = f"export {folder}/run --silo hospital-01 --which last --out".split()
     assert main([*export, str(folder / "m.safetensors")]) == 0
     return folder / "m.safetensors"
 
@@ -139,15 +108,7 @@ def test_outlines_come_back_on_the_source_s_voxels(tmp_path, model, capsys):
     """Of a DICOM series as NIfTI and SEG, which say the same and lie on the series; the truth is found again."""
     files = scan(tmp_path / "new", 20)
     out, masks = tmp_path / "p.csv", tmp_path / "masks"
-    command = [
-        "predict",
-        "--model",
-        str(model),
-        "--data",
-        str(tmp_path / "new"),
-        "--out",
-        str(out),
-    ]
+    command = f"predict --model {model} --data {tmp_path}/new --out {out}".split()
     assert main([*command, "--masks", str(masks)]) == 0
     with out.open() as file:
         (row,) = csv.DictReader(file)
@@ -191,20 +152,9 @@ def test_nifti_gets_its_own_affine_back(tmp_path, model):
     (tmp_path / "r.toml").write_text(
         recipe.replace('formats = ["dicom"]', 'formats = ["dicom", "nifti"]')
     )
-    command = [
-        "predict",
-        "--model",
-        str(model),
-        "--data",
-        str(tmp_path / "new"),
-        "--masks",
-        str(tmp_path / "masks"),
-    ]
+    command = f"predict --model {model} --data {tmp_path}/new --masks {tmp_path}/masks".split()
     assert main(command) == 2
-    assert (
-        main([*command, "--recipe", str(tmp_path / "r.toml"), "--out", str(tmp_path / "p.csv")])
-        == 0
-    )
+    assert main([*command, *f"--recipe {tmp_path}/r.toml --out {tmp_path}/p.csv".split()]) == 0
     image: Any = nibabel.load(tmp_path / "masks" / "0001.nii.gz")
     assert image.shape == values.shape and [
         path.name for path in (tmp_path / "masks").iterdir()
@@ -217,28 +167,12 @@ def test_nifti_gets_its_own_affine_back(tmp_path, model):
 
 def test_a_folder_of_masks_is_for_volumes(tmp_path, model, capsys):
     data, masks = model.parent / "ours.npz", tmp_path / "masks"
-    assert (
-        main(["predict", "--model", str(model), "--data", str(data), "--masks", str(masks)])
-        == 2
-    )
+    assert main(f"predict --model {model} --data {data} --masks {masks}".split()) == 2
     assert (
         "a folder is for volumes, which scans give; name a file that ends in .npz"
         in capsys.readouterr().err
     )
-    assert (
-        main(
-            [
-                "predict",
-                "--model",
-                str(model),
-                "--data",
-                str(data),
-                "--masks",
-                str(tmp_path / "m.npz"),
-            ]
-        )
-        == 0
-    )
+    assert main(f"predict --model {model} --data {data} --masks {tmp_path}/m.npz".split()) == 0
     with np.load(tmp_path / "m.npz") as npz:
         assert npz["masks"].shape[1:] == SHAPE and not masks.exists()
 
@@ -250,16 +184,7 @@ def test_volumes_are_read_one_after_the_other(tmp_path, model, capsys, monkeypat
     last = scan(tmp_path / "new", 21)[-1]
     last.write_bytes(last.read_bytes()[:-20])
     out, masks = tmp_path / "p.csv", tmp_path / "masks"
-    command = [
-        "predict",
-        "--model",
-        str(model),
-        "--data",
-        str(tmp_path / "new"),
-        "--out",
-        str(out),
-        "--masks",
-    ]
+    command = f"predict --model {model} --data {tmp_path}/new --out {out} --masks".split()
     assert main([*command, str(masks)]) == 2
     assert f"; 1 of 2 outlines are in {masks}\n" in capsys.readouterr().err and not out.exists()
     assert sorted(path.name for path in masks.iterdir()) == ["0001.dcm", "0001.nii.gz"]

@@ -99,9 +99,7 @@ def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
     again = federate(files, state_dir=state, prepare=policy, **PRIVATE)
     assert not spent(again, "a") and len(spent(again, "b")) == 4
     capsys.readouterr()
-    assert (
-        main(["budget", str(state), "--policy", str(tmp_path / "policy.toml"), "--json"]) == 0
-    )
+    assert main(f"budget {state} --policy {tmp_path}/policy.toml --json".split()) == 0
     (one,) = json.loads(capsys.readouterr().out)  # of silos with public data nothing is kept
     assert (one["cohort"], one["spent"]) == ("a", pytest.approx(steps(8)))
     assert [(run["run"], run["steps"]) for run in one["runs"]] == [("run", 8)]
@@ -205,14 +203,11 @@ def test_a_cheap_message_that_failed_pays_for_no_dear_one(files, state, tmp_path
 def test_a_charge_is_bound_to_everything_that_is_released(files, state, tmp_path):
     kept: list[tuple[Message, Context]] = []
 
-    def prepare(grid):
-        def before(silo, message, context):
-            if message.metadata.message_type == "train":
-                kept.append((message, context))
+    def before(silo, message, context):
+        if message.metadata.message_type == "train":
+            kept.append((message, context))
 
-        grid.before = before
-
-    federate(files, state_dir=state, prepare=prepare, **{**PRIVATE, "rounds": 1})
+    federate(files, state_dir=state, before=before, **{**PRIVATE, "rounds": 1})
     message, context = kept[0]
     cost = MessageCost("record", 40, 0.25, 1.0, 4, 1e-5)
 
@@ -243,11 +238,11 @@ def test_a_charge_is_bound_to_everything_that_is_released(files, state, tmp_path
     context.run_id = run_id
     told: dict[str, Any] = {"run_id": "another", "round": 2, "number.mu": 0.5, "mean": [1.0]}
     for name, value in told.items():
-        before = dict(config)
+        kept = dict(config)
         config[name] = value
         seen.append(key())
         config.clear()
-        config.update(before)
+        config.update(kept)
     assert key() == seen[0] and len(set(seen)) == len(seen)
     message.content["model.global"] = ArrayRecord(
         {"vector": torch.zeros_like(vector(message, "model.global"))}

@@ -312,14 +312,14 @@ def test_the_command_line(tmp_path, capsys):
     """Which model it is, in the last words of the line; no "round 6 of 5"."""
     finished(tmp_path, "fedavg", rounds=1)
     command = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "m")]
-    assert main([*command, "--which", "shared", "--round", "2"]) == 0
+    assert main([*command, *["--which", "shared", "--round", "2"]]) == 0
     assert (
         "shared model of all silos: received after round 1, the last" in capsys.readouterr().out
     )
-    assert main([*command, "--which", "reported", "--silo", "a"]) == 0
+    assert main([*command, *["--which", "reported", "--silo", "a"]]) == 0
     assert json.loads((tmp_path / "m.json").read_text())["which"] == "reported"
-    assert main([*command, "--which", "shared", "--silo", "a"]) == 2
+    assert main([*command, *["--which", "shared", "--silo", "a"]]) == 2
     assert main([*command, "--which", "best"]) == 2
-    assert main([*command, "--which", "best", "--silo", "a", "--round", "1"]) == 2
+    assert main([*command, *["--which", "best", "--silo", "a", "--round", "1"]]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3 and "--silo NAME is needed here" in errors[1]

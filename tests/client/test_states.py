@@ -185,9 +185,7 @@ def test_the_best_personal_model_is_kept_beside_the_last(tmp_path):
         if round_of(message) == 3:
             np.savez(files["a"], **{**original, "y_val": 1 - original["y_val"]})
 
-    run = federate(
-        files, strategy="local", rounds=3, prepare=lambda grid: setattr(grid, "before", before)
-    )
+    run = federate(files, strategy="local", rounds=3, before=before)
     assert run.values("accuracy", "a", "personal", "val") == [1, 1, 0]
     arrays = run.grid.state("a").arrays
     assert same(arrays["personal"], run.personal("a"))

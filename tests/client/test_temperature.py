@@ -50,18 +50,7 @@ def test_parts_that_the_run_did_not_have_are_pointed_out(tmp_path, finished, cap
     )
     out = ["--out", str(tmp_path / "m.safetensors")]
     assert (
-        main(
-            [
-                "export",
-                str(run),
-                "--silo",
-                "a",
-                "--temperature",
-                str(tmp_path / "other.npz"),
-                *out,
-            ]
-        )
-        == 0
+        main([*f"export {run} --silo a --temperature {tmp_path}/other.npz".split(), *out]) == 0
     )
     assert (
         "note: the run divided the samples otherwise than this file" in capsys.readouterr().out
@@ -82,16 +71,7 @@ def test_the_model_predicts_with_it(tmp_path, finished, capsys):
     run, file = finished
     plain, scaled = tmp_path / "plain.safetensors", tmp_path / "scaled.safetensors"
     export_model(run, "a", "best", plain)
-    arguments = [
-        "export",
-        str(run),
-        "--silo",
-        "a",
-        "--temperature",
-        str(file),
-        "--out",
-        str(scaled),
-    ]
+    arguments = f"export {run} --silo a --temperature {file} --out {scaled}".split()
     assert main(arguments) == 0
     card = json.loads(scaled.with_name("scaled.safetensors.json").read_text())["temperature"]
     assert card["T"] > 1 and card["samples"] == 90
@@ -152,17 +132,6 @@ def test_what_it_refuses(tmp_path, finished):
             export_model(run, "a", "best", tmp_path / "m", temperature=data)
     assert not (tmp_path / "m").exists()
     assert (
-        main(
-            [
-                "export",
-                str(run),
-                "--which",
-                "shared",
-                "--temperature",
-                str(file),
-                "--out",
-                str(tmp_path / "m"),
-            ]
-        )
+        main(f"export {run} --which shared --temperature {file} --out {tmp_path}/m".split())
         == 2
     )

@@ -340,13 +340,16 @@ def federate(
     state_dir: Any = None,
     policy: Any = "public",
     prepare: Any = None,
+    before: Any = None,
+    after: Any = None,
     absent: Any = (),
     watch: Any = None,
     **changes: Any,
 ) -> Run:
     """One run in a fresh engine; ``prepare`` may set up the grid, ``watch`` sees its rounds.
 
-    These (silo, round) are ``absent``: their training fails before it begins.
+    ``before`` sees each silo, message and context; ``after`` silo, message and reply, and returns the reply. These
+    (silo, round) are ``absent``: their training fails before it begins.
 
     With ``directory`` there is a run directory with checkpoints; with ``state_dir`` too, the silos keep their state
     as deployed ones do, in files only. ``policy``: the silos' policy, a file or ``public``.
@@ -365,6 +368,7 @@ def federate(
             )
         grid = TinyGrid(files, settings, state_path, state_dir, policy)
         grid.absent.update(absent)
+        grid.before, grid.after = before or grid.before, after or grid.after
         if prepare is not None:
             prepare(grid)
         federation = RoundLoop(grid, settings, run_directory, watch)

@@ -474,7 +474,7 @@ def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
     At simulated silos, too, whose seed, validation share and partition divide no hospital's data.
     """
     out, sent = tmp_path / "here", list[dict[str, Any]]()
-    models = ["evaluate", str(study), "--models", "all", "--strategy", "ditto"]
+    models = f"evaluate {study} --models all --strategy ditto".split()
     assert (
         main([*models, *(["--data", str(table)] if own_data else []), "--out", str(out)]) == 0
     )
@@ -490,8 +490,8 @@ def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
     )
     approved = parse_study((tmp_path / "s.toml").read_text(), "s.toml")
     monkeypatch.setattr(submit, "run", lambda values, *_, **__: sent.append(values))
-    assert main([*models, "--study", "look", "--out", str(tmp_path / "x")]) == 2
-    main([*models, "--study", "look", "--connection", "c", "--out", str(tmp_path / "there")])
+    assert main([*models, *f"--study look --out {tmp_path}/x".split()]) == 2
+    main([*models, *f"--study look --connection c --out {tmp_path}/there".split()])
     (values,) = sent
     assert values.pop("out") and values["study"] == "look" and values["rounds"] == 4
     run, today = parse_settings({**values, "silos": 3}).flat(), date.today()

@@ -97,5 +97,5 @@ def test_a_simulation_on_a_full_disk_stops_and_is_resumed(
         and "No space left on device; free some, then continue" in lines[0]
     )
     assert "rejected" not in (run / "history.csv").read_text() and not list(run.rglob(".*.tmp"))
-    assert main(["simulate", *SMALL, *SETTINGS, "--set", "resume=true", "--out", str(run)]) == 0
+    assert main(["simulate", *SMALL, *SETTINGS, *f"--set resume=true --out {run}".split()]) == 0
     assert history_without_seconds(run) == history_without_seconds(whole)

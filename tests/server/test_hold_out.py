@@ -141,18 +141,7 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(table, tmp_path, m
 
 @pytest.mark.exhaustive
 def test_two_processes_from_the_command_line(table, tmp_path, capsys):
-    given = [
-        "--strategy",
-        "fedavg",
-        "--data",
-        str(table),
-        "--partition",
-        "iid",
-        "--silos",
-        "3",
-        "--rounds",
-        "1",
-    ]
+    given = f"--strategy fedavg --data {table} --partition iid --silos 3 --rounds 1".split()
     given += ["--set", "threads=1", "--workers", "2", "--hold-out", "hospital-01,hospital-03"]
     assert main(["simulate", *given, "--out", str(tmp_path / "run")]) == 0
     found = summary(tmp_path / "run")["hold_out"]
@@ -173,17 +162,8 @@ def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path):
     """In the results, in the states, and where one is held out of all others', pooled ones included."""
     (tmp_path / "centres").mkdir()
     random_silos(tmp_path / "centres", {"south": 20, "east": 30, "North": 40})
-    given = [
-        "--data",
-        str(tmp_path / "centres"),
-        "--strategy",
-        "pooled",
-        "--rounds",
-        "1",
-        "--hold-out",
-        "north",
-    ]
-    assert main(["simulate", *given, "--set", "threads=1", "--out", str(tmp_path / "run")]) == 0
+    given = f"--data {tmp_path}/centres --strategy pooled --rounds 1 --hold-out north".split()
+    assert main(["simulate", *given, *f"--set threads=1 --out {tmp_path}/run".split()]) == 0
     assert list(summary(tmp_path / "run")["hold_out"]) == ["north"]
     found = {run["strategy"]: run for run in summary(tmp_path / "run")["runs"]}
     names = ["east", "north", "south"]
@@ -258,20 +238,17 @@ def test_a_resumed_run_evaluates_the_same_newcomer(four, tmp_path, method):
 def test_a_hospital_refuses_the_other_role(two):
     """The server's message says that it is none, or one, and the run's settings, which its policy sees, otherwise."""
 
-    def lie(grid):
-        def before(silo, message, context):
-            if message.metadata.message_type == "train":
-                message.content["config"][NEWCOMER] = True
-            elif message.metadata.message_type == "evaluate":
-                message.content["config"].pop(NEWCOMER, None)
-
-        grid.before = before
+    def before(silo, message, context):
+        if message.metadata.message_type == "train":
+            message.content["config"][NEWCOMER] = True
+        elif message.metadata.message_type == "evaluate":
+            message.content["config"].pop(NEWCOMER, None)
 
     with pytest.raises(
         RuntimeError,
         match="a refuses: the run has hold-out = 'b', and a message takes it as a newcomer",
     ):
-        federate(two, strategy="fedavg", rounds=1, hold_out="b", prepare=lie)
+        federate(two, strategy="fedavg", rounds=1, hold_out="b", before=before)
 
 
 def test_a_held_out_hospital_never_trains(two):

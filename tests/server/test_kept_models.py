@@ -109,16 +109,7 @@ def test_what_a_federation_is_asked(runs, tmp_path, monkeypatch, capsys):
         fill(Path(values["out"]))
 
     monkeypatch.setattr(submit, "run", run)
-    command = [
-        "evaluate",
-        str(bare),
-        "--models",
-        "all",
-        "--strategy",
-        "fedper",
-        "--connection",
-        "c",
-    ]
+    command = f"evaluate {bare} --models all --strategy fedper --connection c".split()
     assert main([*command, "--out", str(tmp_path / "m")]) == 0
     (values,) = sent
     others = [silo for silo in SILOS if silo != SILOS[4]]

@@ -206,8 +206,8 @@ def test_the_command_line(served, tmp_path, capsys):
     export_model(run, "hospital-01", "last", bare, recipe=False)
     for given, words in (
         (["--model", str(model)], "--data FILE is missing"),
-        (["--model", str(model), "--serve", "--data", "x.csv"], "leave --data"),
-        (["--model", str(model), "--data", "x.csv", "--port", "1"], "belong to --serve"),
+        (f"--model {model} --serve --data x.csv".split(), "leave --data"),
+        (f"--model {model} --data x.csv --port 1".split(), "belong to --serve"),
         (["--model", str(bare), "--serve"], "has no recipe"),
     ):
         assert main(["predict", *given]) == 2 and words in capsys.readouterr().err

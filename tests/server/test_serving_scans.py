@@ -58,25 +58,9 @@ def model(tmp_path_factory):
     labels = ["--labels-from", str(folder / "l.csv"), "--window=2000,4000"]
     assert main(["import", str(folder / "x"), *labels, "--out", str(data)]) == 0
     settings = ["model=mlp", "mlp.hidden=", "learning-rate=0.5", "threads=1", "batch-size=8"]
-    options = [
-        "--partition",
-        "iid",
-        "--silos",
-        "2",
-        "--rounds",
-        "1",
-        "--out",
-        str(run),
-        "--set",
-        *settings,
-    ]
-    assert main(["simulate", "--data", str(data), "--strategy", "fedavg", *options]) == 0
-    assert (
-        main(
-            ["export", str(run), "--silo", "hospital-01", "--which", "last", "--out", str(out)]
-        )
-        == 0
-    )
+    options = [*f"--partition iid --silos 2 --rounds 1 --out {run} --set".split(), *settings]
+    assert main([*f"simulate --data {data} --strategy fedavg".split(), *options]) == 0
+    assert main(f"export {run} --silo hospital-01 --which last --out {out}".split()) == 0
     return out
 
 

@@ -46,9 +46,7 @@ def surveyed(data, tmp_path_factory):
     policy = out.parent / "policy.toml"
     # As in a new bundle: it keeps no preview away
     policy.write_text('methods = ["survey"]\nstudies = "required"\n')
-    assert (
-        main(["survey", "--data", str(data), "--policy", str(policy), "--out", str(out)]) == 0
-    )
+    assert main(f"survey --data {data} --policy {policy} --out {out}".split()) == 0
     return out
 
 
@@ -123,15 +121,7 @@ def test_a_hospital_that_withdraws_leaves_it(surveyed, tmp_path):
 
 def test_a_simulation_and_a_name_that_would_be_markup(tmp_path, capfd):
     out = tmp_path / "digits"
-    given = [
-        "--dataset",
-        "digits",
-        "--set",
-        "silos=3",
-        "partition=dirichlet",
-        "--out",
-        str(out),
-    ]
+    given = f"--dataset digits --set silos=3 partition=dirichlet --out {out}".split()
     assert main(["survey", *given]) == 0
     found = read_survey(out)
     assert sum(sum(a["labels"]["label"]["cells"]) for a in found.answers.values()) == 1797

@@ -432,12 +432,12 @@ def test_the_command_line(table, tmp_path, capsys):
     given = shlex.split(
         "tune --strategy fedavg --partition iid --silos 2 --rounds 1 --trials 2 --set threads=1"
     )
-    given += ["validation=0.3", "--data", str(table), "--space", "learning-rate=log(0.01,1)"]
+    given += f"validation=0.3 --data {table} --space learning-rate=log(0.01,1)".split()
     assert main(given) == 2
     assert "--out DIR is needed here" in capsys.readouterr().err
-    assert main([*given, "--out", str(tmp_path / "out"), "--seed", "1,2"]) == 2
+    assert main([*given, *f"--out {tmp_path}/out --seed 1,2".split()]) == 2
     assert "one seed is needed here" in capsys.readouterr().err
-    assert main([*given, "--out", str(tmp_path / "out"), "--sampler", "random"]) == 0
+    assert main([*given, *f"--out {tmp_path}/out --sampler random".split()]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == str(tmp_path / "out")
     assert "2 trials, 2 rounds" in shown.err
@@ -518,7 +518,7 @@ def test_trials_on_ray(table, tmp_path):
 def test_the_study_of_tuned_methods_is_that_of_their_best_trials(whole, tmp_path):
     """Row for row, though the two learning rates differ; the directory repeats it; the report has the budgets."""
     out, found = tmp_path / "study", whole["random"]
-    assert main(["simulate", "--tuned", str(found), "--out", str(out)]) == 0
+    assert main(f"simulate --tuned {found} --out {out}".split()) == 0
     wanted = []
     for strategy in ("fedavg", "fedprox"):
         best = max(
@@ -531,12 +531,7 @@ def test_the_study_of_tuned_methods_is_that_of_their_best_trials(whole, tmp_path
             == best["learning-rate"]
         )
     assert history_without_seconds(out)[1:] == wanted
-    assert (
-        main(
-            ["simulate", "--config", str(out / "config.toml"), "--out", str(tmp_path / "again")]
-        )
-        == 0
-    )
+    assert main(f"simulate --config {out}/config.toml --out {tmp_path}/again".split()) == 0
     assert history_without_seconds(tmp_path / "again")[1:] == wanted
     page = (out / "report.html").read_text()
     assert (
@@ -674,10 +669,7 @@ def test_all_trials_count_towards_the_budget(table, tmp_path):
         }
         assert max(each) <= 2.0 < cost["epsilon"] < sum(each)
         assert found["fedavg"][silo]["epsilon"] < cost["epsilon"]
-    assert (
-        main(["simulate", "--tuned", str(tmp_path / "out"), "--out", str(tmp_path / "study")])
-        == 0
-    )
+    assert main(f"simulate --tuned {tmp_path}/out --out {tmp_path}/study".split()) == 0
     page = (tmp_path / "study" / "report.html").read_text()
     assert (
         f"epsilon {max(one['epsilon'] for one in found['all'].values()):.2f} at delta 1e-05 (seed 5)"

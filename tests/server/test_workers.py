@@ -93,16 +93,7 @@ def test_two_processes_leave_what_one_leaves(in_turns, table, tmp_path):
     """Two runs, from the command line; the others' tests need no processes."""
     given = values(table, tmp_path / "alone", strategy="local,apple", seed=1)
     alone = simulate(given, quiet=True)
-    options = [
-        "--strategy",
-        "local,apple",
-        "--seed",
-        "1",
-        "--data",
-        str(table),
-        "--partition",
-        "iid",
-    ]
+    options = f"--strategy local,apple --seed 1 --data {table} --partition iid".split()
     options += ["--silos", "2", "--rounds", "3", "--set", "threads=1", "--workers", "2"]
     assert main(["simulate", *options, "--out", str(tmp_path / "run")]) == 0
     assert left(tmp_path / "run") == left(alone)
@@ -302,17 +293,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(table, tmp_path, capsys
     monkeypatch.setattr(
         server.simulation.workers, "in_processes", lambda count, *given: inline(*given)
     )
-    given = [
-        "simulate",
-        "--strategy",
-        "fedbn,local",
-        "--data",
-        str(table),
-        "--partition",
-        "iid",
-        "--silos",
-        "2",
-    ]
+    given = f"simulate --strategy fedbn,local --data {table} --partition iid --silos 2".split()
     given += ["--rounds", "1", "--set", "threads=1", "--out"]
     assert main([*given, str(tmp_path / "turns")]) == 2
     why = capsys.readouterr().err.splitlines()[-1].removeprefix("silofl simulate: ")
@@ -414,10 +395,7 @@ def test_workers_is_a_number_or_ray(workers):
 def test_nothing_is_started_for_a_wrong_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(server.simulation.workers, "start", None)
     out = tmp_path / "run"
-    assert (
-        main(["simulate", "--strategy", "local,appel", "--workers", "2", "--out", str(out)])
-        == 2
-    )
+    assert main(f"simulate --strategy local,appel --workers 2 --out {out}".split()) == 2
     assert (
         "unknown strategy 'appel' (did you mean 'apple'?)" in capsys.readouterr().err
         and not out.exists()
@@ -426,7 +404,7 @@ def test_nothing_is_started_for_a_wrong_name(tmp_path, monkeypatch, capsys):
 
 def test_without_ray(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(["simulate", "--workers", "ray", "--out", str(tmp_path / "run")]) == 2
+    assert main(f"simulate --workers ray --out {tmp_path}/run".split()) == 2
     line = "silofl simulate: --workers ray needs Ray, which is not installed: pip install 'flwr[simulation]'\n"
     assert capsys.readouterr().err == line and not (tmp_path / "run").exists()
 

@@ -768,7 +768,7 @@ def test_from_a_draft_to_its_end(silo, tmp_path, capsys):
         "batch-size=32",
         "mlp.hidden=8",
     ]
-    new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *run]
+    new = [*f"study new {file} --name trial --sum {APP}".split(), *run]
     assert (
         main(new) == 0
         and "write purpose, contact, results, retention into it" in capsys.readouterr().out
@@ -1064,19 +1064,8 @@ def test_what_left_is_remembered_though_the_log_is_moved_away(silo):
 def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path):
     schema, file = tmp_path / "schema.json", tmp_path / "study.toml"
     schema.write_text('{"features":["age"],"labels":["well","ill"]}')
-    more = [
-        "--schema",
-        str(schema),
-        "--held-out",
-        "north",
-        "--strategy",
-        "fedavg",
-        "--rounds",
-        "2",
-    ]
-    assert (
-        main(["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, *more]) == 0
-    )
+    more = f"--schema {schema} --held-out north --strategy fedavg --rounds 2".split()
+    assert main([*f"study new {file} --name trial --sum {APP}".split(), *WORDS, *more]) == 0
     found = parse_study(file.read_text(), "f")
     assert (found.schema_digest, found.held_out) == (load_schema(schema).digest, ("north",))
     assert (found.limits.queries, found.limits.messages) == (4, 8)
@@ -1085,7 +1074,7 @@ def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path):
 def test_a_draft_of_secure_sums_names_each_silos_key(tmp_path, capsys):
     """A round has one message more; a check misses the keys that are not there."""
     file, peers = tmp_path / "study.toml", {n: f"SHA256:{ord(n):064}" for n in "abc"}
-    new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, "--overwrite"]
+    new = [*f"study new {file} --name trial --sum {APP}".split(), *WORDS, "--overwrite"]
     new += ["--strategy", "fedavg", "--rounds", "5", "--set", "secure-aggregation=true"]
     assert main(new) == 0 and main(["study", "check", str(file)]) == 2
     assert "[peers] has 0 silos" in capsys.readouterr().err
@@ -1107,7 +1096,7 @@ def test_a_draft_of_secure_sums_names_each_silos_key(tmp_path, capsys):
 def test_a_draft_puts_silos_into_groups(tmp_path):
     """In the order of their names, without the held-out one; the study has one size of groups."""
     file = tmp_path / "study.toml"
-    new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, "--overwrite"]
+    new = [*f"study new {file} --name trial --sum {APP}".split(), *WORDS, "--overwrite"]
     new += ["--strategy", "fedavg", "--held-out", "b"]
     new += ["--set", "secure-aggregation=true", "secure-group=2"]
     new += [word for n in "fedcba" for word in ("--peer", f"{n}=SHA256:{ord(n):064}")]

@@ -49,14 +49,10 @@ def test_ctrl_c_is_one_line(tmp_path, moment, last):
         "100000",
     ]
     command = [
-        str(PROGRAM),
+        f"{PROGRAM}",
         "simulate",
         *given,
-        "--set",
-        "partition=iid",
-        "threads=1",
-        "--out",
-        str(out),
+        *f"--set partition=iid threads=1 --out {out}".split(),
     ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

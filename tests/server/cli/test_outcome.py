@@ -42,17 +42,9 @@ def test_a_run_of_an_earlier_version_is_about_its_accuracy():
 
 @pytest.mark.parametrize(("rate", "learned"), [("0.00001", False), ("0.5", True)])
 def test_a_run_that_learned_nothing_says_so(rate, learned, tmp_path, capsys):
-    command = [
-        "simulate",
-        "--strategy",
-        "fedavg,local",
-        "--silos",
-        "2",
-        "--rounds",
-        "3",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    command = (
+        f"simulate --strategy fedavg,local --silos 2 --rounds 3 --out {tmp_path}/run".split()
+    )
     settings = ["--set", "model=linear", "partition=iid", f"learning-rate={rate}", "threads=1"]
     assert main([*command, *settings]) == 0
     lines = capsys.readouterr().out.splitlines()[:2]

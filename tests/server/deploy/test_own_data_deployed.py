@@ -118,7 +118,7 @@ def test_an_approved_run(tmp_path, module):
         assert main(["study", "check", "study.toml"]) == 0
         for name in names:
             state = str(running.directory / "silos" / name)
-            given = ["--state-dir", state, "--yes", "--by", "B", "--signed-by", "nobody"]
+            given = f"--state-dir {state} --yes --by B --signed-by nobody".split()
             assert main(["approve", "study.toml", *given]) == 0
         submit.run({**approved, "out": str(tmp_path / "run")})
         assert {

@@ -88,7 +88,7 @@ def unpack(federation, folder, image=IMAGE):
     own, tar = file.parent / NAME, file.parent / f"{NAME}.tar"
     assert main(["request", NAME, "--folder", str(own)]) == 0
     tar.unlink(missing_ok=True)
-    asked = ["--request", str(own / f"{NAME}.request"), "--image", image, "--out", str(tar)]
+    asked = f"--request {own}/{NAME}.request --image {image} --out {tar}".split()
     assert main(["add-silo", *asked, "--federation", str(file)]) == 0
     untar(tar, folder)
     shutil.copy(own / "node.key", folder / NAME)

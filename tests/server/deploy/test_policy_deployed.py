@@ -128,9 +128,7 @@ def through_receipts(tmp_path, state, entries):
         str(tmp_path / "within" / receipts.FILE),
     ]
     key = state.parents[1] / "credentials" / "nodes" / "hospital-03"
-    assert (
-        main([*command, "--export", str(tmp_path / "trial.json"), "--sign-with", str(key)]) == 0
-    )
+    assert main([*command, *f"--export {tmp_path}/trial.json --sign-with {key}".split()]) == 0
     record, signer = read_export(tmp_path / "trial.json")
     assert (
         record["messages"] == 3

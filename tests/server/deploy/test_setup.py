@@ -318,7 +318,7 @@ def test_run_outside_the_servers_folder_is_one_line(known, tmp_path, monkeypatch
     control = FakeControl()
     control.register("north", b"KEY\n")
     monkeypatch.setattr("server.deploy.submit.Control", lambda _: control)
-    assert main(["run", "--strategy", "fedavg", "--out", str(tmp_path / "mine")]) == 2
+    assert main(f"run --strategy fedavg --out {tmp_path}/mine".split()) == 2
     assert f"--out {tmp_path / 'mine'}: the runs of net land in" in capsys.readouterr().err
     assert not (tmp_path / "mine").exists()
 

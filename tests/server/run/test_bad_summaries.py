@@ -341,7 +341,7 @@ def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four, tmp_path, method):
         return reply
 
     place = {"directory": tmp_path / "run", "strategy": method}
-    run = federate(four, rounds=2, prepare=lambda grid: setattr(grid, "after", after), **place)
+    run = federate(four, rounds=2, after=after, **place)
     assert not run.strategy.rejected
     files = list((tmp_path / "run" / "checkpoint").rglob("server.safetensors"))
     assert files and all(b"secret" not in file.read_bytes() for file in files)
@@ -450,9 +450,7 @@ def test_what_holds_stays_when_a_run_is_resumed(four, tmp_path):
             says(shape=[4], sum=[0.0] * 4, square_sum=[1.0] * 4)(reply)
         return reply
 
-    run = federate(
-        four, rounds=2, resume=True, prepare=lambda grid: setattr(grid, "after", after), **place
-    )
+    run = federate(four, rounds=2, resume=True, after=after, **place)
     assert list(run.federation.registration.left_out) == ["b", "c", "d"]
     assert (
         "b is left out: it has samples of shape (4,), this run has (3,)"

@@ -121,13 +121,7 @@ def test_a_faulty_reply_is_left_out_and_named(three, fault):
         return reply
 
     seen: list[Progress] = []
-    run = federate(
-        three,
-        strategy="fedavg",
-        rounds=3,
-        prepare=lambda grid: setattr(grid, "after", after),
-        watch=seen.append,
-    )
+    run = federate(three, strategy="fedavg", rounds=3, after=after, watch=seen.append)
     assert [sorted(p.rejected) for p in seen] == [[], ["c"], []]
     assert re.search(reason, seen[1].rejected["c"]), seen[1].rejected["c"]
     assert "\n" not in seen[1].rejected["c"]
@@ -178,13 +172,7 @@ def test_a_methods_own_numbers_are_checked(three, fault):
         return reply
 
     seen: list[Progress] = []
-    federate(
-        three,
-        strategy=method,
-        rounds=2,
-        prepare=lambda g: setattr(g, "after", after),
-        watch=seen.append,
-    )
+    federate(three, strategy=method, rounds=2, after=after, watch=seen.append)
     assert [sorted(p.rejected) for p in seen] == [["c"], []]
     assert re.search(reason, seen[0].rejected["c"]), seen[0].rejected["c"]
     assert "\n" not in seen[0].rejected["c"]
@@ -201,12 +189,7 @@ def test_a_reply_without_the_statistics_is_left_out(three, tiny_bn):
 
     seen: list[Progress] = []
     federate(
-        three,
-        strategy="fedavg",
-        model="tiny-bn",
-        rounds=2,
-        prepare=lambda g: setattr(g, "after", after),
-        watch=seen.append,
+        three, strategy="fedavg", model="tiny-bn", rounds=2, after=after, watch=seen.append
     )
     assert [p.rejected for p in seen] == [{"a": "the reply lacks buffers"}, {}]
 
@@ -219,13 +202,7 @@ def test_a_silo_that_raises_is_left_out_with_its_reason(three):
             context.node_config["data"] = str(three["b"])
 
     seen: list[Progress] = []
-    run = federate(
-        three,
-        strategy="fedavg",
-        rounds=3,
-        prepare=lambda g: setattr(g, "before", before),
-        watch=seen.append,
-    )
+    run = federate(three, strategy="fedavg", rounds=3, before=before, watch=seen.append)
     assert "/nowhere/b.npz" in seen[1].rejected["b"]
     assert run.rejected() == [(2, "b")]
     assert {r.round for r in run.rows if r.silo == "b" and r.split == "test"} == {1, 3, 4}
@@ -291,9 +268,7 @@ def test_a_failing_closing_evaluation_is_named(two):
             else reply
         )
 
-    run = federate(
-        two, strategy="fedavg", rounds=2, prepare=lambda grid: setattr(grid, "after", after)
-    )
+    run = federate(two, strategy="fedavg", rounds=2, after=after)
     assert run.rejected() == [(3, "b")]
     assert {r.silo for r in run.rows if r.round == 3 and r.split} == {"a"}
 
@@ -307,9 +282,7 @@ def test_a_summary_and_a_closing_evaluation_that_are_too_large_are_named(three):
             reply.content.config_records["config"]["more"] = "x" * (OTHER_BYTES + 1)
         return reply
 
-    run = federate(
-        three, strategy="fedavg", rounds=1, prepare=lambda grid: setattr(grid, "after", after)
-    )
+    run = federate(three, strategy="fedavg", rounds=1, after=after)
     assert "more than 16777216 bytes" in next(
         iter(run.federation.registration.left_out.values())
     )

@@ -156,18 +156,11 @@ def test_a_name_that_takes_part_cannot_be_taken(four, tmp_path):
 def test_a_silo_is_a_late_joiner_only_as_the_settings_say(four, setting, silo, late):
     """A server says so in round 3 of another silo, or of another round: the silo does not train."""
 
-    def prepare(grid):
-        def before(name, message, context):
-            if (
-                name == silo
-                and round_of(message) == 3
-                and message.metadata.message_type == "train"
-            ):
-                message.content.config_records["config"]["late"] = late
+    def before(name, message, context):
+        if name == silo and round_of(message) == 3 and message.metadata.message_type == "train":
+            message.content.config_records["config"]["late"] = late
 
-        grid.before = before
-
-    run = federate(four, **RUN, late_joiners=setting, prepare=prepare)
+    run = federate(four, **RUN, late_joiners=setting, before=before)
     refused = {
         (run.grid.name_of(m.metadata.dst_node_id), round_of(m)): str(r.error.reason)
         for m, r in run.grid.traffic

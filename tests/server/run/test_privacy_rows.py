@@ -22,27 +22,19 @@ COST: dict[str, Any] = {"epsilon": 600.0, "delta": 1e-5, "dp_steps": 10.0}
 def run_with(folder, metrics, vector=0.0, **settings):
     """Two rounds in which silo a says this of itself, and adds ``vector`` to what it sends."""
 
-    def prepare(grid):
-        def after(silo, message, reply):
-            if silo == "a" and message.metadata.message_type == "train":
-                for record in reply.content.array_records.values():
-                    for key, array in list(record.items()):
-                        record[key] = array_record({key: tensor_of(array) + vector})[key]
-                reply.content["metrics"] = MetricRecord(
-                    {**dict(reply.content.metric_records["metrics"]), **metrics}
-                )
-            return reply
-
-        grid.after = after
+    def after(silo, message, reply):
+        if silo == "a" and message.metadata.message_type == "train":
+            for record in reply.content.array_records.values():
+                for key, array in list(record.items()):
+                    record[key] = array_record({key: tensor_of(array) + vector})[key]
+            reply.content["metrics"] = MetricRecord(
+                {**dict(reply.content.metric_records["metrics"]), **metrics}
+            )
+        return reply
 
     files = random_silos(folder, {"a": 40, "b": 40, "c": 40})
     return federate(
-        files,
-        state_dir=folder / "state",
-        strategy="fedavg",
-        rounds=2,
-        prepare=prepare,
-        **settings,
+        files, state_dir=folder / "state", strategy="fedavg", rounds=2, after=after, **settings
     )
 
 

@@ -228,22 +228,11 @@ def test_a_crash_between_two_checkpoints_after_a_damaged_one(whole, run, monkeyp
 
 def test_the_screen_and_the_report_say_it_at_the_end(tmp_path, capfd):
     run = tmp_path / "run"
-    given = [
-        "simulate",
-        "--strategy",
-        "local",
-        "--silos",
-        "3",
-        "--seed",
-        "7",
-        "--out",
-        str(run),
-        "--set",
-    ]
+    given = f"simulate --strategy local --silos 3 --seed 7 --out {run} --set".split()
     assert main([*given, "model=mlp", "--rounds", "2"]) == 0
     flip(run / "checkpoint/local-7/silos/hospital-02/round-000002.safetensors")
     capfd.readouterr()
-    assert main([*given, "model=mlp", "--rounds", "3", "--set", "resume=true"]) == 0
+    assert main([*given, *["model=mlp", "--rounds", "3", "--set", "resume=true"]]) == 0
     line = (
         "hospital-02's state of round 2 is damaged: the run goes back to the end of round 1 and repeats the rounds "
         "after it"

@@ -69,12 +69,9 @@ def test_a_crash_between_the_silos_save_and_the_servers(three, tmp_path, method,
 def test_a_crash_in_the_middle_of_a_round(three, tmp_path, method):
     """a has saved round 3, b and c have not; the silos keep their state in files only."""
 
-    def prepare(grid):
-        def before(silo, message, context):
-            if silo == "b" and round_of(message) == 3:
-                raise Crash
-
-        grid.before = before
+    def before(silo, message, context):
+        if silo == "b" and round_of(message) == 3:
+            raise Crash
 
     options = {**OPTIONS, "strategy": method, "rounds": 4}
     whole = federate(
@@ -85,7 +82,7 @@ def test_a_crash_in_the_middle_of_a_round(three, tmp_path, method):
     )
     parts = {"directory": tmp_path / "parts" / "run", "state_dir": tmp_path / "parts" / "silos"}
     with pytest.raises(Crash):
-        federate(three, prepare=prepare, **parts, **options)
+        federate(three, before=before, **parts, **options)
     resumed = federate(three, resume=True, **parts, **options)
     assert comparable(resumed.rows) == comparable(whole.rows)
     kept = [personal_models(tmp_path / d / "silos") for d in ("whole", "parts")]
@@ -235,12 +232,9 @@ def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(three, tmp_path)
     interrupted(three, tmp_path / "run", watch=crash_after(2), **options)
     away = three["c"].rename(tmp_path / "unmounted")
 
-    def prepare(grid):
-        def before(silo, message, context):
-            if (silo, round_of(message)) == ("a", 4) and away.exists():
-                away.rename(three["c"])
-
-        grid.before = before
+    def before(silo, message, context):
+        if (silo, round_of(message)) == ("a", 4) and away.exists():
+            away.rename(three["c"])
 
     again = {
         **options,
@@ -249,7 +243,7 @@ def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(three, tmp_path)
         "min_silos": 2,
         "round_timeout": 5,
     }
-    resumed = federate(three, prepare=prepare, **again)
+    resumed = federate(three, before=before, **again)
     assert [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"] == [
         (3, "c"),
         (4, "c"),

@@ -269,15 +269,12 @@ def test_a_silo_that_cannot_map_says_so(agreed, caplog):
     """A server that sends a schema of other columns than the silo has gets no model."""
     wrong = Schema((Feature("age"), Feature("sex"), Feature("bmi")))
 
-    def prepare(grid):
-        def before(silo, message, context):
-            config: Any = message.content.get("config", {})
-            if silo == "b" and message.metadata.message_type == "train":
-                config["schema"] = wrong.text
+    def before(silo, message, context):
+        config: Any = message.content.get("config", {})
+        if silo == "b" and message.metadata.message_type == "train":
+            config["schema"] = wrong.text
 
-        grid.before = before
-
-    run = federate(agreed, prepare=prepare, **{**OPTIONS, "rounds": 1})
+    run = federate(agreed, before=before, **{**OPTIONS, "rounds": 1})
     assert {r.silo for r in run.rows if r.metric == "rejected"} == {"b"}
     assert "b cannot take the run's schema: it has chol where bmi is wanted" in caplog.text
 
@@ -310,9 +307,7 @@ def test_what_a_summary_may_not_say(agreed, kind):
             reply.content["summary"] = ConfigRecord({**dict(summary), "schema": content})
         return reply
 
-    run = federate(
-        agreed, prepare=lambda grid: setattr(grid, "after", after), **{**OPTIONS, "rounds": 1}
-    )
+    run = federate(agreed, after=after, **{**OPTIONS, "rounds": 1})
     assert list(run.strategy.silos) == ["a", "b"]
     assert reason in next(iter(run.federation.registration.left_out.values()))
 

@@ -163,13 +163,7 @@ def test_what_replies_hold_is_quoted_harmlessly(three):
                 reply.content["config"] = ConfigRecord({**reply.content["config"], key: value})
             return reply
 
-        run = federate(
-            three,
-            strategy="fedavg",
-            rounds=1,
-            evaluate_every=0,
-            prepare=lambda g: setattr(g, "after", after),
-        )
+        run = federate(three, strategy="fedavg", rounds=1, evaluate_every=0, after=after)
         assert harmless(run.strategy.rejected["c"]), key
 
 
