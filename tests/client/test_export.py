@@ -214,21 +214,32 @@ def test_one_of_several_runs(tmp_path):
             seed=seed,
         )
     state, out = tmp_path / "state", tmp_path / "m.safetensors"
-    with pytest.raises(
-        ValueError,
-        match=r"several models of a: one/fedavg-7, one/local-7, two/local-7, two/local-8; ",
-    ):
-        export_model(state, "a", "best", out)
-    with pytest.raises(ValueError, match=r"several models of a: one/local-7, two/local-7; "):
-        export_model(state, "a", "best", out, "local", 7)
-    with pytest.raises(
-        ValueError, match=r"no model of a by apple seed 7; there are: fedavg-7, local-7$"
-    ):
-        export_model(state / "one", "a", "best", out, "apple", 7)
-    with pytest.raises(
-        ValueError, match=r"unknown silo in .*: 'aa' \(did you mean 'a'\?\); there are: a, b$"
-    ):
-        export_model(state, "aa", "best", out)
+    refused(
+        r"several models of a: one/fedavg-7, one/local-7, two/local-7, two/local-8; ",
+        state,
+        "a",
+        "best",
+        out,
+    )
+    refused(
+        r"several models of a: one/local-7, two/local-7; ", state, "a", "best", out, "local", 7
+    )
+    refused(
+        r"no model of a by apple seed 7; there are: fedavg-7, local-7$",
+        state / "one",
+        "a",
+        "best",
+        out,
+        "apple",
+        7,
+    )
+    refused(
+        r"unknown silo in .*: 'aa' \(did you mean 'a'\?\); there are: a, b$",
+        state,
+        "aa",
+        "best",
+        out,
+    )
     assert not out.exists() and not card_file(out).exists()
     assert export_model(state, "a", "best", out, seed=8).seed == 8
     assert export_model(state, "a", "best", out, "fedavg").method == "fedavg"
@@ -247,43 +258,45 @@ def test_several_runs_of_the_same_name(tmp_path):
         ids.append(
             federate(files, rounds=number, strategy="local", **place).federation.state.run_id
         )
-    with pytest.raises(
-        ValueError, match=rf"several models of a: .*run-{min(ids)}, 20.*; choose with --run-id$"
-    ):
-        export_model(state, "a", "last", out)
+    refused(
+        rf"several models of a: .*run-{min(ids)}, 20.*; choose with --run-id$",
+        state,
+        "a",
+        "last",
+        out,
+    )
     for number, run_id in enumerate(ids, 1):
         card = export_model(state / "run", "a", "last", out, run_id=run_id[:12])
         assert (card.round, card.run) == (number, run_id)
-    with pytest.raises(
-        ValueError, match=r"no model of a by run-id xyz; there are: local-7 \(run-"
-    ):
-        export_model(state / "run", "a", "last", out, run_id="xyz")
+    refused(
+        r"no model of a by run-id xyz; there are: local-7 \(run-",
+        state / "run",
+        "a",
+        "last",
+        out,
+        run_id="xyz",
+    )
     own = state / "run" / "local-7" / "a" / f"run-{ids[0]}"
     assert export_model(own, "a", "last", out).round == 1
     (own / "progress.jsonl").unlink()
     for file in (own / "round-000001.safetensors", own):  # as the version before had it
         file.rename(own.parent / file.name) if file.is_file() else file.rmdir()
     assert export_model(own.parent, "a", "last", out, run_id=ids[1]).round == 2
-    with pytest.raises(ValueError, match=r"local-7 \(an earlier version's, 20"):
-        export_model(own.parent, "a", "last", out)
+    refused(r"local-7 \(an earlier version's, 20", own.parent, "a", "last", out)
 
 
 def test_what_cannot_be_exported(tmp_path):
     out = tmp_path / "m.safetensors"
-    with pytest.raises(ValueError, match="there is no directory"):
-        export_model(tmp_path / "nowhere", "a", "best", out)
-    with pytest.raises(ValueError, match="holds no silo's state"):
-        export_model(tmp_path, "a", "best", out)
+    refused("there is no directory", tmp_path / "nowhere", "a", "best", out)
+    refused("holds no silo's state", tmp_path, "a", "best", out)
     State({}, {"round": 1}).save(
         tmp_path / "state" / "local-7" / "a" / "round-000001.safetensors"
     )
-    with pytest.raises(ValueError, match="does not say what model it holds"):
-        export_model(tmp_path / "state", "a", "best", out)
+    refused("does not say what model it holds", tmp_path / "state", "a", "best", out)
     (tmp_path / "state" / "local-7" / "a" / "round-000001.safetensors").write_bytes(
         b"cut short"
     )
-    with pytest.raises(ValueError, match=r"round-000001\.safetensors cannot be read"):
-        export_model(tmp_path / "state", "a", "best", out)
+    refused(r"round-000001\.safetensors cannot be read", tmp_path / "state", "a", "best", out)
     assert not out.exists()
 
 
@@ -294,6 +307,11 @@ def exported(tmp_path_factory):
     federate(random_silos(folder, {"a": 6, "b": 10}), directory=folder / "run", rounds=1)
     export_model(folder / "run", "a", "last", folder / "m.safetensors")
     return folder / "m.safetensors"
+
+
+def refused(reason, *which, **run_id):
+    with pytest.raises(ValueError, match=reason):
+        export_model(*which, **run_id)
 
 
 @pytest.mark.parametrize(

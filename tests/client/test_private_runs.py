@@ -238,11 +238,11 @@ def test_a_charge_is_bound_to_everything_that_is_released(files, state, tmp_path
     context.run_id = run_id
     told: dict[str, Any] = {"run_id": "another", "round": 2, "number.mu": 0.5, "mean": [1.0]}
     for name, value in told.items():
-        kept = dict(config)
+        own = dict(config)
         config[name] = value
         seen.append(key())
         config.clear()
-        config.update(kept)
+        config.update(own)
     assert key() == seen[0] and len(set(seen)) == len(seen)
     message.content["model.global"] = ArrayRecord(
         {"vector": torch.zeros_like(vector(message, "model.global"))}

@@ -79,6 +79,11 @@ def looked_at(tar, by=""):
     return said
 
 
+def refused(reason, tar, by=""):
+    with pytest.raises(ValueError, match=reason):
+        looked_at(tar, by)
+
+
 # --- who signed -------------------------------------------------------------------------------------------------------
 
 
@@ -91,14 +96,8 @@ def test_trust_on_first_use_is_said_and_nobody_elses_bundle_is_taken_afterwards(
     )
     assert signed_by(site_root() / "clinic").read_text() == BY_US + "\n"
     assert looked_at(bundle()) == [f"signed by {BY_US}"]
-    with pytest.raises(
-        ValueError, match=f"signed by {BY_THEM}, not by {BY_US}: somebody else made it"
-    ):
-        looked_at(bundle(THEIRS))
-    with pytest.raises(
-        ValueError, match=f"this bundle is not signed, and this site's are signed by {BY_US}"
-    ):
-        looked_at(bundle(None))
+    refused(f"signed by {BY_THEM}, not by {BY_US}: somebody else made it", bundle(THEIRS))
+    refused(f"this bundle is not signed, and this site's are signed by {BY_US}", bundle(None))
     assert signed_by(site_root() / "clinic").read_text() == BY_US + "\n"
 
 
@@ -110,8 +109,7 @@ def test_where_nobody_signs_all_is_as_before():
 
 def test_the_fingerprint_that_was_told_another_way_decides_the_first_time_too():
     for wrong in (bundle(THEIRS), bundle(None)):
-        with pytest.raises(ValueError, match=f"(not by|signed by) {BY_US}"):
-            looked_at(wrong, BY_US)
+        refused(f"(not by|signed by) {BY_US}", wrong, BY_US)
     assert not signed_by(site_root() / "clinic").exists()
     assert looked_at(bundle(), BY_US) == [f"signed by {BY_US}"]
     Path("ours.pub").write_bytes(public_pem(OURS))
@@ -121,10 +119,8 @@ def test_the_fingerprint_that_was_told_another_way_decides_the_first_time_too():
 def test_a_new_key_and_no_key_are_taken_where_the_hospital_says_so():
     looked_at(bundle())
     assert looked_at(bundle(THEIRS), BY_THEM) == [f"signed by {BY_THEM}"]
-    with pytest.raises(ValueError, match=f"not by {BY_THEM}"):
-        looked_at(bundle())
-    with pytest.raises(ValueError, match="leave --signed-by nobody away"):
-        looked_at(bundle(THEIRS), "nobody")
+    refused(f"not by {BY_THEM}", bundle())
+    refused("leave --signed-by nobody away", bundle(THEIRS), "nobody")
     assert looked_at(bundle(None), "nobody") == [] == looked_at(bundle(None))
 
 
@@ -135,8 +131,7 @@ def test_a_new_key_and_no_key_are_taken_where_the_hospital_says_so():
 )
 def test_what_is_no_fingerprint(by):
     Path("changed").write_text("no key")
-    with pytest.raises(ValueError, match=f"--signed-by {re.escape(by)}: no fingerprint"):
-        looked_at(bundle(), by)
+    refused(f"--signed-by {re.escape(by)}: no fingerprint", bundle(), by)
 
 
 def test_another_name_is_no_way_around_what_the_site_remembers():
@@ -156,8 +151,7 @@ def test_another_name_is_no_way_around_what_the_site_remembers():
 def test_a_damaged_memory_is_not_taken_for_none(content):
     looked_at(bundle())
     signed_by(site_root() / "clinic").write_text(content)
-    with pytest.raises(ValueError, match="is damaged: it says whose bundles this site takes"):
-        looked_at(bundle(THEIRS))
+    refused("is damaged: it says whose bundles this site takes", bundle(THEIRS))
 
 
 # --- how old it is ----------------------------------------------------------------------------------------------------
@@ -176,8 +170,7 @@ def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(monk
     for tar in (first, second, second):
         looked_at(tar, BY_US)
     old = "was made at 2024-11-01T09:00:00Z, and this site has taken one of 2024-11-02T09:00:00Z: ask for the newest"
-    with pytest.raises(ValueError, match=old):
-        looked_at(first, BY_US)
+    refused(old, first, BY_US)
     for command in (
         ["check-bundle", str(first)],
         ["join", str(first), "--data", "x.npz"],
@@ -188,18 +181,15 @@ def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(monk
     assert main(["check-bundle", str(first), "--allow-older"]) in (0, 2)
     looked_at(first)  # from then on this one and those made after it
     looked_at(third)
-    with pytest.raises(ValueError, match="was made at"):
-        looked_at(second)
+    refused("was made at", second)
 
 
 def test_the_age_counts_for_each_key(monkeypatch):
     looked_at(made_at(monkeypatch, 9))
     looked_at(theirs := made_at(monkeypatch, 5, key=THEIRS), BY_THEM)
-    with pytest.raises(ValueError, match="was made at 2024-11-04"):
-        looked_at(made_at(monkeypatch, 4, key=THEIRS))
+    refused("was made at 2024-11-04", made_at(monkeypatch, 4, key=THEIRS))
     looked_at(theirs)
-    with pytest.raises(ValueError, match="was made at 2024-11-08"):
-        looked_at(made_at(monkeypatch, 8), BY_US)
+    refused("was made at 2024-11-08", made_at(monkeypatch, 8), BY_US)
 
 
 def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(monkeypatch):
@@ -211,11 +201,7 @@ def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(mon
     assert stat.S_IMODE(newest.stat().st_mode) == 0o600
     for content in ("", "[]", '{"SHA256:1": "tomorrow"}', '{"SHA256:1": 1}'):
         newest.write_text(content)
-        with pytest.raises(
-            ValueError,
-            match=r"is damaged: it says how old a bundle may be \(--allow-older writes",
-        ):
-            looked_at(first)
+        refused(r"is damaged: it says how old a bundle may be \(--allow-older writes", first)
     check_signature(first, read_bundle(first), "clinic", echo=print, allow_older=True)
     looked_at(first)
 
@@ -223,11 +209,7 @@ def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(mon
 def test_a_bundle_of_a_later_day_is_refused_and_blocks_no_other(monkeypatch):
     """Signed by a machine whose clock was wrong: once accepted, every right one would be older."""
     late = made_at(monkeypatch, 5, year=2096)
-    with pytest.raises(
-        ValueError,
-        match=r"was made at 2096-11-05T.*, and this machine's clock says .*: set the clock",
-    ):
-        looked_at(late)
+    refused(r"was made at 2096-11-05T.*, and this machine's clock says .*: set the clock", late)
     with pytest.raises(ValueError, match="was made at 2096"):
         check_signature(late, read_bundle(late), "clinic", echo=print, allow_older=True)
     looked_at(made_at(monkeypatch, 5))
@@ -252,10 +234,10 @@ def test_a_signed_manifest_that_is_none(key, value, fault):
         odd = json.dumps({k: v for k, v in fields.items() if v is not None})
         signed_json(files, {"manifest": odd, **sign(add_prefix(BUNDLE, odd), OURS)})
 
-    with pytest.raises(
-        ValueError, match=rf"the bundle's {SIGNED}: {fault}.*; ask for the bundle again"
-    ):
-        looked_at(rewritten(bundle(), change))
+    refused(
+        rf"the bundle's {SIGNED}: {fault}.*; ask for the bundle again",
+        rewritten(bundle(), change),
+    )
 
 
 # --- what was signed --------------------------------------------------------------------------------------------------
@@ -266,16 +248,14 @@ def test_a_signed_manifest_that_is_none(key, value, fault):
 )
 def test_a_file_of_the_tar_that_was_changed_or_taken_out_is_named(name):
     changed = rewritten(bundle(), lambda files: files.update({name: files[name] + b"# more\n"}))
-    with pytest.raises(
-        ValueError,
-        match=f"the bundle's {re.escape(name)} is not what was signed: ask for the bundle",
-    ):
-        looked_at(changed)
+    refused(
+        f"the bundle's {re.escape(name)} is not what was signed: ask for the bundle", changed
+    )
     if name not in (".env", "allowed-apps", "ca.crt"):  # without those it is no bundle
-        with pytest.raises(
-            ValueError, match=f"the bundle's {re.escape(name)} is not what was signed"
-        ):
-            looked_at(rewritten(bundle(), lambda files: files.pop(name)))
+        refused(
+            f"the bundle's {re.escape(name)} is not what was signed",
+            rewritten(bundle(), lambda files: files.pop(name)),
+        )
 
 
 def test_a_key_that_was_put_into_the_tar_is_named():
@@ -293,8 +273,10 @@ def test_a_key_that_was_put_into_the_tar_is_named():
         signing_key=OURS,
     ).write(tar)
     assert len(looked_at(tar)) == 1
-    with pytest.raises(ValueError, match=r"the bundle's node\.key is not what was signed"):
-        looked_at(rewritten(tar, lambda files: files.update({"node.key": b"KEY"})))
+    refused(
+        r"the bundle's node\.key is not what was signed",
+        rewritten(tar, lambda files: files.update({"node.key": b"KEY"})),
+    )
 
 
 def signed_json(files, fields):
@@ -314,10 +296,10 @@ def test_a_signature_is_only_as_good_as_its_key_and_its_text():
         {"signature": base64.b64encode(OURS.sign(text.encode())).decode()},
     ]
     for fields in odd:
-        with pytest.raises(
-            ValueError, match="its signature is wrong; ask for the bundle again"
-        ):
-            looked_at(rewritten(tar, partial(signed_json, fields=fields)))
+        refused(
+            "its signature is wrong; ask for the bundle again",
+            rewritten(tar, partial(signed_json, fields=fields)),
+        )
 
 
 @pytest.mark.parametrize(
@@ -337,10 +319,7 @@ def test_a_signature_that_is_none(kind):
         else:
             signed_json(files, {"signature": "*"})
 
-    with pytest.raises(
-        ValueError, match=rf"the bundle's {SIGNED}: .* ask for the bundle again"
-    ):
-        looked_at(rewritten(bundle(), change))
+    refused(rf"the bundle's {SIGNED}: .* ask for the bundle again", rewritten(bundle(), change))
 
 
 def test_in_the_unpacked_folder_the_hospital_sets_what_is_its_own_and_nothing_else():
@@ -360,16 +339,12 @@ def test_in_the_unpacked_folder_the_hospital_sets_what_is_its_own_and_nothing_el
         ("SILOFL_FLWR", "1"),
     ):
         (folder / ".env").write_text(re.sub(rf"(?m)^{name}=.*$", f"{name}={value}", env))
-        with pytest.raises(
-            ValueError, match=f"{name} in the bundle's .env is not what was signed"
-        ):
-            looked_at(folder)
+        refused(f"{name} in the bundle's .env is not what was signed", folder)
     (folder / ".env").write_text(env)
     for name in ("ca.crt", "docker-compose.yml"):
         before = (folder / name).read_bytes()
         (folder / name).write_bytes(before + b" ")
-        with pytest.raises(ValueError, match=f"the bundle's {name} is not what was signed"):
-            looked_at(folder)
+        refused(f"the bundle's {name} is not what was signed", folder)
         (folder / name).write_bytes(before)
 
 

@@ -325,6 +325,11 @@ def ask(silo, run=RUN, kind="train", run_id=1, sent=ASKED, **more):
     return terms.study
 
 
+def refused(reason, silo, *run, **more):
+    with pytest.raises(PolicyRefusedError, match=reason):
+        ask(silo, *run, **more)
+
+
 def test_policy_and_study_are_read_once_for_a_message(silo, monkeypatch):
     """The audit line has the rules that allowed the message, whatever the files say a moment later."""
     approvals.approve(silo, "a", TEXT, "J. Doe", "", [])
@@ -373,51 +378,38 @@ def approve(silo, text=TEXT):
 
 
 def test_only_an_approved_study_is_answered(silo):
-    with pytest.raises(
-        PolicyRefusedError,
-        match='a refuses: its policy has studies = "required", and the run names none',
-    ):
-        ask(silo, {**RUN, "study": ""})
-    with pytest.raises(
-        PolicyRefusedError,
-        match="a refuses: no study 'heart' is approved here: silofl approve FILE",
-    ):
-        ask(silo)
+    refused(
+        'a refuses: its policy has studies = "required", and the run names none',
+        silo,
+        {**RUN, "study": ""},
+    )
+    refused("a refuses: no study 'heart' is approved here: silofl approve FILE", silo)
     approve(silo)
     found = ask(silo)
     assert found is not None and found.name == "heart"
-    with pytest.raises(PolicyRefusedError, match="no study 'other' is approved here"):
-        ask(silo, {**RUN, "study": "other"})
-    with pytest.raises(
-        PolicyRefusedError, match=r"no study '../studies/heart' is approved here"
-    ):
-        ask(silo, {**RUN, "study": "../studies/heart"})
-    with pytest.raises(
-        PolicyRefusedError, match="the study heart has batch-size = 32, the run 8"
-    ):
-        ask(silo, {**RUN, "batch-size": 8})
-    with pytest.raises(PolicyRefusedError, match="is none of them"):
-        ask(silo, app=("cd" * 32,))
+    refused("no study 'other' is approved here", silo, {**RUN, "study": "other"})
+    refused(
+        r"no study '../studies/heart' is approved here",
+        silo,
+        {**RUN, "study": "../studies/heart"},
+    )
+    refused("the study heart has batch-size = 32, the run 8", silo, {**RUN, "batch-size": 8})
+    refused("is none of them", silo, app=("cd" * 32,))
     (silo.parent / "policy.toml").write_text('studies = "optional"\nmin-silos = 1\n')
     assert ask(silo, {**RUN, "study": ""}) is None
     # Named, so it has to be there
-    with pytest.raises(PolicyRefusedError, match="no study 'other' is approved here"):
-        ask(silo, {**RUN, "study": "other"})
+    refused("no study 'other' is approved here", silo, {**RUN, "study": "other"})
 
 
 def test_policy_and_study_both_hold(silo):
     (silo.parent / "policy.toml").write_text('studies = "required"\nmin-batch-size = 64\n')
     approve(silo)
-    with pytest.raises(
-        PolicyRefusedError, match="its policy has min-batch-size = 64, the run batch-size = 32"
-    ):
-        ask(silo)
+    refused("its policy has min-batch-size = 64, the run batch-size = 32", silo)
 
 
 def test_a_study_of_own_data_sets_asks_for_their_code(silo):
     approve(silo, f'{TEXT}\n[datasets]\na = "{"0" * 64}"\n')
-    with pytest.raises(PolicyRefusedError, match=r"has in \[datasets\] a = 0{16}\.\.\., and"):
-        ask(silo)
+    refused(r"has in \[datasets\] a = 0{16}\.\.\., and", silo)
 
 
 def test_limits_hold_over_all_runs(silo):
@@ -425,17 +417,12 @@ def test_limits_hold_over_all_runs(silo):
     approve(silo)
     assert all(ask(silo, kind=kind) for kind in ("query", "train", "train"))
     assert ask(silo, run_id=2)
-    with pytest.raises(
-        PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4: it is used up here"
-    ):
-        ask(silo, run_id=2)
-    with pytest.raises(PolicyRefusedError, match=r"limits.runs = 2, and this is number 3"):
-        ask(silo, kind="query", run_id=3)
+    refused(r"limits.rounds = 3, and this is number 4: it is used up here", silo, run_id=2)
+    refused(r"limits.runs = 2, and this is number 3", silo, kind="query", run_id=3)
     assert ask(silo, kind="evaluate", run_id=2, sent={"round": 3}) and ask(
         silo, kind="query", run_id=2
     )
-    with pytest.raises(PolicyRefusedError, match=r"limits.messages = 6, and this is number 7"):
-        ask(silo, kind="query", run_id=2)
+    refused(r"limits.messages = 6, and this is number 7", silo, kind="query", run_id=2)
     used = {
         "runs": 2,
         "rounds": 3,
@@ -460,14 +447,12 @@ def test_a_revoked_study_is_refused_and_approved_again_keeps_its_counts(silo):
     approve(silo)
     assert ask(silo) and ask(silo)
     approvals.revoke(silo, "a", "heart", "Dr. B")
-    with pytest.raises(PolicyRefusedError, match="the study heart was revoked here on 20"):
-        ask(silo)
+    refused("the study heart was revoked here on 20", silo)
     with pytest.raises(SiteError, match="was revoked before"):
         approvals.revoke(silo, "a", "heart", "Dr. B")
     approve(silo, TEXT.replace("days = 2", "days = 3"))  # another version of it
     assert ask(silo)
-    with pytest.raises(PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4"):
-        ask(silo)
+    refused(r"limits.rounds = 3, and this is number 4", silo)
 
 
 def test_another_version_is_no_silent_change(silo):
@@ -506,11 +491,7 @@ def test_approvals_of_an_earlier_version_are_taken_over(silo):
     }
     (place / "approval.json").write_text(json.dumps(fields))
     (place / "study.toml").write_text(TEXT.replace("rounds = 3", "rounds = 300"))
-    with pytest.raises(
-        PolicyRefusedError,
-        match=r"cannot be taken over .*heart/study.toml is not what was approved",
-    ):
-        ask(silo)
+    refused(r"cannot be taken over .*heart/study.toml is not what was approved", silo)
     (place / "study.toml").write_text(TEXT)
     assert ask(silo) and not place.exists() and approvals.list_approved(silo)[0].by == "Dr. B"
 
@@ -892,11 +873,11 @@ def test_a_study_that_waits_or_has_ended(silo):
             "end = 2099-12-31", dates["end"]
         )
         approve(silo, text)
-        with pytest.raises(
-            PolicyRefusedError,
-            match=f"the study {name} {'starts' if start > 0 else 'ended'} on",
-        ):
-            ask(silo, {**RUN, "study": name})
+        refused(
+            f"the study {name} {'starts' if start > 0 else 'ended'} on",
+            silo,
+            {**RUN, "study": name},
+        )
     assert [one["state"] for one in studies.overview(silo)] == ["ended", "waits"]
 
 
@@ -906,10 +887,7 @@ def test_a_study_that_waits_or_has_ended(silo):
 def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo):
     text = TEXT.replace("participants = 3", 'held-out = ["a", "north"]\nparticipants = 3')
     approve(silo, text)
-    with pytest.raises(
-        PolicyRefusedError, match="the study heart has held-out = a, and this would train there"
-    ):
-        ask(silo)
+    refused("the study heart has held-out = a, and this would train there", silo)
     last = {**ASKED, "round": 3}
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", last, (), TODAY, "a") == []
     assert message_faults(parse_study(text, "f"), RUN, "train", ASKED, (), TODAY, "south") == []
@@ -932,8 +910,7 @@ def test_queries_are_counted_where_the_study_says_how_many(silo):
     assert study().limits.queries == study().limits.messages == 6
     approve(silo, TEXT.replace("messages = 6", "messages = 6\nqueries = 2"))
     assert ask(silo, kind="query") and ask(silo, kind="query")
-    with pytest.raises(PolicyRefusedError, match=r"limits.queries = 2, and this is number 3"):
-        ask(silo, kind="query")
+    refused(r"limits.queries = 2, and this is number 3", silo, kind="query")
     assert ask(silo)
 
 

@@ -67,6 +67,46 @@ def times(factor):
 
 
 HUGE = 2**62
+# Each of these values makes a right summary a bad one.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "name": (
+        *(
+            None,
+            "",
+            " ",
+            " d",
+            "a ",
+            "d\n",
+            "\x1b[2Jd",
+            "d\u202ea",
+            "d\udc80",
+            ["d"],
+            7,
+            b"d",
+            "d" * 101,
+        ),
+        *("../d", "d\\e", "..", "=HYPERLINK(1)", "-1+d", "@d", "a"),
+    ),
+    "n_train": (None, 0, -8, 8.5, math.nan, math.inf, "8", True, [8], 2**31 + 1, HUGE),
+    "n_val": (-1, "x" * 10**5, HUGE),
+    "n_test": (-1, 1e30, []),
+    "threads": (0, "many", HUGE),
+    "task": ("fortune-telling", "survival", "x" * 10**6, 1, ["multiclass"]),
+    "shape": (
+        *(None, [], [0], [-3], [3.0], ["3"], "3", 3, [3, 1, 1, 1], [3, 3], ["tokens 3 9"]),
+        *(["a 3", "b 2 2"], ["a 3", "a 3"], ["1 3", "tokens 3"], [f"a{i} 1" for i in range(9)]),
+        ["a " + "9" * 5000],
+    ),
+    "classes": (None, 0, -3, 2.5, "3", [3], 4, 100_000, 100_001),
+    "simulated": (True, "no"),
+    "own_file": (False, 1),
+    "device": (None, ["cpu"], "cpu\nd: 8 training samples", "\x1b[2J"),
+    "versions": ("x" * 10**6, 3.11),
+    "sum": (["a", "b", "c"], "abc", [math.nan, 0.0, 0.0], [0.0], [], [1e30, 0.0, 0.0]),
+    "square_sum": ([math.inf, 1.0, 1.0], [1.0] * 4, None, [-1.0, 1.0, 1.0]),
+    "sums_withheld": ("a\nb", "x" * 301, 1),
+}
+NO_SUMS = {"sum": None, "square_sum": None}
 BAD: dict[str, Spoil] = {
     "no card": nothing,
     "numbers for a card": instead(MetricRecord({"n_train": 8})),
@@ -74,119 +114,24 @@ BAD: dict[str, Spoil] = {
     "a million unknown fields' worth, and nothing else": instead(
         ConfigRecord({"x": "x" * 10**6})
     ),
-    # -- names
-    "no name": says(name=None),
-    "an empty name": says(name=""),
-    "a blank": says(name=" "),
-    "a blank before": says(name=" d"),
-    "a blank behind": says(name="a "),
-    "a line end": says(name="d\n"),
-    "an escape sequence": says(name="\x1b[2Jd"),
-    "writing from right to left": says(name="d\u202ea"),
-    "half of a surrogate pair": says(name="d\udc80"),
-    "a list of names": says(name=["d"]),
-    "a number for a name": says(name=7),
-    "bytes for a name": says(name=b"d"),
-    "a long name": says(name="d" * 101),
-    "a path": says(name="../d"),
-    "a path of Windows": says(name="d\\e"),
-    "the folder above": says(name=".."),
-    "a formula": says(name="=HYPERLINK(1)"),
-    "a formula with a sign": says(name="-1+d"),
-    "a formula at a": says(name="@d"),
-    "another silo's name": says(name="a"),
-    # -- counts
-    "no count": says(n_train=None),
-    "no samples": says(n_train=0),
-    "fewer than none": says(n_train=-8),
-    "half a sample": says(n_train=8.5),
-    "not a number": says(n_train=math.nan),
-    "infinitely many": says(n_train=math.inf),
-    "text for a count": says(n_train="8"),
-    "true for a count": says(n_train=True),
-    "a list for a count": says(n_train=[8]),
-    "more than there can be": says(n_train=2**31 + 1),
-    "far more": says(n_train=HUGE),
-    "a negative validation part": says(n_val=-1),
-    "text for a validation part": says(n_val="x" * 10**5),
-    "a huge validation part": says(n_val=HUGE),
-    "a negative test part": says(n_test=-1),
-    "a broken test part": says(n_test=1e30),
-    "an empty list for a test part": says(n_test=[]),
-    "no thread": says(threads=0),
-    "text for threads": says(threads="many"),
-    "too many threads": says(threads=HUGE),
-    # -- the task
-    "another task": says(task="fortune-telling"),
-    "another's task": says(task="survival"),
-    "a task of a million letters": says(task="x" * 10**6),
-    "a number for a task": says(task=1),
-    "a list of tasks": says(task=["multiclass"]),
-    # -- shapes
-    "no shape": says(shape=None),
-    "an empty shape": says(shape=[]),
-    "a shape of nothing": says(shape=[0]),
-    "a negative shape": says(shape=[-3]),
-    "a shape of fractions": says(shape=[3.0]),
-    "a shape of text": says(shape=["3"]),
-    "text for a shape": says(shape="3"),
-    "a number for a shape": says(shape=3),
-    "four dimensions": says(shape=[3, 1, 1, 1]),
-    "a shape that is too large": says(shape=[2**31], sum=None, square_sum=None),
-    "a product that is too large": says(shape=[2**20, 2**20], sum=None, square_sum=None),
+    **{
+        f"{key} = {value!r}"[:60]: says(**{key: value})
+        for key, values in VALUES.items()
+        for value in values
+    },
+    "a shape that is too large": says(shape=[2**31], **NO_SUMS),
+    "a product that is too large": says(shape=[2**20, 2**20], **NO_SUMS),
     "another shape": says(shape=[4], sum=[0.0] * 4, square_sum=[1.0] * 4),
-    "another number of dimensions": says(shape=[3, 3], sum=None, square_sum=None),
-    "columns of a picture": says(shape=[3, 3]),
-    "a text": says(shape=["tokens 3 9"], sum=None, square_sum=None),
-    "columns of a text": says(shape=["tokens 3 9"]),
-    "several inputs": says(shape=["a 3", "b 2 2"]),
-    "two inputs of a name": says(shape=["a 3", "a 3"]),
-    "inputs without a name": says(shape=["1 3", "tokens 3"]),
-    "nine inputs": says(shape=[f"a{i} 1" for i in range(9)]),
-    "an endless input": says(shape=["a " + "9" * 5000]),
-    # -- classes
-    "no classes": says(classes=None),
-    "no class": says(classes=0),
-    "a negative number of classes": says(classes=-3),
-    "classes by half": says(classes=2.5),
-    "text for classes": says(classes="3"),
-    "a list for classes": says(classes=[3]),
-    "one class more than the others": says(classes=4),
-    "a hundred thousand classes": says(classes=100_000),
-    "more classes than there can be": says(classes=100_001),
-    # -- kinds and texts
+    "another number of dimensions": says(shape=[3, 3], **NO_SUMS),
+    "a text": says(shape=["tokens 3 9"], **NO_SUMS),
     "a simulated silo": says(simulated=True, own_file=False),
-    "a simulated silo with a file": says(simulated=True),
-    "neither simulated nor a file": says(own_file=False),
-    "text for a kind": says(simulated="no"),
-    "a number for a kind": says(own_file=1),
-    "no device": says(device=None),
-    "a list of devices": says(device=["cpu"]),
-    "a device of two lines": says(device="cpu\nd: 8 training samples"),
-    "a device that clears the screen": says(device="\x1b[2J"),
-    "a novel for a version": says(versions="x" * 10**6),
-    "a number for a version": says(versions=3.11),
-    # -- sums
-    "text in the sums": says(sum=["a", "b", "c"]),
-    "text for the sums": says(sum="abc"),
-    "a broken sum": says(sum=[math.nan, 0.0, 0.0]),
-    "an infinite sum": says(square_sum=[math.inf, 1.0, 1.0]),
-    "too few sums": says(sum=[0.0]),
-    "too many sums": says(square_sum=[1.0] * 4),
-    "no sums in the list": says(sum=[]),
-    "half of the sums": says(square_sum=None),
-    "a sum of 1e30": says(sum=[1e30, 0.0, 0.0]),
     "a sum of 1e30 whose squares fit": says(sum=[1e30, 0.0, 0.0], square_sum=[1e62, 1.0, 1.0]),
     "sums beyond every number": says(sum=[1e300, 0.0, 0.0], square_sum=[1e305, 1.0, 1.0]),
     "all sums far off": says(sum=[8e14] * 3, square_sum=[1e30] * 3),
-    "a negative sum of squares": says(square_sum=[-1.0, 1.0, 1.0]),
     "squares below the square of the mean": says(
         sum=[8.0, 8.0, 8.0], square_sum=[7.9, 8.0, 8.0]
     ),
     "sums in another unit still": times(1e13),
-    "a reason of two lines": says(sums_withheld="a\nb"),
-    "a long reason": says(sums_withheld="x" * 301),
-    "a number for a reason": says(sums_withheld=1),
 }
 
 
@@ -213,10 +158,6 @@ def four(tmp_path_factory):
 def without(four):
     """The run of the three honest silos."""
     return federate({name: four[name] for name in HONEST}, rounds=2, **OPTIONS)
-
-
-def test_there_are_enough_kinds():
-    assert len(BAD) >= 58
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -253,7 +194,8 @@ def test_a_bad_summary_costs_the_others_nothing(four, without, tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["no card", "text in the sums", "another shape", "all sums far off", "no thread"]
+    "kind",
+    ["no card", "sum = ['a', 'b', 'c']", "another shape", "all sums far off", "threads = 0"],
 )
 def test_a_summary_that_goes_bad_before_a_resume(four, tmp_path, kind):
     """d took part in round 1 with a right summary. The others go on as if it had failed in round 2."""
@@ -305,7 +247,7 @@ def test_a_process_that_dies_over_its_summary_is_not_a_summary(four):
 
 def test_a_quorum_that_the_others_do_not_make_up(four):
     """Four are asked for in so many words: the run does not begin with three, and says whom it lacks."""
-    for kind in ("no name", "another shape"):
+    for kind in ("name = None", "another shape"):
         with pytest.raises(UserError, match=r"node 4|d is left out"):
             federate(four, rounds=1, min_silos=4, prepare=prepared(BAD[kind]), **OPTIONS)
 
@@ -313,7 +255,7 @@ def test_a_quorum_that_the_others_do_not_make_up(four):
 def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(four, tmp_path):
     """It was left out at the start, and its summary is right now: it is named, and the others go on."""
     place = {**OPTIONS, "directory": tmp_path / "run"}
-    federate(four, rounds=1, prepare=prepared(BAD["no name"]), **place)
+    federate(four, rounds=1, prepare=prepared(BAD["name = None"]), **place)
     run = federate(four, rounds=2, resume=True, **place)
     assert list(run.strategy.silos) == list(HONEST)
     assert (

@@ -32,6 +32,11 @@ def six(tmp_path):
     return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9, "f": 5})
 
 
+def failed(reason, *given, **changes):
+    with pytest.raises(RunFailedError, match=reason):
+        go(*given, **changes)
+
+
 METHODS = ("fedavg", "scaffold", "fedper", "lg-fedavg", "fedapm", "fedlama", "player-fl")
 
 
@@ -162,12 +167,10 @@ def test_a_round_that_was_asked_for_is_repeated_over_the_same_silos_only(six, tm
     secured.lost = cut
     short = {"min_silos": 5, "round_timeout": 3.0}  # what a resume waits for silos
     line = r"^round 2 was begun over a, b, c, d, e, f, and [^\n]*: f must be online; then resume the run$"
-    with pytest.raises(RunFailedError, match=line):
-        go(six, tmp_path, secured, directory=tmp_path / "run", **short)
+    failed(line, six, tmp_path, secured, directory=tmp_path / "run", **short)
     secured.run, secured.lost = 2, lambda *of: False
     again = {"directory": tmp_path / "run", "resume": True, **short}
-    with pytest.raises(RunFailedError, match=line):
-        go(six, tmp_path, secured, **again)
+    failed(line, six, tmp_path, secured, **again)
     secured.offline, secured.run = set(), 3
     masked, plain = go(six, tmp_path, secured, **again), go(six, tmp_path, None)
     assert same(masked.strategy.state.model, plain.strategy.state.model)
@@ -190,8 +193,7 @@ def test_a_repeat_has_the_weights_of_the_list_in_which_the_round_began(tmp_path)
 
     secured.lost = lose
     line = r"^round 2, attempt 3: 3 of 5 silos have answered how to open its sum, and 4 are needed \(d does not answer"
-    with pytest.raises(RunFailedError, match=line):
-        go(six, tmp_path, secured, **folder)
+    failed(line, six, tmp_path, secured, **folder)
     secured.run, secured.lost, secured.offline = 2, lambda *of: False, set()
     masked = go(six, tmp_path, secured, **folder, resume=True)
     close(masked, go(six, tmp_path, absent({2}), rounds=2))
@@ -222,8 +224,7 @@ def test_a_resume_from_an_older_checkpoint(six, tmp_path):
             continue
         newest.with_name("secure.safetensors").unlink()
         line = r"^round 3: 1 of 6 silos [^\n]* \(a does not answer [^\n]* a refuses: [^\n]* was summed over "
-        with pytest.raises(RunFailedError, match=line):
-            go(six, tmp_path, secured, **folder, resume=True)
+        failed(line, six, tmp_path, secured, **folder, resume=True)
 
 
 class KilledError(BaseException):
@@ -261,8 +262,7 @@ def test_a_server_killed_before_it_has_opened_a_sum(tmp_path, monkeypatch):
     again = {**folder, "resume": True}
     secured.run, secured.lost = 2, lambda *of: of[:2] == ("e", "train")
     line = "round 2, attempt 3: its masks were asked for over a, b, c, d, e, g, h, i, and now e sent no vector"
-    with pytest.raises(RunFailedError, match=f"^{line}"):
-        go(nine, tmp_path, secured, **again)
+    failed(f"^{line}", nine, tmp_path, secured, **again)
     assert UNMASK not in [kind for _, kind, _ in secured.asked[len(asked) :]]
     secured.run, secured.lost = 3, lambda *of: False
     masked = go(nine, tmp_path, secured, **again)
@@ -306,16 +306,14 @@ def test_three_attempts_end_the_run(six, tmp_path):
     secured = Secured(tmp_path, six)
     secured.lost = lambda silo, kind, number: silo in "de" and (kind, number) == ("train", 2)
     line = r"^round 2, attempt 3: 4 masked vectors have come, and 5 are needed"
-    with pytest.raises(RunFailedError, match=line):
-        go(six, tmp_path, secured)
+    failed(line, six, tmp_path, secured)
 
 
 def test_too_few_silos_with_keys(six, tmp_path):
     secured = Secured(tmp_path, six)
     secured.lost = lambda silo, kind, number: silo in "de" and kind == START
     line = r"^round 1: 4 silos have keys for a sum, and 5 of 6 are needed"
-    with pytest.raises(RunFailedError, match=line):
-        go(six, tmp_path, secured)
+    failed(line, six, tmp_path, secured)
 
 
 def spoil(kind, key, value):
