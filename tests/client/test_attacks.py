@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +45,7 @@ def patients():
 def write(file, x):
     """A table whose training part is not named: x_train and x_test, from which the old code drew by the run's seed."""
     y = np.arange(len(x)) % 2
-    test: dict[str, Any] = {"x_test": x[:12].astype(np.float32) + 1, "y_test": y[:12]}
+    test = {"x_test": x[:12].astype(np.float32) + 1, "y_test": y[:12]}
     write_npz(file, {"x_train": x.astype(np.float32), "y_train": y, **test})
     return file
 
@@ -61,7 +60,7 @@ def summary(file, state, policy="", run=1, **settings):
         "strategy": "fedavg",
     }
     given = {key.replace("_", "-"): value for key, value in settings.items()}
-    node: dict[str, Any] = {
+    node = {
         "name": "clinic",
         "data": str(file),
         "policy": policy,
@@ -140,11 +139,8 @@ def test_a_sixty_first_run_on_one_day(patients, tmp_path):
 def test_the_two_summary_difference(patients, tmp_path):
     """One patient more in the file: the second summary has no sums, and why; the first one's come again after."""
     file, state = tmp_path / "own.npz", tmp_path / "state"
-    val: dict[str, Any] = {"x_val": np.zeros((0, 4), np.float32), "y_val": np.zeros(0, int)}
-    test: dict[str, Any] = {
-        "x_test": patients[:12].astype(np.float32),
-        "y_test": np.arange(12) % 2,
-    }
+    val = {"x_val": np.zeros((0, 4), np.float32), "y_val": np.zeros(0, int)}
+    test = {"x_test": patients[:12].astype(np.float32), "y_test": np.arange(12) % 2}
 
     def version(n):
         y = np.arange(n) % 2
@@ -241,7 +237,7 @@ STAMPS = itertools.count()  # another time for each version of a file
 
 def records(file, x, patient):
     """A table whose records are of these patients, all for training but three patients of its own."""
-    arrays: dict[str, Any] = {
+    arrays = {
         "x_train": x.astype(np.float32),
         "y_train": np.arange(len(x)) % 2,
         "patient_train": patient,
@@ -397,7 +393,7 @@ def test_fewer_silos_than_a_hospital_wants(four, tmp_path):
 def test_shared_layers_only(four, tmp_path, personal):
     """whole-model = false: no value of ``personal`` sends every layer, and one that keeps a layer is allowed."""
     policy = str(loose(tmp_path, "whole-model = false", "runs-per-day = 0"))
-    given: dict[str, Any] = {
+    given = {
         "strategy": "fedrep",
         "mlp__hidden": "4",
         "fedrep__personal": personal,
@@ -467,12 +463,7 @@ def test_metrics_of_one_model_before_and_after_a_patient_came(tmp_path):
                 context.run_id = rows
 
         write_silo(files["a"], x[:rows].tolist(), y[:rows].tolist(), 3)
-        given: dict[str, Any] = {
-            "strategy": "fedavg",
-            "rounds": 1,
-            "prepare": prepare,
-            "policy": str(policy),
-        }
+        given = {"strategy": "fedavg", "rounds": 1, "prepare": prepare, "policy": str(policy)}
         run = federate(files, state_dir=tmp_path / "state", **given)
         assert len(run.values("loss", "b", "received")) == 2
         wanted = ("a", "test", "received", "loss")

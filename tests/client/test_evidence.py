@@ -40,8 +40,8 @@ from strategies.base.evidence import read_evidence
 from strategies.base.transport.payload import Payload, decode, encode
 
 SIZES = {"a": 40, "b": 30, "c": 22}
-JUMPY: dict[str, Any] = {"rounds": 4, "learning_rate": 20.0, "evidence": "on"}
-CALM: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 8}
+JUMPY = {"rounds": 4, "learning_rate": 20.0, "evidence": "on"}
+CALM = {"learning_rate": 0.05, "batch_size": 8}
 ALL = 'metrics = ["loss", "score", ' + ", ".join(f'"{word}"' for word in EVIDENCE) + "]\n"
 
 
@@ -79,9 +79,7 @@ def of_one_network():
 @typical(of_one_network(), "method")
 def test_it_is_that_of_the_reported_model(tmp_path, method):
     """Of every method for small networks: the Brier score of the model that ``export`` writes, by another way."""
-    changes: dict[str, Any] = (
-        {"learning_rate": 1.0, "rounds": 2} if method not in ("fedavg", "ditto") else {}
-    )
+    changes = {"learning_rate": 1.0, "rounds": 2} if method not in ("fedavg", "ditto") else {}
     _, files, entry = finished(tmp_path, method, **changes, **one_block(method))
     for silo, file in files.items():
         export_model(tmp_path / "run", silo, "reported", tmp_path / "m")
@@ -165,7 +163,7 @@ def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path):
     """By default a run does not ask hospitals; a policy's default lets nothing of it leave; then what it lists."""
     policy = tmp_path / "policy.toml"
     policy.write_text("")
-    rules: dict[str, Any] = {"state_dir": tmp_path / "state", "policy": str(policy), **CALM}
+    rules = {"state_dir": tmp_path / "state", "policy": str(policy), **CALM}
     _, _, entry = finished(tmp_path / "1", "fedavg", **{**rules, "evidence": "auto"})
     assert entry["per_silo"]["a"]["brier"] is None
     _, _, entry = finished(
@@ -262,7 +260,7 @@ def test_a_model_has_evidence_in_one_way_over_all_runs(tmp_path):
     """Other statistics, another threshold, a policy of other bins: refused, also under another number of a run."""
     _, asked, context = asked_of_a(tmp_path)
     (first, _), (sets, _) = asked[0], asked[3]
-    scale: dict[str, Any] = {"mean": [0.0, 9.0, 0.0], "std": [1.0, 0.001, 1.0]}
+    scale = {"mean": [0.0, 9.0, 0.0], "std": [1.0, 0.001, 1.0]}
     assert again(first, context, **scale).error.reason == REFUSAL
     context.run_id += 1
     way = "a refuses: {} of this model has left from the same data in another way (statistics, bins, threshold)"
@@ -317,7 +315,7 @@ def test_another_number_of_flowers_is_another_run_of_the_policy(tmp_path):
 @pytest.mark.parametrize("wanted", ["off", "auto"])
 def test_a_hospital_answers_no_question_that_the_run_does_not_have(tmp_path, wanted):
     """The policy sees the run's settings; a server that asks all the same gets nothing."""
-    given: dict[str, Any] = {"state_dir": tmp_path / "state", **CALM}
+    given = {"state_dir": tmp_path / "state", **CALM}
     asking, _, _ = finished(tmp_path / "1", "fedavg", **given)
     asked = next(
         m for m, _ in asking.grid.traffic if m.metadata.message_type == "evaluate.evidence"
@@ -337,7 +335,7 @@ def test_a_silo_that_kept_no_such_model_is_named(tmp_path):
     def prepare(grid):
         def before(silo, message, context):
             if message.metadata.message_type == "evaluate.evidence" and silo == "a":
-                content: Any = message.content
+                content = message.content
                 content["config"]["reported"] = 99
 
         grid.before = before
@@ -419,7 +417,7 @@ def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path):
     ):
         policy.write_text(f"metrics = [{words}]\nmin-silos = 2\n")
         folder = tmp_path / str(len(words))
-        changes: dict[str, Any] = {"state_dir": folder / "state", "policy": str(policy), **CALM}
+        changes = {"state_dir": folder / "state", "policy": str(policy), **CALM}
         run = federate(files, strategy="fedavg", rounds=1, evidence="on", **changes)
         assert (
             set(run.federation.closing.evidence["a"]) == expected
@@ -431,7 +429,7 @@ def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path):
 def test_the_site_learns_which_subgroups_were_suppressed(tmp_path, monkeypatch):
     """Their names for its audit log, without counts, and in no reply."""
     groups = np.repeat(["sex f", "sex m", "", "sex x"], (27, 12, 5, 3))
-    told: list[Any] = []
+    told = []
     monkeypatch.setattr(
         "client.egress.tell_site",
         lambda records, withheld: told.append({k: set(v) for k, v in withheld.items()}),

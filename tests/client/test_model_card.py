@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +72,7 @@ def changed(exported, tmp_path):
 
 LEAST, DEVIATIONS = "must be greater than or equal to", "must have deviations above 0"
 NONE, NUMBERS = "must be a valid number", "must be numbers, or lists of them"
-CARDS: tuple[tuple[str, Any, str], ...] = (
+CARDS = (
     ("temperature.T", 0, f"temperature.T = 0: {LEAST} 0.05"),
     ("temperature.T", math.nan, "must be a finite number"),
     ("temperature.T", "1", NONE),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,12 +51,7 @@ from strategies.base.transport.payload import array_record, decode
 
 SIZES = {"a": 40, "b": 30, "c": 22}
 ALLOWED = "own-model = true\n"
-KEEP: dict[str, Any] = {
-    "strategy": "ditto",
-    "rounds": 2,
-    "learning_rate": 0.3,
-    "keep_models": "reported",
-}
+KEEP = {"strategy": "ditto", "rounds": 2, "learning_rate": 0.3, "keep_models": "reported"}
 
 
 def config_of(message):
@@ -142,7 +135,7 @@ def ask(run, message, /, silo="a", kind="", *, number=0, **changed):
         context.state,
         {**context.run_config, **settings},
     )
-    content: Any = message.content.copy()
+    content = message.content.copy()
     content["config"] = type(content["config"])({**content["config"], **told})
     with flower_identity():
         return app(Message(content, 1, kind or message.metadata.message_type), again)
@@ -327,7 +320,7 @@ def test_a_server_gets_one_model_of_one_run(tmp_path):
     ][::3]
     best = config_of(closing)["reported"]
     assert [config_of(m)["round"] for m in steps] == [1, 2, 3] and best in (1, 2, 3)
-    taken: list[Message] = []
+    taken = []
 
     def take(**changed):
         """Ask a for its model, as the server of a run that has keep-models; return why it stays."""
@@ -455,7 +448,7 @@ def vector(values):
     return lambda content: content.update({f"model.{OWN}": array_record({"vector": values})})
 
 
-LIES: dict[str, tuple[Callable[[Any], object], str]] = {
+LIES = {
     "a shape": (
         vector(torch.zeros(5)),
         r"'own' is torch.float32 of shape \(5,\), not float32 of \(12,\)",
@@ -716,7 +709,7 @@ def test_many_trainings_in_one_run_give_one_model_to_later_ones(tmp_path):
     (tmp_path / "a.toml").write_text(ALLOWED)
     names = ["1" * 16, "2" * 16, "3" * 16]
     for k, name in enumerate(names):
-        step: dict[str, Any] = {"round": 1, "reported": 0, "run__learning_rate": 0.1 * (k + 1)}
+        step = {"round": 1, "reported": 0, "run__learning_rate": 0.1 * (k + 1)}
         assert not ask(run, train, run_id=name, **step).has_error()
     taken = [
         reason(ask(run, asks, number=100 + k, run_id=name, reported=1))

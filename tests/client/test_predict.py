@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -142,7 +141,7 @@ def test_a_recipe_of_another_table_is_refused(tmp_path, trained):
     card["columns"][0]["name"] = "years"
     (tmp_path / "o.toml").write_text(parse_recipe(card).toml())
     source = new(tmp_path / "new.csv", "3;w;81,5;X-1")
-    changed: Any = (
+    changed = (
         (tmp_path / "o.toml")
         .read_text()
         .replace('kind = "number"', 'from = "age"\nkind = "number"', 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,12 +39,12 @@ def attacked(tmp_path, change):
         rows = rng.uniform(-1, 1, (12, 3))
         rows[5, 0] = VALUE if name == "a" else 0.5
         files[name] = write_silo(tmp_path / f"{name}.npz", rows, [0, 1] * 6)
-    errors: list[str] = []
+    errors = []
 
     def prepare(grid):
         def before(silo, message, context):
             if message.metadata.message_type == "train":
-                record: Any = message.content["model.global"]
+                record = message.content["model.global"]
                 message.content["model.global"] = array_record(
                     {"vector": change(tensor_of(record["vector"]))}
                 )

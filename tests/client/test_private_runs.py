@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from cases import typical
-from flwr.app import ArrayRecord, Context, Message
+from flwr.app import ArrayRecord
 from tiny import events_of, federate, random_silos, settings_of
 
 from client.app import app
@@ -32,7 +31,7 @@ from strategies.base import privacy as training
 from strategies.base.run_settings import defaults
 from strategies.base.transport.payload import tensor_of
 
-PRIVATE: dict[str, Any] = {
+PRIVATE = {
     "dp": True,
     "batch_size": 10,
     "learning_rate": 0.1,
@@ -133,7 +132,7 @@ def test_a_run_without_differential_privacy_is_refused_where_there_is_a_budget(
 
 def test_the_same_message_again_has_the_same_bits_and_costs_nothing(files, state, tmp_path):
     """As a server sends it that was killed in the round; and another model in the same round costs again."""
-    kept: dict[str, tuple[Message, Context, Message]] = {}
+    kept = {}
 
     def prepare(grid):
         with_policy(tmp_path, "")(grid)
@@ -169,7 +168,7 @@ def test_the_same_message_again_has_the_same_bits_and_costs_nothing(files, state
 
 def test_a_cheap_message_that_failed_pays_for_no_dear_one(files, state, tmp_path):
     """The server has much noise charged and makes the answer fail; then it asks the same of another run with little."""
-    kept: dict[str, tuple[Message, Context, dict[str, Any]]] = {}
+    kept = {}
 
     def prepare(grid):
         with_policy(tmp_path, "epsilon = 1\n")(grid)
@@ -201,7 +200,7 @@ def test_a_cheap_message_that_failed_pays_for_no_dear_one(files, state, tmp_path
 
 
 def test_a_charge_is_bound_to_everything_that_is_released(files, state, tmp_path):
-    kept: list[tuple[Message, Context]] = []
+    kept = []
 
     def before(silo, message, context):
         if message.metadata.message_type == "train":
@@ -236,7 +235,7 @@ def test_a_charge_is_bound_to_everything_that_is_released(files, state, tmp_path
     context.run_id = run_id + 1
     seen.append(key())
     context.run_id = run_id
-    told: dict[str, Any] = {"run_id": "another", "round": 2, "number.mu": 0.5, "mean": [1.0]}
+    told = {"run_id": "another", "round": 2, "number.mu": 0.5, "mean": [1.0]}
     for name, value in told.items():
         own = dict(config)
         config[name] = value
@@ -299,7 +298,7 @@ def test_what_the_site_charges_is_what_the_app_does(
     method, epochs, files, state, tmp_path, monkeypatch
 ):
     """Rate, noise and steps, with a target epsilon, for each method's own number of trainings."""
-    plans: list[Any] = []
+    plans = []
     real = training.PrivateTraining.__init__
 
     def noting(self, plan, *args):

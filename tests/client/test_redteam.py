@@ -78,7 +78,7 @@ class Hospital:
 
     def ask(self, context, this, vector, kind="train", **more):
         """The model that comes back from this one, in round ``this``; None for a refusal."""
-        config: dict[str, Any] = {
+        config = {
             "round": this,
             "classes": CLASSES,
             "personal": False,
@@ -105,7 +105,7 @@ class Hospital:
 
 # ---- Momentum subsets ------------------------------------------------------------------------------------------------
 
-SUBSETS: dict[str, Any] = {"batch_size": 10, "rounds": 60}
+SUBSETS = {"batch_size": 10, "rounds": 60}
 
 
 def momentum_subsets(hospital, model, **given):
@@ -177,7 +177,7 @@ def test_momentum_that_a_study_allows(tmp_path, rate, found):
 # ---- An imprint layer ------------------------------------------------------------------------------------------------
 
 HIDDEN, MANY = 128, 40
-IMPRINTED: dict[str, Any] = {"mlp__hidden": str(HIDDEN), "batch_size": 1000, "rounds": 3}
+IMPRINTED = {"mlp__hidden": str(HIDDEN), "batch_size": 1000, "rounds": 3}
 
 
 def imprint(model, rows, scale=1.0):
@@ -254,7 +254,7 @@ def test_an_imprint_layer_within_the_step(tmp_path, step, found):
 
 # ---- Statistics of the server's own ----------------------------------------------------------------------------------
 
-SCALED: dict[str, Any] = {"batch_size": 1000, "rounds": 5, "normalization": "agreed"}
+SCALED = {"batch_size": 1000, "rounds": 5, "normalization": "agreed"}
 SCALED |= {"model": "mlp", "mlp__hidden": "64"}
 
 
@@ -361,7 +361,7 @@ def test_the_metric_oracle_under_a_study(tmp_path):
 
 # ---- Differencing ----------------------------------------------------------------------------------------------------
 
-FULL: dict[str, Any] = {"batch_size": 1000, "rounds": 1}
+FULL = {"batch_size": 1000, "rounds": 1}
 
 
 def differencing(folder, study, names):

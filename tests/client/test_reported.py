@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ from strategies.base.run_settings import parse_settings
 
 SIZES = {"a": 16, "b": 30, "c": 22}
 # Jumps about, so that the best round is neither the first nor the last.
-JUMPY: dict[str, Any] = {"rounds": 5, "learning_rate": 20.0}
+JUMPY = {"rounds": 5, "learning_rate": 20.0}
 
 
 def finished(folder, strategy, state_dir=None, **changes):
@@ -185,9 +184,9 @@ def test_a_silo_that_missed_the_round_stands_with_its_own(tmp_path):
 def test_the_server_asks_for_nothing_more(tmp_path):
     """The same messages and replies, but for one number down: the round that the report would show."""
     run, _, entry = finished(tmp_path, "fedavg")
-    told: list[Any] = []
+    told = []
     for message, reply in run.grid.traffic:
-        config: Any = message.content["config"]
+        config = message.content["config"]
         if message.metadata.message_type != "query":
             told.append(config.get("reported"))
             assert set(reply.content) <= {"config", "metrics", "model.model"}
@@ -202,7 +201,7 @@ def test_a_server_cannot_make_a_silo_export_a_wrong_model(tmp_path, said):
     """Whatever it says: the model that is exported is of the round that its card names, or there is none."""
 
     def before(silo, message, context):
-        config: Any = message.content.get("config")
+        config = message.content.get("config")
         if config and "round" in config:
             config["reported"] = said
 

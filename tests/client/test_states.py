@@ -27,7 +27,6 @@ from tiny import (
     train_replies,
     write_silo,
 )
-from torch import Tensor
 
 from client.store import StateStore, states_in
 from models.networks.registry import MODELS
@@ -77,7 +76,7 @@ def test_evaluation_leaves_the_state_alone(three, method, tmp_path):
     """Neither memory nor file of a silo changes by an evaluate message, in the rounds and at the close: but for the
     model that the report shows, and the file that a silo of a received model has for it before it trains.
     """
-    checked: list[str] = []
+    checked = []
     kept: dict[str, tuple[Any, ...]] = {}
 
     def snapshot(context):
@@ -85,8 +84,8 @@ def test_evaluation_leaves_the_state_alone(three, method, tmp_path):
         files = {
             name: without(state) for name, state in loaded.items() if state.numbers["round"]
         }
-        held: Any = context.state.get("arrays", {})
-        numbers: Any = context.state.get("numbers", {"json": "{}"})
+        held = context.state.get("arrays", {})
+        numbers = context.state.get("numbers", {"json": "{}"})
         state = State(
             {k: tensor_of(a).clone() for k, a in held.items()}, json.loads(numbers["json"])
         )
@@ -143,7 +142,7 @@ def test_a_round_that_fails_half_way_saves_nothing(two, method, tmp_path, monkey
         check(self, *vectors)
 
     monkeypatch.setattr(SiloClient, "_check_finite", failing)
-    states: dict[int, dict[str, Tensor]] = {}
+    states = {}
 
     def prepare(grid):
         def before(silo, message, context):
@@ -294,7 +293,7 @@ def test_local_statistics_stay_in_the_silo(three, method, tiny_bn):
 
 def test_local_is_one_hot_apple_with_local_statistics(three, tiny_bn):
     """Bit for bit also with BatchNorm, where every silo keeps its own statistics."""
-    options: dict[str, Any] = {
+    options = {
         "model": "tiny-bn",
         "buffers": "local",
         "rounds": 3,
@@ -316,12 +315,7 @@ def test_local_is_one_hot_apple_with_local_statistics(three, tiny_bn):
 
 def test_dropout_follows_the_seed(three):
     """Equal runs though the process's own generator is somewhere else at every message; without dropout they differ."""
-    options: dict[str, Any] = {
-        "mlp__hidden": "8",
-        "rounds": 3,
-        "batch_size": 4,
-        "learning_rate": 0.1,
-    }
+    options = {"mlp__hidden": "8", "rounds": 3, "batch_size": 4, "learning_rate": 0.1}
 
     def elsewhere(seed):
         return lambda grid: setattr(grid, "before", lambda *_: torch.manual_seed(seed))
@@ -385,7 +379,7 @@ def test_a_repeated_first_round_starts_afresh(tmp_path):
 def test_what_a_process_wrote_last_it_does_not_read(tmp_path, monkeypatch):
     """As long as the file is that one, and nobody has written into what it gave."""
     newest, _ = kept(store_of(tmp_path), 5, 6)
-    read: list[Path] = []
+    read = []
     load = State.load
 
     def noted(path):
@@ -554,7 +548,7 @@ def test_what_a_reply_tells_of_damage_is_read():
 
 def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(two, tmp_path):
     """The attack: a server starts a run, of any length, under the name, method and seed of one that hospitals keep."""
-    place: dict[str, Any] = {"state_dir": tmp_path / "state", "strategy": "local"}
+    place = {"state_dir": tmp_path / "state", "strategy": "local"}
     federate(two, directory=tmp_path / "first" / "run", rounds=3, **place)
     before = {p: p.read_bytes() for p in (tmp_path / "state").rglob("*.safetensors")}
     assert len(before) == 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -281,7 +280,7 @@ def test_what_a_server_sends_changes_nothing(site):
 
 def test_audit_log_and_record_of_what_left(site, monkeypatch):
     """The log names the columns; what stayed, by rule, is in it alone. The answer counts in the record."""
-    entries: list[dict[str, Any]] = []
+    entries = []
     monkeypatch.setenv(audit_gate.BY_SITE, audit_gate.BY_SITE_VALUE)
 
     def prepare(grid):

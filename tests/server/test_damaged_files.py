@@ -16,7 +16,7 @@ from server.results.reading import read_events, read_summary
 from server.results.run_directory import RunDirectory
 from server.run.withdrawal import withdraw
 
-GOOD: list[dict[str, Any]] = [
+GOOD = [
     {"event": "silos", "strategy": "fedavg", "seed": 42, "samples": {"a": 5, "b": 7}},
     {
         "event": "round",

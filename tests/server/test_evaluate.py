@@ -409,7 +409,7 @@ def test_a_site_allows_evaluation_and_nothing_else(tmp_path):
 
 def test_no_note_says_how_a_silo_counts(tmp_path):
     """Nothing is averaged, so no number of samples has a bound: b, over 1 times the median, is not named."""
-    capped: dict[str, Any] = {"weight-cap": 1.0}
+    capped = {"weight-cap": 1.0}
     Sites(tmp_path, ONLY).run(**capped)
     assert "counts as" not in (tmp_path / "out" / "progress.jsonl").read_text()
 

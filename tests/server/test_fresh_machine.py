@@ -26,7 +26,7 @@ NO_SILO = "name a state directory or a bundle: of silos that joined from this ma
 NO_FILE = "there is no federation.yaml: write one, or name another file"
 
 # Arguments, exit code, and what standard error, or the last line of standard output, says.
-FROM_NOTHING: list[tuple[str, int, str]] = [
+FROM_NOTHING = [
     ("strategies --json", 0, r"\]"),
     ("simulate --strategy local,fedavg --rounds 1 --silos 2", 0, "runs/"),
     (
@@ -116,7 +116,7 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("predict --model own.safetensors --data ours.npz", 2, "there is no model own.safetensors"),
 ]
 # Where HOME cannot be written to, with a federation.yaml at hand.
-NO_HOME: list[tuple[str, int, str]] = [
+NO_HOME = [
     ("simulate --strategy local --rounds 1 --silos 2", 0, "runs/"),
     ("up", 2, r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder"),
     ("status", 2, NO_FEDERATION),
@@ -223,7 +223,7 @@ def test_another_federation_is_left_alone(silofl, tmp_path):
 
 def test_every_documented_command_is_among_these():
     """A command that a document tells somebody to type is started with nothing here."""
-    typed: set[str] = set()
+    typed = set()
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
             typed |= set(

@@ -91,7 +91,7 @@ def test_a_study_holds_out_each_hospital_once(each):
 
 def test_pooled_data_are_the_others(table, tmp_path, monkeypatch):
     """hospital-01, which would train for all, is held out: hospital-02 trains, on its data and hospital-03's."""
-    asked: list[tuple[int, ...]] = []
+    asked = []
 
     def watch(division, silos):
         asked.append(silos)

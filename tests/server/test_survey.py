@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
 
 import pytest
-from surveyed import Row, hospital, recoded, times
+from surveyed import hospital, recoded, times
 from tiny import random_silos
 
 from models.survey import BINS, MISSING
@@ -22,7 +21,7 @@ def a_century(row):
     return {**row, "since": str(int(row["since"][:4]) + 100) + row["since"][4:]}
 
 
-FAULTS: dict[str, tuple[str, str, Callable[[Row], Row]]] = {
+FAULTS = {
     "units": ("glucose", "unit", times("glucose", 18.016)),
     "sign": ("glucose", "sign", times("glucose", -1)),
     "codes": ("kind", "code", recoded("kind", {"a": "c", "c": "a"})),

@@ -10,7 +10,6 @@ import shlex
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -502,7 +501,7 @@ def test_trials_on_ray(table, tmp_path):
     """One cluster of this machine's own for the whole search, also where halving asks it twice."""
     import ray
 
-    small: dict[str, Any] = {"strategies": ["fedavg"], "space": SPACE[:1], "rounds": 3}
+    small = {"strategies": ["fedavg"], "space": SPACE[:1], "rounds": 3}
     with keep_workers("ray"):
         search(request(table, "halving", 3, **small), tmp_path / "ray", engine_of("ray"))
         assert ray.is_initialized()

@@ -355,11 +355,7 @@ def test_a_hospitals_page_shows_a_round_that_has_failed(three, tmp_path, monkeyp
     source = WatchSource(tmp_path / "state", "b")
     (tmp_path / "state").mkdir()
     monkeypatch.setattr(SiloClient, "train", trains)
-    given: dict[str, Any] = {
-        "directory": tmp_path / "run",
-        "state_dir": tmp_path / "state",
-        "watch": look,
-    }
+    given = {"directory": tmp_path / "run", "state_dir": tmp_path / "state", "watch": look}
     federate(three, strategy="fedavg", rounds=3, **given)
     assert [(row["doing"], row["left_out"], row["missed"]) for row in seen] == [
         ("", "", 0),
@@ -411,7 +407,7 @@ def test_a_hospital_sees_its_gains_over_training_alone(tmp_path):
 
 def test_epsilon_is_on_both_pages(three, tmp_path):
     """What the history has, by silo; at a hospital its own."""
-    private: dict[str, Any] = {"dp": True, "dp__noise_multiplier": 2.0, "normalization": "none"}
+    private = {"dp": True, "dp__noise_multiplier": 2.0, "normalization": "none"}
     run = federate(
         three,
         directory=tmp_path / "run",

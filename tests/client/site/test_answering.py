@@ -18,7 +18,6 @@ import warnings
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, RecordDict
@@ -268,8 +267,8 @@ def test_a_message_that_the_policy_forbids_is_refused_before_import(silo, capfd)
     policy = silo.folder / "policy.toml"
     policy.write_text("max-local-epochs = 5\nmin-silos = 1\nruns-per-day = 0\n")
     silo.set(SILOFL_POLICY=str(policy))
-    site: dict[str, Any] = {"name": "clinic", "data": "own.npz"}
-    run: dict[str, Any] = {"strategy": "fedavg", "local-epochs": "1000", "batch-size": 64}
+    site = {"name": "clinic", "data": "own.npz"}
+    run = {"strategy": "fedavg", "local-epochs": "1000", "batch-size": 64}
     silo.ask(silo.app("weak"), "1", node_config=site, run_config=run)
     line = "clinic refuses: its policy has max-local-epochs = 5, the run local-epochs = 1000"
     assert told(capfd.readouterr().err) == [f"ERROR: {line}"] and silo.reason() == line
@@ -308,11 +307,7 @@ def test_an_app_does_not_loosen_what_its_reply_must_pass(silo):
         "batch-size": 64,
         GIVEN: '{"policy": {"peers": true}}',
     }
-    site: dict[str, Any] = {
-        "name": "clinic",
-        "data": "own.npz",
-        "state-dir": str(silo.log.parent),
-    }
+    site = {"name": "clinic", "data": "own.npz", "state-dir": str(silo.log.parent)}
     silo.ask(silo.app("one"), "loosens", node_config=site, run_config=run)
     terms = take_terms({GIVEN: silo.answer()["terms"]})
     assert (
@@ -344,12 +339,8 @@ def test_a_server_without_receipts_is_named_or_refused_before_import(silo, capfd
     """As the site's policy says. A refusal unpacks and imports nothing; else the line is there once."""
     policy = silo.folder / "policy.toml"
     silo.set(SILOFL_POLICY=str(policy))
-    site: dict[str, Any] = {
-        "name": "clinic",
-        "data": "own.npz",
-        "state-dir": str(silo.log.parent),
-    }
-    run: dict[str, Any] = {"strategy": "local", "local-epochs": 1, "batch-size": 64}
+    site = {"name": "clinic", "data": "own.npz", "state-dir": str(silo.log.parent)}
+    run = {"strategy": "local", "local-epochs": 1, "batch-size": 64}
     policy.write_text('receipts = "required"\n')
     silo.ask(silo.app("bare"), "1", node_config=site, run_config=run)
     line = 'clinic refuses: its policy has receipts = "required", and the server gives no receipt for the audit log'

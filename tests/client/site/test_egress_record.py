@@ -204,11 +204,7 @@ def test_the_app_reports_what_it_holds_back(tmp_path, monkeypatch, kind, audits)
     (tmp_path / "policy.toml").write_text("min-metric-samples = 3\nmin-sum-samples = 99\n")
     file = write_silo(tmp_path / "a.npz", [[float(i), 1.0] for i in range(24)], [0, 1] * 12)
     settings = settings_of({"a": file}, batch_size=8, normalization="agreed")
-    node: dict[str, Any] = {
-        "name": "a",
-        "data": str(file),
-        "policy": str(tmp_path / "policy.toml"),
-    }
+    node = {"name": "a", "data": str(file), "policy": str(tmp_path / "policy.toml")}
     context = Context(1, 1, {**node, "state-dir": str(tmp_path)}, RecordDict(), settings.flat())
     config = {"round": 1, "classes": 2, "personal": False, "min_metric_samples": 99}
     sent = (

@@ -107,7 +107,7 @@ def test_public_names_are_no_internals():
 
 
 def test_every_row_is_used_and_every_use_has_its_row():
-    used: set[str] = set()
+    used = set()
     for _, tree in files():
         for node in ast.walk(tree):
             if (

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,7 +38,7 @@ from strategies.base.run_settings import defaults, owners
 from strategies.base.settings import Common, setting
 
 ROOT = Path(__file__).parents[3]
-RUN: dict[str, Any] = {**defaults(), "strategy": "fedavg"}
+RUN = {**defaults(), "strategy": "fedavg"}
 
 
 def policy(**rules):

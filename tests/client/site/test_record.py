@@ -10,7 +10,6 @@ import signal
 import sqlite3
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from forks import in_fork
@@ -25,7 +24,7 @@ from client.site.trust.audit import verify
 from client.site.trust.policy import Policy, PolicyRefusedError
 
 THREE = Policy(max_messages=3)
-ENTRY: dict[str, Any] = {
+ENTRY = {
     "time": "2026-01-01T00:00:00Z",
     "silo": "a",
     "asked-by": "s",
@@ -105,7 +104,7 @@ def test_a_damaged_or_deleted_record_allows_nothing(state, harm, log):
 
 def test_messages_share_a_connection(state, tmp_path, monkeypatch):
     """To open the file, and to write the WAL back as it closes, cost more than a message; another file is opened."""
-    opened: list[str] = []
+    opened = []
 
     def counted(uri):
         opened.append(uri)

@@ -57,7 +57,7 @@ class Hospital:
         content["model.global"] = ArrayRecord({"vector": Array(MODEL)})
         if record is not None:
             content[RECORD] = ConfigRecord(dict(record))
-        node: dict[str, Any] = {
+        node = {
             "name": self.name,
             "data": str(self.folder / "data.npz"),
             "policy": str(self.folder / "policy.toml"),
@@ -277,7 +277,7 @@ def test_a_study_names_each_key_once():
 
 def test_the_ledger_has_the_reply_without_its_masks(hospitals, monkeypatch):
     """A repeat under other masks is the same reply, and costs nothing more."""
-    contents: list[str] = []
+    contents = []
 
     def noted(reply, charged, state):
         contents.append(charged.content)

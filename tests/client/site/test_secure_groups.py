@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import shutil
 from fractions import Fraction
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -122,7 +121,7 @@ def test_a_group_is_in_a_sum_as_a_whole_or_not(pairs):
     slot = {"round": 1, "attempt": 1}
     for part in (pairs.names[:7], pairs.names[1:], [*pairs.names[:5], "clinic-07"]):
         assert PART in refusing(first.unmask, {**slot, "survivors": part})
-    masked: Any = pairs.masked
+    masked = pairs.masked
     assert (pairs.open(masked, six).total == plain_sum(vectors, six)).all()
 
 

@@ -289,7 +289,7 @@ def test_a_signature_is_only_as_good_as_its_key_and_its_text():
     text = json.loads(read_bundle(tar)[SIGNED])["manifest"]
     more = text.replace('"images": [', '"images": ["sha256:0", ')
     foreign = json.loads(sign_bundle(read_bundle(tar), THEIRS))
-    odd: list[dict[str, str]] = [
+    odd = [
         {"manifest": more},
         {"public-key": foreign["public-key"]},
         {"signature": foreign["signature"]},

@@ -530,9 +530,7 @@ def test_bytes_count_before_they_leave(silo):
             audit_gate.describe_message(message, context, APP, terms), terms
         )
         content = RecordDict({"c": ConfigRecord({"k": "x" * (size - len('{"k": ""}'))})})
-        released: Message = audit_gate.release_reply(
-            Message(content, reply_to=message), info, message
-        )
+        released = audit_gate.release_reply(Message(content, reply_to=message), info, message)
         return released
 
     with flower_identity():

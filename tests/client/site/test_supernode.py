@@ -83,7 +83,7 @@ def test_our_supernode_takes_flowers_own_options():
 
 def test_the_loop_gets_the_clock_and_the_gate_its_key(monkeypatch):
     entry = importlib.import_module("flwr.supernode.cli.flower_supernode")
-    seen: list[object] = []
+    seen = []
     for name in ("time", "subprocess", "_pull_and_store_message", "_push_messages"):
         monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
     for module in (heartbeat, connection):

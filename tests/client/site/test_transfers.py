@@ -119,7 +119,7 @@ def test_heartbeats_ask_for_patience_and_are_sent_as_often(monkeypatch):
     told: Any = internal("fleet_connection")
     for module in (told, internal("heartbeat")):
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_SECONDS)
-    beats: list[float] = []
+    beats = []
 
     def beat():
         beats.append(told.HEARTBEAT_DEFAULT_INTERVAL)

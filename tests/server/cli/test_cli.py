@@ -123,7 +123,7 @@ def refused(place, say, tmp_path, monkeypatch):
 # Bad input
 
 
-SIMULATE: list[tuple[str, str]] = [
+SIMULATE = [
     # names
     ("--strategy appel", "unknown strategy 'appel' (did you mean 'apple'?); there are: "),
     (
@@ -240,7 +240,7 @@ def test_empty_study(words, refused):
     refused("simulate", "a study needs at least one strategy and one seed", *words)
 
 
-DATA: list[tuple[str, str]] = [
+DATA = [
     ("cube.npz", "x_train is float32 (60, 1, 1, 1, 2, 2); pictures are "),
     ("lengths.npz", "train has 60 inputs but 59 labels; "),
     (
@@ -277,7 +277,7 @@ def test_bad_data(file, reason, refused):
     refused(f"check-data {path}", reason)
 
 
-OTHERS: list[tuple[str, str]] = [
+OTHERS = [
     ("simulat", "there is no command 'simulat' (did you mean 'simulate'?); see silofl --help"),
     (
         "simulate --data {place}/a-folder",
@@ -719,7 +719,7 @@ def test_progress_has_no_accuracy_for_rounds_that_are_not_evaluated(
     say, place, tmp_path, monkeypatch
 ):
     """Rounds 2 and 4 are; round 3 leaves what round 2 said, and round 1 says nothing."""
-    shown: list[str] = []
+    shown = []
     monkeypatch.setattr(
         server.simulation.simulate.tqdm,
         "set_postfix_str",

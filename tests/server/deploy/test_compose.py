@@ -305,7 +305,7 @@ def test_what_the_supervisor_waits_for_is_what_flower_logs():
 
 def imports_of(package):
     """Top-level names that the modules of a package import when they are imported."""
-    names: set[str] = set()
+    names = set()
     for path in (ROOT / package).rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Import):
@@ -321,7 +321,7 @@ def test_a_silos_image_has_what_a_silo_imports():
     silo's image, or comes with one that is (requirements of requirements, by the installed metadata)."""
     listed = requirements("silo", (ROOT / "pyproject.toml").read_text())
     wanted = [Requirement(requirement) for requirement in listed]
-    installed: set[str] = set()
+    installed = set()
     while wanted:
         requirement = wanted.pop()
         name = requirement.name.lower().replace("_", "-")

@@ -228,7 +228,7 @@ def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
 
 def killed(out, settings, after, victims):
     """A run whose victims are killed after that round, to its end."""
-    ended: list[str] = []
+    ended = []
 
     def follow():
         try:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Any
 
 import pytest
 from damage import flip
@@ -31,13 +30,7 @@ from server.simulation.simulate import simulate
 
 pytestmark = [pytest.mark.deployed, pytest.mark.drill]
 
-LONG: dict[str, Any] = {
-    **RUN,
-    "strategy": "apple",
-    "rounds": 5,
-    "local-epochs": 60,
-    "round-timeout": 240.0,
-}
+LONG = {**RUN, "strategy": "apple", "rounds": 5, "local-epochs": 60, "round-timeout": 240.0}
 # Where a run is when something happens to it: a part of the federation, a file, the function that is about to run.
 PHASES = {
     "before the message": "superlink server/run/exchange.py Exchange.run",
@@ -502,7 +495,7 @@ def test_the_servers_disk_is_full(federation, folder, tmp_path):
     bring_up(folder)
     disk = SmallDisk(tmp_path / "disk")
     out = disk.path / "out"
-    ended: list[str] = []
+    ended = []
 
     def run():
         try:

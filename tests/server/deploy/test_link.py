@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ from server.deploy.submit import app_directory
 from server.simulation.simulate import simulate
 
 NAME = "fl.example.org"
-SMALL: dict[str, Any] = {**RUN, "strategy": "fedavg"}
+SMALL = {**RUN, "strategy": "fedavg"}
 
 
 class Echo(Listener):

@@ -301,7 +301,7 @@ def test_ctrl_c_while_a_run_is_submitted_stops_it(federation, app, tmp_path, mon
 
 def test_stop_ends_a_run_and_who_follows_it(federation, app, tmp_path):
     waits = Path(federation.silos[0].state_dir) / "waits"
-    failures: list[str] = []
+    failures = []
 
     def follow():
         try:

@@ -218,7 +218,7 @@ def test_changes_are_noted_and_a_removed_silo_stays_out(tmp_path, monkeypatch):
     control = FakeControl()
     control.register("north", b"KEY 1\n")
     monkeypatch.setattr(registrar, "Control", lambda _: control)
-    seen: list[list[str]] = []
+    seen = []
 
     class Done(Exception):
         pass

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import SimpleNamespace
-from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
@@ -402,7 +401,7 @@ MOST = 100_000  # bytes
 
 def kept(server):
     """Bytes of all parts of messages that the server holds."""
-    store: Any = server.stores.store()
+    store = server.stores.store()
     return sum(len(entry.content) for entry in store.store.values())
 
 
@@ -456,7 +455,7 @@ def test_a_call_that_is_too_large_is_refused_by_its_length(monkeypatch):
     for name in ("pull_messages", "push_messages"):
         monkeypatch.setattr(handlers, name, getattr(handlers, name))
     ours.main()
-    seen: dict[str, Any] = {}
+    seen = {}
     monkeypatch.setattr(
         module, "generic_create_grpc_server", lambda **given: seen.update(given) or 1 / 0
     )
@@ -469,7 +468,7 @@ def test_a_whole_superlink_lets_a_silo_wait(tmp_path):
     with superlink(tmp_path) as running, Control(running.connection) as control:
         credentials = running.credentials
         control.register("north", credentials.node_public_pem("north"))
-        key: Any = load_ssh_private_key(credentials.node_key("north").read_bytes(), None)
+        key = load_ssh_private_key(credentials.node_key("north").read_bytes(), None)
         invoker = RetryInvoker(exponential, grpc.RpcError, max_tries=1, max_time=None)
         with internal("fleet_connection").grpc_request_response(
             f"127.0.0.1:{running.fleet}",

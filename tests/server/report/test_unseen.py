@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from typing import Any
 
 import pytest
 from studies import changed, checked, make_run
@@ -19,7 +18,7 @@ BETTER = tuple(v + 0.2 for v in SIX)
 
 def planted(path, local, apple):
     counts = {f"h{k}": 200 for k in range(1, 1 + len(local))}
-    test: dict[str, Any] = {"local": local, "apple": apple}
+    test = {"local": local, "apple": apple}
     return StudyResults(
         make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8})
     )

@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +56,7 @@ def times(factor):
     """The sums of the first column as in a unit that is so many times smaller."""
 
     def spoil(reply):
-        summary: Any = reply.content["summary"]
+        summary = reply.content["summary"]
         says(
             sum=[summary["sum"][0] * factor, *summary["sum"][1:]],
             square_sum=[summary["square_sum"][0] * factor**2, *summary["square_sum"][1:]],
@@ -68,7 +67,7 @@ def times(factor):
 
 HUGE = 2**62
 # Each of these values makes a right summary a bad one.
-VALUES: dict[str, tuple[Any, ...]] = {
+VALUES = {
     "name": (
         *(
             None,
@@ -107,7 +106,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "sums_withheld": ("a\nb", "x" * 301, 1),
 }
 NO_SUMS = {"sum": None, "square_sum": None}
-BAD: dict[str, Spoil] = {
+BAD = {
     "no card": nothing,
     "numbers for a card": instead(MetricRecord({"n_train": 8})),
     "an empty card": instead(ConfigRecord({})),
@@ -278,7 +277,7 @@ def test_unknown_fields_reach_no_checkpoint(four, tmp_path):
 def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four, tmp_path, method):
     def after(silo, message, reply):
         if silo == "d" and message.metadata.message_type == "train":
-            config: Any = reply.content["config"]
+            config = reply.content["config"]
             config["number.secret"], config["secret"] = "x" * 100, "x" * 100
         return reply
 

@@ -6,7 +6,6 @@ import copy
 import functools
 import math
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from cases import CASES, OPTIONS, every
 from flwr.app import Error, Message
 from resuming import assert_equal, crash_after, interrupted
 from tiny import comparable, federate, forget_models, same, simulated, train_replies, write_silo
-from torch import Tensor, nn
+from torch import nn
 from two_layers import DEEP
 
 from client.site.audit_gate import records
@@ -25,8 +24,8 @@ from strategies import strategies
 from strategies.base.transport.error_feedback import PROPOSED, RESIDUAL
 from strategies.base.transport.payload import array_record, decode
 
-TOPK: dict[str, Any] = {"wire_dtype": "topk", "wire_topk": 0.2}
-FEW: dict[str, Any] = {
+TOPK = {"wire_dtype": "topk", "wire_topk": 0.2}
+FEW = {
     "strategy": "fedavg",
     "rounds": 4,
     "batch_size": 4,
@@ -138,7 +137,7 @@ def test_what_is_sent_and_what_is_kept(three, kind):
 @pytest.mark.parametrize("kind", ["int8", "topk"])
 def test_a_reply_that_is_lost_or_left_out_counts_in_neither_place(three, kind):
     """Silo a's residual is the same when round 3 begins as when round 2 began: of round 2 nothing arrived."""
-    residuals: dict[int, Tensor] = {}
+    residuals = {}
 
     def prepare(grid):
         def before(silo, message, context):
@@ -181,9 +180,7 @@ def test_resumed_bit_for_bit(three, tmp_path, wire):
 @pytest.mark.parametrize("way", ["pickle", "deep copy"])
 def test_the_same_numbers_however_messages_are_carried(three, wire, way):
     """As bytes (Ray, and the object store's arrays), or as tensors in one process."""
-    carry: Callable[[Any], Any] = (
-        copy.deepcopy if way == "deep copy" else lambda x: pickle.loads(pickle.dumps(x))
-    )
+    carry = copy.deepcopy if way == "deep copy" else lambda x: pickle.loads(pickle.dumps(x))
 
     def prepare(grid):
         def after(silo, message, reply):
@@ -243,7 +240,7 @@ def test_accuracy_is_near_that_of_float32(in_float32, wire, within):
 
 
 def test_without_feedback_what_is_not_sent_is_missed(in_float32):
-    coarse: dict[str, Any] = {"wire_dtype": "topk", "wire_topk": 0.01}
+    coarse = {"wire_dtype": "topk", "wire_topk": 0.01}
     with_it, without = accuracy(**coarse), accuracy(**coarse, wire_feedback="off")
     assert with_it > without + 0.1
 
@@ -252,7 +249,7 @@ def test_without_feedback_what_is_not_sent_is_missed(in_float32):
 
 
 def tampered(reply, name, value):
-    record: Any = reply.content["model.model"]
+    record = reply.content["model.model"]
     record[name] = array_record({"v": value})["v"]
 
 
@@ -290,7 +287,7 @@ def test_hostile_changes_are_left_out_with_one_line(three, wire, name, value, wh
             if grid.key_of(message) == ("c", 2) and message.metadata.message_type == "train":
                 if "wire_sparse" in wire:  # dense layers change whole: as if it had sent runs
                     reply.content["model.model"] = array_record({"values": torch.ones(3)})
-                    config: Any = reply.content["config"]
+                    config = reply.content["config"]
                     config["manifest"] = config["manifest"].replace(
                         '"float32"', '"float32", "form": "sparse"'
                     )
@@ -299,7 +296,7 @@ def test_hostile_changes_are_left_out_with_one_line(three, wire, name, value, wh
 
         grid.after = after
 
-    seen: list[dict[str, str]] = []
+    seen = []
     options = {**FEW, "mlp__hidden": "", "wire_topk": 1 / 3}
     run = federate(
         three, **{**wire, **options}, prepare=prepare, watch=lambda p: seen.append(p.rejected)
@@ -321,7 +318,7 @@ class CodedWords(nn.Module):
         self.linear = nn.Linear(8, classes)
 
     def forward(self, x):
-        result: Tensor = self.linear(self.embedding(x.long().clamp(0, 499)).mean(1))
+        result = self.linear(self.embedding(x.long().clamp(0, 499)).mean(1))
         return result
 
 

@@ -109,7 +109,7 @@ def test_each_reply_is_reported_as_it_comes(monkeypatch):
     network = SilentNetwork({1: 3.0, 2: 1.0})
     monkeypatch.setattr(exchange.time, "sleep", network.sleep)
     monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
-    told: list[tuple[int, float]] = []
+    told = []
     with flower_identity():
         messages = [
             Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
@@ -16,7 +13,7 @@ from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
 from server.run.registration.data_summaries import JOIN_SECONDS
 
-RUN: Mapping[str, Any] = {
+RUN = {
     "strategy": "fedavg",
     "rounds": 4,
     "evaluate_every": 1,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -28,7 +27,7 @@ def registered(keys, names=None):
     """For ``prepare``: a SuperLink's table. Files are called as silos are registered; ``names`` is what they say."""
 
     def prepare(grid):
-        nodes: list[Any] = []
+        nodes = []
         for number, context in grid.contexts.items():
             own = str(context.node_config["name"])
             name, key = keys[own]

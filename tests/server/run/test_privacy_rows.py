@@ -13,7 +13,7 @@ from partitions.common.errors import DataError
 from server.results.history import spent_by_silo
 from strategies.base.transport.reporting import PRIVACY, read_metrics
 
-PRIVATE: dict[str, Any] = {"dp": True, "batch_size": 10, "learning_rate": 0.1}
+PRIVATE = {"dp": True, "batch_size": 10, "learning_rate": 0.1}
 
 
 COST: dict[str, Any] = {"epsilon": 600.0, "delta": 1e-5, "dp_steps": 10.0}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from damage import flip
 from secured import SECURE, Secured, absent, close, go, kinds
@@ -56,7 +54,7 @@ def test_masked_and_unmasked_bits_are_the_same(six, tmp_path, method):
 
 def test_what_leaves_is_masked(six, tmp_path):
     """And no sum of five of the six shows the sixth: each is noise without the answers."""
-    sent: dict[bool, dict[str, Any]] = {}
+    sent = {}
     for masked in (False, True):
         secured = Secured(tmp_path, six) if masked else None
         run = go(six, tmp_path, secured, rounds=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 import pytest
 from tiny import summary_of
@@ -11,7 +10,7 @@ from tiny import summary_of
 from server.simulation.simulate import simulate
 
 RUN = {"threads": 1, "rounds": 4, "local-epochs": 2, "evidence": "off"}
-SETS: tuple[dict[str, Any], ...] = (
+SETS = (
     {"dataset": "digits", "model": "mlp", "silos": 6},
     {"dataset": "digits", "model": "resnet8", "silos": 3, "rounds": 2},
     {"dataset": "breast-cancer", "model": "mlp", "silos": 5},
