@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 from predictions import read_rows
-from tiny import federate, random_silos, write_silo
+from tiny import federate, json_of, random_silos, write_silo
 
 from client.export import card_file, export_model
 from client.exporting.calibration import one_per_patient
@@ -71,7 +70,7 @@ def test_new_patients_are_covered(tmp_path, exported, capsys):
         "of 90% of new patients like these, as computed on 300 test records" in said
         and "note" not in said
     )
-    card = json.loads(card_file(model).read_text())["conformal"]
+    card = json_of(card_file(model))["conformal"]
     assert (card["coverage"], card["records"], card["as_trained"]) == (0.9, 300, True)
     answers, without = read_rows(predict_file(model, new)), read_rows(predict_file(plain, new))
     y = np.load(new)["y_test"]
@@ -127,7 +126,7 @@ def test_predict_says_what_a_card_lacks(tmp_path, exported, capsys):
             1 - float(row[f"p_{label}"])
             for row, label in zip(found, np.load(file)["y_test"], strict=True)
         ]
-        card = json.loads(card_file(full).read_text())
+        card = json_of(card_file(full))
         assert card["temperature"]["T"] != 1
         assert card["conformal"]["threshold"] == pytest.approx(sorted(scores)[270], abs=1e-5)
 

@@ -33,7 +33,6 @@ from partitions.common.errors import DataError
 from server.results.history import History
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
-from server.run.withdrawal import withdraw
 from server.simulation.engine import flower_identity
 from strategies import strategies
 from strategies.base.evidence import read_evidence
@@ -350,15 +349,6 @@ def test_a_silo_that_kept_no_such_model_is_named(tmp_path):
     ]
 
 
-def test_a_withdrawn_hospital_takes_its_evidence_along(tmp_path):
-    _, _, before = finished(tmp_path, "fedavg")
-    withdraw("a", [tmp_path / "run"])
-    (entry,) = summary_of(tmp_path / "run")["runs"]
-    assert set(entry["per_silo"]) == {"b", "c"}
-    assert entry["per_silo"]["b"]["evidence"] == before["per_silo"]["b"]["evidence"]
-    assert entry["per_silo"]["b"]["brier"] == before["per_silo"]["b"]["brier"]
-
-
 def test_simulations_have_it_by_default(tmp_path):
     out = small_study(tmp_path / "run", "breast-cancer", silos=4, rounds=1, model="linear")
     (entry,) = summary_of(out)["runs"]
@@ -395,21 +385,22 @@ def test_the_policys_words_are_those_that_are_measured():
     assert site_policy.EVIDENCE == EVIDENCE
 
 
+def in_groups(file, groups):
+    """A silo whose three parts are the same rows, in these subgroups."""
+    x = np.random.default_rng(0).normal(size=(len(groups), 3)).astype(np.float32)
+    of_each = {"x": x, "y": (x[:, 0] > 0).astype(int), "subgroup": groups}
+    parts = ("train", "val", "test")
+    arrays: dict[str, Any] = {f"{k}_{part}": v for part in parts for k, v in of_each.items()}
+    np.savez(file, classes=np.array(2), **arrays)
+    return file
+
+
 def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path):
     """a: 25 and 15 of 40; b: 27 and 3 of 30, so that neither may leave; without the word nothing leaves."""
-    rng = np.random.default_rng(0)
-    files = {}
-    for name, sizes in {"a": (25, 15), "b": (27, 3)}.items():
-        groups = np.repeat(["sex f", "sex m"], sizes)
-        x = rng.normal(size=(len(groups), 3)).astype(np.float32)
-        of_each = {"x": x, "y": (x[:, 0] > 0).astype(int), "subgroup": groups}
-        arrays: dict[str, Any] = {
-            f"{key}_{part}": v
-            for part in ("train", "val", "test")
-            for key, v in of_each.items()
-        }
-        np.savez(tmp_path / f"{name}.npz", classes=np.array(2), **arrays)
-        files[name] = tmp_path / f"{name}.npz"
+    files = {
+        name: in_groups(tmp_path / f"{name}.npz", np.repeat(["sex f", "sex m"], sizes))
+        for name, sizes in {"a": (25, 15), "b": (27, 3)}.items()
+    }
     policy = tmp_path / "policy.toml"
     for words, expected in (
         ('"score"', set()),
@@ -434,16 +425,10 @@ def test_the_site_learns_which_subgroups_were_suppressed(tmp_path, monkeypatch):
         "client.egress.tell_site",
         lambda records, withheld: told.append({k: set(v) for k, v in withheld.items()}),
     )
-    x = np.random.default_rng(0).normal(size=(47, 3)).astype(np.float32)
-    of_each = {"x": x, "y": (x[:, 0] > 0).astype(int), "subgroup": groups}
-    arrays: dict[str, Any] = {
-        f"{key}_{part}": v for part in ("train", "val", "test") for key, v in of_each.items()
-    }
-    np.savez(tmp_path / "a.npz", classes=np.array(2), **arrays)
     policy = tmp_path / "policy.toml"
     policy.write_text('metrics = ["score", "subgroups"]\nmin-silos = 1\n')
     run = federate(
-        {"a": tmp_path / "a.npz"},
+        {"a": in_groups(tmp_path / "a.npz", groups)},
         strategy="fedavg",
         rounds=1,
         evidence="on",

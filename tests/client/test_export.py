@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from damage import damaged
 from predictions import read_csv
-from tiny import federate, random_silos, rows_of, small_study, write_silo
+from tiny import federate, json_of, random_silos, rows_of, small_study, write_silo
 
 from client.export import card_file, export_model, read_model
 from client.exporting.model_card import Scale
@@ -378,7 +378,7 @@ def test_models_that_cannot_be_read(exported, tmp_path):
         ValueError, match=r"json: the key method is missing; export the model again"
     ):
         read_model(model)
-    card = json.loads(card_file(exported).read_text())
+    card = json_of(card_file(exported))
     card_file(model).write_text(json.dumps({**card, "classes": 4}))
     with pytest.raises(ValueError, match=r"is of another model than m\.safetensors") as caught:
         read_model(model)

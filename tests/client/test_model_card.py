@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import federate, random_silos
+from tiny import federate, json_of, random_silos
 
 from client.export import CARD, card_file, export_model, read_model
 from client.exporting.model_card import Card
@@ -53,7 +53,7 @@ def changed(exported, tmp_path):
 
     def write(path, value):
         tensors, _ = read_sealed(exported[0], ("format",))
-        card = json.loads(card_file(exported[0]).read_text())
+        card = json_of(card_file(exported[0]))
         scale = {"mean": [0, 0, 0], "std": [1, 1, 1]}
         card |= {"temperature": TEMPERATURE, "conformal": CONFORMAL, "normalisation": scale}
         *parents, last = path.split(".")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from hospitals import MADE, NETWORKS, hospital_files
 from predictions import read_csv, read_rows
 from representatives import sampled
-from tiny import federate, random_silos
+from tiny import federate, json_of, random_silos
 from typical_inputs import TYPICAL
 
 from client.export import card_file, export_model
@@ -136,7 +135,7 @@ def test_nothing_is_written_without_the_package(tmp_path, monkeypatch, capsys):
     )
     assert main([*command, str(out)]) == 0
     assert "m.onnx: onnxruntime gives PyTorch's answers" in capsys.readouterr().out
-    card = json.loads(card_file(out).read_text())["onnx"]
+    card = json_of(card_file(out))["onnx"]
     assert card["file"] == "m.onnx" and (tmp_path / "m.onnx").is_file()
 
 

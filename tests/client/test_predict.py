@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 
 import numpy as np
 import pytest
 from predictions import trained_on_visits
+from tiny import json_of
 
 import silofl
 from client.export import card_file, read_model
@@ -117,9 +117,7 @@ def test_a_hospital_may_keep_its_recipe(tmp_path, trained, capsys):
     bare = tmp_path / "bare.safetensors"
     command = f"export {run} --silo hospital-01 --which last --out".split()
     assert main([*command, str(bare), "--no-recipe"]) == 0
-    assert "recipe" not in capsys.readouterr().out and "recipe" not in json.loads(
-        card_file(bare).read_text()
-    )
+    assert "recipe" not in capsys.readouterr().out and "recipe" not in json_of(card_file(bare))
     assert main([*command, str(tmp_path / "with.safetensors")]) == 0
     assert (
         "names of 3 columns and 2 categories, and 3 medians, means or most frequent"
@@ -132,12 +130,12 @@ def test_a_hospital_may_keep_its_recipe(tmp_path, trained, capsys):
     ):
         predict_file(bare, source)
     recipe = tmp_path / "t.recipe.toml"
-    recipe.write_text(parse_recipe(json.loads(card_file(model).read_text())["recipe"]).toml())
+    recipe.write_text(parse_recipe(json_of(card_file(model))["recipe"]).toml())
     assert predict_file(bare, source, recipe=recipe) == predict_file(model, source)
 
 
 def test_a_recipe_of_another_table_is_refused(tmp_path, trained):
-    card = json.loads(card_file(trained[1]).read_text())["recipe"]
+    card = json_of(card_file(trained[1]))["recipe"]
     card["columns"][0]["name"] = "years"
     (tmp_path / "o.toml").write_text(parse_recipe(card).toml())
     source = new(tmp_path / "new.csv", "3;w;81,5;X-1")

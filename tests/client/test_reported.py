@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from cases import typical
 from predictions import read_csv
-from tiny import federate, one_block, random_silos, rows_of, summary_of
+from tiny import federate, json_of, one_block, random_silos, rows_of, summary_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -316,7 +315,7 @@ def test_the_command_line(tmp_path, capsys):
         "shared model of all silos: received after round 1, the last" in capsys.readouterr().out
     )
     assert main([*command, *["--which", "reported", "--silo", "a"]]) == 0
-    assert json.loads((tmp_path / "m.json").read_text())["which"] == "reported"
+    assert json_of(tmp_path / "m.json")["which"] == "reported"
     assert main([*command, *["--which", "shared", "--silo", "a"]]) == 2
     assert main([*command, "--which", "best"]) == 2
     assert main([*command, *["--which", "best", "--silo", "a", "--round", "1"]]) == 2

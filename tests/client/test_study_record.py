@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from study_text import study_text
+from tiny import json_of
 
 from client.site import audit_gate
 from client.site.messages import count_message
@@ -148,7 +149,7 @@ def test_a_changed_file_is_refused(silo, tmp_path, capsys, change):
     (silo.parent / "own.key").write_bytes(private_bytes(new_key()))
     # Its own key
     assert run(capsys, str(silo), "--study", "heart", "--export", str(file))[0] == 0
-    content = json.loads(file.read_text())
+    content = json_of(file)
     if change == "record":
         content["record"] = content["record"].replace('"messages": 4', '"messages": 3')
     elif change == "signature":

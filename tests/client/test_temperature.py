@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from predictions import read_csv
-from tiny import federate, random_silos, rows_of, write_silo
+from tiny import federate, json_of, random_silos, rows_of, write_silo
 
 from client.export import export_model
 from client.exporting.calibration import T_RANGE, fit_temperature
@@ -73,7 +71,7 @@ def test_the_model_predicts_with_it(tmp_path, finished, capsys):
     export_model(run, "a", "best", plain)
     arguments = f"export {run} --silo a --temperature {file} --out {scaled}".split()
     assert main(arguments) == 0
-    card = json.loads(scaled.with_name("scaled.safetensors.json").read_text())["temperature"]
+    card = json_of(scaled.with_name("scaled.safetensors.json"))["temperature"]
     assert card["T"] > 1 and card["samples"] == 90
     said = capsys.readouterr().out
     assert (

@@ -470,8 +470,12 @@ def same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
 
 
+def json_of(file: Path) -> Any:
+    return json.loads(file.read_text())
+
+
 def summary_of(run: Path) -> Any:
-    return json.loads((run / "summary.json").read_text())
+    return json_of(run / "summary.json")
 
 
 def events_of(run: Path) -> list[dict[str, Any]]:

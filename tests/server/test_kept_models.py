@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny import small_study
+from tiny import json_of, small_study
 
 from client.export import card_file, export_model, read_model
 from partitions.common.errors import UserError
@@ -88,7 +87,7 @@ def test_each_is_a_model_file_with_its_card(runs, tmp_path):
     for silo in SILOS[:2]:
         export_model(runs / "kept", silo, "reported", exported, "ditto")
         mine, theirs = (
-            json.loads(card_file(f).read_text())
+            json_of(card_file(f))
             for f in (tmp_path / "models" / f"{silo}.safetensors", exported)
         )
         assert {key for key in mine if mine[key] != theirs[key]} <= {"metrics", "schema"}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import pytest
-from tiny import small_study
+from tiny import json_of, small_study
 
 from client.export import export_model
 from server.report.study import StudyResults
@@ -70,10 +69,7 @@ def test_it_runs_is_reported_and_exported(halfway, tmp_path):
         out, "hospital-01", "last", tmp_path / "own.safetensors", "half-way", None
     )
     assert card.method == "half-way"
-    assert (
-        json.loads((tmp_path / "own.safetensors.json").read_text())["paper"]
-        == "A. Nobody, 2026"
-    )
+    assert json_of(tmp_path / "own.safetensors.json")["paper"] == "A. Nobody, 2026"
 
 
 def test_its_mistakes_are_the_users(halfway, tmp_path):

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tiny import json_of
 from watching import done, event, round_done, served, write
 
 from server.watch.board import Board
 from server.watch.serve import exposition
 
 ROOT = Path(__file__).parents[2]
-DASHBOARD = json.loads((ROOT / "docs" / "grafana.json").read_text())
+DASHBOARD = json_of(ROOT / "docs" / "grafana.json")
 SECONDS = 60.0
 
 

@@ -123,13 +123,6 @@ def test_what_does_not_fit_is_refused(served, content, status, words, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_cells_as_gaps_are_named(served, capsys):
-    answer = ask(served, {"rows": [{**OLD, "sex": "x"}]}, "/predict?as-gaps=1").json()
-    assert answer["notes"] == ["row 1: sex is 'x', none of m, w: taken as a gap"]
-    assert answer["rows"] == ask(served, {"rows": [{**OLD, "sex": None}]}).json()["rows"]
-    assert capsys.readouterr() == ("", "")
-
-
 def test_a_fault_tells_nothing_of_the_patient(served, monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError("/secret/path: patient X-1 is 81")

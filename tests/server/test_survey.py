@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 
 import pytest
 from surveyed import hospital, recoded, times
-from tiny import random_silos
+from tiny import json_of, random_silos
 
 from models.survey import BINS, MISSING
 from server.cli.main import main
@@ -78,7 +77,7 @@ def test_each_fault_is_named_once_and_nothing_else(surveyed):
 
 
 def test_json_csv_and_page_say_the_same(surveyed):
-    content = json.loads((surveyed / "survey.json").read_text())
+    content = json_of(surveyed / "survey.json")
     assert len(content["findings"]) == 4 and set(content["silos"]) == {*"abcd", *FAULTS}
     with (surveyed / "survey.csv").open(newline="") as file:
         rows = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import multiprocessing
 import os
 import shlex
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import federate, history_without_seconds, write_silo
+from tiny import history_without_seconds, json_of, write_silo
 
 import server.tuning.search
 from models.privacy.accountant import Releases, composed_epsilon
@@ -201,45 +200,6 @@ def test_a_killed_search_goes_on(whole, table, tmp_path, sampler, place, monkeyp
         assert not before & set(ran)
 
 
-def test_test_data_are_not_read(table, tmp_path):
-    """Other test labels: the same trials, the same scores, the same best settings, though test scores differ."""
-    with np.load(table) as data:
-        arrays = dict(data)
-    silos = {}
-    for flip in (False, True):
-        for name, part in (("a", slice(0, 30)), ("b", slice(30, 60))):
-            own = {
-                key: value[part] if key != "classes" else value for key, value in arrays.items()
-            }
-            if flip:
-                own["y_test"] = 1 - own["y_test"]
-            np.savez(tmp_path / f"{name}-{flip}.npz", **own)
-            silos[name, flip] = tmp_path / f"{name}-{flip}.npz"
-    found = {
-        flip: scores({name: silos[name, flip] for name in "ab"}, tmp_path / f"out-{flip}")
-        for flip in (False, True)
-    }
-    assert found[False][0] == found[True][0]
-    assert found[False][1] != found[True][1]
-
-
-def scores(files, out):
-    """Validation scores of two learning rates as trials have them, and all test scores."""
-    kept, tested = [], []
-    for place, rate in enumerate((0.01, 1.0)):
-        directory = out / str(place)
-        directory.parent.mkdir(exist_ok=True)
-        run = federate(
-            files, directory=directory, strategy="fedavg", rounds=3, learning_rate=rate
-        )
-        kept += [
-            score_of(RunDirectory(directory), run.settings, objective)
-            for objective in ("mean", "worst")
-        ]
-        tested += [row.value for row in run.rows if row.split == "test"]
-    return kept, tested
-
-
 def test_the_worst_silo_as_the_objective(table, tmp_path, whole):
     """The same trials; no score is above the mean's, and one is below it."""
     search(request(table, "random", 3, objective="worst"), tmp_path / "worst")
@@ -330,7 +290,7 @@ def test_a_rung_is_scored_by_its_own_last_round(table, tmp_path):
 
 
 def test_what_it_cost(whole):
-    cost = json.loads((whole["halving"] / "tuning.json").read_text())["cost"]["fedavg"]
+    cost = json_of(whole["halving"] / "tuning.json")["cost"]["fedavg"]
     assert (cost["trials"], cost["rounds"]) == (4, 6 + 3 * 2)
     histories = (whole["halving"] / "trials").glob("fedavg-*/history.csv")
     sent = sum(
@@ -641,7 +601,7 @@ def test_all_trials_count_towards_the_budget(table, tmp_path):
     private = {"dp": True, "dp.target-epsilon": 2.0, "dp.delta": 1e-5, "normalization": "none"}
     asked = request(table, "random", 2, rounds=1, **private)
     search(asked, tmp_path / "out")
-    found = json.loads((tmp_path / "out" / "tuning.json").read_text())["privacy"]
+    found = json_of(tmp_path / "out" / "tuning.json")["privacy"]
     assert set(found) == {"all", "fedavg", "fedprox"} and set(found["all"]) == {
         "hospital-01",
         "hospital-02",

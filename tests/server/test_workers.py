@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,16 @@ def study(given, engine=inline, log=()):
     )
 
 
+@contextlib.contextmanager
+def handed_out(given):
+    """The directory of a study whose runs have theirs, and its runs."""
+    runs = study_runs(given)
+    config = server.simulation.simulate.study_config(runs)
+    with RunDirectory.open(Path(given["out"]), config, resume=False) as directory:
+        WorkerDirectories(directory, runs).hand_out()
+        yield directory, runs
+
+
 def crash_in(key, server_round, monkeypatch):
     """As if everything were killed in that round of that run."""
     ordinary = RoundLoop.round
@@ -86,17 +97,6 @@ def crash_in(key, server_round, monkeypatch):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The same study
-
-
-@pytest.mark.exhaustive
-def test_two_processes_leave_what_one_leaves(in_turns, table, tmp_path):
-    """Two runs, from the command line; the others' tests need no processes."""
-    given = values(table, tmp_path / "alone", strategy="local,apple", seed=1)
-    alone = simulate(given, quiet=True)
-    options = f"--strategy local,apple --seed 1 --data {table} --partition iid".split()
-    options += ["--silos", "2", "--rounds", "3", "--set", "threads=1", "--workers", "2"]
-    assert main(["simulate", *options, "--out", str(tmp_path / "run")]) == 0
-    assert left(tmp_path / "run") == left(alone)
 
 
 def test_the_order_is_the_studys(in_turns, table, tmp_path):
@@ -209,12 +209,8 @@ def test_a_killed_worker(table, tmp_path, monkeypatch):
 def test_everything_was_killed(way, in_turns, table, tmp_path, monkeypatch):
     """Two runs have ended, one is in round 2, three wait; nobody has taken anything back."""
     given = values(table, tmp_path / "run")
-    runs = study_runs(given)
     crash_in("apple-1", 2, monkeypatch)
-    with RunDirectory.open(
-        tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False
-    ) as directory:
-        WorkerDirectories(directory, runs).hand_out()
+    with handed_out(given) as (directory, _):
         for key in ("local-2", "fedavg-1"):
             assert work(str(directory.path), key, False) == 0
         with pytest.raises(KeyboardInterrupt):
@@ -236,12 +232,8 @@ def test_everything_was_killed(way, in_turns, table, tmp_path, monkeypatch):
 def test_half_taken_back(table, tmp_path):
     """Killed after history and progress were merged and before the folder was gone: nothing is there twice."""
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
-    [run] = runs = study_runs(given)
-    with RunDirectory.open(
-        tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False
-    ) as directory:
-        parts = WorkerDirectories(directory, runs)
-        parts.hand_out()
+    with handed_out(given) as (directory, runs):
+        parts, [run] = WorkerDirectories(directory, runs), runs
         assert work(str(directory.path), run.run_key, False) == 0
         before = WorkerDirectories(directory, runs)
         before.follow(run)
@@ -308,11 +300,8 @@ def test_a_run_that_fails_is_named_and_the_others_finish(table, tmp_path, capsys
 def test_a_run_that_is_at_work_is_left_alone(table, tmp_path):
     """A process that outlived its study, as one far away can: the study is refused until it has ended."""
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
-    runs = study_runs(given)
-    with RunDirectory.open(
-        tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False
-    ) as directory:
-        WorkerDirectories(directory, runs).hand_out()
+    with handed_out(given):
+        pass
     with (
         RunDirectory(tmp_path / "run", "fedavg-1").hold(),
         pytest.raises(ValueError, match="another run is writing to it"),
@@ -366,11 +355,7 @@ def test_a_worker_ends_with_its_study():
 
 def test_a_hospital_withdraws_from_a_study_that_was_killed(table, tmp_path):
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
-    runs = study_runs(given)
-    with RunDirectory.open(
-        tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False
-    ) as directory:
-        WorkerDirectories(directory, runs).hand_out()
+    with handed_out(given) as (directory, _):
         assert work(str(directory.path), "fedavg-1", False) == 0
     withdraw("hospital-02", [tmp_path / "run"])
     files = [f for f in (tmp_path / "run").rglob("*") if f.is_file()]
@@ -390,16 +375,6 @@ def test_workers_is_a_number_or_ray(workers):
         UserError, match=f"^--workers {workers}: a number of processes, or ray, is needed here$"
     ):
         executor_of(workers)
-
-
-def test_nothing_is_started_for_a_wrong_name(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(server.simulation.workers, "start", None)
-    out = tmp_path / "run"
-    assert main(f"simulate --strategy local,appel --workers 2 --out {out}".split()) == 2
-    assert (
-        "unknown strategy 'appel' (did you mean 'apple'?)" in capsys.readouterr().err
-        and not out.exists()
-    )
 
 
 def test_without_ray(monkeypatch, capsys, tmp_path):

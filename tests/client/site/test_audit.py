@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from forks import ended, fork, in_fork
+from tiny import json_of
 
 from client.site.trust import audit_page, chain
 from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
@@ -164,7 +165,7 @@ def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path):
 
 
 def test_a_log_of_before_settings_were_kept_goes_on(log):
-    head = json.loads((log / "head.json").read_text())
+    head = json_of(log / "head.json")
     (log / "head.json").write_text(json.dumps({"line": head["line"], "hash": head["hash"]}))
     Log(log).append(of_run(7))
     Log(log).append(of_run(8))

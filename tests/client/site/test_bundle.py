@@ -20,8 +20,6 @@ import yaml
 from archives import untar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.common.config import parse_config_args
-from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from tiny import write_silo
 
 from client.policies import policy_at
@@ -151,23 +149,6 @@ def filled_in(device="cpu"):
         text = text.replace(f"${{{key}}}", value)
     assert "${" not in text
     return yaml.safe_load(text)
-
-
-def test_sites_command_is_understood_by_flowers_own_parser():
-    program, *arguments = filled_in()["services"]["silo"]["command"]
-    parsed = _parse_args_run_supernode().parse_args(arguments)
-    assert program == "flower-supernode" and not parsed.insecure
-    assert parsed.superlink == "fl.example.org:9092"
-    assert (parsed.root_certificates, parsed.auth_supernode_private_key) == (
-        "/site/ca.crt",
-        "/site/node.key",
-    )
-    assert parse_config_args([parsed.node_config]) == {
-        "name": "clinic",
-        "data": "/data/data.npz",
-        "device": "cpu",
-        "state-dir": "/state",
-    }
 
 
 def test_the_container_takes_the_proxy_of_the_shell_that_starts_it():

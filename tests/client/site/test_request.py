@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from archives import untar
+from tiny import json_of
 
 from client.site.node import read_variables
 from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
@@ -80,11 +81,9 @@ def test_names_that_are_none(name):
 def test_a_request_that_somebody_has_changed(field):
     """The attack: another name for the key, or another key for the name; nobody without the key can sign it."""
     make_request("clinic", None, None)
-    content = json.loads(Path("clinic.request").read_text())
+    content = json_of(Path("clinic.request"))
     other = make_request("other", None, Path("other.request"))[1]
-    content[field] = (
-        json.loads(other.read_text())[field] if field != "made" else "2020-01-01T00:00:00Z"
-    )
+    content[field] = json_of(other)[field] if field != "made" else "2020-01-01T00:00:00Z"
     Path("clinic.request").write_text(json.dumps(content))
     with pytest.raises(
         ValueError, match=r"clinic\.request was changed, or its maker does not have its key"

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from forks import in_fork
 from secure_ring import RECEIVED, RUN, Ring, plain_sum
+from tiny import json_of
 
 from client.site.parsed import SiteError
 from client.site.record import Record, close_records
@@ -108,12 +109,12 @@ def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring):
     assert file.stat().st_mode & 0o777 == 0o600
     masked, _ = ring.upload(ring.vectors())
     ring.open(masked, ring.names)
-    closed, following = json.loads(file.read_text())["slots"]
+    closed, following = json_of(file)["slots"]
     assert {*closed[2]} == {"weights", "holders", "question", "survivors", "answer"}
     assert following[:2] == [2, 1] and "b" in following[2]
     ring.silo("clinic-01", run="8").note_samples(1)
     ring.silo("clinic-01", run="8").keys({"round": 1, "attempt": 1})
-    assert [slot[:2] for slot in json.loads(file.read_text())["slots"]] == [[1, 1]]
+    assert [slot[:2] for slot in json_of(file)["slots"]] == [[1, 1]]
 
 
 @pytest.mark.parametrize("what", ["received", "settings"])

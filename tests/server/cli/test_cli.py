@@ -685,21 +685,6 @@ def test_settings_page_is_up_to_date():
 SILOFL = Path(sys.executable).with_name("silofl")
 
 
-def test_installed_command(tmp_path):
-    wrong = subprocess.run(
-        [SILOFL, "simulate", "--strategy", "appel"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith(
-        "silofl simulate: unknown strategy 'appel' (did you mean 'apple'?); there are: "
-    )
-    assert wrong.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
-
-
 def test_output_may_be_cut_off():
     """As by ``silofl strategies | head -0``: whoever reads stops reading, and nothing is to be said about it."""
     reading, writing = os.pipe()

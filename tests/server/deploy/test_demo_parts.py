@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tiny import json_of
 
 from server.deploy.compose import compose_file
 from server.deploy.federation import read_federation
@@ -95,7 +96,7 @@ def test_data_split_by_an_earlier_version_stay(tmp_path):
     """Its manifest names no owners; the silos that it was split for stand in the file's order."""
     before = contents(tmp_path, "a", "b", "c")
     path = tmp_path / "data" / "manifest.json"
-    manifest = json.loads(path.read_text())
+    manifest = json_of(path)
     for part in manifest["silos"]:
         del part["owner"]
     path.write_text(json.dumps(manifest))

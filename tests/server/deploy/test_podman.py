@@ -4,7 +4,6 @@ Charliecloud, on a Debian 13 of its own. It joins a federation of this machine, 
 
 from __future__ import annotations
 
-import json
 import shutil
 import tarfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from archives import untar
 from debian13 import IMAGE, build_image, debian13
+from tiny import json_of
 from trio import RUN, bring_up, wait_for
 
 from client.site.runtime.launch import LOOPBACK, free_ports
@@ -133,7 +133,7 @@ def is_elsewhere(federation):
 
 def kept(state):
     """The record's identity, and how many replies it has counted."""
-    record = json.loads((state / "audit/head.json").read_text())["record"]
+    record = json_of(state / "audit/head.json")["record"]
     return record["id"], record["replies"]
 
 

@@ -64,27 +64,6 @@ def test_two_silos_with_one_patient_more_show_no_gain(tmp_path):
     assert decision(path) == ("not yet certain", "+2.8")
 
 
-def test_three_seeds_with_one_patient_more_are_no_more_than_chance(tmp_path):
-    """One of 32 patients more with each of three seeds: they may be the same patient."""
-    local, apple = [(26 / 32,)] * 3, [(27 / 32,)] * 3
-    path = compared(tmp_path / "run", local, apple, counts={"a": 32}, seeds=(1, 2, 3))
-    gain = StudyResults(path).gain("apple", "local", "a")
-    assert gain.interval[0] < -0.1 and gain.interval[1] > 0.1
-    assert "no gain is larger than chance alone could explain" in checked(path).text
-
-
-def test_seeds_that_disagree_widen_the_interval(tmp_path):
-    apple = [(0.6,), (0.75,), (0.9,)]
-    one = compared(tmp_path / "one", (0.5,), (0.75,))
-    three = compared(
-        tmp_path / "three", [(0.5,)] * 3, apple, seeds=(1, 2, 3), counts={"h1": 100}
-    )
-    (low, high), (lower, higher) = (
-        StudyResults(p).gain("apple", "local", "h1").interval for p in (one, three)
-    )
-    assert low > 0 > lower and higher > high
-
-
 def test_a_gain_everywhere_is_shown_and_so_is_a_loss(tmp_path):
     up = compared(tmp_path / "up", (0.5,) * 6, (0.7, 0.72, 0.68, 0.7, 0.75, 0.65))
     assert decision(up) == ("gains", "+20.0")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import io
-import json
 import math
 import tempfile
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from hospitals import ALL, MADE, NAMES, NETWORKS, OUTPUTS, TASK_OF, hospital_files, one_file
 from inline_workers import inline
 from sklearn.metrics import roc_auc_score
-from tiny import comparable, federate, one_block, small_study, summary_of
+from tiny import comparable, federate, json_of, one_block, small_study, summary_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -277,7 +276,7 @@ def test_a_simulation_without_classes_says_how_to_divide(tmp_path):
     simulate(
         {**run, "partition": "iid", "strategy": "fedavg,local"}, quiet=True, executor=apart
     )
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    manifest = json_of(tmp_path / "run" / "manifest.json")
     assert manifest["task"] == "regression" and all(
         "labels" not in silo for silo in manifest["silos"]
     )

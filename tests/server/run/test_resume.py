@@ -283,15 +283,6 @@ def test_who_comes_back_with_other_data_stays_away(three, tmp_path, rows, says):
     assert says in (tmp_path / "run" / "progress.jsonl").read_text()
 
 
-def test_states_of_another_run_are_not_taken_up(two, tmp_path):
-    """The same state-dir, run name, method and seed: a run without resume starts from round 1 all the same."""
-    runs = []
-    for name in ("first", "second"):
-        place = {"directory": tmp_path / name / "run", "state_dir": tmp_path / "state"}
-        runs.append(federate(two, strategy="local", rounds=3, **place))
-    assert comparable(runs[0].rows) == comparable(runs[1].rows)
-
-
 def test_a_cut_off_history_is_mended(three, tmp_path):
     """A power cut in the middle of a line of history.csv: the line is left out and its round repeated."""
     options = {"strategy": "fedavg", "rounds": 3}
