@@ -281,8 +281,8 @@ def test_a_silo_that_cannot_map_says_so(agreed, caplog):
 
 SUMMARIES: dict[str, tuple[Any, str]] = {
     "a list": (["age"], "says schema = "),
-    "no JSON": ("{", "has no usable schema: a schema is a JSON object"),
-    "a deep one": ("[" * 100_000, "has no usable schema: a schema is a JSON object"),
+    "no JSON": ("{", "has no usable schema: it is no JSON"),
+    "a deep one": ("[" * 100_000, "has no usable schema: it is no JSON"),
     "an endless one": (
         "x" * 2_000_000,
         "has no usable schema: a schema has at most 1048576 characters",
