@@ -229,7 +229,7 @@ class KilledError(BaseException):
     """What ends the server."""
 
 
-def kill_at(patch: Any, owner: Any, step: str, call: int, done: bool) -> None:
+def kill_at(patch, owner, step, call, done):
     """End the server in this call of a step, which is done before or not."""
     begun, calls = getattr(owner, step), list[int]()
 
