@@ -37,6 +37,8 @@ from strategies.base.state import Parts, State, model_in, read_sealed, write_sea
 
 CARD = "card"  # the key in a model's header for the SHA-256 of its card
 BATCH = 512
+# What a card has of the silo's own description (ClientSession.model_card)
+OF_SILO = {field.alias or name for name, field in Card.model_fields.items()} - {"recipe"}
 
 
 def card_file(model: Path) -> Path:
@@ -109,27 +111,15 @@ def describe(
     state: State, chosen: Which, about: Mapping[str, Any], which: str
 ) -> dict[str, Any]:
     """Return the content of a card of a model in a silo's state, without a recipe."""
-    return {
-        "method": about["method"],
-        "paper": about["paper"],
-        "seed": about["seed"],
-        "silo": about["silo"],
+    kept = {key: value for key, value in about.items() if key in OF_SILO}
+    return kept | {
         "run": state.numbers.get("run_id", ""),
         "which": which,
         "snapshot": chosen.snapshot,
         "round": chosen.round,
         "when": when(chosen.snapshot, chosen.round, about.get("rounds", chosen.round)),
         "metrics": {k: v if math.isfinite(v) else None for k, v in chosen.metrics.items()},
-        "samples": about["samples"],
-        "model": about["model"],
-        "input": about["input"],
-        "task": about.get("task", "multiclass"),
-        "classes": about["classes"],
-        "schema": about.get("schema", {}),
-        "normalisation": about["normalisation"],
-        "labels": about.get("labels"),
         "silofl": version("silofl"),
-        "trainer": about.get("trainer"),
     }
 
 

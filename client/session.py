@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -50,7 +50,7 @@ from models.shapes import write_shape
 from models.standardisation import Columns, standardisation
 from models.tasks import task_of
 from models.tasks.patches import Window
-from models.trainable import WHOLE, Part
+from models.trainable import Part, describe_network
 from partitions.common.errors import UserError
 from partitions.splits import SiloData
 from strategies.base.client import SiloClient
@@ -345,13 +345,10 @@ class ClientSession:
         ``normalisation`` is the mean and std for inputs, (x - mean) / std; None: inputs are used unchanged.
         """
         data, c = self.own_data, self.settings.common
-        name, options = self.network
         (mean, std), (label_mean, label_std) = self.statistics
         scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
         if data.train.x.dtype == np.uint8:
             scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
-        more: dict[str, Any] = {"head": head} if (head := self.settings.head_name) else {}
-        more |= {} if self.part == WHOLE else {"part": asdict(self.part)}
         return {
             "silo": self.name,
             "method": c.strategy,
@@ -360,11 +357,7 @@ class ClientSession:
             "rounds": c.rounds,
             "reports": self.info.reports,
             "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
-            "model": {
-                "name": name,
-                "settings": {} if options is None else asdict(options),
-                **more,
-            },
+            "model": describe_network(self.network, self.settings.head_name, self.part),
             "input": {
                 "shape": write_shape(self.seen_shape),
                 "dtype": data.dtype,

@@ -6,7 +6,7 @@ uses its running statistics in training too, and does not update them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -39,6 +39,14 @@ class Part:
 
 
 WHOLE = Part()
+
+
+def describe_network(network: tuple[str, Any], head: str, part: Part) -> dict[str, Any]:
+    """Return what a model card has of a network: its name and settings, a method's head, and the trained part."""
+    name, options = network
+    found = {"name": name, "settings": {} if options is None else asdict(options)}
+    found |= {"head": head} if head else {}
+    return found | ({} if part == WHOLE else {"part": asdict(part)})
 
 
 def freeze(network: nn.Module, part: Part) -> nn.Module:

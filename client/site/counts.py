@@ -112,17 +112,17 @@ def budget_of(
     }
 
 
-def count_used_up(state: Path, study: StudyProtocol, silo: str = "") -> dict[str, int]:
-    """Return the use of each limit; the largest of all silos in this state directory, if ``silo`` is empty."""
+def count_used_up(state: Path, study: StudyProtocol) -> dict[str, int]:
+    """Return the use of each limit: the largest of all silos in this state directory."""
     found = dict.fromkeys(StudyLimits.model_fields, 0)
     with Record(state).reading() as db:
         names = db.execute(
             "SELECT DISTINCT silo FROM messages WHERE study = ? AND study != ''", (study.name,)
         )
-        for one in [silo] if silo else [name for (name,) in names]:
+        for (silo,) in list(names):
             found |= {
                 name: max(found[name], count)
-                for name, count in count_used(db, study.name, one).items()
+                for name, count in count_used(db, study.name, silo).items()
             }
         return {**found, BYTES: sent_bytes(db, study.name)}
 

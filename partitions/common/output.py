@@ -106,7 +106,7 @@ def wrap(text: str, first: str, rest: str = "", width: int = 110) -> list[str]:
 
 
 class Escaped(str):
-    """Escaped whose texts are escaped."""
+    """Lines whose texts are escaped."""
 
 
 NO_LINE = "\0"  # of a page's template: an empty text leaves no empty line

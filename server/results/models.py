@@ -11,7 +11,6 @@ Own (``keep-models = reported``), which ``silofl evaluate --models all`` exports
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from client.exporting.model_card import Card, checked_card
 from models.initialisation import flat_model
 from models.layout import Layout
 from models.shapes import columns, kind_of, read_shape, write_shape
-from models.trainable import WHOLE
+from models.trainable import describe_network
 from partitions.common.errors import DataError, UserError
 from server.results.reading import find_entry
 from server.results.run_directory import (
@@ -108,11 +107,12 @@ def model_card(
     run: RunSettings, state: State, server_round: int, metrics: Mapping[str, Any], rounds: int
 ) -> dict[str, Any]:
     """Return the content of a shared model's card. ``rounds``: the number of rounds of the run."""
-    spec, c, part = state.numbers["facts"], run.common, run.part()
-    name, options = run.model_for(shape := read_shape(spec["shape"]), spec["task"])
+    spec, c, shape = (
+        state.numbers["facts"],
+        run.common,
+        read_shape(state.numbers["facts"]["shape"]),
+    )
     mean, std, labels = statistics(run, state, shape)
-    more: dict[str, Any] = {"head": run.head_name} if run.head_name else {}
-    more |= {} if part == WHOLE else {"part": asdict(part)}
     return {
         "method": c.strategy,
         "paper": run.strategy.info.paper,
@@ -128,7 +128,9 @@ def model_card(
             p: sum(silo[f"n_{p}"] for silo in state.numbers["cards"].values())
             for p in ("train", "val", "test")
         },
-        "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
+        "model": describe_network(
+            run.model_for(shape, spec["task"]), run.head_name, run.part()
+        ),
         "input": {
             "shape": write_shape(shape),
             "dtype": "float32" if kind_of(shape) == "table" else None,

@@ -100,14 +100,14 @@ class EvaluationLoop:
         strategy.start_model(number, model.vector, model.buffers)
         owner = self.settings.method.entries[number - 1].owner
         here = [owner] if owner in strategy.silos else []
-        metrics = self._ask(strategy, number, here)
+        metrics = self._ask(strategy, here)
         if here and not metrics:
             self.reporter.note(
                 f"{model.name} is {owner}'s own, which did not evaluate it: no other silo was asked"
             )
         else:
             metrics |= self._ask(
-                strategy, number, [name for name in strategy.silos if name not in here]
+                strategy, [name for name in strategy.silos if name not in here]
             )
         self.left_out[model.name] = dict(strategy.rejected)
         if not metrics and not owner:
@@ -133,9 +133,7 @@ class EvaluationLoop:
             ]
         return [matrix_row(model.name, row) for row in rows]
 
-    def _ask(
-        self, strategy: Evaluate, number: int, silos: Sequence[str]
-    ) -> dict[str, dict[str, float]]:
+    def _ask(self, strategy: Evaluate, silos: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return the metrics of the round's model by silo; silos without metrics are rejected with the reason."""
         if not silos:
             return {}

@@ -219,7 +219,7 @@ def port_check(host: str, port: int) -> Check:
 
 def tunnel(way: Way, proxy: Proxy) -> socket.socket:
     """Return a connection to the server through a proxy, made by CONNECT. Raises Blocked."""
-    to_proxy = _connect_to(proxy, way)
+    to_proxy = _connect_to(proxy)
     try:
         to_proxy.sendall(_request(way, proxy))
         answer = HTTPResponse(to_proxy, method="CONNECT")
@@ -243,7 +243,7 @@ def tunnel(way: Way, proxy: Proxy) -> socket.socket:
     raise Blocked(found)
 
 
-def _connect_to(proxy: Proxy, way: Way) -> socket.socket:
+def _connect_to(proxy: Proxy) -> socket.socket:
     address = (proxy.host, proxy.port)
     right = (
         f"check {proxy.variable}, or {YOUR_IT.removeprefix('ask ')} knows the proxy's address"
