@@ -44,9 +44,14 @@ WHOLE = Part()
 def describe_network(network: tuple[str, Any], head: str, part: Part) -> dict[str, Any]:
     """Return what a model card has of a network: its name and settings, a method's head, and the trained part."""
     name, options = network
-    found = {"name": name, "settings": {} if options is None else asdict(options)}
-    found |= {"head": head} if head else {}
-    return found | ({} if part == WHOLE else {"part": asdict(part)})
+    found: dict[str, Any] = {"name": name, "settings": {}}
+    if options is not None:
+        found["settings"] = asdict(options)
+    if head:
+        found["head"] = head
+    if part != WHOLE:
+        found["part"] = asdict(part)
+    return found
 
 
 def freeze(network: nn.Module, part: Part) -> nn.Module:
