@@ -54,3 +54,9 @@ def are_apart(groups: Any, total: int) -> bool:
 def silofl(*words: object) -> int:
     """The exit code of a command."""
     return main([str(word) for word in words])
+
+
+def write_lines(path: Path, *lines: str) -> Path:
+    """The path of a text, written."""
+    path.write_text("\n".join(lines))
+    return path

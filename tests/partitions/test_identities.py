@@ -10,7 +10,7 @@ import pytest
 from failing import fails
 from numpy.testing import assert_array_equal
 from PIL import Image
-from taken import are_apart, imported, silofl, splits_of
+from taken import are_apart, imported, silofl, splits_of, write_lines
 
 from partitions.common.errors import DataError
 from partitions.importing.division import assign_splits, missing_notes
@@ -89,7 +89,7 @@ def test_other_numbers_are_not_asked():
 def visits(path, spelled):
     """Two rows of each of 60 patients, whose number is their value."""
     rows = [f"{spelled(1 + i // 2, i % 2)},{1000 + i // 2},{i % 4 // 2}" for i in range(120)]
-    path.write_text("\n".join(["pid,v,label", *rows]))
+    write_lines(path, "pid,v,label", *rows)
     return imported(path, path.with_suffix(".npz"), patient="pid")
 
 
@@ -125,7 +125,7 @@ def dated(path, years):
         f"P{i};{1 + i % 28:02}.05.{years[i % len(years)]};{i % 7};{'ja' if i % 2 else 'nein'}"
         for i in range(60)
     ]
-    path.write_text("\n".join(["pid;geb;wert;label", *rows]))
+    write_lines(path, "pid;geb;wert;label", *rows)
     return imported(path, path.with_suffix(".npz"), patient="pid")
 
 
@@ -213,7 +213,7 @@ def test_a_part_without_a_class_is_named():
 
 def findings(path, cells, label="edema,mass"):
     rows = [f"P{i},{40 + i % 40},{cells[i % len(cells)]},{cells[i % 2]}" for i in range(60)]
-    path.write_text("\n".join(["pid,age,edema,mass", *rows]))
+    write_lines(path, "pid,age,edema,mass", *rows)
     return imported(path, path.with_suffix(".npz"), label=label, patient="pid")
 
 
@@ -258,7 +258,7 @@ def masks(folder, values, ending=".png", **options):
         Image.fromarray(mask).save(folder / f"m{i}{ending}")
         Image.fromarray(np.full((16, 16), i, np.uint8)).save(folder / f"i{i}.png")
         rows.append(f"i{i}.png,m{i}{ending},p{i}")
-    (folder / "t.csv").write_text("\n".join(rows))
+    write_lines(folder / "t.csv", *rows)
     return imported(folder / "t.csv", folder / "o.npz", **options)
 
 
@@ -319,7 +319,7 @@ def test_named_classes_may_be_missing(tmp_path):
 def table(path, column, cells, **take):
     """Import 60 rows of three columns, one of which is ``column``."""
     rows = [f'{40 + i % 7},"{cells(i)}",{i % 2}' for i in range(60)]
-    path.write_text("\n".join([f"age,{column},label", *rows]))
+    write_lines(path, f"age,{column},label", *rows)
     return imported(path, path.with_suffix(".npz"), patient=None, **take)
 
 
@@ -391,9 +391,7 @@ def test_a_rare_text_of_one_patient_in_several_spellings_is_unnamed(tmp_path):
     """Six rows of one patient, 7, 007, ...: they count once, and "Zyskind" is of fewer than five patients."""
     path = tmp_path / "t.csv"
     odd = [f"{'0' * i}7,Zyskind,{i % 2}" for i in range(6)]
-    path.write_text(
-        "\n".join(["pid,place,label", *odd, *(f"{100 + i},Ulm,{i % 2}" for i in range(60))])
-    )
+    write_lines(path, "pid,place,label", *odd, *(f"{100 + i},Ulm,{i % 2}" for i in range(60)))
     made = imported(path, patient="pid")
     assert made.feature_names == ("place=Ulm", "place=other") and made.recipe is not None
     assert "Zyskind" not in made.recipe.toml() + made.recipe.as_json

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from failing import fails
 from PIL import Image
-from taken import are_apart, imported, refused, silofl, splits_of
+from taken import are_apart, imported, refused, silofl, splits_of, write_lines
 
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import import_source
@@ -22,8 +22,7 @@ N = 120
 def table(path, patient="Patient-ID", label="label"):
     """120 visits of 40 patients; the first column says whose they are, and so does the patient's age."""
     rows = [f"{7000 + i % 40},{i % 40},{i / 2},{i % 2}" for i in range(N)]
-    path.write_text("\n".join([f"{patient},age,dose,{label}", *rows]))
-    return path
+    return write_lines(path, f"{patient},age,dose,{label}", *rows)
 
 
 # Patients
@@ -59,8 +58,7 @@ def test_a_column_that_may_tell_patients_apart_is_asked_for(tmp_path, column):
 def test_every_candidate_is_named_with_its_distinct_values(tmp_path):
     """Rows of a patient would be divided by the column that comes first, in which each row differs."""
     rows = [f"{i},{i % 40},{i % 3},{i / 2},{i % 2}" for i in range(N)]
-    source = tmp_path / "t.csv"
-    source.write_text("\n".join(["case_id,person_id,ward_id,dose,label", *rows]))
+    source = write_lines(tmp_path / "t.csv", "case_id,person_id,ward_id,dose,label", *rows)
     refused(
         source,
         f"Of {N} rows, case_id has {N}, person_id has 40 different values; name it with --patient COLUMN",
@@ -84,8 +82,7 @@ MESSY = (
 
 
 def test_all_problems_of_a_csv_are_in_one_line(tmp_path):
-    source = tmp_path / "t.csv"
-    source.write_text("\n".join(MESSY))
+    source = write_lines(tmp_path / "t.csv", *MESSY)
     refused(source, "t.csv has 4 problems: (1) line 10 has no label; ")
     refused(
         source, "(2) which column says whose each row is? Of 9 rows, mrn has 9 different values"
@@ -275,8 +272,7 @@ def test_an_earlier_file_stays(tmp_path):
 
 def with_commas(path, cell="27,5", separator=";"):
     rows = [separator.join([f"{i},5", cell, str(i % 2)]) for i in range(30)]
-    path.write_text("\n".join([separator.join(["age", "bmi", "label"]), *rows]))
-    return path
+    return write_lines(path, separator.join(["age", "bmi", "label"]), *rows)
 
 
 def test_decimal_commas(tmp_path):

@@ -14,7 +14,7 @@ from near import near
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 from scans import SECRETS, leaks, write_dicom, write_nifti
-from taken import imported, refused, silofl, splits_of
+from taken import imported, refused, silofl, splits_of, write_lines
 
 from partitions.importing import dicom
 from partitions.importing.files import parts_of
@@ -36,7 +36,7 @@ def ten_volumes(root, suffix=".nii.gz", mask=False):
         write_nifti(root / name, np.full((6, 4, 5), 100 * i, np.int16))
         write_nifti(root / f"mask-{name}", (np.indices((6, 4, 5))[0] < i).astype(np.uint8))
         lines.append(f"{name},mask-{name}" if mask else f"{name},{i % 2}")
-    (root / "list.csv").write_text("\n".join(lines))
+    write_lines(root / "list.csv", *lines)
     return root / "list.csv"
 
 

@@ -10,7 +10,7 @@ from failing import fails
 from flwr.app import Context, RecordDict
 from numpy.testing import assert_array_equal
 from scans import study_uid, write_dicom
-from taken import imported, splits_of
+from taken import imported, splits_of, write_lines
 
 from client.app import data_summary
 from client.session import ClientSession
@@ -234,14 +234,14 @@ def test_keys_decide_nothing_and_are_in_no_file(tmp_path, dicom):
                 pixels = np.full((2, 2), 10 * i, np.uint16)
                 write_dicom(tmp_path / prefix / "x" / f"{i:02}", pixels, patient=key, study=i)
             lines = [f"{study_uid(i)},{i % 2}" for i in range(40)]
-            (out.parent / "l.csv").write_text("\n".join(["study,label", *lines]))
+            write_lines(out.parent / "l.csv", "study,label", *lines)
             options = ImportOptions(labels_from=out.parent / "l.csv")
             import_source(tmp_path / prefix / "x", out, options)
         else:
-            (out.parent / "l.csv").write_text(
-                "\n".join(
-                    ["patient,a,label", *(f"{k},{i},{i % 2}" for i, k in enumerate(keys))]
-                )
+            write_lines(
+                out.parent / "l.csv",
+                "patient,a,label",
+                *(f"{k},{i},{i % 2}" for i, k in enumerate(keys)),
             )
             imported(out.parent / "l.csv", out)
         made.append(out.read_bytes())

@@ -12,7 +12,7 @@ from failing import fails
 from near import near
 from PIL import Image
 from scans import accession, leaks, study_uid, write_dicom, write_nifti
-from taken import imported, silofl
+from taken import imported, silofl, write_lines
 
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
@@ -240,7 +240,7 @@ def test_masks_and_csv_again(tmp_path):
         write_nifti(tmp_path / f"{i}.nii", np.full((6, 4, 5), i, np.int16))
         write_nifti(tmp_path / f"m{i}.nii", np.ones((6, 4, 5), np.uint8))
         rows.append(f"{i}.nii,m{i}.nii,P{i // 2}")
-    (tmp_path / "l.csv").write_text("\n".join(["file,mask,who", *rows]))
+    write_lines(tmp_path / "l.csv", "file,mask,who", *rows)
     take = replace(ImportOptions().take, patient="who")
     first = imported(tmp_path / "l.csv", tmp_path / "a.npz", window=(5, 10), take=take)
     recipe = first.pictures

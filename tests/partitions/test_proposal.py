@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scans import leaks, study_uid, write_dicom, write_nifti
-from taken import silofl
+from taken import silofl, write_lines
 
 from server.cli.main import main
 
@@ -275,7 +275,7 @@ def test_a_draft_names_no_class_of_few_patients(tmp_path, capsys, layout):
         Image.new("L", (4, 4)).save(path)
         rows.append(f"all/{i}.png,{label},P{max(i, 5)}")
     if layout == "csv":
-        (tmp_path / "x" / "l.csv").write_text("\n".join(["file,label,patient", *rows]))
+        write_lines(tmp_path / "x" / "l.csv", "file,label,patient", *rows)
     text, draft = propose(capsys, tmp_path / "x")
     assert "classes" in draft["questions"] and "classes" not in draft and "Zyskind" not in text
     assert "1 of the classes are of fewer than 5 patients" in text
@@ -289,9 +289,7 @@ def test_a_draft_names_no_class_of_few_patients(tmp_path, capsys, layout):
     assert silofl(*command, "--labels", "well,ill,Zyskind") == 0
     if layout == "csv":  # two spellings are named with their cells, but not in a draft
         two = [row.rpartition(",")[0] for row in rows]
-        (tmp_path / "x" / "l.csv").write_text(
-            "\n".join(["file,label", *two, "all/0.png,zyskind"])
-        )
+        write_lines(tmp_path / "x" / "l.csv", "file,label", *two, "all/0.png,zyskind")
         text, draft = propose(capsys, tmp_path / "x")
         assert "label" in draft["questions"] and "yskind" not in text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from failing import fails
-from taken import all_x, imported, silofl
+from taken import all_x, imported, silofl, write_lines
 
 from partitions.common.errors import DataError
 from partitions.importing.options import ImportOptions, Take
@@ -280,8 +280,9 @@ def test_new_rows_without_labels(tmp_path, made):
 
 
 def test_too_few_labelled_rows_to_divide_are_all_there(tmp_path, made):
-    source = tmp_path / "two.csv"
-    source.write_text("\n".join((tmp_path / "t.csv").read_text().splitlines()[:3]))
+    source = write_lines(
+        tmp_path / "two.csv", *(tmp_path / "t.csv").read_text().splitlines()[:3]
+    )
     with np.load(again(source, made.recipe, tmp_path / "two.npz").file) as npz:
         assert (
             len(npz["x"]) == 2

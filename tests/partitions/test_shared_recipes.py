@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from failing import fails
-from taken import silofl
+from taken import silofl, write_lines
 
 from partitions.recipes.recipe import load_recipe, parse_recipe
 from partitions.recipes.shared import parse_shared, schema_of, schema_toml
@@ -204,7 +204,7 @@ def test_a_draft_by_the_schema_can_be_corrected(made, capsys):
     text = Path("b.csv").read_text().splitlines()
     rows = [line.split(",") for line in text[1:]]
     months = [",".join([*row[:6], str(float(row[6]) * 12), row[7]]) for row in rows]
-    Path("b.csv").write_text("\n".join([text[0], *months]))
+    write_lines(Path("b.csv"), text[0], *months)
     command = ["import", "b.csv", "--schema", "schema.toml", "--patient", "mrn", "--propose"]
     maps = [*options("--map", MAPPED), *options("--codes", CODES)]
     capsys.readouterr()

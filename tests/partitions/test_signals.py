@@ -11,7 +11,7 @@ import pytest
 from failing import fails
 from near import near
 from numpy.testing import assert_array_equal
-from taken import imported, silofl, splits_of
+from taken import imported, silofl, splits_of, write_lines
 
 from partitions.common.errors import DataError
 from partitions.importing.options import ImportOptions
@@ -104,7 +104,7 @@ def ten(root, kind, **more):
         ending = {"wfdb": "", "edf": ".edf", "dicom": ".dcm"}[kind]
         write[kind](root / f"zarathustra-{i}{ending}", wave(i), **more)
         lines.append(f"zarathustra-{i}{ending},{i % 2},p{i}")
-    (root / "list.csv").write_text("\n".join(lines))
+    write_lines(root / "list.csv", *lines)
     return root / "list.csv"
 
 
@@ -281,7 +281,7 @@ def test_folders_and_studies(tmp_path):
     for i in range(10):
         write_dicom(tmp_path / "d" / f"{i}.dcm", wave(i), patient=f"P{i}", study=i + 1)
         lines.append(f"1.2.826.0.1.3680043.8.498.{i + 1},{i % 2}")
-    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    write_lines(tmp_path / "labels.csv", *lines)
     options = ImportOptions(labels_from=tmp_path / "labels.csv")
     made = import_source(tmp_path / "d", tmp_path / "theirs.npz", options)
     for own, other in zip(samples(made), expected(), strict=True):

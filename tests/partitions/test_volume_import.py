@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 from pydicom import Dataset
 from pydicom.sequence import Sequence
 from scans import leaks, write_dicom, write_nifti
-from taken import imported, silofl, splits_of
+from taken import imported, silofl, splits_of, write_lines
 from volumes import AXIAL, SHAPE, box, values, write_rtstruct, write_seg, write_series
 
 from partitions.importing.volumes import volume
@@ -470,7 +470,7 @@ def test_a_csv_of_volumes_and_masks(tmp_path):
             write_nifti(tmp_path / name, (values() + i).T.astype(np.int16), affine)
         write_nifti(tmp_path / f"m{i}.nii", box().T.astype(np.uint8), affine)
         lines.append(f"{name},m{i}.nii,P{i}")
-    (tmp_path / "l.csv").write_text("\n".join(lines))
+    write_lines(tmp_path / "l.csv", *lines)
     made = imported(tmp_path / "l.csv", volume=SHAPE, window=WINDOW).data
     for part in splits_of(made):
         for x, y in zip(part.x[..., 0], part.y, strict=True):
