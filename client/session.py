@@ -318,6 +318,7 @@ class ClientSession:
             name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()
         }
         client = settings.client(silo, common, settings.method, state, self.info)
+        client.written_at_once = not self.store.in_memory and self.device.type == "cpu"
         if settings.privacy is not None and self.info.dp == "gradient":
             check_records(settings, self.data, self.name)
             key = noise_key(self.context, settings.common.seed, self.config["run_id"])

@@ -53,6 +53,8 @@ class SiloClient(TrainingLoop, NumPyClient):
     silo: Silo
     privacy: PrivateTraining | None = None  # differential privacy of this round's gradients
     no_file: str = ""  # the reason why no file of one network can hold the personal model
+    # Whether the state is written to a file, and mapped from it, before the network takes other values
+    written_at_once = False
     # State entries that prediction needs in addition to the vector
     needed_to_predict: ClassVar[tuple[str, ...]] = ()
 
@@ -209,9 +211,9 @@ class SiloClient(TrainingLoop, NumPyClient):
             # With dp no layer may change them: a buffer that one changed in spite of that has no noise, and stays.
             buffers = self.model.buffers if self.privacy is None else self.received_buffers
             vectors = [*vectors, gather(buffers, self.shared_buffers())]
-        personal = apart(
-            quietly(self.privacy, received, self.personal), vectors, self.model.vector
-        )
+        personal = quietly(self.privacy, received, self.personal)
+        if not (self.written_at_once and personal is self.model.vector):
+            personal = apart(personal, vectors, self.model.vector)
         if self.privacy is not None:
             personal = kept_finite(self.state, personal, received, self.silo.name)
         self._check_finite(personal, *vectors)

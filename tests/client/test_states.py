@@ -29,6 +29,7 @@ from tiny import (
 )
 
 from client.store import StateStore, states_in
+from models.flat import apart
 from models.networks.registry import MODELS
 from server.run.reporter import Progress
 from server.simulation.engine import flower_identity
@@ -232,6 +233,25 @@ def test_states_in_files_only_and_saved_now_and_then(three, method, tmp_path):
 
 
 # ---- BatchNorm statistics ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_that_is_written_at_once_is_not_copied(three, method, tmp_path, monkeypatch):
+    """The network itself is written, and the file has what memory would hold."""
+    settings = {"strategy": method, "rounds": 2}
+    expected = federate(three, **settings)
+
+    def copied(vector, others, live):
+        assert vector is not live
+        return apart(vector, others, live)
+
+    monkeypatch.setattr("strategies.base.client.apart", copied)
+    federate(three, state_dir=tmp_path, **settings)
+    for silo in three:
+        (file,) = tmp_path.rglob(f"{silo}/*/*-000002.safetensors")
+        found, kept = State.load(file).arrays, expected.grid.state(silo).arrays
+        assert found.keys() == kept.keys()
+        assert all(same(found[name], kept[name]) for name in kept)
 
 
 @pytest.mark.parametrize("method", TRAINS)
