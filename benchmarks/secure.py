@@ -33,6 +33,7 @@ from partitions.common.sum_weights import groups_of
 from strategies.base.aggregation.secure import add_integers, integers_of
 from strategies.base.settings import Common
 from strategies.base.transport.payload import Model
+from strategies.fedavg import FedAvg
 
 RUN, STUDY = "1", "a" * 64
 SETTINGS: dict[str, Any] = {
@@ -85,11 +86,9 @@ class SeededRing:
     def upload(self, name: str, record: Mapping[str, Any]) -> tuple[Vector, dict[str, Any]]:
         """What a silo does with a train message after its training: the masked vector, the next round's shares."""
         config = {"secure_share": 1 / len(self.names), "participants": len(self.names)}
-        common, info = Common(secure_aggregation=True), SimpleNamespace(steps=())
-        received = {"global": Model(self.model)}
-        integers, _ = integers_of(info, common, {"model": self.trained}, received, config)  # type: ignore[arg-type]
+        integers = integers_in(self, config)
         entered = self.silos[name].enter(record, self.received(), config["secure_share"])
-        return self.silos[name].mask(integers.numpy().view(np.uint32), entered)
+        return self.silos[name].mask(integers.view(np.uint32), entered)
 
     def open(
         self, sent: Mapping[str, Vector], answers: Mapping[str, Any], survivors: list[str]
@@ -109,6 +108,14 @@ class SeededRing:
             *(total, self.names, survivors, context, statements, answers),
             *(self.names, self.made),
         )
+
+
+def integers_in(ring: SeededRing, config: Mapping[str, Any]) -> Vector:
+    """A silo's step as integers, int32."""
+    vectors, received = {"model": ring.trained}, {"global": Model(ring.model)}
+    common = Common(secure_aggregation=True)
+    integers, _ = integers_of(FedAvg.info, common, vectors, received, config)
+    return integers.numpy()
 
 
 def cpu(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -156,14 +163,7 @@ def measure(count: int, size: int, repeats: int, folder: Path) -> list[str]:
 def _check(total: Vector, ring: SeededRing, survivors: int) -> None:
     """All silos moved equally, so the sum is this many times one silo's integers."""
     config = {"secure_share": 1 / len(ring.names), "participants": len(ring.names)}
-    one, _ = integers_of(
-        SimpleNamespace(steps=()),  # type: ignore[arg-type]
-        Common(secure_aggregation=True),
-        {"model": ring.trained},
-        {"global": Model(ring.model)},
-        config,
-    )
-    assert (total.view(np.int32) == survivors * one.numpy()).all()
+    assert (total.view(np.int32) == survivors * integers_in(ring, config)).all()
 
 
 def main() -> None:
