@@ -46,7 +46,7 @@ from strategies.base.partial import (
     PartialStrategy,
 )
 from strategies.base.settings import setting
-from strategies.base.state import Array, Arrays, ClientState, Item, ServerState
+from strategies.base.state import GLOBAL, Array, Arrays, ClientState, Item, ServerState
 from strategies.base.trainer.loop import full_gradient
 from strategies.base.transport.payload import Payload, Update, silos_of
 
@@ -210,7 +210,7 @@ class FedAPM(PartialStrategy):
             if self.settings.alpha == "samples"
             else 1 / len(self.silos)
         )
-        return Payload(super().payload(silo).models, {"alpha": alpha})
+        return self.pack({GLOBAL: self.state.model}, alpha=alpha)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         if self.common.secure_aggregation:

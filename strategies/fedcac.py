@@ -36,10 +36,10 @@ from strategies.base.client import SiloClient
 from strategies.base.info import OWN_MIXTURE
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
-from strategies.base.state import Array, Arrays, ClientState, ServerState
+from strategies.base.state import GLOBAL, Array, Arrays, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.error_feedback import propose
-from strategies.base.transport.payload import Model, Payload, Update
+from strategies.base.transport.payload import Payload, Update
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,11 @@ class FedCAC(PersonalizedStrategy):
         self._like = self.like()
 
     def payload(self, silo: str) -> Payload:
-        payload = super().payload(silo)
-        if silo not in self._like:
-            return payload
-        like = self._like[silo]
-        mean = weighted_mean((self.state.models[n] for n in like), [1.0] * len(like))
-        return Payload(
-            {**payload.models, "customised": Model(mean, round=self.round - 1)}, payload.numbers
-        )
+        vectors = {GLOBAL: self.state.model}
+        if like := self._like.get(silo):
+            models = (self.state.models[n] for n in like)
+            vectors["customised"] = weighted_mean(models, [1.0] * len(like))
+        return self.pack(vectors)
 
     def like(self) -> dict[str, list[str]]:
         """Return C_i of every silo that has sent a model, by name."""

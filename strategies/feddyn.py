@@ -35,7 +35,7 @@ from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
-from strategies.base.state import Array, ClientState, RequiredArray, ServerState
+from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, Update, silos_of
 
@@ -121,12 +121,11 @@ class FedDyn(PersonalizedStrategy):
         )
 
     def payload(self, silo: str) -> Payload:
-        payload = super().payload(silo)
         scale = 1.0
         if self.settings.weights == "samples":
             mean = sum(self.plan.samples.values()) / len(self.plan.samples)
             scale = mean / self.plan.samples[silo]
-        return Payload(payload.models, {**payload.numbers, "scale": scale})
+        return self.pack({GLOBAL: self.state.model}, scale=scale)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         theta = self.state.model

@@ -165,17 +165,17 @@ class FedLAMA(PersonalizedStrategy):
 
     def payload(self, silo: str) -> Payload:
         if self.common.secure_aggregation:
-            numbers: dict[str, Number] = {"averaged": self.state.averaged}
-            return Payload(
-                super().payload(silo).models,
-                numbers | {"due": self.due(), "adjusts": self.adjusts()},
+            return self.pack(
+                {GLOBAL: self.state.model},
+                averaged=self.state.averaged,
+                due=self.due(),
+                adjusts=self.adjusts(),
             )
         heard = self.state.heard.get(silo, 0)
         fresh = [int(server_round >= heard) for server_round in self.state.averaged]
         if heard not in self._packed:
             self._packed[heard] = gather(self.state.model, flagged_parts(self.layout, fresh))
-        models = self.pack({GLOBAL: self._packed[heard]}).models
-        return Payload(models, {"fresh": fresh, "due": self.due()})
+        return self.pack({GLOBAL: self._packed[heard]}, fresh=fresh, due=self.due())
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         if name == "layers":

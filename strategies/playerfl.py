@@ -45,7 +45,7 @@ from strategies.base.aggregation.secure import COUNT
 from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
-from strategies.base.state import Item, ServerState
+from strategies.base.state import GLOBAL, Item, ServerState
 from strategies.base.transport.payload import Payload, Update, is_number
 
 
@@ -174,7 +174,7 @@ class PLayerFL(PartialStrategy):
         self.state.model = gather(initial(""), self.shared_parts())
 
     def payload(self, silo: str) -> Payload:
-        return Payload(super().payload(silo).models, {"cut": self.state.cut})
+        return self.pack({GLOBAL: self.state.model}, cut=self.state.cut)
 
     def sizes(self, silo: str) -> dict[str, int]:
         size = COUNT * len(self.layout.blocks) * (self.state.cut < 0)

@@ -36,10 +36,10 @@ from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL, OWN_RATE
 from strategies.base.settings import setting
-from strategies.base.state import Array, ClientState, RequiredArray, ServerState
+from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.trainer.loop import full_gradient
-from strategies.base.transport.payload import Model, Payload, Update, silos_of
+from strategies.base.transport.payload import Payload, Update, silos_of
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,7 @@ class Scaffold(PersonalizedStrategy):
         self.state.control = self.state.control * ((n - 1) / n)
 
     def payload(self, silo: str) -> Payload:
-        payload = super().payload(silo)
-        control = Model(self.state.control, round=self.round - 1)
-        return Payload({**payload.models, "control": control}, payload.numbers)
+        return self.pack({GLOBAL: self.state.model, "control": self.state.control})
 
     def check(self, update: Update) -> None:
         steps = update.numbers.get("steps")

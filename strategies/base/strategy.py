@@ -105,9 +105,10 @@ class PersonalizedStrategy(Strategy):
         """Return the payload of this silo in round ``self.round``."""
         return self.pack({GLOBAL: self.state.model})
 
-    def pack(self, vectors: Mapping[str, Tensor]) -> Payload:
-        """Return a payload of these vectors by name, as of the round before."""
-        return Payload({k: Model(v, round=self.round - 1) for k, v in vectors.items()})
+    def pack(self, vectors: Mapping[str, Tensor], **numbers: Number) -> Payload:
+        """Return a payload of these vectors by name, as of the round before, and of these numbers."""
+        models = {name: Model(v, round=self.round - 1) for name, v in vectors.items()}
+        return Payload(models, numbers)
 
     def check(self, update: Update) -> None:
         """Raise DataError, with one line, if a silo's numbers are not valid for :meth:`aggregate`.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from near import near
 from tiny import federate, random_silos, round_of, train_replies, write_silo
@@ -184,6 +184,7 @@ def test_fedproto_leaves_out_a_silo_that_has_not_every_class(tmp_path):
         assert not re.search(r"\d", reason)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0, 1e9), min_size=3, max_size=3), min_size=3, max_size=100),
     st.integers(0, 2**32 - 1),
