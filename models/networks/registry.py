@@ -78,6 +78,16 @@ class ModelSpec:
     published: tuple[tuple[str, str], ...] = ()
 
 
+# Of residual networks
+RESIDUAL = partial(
+    ModelSpec,
+    smallest=8,
+    settings=StemSettings,
+    kinds=("picture", "volume"),
+    published=RESNET_PUBLISHED,
+)
+
+
 def _conv_net(
     channels: tuple[int, ...], kernel: int, padding: int, hidden: tuple[int, ...]
 ) -> Make:
@@ -213,35 +223,23 @@ MODELS: dict[str, ModelSpec] = {
         smallest=4,
         kinds=("picture", "volume"),
     ),
-    "resnet8": ModelSpec(
+    "resnet8": RESIDUAL(
         "residual network, three stages of one block",
         "Fling's ResNet-8; DiversiFed (arXiv 2407.15464), CIFAR-100, gives no details of its own",
         "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the paper's are 32x32",
         lambda shape, classes, own: ResNet(shape, classes, (1, 1, 1), own.stem),
-        smallest=8,
-        settings=StemSettings,
-        kinds=("picture", "volume"),
-        published=RESNET_PUBLISHED,
     ),
-    "resnet18": ModelSpec(
+    "resnet18": RESIDUAL(
         "residual network, four stages of two blocks",
         "He et al. (CVPR 2016) as in torchvision; FedALA (Tiny-ImageNet), FedAPM (CIFAR-100)",
         "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the papers' are 32x32 and 64x64",
         lambda shape, classes, own: ResNet(shape, classes, (2, 2, 2, 2), own.stem),
-        smallest=8,
-        settings=StemSettings,
-        kinds=("picture", "volume"),
-        published=RESNET_PUBLISHED,
     ),
-    "resnet50": ModelSpec(
+    "resnet50": RESIDUAL(
         "residual network, four stages of 3, 4, 6 and 3 bottlenecks",
         "He et al. (CVPR 2016) as in torchvision",
         "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the paper's are 224x224",
         lambda shape, classes, own: ResNet(shape, classes, (3, 4, 6, 3), own.stem, Bottleneck),
-        smallest=8,
-        settings=StemSettings,
-        kinds=("picture", "volume"),
-        published=RESNET_PUBLISHED,
     ),
     "densenet121": ModelSpec(
         "densely connected network, four stages of 6, 12, 24 and 16 layers",

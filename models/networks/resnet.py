@@ -8,6 +8,14 @@ from models.networks.blocks import Stem, batch_norm, convolution, is_volume, mea
 from models.shapes import Shape
 
 
+def make_shortcut(inputs: int, outputs: int, stride: int, volume: bool) -> nn.Module | None:
+    """Return the layers of a shortcut that changes size or channels; None: it is the input itself."""
+    if stride == 1 and inputs == outputs:
+        return None
+    layer = convolution(volume)(inputs, outputs, 1, stride, bias=False)
+    return nn.Sequential(layer, batch_norm(volume)(outputs))
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with batch normalisation beside a shortcut (He et al. 2016, Figure 2)."""
 
@@ -20,11 +28,7 @@ class BasicBlock(nn.Module):
         self.bn1 = norm(outputs)
         self.conv2 = conv(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = norm(outputs)
-        self.downsample: nn.Module | None = None
-        if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                conv(inputs, outputs, 1, stride, bias=False), norm(outputs)
-            )
+        self.downsample = make_shortcut(inputs, outputs, stride, volume)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -52,11 +56,7 @@ class Bottleneck(nn.Module):
         self.bn2 = norm(width)
         self.conv3 = conv(width, outputs, 1, bias=False)
         self.bn3 = norm(outputs)
-        self.downsample: nn.Module | None = None
-        if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                conv(inputs, outputs, 1, stride, bias=False), norm(outputs)
-            )
+        self.downsample = make_shortcut(inputs, outputs, stride, volume)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
