@@ -17,7 +17,6 @@ from torch import Tensor
 
 from partitions.common.errors import DataError
 
-LOSSES = ("cross-entropy", "focal")
 IGNORED = -100  # the label that PyTorch's losses ignore
 
 
@@ -57,12 +56,8 @@ def loss_function(
 
     Samples labelled -100 (PyTorch's ``ignore_index``) are ignored, so that batches can be padded with them.
 
-    Raises DataError for another name, a gamma that is negative or not finite, or what only the cross-entropy has.
+    The settings have no other name, and no gamma below 0. Raises DataError for what only the cross-entropy has.
     """
-    if name not in LOSSES:
-        raise DataError(f"unknown loss {name!r}; there are: {', '.join(LOSSES)}")
-    if not (math.isfinite(gamma) and gamma >= 0):
-        raise DataError(f"focal-gamma must be a number of at least 0, not {gamma}")
     if smoothing and name != "cross-entropy":
         raise DataError(
             f"label-smoothing = {smoothing:g}: loss = cross-entropy has it, {name} has not"

@@ -126,12 +126,10 @@ def make_optimizer(
     weight_decay: float = 0.0,
     amsgrad: bool = False,
 ) -> Optimizer:
-    """Return the optimiser of that name, without state. Raises UserError for one that is not sgd, adam or adamw."""
+    """Return the optimiser of that name (the settings have no other: sgd, adam, adamw), without state."""
     if name == "sgd":
         return Sgd(lr, momentum, weight_decay)
-    if name in ("adam", "adamw"):
-        return Adam(lr, weight_decay, amsgrad, decoupled=name == "adamw")
-    raise UserError(f"unknown optimizer '{name}': sgd, adam, adamw")
+    return Adam(lr, weight_decay, amsgrad, decoupled=name == "adamw")
 
 
 SHARE = re.compile(r"\s*(\S+)\s*=\s*(\d*\.?\d+(?:e-?\d+)?)\s*")

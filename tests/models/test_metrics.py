@@ -81,15 +81,6 @@ def test_focal_gradient_is_finite_for_a_certain_prediction(gamma):
     near(logits.grad, torch.tensor([[0.0, 0.0], [-0.5, 0.5]]), 1e-5)
 
 
-def test_unknown_losses_are_refused():
-    with pytest.raises(
-        ValueError, match="unknown loss 'hinge'; there are: cross-entropy, focal"
-    ):
-        loss_function("hinge")
-    for gamma in (-1.0, math.nan, math.inf):
-        fails(ValueError, "focal-gamma", loss_function, "focal", gamma)
-
-
 # ---- One model, one silo -----------------------------------------------------------------------------------
 
 
