@@ -130,9 +130,11 @@ class Watch:
 def write_data(file: Path, network: str) -> None:
     rng = np.random.default_rng(1)
     x = rng.integers(0, 255, (20, 32, 32, 3), np.uint8)
+    of_texts = {}
     if network == "bert":
         x = rng.integers(1, WORDS, (20, 16), np.int32)
-    write_npz(file, {"x": x, "y": np.arange(20) % 2})
+        of_texts = {"vocabulary": np.array(WORDS)}
+    write_npz(file, {"x": x, "y": np.arange(20) % 2, **of_texts})
 
 
 def run(directory: Path, values: Mapping[str, Any]) -> tuple[dict[str, int], Path]:
