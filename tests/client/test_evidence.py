@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import typical
+from failing import fails
 from flwr.app import Message, MetricRecord
 from predictions import read_csv
 from tiny import (
@@ -375,10 +376,8 @@ SPOILT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("reason", SPOILT)
 def test_the_server_takes_no_nonsense(reason):
-    with pytest.raises(DataError, match=reason):
-        read_evidence(MetricRecord(SPOILT[reason]))
-    with pytest.raises(DataError, match="carries no evidence"):
-        read_evidence(None)
+    fails(DataError, reason, read_evidence, MetricRecord(SPOILT[reason]))
+    fails(DataError, "carries no evidence", read_evidence, None)
 
 
 def test_the_policys_words_are_those_that_are_measured():

@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from damage import damaged
+from failing import fails
 from predictions import read_csv
 from tiny import federate, json_of, random_silos, rows_of, small_study, write_silo
 
@@ -310,8 +311,7 @@ def exported(tmp_path_factory):
 
 
 def refused(reason, *which, **run_id):
-    with pytest.raises(ValueError, match=reason):
-        export_model(*which, **run_id)
+    fails(ValueError, reason, export_model, *which, **run_id)
 
 
 @pytest.mark.parametrize(
@@ -365,14 +365,11 @@ def test_data_that_do_not_fit(exported, tmp_path, arrays, reason):
 
 def test_models_that_cannot_be_read(exported, tmp_path):
     model = tmp_path / "m.safetensors"
-    with pytest.raises(ValueError, match="there is no model"):
-        read_model(model)
+    fails(ValueError, "there is no model", read_model, model)
     model.write_bytes(b"not a model")
-    with pytest.raises(ValueError, match="is no exported model, or damaged"):
-        read_model(model)
+    fails(ValueError, "is no exported model, or damaged", read_model, model)
     model.write_bytes(exported.read_bytes())
-    with pytest.raises(ValueError, match=r"lacks its card m\.safetensors\.json"):
-        read_model(model)
+    fails(ValueError, r"lacks its card m\.safetensors\.json", read_model, model)
     card_file(model).write_text('{"model": {}}')
     with pytest.raises(
         ValueError, match=r"json: the key method is missing; export the model again"

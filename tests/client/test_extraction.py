@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from failing import fails
 from flwr.app import Message, RecordDict
 from oracle import BITS, COLUMNS, PATIENTS, Oracle
 from tiny import federate, random_silos, rows_of, train_replies
@@ -97,8 +98,7 @@ def test_no_reply_is_of_one_patient(tmp_path):
     ids=["weight decay", "proximal term", "another product"],
 )
 def test_steps_that_forget_the_earlier_ones_are_refused(tmp_path, settings, said):
-    with pytest.raises(ValueError, match=f"its policy has max-decay = 0.1, {said}"):
-        erase(tmp_path, **settings)
+    fails(ValueError, f"its policy has max-decay = 0.1, {said}", erase, tmp_path, **settings)
 
 
 def test_a_proximal_weight_that_the_servers_message_raises(tmp_path, caplog):

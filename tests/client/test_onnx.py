@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from failing import fails
 from hospitals import MADE, NETWORKS, hospital_files
 from predictions import read_csv, read_rows
 from representatives import sampled
@@ -77,8 +78,7 @@ def test_several_inputs_are_refused():
     card = card.model_copy(
         update={"input": Input(shape=write_shape((("a", (3,)), ("b", (4,)))), dtype="float32")}
     )
-    with pytest.raises(UserError, match="takes several inputs"):
-        onnx_of(card, net)
+    fails(UserError, "takes several inputs", onnx_of, card, net)
 
 
 def test_a_difference_is_found(monkeypatch):
@@ -90,8 +90,7 @@ def test_a_difference_is_found(monkeypatch):
         return forward(self, x) + (0 if torch.onnx.is_in_onnx_export() else 1e-3)
 
     monkeypatch.setattr(Answering, "forward", odd)
-    with pytest.raises(UserError, match="gives other answers in onnxruntime than in PyTorch"):
-        onnx_of(card, net)
+    fails(UserError, "gives other answers in onnxruntime than in PyTorch", onnx_of, card, net)
 
 
 # A class, or the pixels of each, is no column of the file.

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from failing import fails
 from flwr.app import Context, Message
 from tiny import (
     Files,
@@ -286,8 +287,7 @@ def test_a_silo_with_statistics_of_its_own_is_not_asked(tmp_path):
     ],
 )
 def test_settings_that_cannot_be(changes, line):
-    with pytest.raises(UserError, match=line):
-        settings_of({"a": Path()}, **{**KEEP, **changes})
+    fails(UserError, line, settings_of, {"a": Path()}, **{**KEEP, **changes})
 
 
 @pytest.mark.parametrize("public", [True, False])

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from failing import fails
 from flwr.app import ConfigRecord, Message, RecordDict
 from surveyed import HEADER, RECIPE, hospital, rewritten, rows, times
 from tiny import TinyGrid, audited
@@ -166,8 +167,7 @@ def test_a_policy_refuses(site, rule, line):
 def test_a_message_of_another_run_is_refused(site, kind, changes, line):
     """Red team: a site that allows both; the message and the run's settings, which study and audit see, must agree."""
     site.policy.write_text('methods = ["all", "survey"]\nmin-silos = 1\n')
-    with pytest.raises(UserError, match=line):
-        refusal(site, kind, **changes)
+    fails(UserError, line, refusal, site, kind, **changes)
 
 
 def test_with_differential_privacy_it_is_refused(site):
@@ -208,8 +208,7 @@ def test_one_patient_more_changes_nothing(site, data):
     site.rewrite(lambda arrays: arrays["feature_ranges"].__setitem__((0, 1), 130.0))
     assert site.answer()["columns"]["age"]["range"] == [0, 130]
     site.rewrite(lambda arrays: arrays["feature_ranges"].__setitem__((0, 1), 140.0))
-    with pytest.raises(RunFailedError, match="max-surveys = 3, and this would be number 4"):
-        site.answer()
+    fails(RunFailedError, "max-surveys = 3, and this would be number 4", site.answer)
 
 
 def test_one_patient_more_in_the_csv_moves_medians_and_no_answer(site, tmp_path):
@@ -249,8 +248,7 @@ def test_a_memory_that_is_damaged_or_missing_tells_nothing(site):
     site.answer()
     with Record(site.folder / "state").write() as db:
         db.execute("UPDATE disclosed SET answer = '[{'")
-    with pytest.raises(RunFailedError, match="cannot be remembered"):
-        site.answer()
+    fails(RunFailedError, "cannot be remembered", site.answer)
     (site.folder / "state" / "record.sqlite").unlink()
     with pytest.raises((UserError, RunFailedError), match=r"record\.sqlite is missing"):
         site.answer()
@@ -259,8 +257,7 @@ def test_a_memory_that_is_damaged_or_missing_tells_nothing(site):
         site.policy.write_text(f"{ONLY}runs-per-day = 0\nmax-messages = 0\n")
         del grid.contexts[1].node_config["state-dir"]
 
-    with pytest.raises(RunFailedError, match="no state-dir to remember"):
-        site.ask(stateless)
+    fails(RunFailedError, "no state-dir to remember", site.ask, stateless)
 
 
 def test_what_a_server_sends_changes_nothing(site):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from failing import fails
 from flwr.app import Context, RecordDict
 from schemas import DECLARED, PERMUTED, save
 from tiny import (
@@ -230,13 +231,11 @@ def test_one_clear_line_and_nothing_half_written(study, tmp_path, source, option
     file = random_silos(tmp_path, {"north": 40}, columns=columns)["north"]
     given = {**options, **({"data": file} if "data" in options else {})}
     where = {"study": study, "nowhere": tmp_path / "nowhere"}.get(source, model)
-    with pytest.raises(UserError, match=line):
-        evaluate(where, tmp_path / "out", **given)
+    fails(UserError, line, evaluate, where, tmp_path / "out", **given)
     assert not (tmp_path / "out").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
-    with pytest.raises(UserError, match="is there already"):
-        evaluate(study, tmp_path / "taken", strategy="fedavg")
+    fails(UserError, "is there already", evaluate, study, tmp_path / "taken", strategy="fedavg")
 
 
 def test_a_network_of_ones_own(table, tmp_path, monkeypatch):
@@ -256,8 +255,7 @@ def test_models_of_two_networks_are_not_mixed(study, table, tmp_path):
     files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     export_model(study, "hospital-01", "reported", files[0], "fedavg")
     export_model(other, "hospital-01", "reported", files[1])
-    with pytest.raises(UserError, match="has another model than"):
-        read_models(files)
+    fails(UserError, "has another model than", read_models, files)
 
 
 def test_evaluation_is_no_method(table, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing import fails
 from tiny import json_of, small_study
 
 from client.export import card_file, export_model, read_model
@@ -145,8 +146,7 @@ def test_a_file_that_is_not_the_reported_model(runs, tmp_path, damage, line):
     else:
         for own in (bare / "checkpoint" / "fedper-42").glob("*.safetensors"):
             own.unlink()
-    with pytest.raises(UserError, match=line):
-        gather_models(bare, tmp_path / "models", "all", "fedper")
+    fails(UserError, line, gather_models, bare, tmp_path / "models", "all", "fedper")
 
 
 def test_what_is_kept_is_one_vector(runs):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from failing import fails
 from tiny import history_without_seconds, json_of, write_silo
 
 import server.tuning.search
@@ -345,8 +346,7 @@ def test_another_search_is_refused(whole, table, tmp_path):
         search(request(table, "random", 3), whole["random"])
     (tmp_path / STORAGE).rename(whole["random"] / STORAGE)
     (tmp_path / "mine.txt").write_text("")
-    with pytest.raises(UserError, match="is not empty and holds no search"):
-        search(request(table), tmp_path)
+    fails(UserError, "is not empty and holds no search", search, request(table), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -369,8 +369,7 @@ def test_another_search_is_refused(whole, table, tmp_path):
     ],
 )
 def test_a_space_that_cannot_be_searched_is_one_line(entry, line):
-    with pytest.raises(UserError, match=line):
-        read_space([entry], ["fedavg"])
+    fails(UserError, line, read_space, [entry], ["fedavg"])
 
 
 def test_spaces_in_a_file(tmp_path):
@@ -523,8 +522,7 @@ def test_a_search_for_each_seed(table, whole, tmp_path):
         ([both[0], both[0]], "have the same seed 5"),
         ([str(tmp_path)], "holds no search"),
     ):
-        with pytest.raises(UserError, match=line):
-            tuned_study([Path(one) for one in given], {})
+        fails(UserError, line, tuned_study, [Path(one) for one in given], {})
     with pytest.raises(UserError, match="several searches bring their own seeds"):
         tuned_study([Path(one) for one in both], {"seed": "1"})
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from failing import fails
 from flwr.app import ConfigRecord, Context, RecordDict
 from fuzz import FEW, VALUES
 from hypothesis import given
@@ -577,14 +578,11 @@ def test_a_token_file_is_made_for_its_owner(tmp_path):
     assert len(token) > 30 and (tmp_path / "token").stat().st_mode & 0o777 == 0o600
     assert read_token(tmp_path / "token") == token
     (tmp_path / "token").chmod(0o644)
-    with pytest.raises(UserError, match="others may read it"):
-        read_token(tmp_path / "token")
+    fails(UserError, "others may read it", read_token, tmp_path / "token")
     (tmp_path / "short").write_bytes(b"\xff" * 30)
-    with pytest.raises(UserError, match="16 or more"):
-        read_token(tmp_path / "short")
+    fails(UserError, "16 or more", read_token, tmp_path / "short")
     (tmp_path / "short").write_text("1234\n")
-    with pytest.raises(UserError, match="16 or more"):
-        read_token(tmp_path / "short")
+    fails(UserError, "16 or more", read_token, tmp_path / "short")
 
 
 def test_a_token_of_a_file_is_not_printed(tmp_path, capsys, monkeypatch):

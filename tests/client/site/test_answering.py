@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from failing import fails
 from flwr.app import ConfigRecord, RecordDict
 from flwr.supercore.constant import TaskType
 from supernode import LISTED, RUN, RUN_CONFIG, NodeSilo, gone, parent, wait_until
@@ -402,12 +403,10 @@ def test_pins(tmp_path, monkeypatch):
     with pytest.raises(AppRefusedError, match="not among the 2 listed in SILOFL_ALLOWED_APPS"):
         check_pin("ef" * 32)
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "missing"))
-    with pytest.raises(AppRefusedError, match="cannot read the allowed apps"):
-        check_pin(one)
+    fails(AppRefusedError, "cannot read the allowed apps", check_pin, one)
     (tmp_path / "empty").write_text("# none yet\n")
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "empty"))
-    with pytest.raises(AppRefusedError, match="not among the 0 listed"):
-        check_pin(one)
+    fails(AppRefusedError, "not among the 0 listed", check_pin, one)
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", "")
     check_pin(one)
 
@@ -438,14 +437,11 @@ def test_an_app_is_known_by_what_it_holds_too(tmp_path, monkeypatch):
         [*ours, ("a.py", "x = 2\n")],
         [("a.py", ""), ("b.py", "x = 1\n" * 50)],
     ):
-        with pytest.raises(AppRefusedError, match="not among the 1 listed in"):
-            check_pin(*app(other))
-    with pytest.raises(AppRefusedError, match="not among the 1 listed in"):
-        check_pin("ab" * 32, b"no app at all")
+        fails(AppRefusedError, "not among the 1 listed in", check_pin, *app(other))
+    fails(AppRefusedError, "not among the 1 listed in", check_pin, "ab" * 32, b"no app at all")
     damaged = bytearray(app(ours)[1])
     damaged[45] ^= 255  # in the first file's data
-    with pytest.raises(AppRefusedError, match="not among the 1 listed in"):
-        check_pin("ab" * 32, bytes(damaged))
+    fails(AppRefusedError, "not among the 1 listed in", check_pin, "ab" * 32, bytes(damaged))
 
 
 def test_the_list_of_an_image_is_the_app_of_its_checkout(monkeypatch, tmp_path):

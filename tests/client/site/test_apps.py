@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from apps import project
+from failing import fails
 from flwr.cli.build import build_fab_from_disk
 
 from client.site.trust.code import build, files_of
@@ -75,5 +76,4 @@ def test_of_a_folder_with_all_that_lies_about(tmp_path, ignored):
 
 
 def test_of_no_app(tmp_path):
-    with pytest.raises(ValueError, match=r"pyproject\.toml not found"):
-        build(tmp_path)
+    fails(ValueError, r"pyproject\.toml not found", build, tmp_path)

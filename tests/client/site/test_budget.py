@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from failing import fails
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from forks import ended, fork, in_fork
 
@@ -85,8 +86,7 @@ def steps(count):
 
 
 def refused(reason, ledger, release, policy=NO_BUDGET, **attended):
-    with pytest.raises(SiteError, match=reason):
-        ledger.charge(release, policy, **attended)
+    fails(SiteError, reason, ledger.charge, release, policy, **attended)
 
 
 # --- charges ----------------------------------------------------------------------------------------------------------
@@ -166,8 +166,7 @@ def test_a_repeated_message_is_free_as_long_as_its_reply_has_the_same_bits(tmp_p
         assert ledger.note_reply(release, "bits", policy).after == pytest.approx(steps(10))
     assert ledger.note_reply(release, "other bits", policy).after == pytest.approx(steps(20))
     ledger.note_reply(release, "other bits", policy)
-    with pytest.raises(SiteError, match="its policy has epsilon"):
-        ledger.note_reply(release, "third bits", policy)
+    fails(SiteError, "its policy has epsilon", ledger.note_reply, release, "third bits", policy)
     assert [line["kind"] for line in ledger.lines()] == ["charge", "sent", "charge", "sent"]
     assert total(tmp_path, data) == pytest.approx(steps(20))
 

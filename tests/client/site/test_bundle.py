@@ -20,6 +20,7 @@ import yaml
 from archives import untar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from failing import fails
 from tiny import write_silo
 
 from client.policies import policy_at
@@ -66,8 +67,7 @@ def tar(tmp_path):
 
 
 def refused(reason, bundle):
-    with pytest.raises(ValueError, match=reason):
-        read_bundle(bundle)
+    fails(ValueError, reason, read_bundle, bundle)
 
 
 # --- what is in a bundle ----------------------------------------------------------------------------------
@@ -136,8 +136,7 @@ def test_doctor_asks_for_the_data_file(tmp_path, capsys, monkeypatch):
 
 def test_an_existing_file_is_never_overwritten(tar):
     before = tar.read_bytes()
-    with pytest.raises(ValueError, match="is there already"):
-        bundle().write(tar)
+    fails(ValueError, "is there already", bundle().write, tar)
     assert tar.read_bytes() == before
 
 
@@ -396,8 +395,7 @@ def test_site_of_a_bundle(tar, tmp_path, monkeypatch):
     [("", "SILOFL_NAME is not set"), ("SILOFL_NAME=a", "SILOFL_SERVER is not set")],
 )
 def test_settings_that_are_missing(variables, reason):
-    with pytest.raises(ValueError, match=reason):
-        site_of({".env": variables.encode()}, Path("x"))
+    fails(ValueError, reason, site_of, {".env": variables.encode()}, Path("x"))
 
 
 @pytest.mark.parametrize("server", ["fl.example.org", "a b:1", "a:b", "-:1 x", "http://a:1"])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from failing import fails
 from middlebox import TlsServer
 from superlink import superlink
 
@@ -225,8 +226,7 @@ def test_a_part_of_a_gpu_is_the_first_that_its_process_sees(tmp_path):
     assert not gpu_environment("cuda:1") and not gpu_environment("cpu")
     assert gpu_share({}) == 0 and gpu_share(gpu_environment("cuda:0", 0.25)) == 0.25
     for text in ("0", "1.5", "-1", "nan", "half"):
-        with pytest.raises(UserError, match="above 0 and at most 1"):
-            gpu_share({"SILOFL_GPU_SHARE": text})
+        fails(UserError, "above 0 and at most 1", gpu_share, {"SILOFL_GPU_SHARE": text})
 
 
 def test_versions(tmp_path):

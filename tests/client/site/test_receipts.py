@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from failing import fails
 
 from client.site.parsed import SiteError
 from client.site.trust import chain, receipts
@@ -131,8 +132,7 @@ def test_another_key(log, capsys):
     taken(log, first)
     assert "is signed by another key, SHA256:" in taken(log, other)["fault"]
     assert receipts.read_kept(log / FILE) == [first] and "delete" in capsys.readouterr().err
-    with pytest.raises(PolicyRefusedError, match="is signed by another key"):
-        taken(log, other, WANTED)
+    fails(PolicyRefusedError, "is signed by another key", taken, log, other, WANTED)
     (log / KEY_FILE).unlink()
     assert taken(log, other, WANTED)["line"] == 3
 

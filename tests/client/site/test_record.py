@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from failing import fails
 from forks import in_fork
 
 from client.site import record as site_record
@@ -151,10 +152,7 @@ def test_an_older_copy_allows_nothing(state, tmp_path):
     ask(tmp_path / "other")
     close_records()
     shutil.copy(tmp_path / "other" / FILE, state / FILE)
-    with pytest.raises(
-        PolicyRefusedError, match="is not the record that belongs to this audit log"
-    ):
-        ask(state)
+    fails(PolicyRefusedError, "is not the record that belongs to this audit log", ask, state)
 
 
 def _die_before_the_commit(state):
@@ -186,8 +184,7 @@ def test_on_a_full_disk_nothing_is_counted_and_nothing_leaves(state):
     assert in_fork(partial(_on_a_full_disk, state)) == 0
     ask(state)  # the third message of three, where there is room again
     reply(state)
-    with pytest.raises(PolicyRefusedError, match="max-messages = 3, and this is number 4"):
-        ask(state)
+    fails(PolicyRefusedError, "max-messages = 3, and this is number 4", ask, state)
 
 
 def test_a_count_is_synced_with_its_reply(state):

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+from failing import fails
 
 from client.site.trust import signing
 from client.site.trust.bundle import check, check_signature, read_bundle
@@ -80,8 +81,7 @@ def looked_at(tar, by=""):
 
 
 def refused(reason, tar, by=""):
-    with pytest.raises(ValueError, match=reason):
-        looked_at(tar, by)
+    fails(ValueError, reason, looked_at, tar, by)
 
 
 # --- who signed -------------------------------------------------------------------------------------------------------
@@ -378,8 +378,7 @@ def test_the_image_that_was_signed_is_the_one_that_is_started(answer, reason, mo
     docker_with(monkeypatch, answer)
     said: list[str] = []
     if reason:
-        with pytest.raises(ValueError, match=reason):
-            check(tar, echo=said.append)
+        fails(ValueError, reason, check, tar, echo=said.append)
     else:
         check(tar, echo=said.append)
         assert said[-1] == f"reg/silo@{IMAGE} is the image that was signed, {IMAGE}"
@@ -438,8 +437,7 @@ def test_what_is_no_signing_key():
     )
     for content in (b"", ec):
         Path("odd.key").write_bytes(content)
-        with pytest.raises(ValueError, match=r"odd.key is no signing key"):
-            load_signing_key(Path("odd.key"))
+        fails(ValueError, r"odd.key is no signing key", load_signing_key, Path("odd.key"))
     assert (
         make_signing_key(Path("new/one.key"))
         and Path("new/one.key").stat().st_mode & 0o777 == 0o600
@@ -474,8 +472,7 @@ def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(monkey
     for other in (bundle(None), bundle(THEIRS)):
         place(other)
         (Path("root/bundle") / "allowed-apps").write_text("# any\n")
-        with pytest.raises(ValueError, match=BY_US):
-            entry.install(Path("root"))
+        fails(ValueError, BY_US, entry.install, Path("root"))
         assert {path.name: path.read_bytes() for path in Path("root/site").iterdir()} == there
 
 
@@ -489,7 +486,6 @@ def test_a_container_takes_an_older_bundle_only_where_it_is_told_to(monkeypatch)
         Path("root/clinic").rename("root/bundle")
         if day == 2:
             entry.install(Path("root"))
-    with pytest.raises(ValueError, match="was made at 2024-11-01"):
-        entry.install(Path("root"))
+    fails(ValueError, "was made at 2024-11-01", entry.install, Path("root"))
     entry.install(Path("root"), allow_older=True)
     entry.install(Path("root"))

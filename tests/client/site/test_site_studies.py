@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from failing import fails
 
 from client import studies
 from client.site import audit_gate, counts
@@ -326,8 +327,7 @@ def ask(silo, run=RUN, kind="train", run_id=1, sent=ASKED, **more):
 
 
 def refused(reason, silo, *run, **more):
-    with pytest.raises(PolicyRefusedError, match=reason):
-        ask(silo, *run, **more)
+    fails(PolicyRefusedError, reason, ask, silo, *run, **more)
 
 
 def test_policy_and_study_are_read_once_for_a_message(silo, monkeypatch):
@@ -448,8 +448,7 @@ def test_a_revoked_study_is_refused_and_approved_again_keeps_its_counts(silo):
     assert ask(silo) and ask(silo)
     approvals.revoke(silo, "a", "heart", "Dr. B")
     refused("the study heart was revoked here on 20", silo)
-    with pytest.raises(SiteError, match="was revoked before"):
-        approvals.revoke(silo, "a", "heart", "Dr. B")
+    fails(SiteError, "was revoked before", approvals.revoke, silo, "a", "heart", "Dr. B")
     approve(silo, TEXT.replace("days = 2", "days = 3"))  # another version of it
     assert ask(silo)
     refused(r"limits.rounds = 3, and this is number 4", silo)
@@ -647,10 +646,8 @@ def test_who_signed_it_decides(silo):
     place = studies.place_of(silo)
     studies.check_signer(fingerprint, place, "")
     other = signer_of(sign_study(TEXT, Ed25519PrivateKey.generate()))
-    with pytest.raises(DataError, match="somebody else made it"):
-        studies.check_signer(other, place, "")
-    with pytest.raises(DataError, match="this study is not signed"):
-        studies.check_signer("", place, "")
+    fails(DataError, "somebody else made it", studies.check_signer, other, place, "")
+    fails(DataError, "this study is not signed", studies.check_signer, "", place, "")
     studies.check_signer("", place, "nobody")
 
 
@@ -835,8 +832,7 @@ def test_somebody_decides_at_a_terminal(silo, tmp_path):
             echo=said.append,
         )
 
-    with pytest.raises(UserError, match="heart is not approved: its name was not typed"):
-        decide()
+    fails(UserError, "heart is not approved: its name was not typed", decide)
     assert approvals.find(silo, "heart") is None
     assert decide().name == "heart" and "NOT SIGNED" in said[0]
     assert "also warns of a cohort that is too small" in said[-1]
@@ -1099,8 +1095,7 @@ def test_a_draft_puts_silos_into_groups(tmp_path):
         lines = dangers(fours.model_copy(update={"name": "x"}), Policy(), [earlier])
         assert not any("secure-group" in line for line in lines)
     place = studies.JoinedSilo("a", tmp_path / "state", Policy(secure_group=3, secure_peers=2))
-    with pytest.raises(UserError, match="secure-group = 3, the run secure-group = 2"):
-        studies.review(found, place)
+    fails(UserError, "secure-group = 3, the run secure-group = 2", studies.review, found, place)
 
 
 def test_the_page_says_whether_noise_is_added():

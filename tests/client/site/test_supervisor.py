@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from failing import fails
 
 from client.site.flower import LOST, REFUSED, REGISTERED
 from client.site.node import Site
@@ -193,8 +194,7 @@ def test_a_removed_silo_ends_with_the_reason(supervision, tmp_path, monkeypatch)
         f"    print('{REGISTERED}1')\n    {wait_for_online(tmp_path)}"
         "sys.exit(1)"
     )
-    with pytest.raises(UserError, match=r"^clinic: key: unknown; ask$"):
-        supervision.run(script)
+    fails(UserError, r"^clinic: key: unknown; ask$", supervision.run, script)
     assert supervision.started > 1 and len(supervision.said) == 1
 
 
@@ -220,8 +220,7 @@ def test_no_supernode_is_started_on_an_empty_mount(supervision, site):
     site.data.unlink()
     (site.data.parent / "mount").mkdir()
     object.__setattr__(site, "data", site.data.parent / "mount/data.npz")
-    with pytest.raises(UserError, match=r"^clinic: data: .*/mount is empty; mount the folder"):
-        supervision.run("")
+    fails(UserError, r"^clinic: data: .*/mount is empty; mount the folder", supervision.run, "")
     assert not supervision.starts.exists()
 
 
@@ -230,5 +229,4 @@ def test_node_config_is_what_flowers_parser_reads_back():
 
     values = {"name": "a", "data": '/d/with "quotes" and spaces.npz', "state-dir": "/it's here"}
     assert parse_config_args([node_config(values)]) == values
-    with pytest.raises(ValueError, match="has quotes that Flower"):
-        node_config({"data": """it's "both" """})
+    fails(ValueError, "has quotes that Flower", node_config, {"data": """it's "both" """})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from failing import fails
 from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
@@ -275,8 +276,7 @@ def test_names_of_our_own_services_are_refused(tmp_path, name):
         tmp_path,
         f"name: net\ndemo: {{dataset: digits}}\nsilos: [{{name: {name}, data: demo}}]\n",
     )
-    with pytest.raises(ValueError, match=f"silo {name}: .* another name"):
-        compose_file(federation, ROOT, ROOT)
+    fails(ValueError, f"silo {name}: .* another name", compose_file, federation, ROOT, ROOT)
 
 
 def test_missing_data_are_one_line_and_exit_code_2(tmp_path, capsys):

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
+from failing import fails
 from flwr.cli.supernode.register import try_load_public_key
 
 from server.deploy import credentials
@@ -152,5 +153,4 @@ def test_the_dates_of_a_certificate(made, monkeypatch):
         check = dates_check("server", own, "renew it")
         assert check.ok is not bool(fault) and bool(check.fix) is bool(fault)
         assert check.ok or fault in check.detail
-    with pytest.raises(ValueError, match="is not a certificate in PEM format"):
-        load_certificate(made.server_key)
+    fails(ValueError, "is not a certificate in PEM format", load_certificate, made.server_key)

@@ -6,6 +6,7 @@ import json
 import tomllib
 
 import pytest
+from failing import fails
 
 from partitions.schema import parse_schema
 from server.cli.main import main
@@ -144,8 +145,7 @@ def test_a_run_takes_what_is_agreed_from_the_file(tmp_path):
         "lost-silo": "resend",
     }
     path.write_text(RIGHT + "agreed: {classes: 0}\n")
-    with pytest.raises(ValueError, match="agreed: classes = 0"):
-        submit._of_the_file(up, {})
+    fails(ValueError, "agreed: classes = 0", submit._of_the_file, up, {})
     path.unlink()
     assert submit._of_the_file(up, {}) == {}
 
@@ -173,8 +173,7 @@ def test_not_all_silos_are_held_out(tmp_path):
     text = RIGHT.replace("data: demo", "data: demo, role: held-out").replace(
         "name: north", "name: north, role: held-out"
     )
-    with pytest.raises(ValueError, match="none would be left to train"):
-        read_federation(write(tmp_path, text))
+    fails(ValueError, "none would be left to train", read_federation, write(tmp_path, text))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from typing import cast
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from failing import fails
 from hypothesis import given
 from hypothesis import strategies as st
 from middlebox import HOST, HttpProxy, Inspector, Listener, TlsServer, pump
@@ -490,8 +491,7 @@ def test_faults_have_their_lines(made, running, monkeypatch):
         "https://a.org:x/link",
         "https://u:p@a/link",
     ):
-        with pytest.raises(UserError, match=r"--via .*: no address of a relay"):
-            Link(url, site)
+        fails(UserError, r"--via .*: no address of a relay", Link, url, site)
     with pytest.raises(UserError, match="--certificate and --key go together"):
         tls_of(made.server_certificate, None)
     with pytest.raises(UserError, match=r"--via-ca .*: .*PEM certificates"):

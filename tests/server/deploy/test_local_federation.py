@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from apps import project
+from failing import fails
 from tiny import events_of
 from trio import wait_for
 
@@ -416,8 +417,7 @@ def test_down_leaves_nothing_behind_also_after_a_crash(federation):
     assert not (federation.directory / "federation.json").exists()
     assert (federation.directory / "credentials" / "ca.key").exists()
     assert start.is_free(current.fleet_port)
-    with pytest.raises(ValueError, match="no federation is up; `silofl up` starts one"):
-        record.find_local()
+    fails(ValueError, "no federation is up; `silofl up` starts one", record.find_local)
     assert local.down("trial") == 0
 
 
@@ -426,8 +426,7 @@ def test_down_of_what_is_no_federation(tmp_path, monkeypatch, name):
     """It says so, names those that there are, and makes no folder."""
     monkeypatch.setattr(parts, "state_root", lambda: tmp_path)
     (tmp_path / "trial").mkdir()
-    with pytest.raises(ValueError, match=r"there is no federation .* there are: trial"):
-        local.down(name)
+    fails(ValueError, r"there is no federation .* there are: trial", local.down, name)
     assert [p.name for p in tmp_path.iterdir()] == ["trial"]
 
 

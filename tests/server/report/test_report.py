@@ -21,6 +21,7 @@ from html import unescape
 import matplotlib
 import pytest
 import torch
+from failing import fails
 from studies import TEST, checked, make_run
 from tiny import small_study, summary_of
 
@@ -389,8 +390,7 @@ def test_no_run(tmp_path, capsys):
     assert "holds no run" in capsys.readouterr().err
     (tmp_path / "config.toml").write_text('strategy = "local"\nseed = 1\n')
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(DataError, match=r"summary\.json: it is no JSON"):
-        StudyResults(tmp_path)
+    fails(DataError, r"summary\.json: it is no JSON", StudyResults, tmp_path)
     try_report(tmp_path)  # at the end of a run it is no reason to fail
     assert not (tmp_path / "report.html").exists()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from damage import damaged
+from failing import fails
 from resuming import Crash, assert_equal, crash_after, interrupted
 from tiny import comparable, federate, notes, simulated
 
@@ -175,5 +176,4 @@ def test_a_line_that_is_no_row_is_named(tmp_path, line):
     file = tmp_path / "history.csv"
     History(file)
     file.write_text(file.read_text() + f"apple,7,1,a,test,received,accuracy,0.5,10\n{line}\n")
-    with pytest.raises(ValueError, match=r"history\.csv, line 3: no row of a history"):
-        History(file)
+    fails(ValueError, r"history\.csv, line 3: no row of a history", History, file)

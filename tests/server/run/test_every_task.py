@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from failing import fails
 from hospitals import ALL, MADE, NAMES, NETWORKS, OUTPUTS, TASK_OF, hospital_files, one_file
 from inline_workers import inline
 from sklearn.metrics import roc_auc_score
@@ -82,8 +83,7 @@ def test_batch_normalisation_of_ones_own(tmp_path, made):
 
 @pytest.mark.parametrize("made", ["ordinal", "regression", "survival", "segmentation", "balls"])
 def test_networks_without_batch_normalisation_are_refused(tmp_path, made):
-    with pytest.raises(ValueError, match=r"fedbn .*batch normalisation"):
-        go(tmp_path, made, strategy="fedbn")
+    fails(ValueError, r"fedbn .*batch normalisation", go, tmp_path, made, strategy="fedbn")
 
 
 def learns(run, made, snapshot="", **changes):

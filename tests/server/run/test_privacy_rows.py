@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from failing import fails
 from flwr.app import MetricRecord
 from tiny import array_record, federate, random_silos, tensor_of
 
@@ -68,5 +69,4 @@ def test_a_rejected_replys_epsilon_is_recorded(tmp_path):
 )
 def test_a_cost_that_cannot_be(given):
     assert read_metrics(MetricRecord(COST)) == COST
-    with pytest.raises(DataError, match=r"epsilon|delta"):
-        read_metrics(MetricRecord(given))
+    fails(DataError, r"epsilon|delta", read_metrics, MetricRecord(given))

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from failing import fails
 from forks import ended, fork
 from tiny import SIMULATED, events_of, history_without_seconds, small_study, summary_of
 
@@ -177,8 +178,7 @@ def test_settings_of_one_run(tmp_path):
         ("run.fedavg-1.dataset", "dataset is the same for all runs of a study"),
         ("run.fedavg-1.learning-rat", "unknown setting 'learning-rat'"),
     ):
-        with pytest.raises(UserError, match=line):
-            study_runs({**values, key: "1"})
+        fails(UserError, line, study_runs, {**values, key: "1"})
 
 
 def test_history_format(study):
@@ -616,8 +616,7 @@ def test_two_processes_do_not_write_one_run_directory(tmp_path, monkeypatch):
         refused = "another run is writing to it; silofl stop ends it"
         with pytest.raises(ValueError, match=refused), directory.hold():
             pass
-        with pytest.raises(ValueError, match=refused):
-            directory.check_free()
+        fails(ValueError, refused, directory.check_free)
         # As it would be, were it alone
         opened = RunDirectory.open(config.parent, {"rounds": 9}, resume=True)
         monkeypatch.setattr(run_directory, "LINGER_SECONDS", 0.3)
