@@ -133,13 +133,13 @@ def pair(tmp_path):
 @pytest.fixture
 def two(tmp_path):
     """Two random silos of 6 and 10 rows: three columns, three classes, Σ = 12."""
-    return random_silos(tmp_path, {"a": 6, "b": 10})
+    return random_silos(tmp_path, [6, 10])
 
 
 @pytest.fixture
 def three(tmp_path):
     """Three random silos of 6, 10 and 8 rows: three columns, three classes, Σ = 12."""
-    return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8})
+    return random_silos(tmp_path, [6, 10, 8])
 
 
 @pytest.fixture

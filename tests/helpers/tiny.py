@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -78,13 +79,23 @@ def write_silo(
 
 
 def random_silos(
-    folder: Path, sizes: Mapping[str, int], columns: int = 3, classes: int = 3, seed: int = 0
+    folder: Path,
+    sizes: Mapping[str, int] | Sequence[int],
+    columns: int = 3,
+    classes: int = 3,
+    seed: int = 0,
 ) -> Files:
-    """Silos of random rows, whose labels follow a linear rule that is turned a little from silo to silo."""
+    """Silos of random rows, whose labels follow a linear rule that is turned a little from silo to silo.
+
+    Without names they are a, b, c and so on.
+    """
+    named = (
+        sizes if isinstance(sizes, Mapping) else dict(zip(ascii_lowercase, sizes, strict=False))
+    )
     rng = np.random.default_rng(seed)
     rule = rng.normal(size=(columns, classes))
     files = {}
-    for name, n in sizes.items():
+    for name, n in named.items():
         x = rng.normal(size=(n, columns))
         y = (x @ (rule + 0.7 * rng.normal(size=rule.shape))).argmax(1)
         files[name] = write_silo(folder / f"{name}.npz", x, y, classes)

@@ -203,7 +203,7 @@ def test_two_silos_only_hold_on_to_themselves(two):
 
 def test_untrained_silos_with_one_start_stay(tmp_path):
     """All models identical (no training at all): 0 / 0 is left out, nothing moves."""
-    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 5})
+    files = random_silos(tmp_path, [6, 10, 8, 5])
     run = federate(files, "diversifed", rounds=3, local_epochs=0)
     start = initial(run.settings, 3, 3)
     for silo in files:

@@ -334,7 +334,7 @@ def test_where_training_starts_is_what_received_means(three, name):
 @pytest.mark.parametrize("name", MIXING)
 def test_mixtures_are_of_those_who_take_part(tmp_path, name):
     """Three of four silos a round: mixed are the drawn ones' last models; a silo in its first round gets nothing."""
-    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 5})
+    files = random_silos(tmp_path, [6, 10, 8, 5])
     run = federate(files, name, **{**OPTIONS, "rounds": 6}, participation=0.75)
     strategy = cast(MixingStrategy, run.strategy)
     trained = {silo: rounds_trained(run, silo) for silo in files}

@@ -155,7 +155,7 @@ def test_quadratics_converge_to_the_consensus_optimum(
     FedAvg on the same silos does not get there: it stops where the local drifts cancel.
     """
     quadratic_loss(monkeypatch)
-    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 20})
+    files = random_silos(tmp_path, [6, 10, 8, 20])
     terms = [quadratic_terms(*rows_of(file), 3) for file in files.values()]
     optimum = np.linalg.solve(sum(h for h, _ in terms), sum(c for _, c in terms))
     options = {"local_epochs": 10, "learning_rate": 0.8, "evaluate_every": 0}
@@ -222,7 +222,7 @@ def test_with_exact_solves_it_is_feddyn(tmp_path, monkeypatch):
 @pytest.fixture
 def equal(tmp_path):
     """Two silos of 8 rows: α = 1/2 and the weights of all means are powers of two, so scaling by them is exact."""
-    return random_silos(tmp_path, {"a": 8, "b": 8})
+    return random_silos(tmp_path, [8, 8])
 
 
 def test_nothing_shared_is_local_near_the_last_round(two):

@@ -70,7 +70,7 @@ def test_rounds_in_numpy(tmp_path):
 
     b is away in round 2, a's reply of round 3 is left out: their last models and masks stay in the comparison.
     """
-    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 9})
+    files = random_silos(tmp_path, [6, 10, 8, 9])
     prepare = losing(("a", 3), absent=[("b", 2)])
     run = federate(
         files,

@@ -105,7 +105,7 @@ def cross_entropy(w, x, y):
 
 def test_rounds_of_several_steps_in_numpy(tmp_path):
     """Four rounds in float64; the validation rows are the silo's own and others than those it trains on."""
-    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7})
+    files = random_silos(tmp_path, [6, 10, 8, 7])
     held_out = hold_out(files)
     run = federate(files, "fedfomo", rounds=4, local_epochs=2, learning_rate=0.8)
     models = dict.fromkeys(files, run.start())
@@ -254,7 +254,7 @@ def test_a_run_without_validation_data_is_refused(three, caplog):
 
 @pytest.fixture
 def five(tmp_path):
-    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 7, "e": 9})
+    files = random_silos(tmp_path, [6, 10, 8, 7, 9])
     hold_out(files)
     return files
 

@@ -58,7 +58,7 @@ def test_rounds_of_several_steps_in_numpy(tmp_path, phi, average):
 
     The layers are kept apart here, by name, each silo with its own copy.
     """
-    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 9}, columns=12, classes=2)
+    files = random_silos(tmp_path, [6, 10, 9], columns=12, classes=2)
     run = federate(
         files,
         "fedlama",

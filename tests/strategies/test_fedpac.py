@@ -226,7 +226,7 @@ def test_a_variance_that_is_none_is_left_out(tmp_path, value):
             reply.content["config"]["number.variance"] = value
         return reply
 
-    files = random_silos(tmp_path, {"a": 6, "b": 10})
+    files = random_silos(tmp_path, [6, 10])
     run = federate(
         files, "fedpac", rounds=1, prepare=lambda grid: setattr(grid, "after", spoil)
     )

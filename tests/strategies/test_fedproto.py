@@ -184,7 +184,7 @@ def test_running_statistics_stay(tiny_bn, two):
 
 def test_a_table_that_is_none_is_left_out(tmp_path):
     """Shares beyond 1 would outweigh everybody: that silo is left out, the others go on."""
-    files = random_silos(tmp_path, {"a": 6, "b": 10})
+    files = random_silos(tmp_path, [6, 10])
 
     def spoil(silo, message, reply):
         if silo == "a" and "model.prototypes" in reply.content:

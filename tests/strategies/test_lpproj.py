@@ -127,7 +127,7 @@ def test_the_projection():
 
 def test_in_full_dimension_it_is_pfedme(tmp_path, monkeypatch, zero_start):
     """P = 1 and the square, from θ = w = 0: round 1 of three steps and one of w, for full batches and equal silos."""
-    equal = random_silos(tmp_path, {"a": 8, "b": 8})
+    equal = random_silos(tmp_path, [8, 8])
     project_by(monkeypatch, np.eye(12))
     run = federate(
         equal,

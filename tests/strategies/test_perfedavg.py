@@ -92,7 +92,7 @@ def test_rounds_of_several_steps_in_numpy(two, variant, weighting):
 @pytest.mark.parametrize("variant", ["fo", "hf"])
 def test_without_adaptation_it_is_fedavg(tmp_path, three, variant):
     """a = 0, bit for bit: with uniform weights where silos are equal in size, and with sample weights anywhere."""
-    equal = random_silos(tmp_path, {"a": 8, "b": 8, "c": 8, "d": 8}, seed=4)
+    equal = random_silos(tmp_path, [8, 8, 8, 8], seed=4)
     for files, weighting, changes in (
         (equal, "uniform", {"momentum": 0.9}),
         (three, "samples", {"mlp__hidden": "4", "mlp__dropout": 0.5}),

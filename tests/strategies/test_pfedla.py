@@ -222,7 +222,7 @@ def test_a_weight_of_one_for_itself_is_local(three, monkeypatch):
 @pytest.mark.parametrize("score", [2.0, -1.0])
 def test_equal_weights_start_everybody_from_the_plain_mean(tmp_path, score, monkeypatch):
     """Also where no score is above 0. With equal numbers of samples that is FedAvg, up to rounding."""
-    equal = random_silos(tmp_path, {"a": 8, "b": 8, "c": 8})
+    equal = random_silos(tmp_path, [8, 8, 8])
     start_with(monkeypatch, {n: [score] * 6 for n in equal})
     options = {
         k: v for k, v in OPTIONS.items() if not k.startswith("pfedla") and k != "strategy"

@@ -89,7 +89,7 @@ def test_lambda_zero_is_sgd_from_w(tmp_path):
 
     Two silos of equal size, for a mean of equal vectors with weights 1/2 is exact.
     """
-    equal = random_silos(tmp_path, {"a": 8, "b": 8})
+    equal = random_silos(tmp_path, [8, 8])
     plain = federate(equal, "fedavg", **{**OPTIONS, "rounds": 1, "learning_rate": 0.3})
     run = federate(
         equal,

@@ -124,7 +124,7 @@ def test_one_full_batch_step_goes_along_the_global_gradient(three):
 
 def test_round_one_is_fedavg_with_equal_weights(tmp_path):
     """Bit for bit, for silos of equal size; round 2 is not."""
-    equal = random_silos(tmp_path, {"a": 8, "b": 8, "c": 8})
+    equal = random_silos(tmp_path, [8, 8, 8])
     runs = [federate(equal, s, momentum=0.9, **OPTIONS) for s in ("fedavg", "scaffold")]
     for server_round, alike in ((2, True), (3, False)):
         ours, theirs = (run.received("a", server_round) for run in runs)

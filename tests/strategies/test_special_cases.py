@@ -308,7 +308,7 @@ def test_silos_end_with_the_others_models(three, case):
 )
 def test_with_silos_of_one_size_it_is_the_other_method(tmp_path, case):
     """Means of two silos are exact: α = 1/2 of FedAPM, whose learning rate is so many times larger."""
-    test_it_is_the_other_method(random_silos(tmp_path, {"a": 8, "b": 8}), case, None)
+    test_it_is_the_other_method(random_silos(tmp_path, [8, 8]), case, None)
 
 
 @pytest.mark.parametrize("method, own", TRAVELS)

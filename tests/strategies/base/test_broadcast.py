@@ -33,7 +33,7 @@ def study(step):
 
 @pytest.fixture
 def five(tmp_path):
-    return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9})
+    return random_silos(tmp_path, [6, 11, 8, 7, 9])
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def rounds_of(*both):
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
     """The run of a case, of which several tests look at another side."""
-    three = random_silos(tmp_path_factory.mktemp("three"), {"a": 6, "b": 10, "c": 8})
+    three = random_silos(tmp_path_factory.mktemp("three"), [6, 10, 8])
 
     @functools.cache
     def run(name):

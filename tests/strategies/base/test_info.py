@@ -29,7 +29,7 @@ LONGER = {"fedlama": 3, "lg-fedavg": 3}  # rounds before something is averaged
 @pytest.fixture
 def five(tmp_path):
     """Five silos, the fewest among which every rule identifies one attacker."""
-    return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9})
+    return random_silos(tmp_path, [6, 11, 8, 7, 9])
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ STEPS["fedbn"] = {"model": "tiny-bn"}
 
 @pytest.fixture
 def three(tmp_path):
-    return random_silos(tmp_path, {"a": 8, "b": 16, "c": 40})
+    return random_silos(tmp_path, [8, 16, 40])
 
 
 def test_whole_epochs_in_steps_are_epochs(tmp_path):
     """Silos of 8 samples have two batches of 4 in an epoch: four steps are two epochs, bit for bit."""
-    equal = random_silos(tmp_path, {"a": 8, "b": 8})
+    equal = random_silos(tmp_path, [8, 8])
     common = {"strategy": "fedavg", "rounds": 2, "batch_size": 4}
     epochs = comparable(federate(equal, **common, local_epochs=2).rows)
     assert comparable(federate(equal, **common, local_steps=4).rows) == epochs

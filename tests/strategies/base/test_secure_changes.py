@@ -72,7 +72,7 @@ def test_fedlama_has_the_spread_of_layers(tmp_path, own, monkeypatch):
 
     A silo takes over what was averaged since its last counted reply, as the server picks it without secure sums.
     """
-    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 9}, columns=12, classes=2)
+    files = random_silos(tmp_path, [6, 10, 9], columns=12, classes=2)
     seen = []
     choose = strategies.fedlama.choose_intervals
 
@@ -133,7 +133,7 @@ def test_player_fl_has_the_mean_of_the_sensitivities(tmp_path, method, absent, m
 
     It is not that of the models, n_i / n. No sensitivity leaves as a number of its own.
     """
-    files = random_silos(tmp_path, {"a": 6, "b": 13, "c": 8})
+    files = random_silos(tmp_path, [6, 13, 8])
     seen = []
     decide = PLayerFL.decide
 

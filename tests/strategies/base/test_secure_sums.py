@@ -60,7 +60,7 @@ def called(name, **changes):
 @pytest.fixture
 def whole(tmp_path):
     """Three silos that have samples of all three classes, which FedProto needs."""
-    return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8}, seed=16)
+    return random_silos(tmp_path, [6, 10, 8], seed=16)
 
 
 def test_the_methods_whose_server_needs_sums_only():
@@ -138,7 +138,7 @@ def test_batch_norm_statistics_and_an_absent_silo(three, absent, tiny_bn):
 
 def test_a_share_is_by_samples_at_most_half(tmp_path, caplog):
     """And at most weight-cap, or 5, times the median. The note of a run named the weight of a run without sums."""
-    files = random_silos(tmp_path, {"a": 4, "b": 4, "c": 40, "d": 5})
+    files = random_silos(tmp_path, [4, 4, 40, 5])
     for cap, largest in ((5.0, 13), (2.0, 8), (0.0, 13)):
         run = federate(files, "fedavg", rounds=1, weight_cap=cap, **SECURE)
         weights = weights_of(run.strategy, files)
@@ -213,7 +213,7 @@ WITHOUT = {
 
 @sampled("key", sorted(keys_of(Common).keys() - WITHOUT), 3)
 def test_every_setting_runs_or_is_refused(tmp_path, key):
-    files = random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 9, "e": 7})
+    files = random_silos(tmp_path, [6, 11, 8, 9, 7])
     field = keys_of(Common)[key]
     others = [v for v in field.metadata.get("choices", ()) if v != field.default]
     if type(field.default) is bool:

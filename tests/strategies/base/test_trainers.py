@@ -47,7 +47,7 @@ def count_steps(monkeypatch):
 @typical(ONE_OF_EACH, "method")
 def test_a_plain_loop_gives_the_built_in_trainings_bits(method, tmp_path, tiny_bn, monkeypatch):
     """Every row of the history, and every silo's own model; or the method refuses trainers, with its reason."""
-    files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 11})
+    files = random_silos(tmp_path, [13, 9, 11])
     own = CASES[ONE_OF_EACH[method]][0].items()
     changes = {key.replace("-", "_").replace(".", "__"): value for key, value in own}
     options = {**DEEP, **OPTIONS, "momentum": 0.0, "optimizer_state": "reset"}
@@ -70,7 +70,7 @@ BASE = {**DEEP, "batch_size": 4, "local_epochs": 2, "learning_rate": 0.1, "round
 
 
 def go(tmp_path, trainer, **changes):
-    files = random_silos(tmp_path, {"a": 13, "b": 9})
+    files = random_silos(tmp_path, [13, 9])
     name = f"own_trainers:{trainer}" if trainer else ""
     return federate(files, **{**BASE, **changes}, trainer=name)
 
@@ -152,7 +152,7 @@ def test_a_method_that_ends_a_training_itself_refuses(tmp_path):
 def test_a_resumed_run_and_a_newcomer_are_trained_by_it(tmp_path):
     """Three rounds at once, or two and one more: the same rows; and the newcomer's model is the built-in training's."""
     changes = {"strategy": "ditto", "hold_out": "c", "hold_out_epochs": 1}
-    files = random_silos(tmp_path, {"a": 13, "b": 9, "c": 8})
+    files = random_silos(tmp_path, [13, 9, 8])
     options = {**BASE, **changes, "rounds": 3}
     built_in = federate(files, **options)
     options["trainer"] = "own_trainers:closure"

@@ -230,7 +230,7 @@ def two_rounds(method, folder):
     """Files of three silos, and the settings of two rounds."""
     own = CASES[ONE_OF_EACH[method]][0].items()
     changes = {key.replace("-", "_").replace(".", "__"): value for key, value in own}
-    files = random_silos(folder, {"a": 13, "b": 9, "c": 11})
+    files = random_silos(folder, [13, 9, 11])
     return files, {**DEEP, **OPTIONS, **changes, "rounds": 2, "evaluate_every": 0}
 
 

@@ -172,8 +172,8 @@ def test_another_number_in_a_resumed_run_is_named(three, tmp_path):
 def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path):
     """A file that has grown between two methods: their comparison is no longer one of methods alone."""
     (tmp_path / "grown").mkdir()
-    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8})
-    grown = random_silos(tmp_path / "grown", {"a": 6, "b": 10, "c": 9})
+    files = random_silos(tmp_path, [6, 10, 8])
+    grown = random_silos(tmp_path / "grown", [6, 10, 9])
     options = {"silos": 3, "rounds": 1, "mlp.hidden": "", "directory": tmp_path / "run"}
     (tmp_path / "run").mkdir()
     loop = simulated(files, strategy="local", **options)
