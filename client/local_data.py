@@ -74,7 +74,8 @@ def device_of(settings: RunSettings, context: Context) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
         if share := gpu_share(os.environ):
-            torch.cuda.set_per_process_memory_fraction(share, device)
+            # By its number: `cuda` alone has none, and PyTorch refuses it here
+            torch.cuda.set_per_process_memory_fraction(share, device.index)
     except (RuntimeError, AssertionError) as error:
         raise UserError(
             f"device '{name}' cannot be used here: {str(error).splitlines()[0]}"

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from models.features import seen_features
 from models.flat import FlatModel
+from models.graphs import graph_of
 from models.samples import Samples, halved_once
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -104,18 +106,33 @@ def own_gradient(
     network: nn.Module | None = None,
 ) -> Tensor:
     """Compute :func:`loss_gradient` without privacy."""
+    if network is None and (
+        graph := graph_of(model, x, y, loss, partial(_gradient, model, loss))
+    ):
+        return graph.replay(x, y)
     buffers = (model.buffers.clone(), model.integers.clone()) if model.scale.used else ()
     while True:
-        factor = model.scale.factor
-        with model.one_gradient():
-            value = _add_gradients(model, x, y, loss, network)
-            if factor != 1:
-                model.gradient.div_(factor)
-            if model.passes.clip:
-                clip_norm(model.gradient, model.passes.clip)
+        value = _gradient(model, loss, x, y, network)
         if not model.scale.must_repeat(model.gradient):
             return value
         model.load(model.vector, *buffers)
+
+
+def _gradient(
+    model: FlatModel,
+    loss: Loss | OnFeatures,
+    x: Any,
+    y: Tensor,
+    network: nn.Module | None = None,
+) -> Tensor:
+    """Write a batch's gradient, clipped where the run says so; return the mean loss."""
+    with model.one_gradient():
+        value = _add_gradients(model, x, y, loss, network)
+        if model.scale.factor != 1:
+            model.gradient.div_(model.scale.factor)
+        if model.passes.clip:
+            clip_norm(model.gradient, model.passes.clip)
+    return value
 
 
 def _add_gradients(
