@@ -20,7 +20,7 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 52_300,
+    "models": 52_800,
     "partitions": 100_300,
     "strategies": 83_400,
     "client": 96_000,
