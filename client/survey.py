@@ -29,8 +29,8 @@ from client.session import ClientSession
 from client.site.parsed import SiteError
 from client.site.record import Record, disclose
 from client.site.trust.policy import Policy, PolicyRefusedError
-from models.survey import ReleaseLimits, survey, table_of
-from models.survey import is_suppressed as is_suppressed
+from models.evidence.survey import ReleaseLimits, survey, table_of
+from models.evidence.survey import is_suppressed as is_suppressed
 from partitions.common.errors import DataError, UserError
 from partitions.patients import fewest_changed
 from partitions.recipes.pictures import read_any

@@ -112,7 +112,7 @@ class FlatModel:
             isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()
         )
         self.has_batch_norm = bool(norms)
-        self.graphs: dict[Any, Any] = {}  # of gradients, on a GPU (models/precision/graphs.py)
+        self.graphs: dict[Any, Any] = {}  # of gradients, on a GPU (models/graphs.py)
         self.is_whole = len(parameters) == len(list(module.parameters()))  # nothing is frozen
 
     def _make_views(

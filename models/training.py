@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.features import seen_features
 from models.flat import FlatModel
-from models.precision.graphs import graph_of
+from models.graphs import graph_of
 from models.samples import Samples, halved_once
 
 Loss = Callable[[Tensor, Tensor], Tensor]

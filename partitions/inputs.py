@@ -15,7 +15,7 @@ float32.
 ``gaps_train`` and so on, or ``gaps`` beside ``x, y``, are the missing values of a table before they were filled:
 booleans (n, columns), true where the hospital's csv had no value. ``silofl import`` writes them where there are any.
 Nothing is trained on them: a survey leaves filled values out, and reports the count of missing ones
-(``models/survey.py``).
+(``models/evidence/survey.py``).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from models.survey import MISSING
+from models.evidence.survey import MISSING
 from partitions.common.files import write_atomically
 from server.report.html import format_number, render, text_lines
 from server.report.page import CSS

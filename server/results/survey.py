@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from models.survey import BINS, MISSING
+from models.evidence.survey import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula

@@ -1,10 +1,10 @@
 """``strategy = survey``: statistics of the data before a training, without a model.
 
 It is no method, and no comparison lists it. A silo answers one message with the statistics of its columns and labels
-that its policy allows (``models/survey.py``). The answer does not depend on the message's content. A policy
+that its policy allows (``models/evidence/survey.py``). The answer does not depend on the message's content. A policy
 allows it by listing ``survey`` by name; ``all`` does not include it.
 
-A silo's answer to a survey: its format in a message, and the server's checks (``models/survey.py``).
+A silo's answer to a survey: its format in a message, and the server's checks (``models/evidence/survey.py``).
 
 The record has a key for each column and each label, so that the hospital's audit log names them: ``column.age``,
 ``label.state``; the values are JSON.
@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self
 from flwr.app import ConfigRecord
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from models.survey import BINS
+from models.evidence.survey import BINS
 from partitions.common.errors import DataError, UserError
 from partitions.common.parsed import Frozen
 from partitions.schema import LONGEST_NAME

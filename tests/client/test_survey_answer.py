@@ -19,7 +19,7 @@ from client.site.study.approvals import approve
 from client.site.study.dangers import dangers
 from client.site.trust.policy import Policy
 from client.studies import released_page
-from models.survey import MISSING
+from models.evidence.survey import MISSING
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source

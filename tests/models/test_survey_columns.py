@@ -9,7 +9,7 @@ import pytest
 from near import near
 from surveyed import RECIPE
 
-from models.survey import (
+from models.evidence.survey import (
     BINS,
     DIGITS,
     MISSING,

@@ -9,7 +9,7 @@ import pytest
 from surveyed import hospital, recoded, times
 from tiny import json_of, random_silos
 
-from models.survey import BINS, MISSING
+from models.evidence.survey import BINS, MISSING
 from server.cli.main import main
 from server.report.survey import survey_text
 from server.results.survey import FACTORS, Surveyed, findings, known_ratio, read_survey

@@ -17,7 +17,7 @@ from two_layers import DEEP
 
 from client.site.node import Site
 from client.site.runtime.doctor import device_check
-from models.precision import graphs
+from models import graphs
 from server.results.history import Row
 from strategies.base.settings import RULES
 
