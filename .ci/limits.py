@@ -21,11 +21,11 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
     "models": 52_800,
-    "partitions": 100_300,
-    "strategies": 83_400,
-    "client": 96_000,
-    "server": 115_400,
-    "tests": 616_400,
+    "partitions": 100_400,
+    "strategies": 83_100,
+    "client": 94_400,
+    "server": 115_000,
+    "tests": 583_900,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -201,8 +201,10 @@ def test_podmans_units_are_the_compose_files_services(name):
     assert keys.get("Network", [""])[0] == service.get("network_mode", "")
 
 
-def test_another_unit_in_a_bundles_folder_is_not_what_was_signed(tmp_path):
+def test_another_unit_in_a_bundles_folder_is_not_what_was_signed(tmp_path, monkeypatch):
     """Podman would start it with the bundle's own."""
+    # The signer that this site has seen is in its state
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     replace(bundle(), signing_key=Ed25519PrivateKey.generate()).write(tmp_path / "clinic.tar")
     untar(tmp_path / "clinic.tar", tmp_path)
     assert check_signed(
