@@ -361,6 +361,18 @@ def test_a_cut_step_bounds_a_silo(three):
     assert 0 < float(moved.norm()) <= 1.001e-3
 
 
+def test_sums_make_no_epsilon_smaller(three, tmp_path):
+    """A silo's noise protects it alone: what others add came after it, and is not counted (docs/privacy.md)."""
+    options = {**DEEP, "rounds": 2, "batch_size": 4, "dp": True}
+    options |= {"dp__noise_multiplier": 1.0, "dp__clip_norm": 1.0}
+    spent = []
+    for secure in (False, True):
+        options |= {"secure_aggregation": secure, "directory": tmp_path / f"run {secure}"}
+        run = federate(three, "fedavg", state_dir=tmp_path / str(secure), **options)
+        spent.append([(r.round, r.silo, r.value) for r in run.rows if r.metric == "epsilon"])
+    assert spent[0] == spent[1] and len(spent[0]) == 6
+
+
 def test_strategies_as_json(capsys):
     assert main(["strategies", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
