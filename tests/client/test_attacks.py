@@ -412,7 +412,7 @@ def test_the_size_of_what_is_sent_counts_whatever_a_method_declares(
     four, tmp_path, monkeypatch
 ):
     """A method that the table takes for a partial one, and that sends all: the app looks at the vector itself."""
-    monkeypatch.setitem(module.METHODS, "fedavg", {})
+    monkeypatch.setitem(module.METHODS, "fedavg", {"whole": False})
     policy = str(loose(tmp_path, "whole-model = false", "runs-per-day = 0"))
     with pytest.raises(
         RuntimeError,

@@ -326,7 +326,7 @@ def test_a_summary_states_no_values_of_the_data(agreed):
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ({"schema": []}, "agreed: schema: a schema has the keys"),
+        ({"schema": []}, "agreed: schema: must be keys and values"),
         (
             {"schema": {"labels": ["a", "b"]}, "classes": 3},
             "agreed: schema names 2 labels, and classes = 3",
