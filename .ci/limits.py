@@ -25,7 +25,7 @@ MOST_TOKENS = {
     "strategies": 83_100,
     "client": 94_400,
     "server": 115_000,
-    "tests": 583_900,
+    "tests": 584_200,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from models.flat import FlatModel
@@ -19,7 +19,11 @@ EAGER = 3  # batches of one shape that are computed step by step, before its gra
 MOST_GRAPHS = 32  # of one model
 # Beyond these the GPU's work takes longer than the calls, and a graph would hold much of its memory
 MOST_PARAMETERS, MOST_VALUES = 5_000_000, 1_000_000
-LIBRARIES = ("models", "torchvision")  # whose networks do the same for each batch of a shape
+LIBRARIES = (
+    "models",
+    "torchvision",
+    "torch",
+)  # whose layers do the same for each batch of a shape
 
 
 class GradientGraph:
@@ -82,6 +86,11 @@ def _repeats(model: FlatModel, x: Any, loss: Any) -> bool:
         and model.passes.parts == 1
         and isinstance(loss, FunctionType)
         and not loss.__closure__
-        and type(model.module).__module__.partition(".")[0] in LIBRARIES
-        and not any(m._forward_hooks or m._forward_pre_hooks for m in model.module.modules())
+        and all(map(_is_steady, model.module.modules()))
     )
+
+
+def _is_steady(layer: nn.Module) -> bool:
+    """Return whether nothing of a layer's forward pass is anybody's own code, which a replay would not run."""
+    library = type(layer).__module__.partition(".")[0]
+    return library in LIBRARIES and not (layer._forward_hooks or layer._forward_pre_hooks)

@@ -107,11 +107,8 @@ def model_card(
     run: RunSettings, state: State, server_round: int, metrics: Mapping[str, Any], rounds: int
 ) -> dict[str, Any]:
     """Return the content of a shared model's card. ``rounds``: the number of rounds of the run."""
-    spec, c, shape = (
-        state.numbers["facts"],
-        run.common,
-        read_shape(state.numbers["facts"]["shape"]),
-    )
+    spec, c = state.numbers["facts"], run.common
+    shape = read_shape(spec["shape"])
     mean, std, labels = statistics(run, state, shape)
     return {
         "method": c.strategy,

@@ -94,9 +94,8 @@ class SecureRounds:
         self.replies: Sequence[Message] = ()  # of the round
         self.made, self.following = NOTHING, NOTHING
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
-        self.unreadable: dict[
-            str, Sequence[Any]
-        ] = {}  # by silo: whose shares it could not read
+        # By silo: whose shares it could not read
+        self.unreadable: dict[str, Sequence[Any]] = {}
         self.excluded: dict[str, str] = {}  # in this process, and why
         self.attempt, self.context = 1, b""
         self.weights: dict[str, int] = {}  # of the silos in the round's sum, by name
@@ -167,13 +166,10 @@ class SecureRounds:
             return replies_of(self.opened)
         self.weights, first = weights_of(strategy, trains), min(trains)
         texts = [made.statements[name].text for name in self.weights]
-        slot, received = (
-            made.statements[first].slot,
-            masks.received_sha256(trains[first].content),
-        )
-        self.context = masks.context(
-            slot, received, self.settings, self.weights, made.statements
-        )
+        slot = made.statements[first].slot
+        received = masks.received_sha256(trains[first].content)
+        agreed = received, self.settings, self.weights, made.statements
+        self.context = masks.context(slot, *agreed)
         records = [made.records[name] for name in self.weights]
         for name, message in trains.items():
             place = made.holders.index(name)
