@@ -22,10 +22,10 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 MOST_TOKENS = {
     "models": 52_800,
     "partitions": 100_400,
-    "strategies": 82_800,
-    "client": 92_100,
-    "server": 115_000,
-    "tests": 584_200,
+    "strategies": 83_000,
+    "client": 94_200,
+    "server": 114_700,
+    "tests": 584_400,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

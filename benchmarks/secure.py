@@ -24,8 +24,8 @@ import torch
 from benchmarks.common import table
 from client.site.secure import masks
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import Slot, read_statement
-from client.site.secure.unmasking import open_sum
+from client.site.secure.statements import Keys, Slot, Statement, read_statement
+from client.site.secure.unmasking import Offers, open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
 from client.site.trust.policy import Policy
@@ -69,6 +69,9 @@ class SeededRing:
         texts = [self.silos[name].keys(slot)["statement"] for name in self.names]
         record = {**slot, "statements": texts}
         self.made = {name: self.silos[name].start(record) for name in self.names}
+        self.holders: Any = {
+            n: read_statement(Keys, t) for n, t in zip(self.names, texts, strict=True)
+        }
 
     def record(self, name: str) -> dict[str, Any]:
         """The record of a train message."""
@@ -96,18 +99,21 @@ class SeededRing:
         """The opened sum."""
         tensors = [torch.from_numpy(sent[name].view(np.int32)) for name in survivors]
         total = add_integers(tensors).remainder(2**32).numpy().astype(np.uint32)
-        statements = {name: read_statement(self.made[name]["statement"]) for name in self.names}
+        statements = {
+            name: read_statement(Statement, self.made[name]["statement"]) for name in self.names
+        }
         context = masks.context(
             Slot(RUN, self.round, 1),
             self.received(),
-            masks.settings_sha256(SETTINGS),
+            SETTINGS,
             dict.fromkeys(self.names, 1),
             statements,
         )
-        return open_sum(
-            *(total, self.names, survivors, context, statements, answers),
-            *(self.names, self.made),
-        )
+        sealed = {name: self.made[name]["sealed"] for name in self.names}
+        made = Offers(Slot(RUN, self.round, 1), self.holders, statements, sealed)
+        opened = open_sum(total, made, self.names, survivors, context, answers)
+        self.holders = statements
+        return opened
 
 
 def integers_in(ring: SeededRing, config: Mapping[str, Any]) -> Vector:
@@ -149,7 +155,7 @@ def measure(count: int, size: int, repeats: int, folder: Path) -> list[str]:
         took, opened = cpu(lambda s=sent, a=answers: ring.open(s, a, survivors))  # type: ignore[misc]
         server.append(took)
         _check(opened.total, ring, len(survivors))
-        more = len(ahead["statement"]) + len(ahead["hashes"]) + sum(map(len, ahead["sealed"]))
+        more = len(ahead["statement"]) + sum(map(len, ahead["sealed"]))
         ring.made, ring.round = following, ring.round + 1
     of = [statistics.median(a / b for a, b in zip(silo, stream, strict=True))]
     of += [statistics.median(a / b for a, b in zip(server, stream, strict=True))]

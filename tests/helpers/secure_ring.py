@@ -15,8 +15,8 @@ from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import masks
 from client.site.secure.silo import Entered, SecureSilo
-from client.site.secure.statements import Slot, read_statement, threshold
-from client.site.secure.unmasking import open_sum
+from client.site.secure.statements import Keys, Slot, Statement, read_statement, threshold
+from client.site.secure.unmasking import Offers, open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
 from client.site.trust.policy import Policy
@@ -44,7 +44,7 @@ class Ring:
         self.peers = {n: fingerprint(public_pem(key)) for n, key in self.nodes.items()}
         self.silos = {name: self.silo(name) for name in self.names}
         self.offers: dict[str, Record] = {}  # what came last of each silo: statement, shares
-        self.holders: list[str] = []
+        self.holders: dict[str, Keys] = {}
         self.entered: dict[str, Entered] = {}
         self.sent: dict[str, Record] = {}  # the last train record of each silo
 
@@ -63,17 +63,16 @@ class Ring:
         texts = [self.silos[name].keys(slot)["statement"] for name in names]
         record = {**slot, "statements": texts}
         self.offers = {name: self.silos[name].start(record) for name in names}
-        self.holders = names
+        self.holders = {n: read_statement(Keys, t) for n, t in zip(names, texts, strict=True)}
 
     def record(self, round: int, attempt: int, names: Sequence[str], to: str) -> Record:
         """The train record for one silo."""
-        place = self.holders.index(to)
+        place = [*self.holders].index(to)
         return {
             "round": round,
             "attempt": attempt,
             "statements": [self.offers[name]["statement"] for name in names],
             "sealed": [self.offers[name]["sealed"][place] for name in names],
-            "hashes": [self.offers[name]["hashes"][64 * place :][:64] for name in names],
         }
 
     def received(self, round: int) -> str:
@@ -120,17 +119,24 @@ class Ring:
         total = np.zeros_like(next(iter(masked.values())))
         for name in survivors:
             total += masked[name]
-        statements = {name: read_statement(self.offers[name]["statement"]) for name in names}
+        statements = {
+            name: read_statement(Statement, self.offers[name]["statement"]) for name in names
+        }
         context = masks.context(
             Slot(RUN, round, attempt),
             self.received(round),
-            masks.settings_sha256(self.settings),
+            self.settings,
             dict.fromkeys(names, 1),
             statements,
         )
-        return open_sum(
-            *(total, names, survivors, context), statements, answers, self.holders, self.offers
-        )
+        sealed = {name: self.offers[name]["sealed"] for name in names}
+        made = Offers(Slot(RUN, round, attempt), self.holders, statements, sealed)
+        return open_sum(total, made, names, survivors, context, answers)
+
+
+def fields_of(one: Keys) -> dict[str, Any]:
+    """What a silo signs in a statement, but for its slot."""
+    return one.model_dump(exclude={"kind", "signer", "text", "run", "round", "attempt"})
 
 
 def plain_sum(vectors: Mapping[str, Any], names: Sequence[str]) -> Any:

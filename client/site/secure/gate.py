@@ -1,7 +1,8 @@
 """The gate's part of secure aggregation: three messages are answered here, and a vector leaves under masks only."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,47 +33,45 @@ class SecureMessage:
     def __init__(self, message: Any, context: Any, terms: Terms) -> None:
         self.message, self.note = message, dict[str, Any]()
         self.asked = message.metadata.message_type
-        self.record = dict(message.content.pop(RECORD, {})) if message.has_content() else {}
-        self.run = context.run_config
-        node, secure = context.node_config, is_secure(self.run)
+        self.record = {**message.content.pop(RECORD, {})} if message.has_content() else {}
+        node, secure, study = context.node_config, is_secure(context.run_config), terms.study
         self.name = str(node.get("name", "this silo"))
         self.own = self.asked in (KEYS, START, UNMASK)
         self.masks = secure and self.asked.partition(".")[0] == "train"
         # No array leaves but a masked one
         self.closed = secure or terms.rules.secure_aggregation == REQUIRED
-        if self.own and not secure:
-            raise self._refusal(
-                "the run has secure-aggregation = false, and a message asks for it"
-            )
-        study = terms.study
         held_out = study is not None and self.name in study.held_out
         self.told = secure and self.asked == "query" and not held_out
-        if self.own or self.masks or self.told:
-            try:
+        with self._refusing():
+            if self.own and not secure:
+                raise SiteError(
+                    "the run has secure-aggregation = false, and a message asks for it"
+                )
+            if self.own or self.masks or self.told:
                 self.silo = open_silo(self.name, context, terms)
-                if self.masks:
-                    received = masks.received_sha256(message.content)
-                    share = dict(message.content.config_records.get("config", {})).get(SHARE)
-                    self.entered = self.silo.enter(self.record, received, share)
-            except (SiteError, OSError) as error:
-                raise self._refusal(error) from None
+            if self.masks:
+                received = masks.received_sha256(message.content)
+                share = {**message.content.config_records.get("config", {})}.get(SHARE)
+                self.entered = self.silo.enter(self.record, received, share)
 
     def reply(self, answer: Callable[[], Any]) -> Any:
         """Return the reply: this silo's own, or the app's with masks. Raises PolicyRefusedError: it must not leave."""
-        try:
+        with self._refusing():
             if self.own:
-                return self._own()
+                return self._answer()
             reply = answer()
-            if self.closed and not reply.has_error():
-                self._mask(reply)
-            if self.told and not reply.has_error():
+            if reply.has_error():
+                return reply
+            if self.masks:
+                self._mask(reply.content)
+            elif self.closed and reply.content.array_records:
+                raise SiteError("the reply has a vector, and here none leaves without a mask")
+            if self.told:
                 summary = reply.content.config_records.get(SUMMARY, {})
                 self.silo.note_samples(max(whole(summary.get("n_train")), 1))
             return reply
-        except (SiteError, OSError) as error:
-            raise self._refusal(error) from None
 
-    def _own(self) -> Any:
+    def _answer(self) -> Any:
         from flwr.app import ConfigRecord, Message, RecordDict
 
         call = {KEYS: self.silo.keys, START: self.silo.start, UNMASK: self.silo.unmask}
@@ -82,37 +81,34 @@ class SecureMessage:
             self.note |= {"survivors": len(self.record["survivors"]), "gone": self.silo.gone}
         return Message(RecordDict({RECORD: found}), reply_to=self.message)
 
-    def _mask(self, reply: Any) -> None:
+    def _mask(self, content: Any) -> None:
         """Add the masks to the reply's vector. Raises SiteError if it has an array without them."""
         from flwr.app import Array, ArrayRecord, ConfigRecord
 
-        arrays = dict(reply.content.array_records)
-        if not self.masks:
-            if arrays:
-                raise SiteError("the reply has a vector, and here none leaves without a mask")
-            return
-        found = arrays.get(ARRAYS, {})
-        if {*arrays} != {ARRAYS} or {*found} != {ARRAY}:
+        arrays = content.array_records
+        if {*arrays} != {ARRAYS} or {*arrays[ARRAYS]} != {ARRAY}:
             raise SiteError(
                 f"the reply has the arrays {', '.join(sorted(arrays))[:200] or 'none'}, and only {ARRAYS} is masked"
             )
-        vector = found[ARRAY].numpy()
+        vector = arrays[ARRAYS][ARRAY].numpy()
         if str(vector.dtype) != "uint32" or vector.ndim != 1:
             raise SiteError(
                 f"the reply's vector is {vector.dtype} and not uint32, so no mask hides it"
             )
         masked, following = self.silo.mask(vector, self.entered)
-        reply.content[ARRAYS] = ArrayRecord({ARRAY: Array(masked)})
-        reply.content.pop(RECORD, None)
-        if following:
-            reply.content[RECORD] = ConfigRecord(following)
-        slot = self.entered.slot
-        self.note = {"round": slot.round, "attempt": slot.attempt}
+        content[ARRAYS] = ArrayRecord({ARRAY: Array(masked)})
+        content[RECORD] = ConfigRecord(following)
+        _, *slot = self.entered.slot
+        self.note = dict(zip(("round", "attempt"), slot, strict=True))
         self.note |= {"silos": len(self.entered.statements)}
         self.note |= {"unreadable": self.entered.faults} if self.entered.faults else {}
 
-    def _refusal(self, fault: object) -> PolicyRefusedError:
-        return PolicyRefusedError(f"{self.name} refuses: {fault}")
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except (SiteError, OSError) as error:
+            raise PolicyRefusedError(f"{self.name} refuses: {error}") from None
 
 
 def open_silo(name: str, context: Any, terms: Terms) -> SecureSilo:

@@ -8,18 +8,17 @@ import base64
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from ..parsed import SiteError
 from ..study.protocol import FREE
 from ..trust.chain import canonical, digest
 from ..trust.receipts import ASKED
 from . import SHARE
-from .statements import Slot, Statement
+from .statements import Slot, Statement, agree
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,14 +30,6 @@ else:
 # In a message's config, what differs between silos; the weight is compared with the list, the others scale no step
 PER_SILO = {ASKED, SHARE, "counted", "reported", "attended", "state_lost"}
 PART = 1 << 18  # bytes of a stream made at once
-
-
-def encode(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def decode(text: str) -> bytes:
-    return base64.b64decode(text)
 
 
 # --- what the silos of a slot must agree on ---------------------------------------------------------------------------
@@ -59,19 +50,18 @@ def received_sha256(content: Any) -> str:
     return f"{digest(canonical({'arrays': found}))}:{digest(canonical(common))}"
 
 
-def settings_sha256(run_config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a run's settings, without those that do not affect a silo's training."""
-    return digest(canonical({key: run_config[key] for key in run_config.keys() - FREE}))
-
-
 def context(
     slot: Slot,
     received: str,
-    settings: str,
+    run_config: Mapping[str, Any],
     weights: Mapping[str, int],
     statements: Mapping[str, Statement],
 ) -> bytes:
-    """Return the SHA-256 of all that a slot's silos agree on. ``weights``: of its list, in its order."""
+    """Return the SHA-256 of all that a slot's silos agree on. ``weights``: of its list, in its order.
+
+    Of the run's settings, all count that affect a silo's training.
+    """
+    settings = {key: run_config[key] for key in run_config.keys() - FREE}
     members = [
         (name, of, digest(statements[name].text.encode())) for name, of in weights.items()
     ]
@@ -87,17 +77,10 @@ def derive(secret: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), 32, None, info).derive(secret)
 
 
-def agree(private: bytes, public: bytes, whose: str) -> bytes:
-    """Return the shared secret of two X25519 keys. Raises SiteError for a key that gives none, as of small order."""
-    try:
-        other = X25519PublicKey.from_public_bytes(public)
-        return X25519PrivateKey.from_private_bytes(private).exchange(other)
-    except ValueError:
-        raise SiteError(f"{whose}'s key is no X25519 key that gives a secret") from None
-
-
-def public_of(private: bytes) -> bytes:
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+def public_of(private: bytes) -> str:
+    """Return the public half of an X25519 key, in base64."""
+    public = X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    return base64.b64encode(public).decode()
 
 
 def self_seed(secret: bytes, context: bytes) -> bytes:
@@ -105,9 +88,21 @@ def self_seed(secret: bytes, context: bytes) -> bytes:
     return derive(secret, b"silofl self mask 1" + context)
 
 
-def pair_seed(private: bytes, public: bytes, context: bytes, whose: str = "a peer") -> bytes:
+def pair_seed(private: bytes, public: str, context: bytes) -> bytes:
     """Return the seed of the mask that two silos share, one adds and the other subtracts."""
-    return derive(agree(private, public, whose), b"silofl pair mask 1" + context)
+    return derive(agree(private, public), b"silofl pair mask 1" + context)
+
+
+def pair_seeds(
+    silo: str, private: bytes, statements: Iterable[Statement], context: bytes
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the seeds of the masks that a silo shares with others: those that it adds, and that it subtracts."""
+    plus, minus = list[bytes](), list[bytes]()
+    for one in statements:
+        if one.silo != silo:
+            seed = pair_seed(private, one.mask, context)
+            (plus if silo < one.silo else minus).append(seed)
+    return plus, minus
 
 
 def add(vector: Vector, plus: Iterable[bytes], minus: Iterable[bytes]) -> Vector:

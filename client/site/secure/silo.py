@@ -10,7 +10,7 @@ arrays. Two sums over different sets that start from one model would differ by s
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from urllib.parse import quote
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from ..parsed import SiteError
+from ..parsed import SiteError, parse_values
 from ..record import Record, disclose
 from ..study.protocol import StudyProtocol
 from ..trust.chain import canonical, digest, write_whole
@@ -27,12 +27,18 @@ from ..trust.envelope import PrivateKey
 from ..trust.message_rules import number
 from ..trust.policy import Policy
 from . import KEPT, OTHER_SUM, masks
-from .masks import Vector, decode, encode
+from .masks import Vector
 from .shamir import SHARE, split
 from .statements import (
+    HASHES,
+    AnyKeys,
+    Keys,
+    ServerRecord,
     Slot,
     Statement,
+    agree,
     digest_of,
+    hashes_of,
     labels_of,
     read_list,
     state,
@@ -51,21 +57,20 @@ BYTES = "="  # key of bytes in the file; no silo has this name
 
 @dataclass
 class Entered:
-    """A train message that was accepted. ``faults``: peers whose shares cannot be opened; ``more``: for its slot."""
+    """A train message that was accepted. ``slots``: with its own; ``faults``: peers whose shares cannot be opened."""
 
     slot: Slot
     statements: dict[str, Statement]
+    slots: dict[Slot, Entry]
     faults: list[str]
-    more: Entry
 
-
-def hashes_of(share: bytes) -> bytes:
-    """Return the SHA-256 of both halves of a share, 64 bytes."""
-    return bytes.fromhex(digest(share[:SHARE]) + digest(share[SHARE:]))
+    @property
+    def entry(self) -> Entry:
+        return self.slots[self.slot]
 
 
 def _bytes(found: Entry) -> Any:
-    return decode(found[BYTES]) if BYTES in found else found
+    return bytes.fromhex(found[BYTES]) if BYTES in found else found
 
 
 @dataclass
@@ -98,7 +103,8 @@ class SecureSilo:
 
     def keys(self, record: Mapping[str, Any]) -> Entry:
         """Return a statement with a key to seal shares with; earlier slots of this run, and other runs, are over."""
-        slot, slots = self._slot(record), self._read()
+        slot, _ = self._asked(record)
+        slots = self._read()
         entry = slots.get(slot, {})
         if not self.samples:
             raise SiteError(
@@ -113,38 +119,36 @@ class SecureSilo:
             )
         if "keys" not in entry:
             private = secrets.token_bytes(32)
-            text = self._state(slot, "keys", masks.public_of(private))
-            entry = {"keys": text, "seal": private}
+            entry = {"keys": self._state(slot, private), "private": private}
         self._write({slot: entry})
         return {"statement": entry["keys"]}
 
     def start(self, record: Mapping[str, Any]) -> Entry:
         """Return the statement and the sealed shares of this slot's secrets. ``record`` lists the holders' keys."""
-        slot, slots = self._slot(record), self._read()
+        slot, asked = self._asked(record)
+        slots = self._read()
         entry = slots.get(slot, {})
         if "keys" not in entry:
             raise SiteError(
                 f"there are no keys here for round {slot.round}: ask for them first"
             )
-        holders = self._list(record, slot, "keys", entry["keys"])
-        if entry.get("origin", digest_of(holders)) != digest_of(holders):
-            raise SiteError(f"the shares of round {slot.round} were made for another list")
-        if "b" not in entry:
-            entry |= self._share(slot, entry["seal"], holders)
-            self._write(slots)
-        return dict(entry["out"])
+        holders = self._list(Keys, asked, slot, entry["keys"])
+        slots[slot] = entry | self._shared(entry, slot, entry["private"], holders)
+        self._write(slots)
+        return dict(slots[slot]["out"])
 
     def enter(self, record: Mapping[str, Any], received: str, share: Any) -> Entered:
         """Accept a train message: its list, its shares. ``share``: the weight that the app is to use."""
-        slot = self._slot(record)
-        entry = self._read().get(slot, {})
+        slot, asked = self._asked(record)
+        slots = self._read()
+        entry = slots.get(slot, {})
         if "answer" in entry:
             raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
-        if "b" not in entry:
+        if "out" not in entry:
             raise SiteError(
                 f"there are no secrets here for round {slot.round}: repeat its keys"
             )
-        listed = self._list(record, slot, "round", entry["out"]["statement"])
+        listed = self._list(Statement, asked, slot, entry["out"]["statement"])
         if not listed.keys() <= {*entry["holders"]}:
             raise SiteError("the list has silos that hold no shares of this round's secrets")
         for name, one in listed.items():
@@ -153,7 +157,7 @@ class SecureSilo:
         self._check_count(listed, len(entry["holders"]))
         question = received.partition(":")[0]
         weights = weights_of(listed, self.run_config, self.labels)
-        if record.get("again"):
+        if asked.again:
             before = self.weighed.get(question, {})
             if not listed.keys() <= before.keys():
                 raise SiteError(
@@ -162,35 +166,28 @@ class SecureSilo:
             weights = {name: before[name] for name in listed}
         if share != weights[self.silo] / sum(weights.values()):
             raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
-        settings = masks.settings_sha256(self.run_config)
-        context = masks.context(slot, received, settings, weights, listed)
+        context = masks.context(slot, received, self.run_config, weights, listed)
         if entry.get("context", context) != context:
             raise SiteError(f"round {slot.round} has come before with another model or list")
-        held, faults = self._open(entry, record, [*listed])
-        more = {"weights": weights, "question": question, "held": held, "context": context}
-        return Entered(slot, listed, faults, more)
+        held, faults = self._open(entry["opens"], asked.sealed, [*listed])
+        entry |= {"weights": weights, "question": question, "held": held, "context": context}
+        return Entered(slot, listed, slots, faults)
 
     def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
         """Return the masked vector, once per slot, and what the next round needs, and whose shares are none."""
-        slot, slots = entered.slot, self._read()
-        entry, own = slots[slot], digest(vector.data)
-        if entry.get("vector", own) != own:
+        slot, entry, own = entered.slot, entered.entry, digest(vector.data)
+        if entry.setdefault("vector", own) != own:
             raise SiteError(f"another vector of round {slot.round} has left under these masks")
-        entry |= {"vector": own, **entered.more}
-        context = entry["context"]
-        plus, minus = [masks.self_seed(entry["b"], context)], list[bytes]()
-        for name, one in entered.statements.items():
-            if name != self.silo:
-                seed = masks.pair_seed(entry["s"], decode(one.mask), context, name)
-                (plus if self.silo < name else minus).append(seed)
+        entry.pop("keys", None)  # for no other list
+        listed, context = entered.statements, entry["context"]
+        plus, minus = masks.pair_seeds(self.silo, entry["s"], listed.values(), context)
+        plus.append(masks.self_seed(entry["b"], context))
         following = Slot(self.run, slot.round + 1, 1)
         kept, out = {slot: entry}, dict[str, Any]()
         if following.round <= (number(self.run_config.get("rounds")) or 0):
-            found = slots.get(following, {})
-            if found.get("origin") != digest_of(entered.statements):
-                found = self._share(following, entry["seal"], entered.statements)
-            kept[following] = found
-            out |= found["out"]
+            found = entered.slots.get(following, {})
+            kept[following] = self._shared(found, following, entry["seal"], listed)
+            out |= kept[following]["out"]
         weighed = {**self.weighed, entry["question"]: entry["weights"]}
         self.weighed = dict([*weighed.items()][-KEPT:])
         self._write(kept)
@@ -199,14 +196,17 @@ class SecureSilo:
 
     def unmask(self, record: Mapping[str, Any]) -> Entry:
         """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""
-        slot, slots = self._slot(record), self._read()
-        entry = slots.get(slot, {})
+        slot, asked = self._asked(record)
+        slots = self._read()
+        entry, survivors = slots.get(slot, {}), [*asked.survivors]
         names = [*entry.get("weights", ())]
         if not names:
             raise SiteError(
                 f"no vector of round {slot.round}, attempt {slot.attempt}, has left here"
             )
-        survivors = self._survivors(record, names, len(entry["holders"]))
+        if survivors != [name for name in names if name in survivors]:
+            raise SiteError("the survivors are not silos of the round's list, in its order")
+        self._check_count(survivors, len(entry["holders"]))
         if entry.get("survivors", survivors) != survivors:
             raise SiteError(f"round {slot.round} was answered for other survivors")
         weights = {name: entry["weights"][name] for name in survivors}
@@ -224,24 +224,24 @@ class SecureSilo:
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
-    def _slot(self, record: Mapping[str, Any]) -> Slot:
-        found: Any = record.get("round"), record.get("attempt")
-        if not all(type(one) is int and 1 <= one <= 2**31 for one in found):
-            raise SiteError("the message names no round and attempt")
-        return Slot(self.run, *found)
+    def _asked(self, record: Mapping[str, Any]) -> tuple[Slot, ServerRecord]:
+        asked = parse_values(
+            ServerRecord, {**record}, "the message's record", "repeat the round"
+        )
+        return Slot(self.run, asked.round, asked.attempt), asked
 
     def _list(
-        self, record: Mapping[str, Any], slot: Slot, phase: str, own: str
-    ) -> dict[str, Statement]:
+        self, kind: type[AnyKeys], asked: ServerRecord, slot: Slot, own: str
+    ) -> dict[str, AnyKeys]:
         """Return the message's list, which has this silo's own statement and enough peers."""
         peers = self.study.training_peers
-        found = read_list(record.get("statements"), (slot, phase, self.study.digest), peers)
+        found = read_list(kind, asked.statements, (slot, self.study.digest), peers)
         if self.silo not in found or found[self.silo].text != own:
             raise SiteError("the list lacks this silo's own last statement")
         self._check_count(found, len(peers))
         return found
 
-    def _check_count(self, names: Sequence[str] | Mapping[str, Any], of: int) -> None:
+    def _check_count(self, names: Collection[str], of: int) -> None:
         if len(names) < (least := threshold(of)):
             raise SiteError(
                 f"{len(names)} silos of {of} are listed: at least {least} are needed"
@@ -253,15 +253,6 @@ class SecureSilo:
             raise SiteError(
                 "the list has a part of a group of silos, and the study has groups in a sum as a whole (secure-group)"
             )
-
-    def _survivors(
-        self, record: Mapping[str, Any], names: Sequence[str], holders: int
-    ) -> list[str]:
-        given = record.get("survivors")
-        if not isinstance(given, list) or given != [name for name in names if name in given]:
-            raise SiteError("the survivors are not silos of the round's list, in its order")
-        self._check_count(given, holders)
-        return [*given]
 
     def _note(self, question: str, survivors: Mapping[str, int], slot: Slot) -> None:
         """Write down which set, with which weights, this question is answered for. Raises SiteError after another."""
@@ -280,59 +271,54 @@ class SecureSilo:
 
     # --- secrets and shares -----------------------------------------------------------------------------------------
 
-    def _state(self, slot: Slot, phase: str, public: bytes, **more: str) -> str:
-        more |= {"study": self.study.digest, "phase": phase, "seal": encode(public)}
+    def _state(self, slot: Slot, private: bytes, **more: str) -> str:
+        more |= {"study": self.study.digest, "seal": masks.public_of(private)}
         own = {"silo": self.silo, "group": self.labels.get(self.silo, "")}
         return state(slot, self.key, samples=self.samples, **own, **more)
 
-    def _share(self, slot: Slot, private: bytes, holders: Mapping[str, Statement]) -> Entry:
-        """Return a slot's new secrets, their shares sealed to the holders, and keys to open the holders' own."""
+    def _shared(
+        self, found: Entry, slot: Slot, private: bytes, holders: Mapping[str, Keys]
+    ) -> Entry:
+        """Return a slot's secrets, their shares sealed to the holders, and keys to open the holders' own.
+
+        ``found``: those that the silo has, which are for these holders or are replaced. This silo is a holder, too.
+        """
+        origin = digest_of(holders)
+        if found.get("origin") == origin:
+            return found
         b, s, seal = (secrets.token_bytes(32) for _ in range(3))
         halves = (split(secret, len(holders), threshold(len(holders))) for secret in (b, s))
-        shares = dict(zip(holders, map(bytes.__add__, *halves), strict=True))
-        sealed, opens = dict.fromkeys(holders, b""), dict[str, bytes]()
-        for name in holders.keys() - {self.silo}:
-            shared = masks.agree(private, decode(holders[name].seal), name)
-            key = masks.sealing_key(shared, str(slot), self.silo, name)
-            sealed[name] = ChaCha20Poly1305(key).encrypt(ONCE, shares[name], None)
-            opens[name] = masks.sealing_key(shared, str(slot), name, self.silo)
-        hashes = b"".join(map(hashes_of, shares.values()))
-        text = self._state(
-            slot,
-            "round",
-            masks.public_of(seal),
-            mask=encode(masks.public_of(s)),
-            secrets=f"{digest(b)}:{digest(s)}",
-            shares=digest(hashes),
-            holders=digest_of(holders),
-        )
-        own = {"b": b, "s": s, "seal": seal, "share": shares[self.silo], "opens": opens}
-        out = {"statement": text, "sealed": [*sealed.values()], "hashes": hashes}
-        return {**own, "out": out, "holders": [*holders], "origin": digest_of(holders)}
+        sealed, opens = list[bytes](), dict[str, bytes]()
+        for one, *parts in zip(holders.values(), *halves, strict=True):
+            shared, share = agree(private, one.seal), b"".join(parts)
+            key = masks.sealing_key(shared, str(slot), self.silo, one.silo)
+            opens[one.silo] = masks.sealing_key(shared, str(slot), one.silo, self.silo)
+            text = ChaCha20Poly1305(key).encrypt(ONCE, share, None)
+            sealed.append(hashes_of(share) + text)
+        signed = {
+            "mask": masks.public_of(s),
+            "secret": digest(b),
+            "shares": digest(b"".join(sealed)),
+            "holders": origin,
+        }
+        out = {"statement": self._state(slot, seal, **signed), "sealed": sealed}
+        made = {"b": b, "s": s, "seal": seal, "opens": opens, "out": out}
+        return {**made, "holders": [*holders], "origin": origin}
 
     def _open(
-        self, entry: Entry, record: Mapping[str, Any], names: Sequence[str]
+        self, opens: Mapping[str, bytes], sealed: Sequence[bytes], names: Sequence[str]
     ) -> tuple[dict[str, bytes], list[str]]:
-        """Return the shares that peers have sealed for this silo, and who sealed none, or others than it has signed.
-
-        A message may have the hashes that they have signed. A false hash makes a silo name an innocent one, no more.
-        """
-        sealed: Any = record.get("sealed")
-        hashes: Any = record.get("hashes", [b""] * len(names))
-        for given in (sealed, hashes):
-            fits = isinstance(given, list) and len(given) == len(names)
-            if not fits or not all(isinstance(one, bytes) for one in given):
-                raise SiteError("the message has no share of each silo in the list")
-        held, faults = {self.silo: entry["share"]}, list[str]()
-        for name, one, signed in zip(names, sealed, hashes, strict=True):
-            if name == self.silo:
-                continue
+        """Return the shares that silos have sealed for this one, and who sealed none, or another than it has signed."""
+        if len(sealed) != len(names):
+            raise SiteError("the message has no share of each silo in the list")
+        held, faults = dict[str, bytes](), list[str]()
+        for name, one in zip(names, sealed, strict=True):
             try:
-                share = ChaCha20Poly1305(entry["opens"][name]).decrypt(ONCE, one, None)
-                if len(share) != 2 * SHARE or (signed and hashes_of(share) != signed):
+                share = ChaCha20Poly1305(opens[name]).decrypt(ONCE, one[HASHES:], None)
+                if hashes_of(share) != one[:HASHES]:
                     raise InvalidTag
                 held[name] = share
-            except (InvalidTag, ValueError):
+            except InvalidTag:
                 faults.append(name)
         return held, faults
 
@@ -360,5 +346,5 @@ class SecureSilo:
         listed = [[*slot[1:], entry] for slot, entry in slots.items()]
         content = {"run": self.run, "samples": self.samples, "slots": listed}
         content |= {"weights": self.weighed}
-        text = json.dumps(content, default=lambda one: {BYTES: encode(one)})
+        text = json.dumps(content, default=lambda one: {BYTES: one.hex()})
         write_whole(self.path, text, sync_name=sync_name)

@@ -4,10 +4,12 @@ The server's list is never believed: each name must be a peer of the study that 
 statement must be signed by that peer's key.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import Field
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from pydantic import AfterValidator, Field
 
 from ..parsed import Frozen, SiteError, match_pattern, parse_values
 from ..private import load_ours
@@ -16,6 +18,7 @@ from ..trust.envelope import SECURE, PrivateKey, seal, unseal
 from ..trust.message_rules import number
 from ..trust.methods import DEFAULTS, METHODS
 from . import MOST_SILOS
+from .shamir import SHARE
 
 LONGEST = 4096  # characters of a statement
 # The rules that the server follows
@@ -23,13 +26,35 @@ _sums: Any = load_ours("partitions/common", "sum_weights")
 labels_of, whole = _sums.labels_of, _sums.whole
 
 
+# --- what is sent ---------------------------------------------------------------------------------------------------
+
+
+def agree(private: bytes, public: str) -> bytes:
+    """Return the shared secret of two X25519 keys. Raises SiteError for a key that gives none, as of small order."""
+    try:
+        other = X25519PublicKey.from_public_bytes(base64.b64decode(public))
+        return X25519PrivateKey.from_private_bytes(private).exchange(other)
+    except ValueError:
+        raise SiteError("must be an X25519 key that gives a secret") from None
+
+
+def check_key(public: str) -> str:
+    agree(bytes(32), public)
+    return public
+
+
 # 32 bytes in base64, each in one way
 Key = Annotated[
-    str, match_pattern("([A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=)?", "must be 32 bytes in base64")
+    str,
+    match_pattern("[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=", "must be 32 bytes in base64"),
+    AfterValidator(check_key),
 ]
-Sha = Annotated[str, match_pattern("([0-9a-f]{64})?", "must be a SHA-256")]
-Shas = Annotated[str, match_pattern("([0-9a-f]{64}:[0-9a-f]{64})?", "must be two SHA-256 sums")]
+Sha = Annotated[str, match_pattern("[0-9a-f]{64}", "must be a SHA-256")]
 Number = Annotated[int, Field(ge=1, le=2**31)]
+HASHES = 64  # bytes: the SHA-256 of both halves of a share
+# The hashes of one silo's share for another, then the share, sealed
+SEALED = HASHES + 2 * SHARE + 16
+Sealed = Annotated[bytes, Field(min_length=SEALED, max_length=SEALED)]
 
 
 class Slot(NamedTuple):
@@ -43,30 +68,65 @@ class Slot(NamedTuple):
         return ".".join(map(str, self))
 
 
-class Statement(Frozen):
-    """A statement with a correct signature. ``signer``: the key's fingerprint; ``text``: as it came."""
+class ServerRecord(Frozen):
+    """The server's record. ``statements``: the list; ``sealed``: what each of its silos has sealed for this one."""
+
+    round: Number
+    attempt: Number
+    statements: Annotated[Sequence[str], Field(max_length=MOST_SILOS)] = ()
+    sealed: Sequence[bytes] = ()
+    survivors: Sequence[str] = ()
+    again: bool = False  # whether its weights are those of an earlier attempt
+
+
+class SiloRecord(Frozen):
+    """A silo's record. ``shares``: its answer to `unmask`; ``unreadable``: peers whose shares it cannot open."""
+
+    statement: str = ""
+    sealed: Sequence[Sealed] = ()
+    shares: Sequence[bytes] = ()
+    unreadable: Sequence[str] = ()
+
+
+class Keys(Frozen):
+    """A statement with a correct signature, of a key alone. ``signer``: the fingerprint; ``text``: as it came."""
 
     kind: str
     study: Sha
     run: str
     round: Number
     attempt: Number
-    phase: Literal["keys", "round"]
     silo: str
     samples: Number  # of its training part
     group: str = ""  # the names of the silos that are in a sum with it
     seal: Key  # the public key to seal shares to this silo with
-    # The public key of pair masks; this and what follows are empty in phase "keys"
-    mask: Key = ""
-    secrets: Shas = ""  # of the self mask's secret and of the mask key
-    shares: Sha = ""  # of the hashes of all shares
-    holders: Sha = ""  # of the statements of those who hold them
     signer: str
     text: str
 
     @property
-    def slot(self) -> Slot:
-        return Slot(self.run, self.round, self.attempt)
+    def of(self) -> tuple[Slot, str]:
+        """Return the slot and the study."""
+        return Slot(self.run, self.round, self.attempt), self.study
+
+    @property
+    def public(self) -> Sequence[str]:
+        return (self.seal,)
+
+
+class Statement(Keys):
+    """A statement of all keys and secrets of a slot."""
+
+    mask: Key  # the public key of pair masks
+    secret: Sha  # of the self mask's secret
+    shares: Sha  # of all that it has sealed
+    holders: Sha  # of the statements of those who hold the shares
+
+    @property
+    def public(self) -> Sequence[str]:
+        return self.seal, self.mask
+
+
+AnyKeys = TypeVar("AnyKeys", bound=Keys)
 
 
 def state(slot: Slot, key: PrivateKey, **fields: Any) -> str:
@@ -74,18 +134,26 @@ def state(slot: Slot, key: PrivateKey, **fields: Any) -> str:
     return seal(SECURE, "statement", {**slot._asdict(), **fields}, key)
 
 
-def digest_of(statements: Mapping[str, Statement]) -> str:
+def digest_of(statements: Mapping[str, Keys]) -> str:
     """Return the SHA-256 of a list of statements."""
     return digest("\n".join(one.text for one in statements.values()).encode())
 
 
-def read_statement(text: str) -> Statement:
+def hashes_of(share: bytes) -> bytes:
+    """Return the SHA-256 of both halves of a share."""
+    return bytes.fromhex(digest(share[:SHARE]) + digest(share[SHARE:]))
+
+
+# --- what is accepted -----------------------------------------------------------------------------------------------
+
+
+def read_statement(kind: type[AnyKeys], text: str) -> AnyKeys:
     """Return the statement in a text. Raises SiteError: "it ..." for one that is damaged or signed wrongly."""
     if len(text) > LONGEST:
         raise SiteError("it is no statement (too long)")
     fields, signer = unseal(SECURE, "statement", text)
     fields |= {"signer": signer, "text": text}
-    return parse_values(Statement, fields, "it is no statement", "a silo made it")
+    return parse_values(kind, fields, "it is no statement", "a silo made it")
 
 
 def threshold(holders: int) -> int:
@@ -93,50 +161,40 @@ def threshold(holders: int) -> int:
     return 2 * holders // 3 + 1
 
 
-def check_statement(
-    one: Statement,
-    of: tuple[Slot, str, str],
-    peers: Mapping[str, str],
-    before: Mapping[str, Statement],
+def accept(
+    one: AnyKeys, of: tuple[Slot, str], peers: Mapping[str, str], listed: dict[str, AnyKeys]
 ) -> None:
-    """Raise SiteError if a statement cannot follow those ``before`` in a list. ``of``: its slot, phase and study."""
+    """Add a statement to a list. Raises SiteError if it cannot follow. ``of``: the list's slot and study."""
     name = one.silo[:80]
     if one.silo not in peers:
         raise SiteError(f"{name!r} is no peer of the approved study")
     if one.signer != peers[one.silo]:
         raise SiteError(f"{name}'s statement is signed by {one.signer}, not by its own key")
-    if (one.slot, one.phase, one.study) != of:
+    if one.of != of:
         raise SiteError(f"{name}'s statement is of another study, run, round or attempt")
-    if before and one.silo <= max(before):
+    if listed and one.silo <= max(listed):
         raise SiteError(f"{name} is listed twice, or the list is not in the order of names")
-    own = [one.seal] if one.phase == "keys" else [one.seal, one.mask]
-    sums = () if one.phase == "keys" else (one.secrets, one.shares, one.holders)
-    known = {key for other in before.values() for key in (other.seal, other.mask)}
-    if not all((*own, *sums)) or one.seal == one.mask or known.intersection(own):
-        raise SiteError(f"{name} lacks a key or a sum, or has a key that another silo has")
+    keys = [key for other in (*listed.values(), one) for key in other.public]
+    if len({*keys}) < len(keys):
+        raise SiteError(f"{name} has one key twice, or a key that another silo has")
+    listed[one.silo] = one
 
 
 def read_list(
-    texts: Any, of: tuple[Slot, str, str], peers: Mapping[str, str]
-) -> dict[str, Statement]:
+    kind: type[AnyKeys], texts: Sequence[str], of: tuple[Slot, str], peers: Mapping[str, str]
+) -> dict[str, AnyKeys]:
     """Return the statements of a list by silo. Raises SiteError for a list that a silo must not accept."""
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise SiteError("the message has no list of peers' statements")
-    if len(texts) > MOST_SILOS:
-        raise SiteError(f"the list has {len(texts)} silos, and {MOST_SILOS} is the most")
-    found = dict[str, Statement]()
+    listed = dict[str, AnyKeys]()
     for place, text in enumerate(texts, 1):
         try:
-            one = read_statement(text)
+            accept(read_statement(kind, text), of, peers, listed)
         except SiteError as error:
             raise SiteError(f"statement {place} of the list: {error}") from None
-        check_statement(one, of, peers, found)
-        found[one.silo] = one
-    return found
+    return listed
 
 
 def weights_of(
-    listed: Mapping[str, Statement], run_config: Mapping[str, Any], labels: Mapping[str, str]
+    listed: Mapping[str, Keys], run_config: Mapping[str, Any], labels: Mapping[str, str]
 ) -> dict[str, int]:
     """Return the weights of a list: equal, or by the samples that the silos have signed, as the method has it.
 

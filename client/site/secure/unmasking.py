@@ -1,14 +1,23 @@
 """The server's half: it opens the sum of the masked vectors, from the answers of enough silos."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..parsed import SiteError
 from ..trust.chain import digest
 from . import masks
-from .masks import Vector, decode
+from .masks import Vector
 from .shamir import combine
-from .statements import Statement, threshold
+from .statements import HASHES, Keys, Slot, Statement, threshold
+
+
+class Offers(NamedTuple):
+    """What silos have made for one slot: statements, and what each has sealed for the holders, in their order."""
+
+    slot: Slot
+    holders: Mapping[str, Keys]
+    statements: Mapping[str, Statement]
+    sealed: Mapping[str, Sequence[bytes]]
 
 
 class Opened(NamedTuple):
@@ -20,55 +29,52 @@ class Opened(NamedTuple):
 
 def open_sum(
     total: Vector,
+    made: Offers,
     names: Collection[str],
-    survivors: Sequence[str],
+    survivors: Collection[str],
     context: bytes,
-    statements: Mapping[str, Statement],
     answers: Mapping[str, Sequence[bytes]],
-    holders: Sequence[str],
-    records: Mapping[str, Mapping[str, Any]],
 ) -> Opened:
     """Return the sum of the survivors' vectors.
 
-    ``total``: the sum of what they sent; ``names``: the round's list; ``holders``: the list in which its shares were
-    made; ``answers``: by holder, a share per name; ``records``: with the ``hashes`` of each silo's shares. Raises
+    ``total``: the sum of what they sent; ``names``: the round's list; ``answers``: by holder, a share per name. Raises
     SiteError where fewer true shares than needed have come, or a silo's own secret is false.
     """
-    false, secrets = dict[str, str](), dict[str, bytes]()
+    false, plus, minus = dict[str, str](), list[bytes](), list[bytes]()
+    alive = [made.statements[name] for name in survivors]
     for place, name in enumerate(names):
-        half, one, shares = int(name not in survivors), statements[name], dict[int, bytes]()
-        for x, holder in enumerate(holders):
+        half, shares = int(name not in survivors), dict[int, bytes]()
+        for x, (holder, signed) in enumerate(
+            zip(made.holders, made.sealed[name], strict=True), 1
+        ):
             given = answers.get(holder, ())
             share = given[place] if len(given) == len(names) else b""
-            at = 64 * x + 32 * half
-            if share and digest(share) == records[name]["hashes"][at : at + 32].hex():
-                shares[x + 1] = share
+            at = HASHES // 2 * half
+            if share and digest(share) == signed[at : at + HASHES // 2].hex():
+                shares[x] = share
             elif share:
                 false[holder] = (
                     f"its share of {name}'s secret is not the one that {name} signed"
                 )
-        secrets[name] = _secret(name, shares, len(holders), one.secrets.split(":")[half])
-    plus, minus = list[bytes](), list[bytes]()
-    for name in names:
-        if name in survivors:
-            minus.append(masks.self_seed(secrets[name], context))
-            continue
-        for other in survivors:
-            key = decode(statements[other].mask)
-            seed = masks.pair_seed(secrets[name], key, context, other)
-            (minus if other < name else plus).append(seed)
+        secret = _secret(made.statements[name], half, shares, threshold(len(made.holders)))
+        if half:
+            add, subtract = masks.pair_seeds(name, secret, alive, context)
+            plus += add
+            minus += subtract
+        else:
+            minus.append(masks.self_seed(secret, context))
     return Opened(masks.add(total, plus, minus), false)
 
 
-def _secret(name: str, shares: Mapping[int, bytes], holders: int, sha256: str) -> bytes:
+def _secret(one: Statement, half: int, shares: Mapping[int, bytes], least: int) -> bytes:
     """Return a silo's secret. Raises SiteError if it cannot be opened, or is not the one that the silo signed."""
-    least = threshold(holders)
+    name = one.silo
     if len(shares) < least:
         raise SiteError(
             f"{len(shares)} shares of {name}'s secret have come, and {least} are needed"
         )
     secret = combine(dict([*shares.items()][:least]))
-    if digest(secret) != sha256:
+    if (masks.public_of(secret) != one.mask) if half else (digest(secret) != one.secret):
         raise SiteError(
             f"{name}'s shares give another secret than it has signed: {name} is at fault"
         )

@@ -17,7 +17,7 @@ from strategies.base.aggregation.secure import ARRAY, RECORD
 from strategies.base.info import RoundPlan
 from strategies.base.state import State
 
-SUM, REPLY = "sum", "reply."
+SUM, REPLIES = "sum", "replies"
 
 
 def pack_round(
@@ -28,30 +28,27 @@ def pack_round(
     silos: Sequence[str],
 ) -> State:
     """Return a round as a state, and drop its replies' vectors. ``total``: the sum of these silos' integers, int32."""
-    arrays = {SUM: total}
     for reply in replies:
         if reply.has_content():
             reply.content.pop(RECORD, None)
-        text = internal("serde").message_to_proto(reply).SerializeToString()
-        name = plan.nodes[reply.metadata.src_node_id]
-        array = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        arrays[REPLY + name] = array
+    listed = map(internal("serde").message_to_proto, replies)
+    text = internal("fleet_pb2").PushMessagesRequest(messages_list=listed).SerializeToString()
+    arrays = {SUM: total, REPLIES: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
     numbers = {"round": [plan.numbers["run_id"], number], "silos": silos, "plan": plan.saved()}
     return State(arrays, numbers)
 
 
 def replies_of(state: State) -> list[Message]:
     """Return the replies of the round in a state, if any. The first silo of the sum has it, the others have zeros."""
-    replies, arrays = list[Message](), {**state.arrays}
-    total = arrays.pop(SUM, torch.empty(0, dtype=torch.int32))
-    left = total.numpy().view(np.uint32)
-    for key, array in arrays.items():
-        text = array.numpy().tobytes()
-        proto = internal("message_pb2").Message.FromString(text)
-        reply = internal("serde").message_from_proto(proto)
-        name = key.removeprefix(REPLY)
-        if name in state.numbers["silos"]:
+    if not state.arrays:
+        return []
+    text = state.arrays[REPLIES].numpy().tobytes()
+    listed = internal("fleet_pb2").PushMessagesRequest.FromString(text).messages_list
+    replies = [*map(internal("serde").message_from_proto, listed)]
+    left, nodes = state.arrays[SUM].numpy().view(np.uint32), state.numbers["plan"]["nodes"]
+    summed = {nodes[name] for name in state.numbers["silos"]}
+    for reply in replies:
+        if reply.metadata.src_node_id in summed:
             reply.content[RECORD] = ArrayRecord({ARRAY: Array(left)})
             left = np.zeros_like(left)
-        replies.append(reply)
     return replies

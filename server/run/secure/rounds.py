@@ -19,25 +19,27 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message
 from torch import Tensor
 
-from client.site.parsed import SiteError
-from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
-from client.site.secure.shamir import SHARE
+from client.site.parsed import SiteError, parse_values
+from client.site.secure import KEPT, KEYS, OTHER_SUM, RECORD, START, UNMASK, masks
 from client.site.secure.statements import (
+    AnyKeys,
+    Keys,
+    SiloRecord,
     Slot,
     Statement,
-    check_statement,
+    accept,
     digest_of,
     read_statement,
     threshold,
 )
-from client.site.secure.unmasking import open_sum
+from client.site.secure.unmasking import Offers, open_sum
 from client.site.trust.chain import digest
 from partitions.common.errors import RunFailedError
 from partitions.common.sum_weights import whole
@@ -53,7 +55,6 @@ from strategies.base.transport.reporting import printable
 # At one round, and at a silo's answer how to open its sum
 MOST_ATTEMPTS = 3
 AWAY_SECONDS = 2.0  # between two looks for silos that are away
-SEALED = 2 * SHARE + 16  # bytes of a silo's two shares, sealed for another
 # In the checkpoint's folder: the last rounds whose masks were asked for, silos' weights, and the last opened sum
 FILE = "secure.safetensors"
 Record = Mapping[str, Any]
@@ -63,16 +64,7 @@ class AttemptFailedError(Exception):
     """The sum of a round cannot be opened. The round is repeated, or the run ends with this line."""
 
 
-class Shares(NamedTuple):
-    """What silos have made for one round: their statements, and the shares of their secrets for the holders."""
-
-    slot: Record
-    holders: Sequence[str]
-    statements: Mapping[str, Statement]
-    records: Mapping[str, Record]
-
-
-NOTHING = Shares({}, (), {}, {})
+NOTHING = Offers(Slot("", 0, 0), {}, {}, {})
 
 
 class SecureRounds:
@@ -87,7 +79,7 @@ class SecureRounds:
         self.collector = collector
         self.note = collector.reporter.note
         self.path = None if folder is None else folder / FILE
-        self.settings = masks.settings_sha256(run_config)
+        self.run_config = run_config
         # Of the round that is to be ended
         self.opened = State.load(self.path) if self.path and self.path.exists() else State()
         self.asked: dict[str, dict[str, int]] = self.opened.numbers.get("asked", {})
@@ -95,7 +87,7 @@ class SecureRounds:
         self.made, self.following = NOTHING, NOTHING
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
         # By silo: whose shares it could not read
-        self.unreadable: dict[str, Sequence[Any]] = {}
+        self.unreadable: dict[str, Sequence[str]] = {}
         self.excluded: dict[str, str] = {}  # in this process, and why
         self.attempt, self.context = 1, b""
         self.weights: dict[str, int] = {}  # of the silos in the round's sum, by name
@@ -122,8 +114,8 @@ class SecureRounds:
         here = self._online(strategy) - self.excluded.keys()
         if here <= self.labels.keys():  # else one of them has yet to state its group
             here = {*self._whole(here)}
-        self.made, slot = self.following, {"round": server_round, "attempt": self.attempt}
-        if self.made.slot != slot or here - self.made.statements.keys():
+        self.made, slot = self.following, (server_round, self.attempt)
+        if self.made.slot[1:] != slot or here - self.made.statements.keys():
             self.made = self._start(strategy, slot, sorted(here))
         before = self.asked.get(str(server_round), {})
         if missing := before.keys() - self.made.statements.keys():
@@ -164,40 +156,30 @@ class SecureRounds:
         }
         if not made.statements or not trains:
             return replies_of(self.opened)
-        self.weights, first = weights_of(strategy, trains), min(trains)
-        texts = [made.statements[name].text for name in self.weights]
-        slot = made.statements[first].slot
-        received = masks.received_sha256(trains[first].content)
-        agreed = received, self.settings, self.weights, made.statements
+        self.weights, slot = weights_of(strategy, trains), made.slot
+        received = masks.received_sha256(trains[min(trains)].content)
+        agreed = received, self.run_config, self.weights, made.statements
         self.context = masks.context(slot, *agreed)
-        records = [made.records[name] for name in self.weights]
+        sealed = zip(*(made.sealed[name] for name in self.weights), strict=True)
+        shares = dict(zip(made.holders, sealed, strict=True))
+        common: Any = {
+            "round": slot.round,
+            "attempt": slot.attempt,
+            "statements": [made.statements[name].text for name in self.weights],
+            "again": bool(strategy.plan.weights),
+        }
         for name, message in trains.items():
-            place = made.holders.index(name)
-            record: Any = {
-                **made.slot,
-                "statements": texts,
-                "sealed": [of["sealed"][place] for of in records],
-                "hashes": [of["hashes"][64 * place :][:64] for of in records],
-                "again": bool(strategy.plan.weights),
-            }
-            message.content[RECORD] = ConfigRecord(record)
+            message.content[RECORD] = ConfigRecord({**common, "sealed": [*shares[name]]})
         return []
 
     def take(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> None:
         """Take the records for the next round out of the replies, and whose shares each silo could not read."""
-        found, self.unreadable, self.replies = {}, {}, replies
-        for reply in replies:
-            if not reply.has_error() and RECORD in reply.content:
-                silo = strategy.plan.nodes[reply.metadata.src_node_id]
-                own = dict(reply.content.pop(RECORD))
-                named = own.pop("unreadable", [])
-                self.unreadable[silo] = named if isinstance(named, list) else []
-                if own:
-                    found[silo] = own
-        if self.made.statements:
-            slot = {"round": self.made.slot["round"] + 1, "attempt": 1}
-            holders = {name: self.made.statements[name] for name in self.weights}
-            self.following = self._shares(slot, holders, found)
+        told, self.replies, made = self._told(strategy, replies), replies, self.made
+        self.unreadable = {name: of.unreadable for name, of in told.items()}
+        if made.statements:
+            found = {name: of for name, of in told.items() if of.statement}
+            holders = {name: made.statements[name] for name in self.weights}
+            self.following = self._offers(holders, found)
 
     def unmask(
         self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
@@ -206,7 +188,7 @@ class SecureRounds:
         made, survivors = self.made, sorted(silos)
         if not made.statements:
             return total
-        number, least = made.slot["round"], threshold(len(made.holders))
+        number, least = made.slot.round, threshold(len(made.holders))
         before = self.asked.get(str(number), {})
         if missing := before.keys() - {*survivors}:
             raise AttemptFailedError(
@@ -225,13 +207,8 @@ class SecureRounds:
         try:
             opened = open_sum(
                 total.cpu().numpy().astype(np.uint32),
-                self.weights,
-                survivors,
-                self.context,
-                made.statements,
-                {name: _bytes(answer.get("shares")) for name, answer in answers.items()},
-                made.holders,
-                made.records,
+                *(made, self.weights, survivors, self.context),
+                {name: answer.shares for name, answer in answers.items()},
             )
         except SiteError as error:
             raise AttemptFailedError(printable(str(error))) from error
@@ -244,13 +221,13 @@ class SecureRounds:
 
     def _answers(
         self, strategy: PersonalizedStrategy, survivors: Sequence[str], least: int
-    ) -> dict[str, Record]:
+    ) -> dict[str, SiloRecord]:
         """Return the answers of enough survivors, whichever; waits for those that are away, ``round-timeout`` at most.
 
         After the question no other set may be asked for. Raises AttemptFailedError if too few answer: a repeat over
         the same silos may need fewer answers.
         """
-        question, answers = {**self.made.slot, "survivors": survivors}, dict[str, Record]()
+        answers, question = dict[str, SiloRecord](), {"survivors": survivors}
         times, ends = Counter[str](), time.monotonic() + strategy.common.round_timeout
         while len(answers) < least:
             silent, online = {*survivors} - answers.keys(), self._online(strategy)
@@ -258,7 +235,7 @@ class SecureRounds:
             asked = [name for name in sorted(silent - away) if times[name] < MOST_ATTEMPTS]
             times.update(asked)
             if asked:
-                answers |= self._ask(strategy, UNMASK, asked, question)
+                answers |= self._ask(strategy, UNMASK, asked, self.made.slot[1:], question)
             elif len(answers) + len(away) < least or time.monotonic() > ends:
                 break
             else:
@@ -267,7 +244,7 @@ class SecureRounds:
             line = f"{len(answers)} of {len(survivors)} silos have answered how to open its sum, and {least} are needed"
             line += f" ({self.refused})" if self.refused else ""
             if OTHER_SUM in line:
-                raise RunFailedError(f"round {self.made.slot['round']}: {line}")
+                raise RunFailedError(f"round {self.made.slot.round}: {line}")
             raise AttemptFailedError(line)
         return answers
 
@@ -300,16 +277,14 @@ class SecureRounds:
     # --- exchanges ------------------------------------------------------------------------------------------------
 
     def _start(
-        self, strategy: PersonalizedStrategy, slot: Record, silos: Sequence[str]
-    ) -> Shares:
+        self, strategy: PersonalizedStrategy, slot: tuple[int, int], silos: Sequence[str]
+    ) -> Offers:
         """Ask these silos for keys, and for shares of new secrets for all of those that have answered."""
-        found = self._ask(strategy, KEYS, silos, slot)
-        keys = self._shares(slot, {}, found, "keys").statements
+        keys = self._valid(Keys, self._ask(strategy, KEYS, silos, slot, {}))
         self.labels |= {name: one.group for name, one in keys.items()}
         holders = {name: keys[name] for name in self._whole(keys)}
-        record = {**slot, "statements": [one.text for one in holders.values()]}
-        found = self._ask(strategy, START, holders, record)
-        return self._shares(slot, holders, found)
+        texts = {"statements": [one.text for one in holders.values()]}
+        return self._offers(holders, self._ask(strategy, START, holders, slot, texts))
 
     def _online(self, strategy: PersonalizedStrategy) -> set[str]:
         nodes = {*self.collector.grid.get_node_ids()}
@@ -321,52 +296,71 @@ class SecureRounds:
         return [name for name in found if len({*self.labels[name].split("\n")}) >= least]
 
     def _ask(
-        self, strategy: PersonalizedStrategy, kind: str, silos: Iterable[str], record: Record
-    ) -> dict[str, Record]:
-        """Send silos a record; return the records of the answers, by silo."""
-        config, messages = {"round": record["round"]}, []
+        self,
+        strategy: PersonalizedStrategy,
+        kind: str,
+        silos: Iterable[str],
+        slot: tuple[int, int],
+        record: Record,
+    ) -> dict[str, SiloRecord]:
+        """Send silos a record about a round's attempt; return the records of the answers, by silo."""
+        config, messages = {"round": slot[0]}, []
         for name in silos:
             node = strategy.silos[name].node_id
             messages.append(strategy.message(node, kind, Payload(), config))
-            messages[-1].content[RECORD] = ConfigRecord(dict(record))
-        answers, self.refused = dict[str, Record](), ""
-        for reply in self.collector.exchange(messages, strategy, {}) if messages else ():
-            silo = strategy.plan.nodes[reply.metadata.src_node_id]
+            own = {**config, "attempt": slot[1], **record}
+            messages[-1].content[RECORD] = ConfigRecord(own)
+        replies = self.collector.exchange(messages, strategy, {}) if messages else []
+        self.refused = ""
+        for reply in replies:
             if reply.has_error():
+                silo = strategy.plan.nodes[reply.metadata.src_node_id]
                 line = f"{silo} does not answer {kind}: {printable(reply.error.reason)}"
                 self.refused = self.refused or line
                 self.note(line)
-            else:
-                answers[silo] = dict(reply.content.config_records.get(RECORD, {}))
-        return answers
+        return self._told(strategy, replies)
 
-    def _shares(
-        self,
-        slot: Record,
-        holders: Mapping[str, Statement],
-        records: Mapping[str, Record],
-        phase: str = "round",
-    ) -> Shares:
-        """Return the valid ones of these silos' records; a list with an invalid statement is refused by all."""
-        read, found = dict[str, Statement](), dict[str, Statement]()
-        for name, record in sorted(records.items()):
+    def _told(
+        self, strategy: PersonalizedStrategy, replies: Iterable[Message]
+    ) -> dict[str, SiloRecord]:
+        """Take the valid records out of replies."""
+        found = dict[str, SiloRecord]()
+        for reply in replies:
+            if not reply.has_error():
+                silo = strategy.plan.nodes[reply.metadata.src_node_id]
+                record = {**reply.content.pop(RECORD, {})}
+                with self._noting(silo):
+                    found[silo] = parse_values(
+                        SiloRecord, record, "its record", "it is not used"
+                    )
+        return found
+
+    def _offers(self, holders: Mapping[str, Keys], told: Mapping[str, SiloRecord]) -> Offers:
+        """Return what silos have validly made for these holders."""
+        sealed = {name: of.sealed for name, of in told.items()}
+        signed = {
+            name: one
+            for name, one in self._valid(Statement, told).items()
+            if (one.shares, one.holders) == (digest(b"".join(sealed[name])), digest_of(holders))
+            and len(sealed[name]) == len(holders)
+        }
+        for name in told.keys() - signed.keys():
+            self.note(f"{name}: its shares are not those that it has signed for this list")
+        slot = next((one.of[0] for one in signed.values()), NOTHING.slot)
+        return Offers(slot, holders, signed, sealed)
+
+    def _valid(self, kind: type[AnyKeys], told: Mapping[str, SiloRecord]) -> dict[str, AnyKeys]:
+        """Return the valid statements; a list with an invalid one is refused by all."""
+        read, found = dict[str, AnyKeys](), dict[str, AnyKeys]()
+        for name, record in sorted(told.items()):
             with self._noting(name):
-                read[name] = read_statement(str(record.get("statement")))
-        claims = Counter((one.study, one.run) for one in read.values())
-        ((study, run), _), *_ = claims.most_common(1) or [(("", ""), 0)]
-        of = Slot(run, slot["round"], slot["attempt"]), phase, study
+                read[name] = read_statement(kind, record.statement)
+        claims = [one.of for one in read.values()]
         for name, one in read.items():
             with self._noting(name):
-                if len(found) == MOST_SILOS:
-                    raise SiteError(f"a sum is over {MOST_SILOS} silos at most")
                 signer = self.collector.registration.keys.get(name) or one.signer
-                check_statement(one, of, {name: signer}, found)
-                for key in filter(None, (one.seal, one.mask)):
-                    masks.agree(bytes(32), masks.decode(key), name)
-                if holders and not _has_signed(one, records[name], holders):
-                    raise SiteError("its shares are not those that it has signed for this list")
-                found[name] = one
-        return Shares(slot, [*holders], found, records)
+                accept(one, max(claims, key=claims.count), {name: signer}, found)
+        return found
 
     @contextmanager
     def _noting(self, name: str) -> Iterator[None]:
@@ -380,17 +374,3 @@ class SecureRounds:
         """Write which sums were asked for, and an opened one."""
         if self.path is not None:
             State(opened.arrays, {**opened.numbers, "asked": self.asked}).save(self.path)
-
-
-def _has_signed(one: Statement, record: Record, holders: Mapping[str, Statement]) -> bool:
-    """Return whether the record has a share for each holder, and their hashes, and the statement is of these."""
-    hashes, sealed = record.get("hashes"), _bytes(record.get("sealed"))
-    if not isinstance(hashes, bytes) or len(hashes) != 64 * len(holders):
-        return False
-    lengths = [0 if name == one.silo else SEALED for name in holders]
-    signed = one.shares, one.holders
-    return [*map(len, sealed)] == lengths and signed == (digest(hashes), digest_of(holders))
-
-
-def _bytes(shares: Any) -> list[bytes]:
-    return [one for one in shares if isinstance(one, bytes)] if isinstance(shares, list) else []

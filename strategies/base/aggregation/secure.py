@@ -37,7 +37,7 @@ from logging import WARNING
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 from flwr.common import log
 from torch import Tensor
 from torch.linalg import vector_norm
@@ -202,17 +202,15 @@ def integers_of(
 
 def with_sum(reply: Message, update: Update, size: int) -> Update:
     """Return an update with the integers of its reply, int32; raise DataError if they are not ``size`` numbers."""
-    record = reply.content.get(RECORD)
-    array = record.get(ARRAY) if isinstance(record, ArrayRecord) and len(record) == 1 else None
-    if array is None or array.dtype != "uint32" or tuple(array.shape) != (size,):
-        raise DataError(f"its reply has no '{RECORD}' of {size} integers")
     try:
-        integers = tensor_of(array).view(torch.int32)
-        if integers.shape != (size,):
-            raise DataError(f"its integers are {len(integers)}, not {size}")
+        record = reply.content.array_records[RECORD]
+        integers = tensor_of(record[ARRAY])
+        if len(record) > 1 or integers.dtype != torch.uint32 or integers.shape != (size,):
+            raise DataError(f"{integers.dtype} of shape {tuple(integers.shape)}")
     except Exception as error:
-        raise DataError(f"its integers cannot be read ({type(error).__name__})") from error
-    return replace(update, vectors={ARRAY: integers}, bytes=4 * size)
+        reason = error if isinstance(error, DataError) else type(error).__name__
+        raise DataError(f"its reply has no '{RECORD}' of {size} integers ({reason})") from error
+    return replace(update, vectors={ARRAY: integers.view(torch.int32)}, bytes=4 * size)
 
 
 def add_integers(vectors: Sequence[Tensor]) -> Tensor:

@@ -14,14 +14,21 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from forks import in_fork
-from secure_ring import RECEIVED, RUN, Ring, plain_sum
+from secure_ring import RECEIVED, RUN, Ring, fields_of, plain_sum
 from tiny import json_of
 
 from client.site.parsed import SiteError
 from client.site.record import Record, close_records
-from client.site.secure import masks, shamir
+from client.site.secure import masks, shamir, silo
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import Slot, read_statement, state, threshold, weights_of
+from client.site.secure.statements import (
+    Slot,
+    Statement,
+    read_statement,
+    state,
+    threshold,
+    weights_of,
+)
 from partitions.common.sum_weights import labels_of
 
 
@@ -101,7 +108,10 @@ def test_the_sum_of_the_survivors_is_opened_in_every_round(ring):
         assert (found.total == plain_sum(vectors, left)).all() and not found.false
         assert bool(following["clinic-02"]) == (number < 3)
         if number < 3:
-            ring.holders, ring.offers = among, {n: following[n] for n in left}
+            ring.holders = {
+                n: read_statement(Statement, ring.offers[n]["statement"]) for n in among
+            }
+            ring.offers = {n: following[n] for n in left}
 
 
 def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring):
@@ -187,10 +197,12 @@ def test_statements_of_others_are_refused(ring, tmp_path):
     assert "listed twice" in instead(texts[4])
     assert "its signature is wrong" in instead(texts[5].replace("clinic-06", "clinic-05"))
     assert "is no statement (too long)" in instead("x" * 5000)
+    keys = ring.silos["clinic-06"].keys({"round": 1, "attempt": 2})["statement"]
+    assert "it is no statement: the key mask is missing" in instead(keys)
     del ring.peers["clinic-06"]
     assert "'clinic-06' is no peer" in refused(ring, record)
     many = {**record, "statements": ["x"] * 10**6}
-    with pytest.raises(SiteError, match="1000000 silos, and 100 is the most"):
+    with pytest.raises(SiteError, match="at most 100 items after validation, not 1000000"):
         ring.silos["clinic-01"].enter(many, RECEIVED, 1 / 6)
 
 
@@ -201,45 +213,31 @@ def test_statements_of_others_are_refused(ring, tmp_path):
         {"slot": Slot("8", 1, 1)},
         {"slot": Slot(RUN, 2, 1)},
         {"slot": Slot(RUN, 1, 2)},
-        {"phase": "keys"},
     ],
 )
 def test_keys_of_another_study_run_round_or_attempt_are_refused(ring, change):
     """Each is signed by the right silo, and right in all else."""
     record = ring.record(1, 1, ring.names, "clinic-01")
-    one = read_statement(record["statements"][5])
-    more = {n: getattr(one, n) for n in ("mask", "secrets", "shares", "holders")}
-    fields = {"slot": one.slot, "study": one.study, "phase": one.phase, **change}
+    one = read_statement(Statement, record["statements"][5])
 
     def stated(**fields):
-        key = ring.nodes["clinic-06"]
-        text = state(silo="clinic-06", samples=100, seal=one.seal, key=key, **fields, **more)
-        return {**record, "statements": [*record["statements"][:5], text]}
+        own = {"slot": one.of[0], "key": ring.nodes["clinic-06"], **fields_of(one), **fields}
+        return {**record, "statements": [*record["statements"][:5], state(**own)]}
 
-    assert "another study, run, round or attempt" in refused(ring, stated(**fields))
-    ring.enter("clinic-01", stated(slot=one.slot, study=one.study, phase=one.phase))
+    assert "another study, run, round or attempt" in refused(ring, stated(**change))
+    ring.enter("clinic-01", stated())
 
 
-@pytest.mark.parametrize("field", ["seal", "mask", "secrets", "shares", "holders"])
+@pytest.mark.parametrize("field", ["seal", "mask", "secret", "shares", "holders"])
 def test_a_statement_that_lacks_a_field_is_refused(ring, field):
     """The server reads it by the same rules: without the sums of its secrets no fault could be named."""
     record = ring.record(1, 1, ring.names, "clinic-01")
-    one = read_statement(record["statements"][5])
-    names = (
-        "study",
-        "phase",
-        "silo",
-        "samples",
-        "seal",
-        "mask",
-        "secrets",
-        "shares",
-        "holders",
-    )
-    fields = {name: getattr(one, name) for name in names}
-    text = state(one.slot, ring.nodes["clinic-06"], **{**fields, field: ""})
+    one = read_statement(Statement, record["statements"][5])
+    text = state(one.of[0], ring.nodes["clinic-06"], **fields_of(one) | {field: ""})
     texts = [*record["statements"][:5], text]
-    assert "clinic-06 lacks a key or a sum" in refused(ring, {**record, "statements": texts})
+    assert f"statement 6 of the list: it is no statement: {field} = ''" in refused(
+        ring, {**record, "statements": texts}
+    )
 
 
 def test_a_replayed_or_another_rounds_slot_is_refused(ring):
@@ -280,7 +278,7 @@ def test_a_method_weighs_in_one_way(tmp_path):
     ring.settings["strategy"] = "fedavg"
     ring.begin()
     record = ring.record(1, 1, ring.names, "clinic-01")
-    assert {*ring.enter("clinic-01", record).more["weights"].values()} == {100}
+    assert {*ring.enter("clinic-01", record).entry["weights"].values()} == {100}
 
 
 def test_a_silo_masks_one_vector_in_a_slot(ring):
@@ -352,8 +350,8 @@ def test_a_repeat_has_the_weights_of_before(ring):
     ring.settings["strategy"] = "scaffold"  # in which each weighs 1
     ring.begin(1, 2, ring.names[:5])
     record = {**ring.record(1, 2, ring.names[:5], "clinic-01"), "again": True}
-    assert {*ring.enter("clinic-01", record).more["weights"].values()} == {100}
-    assert {*ring.enter("clinic-01", {**record, "again": False}).more["weights"].values()} == {
+    assert {*ring.enter("clinic-01", record).entry["weights"].values()} == {100}
+    assert {*ring.enter("clinic-01", {**record, "again": False}).entry["weights"].values()} == {
         1
     }
     for received in ("c" * 64, ring.received(2)):
@@ -396,12 +394,22 @@ def test_false_shares_are_traced_to_their_silo(ring):
     assert [*found.false] == ["clinic-03"]
 
 
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_silo_that_shares_another_secret_is_named(ring, gone, monkeypatch):
+    """Of its self mask, or of its mask key where it has vanished."""
+    monkeypatch.setattr(silo, "split", lambda _, *of: shamir.split(bytes(32), *of))
+    ring.begin(1, 2)
+    masked, _ = ring.upload(ring.vectors(), 1, 2)
+    with pytest.raises(SiteError, match="another secret than it has signed: clinic-01 is at"):
+        ring.open(masked, ring.names[gone:], 1, 2)
+
+
 def test_a_statement_says_what_it_is_for(ring):
-    one = read_statement(ring.offers["clinic-01"]["statement"])
-    assert (one.round, one.attempt, one.phase, one.silo) == (1, 1, "round", "clinic-01")
+    one = read_statement(Statement, ring.offers["clinic-01"]["statement"])
+    assert (one.round, one.attempt, one.silo) == (1, 1, "clinic-01")
     for bad in ("", "{}", "[]", json.dumps({"statement": "{}"}), "x" * 5000):
         with pytest.raises(SiteError, match="it is no"):
-            read_statement(bad)
+            read_statement(Statement, bad)
 
 
 @pytest.mark.parametrize("phase", ["_note", "_write"])

@@ -17,8 +17,8 @@ from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import ARRAY, ARRAYS, KEYS, RECORD, START, UNMASK, masks
 from client.site.secure.gate import KEY
-from client.site.secure.statements import Slot, read_statement
-from client.site.secure.unmasking import open_sum
+from client.site.secure.statements import Slot, Statement, read_statement
+from client.site.secure.unmasking import Offers, open_sum
 from client.site.study import approvals
 from client.site.study.protocol import parse_study
 from client.site.trust import audit, audit_page
@@ -125,14 +125,9 @@ def begin(hospitals, attempt=1):
             **slot,
             "statements": [offers[n]["statement"] for n in NAMES],
             "sealed": [offers[n]["sealed"][place] for n in NAMES],
-            "hashes": [offers[n]["hashes"] for n in NAMES],
         }
         for place, name in enumerate(NAMES)
     }
-
-
-def sent(record):
-    return {key: value for key, value in record.items() if key != "hashes"}
 
 
 def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals):
@@ -140,7 +135,7 @@ def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals):
     assert not any(one.seen for one in hospitals.values())  # no app was asked
     vectors = {n: np.arange(4, dtype=np.uint32) + i for i, n in enumerate(NAMES)}
     masked = {
-        n: hospitals[n].ask("train", sent(records[n]), integers(vectors[n]), secure_share=1 / 3)
+        n: hospitals[n].ask("train", records[n], integers(vectors[n]), secure_share=1 / 3)
         for n in NAMES
     }
     assert all((vector_of(masked[n]) != vectors[n]).any() for n in NAMES)
@@ -148,19 +143,23 @@ def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals):
     slot = {"round": 1, "attempt": 1, "survivors": NAMES}
     answers = {n: secure_of(hospitals[n].ask(UNMASK, slot))["shares"] for n in NAMES}
     one, record = hospitals["north"], records["north"]
-    statements = dict(zip(NAMES, map(read_statement, record["statements"]), strict=True))
+    statements = {
+        n: read_statement(Statement, t)
+        for n, t in zip(NAMES, record["statements"], strict=True)
+    }
     context = masks.context(
         Slot(str(RUN), 1, 1),
         masks.received_sha256(one.seen[0].content),
-        masks.settings_sha256(one.run),
+        one.run,
         {n: statements[n].samples for n in NAMES},
         statements,
     )
     total = np.add.reduce([vector_of(masked[n]) for n in NAMES], dtype=np.uint32)
-    found = open_sum(
-        *(total, NAMES, NAMES, context, statements, answers, NAMES),
-        {n: {"hashes": h} for n, h in zip(NAMES, record["hashes"], strict=True)},
-    )
+    sealed = {
+        n: [records[to]["sealed"][place] for to in NAMES] for place, n in enumerate(NAMES)
+    }
+    made = Offers(Slot(str(RUN), 1, 1), statements, statements, sealed)
+    found = open_sum(total, made, NAMES, NAMES, context, answers)
     assert (found.total == np.add.reduce([vectors[n] for n in NAMES])).all()
     lines = [(line["asked"], line.get("secure")) for line in one.entries()[2:]]
     assert lines == [
@@ -182,7 +181,7 @@ def test_another_number_for_one_silo_gives_noise(hospitals, key):
     for name in NAMES:
         changed = {key: 9} if name == "south" else {key: 3}
         hospitals[name].ask(
-            *("train", sent(records[name]), integers(np.zeros(64, np.uint32))),
+            *("train", records[name], integers(np.zeros(64, np.uint32))),
             **{"secure_share": 1 / 3, "reported": len(name), **changed},
         )
         found = masks.received_sha256(hospitals[name].seen[0].content)
@@ -217,7 +216,7 @@ def test_another_number_for_one_silo_gives_noise(hospitals, key):
     ],
 )
 def test_a_vector_without_masks_does_not_leave(hospitals, name, reply, says):
-    record = sent(begin(hospitals)["north"])
+    record = begin(hospitals)["north"]
     answered = hospitals["north"].ask("train", record, reply, secure_share=1 / 3)
     assert says in reason(answered) and name
     assert hospitals["north"].entries()[-1]["sent"][0]["name"] == "error"
@@ -288,7 +287,7 @@ def test_the_ledger_has_the_reply_without_its_masks(hospitals, monkeypatch):
     monkeypatch.setattr(audit_gate, "note_charged", noted)
     left = []
     for attempt in (1, 2):
-        record = sent(begin(hospitals, attempt)["north"])
+        record = begin(hospitals, attempt)["north"]
         reply = integers(np.ones(4, np.uint32))
         contents.clear()
         answered = hospitals["north"].ask("train", record, reply, secure_share=1 / 3)
@@ -299,8 +298,8 @@ def test_the_ledger_has_the_reply_without_its_masks(hospitals, monkeypatch):
 
 def test_a_message_without_peers_reaches_no_app(hospitals):
     north = hospitals["north"]
-    assert "names no round and attempt" in reason(north.ask("train"))
-    record = sent(begin(hospitals)["north"])
+    assert "the message's record: the key round is missing" in reason(north.ask("train"))
+    record = begin(hospitals)["north"]
     assert "not what the list's samples give" in reason(
         north.ask("train", record, secure_share=1.0)
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 from damage import flip
+from secure_ring import fields_of
 from secured import SECURE, Secured, absent, close, go, kinds
 from tiny import comparable, federate, random_silos, same
 
 from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
-from client.site.secure.masks import encode
-from client.site.secure.statements import read_statement, state
+from client.site.secure.statements import Keys, Statement, read_statement, state
+from client.site.trust.chain import digest
 from client.site.trust.keys import load_key
 from partitions.common.errors import RunFailedError
 from server.run.checkpoints import Checkpoints
@@ -35,6 +38,9 @@ def failed(reason, *given, **changes):
         go(*given, **changes)
 
 
+NO_KEY = base64.b64encode(
+    bytes(32)
+).decode()  # of small order: it gives a secret that everybody knows
 METHODS = ("fedavg", "scaffold", "fedper", "lg-fedavg", "fedapm", "fedlama", "player-fl")
 
 
@@ -329,13 +335,13 @@ def spoil(kind, key, value):
     "kind, key, value, fault, missed",
     [
         (KEYS, "statement", "nonsense", "its keys are invalid: it is no statement", {1}),
-        (KEYS, "statement", 7, "its keys are invalid: it is no statement", {1}),
+        (KEYS, "statement", 7, "its keys are invalid: its record: statement = 7", {1}),
         (START, "statement", str.upper, "its keys are invalid: it is no statement", {1}),
-        (START, "hashes", b"short", "its shares are not those", {1}),
-        (START, "hashes", lambda found: found[::-1], "its shares are not those", {1}),
-        ("train", "hashes", 5, "its shares are not those", set[int]()),
-        (START, "sealed", [b""], "its shares are not those", {1}),
-        (START, "sealed", lambda found: [one and one + bytes(1) for one in found], "its shares are not those", {1}),
+        (START, "sealed", lambda found: found[:-1], "its shares are not those", {1}),
+        (START, "sealed", lambda found: found[::-1], "its shares are not those", {1}),
+        ("train", "sealed", 5, "its keys are invalid: its record: sealed = 5", set[int]()),
+        (START, "sealed", [b""], "its keys are invalid: its record: sealed.1", {1}),
+        (START, "sealed", lambda found: [one + bytes(1) for one in found], "its keys are invalid", {1}),
         (UNMASK, "shares", lambda shares: [bytes(66)] * len(shares), "f is at fault: its share of ", set[int]()),
         (UNMASK, "shares", "none", "", set[int]()),
         (UNMASK, "shares", [1, 2], "", set[int]()),
@@ -358,10 +364,10 @@ def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
 @pytest.mark.parametrize(
     "kind, field, value, missed",
     [
-        (KEYS, "seal", encode(bytes(32)), {1}),
+        (KEYS, "seal", NO_KEY, {1}),
         (KEYS, "group", "a", {1, 2}),
-        (START, "mask", encode(bytes(32)), {1}),
-        (START, "secrets", "", {1}),
+        (START, "mask", NO_KEY, {1}),
+        (START, "secret", "", {1}),
     ],
 )
 def test_a_silo_that_signs_nonsense_is_left_out_alone(
@@ -382,9 +388,8 @@ def signing(folder, **fields):
     """A silo signs its statement with other fields."""
 
     def sign(text):
-        one = read_statement(text)
-        own = one.model_dump(exclude={"kind", "signer", "text", "run", "round", "attempt"})
-        return state(one.slot, load_key(folder / f"{one.silo}.key"), **{**own, **fields})
+        one = read_statement(Statement if "mask" in text else Keys, text)
+        return state(one.of[0], load_key(folder / f"{one.silo}.key"), **fields_of(one) | fields)
 
     return sign
 
@@ -392,7 +397,10 @@ def signing(folder, **fields):
 def test_two_silos_with_one_key_are_left_out_alone(tmp_path):
     """Hospitals refuse a list in which a key is there twice: both could end the run."""
     nine = random_silos(tmp_path, dict.fromkeys("abcdefghi", 6))
-    secured, sign = Secured(tmp_path, nine), signing(tmp_path, seal=encode(b"\x09" + bytes(31)))
+    secured, sign = (
+        Secured(tmp_path, nine),
+        signing(tmp_path, seal=base64.b64encode(b"\x09" + bytes(31)).decode()),
+    )
 
     def change(silo, asked, number, reply):
         if silo in "hi" and (asked, number) == (KEYS, 1):
@@ -406,9 +414,17 @@ def test_two_silos_with_one_key_are_left_out_alone(tmp_path):
 
 @pytest.mark.parametrize("kind, missed", [(START, {1, 2, 3}), ("train", {2, 3})])
 def test_a_silo_whose_shares_are_none_is_left_out(six, tmp_path, kind, missed, caplog):
-    """Its shares have the right length and cannot be opened: no sum with its masks could. The others go on."""
+    """It has signed shares that cannot be opened: no sum with its masks could be. The others go on."""
     secured = Secured(tmp_path, six)
-    secured.change = spoil(kind, "sealed", lambda found: [bytes(len(one)) for one in found])
+
+    def change(silo, asked, number, reply):
+        if (silo, asked, number) == ("f", kind, 1):
+            record = reply.content.config_records["secure"]
+            sealed = [one[:64] + bytes(len(one) - 64) for one in record["sealed"]]
+            signed = signing(tmp_path, shares=digest(b"".join(sealed)))(record["statement"])
+            record["sealed"], record["statement"] = sealed, signed
+
+    secured.change = change
     with caplog.at_level("WARNING", logger="flwr"):
         masked = go(six, tmp_path, secured)
     assert "too few silos could read the shares of f" in caplog.text
