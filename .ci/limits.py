@@ -4,6 +4,7 @@ Prints every place beyond a limit, and ends with 1 where there is one.
 """
 
 import ast
+import gc
 import re
 import sys
 import tokenize
@@ -179,6 +180,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 if __name__ == "__main__":
+    gc.disable()  # it would look through a million tokens and nodes again and again, which takes half of the time
     found = [*sizes(), *density(), *beyond(), *class_names(), *words()]
     print("\n".join(found) or "sizes, names and words are within the limits")
     sys.exit(bool(found))

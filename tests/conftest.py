@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from public_data import DATA
 from tiny import forget_models, random_silos, write_silo
 from torch import nn
 
+from client import local_data
 from models.networks.registry import MODELS, ModelSpec
 
 gc.disable()  # until everything is imported: see pytest_collection_finish
@@ -119,6 +121,12 @@ def _power_stays_on():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _files_are_read_once():
+    """A process of a hospital has one silo; this one has up to a dozen, and each keeps its data as there."""
+    local_data._own_file = lru_cache(32)(local_data._own_file.__wrapped__)
 
 
 @pytest.fixture

@@ -111,6 +111,8 @@ def test_the_wheel_is_this_version_and_holds_the_code(environment, tmp_path):
     assert Path(place).is_relative_to(environment) and version == VERSION
 
 
+# `make release` runs it, too
+@pytest.mark.exhaustive
 def test_the_wheel_simulates_and_reports(environment, directory, tmp_path):
     """`silofl simulate`, with the report and every method's file."""
     summary = json.loads((directory / "summary.json").read_text())

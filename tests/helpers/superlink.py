@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from client.site.runtime.launch import (
 )
 from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
-from server.deploy.superlink import in_place_of
+from server.deploy.superlink import WAIT_SECONDS
 
 
 @dataclass
@@ -52,19 +53,24 @@ def superlink(
     folder: Path,
     silos: tuple[str, ...] = ("north", "south"),
     hosts: tuple[str, ...] = THIS_MACHINE,
+    wait: float = WAIT_SECONDS,
 ) -> Iterator[SuperLink]:
-    """Start one, and end it again."""
+    """Start one, and end it again. ``wait``: seconds until a silo has an empty answer."""
     credentials = ensure_credentials(folder / "credentials", silos=silos, hosts=hosts)
     fleet, port = free_ports(2)
     command = superlink_command(
         credentials.directory, fleet=f"{LOOPBACK}:{fleet}", host=LOOPBACK, port=port
     )
+    code = f"import server.deploy.superlink as ours; ours.WAIT_SECONDS = {wait}; ours.main()"
     inherited = environment(folder / "flower")
     log = folder / "superlink.log"
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            in_place_of(command), env=inherited, stdout=output, stderr=output
+            [sys.executable, "-c", code, *command[1:]],
+            env=inherited,
+            stdout=output,
+            stderr=output,
         ) as process,
     ):
         try:

@@ -159,6 +159,7 @@ class LateJoiners:
         return bool(self.common.late.keys() - silos.keys()) or self.common.late_joiners == ANY
 
 
+LOOK_SECONDS = (0.05, 0.5)  # first and longest pause between two looks for silos
 SUMMARY_SECONDS = 300.0  # time limit for a data summary
 # Number of requests to a silo whose process dies while it computes the summary
 SUMMARY_TRIES = 3
@@ -205,7 +206,7 @@ class SummaryRequests:
         """
         expected = len(before) + len(self.common.held_out) if before else self.late.expected
         deadline = time.monotonic() + self.common.round_timeout
-        announced = -1
+        announced, pause = -1, LOOK_SECONDS[0]
         while True:
             online, complete = self._ask_all(found, before)
             self._check_faults(found, len(online), expected, complete)
@@ -223,7 +224,8 @@ class SummaryRequests:
                     "silofl doctor federation.yaml) shows who is online"
                 )
                 announced = len(online)
-            time.sleep(0.5)
+            time.sleep(pause)
+            pause = min(pause * 1.5, LOOK_SECONDS[1])
 
     def _ask_all(self, found: Candidates, before: Mapping[str, Any]) -> tuple[list[int], bool]:
         """Query the nodes that have not answered; return the nodes that may begin, and whether no others can come."""

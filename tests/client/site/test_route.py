@@ -64,7 +64,7 @@ CHOICES = [
 # What gRPC does in a process with these variables: it asks the proxy, or not. One process for all: gRPC reads the
 # variables whenever a channel is made.
 ASK_GRPC = """
-import json, os, sys
+import json, os, sys, threading
 from client.site.runtime.launch import reach_without_proxy
 os.environ["GRPC_DNS_RESOLVER"] = "native"
 import grpc
@@ -74,13 +74,12 @@ for variables, target in json.load(sys.stdin):
         del os.environ[name]
     os.environ.update(variables)
     reach_without_proxy(os.environ)
-    channel = grpc.secure_channel(target, grpc.ssl_channel_credentials())
-    channels.append((channel, grpc.channel_ready_future(channel)))
-for channel, ready in channels:
-    try:
-        ready.result(timeout=0.5)
-    except grpc.FutureTimeoutError:
-        pass
+    channel, failed = grpc.secure_channel(target, grpc.ssl_channel_credentials()), threading.Event()
+    fail = lambda state, failed=failed: state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and failed.set()
+    channel.subscribe(fail, try_to_connect=True)
+    channels.append((channel, failed))
+for _, failed in channels:  # an address that no network has may take long: by then the proxy would have been asked
+    failed.wait(2.0)
 os._exit(0)
 """
 

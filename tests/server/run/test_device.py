@@ -20,7 +20,7 @@ from two_layers import DEEP
 import client.app
 import client.session
 from partitions import npz, stored
-from strategies import strategies
+from strategies import pfedfda, strategies
 from strategies.base.settings import RULES
 
 SILOS = 2
@@ -45,6 +45,7 @@ def _few(tmp_path_factory):
     np.savez(file, x=x[:225].reshape(-1, 8, 8).astype(np.uint8) * 15, y=y[:225])
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SIMULATED, "dataset", str(file))
+        patch.setattr(pfedfda, "STEPS", 3)  # of a search whose every step is a dozen operations
         yield
 
 
@@ -154,7 +155,8 @@ def test_every_task_is_there(tmp_path, made, request):
 
 
 @pytest.mark.parametrize(
-    ("model", "extra"), [("resnet8", {}), ("small-cnn", {}), ("vit-s", {"vit_s__patch": 4})]
+    ("model", "extra"),
+    [("resnet8", {}), ("small-cnn", {}), ("vit-s", {"vit_s__patch": 8, "batch_size": 1000})],
 )
 def test_networks_of_pictures_are_there(tmp_path, model, extra, request):
     """Batch normalisation, whose integer buffer counts batches, and attention."""

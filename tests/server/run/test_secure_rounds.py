@@ -22,7 +22,8 @@ from server.run.secure.rounds import SecureRounds
 
 
 @pytest.fixture(autouse=True)
-def _records():
+def _records(monkeypatch):
+    monkeypatch.setattr(rounds, "AWAY_SECONDS", 0.1)
     yield
     close_records()
 
@@ -169,7 +170,7 @@ def test_a_round_that_was_asked_for_is_repeated_over_the_same_silos_only(six, tm
         return False
 
     secured.lost = cut
-    short = {"min_silos": 5, "round_timeout": 3.0}  # what a resume waits for silos
+    short = {"min_silos": 5, "round_timeout": 0.3}  # what a resume waits for silos
     line = r"^round 2 was begun over a, b, c, d, e, f, and [^\n]*: f must be online; then resume the run$"
     failed(line, six, tmp_path, secured, directory=tmp_path / "run", **short)
     secured.run, secured.lost = 2, lambda *of: False
@@ -289,7 +290,7 @@ def test_a_server_killed_once_it_has_opened_a_sum(
         place.mkdir()
         secured = Secured(place, nine)
         secured.lost = lambda *of: of == ("f", "train", 2)
-        folder = {"directory": place / "run", "min_silos": 5, "round_timeout": 3.0}
+        folder = {"directory": place / "run", "min_silos": 5, "round_timeout": 0.3}
         if killed:
             with monkeypatch.context() as patch, pytest.raises(KilledError):
                 kill_at(patch, owner, step, call, done)
