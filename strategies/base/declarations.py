@@ -1,7 +1,7 @@
-"""The methods' declarations (MethodInfo), written to docs/attacks.md's table and to the module of a hospital's policy.
+"""The methods' declarations (MethodInfo), written to docs/attacks.md's table and to the tables of a hospital's policy.
 
 The table lists, per method, what the server and the other hospitals see of a hospital; tests compare it with captured
-messages. ``client/site/trust/methods.py`` is for the site's own process, which imports no method. ``make settings``
+messages. ``client/site/trust/methods.json`` is for the site's own process, which imports no method. ``make settings``
 writes both.
 """
 
@@ -135,59 +135,15 @@ def bounded_settings() -> dict[str, str]:
     return {key: f.metadata["kind"] for key, f in every.items() if f.metadata["kind"]}
 
 
-def bounded_by_kind() -> dict[str, list[str]]:
-    """Return the keys of each kind."""
-    found: dict[str, list[str]] = {}
-    for key, kind in bounded_settings().items():
-        found.setdefault(kind, []).append(key)
-    return found
-
-
 def method_table_text() -> str:
-    """Return the text of ``client/site/trust/methods.py``: the site's own process cannot import the app's methods."""
-    methods = [
-        f"    {json.dumps(name)}: {values!r},".replace("'", '"')
-        .replace('("local-epochs",)', "EPOCHS")
-        .replace('{"personal": ("none", ""), "layers": (0,)}', "LAYERS")
-        for name, values in method_table().items()
-    ]
-    bounded = [
-        f"    {json.dumps(kind)}: {json.dumps(' '.join(keys))},"
-        for kind, keys in bounded_by_kind().items()
-    ]
-    # A line for each common setting, and for each owner's
-    by_owner: dict[str, str] = {}
-    for key, value in defaults().items():
-        owner = key.partition(".")[0] if "." in key else key
-        pair = f"{json.dumps(key)}: {_python_value(value)},"
-        by_owner[owner] = f"{by_owner[owner]} {pair}" if owner in by_owner else f"    {pair}"
-    return (
-        '"""What each method sends, and which settings the rules limit, for the site\'s own process (policy.py).\n\n'
-        "Made by `make settings`.\n\n"
-        "``silent``: no vectors leave a silo; ``whole``: a message never holds all layers of a model, or does at\n"
-        "these values of the method's settings alone; without it, it may; ``peers``: a silo's model is handed to\n"
-        "others by name; ``per_class``: means or counts of each class leave; ``adds``: the common setting that\n"
-        "adds the method, and its own, to others; ``dp``: the settings with the epochs of a round that ``dp =\n"
-        "true`` trains with noise; or nothing of the data leaves with it; ``listed``: a policy must name it,\n"
-        "``all`` does not mean it; ``sums``: how its secure sums weigh silos: samples, silos (equal), or the\n"
-        "setting with one of them. What else is not named is not so.\n\n"
-        "NETWORKS: the names of silofl's own networks.\n"
-        "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
-        "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"
-        '"""\n\n# fmt: off\n# ruff: noqa: E501\n\nfrom typing import Any\n\n'
-        'EPOCHS = ("local-epochs",)\nLAYERS = {"personal": ("none", ""), "layers": (0,)}\n'
-        "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
-        f'NETWORKS = "{" ".join(BUILT_IN)}"\n'
-        "KINDS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
-        "SETTINGS = {key: kind for kind, keys in KINDS.items() for key in keys.split()}\n"
-        "DEFAULTS: dict[str, bool | int | float | str] = {\n"
-        + "\n".join(by_owner.values())
-        + "\n}\n"
-    )
-
-
-def _python_value(value: Value) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    """Return the text of ``methods.json`` beside ``client/site/trust/methods.py``, which explains it."""
+    tables = {
+        "methods": method_table(),
+        "networks": [*BUILT_IN],
+        "settings": bounded_settings(),
+        "defaults": defaults(),
+    }
+    return json.dumps(tables, indent=1, ensure_ascii=False) + "\n"
 
 
 def allowed_values(f: Field[Any]) -> str:
@@ -250,7 +206,8 @@ def write_down(root: Path) -> None:
     (root / "docs" / "settings.md").write_text(settings_page(), "utf-8")
     page = root / "docs" / "attacks.md"
     page.write_text(with_table(page.read_text("utf-8")), "utf-8")
-    (root / "client" / "site" / "trust" / "methods.py").write_text(method_table_text(), "utf-8")
+    table = root / "client" / "site" / "trust" / "methods.json"
+    table.write_text(method_table_text(), "utf-8")
 
 
 if __name__ == "__main__":

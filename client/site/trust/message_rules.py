@@ -171,7 +171,7 @@ def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
     module, colon, _ = name.partition(":")
     words = {"all", "app"} if colon and module.startswith(APP_NETWORKS) else {"all"}
     if (
-        name in NETWORKS.split()
+        name in NETWORKS
         or words & set(policy.networks)
         or module in set(policy.networks) - {"all", "app"}
     ):

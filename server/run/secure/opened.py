@@ -33,9 +33,9 @@ def pack_round(
             reply.content.pop(RECORD, None)
     listed = map(internal("serde").message_to_proto, replies)
     text = internal("fleet_pb2").PushMessagesRequest(messages_list=listed).SerializeToString()
-    arrays = {SUM: total, REPLIES: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+    saved = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     numbers = {"round": [plan.numbers["run_id"], number], "silos": silos, "plan": plan.saved()}
-    return State(arrays, numbers)
+    return State({SUM: total, REPLIES: saved}, numbers)
 
 
 def replies_of(state: State) -> list[Message]:
@@ -45,7 +45,8 @@ def replies_of(state: State) -> list[Message]:
     text = state.arrays[REPLIES].numpy().tobytes()
     listed = internal("fleet_pb2").PushMessagesRequest.FromString(text).messages_list
     replies = [*map(internal("serde").message_from_proto, listed)]
-    left, nodes = state.arrays[SUM].numpy().view(np.uint32), state.numbers["plan"]["nodes"]
+    left = state.arrays[SUM].numpy().view(np.uint32)
+    nodes = state.numbers["plan"]["nodes"]
     summed = {nodes[name] for name in state.numbers["silos"]}
     for reply in replies:
         if reply.metadata.src_node_id in summed:
