@@ -39,12 +39,11 @@ def folder(tmp_path_factory):
         local.down("tasks")
 
 
-@pytest.mark.parametrize(
-    "task",
-    ["balls", *(pytest.param(task, marks=pytest.mark.exhaustive) for task in ("stays", *MADE))],
-)
+# In process: test_every_task.py; over gRPC: the next test, and test_deployed.py
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("task", ["balls", "stays", *MADE])
 def test_deployed_and_in_process_are_the_same(folder, tmp_path, task):
-    """Masks, of volumes, which move with their pictures. In process every task is run by ``test_every_task.py``."""
+    """Of "balls" masks of volumes, which move with their pictures."""
     files = hospital_files(folder, task)
     run = {
         "strategy": "fedala",

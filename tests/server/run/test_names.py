@@ -8,6 +8,7 @@ import re
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
+from representatives import sampled
 from resuming import crash_after, interrupted
 from tiny import comparable, events_of, federate, round_of, rows_of, same, write_silo
 
@@ -100,7 +101,7 @@ def test_a_hospital_that_left_is_known_by_its_key(three, tmp_path):
     ] == ["query"]
 
 
-@pytest.mark.parametrize("method", KEEP_MODELS)
+@sampled("method", KEEP_MODELS, 2)
 def test_an_impostor_does_not_take_an_absent_hospitals_place(
     three, intruder, tmp_path, method, caplog
 ):

@@ -26,8 +26,10 @@ from tiny import (
     write_silo,
 )
 
-from client.egress import release, release_summary
+from client.egress import release, release_evidence, release_summary
+from client.site.audit_gate import RECORD, TAKEN
 from client.site.trust.policy import PUBLIC, read_policy
+from models.evidence.measure import Evidence
 from partitions.common.errors import UserError
 from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity
@@ -212,6 +214,22 @@ def test_only_what_is_declared_leaves(two):
     client.replies = {"dr": [0.5, 0.5]}
     with pytest.raises(ValueError, match="may not send 'dr': it is not in sends_numbers"):
         release(client, [vector], {}, MANY, min_samples=1, policy=read_policy(PUBLIC))
+
+
+def test_evidence_leaves_by_a_list_and_the_policy(two, monkeypatch):
+    """What is on no list is an error. A kind that the policy lacks stays, and so do numbers of too few patients."""
+    monkeypatch.setenv("SILOFL_SITE_AUDITS", TAKEN)
+    client = silo_half(two, strategy="fedavg")
+    policy = read_policy(PUBLIC).model_copy(update={"metrics": ["loss", "reliability"]})
+    values = Evidence(brier=1.0, reliability=[5.0, 0.1, 0.2, 7.0, 0.5, 0.4])
+    kept = {}
+    for least in (5, 6):
+        records = release_evidence(client, values, 9, min_samples=least, policy=policy)
+        kept[least] = set(records["metrics"]), dict(records[RECORD])
+    assert kept[5] == ({"reliability"}, {"metrics": ["brier"]})
+    assert kept[6] == (set(), {"metrics": ["brier"], "min-metric-samples": ["reliability"]})
+    with pytest.raises(UserError, match="evidence 'secret' is not on the list"):
+        release_evidence(client, {"secret": 1.0}, 9, min_samples=1, policy=policy)
 
 
 def test_the_data_summary_is_on_a_list_and_logged(two, caplog):
