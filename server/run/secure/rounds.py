@@ -338,15 +338,13 @@ class SecureRounds:
     def _offers(self, holders: Mapping[str, Keys], told: Mapping[str, SiloRecord]) -> Offers:
         """Return what silos have validly made for these holders."""
         sealed = {name: of.sealed for name, of in told.items()}
-        signed = {
-            name: one
-            for name, one in self._valid(Statement, told).items()
-            if (one.shares, one.holders) == (digest(b"".join(sealed[name])), digest_of(holders))
-            and len(sealed[name]) == len(holders)
-        }
-        for name in told.keys() - signed.keys():
-            self.note(f"{name}: its shares are not those that it has signed for this list")
-        slot = next((one.of[0] for one in signed.values()), NOTHING.slot)
+        origin, signed, slot = digest_of(holders), dict[str, Statement](), NOTHING.slot
+        for name, one in self._valid(Statement, told).items():
+            with self._noting(name):
+                own = len(sealed[name]), digest(b"".join(sealed[name])), origin
+                if own != (len(holders), one.shares, one.holders):
+                    raise SiteError("its shares are not those that it has signed for this list")
+                signed[name], (slot, _) = one, one.of
         return Offers(slot, holders, signed, sealed)
 
     def _valid(self, kind: type[AnyKeys], told: Mapping[str, SiloRecord]) -> dict[str, AnyKeys]:
@@ -355,11 +353,11 @@ class SecureRounds:
         for name, record in sorted(told.items()):
             with self._noting(name):
                 read[name] = read_statement(kind, record.statement)
-        claims = [one.of for one in read.values()]
+        claims = Counter(one.of for one in read.values()).most_common(1)
         for name, one in read.items():
             with self._noting(name):
                 signer = self.collector.registration.keys.get(name) or one.signer
-                accept(one, max(claims, key=claims.count), {name: signer}, found)
+                accept(one, claims[0][0], {name: signer}, found)
         return found
 
     @contextmanager
