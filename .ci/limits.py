@@ -26,7 +26,7 @@ MOST_TOKENS = {
     "strategies": 82_700,
     "client": 92_000,
     "server": 114_700,
-    "tests": 584_600,
+    "tests": 584_800,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from client.app import app
 from client.site import audit_gate
 from client.site.audit_gate import RECORD, rule_values
 from client.site.messages import count_message
+from client.site.parsed import SiteError
 from client.site.study.protocol import parse_study
 from client.site.terms import Terms, read_terms
 from client.site.trust import audit, chain
@@ -93,6 +95,19 @@ def test_the_rules_that_were_applied(node):
     )
     assert set(within["versions"]) == {"python", *audit_gate.TOOLS}
     assert within["versions"]["flwr"].startswith("1.39.")
+
+
+def test_a_line_tells_the_policy_or_that_there_is_none(node):
+    line = audit_gate.rule_of(read_terms(node, {}))
+    assert re.search(r"; policy: .*policy\.toml \(rules [0-9a-f]{16}\)$", line)
+    line = audit_gate.rule_of(Terms(error=SiteError("no TOML")))
+    assert line.endswith("; no policy can be read, so only refusals leave: no TOML")
+
+
+def test_whatever_keeps_a_line_from_the_log_keeps_the_reply_here(node, monkeypatch):
+    monkeypatch.setattr(audit_gate, "write_down", lambda *of: [][0])
+    reason = answered(node, content(20), None).error.reason
+    assert reason.startswith("nothing leaves: the audit log cannot be written: IndexError: ")
 
 
 def test_rules_and_versions_stand_once_per_run_until_one_changes(node):

@@ -145,6 +145,13 @@ def test_what_is_no_protocol_is_one_line(key):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name, like", [("dp", "False"), ("model", "'auto'")])
+def test_what_a_setting_may_have_is_of_its_kind(name, like):
+    """No range of truths or texts, no number in the place of either."""
+    for allowed, reason in (("{min = 0, max = 1}", "a range is"), ("1", f"like {like}")):
+        fails(SiteError, reason, study, batch_size=f"{name} = {allowed}")
+
+
 def test_a_study_of_an_earlier_version_that_asked_for_no_combat_is_read():
     found = study(batch_size='survey.harmonize = ""\nsurvey.shrink = true')
     assert not any(key.startswith("survey.") for key in found.settings)
@@ -962,6 +969,8 @@ def imprint(rows=64):
 
 def test_a_layer_that_imprints_is_seen_in_the_weights(tmp_path):
     import numpy as np
+
+    assert is_imprint(imprint()[:, :2])
     from safetensors.numpy import save_file
 
     file, rng = tmp_path / "w.safetensors", np.random.default_rng(4)
