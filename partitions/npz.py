@@ -173,8 +173,6 @@ def read_array(
         with archive.open(member) as file:
             array: Array = np.lib.format.read_array(file, allow_pickle=False)
             return array
-    except ValueError as error:
-        raise Fault(f"{name} is damaged ({error})", again) from error
     except MemoryError:
         need = math.prod(shape) * dtype.itemsize / 1e9
         raise Fault(

@@ -77,7 +77,7 @@ from partitions.patients import (
 )
 from partitions.schema import NO_SCHEMA, Schema, difference, find_moved
 from partitions.schemes.pool import hold_out
-from partitions.site_split import TEST_SHARE, describe_division, divide_own, rows_of
+from partitions.site_split import TEST_SHARE, describe_division, parts_of, rows_of
 from partitions.splits import (
     Array,
     Arrays,
@@ -118,8 +118,12 @@ class Contents:
 
     def divide(self) -> SiloData:
         """Return the parts of the file, or parts drawn by its samples' values. Raises DataError for too few samples."""
-        made = divide_own(self.splits, self.classes, self.task, self.vocabulary)
-        return replace(made, schema=self.schema, recipe=self.recipe, cohort=self.cohort)
+        train, val, test = (
+            self.splits[own] if rows is None else rows_of(self.splits[own], rows)
+            for own, rows in parts_of(self.splits).values()
+        )
+        about = self.classes, self.task, self.vocabulary, self.schema, self.recipe, self.cohort
+        return SiloData(train, val, test, *about)
 
 
 def check_silo_file(path: str | Path, agreed: Schema | None = None) -> list[Check]:

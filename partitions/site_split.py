@@ -30,21 +30,6 @@ VAL_SHARE = 0.2  # of the rest of it
 VAL_SHARE_OF_TRAIN = 0.15  # of the training samples, where the file has train and test only
 
 
-def divide_own(
-    splits: Mapping[str, Split], classes: int, task: str = "multiclass", vocabulary: int = 0
-) -> SiloData:
-    """Divide a file with these ``splits`` (``train``, ``test`` and maybe ``val``, or ``all``) into its parts.
-
-    Raises DataError where it has too few different samples to be divided.
-    """
-    parts = parts_of(splits)
-    made = {
-        name: splits[own] if rows is None else rows_of(splits[own], rows)
-        for name, (own, rows) in parts.items()
-    }
-    return SiloData(made["train"], made["val"], made["test"], classes, task, vocabulary)
-
-
 def parts_of(splits: Mapping[str, Split]) -> dict[str, tuple[str, Array | None]]:
     """Return for ``train``, ``val`` and ``test`` the split of the file and the rows in it; None: all rows.
 

@@ -17,9 +17,6 @@ Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]  # by their names
 Shape = tuple[int, ...]
 
-TABLE_SEED = 42  # for the train/test split of data sets without one
-TABLE_TEST = 0.2
-
 
 @dataclass(frozen=True)
 class Split:
@@ -163,13 +160,9 @@ def take(dataset: Dataset, indices: Array) -> Split:
 
 
 def _take(train: Any, test: Any, indices: Array) -> Any:
-    if not (isinstance(train, np.ndarray) and isinstance(test, np.ndarray)):
-        return rows_in(concatenate([train, test]), indices)
-    made = np.empty((len(indices), *train.shape[1:]), train.dtype)
-    from_train = indices < len(train)
-    made[from_train] = train[indices[from_train]]
-    made[~from_train] = test[indices[~from_train] - len(train)]
-    return made
+    if isinstance(train, np.ndarray) and isinstance(test, np.ndarray):
+        return OnDisk([train, test], train.dtype)[indices]
+    return rows_in(concatenate([train, test]), indices)
 
 
 def both(first: Array | None, second: Array | None) -> Array | None:
@@ -205,40 +198,3 @@ def join_splits(parts: Sequence[Split]) -> Split:
     )
     x, y = (concatenate([getattr(part, key) for part in parts]) for key in ("x", "y"))
     return Split(x, y, patient, subgroup)
-
-
-def split_table(
-    name: str,
-    x: Array,
-    y: Array,
-    classes: int,
-    groups: Array | None = None,
-    vocabulary: int = 0,
-    *,
-    task: str = "multiclass",
-    patient: Array | None = None,
-) -> Dataset:
-    """Split samples without parts 80 / 20 into train and test with a fixed seed.
-
-    They are divided class by class where ``task`` has classes. Where ``patient``, int64 (n,), is given, patients are
-    divided, each by the class of its first sample. ``groups``: text (n,), the silo of each row, or None;
-    ``vocabulary``: of texts.
-    """
-    rng = np.random.default_rng(TABLE_SEED)
-    units = np.arange(len(y)) if patient is None else patient
-    own, first = np.unique(units, return_index=True)
-    labels = y[first] if task in ("multiclass", "ordinal") else np.zeros(len(own), np.int64)
-    chosen = []
-    for label in range(classes):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        chosen.append(own[rows[: round(TABLE_TEST * len(rows))]])
-    in_test = np.isin(units, np.concatenate(chosen))
-    silos = None
-    if groups is not None:
-        pooled = np.concatenate([groups[~in_test], groups[in_test]])
-        silos = {str(group): np.flatnonzero(pooled == group) for group in dict.fromkeys(groups)}
-    train, test = (
-        Split(x[part], y[part], None if patient is None else patient[part])
-        for part in (~in_test, in_test)
-    )
-    return Dataset(name, train, test, classes, silos, task, vocabulary=vocabulary)

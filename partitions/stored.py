@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,24 +23,12 @@ IN_MEMORY = 1 << 29  # bytes; the largest file whose samples are kept in memory
 AT_ONCE = 1 << 24  # bytes that a pass over all samples reads at once
 
 
-@runtime_checkable
-class Stored(Protocol):
+class _Samples:
     """Samples (n, ...) in their stored form (``inputs.py``).
 
     ``x[rows]`` reads these rows, ``x["name"]`` is one of several inputs, and ``x.part(rows)`` chooses rows unread.
     """
 
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def ndim(self) -> int: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: Any) -> Any: ...
-    def part(self, rows: Array) -> Stored: ...
-
-
-class _Samples:
     shape: tuple[int, ...]
     at_once = AT_ONCE
 

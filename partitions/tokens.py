@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -67,20 +66,8 @@ def basic_english(text: str) -> list[str]:
     return text.split()
 
 
-class Vocabulary(Protocol):
-    """Vocabulary that maps a text to tokens.
-
-    ``size``: all tokens are below it; ``unknown``: the token of an unknown word; ``end``: tokens at the end of every
-    text, also of one that is cut.
-    """
-
-    size: int
-    unknown: int
-    end: Shape
-
-    def tokens(self, text: str) -> list[int]:
-        """Return all tokens of a text."""
-        ...
+# Each vocabulary has ``tokens(text)``, all tokens of a text; ``size``: all tokens are below it; ``unknown``: the token
+# of an unknown word; ``end``: tokens at the end of every text, also of one that is cut.
 
 
 class Words:
@@ -185,6 +172,9 @@ class Pieces:
             found.append(piece)
             start = end
         return found or [self.unknown]
+
+
+Vocabulary = Words | Hashed | Pieces
 
 
 def _is_control(character: str) -> bool:

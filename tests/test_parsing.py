@@ -37,7 +37,7 @@ from partitions.npz import write_npz
 from partitions.recipes.pictures import Expected as PicturesExpected
 from partitions.recipes.pictures import PictureRecipe, load_any, made_by, parse_any, read_any
 from partitions.recipes.reading import ReadOptions
-from partitions.recipes.recipe import Column, Recipe, load_recipe, parse_recipe, read
+from partitions.recipes.recipe import Column, Recipe, load_recipe, parse_recipe
 from partitions.silo_file import read_silo_file
 from server.deploy.federation import Federation, read_federation
 from server.report.survey import survey_page
@@ -541,18 +541,14 @@ def test_a_recipe(place, edits):
         try:
             is_json = text == RECIPE.as_json
             found = (
-                read(place.read_bytes().decode(errors="replace"), parse_recipe)
+                read_any(place.read_bytes().decode(errors="replace"))
                 if is_json
                 else load_recipe(place)
             )
         except ValueError as error:
             one_line(error)
         else:
-            assert (
-                read(found.as_json, parse_recipe)
-                == found
-                == parse_recipe(tomllib.loads(found.toml()))
-            )
+            assert read_any(found.as_json) == found == parse_recipe(tomllib.loads(found.toml()))
 
 
 @FEW

@@ -21,7 +21,7 @@ from models.shapes import Shape, read_shape
 from models.tasks import Task, task_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import private
-from partitions.common.parsed import Frozen, parse_json, parse_values
+from partitions.common.parsed import Frozen, parse_values
 from partitions.labels import MOST_CLASSES
 from partitions.recipes.pictures import parse_any
 from partitions.schema import Schema, parse_schema
@@ -185,7 +185,7 @@ def parse_card(text: bytes, file: Path, network: str = "") -> Card:
         raise DataError(
             f"{file} has {len(text)} bytes, a model card has at most {MOST_BYTES}; {MEND}"
         )
-    card = parse_json(Card, text, file, MEND)
+    card = parse_values(Card, text, file, MEND)
     try:
         _ = card.schema_parsed
         if card.recipe:

@@ -35,19 +35,13 @@ SHORT = reprlib.Repr()  # whatever the size of a value, which YAML's aliases can
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
 
 
-def parse_json(kind: type[Parsed], text: bytes, file: Path, mend: str) -> Parsed:
-    """Return a JSON file's content as values. ``mend``: the next step. Raises DataError, one line."""
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        raise DataError(f"{file}: {first_fault(error, kind)}; {mend}") from None
-
-
 def parse_values(
     kind: type[Parsed], content: object, file: Path, mend: str, context: object = None
 ) -> Parsed:
-    """Return a file's content, of another format than JSON, as values. ``mend``, errors: as of :func:`parse_json`."""
+    """Return a file's content, JSON if it is bytes, as values. ``mend``: the next step. Raises DataError, one line."""
     try:
+        if isinstance(content, bytes):
+            return kind.model_validate_json(content)
         return kind.model_validate(content, context=context, by_alias=True, by_name=False)
     except ValidationError as error:
         raise DataError(f"{file}: {first_fault(error, kind)}; {mend}") from None

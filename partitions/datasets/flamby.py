@@ -297,12 +297,16 @@ def load_ixi(source: Source) -> Dataset:
     ]
 
     def decode() -> Arrays:
+        import torch
+
         from partitions.importing.volumes.grid import read_stored
 
+        pool = torch.nn.functional.adaptive_avg_pool3d
         x = np.empty((len(subjects), *IXI_SHAPE, 1), np.float32)
         y = np.empty((len(subjects), *IXI_SHAPE), np.uint8)
         for i, path in enumerate(tqdm(files, desc=source.name, unit="")):
-            values = average_pool(read_stored(path, f"{source.name}: {path}"), IXI_SHAPE)
+            volume = torch.from_numpy(read_stored(path, f"{source.name}: {path}"))
+            values = pool(volume.double()[None], IXI_SHAPE)[0].numpy()
             if i % 2:
                 y[i // 2] = values > 1 - 1e-6
             else:
@@ -356,18 +360,3 @@ def one_file(source: Source, folder: Path) -> Path:
             f"{folder} has {len(found)} files *.nii.gz, not one; unpack the archive again"
         )
     return found[0]
-
-
-def average_pool(volume: Array, shape: Sequence[int]) -> Array:
-    """Resize the volume to another shape, as in PyTorch's adaptive average pooling.
-
-    Cell i of m along an axis of n is the mean of the cells floor(i n / m) to ceil((i + 1) n / m), exclusive.
-    """
-    for axis, m in enumerate(shape):
-        n = volume.shape[axis]
-        weights = np.zeros((m, n), np.float64)
-        for i in range(m):
-            first, last = i * n // m, -(-(i + 1) * n // m)
-            weights[i, first:last] = 1 / (last - first)
-        volume = np.moveaxis(np.tensordot(weights, volume, axes=(1, axis)), 0, axis)
-    return volume

@@ -32,8 +32,10 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.labels import ONE_CLASS
-from partitions.splits import Array, Arrays, Dataset, Split, split_table
+from partitions.splits import Array, Arrays, Dataset, Split
 
+TABLE_SEED = 42  # for the train/test split of data sets without one
+TABLE_TEST = 0.2
 TIMEOUT = 30  # seconds without a byte before a download fails
 
 
@@ -82,7 +84,8 @@ class Source:
 
     def fetch(self, file: str, *others: str) -> Path:
         """Return the file, or the first of ``others`` beside it; where none exists, it is downloaded."""
-        return self.find(file.rpartition("/")[2], *others) or self.download(file)
+        name = file.rpartition("/")[2]
+        return self.find(name, *others) or self.download(file)
 
     def download(self, file: str, key: str = "") -> Path:
         """Download one of its files; ``key``: its name among ``files``, if it has another one there."""
@@ -120,14 +123,13 @@ class Source:
         arrays: dict[str, Array] = {}
 
         def fill(folder: Path) -> None:
+            arrays.update(decode())
             for key, array in arrays.items():
                 np.save(folder / f"{key}.npy", array, allow_pickle=False)
 
-        if not cache_entry(self.name, files).is_dir():
-            arrays.update(decode())
         folder = cached_folder(self.name, files, fill)
         if folder is None:
-            return arrays
+            return arrays or decode()
         return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
 
     def in_parts(self, train: Split, test: Split, **more: Any) -> Dataset:
@@ -136,11 +138,41 @@ class Source:
         return Dataset(self.name, train, test, own.classes, task=own.task, **more)
 
     def divide_table(
-        self, x: Any, y: Array, groups: Array | None = None, **more: Any
+        self,
+        x: Any,
+        y: Array,
+        groups: Array | None = None,
+        vocabulary: int = 0,
+        patient: Array | None = None,
     ) -> Dataset:
-        """Return a data set without parts, divided by a fixed seed (``splits.split_table``)."""
-        own = self.described
-        return split_table(self.name, x, y, own.classes, groups, task=own.task, **more)
+        """Return a data set without parts, split 80 / 20 into train and test with a fixed seed.
+
+        It is divided class by class where its task has classes. Where ``patient``, int64 (n,), is given, patients are
+        divided, each by the class of its first sample. ``groups``: text (n,), the silo of each row, or None;
+        ``vocabulary``: of texts.
+        """
+        rng = np.random.default_rng(TABLE_SEED)
+        units = np.arange(len(y)) if patient is None else patient
+        own, first = np.unique(units, return_index=True)
+        one = self.described.task in ONE_CLASS
+        labels = y[first] if one else np.zeros(len(own), np.int64)
+        chosen = []
+        for label in range(self.described.classes):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            count = round(TABLE_TEST * len(rows))
+            chosen.append(own[rows[:count]])
+        in_test = np.isin(units, np.concatenate(chosen))
+        silos = None
+        if groups is not None:
+            pooled = np.concatenate([groups[~in_test], groups[in_test]])
+            silos = {}
+            for group in dict.fromkeys(groups):
+                silos[str(group)] = np.flatnonzero(pooled == group)
+        train, test = (
+            Split(x[part], y[part], None if patient is None else patient[part])
+            for part in (~in_test, in_test)
+        )
+        return self.in_parts(train, test, groups=silos, vocabulary=vocabulary)
 
     def remark(self, line: str) -> None:
         """Log a warning in Flower's log that readers of results need for this data set."""
@@ -200,7 +232,8 @@ def download(
 
     Raises DataError, naming the file and its folder, where it cannot be downloaded or is not the published one.
     """
-    folder = (Path(data_dir).expanduser() if data_dir else cache_dir()) / sub_folder
+    base = Path(data_dir).expanduser() if data_dir else cache_dir()
+    folder = base / sub_folder
     name = name or url.rpartition("/")[2]
     advice = f"put {name} into {folder}, or name its folder with data-dir or SILOFL_DATA"
     temporary: str | None = None
@@ -233,19 +266,17 @@ def download(
             Path(temporary).unlink(missing_ok=True)
 
 
-def cache_entry(name: str, sources: Sequence[Path]) -> Path:
-    """Return the cache folder for the arrays decoded from these files; its key is their names and sizes."""
-    key = hashlib.sha256(
-        "\n".join(f"{p.name} {p.stat().st_size}" for p in sources).encode()
-    ).hexdigest()[:16]
-    return cache_dir() / "decoded" / f"{name}-{key}"
-
-
 def cached_folder(
     name: str, sources: Sequence[Path], fill: Callable[[Path], object]
 ) -> Path | None:
-    """Return :func:`cache_entry`, written by ``fill`` where it does not exist; None where it cannot be written."""
-    folder = cache_entry(name, sources)
+    """Return the cache folder for what is decoded from these files, written by ``fill`` where it does not exist.
+
+    Its key is the files' names and sizes. None where it cannot be written.
+    """
+    key = hashlib.sha256(
+        "\n".join(f"{p.name} {p.stat().st_size}" for p in sources).encode()
+    ).hexdigest()[:16]
+    folder = cache_dir() / "decoded" / f"{name}-{key}"
     if folder.is_dir():
         return folder
     try:
@@ -307,8 +338,10 @@ def _load(name: str, data_dir: str, environment: str, cache: str) -> Dataset:
         raise unknown_name("data set", name, DATASETS)
     described = DATASETS[name]
     module, function = described.load.split(":")
-    load = getattr(import_module(f"partitions.datasets.{module}"), function)
-    dataset: Dataset = load(Source(name, data_dir, described))
+    loaders = import_module(f"partitions.datasets.{module}")
+    load = getattr(loaders, function)
+    source = Source(name, data_dir, described)
+    dataset: Dataset = load(source)
     for split in (dataset.train, dataset.test):
         split.x.flags.writeable = False
         split.y.flags.writeable = False
@@ -337,7 +370,8 @@ def read_descriptions() -> Iterator[tuple[str, Description]]:
                 task[0] if task else "multiclass",
                 folders=("medmnist", "MedMNIST"),
             )
-            yield (flag if size == SIZES[0] else f"{flag}-{size}"), made
+            name = flag if size == SIZES[0] else f"{flag}-{size}"
+            yield name, made
 
 
 DATASETS = dict(read_descriptions())

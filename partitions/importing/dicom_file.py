@@ -26,7 +26,7 @@ from partitions.common.sizes import (
     check_size,
     unpack,
 )
-from partitions.importing.files import ScanError, Unavailable
+from partitions.importing.files import ScanError, load_library
 from partitions.schema import few
 from partitions.splits import Array
 
@@ -86,10 +86,7 @@ def is_bare(start: bytes) -> bool:
 
 def load(path: Path, tags: Names) -> Dataset:
     """Parse only these attributes, up to the pixels."""
-    try:
-        import pydicom
-    except ImportError:
-        raise Unavailable("DICOM", "pydicom") from None
+    pydicom = load_library("DICOM", "pydicom")
     check_deflated(path)
     with path.open("rb") as file:
         bare = is_bare(file.read(BLOCK))

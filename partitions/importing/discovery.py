@@ -271,7 +271,7 @@ def slice_volumes(found: Found, options: ImportOptions) -> Found:
 
 def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
     """Return a row with the files of its whole volume. Raises DataError where it is not a volume."""
-    if row.files or row.file is None:
+    if row.file is None:
         return row
     if row.file.is_dir():
         files = series_below(row.file, row.where, reading)
@@ -281,9 +281,7 @@ def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
         raise DataError(
             f"{row.where}: its file is no volume; --volume takes NIfTI, and folders of one DICOM series"
         )
-    return replace(
-        row, file=files[0], files=files, mask=None, masks=(row.mask,) if row.mask else ()
-    )
+    return replace(row, file=files[0], files=files)
 
 
 def class_folders(source: Path) -> list[tuple[str, Path]]:

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from PIL import Image
 from tqdm import tqdm
@@ -301,6 +302,14 @@ class Unavailable(DataError):
             f"{kind} is {done} with {package}, which is not installed here: pip install {package}, "
             "or `make install` in a checkout of silofl"
         )
+
+
+def load_library(kind: str, package: str, done: str = "read") -> Any:
+    """Return an optional module, with which a kind of scan is read. Raises Unavailable."""
+    try:
+        return import_module(package)
+    except ImportError:
+        raise Unavailable(kind, package, done) from None
 
 
 @contextmanager

@@ -57,7 +57,6 @@ class SampleSource:
     split: str  # "" = not given
     patient: str  # "" = not given
     file: Path | None = None
-    mask: Path | None = None
     text: str = ""
     subgroup: str = ""  # "" = not known
     spelling: str = ""  # the hash of the patient's identifier as it is written
@@ -65,7 +64,9 @@ class SampleSource:
     key: str = ""
     part: int | None = None  # the slice of a volume; None: the middle one
     files: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or all files of a series
-    masks: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or SEG and RTSTRUCT objects
+    masks: tuple[
+        Path, ...
+    ] = ()  # a picture or NIfTI file; of a whole volume also SEG and RTSTRUCT objects
 
 
 Samples = Sequence[SampleSource]
@@ -100,10 +101,7 @@ def is_sample(path: Path) -> bool:
 
 def paths_of(sample: SampleSource) -> list[Path]:
     """Return the files that a sample is read from, those that its header names included."""
-    found = [*files_of(sample.file)] if sample.file else []
-    if sample.mask:
-        found.append(sample.mask)
-    return found
+    return [*(files_of(sample.file) if sample.file else ()), *sample.masks]
 
 
 def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
@@ -221,12 +219,12 @@ def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
     """Read a mask's values as they are stored: a grey or palette picture, NIfTI, or outlines."""
     if reading.volume:
         return volume.read_mask(sample.files, sample.masks, sample.where, reading)
-    assert sample.file is not None and sample.mask is not None
-    if kind_of(sample.mask) == "nifti":
+    assert sample.file is not None
+    if kind_of(sample.masks[0]) == "nifti":
         return volume.read_mask(
-            (sample.file,), (sample.mask,), sample.where, reading, sample.part
+            (sample.file,), sample.masks, sample.where, reading, sample.part
         )
-    with open_picture(sample.mask, sample.where) as opened:
+    with open_picture(sample.masks[0], sample.where) as opened:
         if opened.format in LOSSY:
             raise DataError("JPEG changes the values of classes: save masks as PNG")
         mask: Image.Image = ImageOps.exif_transpose(opened)

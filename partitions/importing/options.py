@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from partitions.common.errors import DataError
@@ -98,9 +98,7 @@ class ImportOptions(ReadOptions):
     @property
     def reading(self) -> ReadOptions:
         """Return the options for reading pictures and scans: those of the recipe, if there is one."""
-        if self.pictures:
-            return self.pictures.reading
-        return ReadOptions(**{f.name: getattr(self, f.name) for f in fields(ReadOptions)})
+        return self.pictures.reading if self.pictures else self
 
 
 DEFAULTS = ImportOptions()

@@ -28,8 +28,8 @@ from partitions.importing.dicom_file import is_dicom, load
 from partitions.importing.files import (
     ImageInfo,
     ScanError,
-    Unavailable,
     hash_text,
+    load_library,
     pseudonym,
     redacted_errors,
 )
@@ -73,11 +73,8 @@ class Recording:
 
 def is_waveform(path: Path) -> bool:
     """Return whether a DICOM file is a waveform, by its first attributes."""
-    try:
-        with path.open("rb") as file:
-            return WAVEFORM.search(file.read(1024)) is not None
-    except OSError:  # the code that reads it reports this
-        return False
+    with path.open("rb") as file:
+        return WAVEFORM.search(file.read(1024)) is not None
 
 
 def is_signal(path: Path) -> bool:
@@ -103,8 +100,6 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 def open_recording(path: Path) -> Recording:
     """Read the header of a recording. Raises ScanError, or what its library raises."""
-    if not path.is_file():
-        raise FileNotFoundError
     name = path.name.lower()
     return (_wfdb if name.endswith(WFDB) else _dicom if is_dicom(path) else _edf)(path)
 
@@ -129,10 +124,7 @@ def _make_recording(
 
 
 def _wfdb(path: Path) -> Recording:
-    try:
-        import wfdb
-    except ImportError:
-        raise Unavailable("WFDB", "wfdb") from None
+    wfdb = load_library("WFDB", "wfdb")
     if path.stat().st_size > BLOCK:
         raise ScanError("its header is larger than 1 MiB")
     record = str(path.with_suffix(""))
@@ -158,12 +150,10 @@ def _wfdb(path: Path) -> Recording:
 
 
 def _edf(path: Path) -> Recording:
-    try:
-        import edfio
-    except ImportError:
-        raise Unavailable("EDF", "edfio") from None
     # Latin-1, because many programs write the unit as a micro sign, which is no ASCII.
-    edf = edfio.read_edf(path, lazy_load_data=True, header_encoding="latin-1")
+    edf = load_library("EDF", "edfio").read_edf(
+        path, lazy_load_data=True, header_encoding="latin-1"
+    )
     if not edf.is_continuous:
         raise ScanError("its recording has interruptions (EDF+D): save its parts one by one")
     with path.open("rb") as file:

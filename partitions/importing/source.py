@@ -127,7 +127,7 @@ def import_source(
 
 def with_binary_masks(found: Found, options: ImportOptions) -> tuple[Found, ImportOptions]:
     """Return samples and options for masks of 0 and 255 alone. Raises DataError where the recipe says otherwise."""
-    masks = [row for row in found.rows if row.mask or row.masks]
+    masks = [row for row in found.rows if row.masks]
     if (
         not masks
         or options.reading.binary_masks

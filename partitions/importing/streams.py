@@ -76,7 +76,7 @@ def probe_all(
         info = probe(sample, reading)
         if faults.skip:
             read(sample, reading)
-            if sample.mask or sample.masks:
+            if sample.masks:
                 read_mask(sample, reading)
         return info
 
@@ -229,9 +229,9 @@ def open_masks(samples: Samples, reading: ReadOptions) -> tuple[Unread, Array]:
     for own, sample in zip(seen, tqdm(samples, desc="masks", unit=""), strict=True):
         mask = read_mask(sample, reading)
         shape = shape or mask.shape
-        if mask.shape != shape and sample.mask:
+        if mask.shape != shape:
             raise DataError(
-                f"{sample.where}: {name_of(sample.mask)} has another size than those before it; use --size"
+                f"{sample.where}: {name_of(sample.masks[0])} has another size than those before it; use --size"
             )
         own[np.unique(mask)] = True
     return Unread(samples, partial(read_mask, reading=reading), shape, np.uint8), seen

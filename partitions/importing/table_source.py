@@ -157,12 +157,14 @@ def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) 
         where, row = line
         if not row["file"] or (masks and not row["mask"]):
             raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
-        mask = path.parent / row["mask"] if masks else None
+        drawn = (path.parent / row["mask"],) if masks else ()
         key = row.get(patient, "")
         common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
         file = with_ending(path.parent / row["file"])
         rows.append(
-            SampleSource(where, *common, file=file, mask=mask, spelling=hash_text(key), key=key)
+            SampleSource(
+                where, *common, file=file, masks=drawn, spelling=hash_text(key), key=key
+            )
         )
     return Found(
         rows,

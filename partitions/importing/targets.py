@@ -44,7 +44,7 @@ def find_import_task(
     """Return the task; "auto" is decided by the number of labels and their values."""
     if task != "auto":
         return task
-    if survival or samples[0].mask or samples[0].masks:
+    if survival or samples[0].masks:
         return "survival" if survival else "segmentation"
     if len(samples[0].labels) > 1:
         found = {
@@ -83,9 +83,7 @@ def read_answers(
     wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(
         task, len(samples[0].labels)
     )
-    if len(samples[0].labels) != wanted or bool(samples[0].mask or samples[0].masks) != (
-        task == "segmentation"
-    ):
+    if len(samples[0].labels) != wanted or bool(samples[0].masks) != (task == "segmentation"):
         needs = {"segmentation": "a column mask", "survival": "columns of time and event"}.get(
             task, "one label column"
         )

@@ -24,6 +24,7 @@ It contains no name, date, identifier or text of a header, only codes that DICOM
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from partitions.common.parsed import parse_content
 from partitions.labels import TASKS
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.recipes.recipe import (
+    LONGEST_RECIPE,
     MEND,
     Recipe,
     RecipePart,
@@ -46,7 +48,6 @@ from partitions.recipes.recipe import (
     load_toml,
     one_of,
     parse_recipe,
-    read,
 )
 from partitions.recipes.toml import NO_NOTES, as_toml
 from partitions.schema import Feature, few
@@ -181,7 +182,14 @@ def load_any(path: Path) -> AnyRecipe:
 
 def read_any(text: str) -> AnyRecipe:
     """Read the recipe of a table or of pictures from JSON text. Raises DataError, one line."""
-    return read(text, parse_any)
+    try:
+        if len(text) > LONGEST_RECIPE:
+            raise DataError(f"a recipe has at most {LONGEST_RECIPE} characters")
+        return parse_any(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"the recipe cannot be used ({' '.join(str(error).split())[:300]})"
+        ) from None
 
 
 def parse_any(content: object) -> AnyRecipe:

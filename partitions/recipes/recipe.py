@@ -251,18 +251,6 @@ def load_toml(path: Path, parse: Callable[[object], T]) -> T:
         raise DataError(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def read(text: str, parse: Callable[[object], T]) -> T:
-    """Return the result of ``parse`` for a JSON text. Raises DataError, one line."""
-    try:
-        if len(text) > LONGEST_RECIPE:
-            raise DataError(f"a recipe has at most {LONGEST_RECIPE} characters")
-        return parse(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"the recipe cannot be used ({' '.join(str(error).split())[:300]})"
-        ) from None
-
-
 def parse_recipe(content: object) -> Recipe:
     """Parse the recipe of a TOML or JSON mapping. Raises DataError, one line, for invalid content."""
     keys = content if isinstance(content, Mapping) else {}

@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from partitions.common.errors import DataError, UserError
-from partitions.common.parsed import Frozen, parse_json
+from partitions.common.parsed import Frozen, parse_values
 
 LONGEST = 500  # maximum characters of a line
 Event = dict[str, Any]
@@ -183,7 +183,7 @@ def read_summary(path: Path) -> dict[str, Any]:
         text = path.read_bytes()
     except FileNotFoundError:
         return {"runs": []}
-    parse_json(Summary, text, path, mend)
+    parse_values(Summary, text, path, mend)
     content: dict[str, Any] = json.loads(text)
     return content
 

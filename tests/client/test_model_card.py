@@ -16,7 +16,7 @@ from client.exporting.model_card import Card
 from client.prediction.predict import predict_file
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import guard_formula, is_formula, unguard_formula
-from partitions.common.parsed import parse_json
+from partitions.common.parsed import parse_values
 from partitions.schema import parse_schema
 from server.cli.main import main
 from strategies.base.state import read_sealed, write_sealed
@@ -136,7 +136,7 @@ def test_answers_that_are_no_numbers_are_refused(exported, tmp_path):
 def test_deep_and_long_cards_are_refused(tmp_path):
     for text in (b'{"model": ' + b"[" * 100_000, b"[]", b'{"method": "a', b"\xff\xfe"):
         with pytest.raises(DataError, match="export it") as caught:
-            parse_json(Card, text, tmp_path / "card.json", "export it")
+            parse_values(Card, text, tmp_path / "card.json", "export it")
         assert "\n" not in str(caught.value)
 
 

@@ -6,8 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
-from near import near
 from numpy.testing import assert_allclose
 from PIL import Image
 from public_data import DATA, cannot_load, load, needs
@@ -245,15 +243,6 @@ def test_ixi_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
             assert_allclose(x[:, 6:], -(7**-0.5), rtol=1e-5)
         registry._load.cache_clear()
         monkeypatch.setattr(grid, "read_stored", None)
-
-
-def test_averaging_is_pytorch_s_adaptive_pooling():
-    """Also where cells overlap (5 -> 3) and where there are more of them than before (4 -> 6)."""
-    volume = np.random.default_rng(0).normal(size=(5, 4, 7)).astype(np.float32)
-    expected = torch.nn.functional.adaptive_avg_pool3d(
-        torch.from_numpy(volume)[None], (3, 6, 7)
-    )[0]
-    near(flamby.average_pool(volume, (3, 6, 7)), expected)
 
 
 def test_ixi_test_parts_are_drawn_as_flamby_does(tmp_path):

@@ -13,7 +13,8 @@ from numpy.testing import assert_array_equal
 from taken import all_x, imported, splits_of
 
 from partitions.common.names import silo_names
-from partitions.recipes.recipe import load_recipe, parse_recipe, read
+from partitions.recipes.pictures import read_any
+from partitions.recipes.recipe import load_recipe
 from partitions.schemes.registry import partition, silo_data
 from partitions.silo_file import read_silo_file
 from partitions.simulated import (
@@ -199,7 +200,8 @@ def test_a_csv_by_a_column(by_centre):
         data = silo_data(whole, silo)
         ages = all_x(data)[:, 0]
         assert len(ages) == 60 and around <= ages.min() <= ages.max() <= around + 7.5
-        fill: Any = read(data.recipe, parse_recipe).columns[0].fill_value
+        used: Any = read_any(data.recipe)
+        fill = used.columns[0].fill_value
         assert (
             around <= fill <= around + 7.5
             and fill != load_recipe(Path(by_centre.recipe)).columns[0].fill_value

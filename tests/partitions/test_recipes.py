@@ -14,7 +14,8 @@ from partitions.common.errors import DataError
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import import_source
 from partitions.recipes.cells import parse_number
-from partitions.recipes.recipe import MEND, load_recipe, parse_recipe, read
+from partitions.recipes.pictures import read_any
+from partitions.recipes.recipe import MEND, load_recipe, parse_recipe
 from partitions.silo_file import check_silo_file
 
 N = 120
@@ -134,9 +135,7 @@ def test_categories_that_differ_in_blanks_and_line_breaks_are_one(tmp_path):
     assert "1 values of fewer than 5 patients, or unprintable, become 'other'" in column.why
     assert all_x(made.data).sum(0).tolist() == [24, 8, 8]
     rows = table(tmp_path / "new.csv", {"v": ['"a\nb"', "a  b"]})
-    x = np.load(
-        again(rows, read(made.recipe.as_json, parse_recipe), tmp_path / "new.npz").file
-    )["x"]
+    x = np.load(again(rows, read_any(made.recipe.as_json), tmp_path / "new.npz").file)["x"]
     assert x.tolist() == [[1, 0, 0], [1, 0, 0]]
 
 
@@ -243,9 +242,7 @@ def test_numbers_that_may_be_coded_gaps_are_pointed_at(tmp_path):
 def test_the_same_rows_give_the_same_bytes(tmp_path, made):
     (tmp_path / "t.recipe.toml").write_text(made.recipe.toml("a comment"))
     recipe = load_recipe(tmp_path / "t.recipe.toml")
-    assert (
-        recipe == read(made.data.recipe, parse_recipe) and recipe.content == made.recipe.content
-    )
+    assert recipe == read_any(made.data.recipe) and recipe.content == made.recipe.content
     assert (
         again(tmp_path / "t.csv", recipe, tmp_path / "again.npz").file.read_bytes()
         == made.file.read_bytes()

@@ -35,7 +35,7 @@ from client.site.trust.envelope import (
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import state_home, write_atomically
 from partitions.common.names import check_silo_name
-from partitions.common.parsed import Frozen, parse_json
+from partitions.common.parsed import Frozen, parse_values
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -160,7 +160,7 @@ def read_request(path: Path) -> JoinRequest:
         content = path.read_bytes() if path.stat().st_size <= LARGEST else b""
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}: {hint}") from None
-    request = parse_json(JoinRequest, content, path, hint)
+    request = parse_values(JoinRequest, content, path, hint)
     check_silo_name(request.name)
     try:
         verify(request.signed_text, request.model_dump(by_alias=True))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from partitions.common.sizes import MOST_BEFORE, TooLargeError, check_picture
-from partitions.importing.files import ScanError, Unavailable, redacted_errors
+from partitions.importing.files import ScanError, load_library, redacted_errors
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array, Shape
 
@@ -32,15 +32,6 @@ from partitions.splits import Array, Shape
 CANONICAL = np.array([[2, 1], [1, -1], [0, -1]])
 RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # from NIfTI's coordinates to DICOM's, and back
 LARGEST_COSINE = 0.02  # between axes that are at right angles; more is a sheared volume
-
-
-def load_nibabel() -> Any:
-    """Return the module nibabel. Raises Unavailable."""
-    try:
-        import nibabel
-    except ImportError:
-        raise Unavailable("a volume", "nibabel") from None
-    return nibabel
 
 
 @dataclass(frozen=True)
@@ -63,12 +54,12 @@ class Grid:
     @property
     def orientation(self) -> Array:
         """The axis and the direction of each axis of the source, as nibabel has them, (3, 2)."""
-        return np.asarray(load_nibabel().io_orientation(RAS @ self.affine))
+        return np.asarray(load_library("a volume", "nibabel").io_orientation(RAS @ self.affine))
 
     @property
     def canonical(self) -> Grid:
         """The grid along canonical axes."""
-        own = load_nibabel().orientations
+        own = load_library("a volume", "nibabel").orientations
         transform = own.ornt_transform(self.orientation, CANONICAL)
         shape = [self.shape[axis] for axis in np.argsort(transform[:, 0])]
         return Grid(
@@ -85,7 +76,7 @@ class Grid:
         return self._turn_part(values, CANONICAL, self.orientation)
 
     def _turn_part(self, values: Array, start: Array, end: Array) -> Array:
-        own = load_nibabel().orientations
+        own = load_library("a volume", "nibabel").orientations
         return np.asarray(own.apply_orientation(values, own.ornt_transform(start, end)))
 
 
@@ -165,7 +156,7 @@ def read_stored(path: Path, where: str) -> Array:
 
 def load_nifti(path: Path) -> Any:
     """Open a volume and read its header; values are read on access. Its size is checked before it is unpacked."""
-    nibabel = load_nibabel()
+    nibabel = load_library("a volume", "nibabel")
     with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
         start = file.read(LONGEST_HEADER)
     # In either byte order

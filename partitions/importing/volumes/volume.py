@@ -33,10 +33,10 @@ from partitions.importing.files import (
     ImageInfo,
     Paths,
     ScanError,
-    Unavailable,
     fit,
     fitted_size,
     hash_text,
+    load_library,
     parts_of,
     pseudonym,
     redacted_errors,
@@ -259,6 +259,7 @@ MAY_BE_EMPTY = re.findall(
     "ReferringPhysicianName",
 )
 SERIES = 9001  # number of the series of outlines in its study
+SEG_WRITER = ("a SEG object", "highdicom", "written")
 # The category of every segment, whose label gives the meaning
 TISSUE = ("85756007", "SCT", "Tissue")
 
@@ -266,15 +267,7 @@ TISSUE = ("85756007", "SCT", "Tissue")
 def check_writable(sources: Iterable[Paths]) -> None:
     """Raise DataError where the library that writes SEG objects is missing, and one of the sources is a series."""
     if any(not is_nifti(files) for files in sources):
-        _highdicom()
-
-
-def _highdicom() -> Any:
-    try:
-        import highdicom
-    except ImportError:
-        raise Unavailable("a SEG object", "highdicom", "written") from None
-    return highdicom
+        load_library(*SEG_WRITER)
 
 
 def write_masks(
@@ -337,7 +330,7 @@ def write_segmentation(
         from pydicom.sr.codedict import codes
         from pydicom.sr.coding import Code
 
-        highdicom, series = _highdicom(), read_series(files)
+        highdicom, series = load_library(*SEG_WRITER), read_series(files)
         if len(files) > 1 and len(files) < len(series.planes):
             raise ScanError(
                 "its series has several files of several frames each, to which no SEG object can refer"

@@ -7,7 +7,7 @@ from typing import Any
 
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import hold_lock, state_home, write_atomically
-from partitions.common.parsed import Frozen, parse_json
+from partitions.common.parsed import Frozen, parse_values
 from server.deploy import processes
 from server.deploy.control import Connection, read_connection
 from server.deploy.credentials import Credentials
@@ -128,7 +128,7 @@ def find_deployed(name: str = "") -> Deployed | None:
     found = []
     for path in sorted(state_root().glob(f"{name or '*'}/deployed.json")):
         with contextlib.suppress(OSError, ValueError):
-            deployed = parse_json(
+            deployed = parse_values(
                 Deployed, path.read_bytes(), path, "`silofl credentials` writes it anew"
             )
             # Else it was overwritten by another federation
@@ -149,7 +149,7 @@ def read_record(directory: Path) -> LocalFederation:
     path = directory / "federation.json"
     mend = f"it is damaged; `silofl down --name {directory.name}` clears it away"
     try:
-        return parse_json(LocalFederation, path.read_bytes(), path, mend)
+        return parse_values(LocalFederation, path.read_bytes(), path, mend)
     except OSError as error:
         raise UserError(f"{error}; {mend}") from None
     except DataError as error:
