@@ -21,12 +21,12 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change. They are lowered as code
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
-    "models": 52_800,
-    "partitions": 99_700,
-    "strategies": 82_700,
+    "models": 53_000,
+    "partitions": 99_800,
+    "strategies": 82_800,
     "client": 92_000,
     "server": 114_700,
-    "tests": 584_800,
+    "tests": 585_100,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ from models.layout import (
 from models.lora import merge_lora
 from models.precision.autocast import LossScale, compute_in
 from partitions.common.errors import UserError
+from partitions.common.memory import clear_pages, return_memory
 
 ALIGNED = 8  # bytes: the place of an integer buffer among the others
 
@@ -142,7 +144,9 @@ class FlatModel:
             # A sparse gradient adds only the rows that a batch looked up, in place; a dense one has the table's size.
             # On a GPU the dense one is cheap, and sums each row in a fixed order.
             layer.sparse = self.vector.device.type == "cpu" and not layer.scale_grad_by_freq
-            layer.weight.register_hook(partial(self._note_rows, name))  # type: ignore[no-untyped-call]
+            # A weak reference: a network that is no longer used is gone at once, and need not be searched for
+            note = partial(_note_rows, ref(self), name)
+            layer.weight.register_hook(note)  # type: ignore[no-untyped-call]
         tables = [
             slice(e.start, e.stop) for e in self.layout.parameters if e.name in self.embeddings
         ]
@@ -206,12 +210,6 @@ class FlatModel:
             self.buffers.copy_(buffers)
             self.integers.copy_(integers)
 
-    def _note_rows(self, name: str, gradient: Tensor) -> None:
-        if not gradient.is_sparse:
-            self._rows = None
-        elif self._rows is not None:
-            self._rows[name].append(gradient._indices()[0])
-
     def rows_with_gradient(self) -> dict[str, Tensor] | None:
         """Return the rows of each embedding with a gradient from the last :meth:`one_gradient`; all others are zeros.
 
@@ -237,6 +235,12 @@ class FlatModel:
         self._rows = {name: [] for name in self.embeddings}
         yield
         self._known = self.gradient._version
+
+    def release_training(self) -> None:
+        """Give back what a training took on the CPU: what its passes left, and the gradient, which becomes zeros."""
+        if self.device.type == "cpu":
+            clear_pages(self.gradient.data_ptr(), self.gradient.nbytes)
+            return_memory()
 
     @torch.no_grad()
     def step(self, move: Callable[[Tensor, Tensor], object]) -> None:
@@ -298,6 +302,16 @@ class FlatModel:
             for name, tensor in whole.items()
         }
         return merge_lora(self.module, found)
+
+
+def _note_rows(of: ref[FlatModel], name: str, gradient: Tensor) -> None:
+    """Note the rows of an embedding that a backward pass has a gradient of."""
+    if (model := of()) is None or model._rows is None:
+        return
+    if gradient.is_sparse:
+        model._rows[name].append(gradient._indices()[0])
+    else:
+        model._rows = None
 
 
 def _state_buffers(

@@ -20,6 +20,7 @@ from models.shapes import Shape
 from models.trainable import WHOLE, Part, freeze
 from models.training import generator, seed_torch
 from models.weights import start_from
+from partitions.common.memory import return_memory
 
 SMALL = 1 << 24  # bytes
 
@@ -35,9 +36,11 @@ def flat_model(
     part: Part = WHOLE,
 ) -> FlatModel:
     """Return the network that all silos of this process use in turn; parameters outside ``part`` come from its seed."""
-    return FlatModel(
+    model = FlatModel(
         _build_seeded(name, shape, classes, options, part.seed, "", head, part), device
     )
+    return_memory()
+    return model
 
 
 @lru_cache(maxsize=4)
@@ -63,6 +66,9 @@ def initial_model(
             held[purpose] = vector
             if vector.nbytes < SMALL:
                 last.append(vector)
+            else:
+                del network
+                return_memory()
         return vector
 
     return initial

@@ -47,6 +47,11 @@ def available_share() -> float:
     return float(load_ours("partitions/common", "memory").available_share())
 
 
+def return_memory() -> None:
+    """Give memory that is free in this process back to the system."""
+    load_ours("partitions/common", "memory").return_memory()
+
+
 if __name__ == "__main__":
     load_site()
     name = sys.argv.pop(1)

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from client.site.flower import internal
-from client.site.runtime.transfers import enclose, is_whole, parts_in, return_memory
+from client.site.runtime.transfers import enclose, is_whole, parts_in
+from partitions.common.memory import return_memory
 from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer

@@ -30,9 +30,9 @@ from client.site.runtime.transfers import (
     enclose,
     keep_pieces,
     open_tree,
-    return_memory,
     watch_pulls,
 )
+from partitions.common.memory import return_memory
 from server.run.limits import OTHER_BYTES, group_id
 from server.run.receipts import Receipts
 

@@ -212,6 +212,8 @@ class SiloClient(TrainingLoop, NumPyClient):
             buffers = self.model.buffers if self.privacy is None else self.received_buffers
             vectors = [*vectors, gather(buffers, self.shared_buffers())]
         personal = quietly(self.privacy, received, self.personal)
+        if self.written_at_once:
+            self.model.release_training()
         if not (self.written_at_once and personal is self.model.vector):
             personal = apart(personal, vectors, self.model.vector)
         if self.privacy is not None:

@@ -466,7 +466,7 @@ print(max(most[2:]))  # from the second round on
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts")
 def test_a_round_takes_few_copies_of_the_model(tmp_path):
-    """Beside network, gradient and the models of before: the trained one, the reply, half a step."""
+    """Beside network and models of before: a gradient that does not stay, the trained one, the reply, half a step."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(20, 200))
     file = write_silo(tmp_path / "a.npz", x, [*range(3)] * 6 + [0, 1], classes=3)
@@ -481,7 +481,7 @@ def test_a_round_takes_few_copies_of_the_model(tmp_path):
         check=False,
     )
     assert found.returncode == 0, found.stderr[-3000:]
-    assert int(found.stdout.split()[-1]) < 3 * model
+    assert int(found.stdout.split()[-1]) < 3.5 * model
 
 
 def test_a_damaged_state_is_told_and_not_passed_over(tmp_path, caplog):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import mmap
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -399,3 +403,34 @@ def test_what_is_outside_of_a_part_of_a_block():
     ]
     loss_gradient(made, torch.ones(4, 3, 1, 1), torch.tensor([0, 1, 0, 1]), cross_entropy)
     assert made.gradient[:8].eq(0).all()
+
+
+def test_a_network_with_an_embedding_is_gone_with_its_last_reference():
+    """Its hook on the embedding's gradient would keep a large one until Python's next search for cycles."""
+    gc.disable()
+    try:
+        model = FlatModel(nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(4, 2)))
+        kept = weakref.ref(model)
+        del model
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_after_its_release_a_gradient_is_zeros_and_takes_no_memory_and_the_next_one_is_the_same():
+    model = FlatModel(nn.Sequential(nn.Linear(500, 4000), nn.Linear(4000, 2)))
+    x, y = torch.ones(1, 500), torch.zeros(1, dtype=torch.long)
+    loss_gradient(model, x, y, cross_entropy)
+    before, held = model.gradient.clone(), own_memory()
+    model.release_training()
+    assert own_memory() < held - model.gradient.nbytes // 2
+    edges = 2 * mmap.PAGESIZE // 4  # of pages that other tensors may share
+    assert not model.gradient[edges:-edges].any()
+    loss_gradient(model, x, y, cross_entropy)
+    assert torch.equal(model.gradient, before)
+
+
+def own_memory():
+    """Return this process's anonymous memory in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from failing import fails
 from tiny import federate, simulated
+from torch import nn
 
 import models
 from client.export import export_model
@@ -13,7 +17,7 @@ from client.prediction.predict import predict_file
 from client.site.trust.message_rules import network_fault
 from client.site.trust.policy import Policy, parse_policy, read_policy
 from models.flat import FlatModel
-from models.networks.custom import CustomSettings
+from models.networks.custom import CustomSettings, check_network
 from models.networks.registry import build
 from partitions.common.errors import UserError
 from strategies.base.run_settings import parse_settings
@@ -316,3 +320,22 @@ def test_a_silo_refuses_before_it_imports(three, tmp_path):
     given = {"rounds": 1, "min_silos": 1, "state_dir": tmp_path / "other"}
     everyone = federate(three, model="models.mine_models:plain", prepare=policies, **given)
     assert sorted(everyone.strategy.silos) == ["c"]  # which alone takes what is in the app
+
+
+def test_the_check_holds_two_networks_at_a_time():
+    """A large one, of which each process of a machine makes three to compare them, would fill it."""
+    made: list[weakref.ref[nn.Module]] = []
+
+    def make():
+        assert sum(one() is not None for one in made) < 2
+        network = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+        network.block_names = ("0", "2")  # type: ignore[assignment]
+        made.append(weakref.ref(network))
+        return network
+
+    gc.disable()
+    try:
+        check_network("a:b", ("tokens", 3, 9), 2, False, make)
+    finally:
+        gc.enable()
+    assert len(made) == 3 and not any(one() for one in made)

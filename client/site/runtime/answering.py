@@ -26,9 +26,10 @@ from typing import Any
 from ..audit_gate import refuse
 from ..flower import internal
 from ..messages import pass_gate
+from ..private import return_memory
 from ..terms import Terms, written_terms
 from ..trust.code import AppRefusedError, check_pin, content_sum, log_refusal
-from .transfers import Transfer, be_patient, echo, enclose, names_in, open_tree, return_memory
+from .transfers import Transfer, be_patient, echo, enclose, names_in, open_tree
 from .worker import WorkerEndedError, Workers
 
 CLIENT_APP = "flwr-clientapp"  # Flower's name for a message's task

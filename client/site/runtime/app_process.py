@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 from ..audit_gate import BY_SITE, BY_SITE_VALUE
 from ..flower import internal
 from ..parsed import SiteError
+from ..private import return_memory
 from ..terms import GIVEN
-from .transfers import return_memory
 
 # Takes questions (and its process number); has answered; how it ended
 READY, DONE, DIED = b"R", b"D", b"X"

@@ -15,8 +15,6 @@ A receiver takes a message whose parts have begun to come, and asks for a missin
 after 0.05, 0.1 to 1 s. A server that looks for replies often begins most of them so.
 """
 
-import contextlib
-import ctypes
 import hashlib
 import mmap
 import threading
@@ -27,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..flower import internal
+from ..private import return_memory
 
 LONG_SECONDS = 3.0  # after which a transfer counts as long
 EVERY_SECONDS = 10.0  # between two lines
@@ -246,12 +245,6 @@ def parts_in(tree: Any) -> dict[str, bytes]:
     found = (field.data for field in UnknownFieldSet(tree))
     parts = (data for data in found if isinstance(data, bytes))
     return {hashlib.sha256(part).hexdigest(): part for part in parts}
-
-
-def return_memory() -> None:
-    """Give the memory of the parts of messages that are gone back to the system, where glibc can."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def join_pieces(pieces: list[Any]) -> Any:
