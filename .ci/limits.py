@@ -25,8 +25,8 @@ MOST_TOKENS = {
     "partitions": 99_800,
     "strategies": 82_800,
     "client": 92_000,
-    "server": 114_700,
-    "tests": 585_100,
+    "server": 115_200,
+    "tests": 585_700,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

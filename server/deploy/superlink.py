@@ -28,6 +28,7 @@ from typing import Any
 from client.site.flower import internal
 from client.site.runtime.transfers import enclose, is_whole, parts_in
 from partitions.common.memory import return_memory
+from server.run.handover import write_into_slots
 from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
@@ -52,6 +53,7 @@ def main() -> None:
     servicer.PullMessages = wait_for_messages(servicer.PullMessages)
     ReplyBounds().install(servicer)
     enclose_parts(internal("runtime_handlers"))
+    write_into_slots(internal("runtime_handlers"))
     internal("superlink_server").GRPC_MAX_MESSAGE_LENGTH = MOST_CALL
     sys.argv[0] = "flower-superlink"
     internal("flower_superlink")()

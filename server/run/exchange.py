@@ -33,6 +33,7 @@ from client.site.runtime.transfers import (
     watch_pulls,
 )
 from partitions.common.memory import return_memory
+from server.run.handover import pull_by_slots
 from server.run.limits import OTHER_BYTES, group_id
 from server.run.receipts import Receipts
 
@@ -128,6 +129,7 @@ class Exchange:
             internal("http_grid").push_objects = push_objects
             internal("http_grid").iterate_object_tree = open_tree
             internal("http_grid").get_object_tree = tree_of
+            pull_by_slots()
             watch_pulls(internal("http_grid"), "receiving a reply", self._report_progress)
         self.before_pull()
         online: Mapping[int, str] = self._activations()
