@@ -285,7 +285,7 @@ def test_a_stopped_silo_does_not_stop_the_others(federation, folder, tmp_path):
     bring_up(folder)
     (pid,) = supernode(record.find_local())
     out = tmp_path / "out"
-    settings = {**RUN, "strategy": "fedavg", "rounds": 3, "round-timeout": 8.0, "min-silos": 2}
+    settings = {**RUN, "strategy": "fedavg", "rounds": 3, "round-timeout": 12.0, "min-silos": 2}
     follower = start_run(settings, out)
     try:
         wait_for(lambda: '"round": 1,' in text_of(out / "progress.jsonl"), 120)
