@@ -3,8 +3,6 @@
 # ruff: noqa: E501  (template)
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
@@ -29,96 +27,58 @@ def repeat_section(study: StudyResults) -> Markup:
     )
 
 
-COMMANDS = """{% if kind == "flower" %}# Flower's simulation
+COMMANDS = """{% macro text(value) %}{{ value|string|lower if value is boolean else value }}{% endmacro %}
+{% macro options(values) %}{% for key, value in values.items() %} --{{ "data" if key == "dataset" and value.endswith(".npz") else key }} {{ value|string|quote }}{% endfor %}{% endmacro %}
+{% macro changes() %}{% if changed %} --set{% for key, value in changed.items() %} {{ (key ~ "=" ~ text(value))|quote }}{% endfor %}{% endif %}{% endmacro %}
+{% macro which() %}--strategy {{ method|quote }}{% if study.seeds|length > 1 %} --seed {{ model.seed }}{% endif %}{% endmacro %}
+{% if kind == "flower" %}# Flower's simulation
+{% set pairs %}{% for key, value in pairs.items() %}{{ " " if not loop.first }}{{ key }}={% if value is string %}"{{ value }}"{% else %}{{ text(value) }}{% endif %}{% endfor %}{% endset %}
 flwr run . local --federation-config 'num-supernodes={{ study.config.silos }}' --run-config {{ pairs|quote }}
-silofl report {{ run }}
+silofl report {{ run|quote }}
 {% elif kind == "simulate" %}# from the settings of this directory
-silofl simulate --config {{ run }}/config.toml --out runs/again
+silofl simulate --config {{ run|quote }}/config.toml --out runs/again
 # the same, in full
-silofl simulate {{ options }}
+silofl simulate{{ options(asked) }}{{ options(data) }}{{ changes() }}
 # this page again; the model of one silo, and of all, whose score it shows
-silofl report {{ run }}
+silofl report {{ run|quote }}
 {% else %}{% if file %}silofl up {{ file|quote }}{% else %}# with the federation up{% endif %}
 
-silofl run --config {{ run }}/config.toml --out runs/again
+silofl run --config {{ run|quote }}/config.toml --out runs/again
 # the same, in full
-silofl run {{ options }}
+silofl run{{ options(asked) }}{{ changes() }}
 # this page again; the model whose score it shows, of all silos or, at its hospital, of one
-silofl report {{ run }}
-{% endif %}"""
+silofl report {{ run|quote }}
+{% endif %}
+{% if model and kind != "flower" %}{% set round = model.per_silo[silo].get("round") %}
+silofl export {{ run|quote if study.simulated else "STATE/" ~ study.path.resolve().name|quote }} --silo {{ silo|quote }} {{ which() }} --which reported
+{%- if round and not study.simulated %} --round {{ round }}{% endif %} --out {{ silo|quote }}.safetensors
+{% if info.one_model and info.reports == "received" %}
+silofl export {{ run|quote }} {{ which() }} --which shared --out shared.safetensors
+{% endif %}{% endif %}"""
 
 
 def commands(study: StudyResults) -> list[str]:
     """Return the commands that repeat this study, write its report and export its models."""
-    c, standard = study.config, defaults()
-    main = {key: c.get(key) for key in ("strategy", "rounds", "seed")}
-    changed: dict[str, Any] = {
-        k: v for k, v in c.items() if k not in main and standard.get(k) != v
-    }
-    named: dict[str, Any] = {
-        k: changed.pop(k) for k in ("dataset", "partition", "silos") if k in changed
-    }
-    note, run = study.path / "study", shlex.quote(str(study.path))
-    values: dict[str, Any] = {"study": study, "run": run}
-    if study.manifest is not None and not note.exists() and not study.simulated:
-        first: dict[str, Any] = {
-            key: c.get(key) for key in ("strategy", "seed", "rounds", "silos")
-        }
-        pairs = " ".join(f"{k}={toml(v)}" for k, v in {**first, **named, **changed}.items())
-        return text_lines(COMMANDS, **values, kind="flower", pairs=pairs)
-    options = _options(main)
-    options += _data_options(named) if study.simulated else ""
-    if changed:
-        options += " --set " + " ".join(
-            shlex.quote(f"{k}={format_value(v)}") for k, v in changed.items()
-        )
-    state = run if study.simulated else f"STATE/{shlex.quote(study.path.resolve().name)}"
-    return [
-        *text_lines(
-            COMMANDS,
-            **values,
-            kind="simulate" if study.simulated else "run",
-            options=options.strip(),
-            file=note.read_text() if note.exists() else "",
-        ),
-        *exports(study, study.best or alone(), state, next(iter(study.silos), "hospital-01")),
-    ]
-
-
-def _options(values: Mapping[str, Any]) -> str:
-    return "".join(f" --{k} {shlex.quote(str(v))}" for k, v in values.items())
-
-
-def _data_options(named: Mapping[str, Any]) -> str:
-    """Return the options of a simulation's data; a file of one's own is ``--data``."""
-    if str(named.get("dataset", "")).endswith(".npz"):
-        named = {k: v for k, v in named.items() if k != "dataset"} | {"data": named["dataset"]}
-    return _options(named)
-
-
-def exports(study: StudyResults, method: str, source: str, silo: str) -> list[str]:
-    """Return the commands that export the reported models: a silo's from ``source``, and the shared one."""
-    run = next((r for r in study.of(method) if silo in r["per_silo"]), None)
-    if run is None:
-        return []
-    seed = f" --seed {run['seed']}" if len(study.seeds) > 1 else ""
-    which = f"--strategy {shlex.quote(method)}{seed}"
-    file = f"--out {shlex.quote(silo)}.safetensors"
-    number = run["per_silo"][silo].get("round")
-    of_round = "" if number is None or study.simulated else f" --round {number}"
-    lines = [
-        f"silofl export {source} --silo {shlex.quote(silo)} {which} --which reported{of_round} {file}"
-    ]
-    if info_of(method).one_model and info_of(method).reports == "received":
-        lines.append(
-            f"silofl export {shlex.quote(str(study.path))} {which} --which shared --out shared.safetensors"
-        )
-    return lines
-
-
-def format_value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def toml(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else format_value(value)
+    c: dict[str, Any] = study.config
+    standard, note = defaults(), study.path / "study"
+    asked = {key: c.get(key) for key in ("strategy", "rounds", "seed")}
+    changed = {k: v for k, v in c.items() if k not in asked and standard.get(k) != v}
+    data = {k: changed.pop(k) for k in ("dataset", "partition", "silos") if k in changed}
+    first = {key: c.get(key) for key in ("strategy", "seed", "rounds", "silos")}
+    of_flower = study.manifest is not None and not note.exists()
+    method, silo = study.best or alone(), next(iter(study.silos), "hospital-01")
+    return text_lines(
+        COMMANDS,
+        study=study,
+        run=str(study.path),
+        kind="simulate" if study.simulated else "flower" if of_flower else "run",
+        asked=asked,
+        changed=changed,
+        data=data,
+        pairs=first | data | changed,
+        file=note.read_text() if note.exists() else "",
+        method=method,
+        info=info_of(method),
+        silo=silo,
+        model=next((run for run in study.of(method) if silo in run["per_silo"]), None),
+    )
