@@ -20,12 +20,11 @@ from client.export import export_model, read_model
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from server.report.canvas import styles
-from server.report.methods import spell
+from server.report.methods import info_of, spell
 from server.report.study import StudyResults
-from server.results.history import HEADER
+from server.results.history import mean
 from server.results.models import export_shared
 from server.results.summary import values_by_round
-from strategies import strategies
 from strategies.base.settings import Value
 
 PARTS = {"val": "validation", "test": "test"}
@@ -54,9 +53,7 @@ class Run:
     @cached_property
     def history(self) -> pd.DataFrame:
         """``history.csv``: a row per strategy, seed, round, silo, split, snapshot and metric; NaN if withheld."""
-        return pd.DataFrame(self._study.history.rows, columns=HEADER).astype(
-            {"value": "float64", "n": "Int64"}
-        )
+        return self._study.rows.astype({"value": "float64", "n": "Int64"})
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -92,19 +89,16 @@ class Run:
     @cached_property
     def silos(self) -> pd.DataFrame:
         """A row per finished run and silo: samples, ``score`` and other metrics on its test data, and its gains."""
-        rows = []
-        for run in self._study.summarised:
-            for name, values in run["per_silo"].items():
-                score = values[run.get("score", "accuracy")]
-                rows.append(
-                    {
-                        "strategy": run["strategy"],
-                        "seed": run["seed"],
-                        "silo": name,
-                        "score": score,
-                        **values,
-                    }
-                )
+        rows = [
+            {
+                **{key: run[key] for key in ("strategy", "seed")},
+                "silo": name,
+                "score": values[run.get("score", "accuracy")],
+                **values,
+            }
+            for run in self._study.summarised
+            for name, values in run["per_silo"].items()
+        ]
         return pd.DataFrame(rows)
 
     @cached_property
@@ -118,14 +112,10 @@ class Run:
         for strategy, seed in self._study.history.runs():
             own = self._study.history.of(strategy, seed)
             found: dict[int, dict[str, Any]] = {r.round: {} for r in own}
-            snapshot = (
-                strategies()[strategy].info.reports if strategy in strategies() else "personal"
-            )
+            of = info_of(strategy).reports, self._study.task.score
             for part, name in PARTS.items():
-                for number, values in values_by_round(
-                    own, part, snapshot, self._study.task.score
-                ).items():
-                    found[number][name] = sum(values.values()) / len(values)
+                for number, values in values_by_round(own, part, *of).items():
+                    found[number][name] = mean(values)
             for row in own:
                 if not row.silo:
                     found[row.round][row.metric] = row.value
@@ -133,15 +123,8 @@ class Run:
                 {"strategy": strategy, "seed": seed, "round": number, **found[number]}
                 for number in sorted(found)
             ]
-        columns = [
-            "strategy",
-            "seed",
-            "round",
-            *PARTS.values(),
-            "round_seconds",
-            "bytes_down",
-            "bytes_up",
-        ]
+        of_round = ("round_seconds", "bytes_down", "bytes_up")
+        columns = ["strategy", "seed", "round", *PARTS.values(), *of_round]
         return pd.DataFrame(rows, columns=columns)
 
     @cached_property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from server.report.methods import spell
@@ -19,19 +18,11 @@ Rounds = tuple[int, int]  # took part in, of
 
 def attendance(study: StudyResults, method: str) -> dict[str, Rounds]:
     """Return by silo the numbers of its rounds and of the method's evaluated rounds, over all seeds."""
-    taken: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for row in study.history.rows:
-        if row.strategy == method and row.silo and row.snapshot:
-            taken[row.silo].add((row.seed, row.round))
+    rows = study.silo_rows.query("strategy == @method")[["silo", "seed", "round"]]
     last = {r["seed"]: r["rounds"] for r in study.of(method)}
-    rounds = {
-        (seed, number)
-        for found in taken.values()
-        for seed, number in found
-        if number <= last.get(seed, 0)
-    }
-    silos = study.silos if rounds else ()
-    return {silo: (len(taken[silo] & rounds), len(rounds)) for silo in silos}
+    taken = rows[rows["round"] <= rows.seed.map(last)].drop_duplicates()
+    of, counts = len(taken[["seed", "round"]].drop_duplicates()), taken.silo.value_counts()
+    return {silo: (int(counts.get(silo, 0)), of) for silo in (study.silos if of else ())}
 
 
 def seldom(study: StudyResults, methods: Sequence[str]) -> dict[str, Rounds]:

@@ -31,7 +31,7 @@ from server.report.inference import (
     spread,
 )
 from server.report.methods import baselines, exchanges, info_of
-from server.results.history import HEADER, History, Row
+from server.results.history import HEADER, History
 from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import read_toml
 from server.results.study import TUNING
@@ -274,9 +274,7 @@ class StudyResults:
     @cached_property
     def chosen_on(self) -> str:
         """The split on which the best method was chosen: ``val``, or ``test`` if no silo has validation data."""
-        rows = self.history.rows
-        validated = any(r.split == "val" and not math.isnan(r.value) for r in rows)
-        return "val" if validated else "test"
+        return "test" if self.rows.query("split == 'val'").value.isna().all() else "val"
 
     def _score(self, method: str) -> float:
         """Return the mean score at the final round over silos and seeds, on validation data if there are any."""
@@ -352,35 +350,29 @@ class StudyResults:
         return pd.DataFrame(self.history.rows, columns=HEADER)
 
     @cached_property
-    def silo_rows(self) -> list[Row]:
+    def silo_rows(self) -> pd.DataFrame:
         """The rows of silos' metrics."""
-        return [r for r in self.history.rows if r.silo and r.snapshot]
+        return self.rows.query("silo != '' and snapshot != ''")
 
     def curve(
         self, method: str, snapshot: str, silo: str | None = None
     ) -> dict[int, list[float]]:
         """Return by round the test scores of the seeds: means over silos, or of one silo."""
-        per_round: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for r in self._score_rows:
-            known = silo in (None, r.silo) and not math.isnan(r.value)
-            if known and (r.strategy, r.snapshot) == (method, snapshot):
-                per_round[r.round][r.seed].append(r.value)
-        return {
-            k: [statistics.fmean(v) for v in seeds.values()]
-            for k, seeds in sorted(per_round.items())
-        }
+        rows = self._score_rows.query("strategy == @method and snapshot == @snapshot").dropna()
+        rows = rows if silo is None else rows[rows.silo == silo]
+        means = rows.groupby(["round", "seed"]).value.agg(statistics.fmean)
+        return {number: list(of) for number, of in means.groupby("round")}
 
     @cached_property
-    def _score_rows(self) -> list[Row]:
-        return [r for r in self.silo_rows if r.split == "test" and r.metric == self.task.score]
+    def _score_rows(self) -> pd.DataFrame:
+        rows = self.silo_rows.query("split == 'test' and metric == @self.task.score")
+        return rows[["strategy", "seed", "round", "silo", "snapshot", "value"]]
 
     def per_round(self, method: str, metric: str, silo: str = "") -> dict[int, float]:
         """Return by round the mean over seeds of a metric that has no split: of the whole round, or of a silo."""
-        found: dict[int, list[float]] = defaultdict(list)
-        for r in self.history.rows:
-            if (r.strategy, r.metric, r.silo, r.split) == (method, metric, silo, ""):
-                found[r.round].append(r.value)
-        return {k: statistics.fmean(v) for k, v in sorted(found.items())}
+        rows = self.rows.query("strategy == @method and metric == @metric and silo == @silo")
+        of_round = rows[rows.split == ""].groupby("round").value
+        return dict(of_round.agg(statistics.fmean))
 
     def training_seconds(self, method: str) -> dict[int, float]:
         """Return by round the seconds, mean over seeds, without the closing evaluation."""
@@ -390,6 +382,6 @@ class StudyResults:
     @cached_property
     def withheld(self) -> list[str]:
         """Silos that withheld a score because it is computed from too few samples."""
-        unknown = {r.silo for r in self._score_rows if math.isnan(r.value)}
-        lossy = (r for r in self.silo_rows if (r.split, r.metric) == ("test", "loss"))
-        return sorted(unknown - {r.silo for r in lossy})
+        unknown = self._score_rows.query("value.isna()").silo
+        lossy = self.silo_rows.query("split == 'test' and metric == 'loss'").silo
+        return sorted({*unknown} - {*lossy})
