@@ -101,11 +101,6 @@ def sentences(template: str, **values: object) -> Markup:
     return Markup(re.sub(r"[ \n]+", " ", render(template, **values)).strip())
 
 
-def markup(text: str, *values: object) -> Markup:
-    """Return HTML with the values in place of ``{}``; values are escaped unless they are markup."""
-    return Markup(text).format(*values)
-
-
 def percent(value: float, digits: int = 1) -> str:
     """Return a share in per cent; ``–`` if unknown."""
     return "–" if math.isnan(value) else f"{100 * value:.{digits}f}"

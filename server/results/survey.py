@@ -1,9 +1,8 @@
 """Results of a survey of the silos' data: its files, what is odd in one hospital, and units that are often confused.
 
 A hospital is compared with the median of the others, so at least two others are needed. Hospitals differ: a finding is
-a reason to check, and nothing is corrected. The thresholds are constants of this module. Factors between mass and
-amount of substance follow from molar masses: glucose 180.16 g/mol is 18.016 mg/dl per mmol/l (IUPAC atomic weights;
-units as in Young and Huth, SI Units for Clinical Measurement, 1998).
+a reason to check, and nothing is corrected. The thresholds are constants of this module; the units are in
+``units.toml``.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +24,6 @@ from partitions.common.names import guard_formula
 from server.results.history import csv_text
 from strategies.base.survey import PARTS, Answer
 
-TIME = (
-    *("age", "alter", "day", "tag", "time", "zeit", "dauer", "duration", "since", "month"),
-    *("year", "stay", "follow"),
-)
 NEAR = 1.15  # a ratio of means within this factor of a known one matches it
 
 
@@ -48,36 +44,12 @@ class Factor(NamedTuple):
         return any(word in column.lower() for word in self.words)
 
 
-FACTORS = (
-    Factor(18.016, "mg/dl", "mmol/l", ("gluc", "gluk", "sugar", "zucker", "bz")),
-    Factor(38.67, "mg/dl", "mmol/l", ("chol", "ldl", "hdl")),
-    Factor(88.57, "mg/dl", "mmol/l", ("trig",)),
-    Factor(88.42, "µmol/l", "mg/dl", ("creat", "krea")),
-    Factor(17.104, "µmol/l", "mg/dl", ("bili",)),
-    Factor(6.006, "mg/dl", "mmol/l", ("urea", "harnstoff")),
-    Factor(2.801, "mg/dl (urea nitrogen)", "mmol/l", ("bun", "urea", "harnstoff")),
-    Factor(59.48, "µmol/l", "mg/dl", ("uric", "urat", "harnsäure")),
-    Factor(4.008, "mg/dl", "mmol/l", ("calc", "kalz")),
-    Factor(3.097, "mg/dl", "mmol/l", ("phos",)),
-    Factor(1.611, "g/dl", "mmol/l", ("hemoglobin", "haemoglobin", "hämoglobin", "hgb")),
-    Factor(7.5006, "mmHg", "kPa", ("press", "druck", "bp", "po2", "pco2", "sys", "dia")),
-    Factor(1.8, "°F", "°C", ("temp",), 32.0),
-    Factor(1.0, "K", "°C", ("temp",), 273.15),
-    # HbA1c: IFCC against NGSP, the master equation
-    Factor(10.93, "mmol/mol", "%", ("a1c", "glyc", "glyk"), -23.5),
-    Factor(2.2046, "lb", "kg", ("weight", "gewicht", "mass")),
-    Factor(2.54, "cm", "inch", ("height", "length", "size", "grö", "waist")),
-    Factor(365.25, "days", "years", TIME),
-    Factor(12.0, "months", "years", TIME),
-    Factor(30.44, "days", "months", TIME),
-    Factor(7.0, "days", "weeks", TIME),
-    Factor(24.0, "hours", "days", TIME),
-    Factor(60.0, "minutes", "hours", TIME),
-    *(
-        Factor(10.0**k, f"a unit {10**k:,} times smaller", "the others'")
-        for k in (1, 2, 3, 6, 9)
-    ),
-)
+UNITS = tomllib.loads(Path(__file__).with_name("units.toml").read_text("utf-8"))
+FACTORS = [
+    Factor(**factor, words=tuple(group.get("words", ())))
+    for group in UNITS["columns"]
+    for factor in group["factors"]
+]
 
 
 def known_ratio(ratio: float, column: str) -> tuple[str, float]:
