@@ -39,36 +39,48 @@ def predict(args: argparse.Namespace) -> None:
     serve_model(Path(args.model), args.recipe, args.host, args.port, token, args.network)
 
 
+EXPORTED = """{% set scaled, known = card.temperature, card.conformal %}
+{% if scaled %}
+temperature {{ "%.3f"|format(scaled.T) }} from {{ scaled.samples }} validation samples: their loss was
+{{- " %.4f and is %.4f"|format(scaled.loss_before, scaled.loss_after) }}
+{% endif %}
+{% if known %}
+{{ in_words(known) }}
+{% endif %}
+{% if (scaled and not scaled.as_trained) or (known and not known.as_trained) %}
+note: the run divided the samples otherwise than this file (a simulation draws validation parts): what is
+{{- " computed here holds only if the model was not trained on the file's validation and test part" }}
+{% endif %}
+{% if card.onnx %}
+{{ card.onnx.file }}: onnxruntime gives PyTorch's answers, to {{ "%.1g"|format(card.onnx.apart) }}
+{% elif older %}
+note: {{ older }} was there before and is not of this model: remove it, or export again with --onnx
+{% endif %}
+{{ out }}: {{ card.method }}, seed {{ card.seed }}, {{ which }} model of {{ card.silo or "all silos" }}: {{ card.when }}
+{% if disclosed %}
+note: {{ disclosed }}
+{% endif %}"""
+
+
 def print_export(card: Card, out: Path, which: str) -> None:
     """Print what was computed for an exported model, and which one it is."""
     from client.export import onnx_file
     from client.exporting.calibration import in_words
     from client.prediction.new_samples import describe_disclosed
     from partitions.recipes.pictures import parse_any
+    from server.report.html import text_lines
 
-    whose = f"model of {card.silo}" if card.silo else "model of all silos"
-    scaled, known = card.temperature, card.conformal
-    if scaled:
-        print(
-            f"temperature {scaled.T:.3f} from {scaled.samples} validation samples: their loss was "
-            f"{scaled.loss_before:.4f} and is {scaled.loss_after:.4f}"
-        )
-    if known:
-        print(in_words(known))
-    if not all(own.as_trained for own in (scaled, known) if own):
-        print(
-            "note: the run divided the samples otherwise than this file (a simulation draws validation parts): what is "
-            "computed here holds only if the model was not trained on the file's validation and test part"
-        )
-    if made := card.onnx:
-        print(f"{made.file}: onnxruntime gives PyTorch's answers, to {made.apart:.1g}")
-    elif (older := onnx_file(out)) != out and older.exists():
-        print(
-            f"note: {older} was there before and is not of this model: remove it, or export again with --onnx"
-        )
-    print(f"{out}: {card.method}, seed {card.seed}, {which} {whose}: {card.when}")
-    if card.recipe:
-        print(f"note: {describe_disclosed(parse_any(card.recipe))}")
+    older = onnx_file(out)
+    lines = text_lines(
+        EXPORTED,
+        card=card,
+        out=out,
+        which=which,
+        in_words=in_words,
+        older=older if older != out and older.exists() else None,
+        disclosed=describe_disclosed(parse_any(card.recipe)) if card.recipe else "",
+    )
+    print("\n".join(lines))
 
 
 def export(args: argparse.Namespace) -> None:

@@ -16,23 +16,26 @@ if TYPE_CHECKING:
     from server.tuning.trials import Book
 
 
+COSTS = """{% for method, cost in costs.items() %}
+{{ method }}: best {{ best[method][2:] }}; {{ cost.trials }} trials, {{ cost.rounds }} rounds,
+{{- " %.1f MB, %.0f s"|format(cost.bytes / 1e6, cost.seconds) }}
+{% endfor %}
+{% for silo, one in spent.items() %}
+{{ silo }}: all trials together epsilon {{ "%.2f at delta %.1g"|format(one.epsilon, one.delta) }};
+{{- " a simulation protects no data" }}
+{% endfor %}
+next: silofl simulate --tuned {{ next }} --out DIR"""
+
+
 def print_costs(book: Book) -> None:
-    """Print each method's best trial, and what the search has cost."""
-    for strategy, cost in book.costs().items():
-        best = (
-            (book.path / f"best-{strategy}.toml").read_text().splitlines()[0].removeprefix("# ")
-        )
-        print(
-            f"{strategy}: best {best}; {cost['trials']} trials, {cost['rounds']} rounds, {cost['bytes'] / 1e6:.1f} MB, "
-            f"{cost['seconds']:.0f} s",
-            file=sys.stderr,
-        )
-    for silo, spent in book.privacy.get("all", {}).items():
-        print(
-            f"{silo}: all trials together epsilon {spent['epsilon']:.2f} at delta {spent['delta']:.1g}; a simulation "
-            "protects no data",
-            file=sys.stderr,
-        )
+    """Print each method's best trial, what the search has cost, and the next command."""
+    from server.report.html import text_lines
+
+    costs = book.costs()
+    best = {one: (book.path / f"best-{one}.toml").read_text().splitlines()[0] for one in costs}
+    spent = book.privacy.get("all", {})
+    lines = text_lines(COSTS, costs=costs, best=best, spent=spent, next=book.path)
+    print("\n".join(lines), file=sys.stderr)
 
 
 def tune(args: argparse.Namespace) -> None:
@@ -69,7 +72,6 @@ def tune(args: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command goes on with the search") from None
     print_costs(book)
-    print(f"next: silofl simulate --tuned {book.path} --out DIR", file=sys.stderr)
     print(book.path)
 
 

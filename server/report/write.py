@@ -4,9 +4,9 @@
 values, ``sections`` the texts, ``charts`` the charts, ``templates`` the HTML.
 """
 
+# ruff: noqa: E501  (template)
 from __future__ import annotations
 
-import math
 from logging import WARNING
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from flwr.common import log
 from partitions.common.files import write_atomically
 from partitions.common.output import columns
 from partitions.simulated import divide
-from server.report.html import between, number, percent, points
-from server.report.methods import spell
+from server.report.html import text_lines
 from server.report.page import page
 from server.report.participation import rounds_missed, seldom
 from server.report.study import StudyResults
@@ -66,57 +65,59 @@ def try_report(path: Path) -> None:
         )
 
 
+# Cells are divided by tabs; the lines behind the blank one are no cells.
+TABLE = """{% macro cell(pair) %}{{ pair[0]|percent }}{% if pair[1] is known %} ±{{ pair[1]|percent }}{% endif %}{% endmacro %}
+silo	test{% for method in study.methods %}	{{ method|spell }}{% endfor %}{% if base %}	{{ best|spell }} gains{% endif %}
+
+{% for silo in study.silos %}{{ silo }}	{{ tested(silo) }}
+{%- for method in study.methods %}{% set score = study.score(method, silo) %}	{{ cell((score.mean, score.spread)) }}{% endfor %}
+{%- if base %}	{{ study.gain(best, base, silo).mean|points }}{% endif %}
+
+{% endfor %}mean	{% for method in study.methods %}	{{ cell(study.mean_score(method)) }}{% endfor %}
+{%- if base %}	{{ found.gain.mean|points }}{% endif %}
+
+{% if study.ranks %}mean rank	{% for method in study.methods %}	{{ study.ranks[method]|number(2) }}{% endfor %}{{ "\t" if base }}
+{% endif %}
+
+{% if found and found.gains %}{{ best|spell }} against {{ base|spell }}: {{ found.gain.mean|points }} points,
+{%- if found.shown %} 95 % interval {{ found.gain|between }}{% else %} not yet certain: {{ found.why }}{% endif %}
+
+{% endif %}
+{{ study.task.score_label }} in % on test data, at the round that validation data chose
+{%- if study.seeds|length > 1 %}; mean and standard deviation of {{ study.seeds|length }} seeds{% endif %}
+
+{% if rare %}{{ rare }}: scores are those of the last round that a silo took part in
+{% endif %}"""
+
+
 def silo_table(study: StudyResults) -> str:
     """Return the comparison per silo as plain text: scores in per cent, gains in points, means and mean ranks.
 
     Notes on damaged states are added at the end.
     """
-    methods, best, base = study.methods, study.best, study.base
-    rows = [["silo", "test", *map(spell, methods)]]
-    for silo in study.silos:
-        cells = [study.score(m, silo) for m in methods]
-        tested = max((c.n_test for c in cells), default=0)
-        rows.append([silo, str(tested), *(percent_of(c.mean, c.spread) for c in cells)])
-    rows.append(["mean", "", *(percent_of(*study.mean_score(m)) for m in methods)])
-    if study.ranks:
-        rows.append(["mean rank", "", *(number(study.ranks[m], 2) for m in methods)])
-    notes = []
-    if best and base:
-        gains = [study.gain(best, base, silo) for silo in study.silos]
-        gains.append(study.mean_gain(best, base))
-        column = [f"{spell(best)} gains", *(points(gain.mean) for gain in gains), ""]
-        rows = [[*row, text] for row, text in zip(rows, column, strict=False)]
-        notes += [gain_line(study, best, base)] if any(study.counts(best, base)) else []
-    several = f"; mean and standard deviation of {len(study.seeds)} seeds"
-    notes.append(
-        f"{study.task.score_label} in % on test data, at the round that validation data chose"
-        + (several if len(study.seeds) > 1 else "")
+    methods, best = study.methods, study.best or ""
+    base = study.base if best else None
+    lines = text_lines(
+        TABLE,
+        study=study,
+        best=best,
+        base=base,
+        found=verdict(study, best, base) if base else None,
+        tested=lambda silo: max((study.score(m, silo).n_test for m in methods), default=0),
+        rare=rounds_missed(seldom(study, methods)),
     )
-    if rare := seldom(study, methods):
-        notes.append(
-            f"{rounds_missed(rare)}: scores are those of the last round that a silo took part in"
-        )
-    text = columns([[row[0], *(cell.translate(TERMINAL) for cell in row[1:])] for row in rows])
+    cells, notes = (
+        lines[: (end := lines.index(""))],
+        [line.translate(TERMINAL) for line in lines[end + 1 :]],
+    )
+    text = columns(
+        [
+            [name, *(cell.translate(TERMINAL) for cell in rest)]
+            for name, *rest in (line.split("\t") for line in cells)
+        ]
+    )
     rule, end = "-" * max(map(len, text)), 1 + len(study.silos)
-    return "\n".join(
-        [text[0], rule, *text[1:end], rule, *text[end:], *notes, *damages_of(study)]
-    )
-
-
-def gain_line(study: StudyResults, best: str, base: str) -> str:
-    """Return the mean gain, with the decision of the report's headline."""
-    found = verdict(study, best, base)
-    why = f"95 % interval {between(found.gain)}"
-    why = why if found.shown else f"not yet certain: {found.why}"
-    gain = f"{spell(best)} against {spell(base)}: {points(found.gain.mean)} points, {why}"
-    return gain.translate(TERMINAL)
-
-
-def percent_of(mean: float, deviation: float) -> str:
-    return percent(mean) + ("" if math.isnan(deviation) else f" ±{percent(deviation)}")
-
-
-def damages_of(study: StudyResults) -> list[str]:
-    """Return the notes on silos' damaged states, and how the run handled each."""
-    notes = (e for e in study.events if e["event"] == "note" and e.get("about") == "state")
-    return list(dict.fromkeys(event["message"] for event in notes))
+    # What the run noted of silos' damaged states, and how it handled each
+    damaged = (e for e in study.events if e["event"] == "note" and e.get("about") == "state")
+    notes += dict.fromkeys(event["message"] for event in damaged)
+    return "\n".join([text[0], rule, *text[1:end], rule, *text[end:], *notes])
