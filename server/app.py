@@ -23,7 +23,7 @@ from server.results.survey import write_survey
 from server.run.evaluation import EvaluationLoop, models_in, write_matrix
 from server.run.loop import RoundLoop
 from server.run.reporter import Reporter
-from server.run.survey import SurveyLoop
+from server.run.survey import survey_silos
 from strategies.base.run_settings import RunSettings, parse_settings
 
 app = ServerApp()  # no annotation: Flower finds the app by reading this line
@@ -67,7 +67,7 @@ def evaluate(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None
 
 def survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     """Survey the silos' data, and write the answers and the page (``silofl survey``)."""
-    write_survey(directory.path, SurveyLoop(grid, settings, directory).run())
+    write_survey(directory.path, survey_silos(grid, settings, directory))
     write_survey_page(directory.path)
 
 

@@ -24,28 +24,30 @@ def up(args: argparse.Namespace) -> None:
     )
 
 
+STATUS = """{{ name }}: server {% if not superlink.running %}stopped{% elif superlink.executor %}running
+{%- else %}runs, but starts no run (`silofl up` mends it){% endif %},
+{{- " silos reach it at %s, connection %s"|format(fleet, connection) }}
+{% set width = (silos + elsewhere)|map(attribute="name")|map("length")|max|default(0) %}
+{% for silo in silos %}
+  {{ "%-*s  %-11s  %-7s"|format(width, silo.name, silo.state, silo.device) }}  {{ silo.data }}
+{% endfor %}
+{% for silo in elsewhere %}
+  {{ "%-*s  %-11s"|format(width, silo.name, silo.state) }}  joins with a bundle
+{% endfor %}
+{% for run in runs[:5] %}
+  run {{ run.run_id }}: {{ run.status }}{{ " " ~ run.details if run.details }}
+{% endfor %}"""
+
+
 def status(args: argparse.Namespace) -> None:
     from server.deploy import local
+    from server.plain import fill
 
     found = local.status(local.find_local(args.name))
     if args.json:
         print(json.dumps(found, indent=1))
         return
-    server = "running" if found["superlink"]["running"] else "stopped"
-    if server == "running" and not found["superlink"]["executor"]:
-        server = "runs, but starts no run (`silofl up` mends it)"
-    print(
-        f"{found['name']}: server {server}, silos reach it at {found['fleet']}, connection {found['connection']}"
-    )
-    width = max((len(s["name"]) for s in (*found["silos"], *found["elsewhere"])), default=0)
-    for silo in found["silos"]:
-        print(
-            f"  {silo['name']:{width}}  {silo['state']:11}  {silo['device']:7}  {silo['data']}"
-        )
-    for silo in found["elsewhere"]:
-        print(f"  {silo['name']:{width}}  {silo['state']:11}  joins with a bundle")
-    for one in found["runs"][:5]:
-        print(f"  run {one['run_id']}: {one['status']} {one['details']}".rstrip())
+    print(fill(STATUS, **found), end="")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -15,7 +15,6 @@ Below it are the containers as the host sees them: their record, their CA's cert
 
 # ruff: noqa: E501  (template)
 import importlib.metadata
-import json
 import os
 import shutil
 import subprocess
@@ -23,7 +22,6 @@ from functools import partial
 from pathlib import Path
 
 import yaml
-from jinja2 import Environment, StrictUndefined
 
 from client.site.node import FIRST_GPU, Site, gpu_environment
 from client.site.runtime.launch import (
@@ -38,6 +36,7 @@ from partitions.common.files import write_atomically
 from server.deploy.control import Connection, write_connection
 from server.deploy.federation import Federation, SiloEntry
 from server.deploy.local.record import Deployed, state_directory, write_record
+from server.plain import fill
 
 # Inside the containers; on the host the default without ports in the file
 FLEET_PORT, CONTROL_PORT = 9092, 8000
@@ -54,8 +53,10 @@ GPU = """\
 # for a server without a fast network. SILOFL_BASE comes from the build's environment if set. PyTorch from the package
 # index is built for CUDA.
 TEMPLATE = """
-{%- macro mount(file, target) %}{"type": "bind", "source": {{ file|string|flow }}, "target": "{{ target }}", "read_only": true, "bind": {"create_host_path": false}}{% endmacro %}
-{%- macro build(part, args) %}build: {"context": {{ context|flow }}, "dockerfile": "docker/Dockerfile", "target": "{{ part }}", "additional_contexts": {"wheels": {{ ("${SILOFL_WHEELS:-" ~ wheels ~ "}")|json }}}, "args": {{ args|flow }}}{% endmacro %}
+{#- YAML in one line; dollar signs are doubled, because compose would substitute variables #}
+{%- macro flow(content) %}{{ content|json|replace("$", "$$") }}{% endmacro %}
+{%- macro mount(file, target) %}{"type": "bind", "source": {{ flow(file|string) }}, "target": "{{ target }}", "read_only": true, "bind": {"create_host_path": false}}{% endmacro %}
+{%- macro build(part, args) %}build: {"context": {{ flow(context) }}, "dockerfile": "docker/Dockerfile", "target": "{{ part }}", "additional_contexts": {"wheels": {{ ("${SILOFL_WHEELS:-" ~ wheels ~ "}")|json }}}, "args": {{ flow(args) }}}{% endmacro %}
 {%- set server, (fleet, control) = federation.server, ports %}
 {%- set here, file, count = server.address in this_machine, federation.path.name, federation.silos|length %}
 {%- set runs = "./runs/" ~ federation.name %}
@@ -87,7 +88,7 @@ x-silo: &silo
 
 x-silo-environment: &silo-environment
   SILOFL_SERVER: {{ reached_at }}
-  SILOFL_FLWR: {{ flwr|flow }}
+  SILOFL_FLWR: {{ flow(flwr) }}
   SILOFL_SHARING: {{ count }}  # silos that share this machine's cores
   # How long a silo's process stays for a run's next message, with data, network and state in place; 0: none stays
   SILOFL_RESIDENT_MINUTES: ${SILOFL_RESIDENT_MINUTES:-10}
@@ -105,7 +106,7 @@ services:
     restart: "no"
     networks: [control]
     environment:
-      SILOFL_HOSTS: {{ hosts|flow }}
+      SILOFL_HOSTS: {{ flow(hosts) }}
       SILOFL_DATA: /datasets
       SILOFL_FEDERATION: |
         {{ summary|indent(8) }}
@@ -119,8 +120,8 @@ services:
     image: {{ image("server") }}
     pull_policy: never  # `setup` builds it
     restart: unless-stopped
-    command: {{ superlink|flow }}
-    environment: {SILOFL_HOSTS: {{ hosts|flow }}, SILOFL_RECEIPT_KEY: /server/receipt.key}
+    command: {{ flow(superlink) }}
+    environment: {SILOFL_HOSTS: {{ flow(hosts) }}, SILOFL_RECEIPT_KEY: /server/receipt.key}
     networks: {fleet: {}, control: {aliases: [control]}}
     ports: ["{{ "127.0.0.1:" if here }}{{ fleet }}:{{ fleet_port }}", "127.0.0.1:{{ control }}:{{ control_port }}"]
     depends_on: {setup: {condition: service_started}}
@@ -146,8 +147,8 @@ services:
     image: {{ image("silo", silo.device) }}
     {% if first[image("silo", silo.device)] == silo.name %}{{ build("silo", ["SILOFL_BASE"] if silo.device == "cpu" else ["SILOFL_BASE", "TORCH_INDEX="]) }}{% else %}pull_policy: never  # the first silo builds it{% endif %}
 
-    command: {{ command(site)|flow }}
-    environment: {<<: *silo-environment, {{ (environment|flow)[1:] }}
+    command: {{ flow(command(site)) }}
+    environment: {<<: *silo-environment, {{ flow(environment)[1:] }}
     volumes: ["{{ silo.name }}-site:/site:ro", "{{ silo.name }}-state:/state", {% if silo.data %}{{ mount(silo.data, site.data) }}{% else %}"{{ silo.name }}-data:/data:ro"{% endif %}
 {%- if environment.SILOFL_POLICY == policy %}, {{ mount(silo.policy, policy) }}{% endif %}]
 {% if silo.memory %}
@@ -199,9 +200,8 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
         )
         for silo in federation.silos
     ]
-    plain = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    plain.filters |= {"flow": flow, "json": json.dumps}
-    return plain.from_string(TEMPLATE).render(
+    return fill(
+        TEMPLATE,
         federation=federation,
         silos=silos,
         first={image("silo", silo.device): silo.name for silo in reversed(federation.silos)},
@@ -264,11 +264,6 @@ def summary(federation: Federation) -> str:
     ]
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000)
     return text.replace("$", "$$").rstrip()
-
-
-def flow(content: object) -> str:
-    """Return YAML in one line; dollar signs are doubled, because compose would substitute variables."""
-    return json.dumps(content, ensure_ascii=False).replace("$", "$$")
 
 
 # --- the containers, seen from the host -----------------------------------------------------------------------

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined
 
 from client.site.study.dangers import relevant, values
 from client.site.study.protocol import FREE, STUDY, TEXTS, StudyProtocol, parse_study
@@ -24,6 +20,7 @@ from partitions.own.index import ENDING
 from server.deploy.credentials import Credentials
 from server.deploy.federation import Federation
 from server.deploy.local.record import remote_keys, state_root
+from server.plain import PLAIN
 from strategies.base.aggregation.secure import FEWEST
 from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
@@ -95,10 +92,6 @@ days = {{ days }}
 [datasets]
 {% for silo, own in datasets|dictsort(true) %}{{ silo }} = {{ own|json }}
 {% endfor %}{% endif %}"""
-
-
-PLAIN = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-PLAIN.filters["json"] = partial(json.dumps, ensure_ascii=False)
 
 
 def _bound(values: Mapping[str, object]) -> tuple[list[RunSettings], dict[str, Any]]:

@@ -17,49 +17,41 @@ from strategies.base.survey import ACTION, RECORD, Answer, read_answer
 from strategies.base.transport.reporting import read_replies
 
 
-class SurveyLoop:
-    """One run of ``strategy = survey``."""
-
-    def __init__(
-        self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None
-    ) -> None:
-        self.grid = grid
-        self.common = settings.common
-        self.registration = Registration(grid, settings, directory)
-        self.reporter = self.registration.reporter
-
-    def run(self) -> Surveyed:
-        """Return the answers. Raises UserError, or RunFailedError if no silo answers."""
-        self.registration.register()
-        names = {info.node_id: info.name for info in self.registration.silos.values()}
-        policy = TimeoutPolicy(min(self.common.round_timeout, SUMMARY_SECONDS))
-        exchange = Exchange(
-            self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.registration.receipts
+def survey_silos(
+    grid: Grid, settings: RunSettings, directory: RunDirectory | None = None
+) -> Surveyed:
+    """Return the silos' answers. Raises UserError, or RunFailedError if no silo answers."""
+    registration, timeout = (
+        Registration(grid, settings, directory),
+        settings.common.round_timeout,
+    )
+    registration.register()
+    names = {info.node_id: info.name for info in registration.silos.values()}
+    policy = TimeoutPolicy(min(timeout, SUMMARY_SECONDS))
+    exchange = Exchange(
+        grid, policy, most=lambda _: SUMMARY_BYTES, receipts=registration.receipts
+    )
+    messages = [
+        Message(
+            RecordDict({"config": ConfigRecord({"run": registration.run_name})}),
+            dst_node_id=node,
+            message_type=f"{MessageType.QUERY}.{ACTION}",
+            ttl=timeout,
         )
-        messages = [self._message(node) for node in names]
-        replies = exchange.run(messages)
-        answers, faults = read_replies(replies, names, _read_answer)
-        for name, reason in faults.items():
-            self.reporter.note(f"no survey of {name}: {reason}")
-        late = f"no reply within {policy.timeout:g} s"
-        silent = {*names.values()} - answers.keys()
-        without = dict.fromkeys(silent, late)
-        without |= self.registration.left_out
-        without |= faults
-        without = dict(sorted(without.items()))
-        if not answers:
-            raise RunFailedError(
-                f"no silo answered the survey ({'; '.join(dict.fromkeys(without.values()))})"
-            )
-        self.reporter.event("survey", silos=len(answers), without=without)
-        return Surveyed(dict(sorted(answers.items())), without)
-
-    def _message(self, node: int) -> Message:
-        content = RecordDict({"config": ConfigRecord({"run": self.registration.run_name})})
-        kind = f"{MessageType.QUERY}.{ACTION}"
-        return Message(
-            content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout
+        for node in names
+    ]
+    answers, faults = read_replies(exchange.run(messages), names, _read_answer)
+    for name, reason in faults.items():
+        registration.reporter.note(f"no survey of {name}: {reason}")
+    silent = {*names.values()} - answers.keys()
+    late = dict.fromkeys(silent, f"no reply within {policy.timeout:g} s")
+    without = dict(sorted({**late, **registration.left_out, **faults}.items()))
+    if not answers:
+        raise RunFailedError(
+            f"no silo answered the survey ({'; '.join(dict.fromkeys(without.values()))})"
         )
+    registration.reporter.event("survey", silos=len(answers), without=without)
+    return Surveyed(dict(sorted(answers.items())), without)
 
 
 def _read_answer(reply: Message, silo: str) -> Answer:

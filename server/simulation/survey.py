@@ -14,7 +14,7 @@ from partitions.simulated import files_of
 from server.deploy import submit
 from server.report.survey import write_survey_page
 from server.results.survey import write_survey
-from server.run.survey import SurveyLoop
+from server.run.survey import survey_silos
 from server.simulation.evaluate import new_directory, silos_here
 from strategies.base.run_settings import parse_settings
 from strategies.base.settings import Value
@@ -52,7 +52,7 @@ def survey(
             for file, name in names
         ]
         with silos_here(out, settings, settings, nodes) as grid:
-            write_survey(out, SurveyLoop(grid, settings).run())
+            write_survey(out, survey_silos(grid, settings))
         write_survey_page(out)
     return out
 

@@ -3,12 +3,13 @@
 A run in a terminal as one plain table: once, or again after each news until Ctrl-C.
 """
 
+# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import glob
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from client.site.node import Site
 from client.site.trust.bundle import read_bundle, site_of
 from client.site.trust.keys import site_root
 from partitions.common.errors import UserError
-from partitions.common.names import escape
 from partitions.common.output import columns, output_fault
 from server.deploy.control import read_connection
 from server.deploy.local.record import find_deployed
+from server.plain import fill
 from server.results.reading import Tail
 from server.watch.board import Board
 
@@ -191,63 +192,37 @@ def show(source: WatchSource, *, once: bool) -> None:
         print()
 
 
-def lines(picture: Mapping[str, Any], title: str) -> Iterator[str]:
-    """Yield a picture's lines. Text from silos or the server is escaped: it cannot control the terminal."""
-    run = picture["run"]
-    if run is None:
-        hint = "; silofl audit has messages that were refused" if picture["site"] else ""
-        yield f"{escape(title)}: no run has begun{hint}"
-        return
-    where = (
-        "closing evaluation"
-        if run["closing"] and run["state"] == "running"
-        else f"round {run['round']}"
-    )
-    left = f", about {seconds(run['left'])} to the end" if run["left"] is not None else ""
-    method = f"{escape(run['strategy'])} seed {run['seed']}"
-    yield f"{escape(title)}: {method}, {run['state']}, {where} of {run['rounds']}{left}, {run['bytes'] / 1e6:.1f} MB"
-    yield from (escape(text) for text in (run["why"], run["transfer"]) if text)
-    score = escape(run["score"]) or "score"
-    head = [
-        "silo",
-        "now",
-        "last reply",
-        f"validation {score}",
-        f"test {score}",
-        "gain",
-        "missed",
-        "epsilon",
-    ]
-    rows = [[escape(cell) for cell in row(silo, picture["now"])] for silo in run["silos"]]
-    table = columns([head, *(cells[:-1] for cells in rows)])
-    yield table[0]
-    yield from (
-        f"{line}  {cells[-1]}".rstrip() for line, cells in zip(table[1:], rows, strict=True)
-    )
+# Cells are divided by tabs; why a silo's last reply was left out or bounded stands behind the table
+TEXT = """{% macro seconds(value) %}
+{% if value < 120 %}{{ ("%.0f s" if value >= 10 else "%.1f s")|format([value, 0]|max) }}
+{%- elif value < 7200 %}{{ "%.0f min"|format(value / 60) }}{% else %}{{ "%.1f h"|format(value / 3600) }}{% endif %}
+{% endmacro %}
+{% macro cell(value, form="%.4f") %}{{ "-" if value is none else form|format(value) }}{% endmacro %}
+{% set run, title = picture.run, title|printable %}
+{% if run is none %}
+{{ title }}: no run has begun{{ "; silofl audit has messages that were refused" if picture.site }}
+{% else %}
+{{ title }}: {{ run.strategy|printable }} seed {{ run.seed }}, {{ run.state }},
+{%- if run.closing and run.state == "running" %} closing evaluation{% else %} round {{ run.round }}{% endif %} of {{ run.rounds }}
+{%- if run.left is not none %}, about {{ seconds(run.left) }} to the end{% endif %}, {{ "%.1f"|format(run.bytes / 1e6) }} MB
+{% for line in (run.why, run.transfer) if line %}
+{{ line|printable }}
+{% endfor %}
+{% set score = run.score|printable or "score" %}
+silo	now	last reply	validation {{ score }}	test {{ score }}	gain	missed	epsilon	
+{% for silo in run.silos %}
+{{ silo.name|printable }}	{{ silo.doing|printable or "-" }}{% if silo.doing and silo.since %} {{ seconds(picture.now - silo.since) }}{% endif %}
+{%- set took = silo.seconds %}	{% if took is none %}-{% else %}{{ seconds(took) }}{% endif %}	{{ cell(silo.validation) }}	{{ cell(silo.test) }}
+{{- "\t" ~ cell(silo.gain, "%+.4f") }}	{{ silo.missed }}	{{ cell(silo.epsilon, "%.3g") }}	{{ (silo.left_out or silo.bounded)|printable }}
+{% endfor %}{% endif %}"""
 
 
-def row(silo: Mapping[str, Any], now: float) -> list[str]:
-    """Return the cells of a silo, and why its last reply was left out or bounded."""
-    doing = silo["doing"]
+def lines(picture: Mapping[str, Any], title: str) -> list[str]:
+    """Return a picture's lines. Text from silos or the server is escaped: it cannot control the terminal."""
+    made = [line.split("\t") for line in fill(TEXT, picture=picture, title=title).split("\n")]
+    rows = [cells for cells in made[:-1] if len(cells) > 1]
+    table = columns(cells[:-1] for cells in rows) if rows else []
     return [
-        silo["name"],
-        f"{doing} {seconds(now - silo['since'])}" if doing and silo["since"] else doing or "-",
-        "-" if silo["seconds"] is None else seconds(silo["seconds"]),
-        *(format_cell(silo[key]) for key in ("validation", "test")),
-        format_cell(silo["gain"], "+.4f"),
-        str(silo["missed"]),
-        format_cell(silo["epsilon"], ".3g"),
-        silo["left_out"] or silo["bounded"],
+        *(line for line, *cells in made[:-1] if not cells),
+        *(f"{line}  {cells[-1]}".rstrip() for line, cells in zip(table, rows, strict=True)),
     ]
-
-
-def format_cell(value: float | None, form: str = ".4f") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def seconds(value: float) -> str:
-    """Return a duration as text: ``4 s``, ``3 min``, ``2.5 h``."""
-    value = max(value, 0.0)
-    if value < 120:
-        return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
-    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"

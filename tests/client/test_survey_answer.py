@@ -25,7 +25,7 @@ from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
 from partitions.recipes.recipe import parse_recipe
 from server.deploy.study_draft import draft
-from server.run.survey import SurveyLoop
+from server.run.survey import survey_silos
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import parse_settings
 from strategies.base.survey import RECORD, read_answer, written_answer
@@ -65,7 +65,7 @@ class SurveySite:
         grid = self.grid()
         prepare(grid)
         with flower_identity():
-            return SurveyLoop(grid, parse_settings({**RUN, "silos": 1})).run()
+            return survey_silos(grid, parse_settings({**RUN, "silos": 1}))
 
     def answer(self):
         return self.ask().answers["north"]
