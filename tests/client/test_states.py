@@ -15,6 +15,7 @@ import pytest
 import safetensors
 import torch
 from damage import flip
+from failing import fails
 from flwr.app import Context, Error, Message, RecordDict
 from tiny import (
     METHODS,
@@ -212,8 +213,9 @@ def test_state_files_are_read_back_as_they_were(tmp_path):
     # No temporary file is left
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["state.safetensors"]
     (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 20)
-    with pytest.raises(ValueError, match=r"bad\.safetensors cannot be read"):
-        State.load(tmp_path / "bad.safetensors")
+    fails(
+        ValueError, r"bad\.safetensors cannot be read", State.load, tmp_path / "bad.safetensors"
+    )
 
 
 @pytest.mark.parametrize("method", ["local", "fedala", "apple"])

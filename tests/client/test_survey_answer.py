@@ -140,8 +140,7 @@ def refusal(site, kind, **changes):
 )
 def test_a_policy_refuses(site, rule, line):
     site.policy.write_text(rule)
-    with pytest.raises((UserError, RunFailedError), match=line):
-        site.ask()
+    fails((UserError, RunFailedError), line, site.ask)
     with Record(site.folder / "state").reading() as db:
         assert db.execute("SELECT count(*) FROM disclosed").fetchone() == (0,)
 
@@ -250,8 +249,7 @@ def test_a_memory_that_is_damaged_or_missing_tells_nothing(site):
         db.execute("UPDATE disclosed SET answer = '[{'")
     fails(RunFailedError, "cannot be remembered", site.answer)
     (site.folder / "state" / "record.sqlite").unlink()
-    with pytest.raises((UserError, RunFailedError), match=r"record\.sqlite is missing"):
-        site.answer()
+    fails((UserError, RunFailedError), r"record\.sqlite is missing", site.answer)
 
     def stateless(grid):
         site.policy.write_text(f"{ONLY}runs-per-day = 0\nmax-messages = 0\n")
@@ -310,8 +308,7 @@ def test_audit_log_and_record_of_what_left(site, monkeypatch):
 def test_a_study_can_approve_a_survey(site):
     """As it is drafted from the run's settings and approved; a site that wants a study, as a bundle's policy does."""
     site.policy.write_text(f'{ONLY}studies = "required"\n')
-    with pytest.raises((UserError, RunFailedError), match='studies = "required"'):
-        site.ask()
+    fails((UserError, RunFailedError), 'studies = "required"', site.ask)
     texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
     text = draft(
         "look", {"strategy": "survey", "rounds": 1}, texts=texts, end=None, apps=["ab" * 32]

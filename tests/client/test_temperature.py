@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from failing import fails
 from predictions import read_csv
 from tiny import federate, json_of, random_silos, rows_of, write_silo
 
@@ -126,8 +127,9 @@ def test_what_it_refuses(tmp_path, finished):
         tmp_path / "none.npz": "there is no such file",
     }
     for data, reason in faults.items():
-        with pytest.raises(UserError, match=reason):
-            export_model(run, "a", "best", tmp_path / "m", temperature=data)
+        fails(
+            UserError, reason, export_model, run, "a", "best", tmp_path / "m", temperature=data
+        )
     assert not (tmp_path / "m").exists()
     assert (
         main(f"export {run} --which shared --temperature {file} --out {tmp_path}/m".split())

@@ -80,8 +80,9 @@ def test_releases_compose():
 
 
 def test_values_out_of_range_are_refused():
-    with pytest.raises(OutOfRangeError, match=r"noise multiplier 0\.01: 0\.1 to 100000"):
-        epsilon(0.01, 0.1, 1, 1e-5)
+    fails(
+        OutOfRangeError, r"noise multiplier 0\.01: 0\.1 to 100000", epsilon, 0.01, 0.1, 1, 1e-5
+    )
     fails(OutOfRangeError, r"sample rate 1\.5", epsilon, 1.0, 1.5, 1, 1e-5)
     fails(OutOfRangeError, "delta = 0", epsilon, 1.0, 0.1, 1, 0.0)
     with pytest.raises(

@@ -199,8 +199,9 @@ def test_what_is_wrong_is_one_line(name, message):
 
 
 def test_a_name_that_is_none_is_the_users_error():
-    with pytest.raises(UserError, match=r"package\.module:factory is needed here"):
-        parse_settings({"model": "a.b:"})
+    fails(
+        UserError, r"package\.module:factory is needed here", parse_settings, {"model": "a.b:"}
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple", "fedrep"])

@@ -357,10 +357,9 @@ def test_a_last_layer_of_nothing_but_a_tied_weight():
     network.block_names = ("0", "1", "2")  # type: ignore[assignment]
     layout = FlatModel(network).layout
     assert [b.name for b in layout.blocks] == ["0", "1"]
-    with pytest.raises(
-        UserError, match=r"needs a last layer of its own, and 2 has 0.weight of 0"
-    ):
-        layout.linear_head()
+    fails(
+        UserError, r"needs a last layer of its own, and 2 has 0.weight of 0", layout.linear_head
+    )
     fails(UserError, r"0 and 2 have 0.weight in common", layout.parts, ["0"])
 
 

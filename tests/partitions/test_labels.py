@@ -276,8 +276,9 @@ def test_import_of_outlines(tmp_path):
     made = imported(source, size=8)
     assert made.data.train.y.shape[1:] == (8, 8) and made.data.train.y.max() == 1
     Image.fromarray(np.zeros((3, 3), np.uint8)).save(tmp_path / "4-mask.png")
-    with pytest.raises(ValueError, match=r"line 6: 4-mask.png has another size"):
-        imported(source, tmp_path / "c.npz")
+    fails(
+        ValueError, r"line 6: 4-mask.png has another size", imported, source, tmp_path / "c.npz"
+    )
     (tmp_path / "4-mask.png").unlink()
     with pytest.raises(
         ValueError, match=r"line 6: 4-mask.png cannot be read \(there is no such file\)"

@@ -207,8 +207,9 @@ def test_colour_and_size_and_depth(tmp_path):
         ),
     ):
         image.save(new / name)
-        with pytest.raises(ValueError, match=f"{name}: {words}"):
-            imported(new, tmp_path / "c.npz", pictures=recipe)
+        fails(
+            ValueError, f"{name}: {words}", imported, new, tmp_path / "c.npz", pictures=recipe
+        )
         (new / name).unlink()
     write_nifti(new / "v.nii", np.zeros((6, 4, 3)))
     with pytest.raises(

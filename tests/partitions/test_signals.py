@@ -270,8 +270,9 @@ def test_folders_and_studies(tmp_path):
     for i in range(10):
         (tmp_path / "c" / "AB"[i % 2]).mkdir(parents=True, exist_ok=True)
         write_edf(tmp_path / "c" / "AB"[i % 2] / f"{i}.edf", wave(i), patient=f"P{i // 2}")
-    with pytest.raises(DataError, match="holds signals and no csv"):
-        imported(tmp_path / "c", tmp_path / "ours.npz")
+    fails(
+        DataError, "holds signals and no csv", imported, tmp_path / "c", tmp_path / "ours.npz"
+    )
     options = ImportOptions(labels=("A", "B"))
     made = import_source(tmp_path / "c", tmp_path / "ours.npz", options)
     parts = splits_of(made.data)

@@ -188,8 +188,9 @@ def test_labels_of_a_public_set_are_no_larger_than_their_member(tmp_path):
         np.lib.format.write_array_header_1_0(
             out, {"descr": "<i8", "fortran_order": False, "shape": (1 << 50,)}
         )
-    with pytest.raises(ValueError, match="more than there is"):
-        _labels(tmp_path / "a.npz", "train", "multiclass", 2)
+    fails(
+        ValueError, "more than there is", _labels, tmp_path / "a.npz", "train", "multiclass", 2
+    )
 
 
 def test_the_bound_can_be_raised(tmp_path, monkeypatch):

@@ -559,8 +559,7 @@ def test_the_limit_of_evaluations_holds(tmp_path):
     # As a server that does not say whose it is
     sites.values = run_values(read_models(sites.made), owned=False)
     assert not same(read_model(second)[1].vector, net.vector) and card.classes == 3
-    with pytest.raises(RuntimeError, match=r"no silo evaluated second .*max-evaluations = 1"):
-        sites.run()
+    fails(RuntimeError, r"no silo evaluated second .*max-evaluations = 1", sites.run)
     assert not (tmp_path / "out" / "matrix.csv").exists()
 
 

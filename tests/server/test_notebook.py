@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from failing import fails
 from tiny import SIMULATED, summary_of
 
 import silofl
@@ -99,12 +100,9 @@ def test_a_silos_model_is_the_exported_one(run, study, tmp_path):
 
 def test_the_shared_model_and_what_there_is_not(run):
     assert run.model(strategy="fedavg", seed=2).card["which"] == "shared"
-    with pytest.raises(silofl.UserError, match="needs the name of a silo"):
-        run.model(which="best")
-    with pytest.raises(silofl.UserError, match="holds several models of hospital-01"):
-        run.model("hospital-01")
-    with pytest.raises(silofl.UserError, match="one of validation, test"):
-        run.plot_rounds("train")
+    fails(silofl.UserError, "needs the name of a silo", run.model, which="best")
+    fails(silofl.UserError, "holds several models of hospital-01", run.model, "hospital-01")
+    fails(silofl.UserError, "one of validation, test", run.plot_rounds, "train")
 
 
 def test_plots_show_themselves_in_a_notebook(run):
@@ -143,8 +141,7 @@ def test_the_notebook_of_the_documentation(study, tmp_path):
 
 
 def test_no_run_is_one_clear_error(tmp_path):
-    with pytest.raises(silofl.UserError, match="holds no run"):
-        silofl.load_run(tmp_path)
+    fails(silofl.UserError, "holds no run", silofl.load_run, tmp_path)
 
 
 def test_a_run_that_has_just_begun(study, tmp_path):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from failing import fails
 from near import near
 from tiny import SHORT, federate, gradient, random_silos, rows_of, same
 from two_layers import confirmed, losing, replies_of
@@ -154,8 +155,9 @@ def test_the_model_alone_is_enough_for_plain_sgd(three):
     [{"momentum": 0.9}, {"optimizer": "adam"}, {"scaffold__option": "I"}, {"ala": True}],
 )
 def test_the_model_alone_is_refused_where_it_is_not(three, change):
-    with pytest.raises(UserError, match="plain SGD only"):
-        federate(three, "scaffold", scaffold__up="model", **change)
+    fails(
+        UserError, "plain SGD only", federate, three, "scaffold", scaffold__up="model", **change
+    )
 
 
 def test_no_number_of_steps_no_update(three):

@@ -400,8 +400,9 @@ def test_pins(tmp_path, monkeypatch):
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", f"{one},{two.upper()}")
     check_pin(one)
     check_pin(two)
-    with pytest.raises(AppRefusedError, match="not among the 2 listed in SILOFL_ALLOWED_APPS"):
-        check_pin("ef" * 32)
+    fails(
+        AppRefusedError, "not among the 2 listed in SILOFL_ALLOWED_APPS", check_pin, "ef" * 32
+    )
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "missing"))
     fails(AppRefusedError, "cannot read the allowed apps", check_pin, one)
     (tmp_path / "empty").write_text("# none yet\n")

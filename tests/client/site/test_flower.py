@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from failing import fails
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.site.flower import INTERNALS, internal
@@ -130,8 +131,7 @@ def test_the_installed_flower_has_it(name):
 
 def test_a_name_that_flower_has_moved_is_an_error_at_once(monkeypatch):
     monkeypatch.delattr("flwr.supercore.task_identity.TaskIdentity")
-    with pytest.raises(AttributeError, match="TaskIdentity"):
-        internal("TaskIdentity")
+    fails(AttributeError, "TaskIdentity", internal, "TaskIdentity")
 
 
 def test_who_a_process_is_has_three_parts():

@@ -6,6 +6,7 @@ import socket
 
 import httpx
 import pytest
+from failing import fails
 
 from client.site.runtime import launch
 from client.site.runtime.launch import (
@@ -29,8 +30,7 @@ def test_ports_are_free_and_none_that_an_outgoing_connection_gets(monkeypatch):
         assert connection.getsockname()[1] not in PORTS
     with socket.create_server((LOOPBACK, ports[0])):
         monkeypatch.setattr(launch, "PORTS", range(ports[0], ports[0] + 1))
-        with pytest.raises(OSError, match="no 1 free ports"):
-            free_ports(1)
+        fails(OSError, "no 1 free ports", free_ports, 1)
 
 
 def test_a_sites_proxy_is_for_other_machines(monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from archives import untar
+from failing import fails
 from tiny import json_of
 
 from client.site.node import read_variables
@@ -73,8 +74,9 @@ def test_key_and_request_in_a_folder_for_docker(tmp_path):
 
 @pytest.mark.parametrize("name", ["../up", "No Name", "", "a_b", "x" * 64])
 def test_names_that_are_none(name):
-    with pytest.raises(ValueError, match="is no name: use 1 to 63 lower-case letters"):
-        make_request(name, None, None)
+    fails(
+        ValueError, "is no name: use 1 to 63 lower-case letters", make_request, name, None, None
+    )
 
 
 @pytest.mark.parametrize("field", ["name", "made", "public-key", "signature"])

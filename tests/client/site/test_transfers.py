@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from failing import fails
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from supernode import wait_until
@@ -82,8 +83,7 @@ def test_who_waits_for_parts_waits_without_a_limit(said, monkeypatch):
             raise ObjectUnavailableError(name)
         return b"part"
 
-    with pytest.raises(Exception, match="limit reached"):
-        inflatable_utils.pull_objects(["a"], pull)
+    fails(Exception, "limit reached", inflatable_utils.pull_objects, ["a"], pull)
     looks, module = 0, SimpleNamespace(pull_objects=inflatable_utils.pull_objects)
     for _ in range(2):  # it is not wrapped twice
         watch_pulls(module, "receiving", said.append)

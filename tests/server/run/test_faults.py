@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from failing import fails
 from flwr.app import Array, ArrayRecord, Context, Error, Message
 from tiny import (
     METHODS,
@@ -319,10 +320,7 @@ def test_the_quorum(three, quorum, stops):
     if not stops:
         assert len(go().values("round_seconds")) == 4
         return
-    with pytest.raises(
-        RuntimeError, match=r"round 2: 2 usable updates, min-silos = 3 \(c: the power is out\)"
-    ):
-        go()
+    fails(RuntimeError, r"round 2: 2 usable updates, min-silos = 3 \(c: the power is out\)", go)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from failing import fails
 from representatives import some
 from resuming import (
     Crash,
@@ -188,8 +189,7 @@ def test_a_quorum_goes_on_without_a_silo(three, tmp_path, method):
         assert same(array, resumed.strategy.state.arrays[name])
     for silo in "ab":
         assert same(whole.personal(silo), resumed.personal(silo))
-    with pytest.raises(RuntimeError, match="here are 2: a, b"):
-        federate(three, **again)
+    fails(RuntimeError, "here are 2: a, b", federate, three, **again)
 
 
 def away_in_round_three(grid):

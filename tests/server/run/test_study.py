@@ -87,8 +87,9 @@ def test_a_study_is_its_single_runs(study, table, tmp_path):
 def test_a_method_that_does_not_fit_is_refused_before_another_runs(
     table, tmp_path, method, changes, line
 ):
-    with pytest.raises(UserError, match=line):
-        small(table, tmp_path / "run", strategy=f"local,{method}", **changes)
+    fails(
+        UserError, line, small, table, tmp_path / "run", strategy=f"local,{method}", **changes
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -241,8 +241,9 @@ def test_the_data_summary_is_on_a_list_and_logged(two, caplog):
     ]
     assert [line.split()[0] for line in lines] == list(two)
     assert "'n_train': 6" in lines[0] and "'square_sum': 'of 3 columns'" in lines[0]
-    with pytest.raises(ValueError, match="labels: not on the list"):
-        release_summary({"name": "a", "labels": [1, 2]})
+    fails(
+        ValueError, "labels: not on the list", release_summary, {"name": "a", "labels": [1, 2]}
+    )
 
 
 # ---- Silos that do not fit -----------------------------------------------------------------------------------------

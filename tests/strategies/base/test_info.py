@@ -108,8 +108,9 @@ def test_ala_is_for_those_that_declare_it(three):
     """That it changes each of these is in tests/strategies/test_ala.py."""
     for name in METHODS:
         if not strategies()[name].info.ala:
-            with pytest.raises(UserError, match=r"^ala = true: [^\n]*$"):
-                settings_of(three, strategy=name, ala=True)
+            fails(
+                UserError, r"^ala = true: [^\n]*$", settings_of, three, strategy=name, ala=True
+            )
 
 
 def test_a_method_that_declares_nothing_gets_nothing(five, undeclared, tiny_bn):

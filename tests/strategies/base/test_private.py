@@ -201,8 +201,9 @@ def three(tmp_path):
 def test_a_method_that_is_not_private_says_why(three, name):
     reason = strategies()[name].info.not_dp
     assert "declare" not in reason
-    with pytest.raises(UserError, match=f"^dp = true: not with {name}: "):
-        settings_of(three, strategy=name, dp=True)
+    fails(
+        UserError, f"^dp = true: not with {name}: ", settings_of, three, strategy=name, dp=True
+    )
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg"])

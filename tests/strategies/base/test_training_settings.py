@@ -306,8 +306,9 @@ def test_half_of_twice_the_rate_is_the_rate_or_a_method_refuses(method, tmp_path
             rates[f"{method}__{field}"] = rate
     twice = {key: 2 * rate for key, rate in rates.items()} | {"block_rates": "*=0.5"}
     if strategies()[method].info.not_block_rates:
-        with pytest.raises(UserError, match=rf"block-rates = .*not with {method}"):
-            federate(files, **options | twice)
+        fails(
+            UserError, rf"block-rates = .*not with {method}", federate, files, **options | twice
+        )
         return
     assert torch.equal(models(files, options | rates), models(files, options | twice))
 
