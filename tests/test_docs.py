@@ -20,7 +20,7 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
-LINKED = [*PAGES, ROOT / "benchmarks" / "README.md"]
+LINKED = [*PAGES, ROOT / "benchmarks/README.md"]
 CHANGES = ROOT / "CHANGELOG.md"  # its links are followed; what it names may be gone
 PACKAGES = ("models", "partitions", "strategies", "client", "server")
 ROOMS = (*PACKAGES, "benchmarks", "docker", "requirements", "tests", "experiments", "docs")
@@ -100,7 +100,7 @@ def test_every_link_resolves(page):
 
 
 def test_a_broken_link_is_found():
-    page = ROOT / "docs" / "index.md"
+    page = ROOT / "docs/index.md"
     text = "[a](nowhere.md) [b](hospital.md#nothing) [c](../README.md) [d](https://example.org/x)\n"
     assert broken(page, text) == ["nowhere.md", "hospital.md#nothing"]
 
@@ -246,7 +246,7 @@ def test_docstrings_name_what_exists():
 
 
 def test_a_stale_name_is_found():
-    here = ROOT / "server" / "app.py"
+    here = ROOT / "server/app.py"
     text = "`server.nothing`, ``server/nothing.py``, `nothing.py`, `models.flat.Nothing`, `server/app.py`, `app.py`"
     assert stale(text, here) == [
         "server.nothing",

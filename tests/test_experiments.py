@@ -11,7 +11,7 @@ from server.results.study import study_runs
 from server.tuning.space import read_space
 
 ROOT = Path(__file__).parents[1]
-SPACE = ROOT / "experiments" / "tuned" / "space.toml"
+SPACE = ROOT / "experiments/tuned/space.toml"
 FILES = sorted(file for file in (ROOT / "experiments").rglob("*.toml") if file != SPACE)
 
 

@@ -38,7 +38,7 @@ def run(folder, *options):
 def lines_in(folder):
     """The lines by method, without what a clock measured."""
     found = {}
-    for file in sorted((folder / "cells" / "bmt").iterdir()):
+    for file in sorted((folder / "cells/bmt").iterdir()):
         lines = read_lines(file)
         for line in lines:
             line.get("entry", {}).pop("seconds", None)
@@ -51,7 +51,7 @@ def test_an_interrupted_table_goes_on_and_the_page_says_what_is_shown(tmp_path, 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole) == 0
     assert run(cut, "--runs", "3") == 0
-    file = cut / "cells" / "bmt" / "local.jsonl"
+    file = cut / "cells/bmt/local.jsonl"
     before = file.read_text()
     assert len(before.splitlines()) == 3
     file.write_text(before + before.splitlines()[0][:100])
@@ -118,7 +118,7 @@ def test_the_page_says_which_gain_is_shown_and_for_whom(tmp_path):
         "ditto": [-g for g in even],
         "pooled": [0.1, -0.1] * 3,
     }
-    folder = tmp_path / "cells" / "rand-health"
+    folder = tmp_path / "cells/rand-health"
     folder.mkdir(parents=True)
     for method, own in gains.items():
         text = (

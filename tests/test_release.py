@@ -43,7 +43,7 @@ def test_silofl_is_imported_and_run_above_a_clone(tmp_path):
     assert paths == [f"{source}\n"]
     site = f"import site, sys; site.addsitedir({str(tmp_path / 'site')!r}); import silofl; print(silofl.__file__)"
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "silofl.pth").write_text(paths[0])
+    (tmp_path / "site/silofl.pth").write_text(paths[0])
     found = subprocess.run(
         [sys.executable, "-c", site], cwd=tmp_path, check=True, capture_output=True, text=True
     )
@@ -72,7 +72,7 @@ def environment(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     site = next((folder / "venv").glob("lib/python*/site-packages"))
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    python = str(folder / "venv" / "bin" / "python")
+    python = str(folder / "venv/bin/python")
     pip = [
         sys.executable,
         "-m",

@@ -436,7 +436,7 @@ def test_the_federation_goes_on_with_the_others_sums(four, tmp_path, caplog):
     )
     line = "b gives no sums of its columns: its policy has sums = false; it is standardised by its own statistics, "
     assert line + "the others by those of 3 silos" in caplog.text
-    assert line in (tmp_path / "run" / "progress.jsonl").read_text()
+    assert line in (tmp_path / "run/progress.jsonl").read_text()
     rows = {name: np.load(file)["x_train"].astype(np.float64) for name, file in four.items()}
     pooled = np.concatenate([rows[name] for name in "acd"])
     assert done.strategy.plan.numbers["mean"] == pytest.approx(pooled.mean(0))

@@ -281,7 +281,7 @@ def test_rounds_are_counted_whatever_the_run_says(tmp_path):
     message, _ = next(
         pair for pair in run.grid.traffic if pair[0].metadata.message_type == "train"
     )
-    context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == "a")
+    context = run.grid.context_of("a")
     reply = app(message, context)
     assert (
         reply.error.reason

@@ -15,6 +15,7 @@ from failing import fails
 from hospitals import MADE, NETWORKS, hospital_files
 from predictions import read_csv, read_rows
 from representatives import sampled
+from taken import silofl
 from tiny import federate, json_of, random_silos
 from typical_inputs import TYPICAL
 
@@ -28,7 +29,7 @@ from models.shapes import write_shape
 from partitions.common.errors import UserError
 from server.cli.main import main
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "own-model.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs/own-model.md"
 # By PyTorch's exporter
 REFUSED = ("vit-s", "player-transformer", "fedapm-image-text", "fedapm-signals")
 
@@ -127,12 +128,10 @@ def test_nothing_is_written_without_the_package(tmp_path, monkeypatch, capsys):
     command = f"export {tmp_path}/run --silo a --onnx --out".split()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "onnxruntime", None)
-        assert main([*command, str(out)]) == 2
+        assert silofl(*command, out) == 2
     assert "pip install 'silofl[onnx]'" in capsys.readouterr().err and not out.exists()
-    assert (
-        main([*command, str(tmp_path / "m.onnx")]) == 2 and not (tmp_path / "m.onnx").exists()
-    )
-    assert main([*command, str(out)]) == 0
+    assert silofl(*command, tmp_path / "m.onnx") == 2 and not (tmp_path / "m.onnx").exists()
+    assert silofl(*command, out) == 0
     assert "m.onnx: onnxruntime gives PyTorch's answers" in capsys.readouterr().out
     card = json_of(card_file(out))["onnx"]
     assert card["file"] == "m.onnx" and (tmp_path / "m.onnx").is_file()
@@ -147,7 +146,7 @@ def test_an_older_file_beside_a_new_model_is_named(tmp_path, capsys):
     (tmp_path / "m.onnx").write_bytes(b"older")
     assert main(command) == 0 and said in capsys.readouterr().out
     assert (tmp_path / "m.onnx").read_bytes() == b"older"
-    assert main([*command, "--onnx"]) == 0 and said not in capsys.readouterr().out
+    assert silofl(*command, "--onnx") == 0 and said not in capsys.readouterr().out
 
 
 def test_the_lines_of_the_page(tmp_path, monkeypatch):

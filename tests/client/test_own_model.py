@@ -122,7 +122,7 @@ def ask(run, message, /, silo="a", kind="", *, number=0, **changed):
 
     The ``run__`` in front of a key is of the run's settings.
     """
-    context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == silo)
+    context = run.grid.context_of(silo)
     settings = {
         key.removeprefix("run__").replace("_", "-"): v
         for key, v in changed.items()
@@ -181,9 +181,7 @@ def test_the_best_round_and_not_the_last_one(tmp_path):
     run = sites.run()
     shown = {kept.numbers["round"] for kept in sites.kept().values()}
     assert shown == {run.federation.recorder.chosen.round} and shown < {1, 2, 3, 4}
-    (newest, *_) = sorted(
-        (tmp_path / "states" / "a").rglob("round-*.safetensors"), reverse=True
-    )
+    (newest, *_) = sorted((tmp_path / "states/a").rglob("round-*.safetensors"), reverse=True)
     assert not same(sites.kept()["a"].arrays[OWN], State.load(newest).arrays["personal"])
 
 
@@ -235,7 +233,7 @@ def test_a_policy_keeps_it_here_and_the_run_goes_on(tmp_path, rules, line):
     free = Sites(tmp_path / "2", strategy="fedper")
     sites.policies["b"].write_text(rules)
     strict, run = sites.run(), free.run()
-    (note,) = notes(tmp_path / "1" / "run")
+    (note,) = notes(tmp_path / "1/run")
     assert note.startswith(f"no model of b: b refuses: {line}")
     assert set(sites.kept()) == {"a", "c"} and all(
         same(kept.arrays[OWN], free.kept()[silo].arrays[OWN])
@@ -296,7 +294,7 @@ def test_the_runs_settings_hold_for_public_data_too(tmp_path, public):
     run = Sites(tmp_path).run()
     message, reply = asked(run)
     assert not reply.has_error()
-    context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == "a")
+    context = run.grid.context_of("a")
     context.node_config["policy"] = "public" if public else context.node_config["policy"]
     for changes in ({"run__keep_models": "none"}, {"round": 1}, {"round": 4}):
         assert "and a message asks for this silo's own model" in reason(
@@ -383,7 +381,7 @@ def test_what_a_model_of_one_step_says(tmp_path):
     """
     x, labels = np.zeros((40, 3)), [0] * 23 + [1] * 11 + [2] * 6
     sites = Sites(tmp_path, strategy="fedper", rounds=1, learning_rate=1.0)
-    sites.files = {**sites.files, "a": write_silo(tmp_path / "data" / "a.npz", x, labels, 3)}
+    sites.files = {**sites.files, "a": write_silo(tmp_path / "data/a.npz", x, labels, 3)}
     run = sites.run()
     start = initial(run.settings, 3, 3).double().numpy()[9:]
     model = sites.kept()["a"].arrays[OWN].double().numpy()[9:]
@@ -414,7 +412,7 @@ def test_where_nothing_can_be_noted_nothing_leaves(tmp_path):
     def prepare(grid):
         def before(silo, message, context):
             if (silo, message.metadata.message_type) == ("b", KIND):
-                (tmp_path / "states" / "b" / "record.sqlite").unlink()
+                (tmp_path / "states/b/record.sqlite").unlink()
 
         grid.before = before
 
@@ -571,7 +569,7 @@ def test_a_run_whose_models_have_left_trains_no_further(tmp_path):
         match=r"silos' own models have left at the end of this run .*: start a new one",
     ):
         sites.run(resume=True, rounds=3)
-    for file in (tmp_path / "run" / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}"):
+    for file in (tmp_path / "run/checkpoint").glob(f"*/{FOLDER}/*/{FILE}"):
         file.unlink()  # a server that hides it
     with pytest.raises(
         Exception,
@@ -612,9 +610,9 @@ def test_the_audit_log_and_what_left_ever(tmp_path):
         entries["a"][0]["rules"]["own-model"] is True
         and "own-model = false" in entries["b"][-1]["sent"][0]["text"]
     )
-    (found,) = read_released(tmp_path / "states" / "a").values()
+    (found,) = read_released(tmp_path / "states/a").values()
     assert (found["models"], found["own_models"], found["surveys"]) == (2, 1, 0)
-    (other,) = read_released(tmp_path / "states" / "b").values()
+    (other,) = read_released(tmp_path / "states/b").values()
     assert (other["models"], other["own_models"]) == (2, 0)
     assert "2 and 1 own models" in released_page([{"cohort": "", **found}])
     assert f"1 x model.{OWN}/vector float32 (12,), {array['bytes']} bytes" in page(

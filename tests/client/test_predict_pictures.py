@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scans import leaks, study_uid, write_dicom
+from taken import silofl
 
 from partitions.recipes.pictures import load_any
 from server.cli.main import main
@@ -59,9 +60,9 @@ def model(tmp_path_factory):
         *f"--partition iid --silos 2 --rounds 3 --out {folder}/run --set".split(),
         *settings,
     ]
-    assert main([*f"simulate --data {data} --strategy fedavg".split(), *options]) == 0
+    assert silofl(*f"simulate --data {data} --strategy fedavg".split(), *options) == 0
     export = f"export {folder}/run --silo hospital-01 --which last --out".split()
-    assert main([*export, str(folder / "m.safetensors")]) == 0
+    assert silofl(*export, folder / "m.safetensors") == 0
     return folder / "m.safetensors"
 
 
@@ -69,7 +70,7 @@ def answers(model, data, *more):
     out = data.parent / "p.csv"
     # Folders of scans have blanks in their names
     given = ["--model", model, "--data", data, "--out", out]
-    assert main(["predict", *map(str, given), *more]) == 0
+    assert silofl("predict", *map(str, given), *more) == 0
     with out.open() as file:
         return list(csv.DictReader(file))
 
@@ -100,17 +101,15 @@ def test_a_csv_and_one_file(tmp_path, model):
         ("A", "ill"),
         ("", "well"),
     ]
-    alone = answers(model, tmp_path / "new" / "Zarathustra 61" / "IM1")
+    alone = answers(model, tmp_path / "new/Zarathustra 61/IM1")
     assert [(row["patient"], row["label"]) for row in alone] == [("P-61", "ill")]
 
 
 def test_a_folder_s_csv_is_not_read(tmp_path, model, capsys):
     """Yesterday's list, of fewer studies, and a worklist: every study is predicted, and a note says so."""
     scans(tmp_path / "new", range(65, 68))
-    (tmp_path / "new" / "labels.csv").write_text(
-        "file,patient,label\nZarathustra 65/IM1,A,ill\n"
-    )
-    (tmp_path / "new" / "worklist.csv").write_text("when,who\n8:00,P-65\n")
+    (tmp_path / "new/labels.csv").write_text("file,patient,label\nZarathustra 65/IM1,A,ill\n")
+    (tmp_path / "new/worklist.csv").write_text("when,who\n8:00,P-65\n")
     assert [row["patient"] for row in answers(model, tmp_path / "new")] == [
         "P-65",
         "P-66",
@@ -122,14 +121,11 @@ def test_a_folder_s_csv_is_not_read(tmp_path, model, capsys):
 def test_a_csv_that_is_named_may_list_files_elsewhere(tmp_path, model, capsys):
     scans(tmp_path / "other", range(61, 62))
     (tmp_path / "new").mkdir()
-    table = tmp_path / "new" / "list.csv"
+    table = tmp_path / "new/list.csv"
     table.touch()
     assert main(f"predict --model {model} --data {tmp_path}/new".split()) == 2
     assert "new has no pictures; name its csv itself (list.csv)" in capsys.readouterr().err
-    for name in (
-        "../other/Zarathustra 61/IM1",
-        str(tmp_path / "other" / "Zarathustra 61" / "IM1"),
-    ):
+    for name in ("../other/Zarathustra 61/IM1", str(tmp_path / "other/Zarathustra 61/IM1")):
         table.write_text(f"file\n{name}\n")
         assert answers(model, table)[0]["label"] == "ill"
 
@@ -180,7 +176,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, model, capsys, what, words):
         (model.parent / "any.toml").write_text(any_format(model))
         more += ["--recipe", str(model.parent / "any.toml")]
     out = tmp_path / "p.csv"
-    assert main([*f"predict --model {model} --data {new} --out {out}".split(), *more]) == 2
+    assert silofl(*f"predict --model {model} --data {new} --out {out}".split(), *more) == 2
     said = capsys.readouterr().err
     assert words in said.strip().splitlines()[-1] and not out.exists() and leaks(said) == []
 
@@ -203,7 +199,7 @@ def test_a_card_without_a_recipe(tmp_path, model, capsys):
     )
     assert main(export) == 0
     assert "note: the card holds the recipe of your pictures" in capsys.readouterr().out
-    assert main([*export, "--no-recipe"]) == 0
+    assert silofl(*export, "--no-recipe") == 0
     source = scans(tmp_path / "new", range(51, 52))
     assert main(f"predict --model {tmp_path}/m.safetensors --data {source}".split()) == 2
     assert "cannot read a csv or pictures: name one with --recipe" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import pydicom
 import pytest
 from PIL import Image
 from scans import NAMED, leaks, write_dicom, write_nifti
+from taken import silofl
 
 from client.prediction import predict
 from client.prediction.new_samples import NewSamples
@@ -79,7 +80,7 @@ def model(tmp_path_factory):
     (folder / "l.csv").write_text("\n".join(lines))
     data = folder / "ours.npz"
     options = f"--volume 8,8,8 --window=500,1000 --labels background,organ --out {data}".split()
-    assert main(["import", str(folder / "l.csv"), *options]) == 0
+    assert silofl("import", folder / "l.csv", *options) == 0
     settings = [
         "unet.levels=1",
         "unet.width=4",
@@ -89,18 +90,16 @@ def model(tmp_path_factory):
     ]
     run = [*f"--partition iid --silos 2 --rounds 2 --out {folder}/run --set".split(), *settings]
     assert (
-        main(
-            [
-                *f"simulate --data {data} --strategy fedavg".split(),
-                *run,
-                "threads=1",
-                "batch-size=4",
-            ]
+        silofl(
+            *f"simulate --data {data} --strategy fedavg".split(),
+            *run,
+            "threads=1",
+            "batch-size=4",
         )
         == 0
     )
     export = f"export {folder}/run --silo hospital-01 --which last --out".split()
-    assert main([*export, str(folder / "m.safetensors")]) == 0
+    assert silofl(*export, folder / "m.safetensors") == 0
     return folder / "m.safetensors"
 
 
@@ -109,7 +108,7 @@ def test_outlines_come_back_on_the_source_s_voxels(tmp_path, model, capsys):
     files = scan(tmp_path / "new", 20)
     out, masks = tmp_path / "p.csv", tmp_path / "masks"
     command = f"predict --model {model} --data {tmp_path}/new --out {out}".split()
-    assert main([*command, "--masks", str(masks)]) == 0
+    assert silofl(*command, "--masks", masks) == 0
     with out.open() as file:
         (row,) = csv.DictReader(file)
     assert list(row) == ["patient", "pixels_background", "pixels_organ", "mask"]
@@ -137,7 +136,7 @@ def test_outlines_come_back_on_the_source_s_voxels(tmp_path, model, capsys):
         "PatientComments"
     ] not in str(seg)
     assert leaks(image.to_bytes().decode("latin-1")) == []
-    assert main([*command, "--masks", str(masks)]) == 2
+    assert silofl(*command, "--masks", masks) == 2
     assert "is there already, and not an empty folder" in capsys.readouterr().err
 
 
@@ -147,15 +146,15 @@ def test_nifti_gets_its_own_affine_back(tmp_path, model):
     _, affine = stored(files, 21)
     values = np.where(organ(21)[::-1], 900, 100).astype(np.int16)
     turned = affine[:, [2, 1, 0, 3]]  # slices first
-    write_nifti(tmp_path / "new" / "v.nii.gz", values, turned)
+    write_nifti(tmp_path / "new/v.nii.gz", values, turned)
     recipe = (model.parent / "ours.recipe.toml").read_text()
     (tmp_path / "r.toml").write_text(
         recipe.replace('formats = ["dicom"]', 'formats = ["dicom", "nifti"]')
     )
     command = f"predict --model {model} --data {tmp_path}/new --masks {tmp_path}/masks".split()
     assert main(command) == 2
-    assert main([*command, *f"--recipe {tmp_path}/r.toml --out {tmp_path}/p.csv".split()]) == 0
-    image: Any = nibabel.load(tmp_path / "masks" / "0001.nii.gz")
+    assert silofl(*command, *f"--recipe {tmp_path}/r.toml --out {tmp_path}/p.csv".split()) == 0
+    image: Any = nibabel.load(tmp_path / "masks/0001.nii.gz")
     assert image.shape == values.shape and [
         path.name for path in (tmp_path / "masks").iterdir()
     ] == ["0001.nii.gz"]
@@ -185,10 +184,10 @@ def test_volumes_are_read_one_after_the_other(tmp_path, model, capsys, monkeypat
     last.write_bytes(last.read_bytes()[:-20])
     out, masks = tmp_path / "p.csv", tmp_path / "masks"
     command = f"predict --model {model} --data {tmp_path}/new --out {out} --masks".split()
-    assert main([*command, str(masks)]) == 2
+    assert silofl(*command, masks) == 2
     assert f"; 1 of 2 outlines are in {masks}\n" in capsys.readouterr().err and not out.exists()
     assert sorted(path.name for path in masks.iterdir()) == ["0001.dcm", "0001.nii.gz"]
-    assert main([*command, str(tmp_path / "m.npz")]) == 2
+    assert silofl(*command, tmp_path / "m.npz") == 2
     assert "outlines are in" not in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["masks", "new"]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from cases import typical
 from flwr.app import ArrayRecord
+from taken import silofl
 from tiny import events_of, federate, random_silos, settings_of
 
 from client.app import app
@@ -102,7 +103,7 @@ def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
     (one,) = json.loads(capsys.readouterr().out)  # of silos with public data nothing is kept
     assert (one["cohort"], one["spent"]) == ("a", pytest.approx(steps(8)))
     assert [(run["run"], run["steps"]) for run in one["runs"]] == [("run", 8)]
-    assert main(["budget", str(out), "--json"]) == 0
+    assert silofl("budget", out, "--json") == 0
     of_run = {one["cohort"]: one["spent"] for one in json.loads(capsys.readouterr().out)}
     assert of_run == pytest.approx({"a": steps(8), "b": steps(16), "c": steps(16)})
 
@@ -139,11 +140,7 @@ def test_the_same_message_again_has_the_same_bits_and_costs_nothing(files, state
 
         def after(silo, message, reply):
             if silo == "a" and message.metadata.message_type == "train":
-                kept["a"] = (
-                    message,
-                    next(c for c in grid.contexts.values() if c.node_config["name"] == "a"),
-                    reply,
-                )
+                kept["a"] = (message, grid.context_of("a"), reply)
             return reply
 
         grid.after = after

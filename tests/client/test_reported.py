@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cases import typical
 from predictions import read_csv
+from taken import silofl
 from tiny import federate, json_of, one_block, random_silos, rows_of, summary_of
 
 from client.export import export_model
@@ -142,7 +143,7 @@ def test_a_run_that_was_resumed_keeps_the_same(tmp_path):
     _, _, resumed = finished(tmp_path / "half", "fedavg", resume=True)
     assert half["final"]["round"] <= 4 and resumed["final"] == whole["final"]
     for silo, file in files.items():
-        card = export_model(tmp_path / "half" / "run", silo, "reported", tmp_path / "m")
+        card = export_model(tmp_path / "half/run", silo, "reported", tmp_path / "m")
         assert card.round == whole["final"]["round"]
         assert accuracy(tmp_path / "m", file) == whole["per_silo"][silo]["accuracy"]
 
@@ -273,7 +274,7 @@ def test_methods_without_a_shared_model_say_so(tmp_path):
     with pytest.raises(
         ValueError, match="normalization = silo: every silo standardises by its own statistics"
     ):
-        export_shared(tmp_path / "own" / "run", tmp_path / "m")
+        export_shared(tmp_path / "own/run", tmp_path / "m")
 
 
 def test_the_report_names_the_commands(tmp_path, monkeypatch):
@@ -302,7 +303,7 @@ def test_a_hospital_is_told_the_round(tmp_path):
         in line
     )
     given = shlex.split(line.replace("STATE", str(tmp_path / "states")))[1:]
-    assert main([*given[:-1], str(tmp_path / "m")]) == 0
+    assert silofl(*given[:-1], tmp_path / "m") == 0
     assert accuracy(tmp_path / "m", files["a"]) == entry["per_silo"]["a"]["accuracy"]
 
 
@@ -310,14 +311,14 @@ def test_the_command_line(tmp_path, capsys):
     """Which model it is, in the last words of the line; no "round 6 of 5"."""
     finished(tmp_path, "fedavg", rounds=1)
     command = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "m")]
-    assert main([*command, *["--which", "shared", "--round", "2"]]) == 0
+    assert silofl(*command, *["--which", "shared", "--round", "2"]) == 0
     assert (
         "shared model of all silos: received after round 1, the last" in capsys.readouterr().out
     )
-    assert main([*command, *["--which", "reported", "--silo", "a"]]) == 0
+    assert silofl(*command, *["--which", "reported", "--silo", "a"]) == 0
     assert json_of(tmp_path / "m.json")["which"] == "reported"
-    assert main([*command, *["--which", "shared", "--silo", "a"]]) == 2
-    assert main([*command, "--which", "best"]) == 2
-    assert main([*command, *["--which", "best", "--silo", "a", "--round", "1"]]) == 2
+    assert silofl(*command, *["--which", "shared", "--silo", "a"]) == 2
+    assert silofl(*command, "--which", "best") == 2
+    assert silofl(*command, *["--which", "best", "--silo", "a", "--round", "1"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3 and "--silo NAME is needed here" in errors[1]

@@ -110,9 +110,7 @@ def test_evaluation_leaves_the_state_alone(three, method, tmp_path):
     def prepare(grid):
         def after(silo, message, reply):
             if message.metadata.message_type == "evaluate":
-                now = snapshot(
-                    next(c for c in grid.contexts.values() if c.node_config["name"] == silo)
-                )
+                now = snapshot(grid.context_of(silo))
                 assert kept[silo] == now
                 checked.append(silo)
             return reply
@@ -203,12 +201,12 @@ def test_state_files_are_read_back_as_they_were(tmp_path):
         {"a": whole, "same": whole, "view": whole[3:6], "scalar": torch.tensor(2.5)},
         {"n": [1, 0.1 + 0.2, None]},
     )
-    state.save(tmp_path / "deep" / "state.safetensors")
-    read = State.load(tmp_path / "deep" / "state.safetensors")
+    state.save(tmp_path / "deep/state.safetensors")
+    read = State.load(tmp_path / "deep/state.safetensors")
     assert read.numbers == state.numbers
     assert read.arrays.keys() == state.arrays.keys()
     assert all(same(read.arrays[k], v) for k, v in state.arrays.items())
-    with safetensors.safe_open(tmp_path / "deep" / "state.safetensors", "pt") as file:
+    with safetensors.safe_open(tmp_path / "deep/state.safetensors", "pt") as file:
         assert {*file.keys()} == {*state.arrays}
     # No temporary file is left
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["state.safetensors"]
@@ -565,16 +563,14 @@ def test_what_a_reply_tells_of_damage_is_read():
 def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(two, tmp_path):
     """The attack: a server starts a run, of any length, under the name, method and seed of one that hospitals keep."""
     place = {"state_dir": tmp_path / "state", "strategy": "local"}
-    federate(two, directory=tmp_path / "first" / "run", rounds=3, **place)
+    federate(two, directory=tmp_path / "first/run", rounds=3, **place)
     before = {p: p.read_bytes() for p in (tmp_path / "state").rglob("*.safetensors")}
     assert len(before) == 6
-    second = federate(two, directory=tmp_path / "second" / "run", rounds=1, **place)
+    second = federate(two, directory=tmp_path / "second/run", rounds=1, **place)
     fresh = federate(two, strategy="local", rounds=1)
     assert comparable(second.rows) == comparable(fresh.rows)  # it takes none of them up
     assert {p: p.read_bytes() for p in before} == before
-    resumed = federate(
-        two, directory=tmp_path / "first" / "run", rounds=4, resume=True, **place
-    )
+    resumed = federate(two, directory=tmp_path / "first/run", rounds=4, resume=True, **place)
     assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 4, 5}
     whole = federate(two, strategy="local", rounds=4)
     assert comparable(resumed.rows) == comparable(whole.rows)  # it went on with its own states
@@ -597,7 +593,7 @@ def test_a_runs_id_is_no_way_out_of_the_state_directory(tmp_path, run_id):
     (tmp_path / "states").mkdir()
     (file,) = kept(store_of(tmp_path / "states", run_id=run_id), 1)
     assert [p.name for p in tmp_path.iterdir()] == ["states"]
-    assert file.parent.parent == tmp_path / "states" / "run" / "fedavg-7" / "a"
+    assert file.parent.parent == tmp_path / "states/run/fedavg-7/a"
     assert store_of(tmp_path / "states", run_id=run_id).load(2).arrays
 
 

@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from study_text import study_text
+from taken import silofl
 from tiny import json_of
 
 from client.site import audit_gate
@@ -23,7 +24,6 @@ from client.site.trust.keys import new_key, private_bytes
 from client.site.trust.policy import Policy
 from client.study_record import read_export
 from partitions.common.errors import DataError
-from server.cli.main import main
 from server.simulation.engine import flower_identity
 
 TEXT = study_text(purpose="Does it help?", contact="A. Person", app="ab" * 32)
@@ -32,7 +32,7 @@ TEXT = study_text(purpose="Does it help?", contact="A. Person", app="ab" * 32)
 @pytest.fixture
 def silo(tmp_path):
     """The state of a silo that answered four messages of a study, refused one outside it, and one of no study."""
-    state = tmp_path / "site" / "a" / "state"
+    state = tmp_path / "site/a/state"
     (state.parent).mkdir(parents=True)
     (state.parent / "policy.toml").write_text("min-silos = 2\n")
     approvals.approve(
@@ -81,7 +81,7 @@ def answer(state, kind, study, error="", withheld=None):
 
 
 def run(capsys, *words):
-    code = main(["audit", *words])
+    code = silofl("audit", *words)
     found = capsys.readouterr()
     return code, found.out, found.err
 

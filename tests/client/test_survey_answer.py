@@ -248,7 +248,7 @@ def test_a_memory_that_is_damaged_or_missing_tells_nothing(site):
     with Record(site.folder / "state").write() as db:
         db.execute("UPDATE disclosed SET answer = '[{'")
     fails(RunFailedError, "cannot be remembered", site.answer)
-    (site.folder / "state" / "record.sqlite").unlink()
+    (site.folder / "state/record.sqlite").unlink()
     fails((UserError, RunFailedError), r"record\.sqlite is missing", site.answer)
 
     def stateless(grid):
@@ -293,7 +293,7 @@ def test_audit_log_and_record_of_what_left(site, monkeypatch):
     assert [entry["kind"] for entry in entries] == ["query", "query.survey"] and entries[1][
         "keys"
     ] == [RECORD]
-    (line,) = (site.folder / "state" / "audit").rglob("*.jsonl")
+    (line,) = (site.folder / "state/audit").rglob("*.jsonl")
     logged = json.loads(line.read_text().splitlines()[-1])
     assert logged["asked"] == "query.survey" and logged["method"] == "survey"
     assert logged["sent"][0]["keys"][:2] == ["column.age", "column.crp"]
@@ -365,7 +365,7 @@ def test_units_mended_are_another_answer(site, tmp_path):
     first = site.answer()
     (tmp_path / "again").mkdir()
     hospital(tmp_path / "again", "north", 90, 1, times("glucose", 0.5))
-    site.file.write_bytes((tmp_path / "again" / "north.npz").read_bytes())
+    site.file.write_bytes((tmp_path / "again/north.npz").read_bytes())
     again = site.answer()
     assert again["columns"]["glucose"]["mean"] < first["columns"]["glucose"]["mean"] / 1.5
     assert again["columns"]["age"] == first["columns"]["age"]

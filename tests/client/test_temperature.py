@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from failing import fails
 from predictions import read_csv
+from taken import silofl
 from tiny import federate, json_of, random_silos, rows_of, write_silo
 
 from client.export import export_model
@@ -49,7 +50,7 @@ def test_parts_that_the_run_did_not_have_are_pointed_out(tmp_path, finished, cap
     )
     out = ["--out", str(tmp_path / "m.safetensors")]
     assert (
-        main([*f"export {run} --silo a --temperature {tmp_path}/other.npz".split(), *out]) == 0
+        silofl(*f"export {run} --silo a --temperature {tmp_path}/other.npz".split(), *out) == 0
     )
     assert (
         "note: the run divided the samples otherwise than this file" in capsys.readouterr().out

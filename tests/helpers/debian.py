@@ -49,5 +49,5 @@ def _fetched(names: list[str]) -> bool:
 
 def libraries(root: Path) -> dict[str, str]:
     """The environment in which an unpacked program finds its libraries."""
-    (folder,) = (root / "usr" / "lib").glob("*-linux-gnu")
+    (folder,) = (root / "usr/lib").glob("*-linux-gnu")
     return {**os.environ, "LD_LIBRARY_PATH": str(folder)}

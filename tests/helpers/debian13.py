@@ -58,7 +58,7 @@ class Machine:
 
     def __init__(self, srv: Path) -> None:
         self.srv = srv
-        self.home = FOLDER / "root" / "home" / USER
+        self.home = FOLDER / "root/home" / USER
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
         command += ["sh", "-c", ENTER, str(FOLDER / "root"), str(srv)]
         self.outer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

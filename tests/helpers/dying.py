@@ -84,7 +84,7 @@ def second_round(folder: Path) -> tuple[Message, Context]:
     (folder / "policy.toml").write_text("epsilon = 1000\nmin-silos = 1\n")
 
     def prepare(grid: TinyGrid) -> None:
-        own = next(c for c in grid.contexts.values() if c.node_config["name"] == "a")
+        own = grid.context_of("a")
         own.node_config["policy"] = str(folder / "policy.toml")
 
         def before(silo: str, message: Message, context: Context) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 
 def fails(
-    kind: type[Exception],
+    kind: type[Exception] | tuple[type[Exception], ...],
     match: str | None,
     call: Callable[..., object],
     /,

@@ -12,7 +12,7 @@ from failing import fails
 from partitions.datasets.registry import load_dataset
 from partitions.splits import Dataset
 
-DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
+DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared/data")
 
 
 def needs(name: str) -> Any:

@@ -106,7 +106,7 @@ class NodeSilo:
         )
         self.messages = 0
         self.node_config: dict[str, Any] = {"name": "north", "state-dir": str(folder / "state")}
-        self.log = folder / "state" / "audit"
+        self.log = folder / "state/audit"
 
     def set(self, **environment: str) -> None:
         for name, value in environment.items():

@@ -186,11 +186,12 @@ class TinyGrid(InProcessGrid):
     def name_of(self, node: int) -> str:
         return str(self.contexts[node].node_config["name"])
 
+    def context_of(self, silo: str) -> Context:
+        return next(c for c in self.contexts.values() if c.node_config["name"] == silo)
+
     def state(self, silo: str) -> State:
         """What the silo keeps in memory."""
-        record = next(c.state for c in self.contexts.values() if c.node_config["name"] == silo)[
-            "arrays"
-        ]
+        record = self.context_of(silo).state["arrays"]
         assert isinstance(record, ArrayRecord)
         return State({name: tensor_of(array) for name, array in record.items()})
 

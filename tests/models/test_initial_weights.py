@@ -256,7 +256,7 @@ def test_monais_names(tmp_path):
 @pytest.fixture
 def file(tmp_path):
     (tmp_path / "server").mkdir()
-    return saved(tmp_path / "server" / "w.safetensors", trained())
+    return saved(tmp_path / "server/w.safetensors", trained())
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def mine(tmp_path, monkeypatch):
     for folder in ("path", "models"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"mine_{folder}.py").write_text(SOURCE)
-    (tmp_path / "path" / "broken_module.py").write_text("1 / 0\n")
+    (tmp_path / "path/broken_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path / "path")
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "models")])
 

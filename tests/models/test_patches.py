@@ -174,7 +174,7 @@ def test_a_runs_models_are_evaluated_on_whole_volumes(tmp_path):
     given |= {"dataset": str(tmp_path / "data"), "partition": "natural", "silos": 2}
     given |= {"rounds": 1, "threads": 1, "out": str(tmp_path / "run")}
     simulate(given, quiet=True)
-    history = History(tmp_path / "run" / "history.csv").rows
+    history = History(tmp_path / "run/history.csv").rows
     last = [r for r in history if (r.metric, r.split) == ("dice", "test") and r.round]
     dice = {(r.snapshot, r.silo): r.value for r in last}
     evaluate(tmp_path / "run", tmp_path / "out", "all")
@@ -183,7 +183,7 @@ def test_a_runs_models_are_evaluated_on_whole_volumes(tmp_path):
     for silo in "ab":
         # FedAvg reports the shared model
         assert found["shared", silo] == found[silo, silo] == dice["received", silo]
-    shared = tmp_path / "out" / "models" / "shared.safetensors"
+    shared = tmp_path / "out/models/shared.safetensors"
     assert predict_file(shared, volumes(tmp_path / "new.npz", (20, 9, 14)))
 
 

@@ -88,11 +88,12 @@ def test_the_rest_is_the_runs_first_model_whatever_the_purpose():
     ],
 )
 def test_what_cannot_be_meant_is_one_line(trainable, message, three):
-    with pytest.raises(
-        ValueError, match=f"^trainable = '{trainable.replace('*', '[*]')}'.*{message}"
-    ) as error:
-        deep(trainable)
-    assert "\n" not in str(error.value)
+    fails(
+        ValueError,
+        f"^trainable = '{trainable.replace('*', '[*]')}'.*{message}",
+        deep,
+        trainable,
+    )
     fails(ValueError, r"^trainable = ", federate, three, mlp__hidden="4,5", trainable=trainable)
 
 

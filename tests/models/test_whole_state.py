@@ -222,9 +222,14 @@ def test_what_is_exported_answers_as_what_was_trained(two, tmp_path, name):
     ],
 )
 def test_what_cannot_be_kept_is_refused_in_one_line(name, message):
-    with pytest.raises(UserError, match=rf"^model = 'kept_state:{name}' .*{message}") as error:
-        build(f"kept_state:{name}", (3,), 3)
-    assert "\n" not in str(error.value)
+    fails(
+        UserError,
+        rf"^model = 'kept_state:{name}' .*{message}",
+        build,
+        f"kept_state:{name}",
+        (3,),
+        3,
+    )
 
 
 def test_a_network_of_an_installed_package_is_tried_too(monkeypatch):

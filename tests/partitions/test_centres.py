@@ -132,7 +132,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, monkeypatch):
             return os.mkdir, (str(tmp_path / "ran"),)
 
     package = tmp_path / "forged_tables"
-    file = package / "_data" / "KMsurv" / "bmt.pkl.compress"
+    file = package / "_data/KMsurv/bmt.pkl.compress"
     file.parent.mkdir(parents=True)
     (package / "__init__.py").touch()
     file.write_bytes(lzma.compress(pickle.dumps(Evil())))

@@ -129,7 +129,7 @@ def test_places_in_order(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
     found = places(str(tmp_path / "a"), ("mnist", "MNIST"))
-    a, b, cache = tmp_path / "a", tmp_path / "b", tmp_path / "cache" / "silofl"
+    a, b, cache = tmp_path / "a", tmp_path / "b", tmp_path / "cache/silofl"
     assert found == [
         a / "mnist",
         a / "MNIST",
@@ -178,7 +178,7 @@ def published(tmp_path, monkeypatch):
 
 def test_download(published, tmp_path, capfd):
     path = download("some", published[0], published[1], str(tmp_path / "data"), "sub")
-    assert path == tmp_path / "data" / "sub" / "remote.bin"
+    assert path == tmp_path / "data/sub/remote.bin"
     assert path.read_bytes() == b"x" * 3_000_000
     assert [p.name for p in path.parent.iterdir()] == ["remote.bin"]
     assert "remote.bin: 100%" in capfd.readouterr().err
@@ -187,7 +187,7 @@ def test_download(published, tmp_path, capfd):
 def test_download_without_data_dir_goes_to_the_cache(published, tmp_path):
     assert (
         download("some", published[0], published[1], "", "sub")
-        == tmp_path / "cache" / "silofl" / "sub" / "remote.bin"
+        == tmp_path / "cache/silofl/sub/remote.bin"
     )
 
 
@@ -197,7 +197,7 @@ def test_download_of_another_file_is_refused(published, tmp_path):
         match=r"some: file://.* gave a file with MD5 .* instead of 0000.*; try again",
     ):
         download("some", published[0], "0" * 32, str(tmp_path / "data"), "sub")
-    assert list((tmp_path / "data" / "sub").iterdir()) == []
+    assert list((tmp_path / "data/sub").iterdir()) == []
 
 
 # MNIST
@@ -234,8 +234,8 @@ def test_mnist_files(tmp_path, folder, packed):
 
 
 def test_data_dir_comes_before_the_environment(tmp_path, monkeypatch):
-    write_mnist(tmp_path / "a" / "mnist", shift=1)
-    write_mnist(tmp_path / "b" / "mnist", shift=2)
+    write_mnist(tmp_path / "a/mnist", shift=1)
+    write_mnist(tmp_path / "b/mnist", shift=2)
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
     assert load("mnist", tmp_path / "a").train.x[0, 0, 0, 0] == 1
     assert load_dataset("mnist").train.x[0, 0, 0, 0] == 2
@@ -243,7 +243,7 @@ def test_data_dir_comes_before_the_environment(tmp_path, monkeypatch):
 
 def test_a_named_folder_that_is_missing_is_refused(tmp_path, monkeypatch):
     """The set is in SILOFL_DATA, or built in: what data-dir names is not passed over, nor is a missing SILOFL_DATA."""
-    write_mnist(tmp_path / "b" / "mnist")
+    write_mnist(tmp_path / "b/mnist")
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
     for name in ("mnist", "digits"):
         cannot_load(
@@ -382,11 +382,10 @@ def test_cifar100_archives_give_fine_labels(tmp_path):
     x, coarse, fine = pictures(4, 1), [1, 2, 3, 4], [99, 0, 50, 7]
     record = np.hstack([np.array([coarse, fine], np.uint8).T, planes(x)]).tobytes()
     write_tar(
-        tmp_path / "a" / "cifar-100-binary.tar.gz",
-        {"c/train.bin": record, "c/test.bin": record},
+        tmp_path / "a/cifar-100-binary.tar.gz", {"c/train.bin": record, "c/test.bin": record}
     )
     batch = python2_pickle({b"data": planes(x), b"coarse_labels": coarse, b"fine_labels": fine})
-    write_tar(tmp_path / "b" / "cifar-100-python.tar.gz", {"c/train": batch, "c/test": batch})
+    write_tar(tmp_path / "b/cifar-100-python.tar.gz", {"c/train": batch, "c/test": batch})
     for folder in ("a", "b"):
         data = load("cifar100", tmp_path / folder)
         assert data.classes == 100

@@ -136,7 +136,7 @@ def test_secrets_are_found_where_they_are(tmp_path):
 )
 def test_no_error_names_anybody(tmp_path, capfd, caplog, damage, words):
     source = ten_studies(tmp_path / "export")
-    write_dicom(source / NAMED_FOLDER / "3" / "IM0", **({"study": 3} | damage))
+    write_dicom(source / NAMED_FOLDER / "3/IM0", **({"study": 3} | damage))
     table, out = labels(tmp_path / "labels.csv"), tmp_path / "ours.npz"
     caplog.clear()  # of what was said when the files were made
     code = silofl(
@@ -168,7 +168,7 @@ def test_a_csv_s_file_that_is_no_dicom_is_not_named_either(tmp_path):
 def test_cut_files_name_nobody(tmp_path, capfd):
     """A file that ends anywhere is one line at most, in which nobody is named."""
     source = ten_studies(tmp_path / "export")
-    path = source / NAMED_FOLDER / "3" / "IM0"
+    path = source / NAMED_FOLDER / "3/IM0"
     whole = path.read_bytes()
     for length in range(140, len(whole), 97):
         path.write_bytes(whole[:length])
@@ -286,7 +286,7 @@ def test_folders_are_classes_only_where_they_are_named(tmp_path):
         *((0, 100 * i) for i in (0, 2, 4, 6, 8)),
         *((1, 100 * i) for i in (1, 3, 5, 7, 9)),
     ]
-    write_dicom(source / "Zarathustra" / "x", study=99)
+    write_dicom(source / "Zarathustra/x", study=99)
     refused(source, "outside its folders well, ill: 1 other folders", labels=("well", "ill"))
 
 

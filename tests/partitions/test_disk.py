@@ -21,7 +21,7 @@ from partitions.common.files import (
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
-    file = tmp_path / "new" / "file"
+    file = tmp_path / "new/file"
     write_atomically(file, "old")
 
     def fail(temporary):
@@ -61,9 +61,9 @@ def modes(folder):
 def write_all(folder):
     """A folder, a file and an atomically written one."""
     (folder / "new").mkdir()
-    (folder / "new" / "file").touch()
-    write_atomically(folder / "new" / "atomic", "1")
-    fresh_folder(folder / "new" / "folder")
+    (folder / "new/file").touch()
+    write_atomically(folder / "new/atomic", "1")
+    fresh_folder(folder / "new/folder")
     return modes(folder / "new")
 
 

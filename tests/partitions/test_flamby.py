@@ -213,7 +213,7 @@ def ixi(root, n=5):
     lines = ["Patient ID,Manufacturer,Split"]
     for k in range(3 * n):
         centre = ("Guys", "HH", "IOP")[k % 3]
-        folder = root / "7kd5wj7v7p-3" / "IXI_sample" / subject(k + 2, centre)
+        folder = root / "7kd5wj7v7p-3/IXI_sample" / subject(k + 2, centre)
         values = np.zeros((8, 6, 4), np.float32)
         values[0] = k + 1
         write_nifti(folder / "T1" / f"{folder.name}_image.nii.gz", values)
@@ -222,8 +222,8 @@ def ixi(root, n=5):
         )
         write_nifti(folder / "T2" / f"{folder.name}_image.nii.gz", values)
         lines.append(f"{k + 2},{k % 3},{'test' if k >= 3 * (n - 1) else 'train'}")
-    (root / "7kd5wj7v7p-3" / "metadata_tiny.csv").write_text("\n".join(lines) + "\n")
-    return root / "7kd5wj7v7p-3" / "IXI_sample"
+    (root / "7kd5wj7v7p-3/metadata_tiny.csv").write_text("\n".join(lines) + "\n")
+    return root / "7kd5wj7v7p-3/IXI_sample"
 
 
 def test_ixi_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):

@@ -83,8 +83,8 @@ def test_validation_when_only_train_and_test_are_given(tmp_path):
 
 def test_other_files_are_passed_over(tmp_path):
     source = class_folders(tmp_path / "source")
-    write(source / "normal" / "notes.txt", "")
-    write(source / "sick" / ".hidden.png", "")
+    write(source / "normal/notes.txt", "")
+    write(source / "sick/.hidden.png", "")
     assert len(imported(source).data.train) == 12
 
 
@@ -126,7 +126,7 @@ def test_size_resizes(tmp_path):
     source = class_folders(tmp_path / "source")
     half = np.zeros((8, 8), np.uint8)
     half[:, 4:] = 255
-    Image.fromarray(half).save(source / "sick" / "half.png")
+    Image.fromarray(half).save(source / "sick/half.png")
     x, _ = all_samples(imported(source, size=2).data)
     assert x.shape == (21, 2, 2, 1)
     resized = next(picture for picture in x if picture.max() > 120)[..., 0]
@@ -135,7 +135,7 @@ def test_size_resizes(tmp_path):
 
 def test_one_colour_picture_makes_all_colour(tmp_path):
     source = class_folders(tmp_path / "source")
-    write_picture(source / "sick" / "colour.png", (250, 20, 30), mode="RGB")
+    write_picture(source / "sick/colour.png", (250, 20, 30), mode="RGB")
     x, _ = all_samples(imported(source).data)
     assert x.shape == (21, 4, 6, 3)
     coloured = [picture[0, 0].tolist() for picture in x if len(set(picture[0, 0])) > 1]
@@ -154,7 +154,7 @@ def test_one_colour_picture_makes_all_colour(tmp_path):
 def test_kinds_of_8_bit_pictures(tmp_path, mode, value, pixel):
     for i in range(4):
         write_picture(
-            tmp_path / "source" / "0" / f"{i}.{'tif' if mode == 'CMYK' else 'png'}",
+            tmp_path / "source/0" / f"{i}.{'tif' if mode == 'CMYK' else 'png'}",
             value,
             mode=mode,
         )
@@ -165,10 +165,10 @@ def test_kinds_of_8_bit_pictures(tmp_path, mode, value, pixel):
 @pytest.mark.parametrize("size", [None, 3])
 def test_16_bit_pictures_keep_their_depth(tmp_path, size):
     """Grey values 0 .. 65535 become 0 .. 1: 13107 is exactly a fifth."""
-    (tmp_path / "source" / "0").mkdir(parents=True)
+    (tmp_path / "source/0").mkdir(parents=True)
     for i in range(4):
         Image.fromarray(np.full((4, 6), 13107, np.uint16)).save(
-            tmp_path / "source" / "0" / f"{i}.png"
+            tmp_path / "source/0" / f"{i}.png"
         )
     imported(tmp_path / "source", tmp_path / "out.npz", size=size, labels=("0", "1"))
     x = read_silo_file(tmp_path / "out.npz").train.x
@@ -296,26 +296,26 @@ def test_bytes_that_are_no_text(tmp_path):
 
 def test_pictures_of_several_sizes(tmp_path):
     source = class_folders(tmp_path / "source")
-    write_picture(source / "sick" / "z.png", size=(7, 4))
+    write_picture(source / "sick/z.png", size=(7, 4))
     refused(source, "z.png is 7 x 4, those before it 6 x 4; use --size")
 
 
 def test_a_damaged_picture(tmp_path):
     source = class_folders(tmp_path / "source")
-    path = source / "sick" / "03.png"
+    path = source / "sick/03.png"
     path.write_bytes(path.read_bytes()[:40])
     refused(source, "03.png cannot be read")
 
 
 def test_8_and_16_bit_pictures_do_not_mix(tmp_path):
     source = class_folders(tmp_path / "source")
-    Image.fromarray(np.zeros((4, 6), np.uint16)).save(source / "sick" / "z.png")
+    Image.fromarray(np.zeros((4, 6), np.uint16)).save(source / "sick/z.png")
     refused(source, "z.png mixes 8-bit and 16-bit pictures")
 
 
 def test_32_bit_pictures(tmp_path):
-    (tmp_path / "source" / "a").mkdir(parents=True)
-    Image.fromarray(np.zeros((4, 6), np.float32)).save(tmp_path / "source" / "a" / "z.tif")
+    (tmp_path / "source/a").mkdir(parents=True)
+    Image.fromarray(np.zeros((4, 6), np.float32)).save(tmp_path / "source/a/z.tif")
     refused(tmp_path / "source", "z.tif cannot be read (its pixels are 32-bit (F)")
 
 

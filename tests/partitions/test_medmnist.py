@@ -62,7 +62,7 @@ def test_medmnist_training_and_validation_are_one(tmp_path, where):
 
 
 def test_medmnists_own_folder_is_found(tmp_path):
-    write_medmnist(tmp_path / "home" / ".medmnist" / "breastmnist.npz")
+    write_medmnist(tmp_path / "home/.medmnist/breastmnist.npz")
     assert len(load_dataset("breastmnist").test) == 2
 
 

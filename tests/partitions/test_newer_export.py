@@ -11,7 +11,7 @@ from taken import silofl
 
 from partitions.silo_file import read_silo_file
 
-PAGE = Path(__file__).parents[2] / "docs" / "hospital.md"
+PAGE = Path(__file__).parents[2] / "docs/hospital.md"
 PARTS = ("train", "val", "test")
 
 

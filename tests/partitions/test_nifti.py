@@ -211,7 +211,7 @@ def test_nobody_is_named_in_any_output(tmp_path, capfd, caplog, mask):
 
 def test_cut_files_name_nobody(tmp_path, capfd, caplog):
     source = ten_volumes(tmp_path / "x", ".nii")
-    path = tmp_path / "x" / "Zarathustra-3.nii"
+    path = tmp_path / "x/Zarathustra-3.nii"
     whole = path.read_bytes()
     for length in (0, 10, 200, 347, 348, 353, 500, len(whole) - 1):
         path.write_bytes(whole[:length])
@@ -243,11 +243,11 @@ def test_folders_are_classes_only_where_they_are_named(tmp_path):
     for part in (made.data.train, made.data.test):
         assert [round(float(x[0, 0, 0]) * 10) % 2 for x in part.x] == part.y.tolist()
     made.file.unlink()
-    (tmp_path / "x" / "well" / "2.nii.gz").write_bytes(b"")
+    (tmp_path / "x/well/2.nii.gz").write_bytes(b"")
     # Ill/ has 5
     with pytest.raises(ValueError, match=r"x, file 7 of 10: its file cannot be read as NIfTI"):
         imported(tmp_path / "x", tmp_path / "a.npz", labels=("well", "ill"))
-    write_nifti(tmp_path / "x" / "Zarathustra" / "a.nii", volume())
+    write_nifti(tmp_path / "x/Zarathustra/a.nii", volume())
     with pytest.raises(ValueError, match="x has 1 folders besides well, ill"):
         imported(tmp_path / "x", tmp_path / "a.npz", labels=("well", "ill"))
 

@@ -182,7 +182,7 @@ def measured():
 def ward(tmp_path, monkeypatch):
     """The hospital's module, importable."""
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "ward_data.py").write_text(SOURCE)
+    (tmp_path / "code/ward_data.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path / "code")
     own_datasets.open_own.cache_clear()
     yield importlib.import_module("ward_data")
@@ -415,7 +415,7 @@ def test_a_study_fixes_its_code(ward, tmp_path):
     assert fault("north", "file.npz").endswith("and the data here are a data file")
     assert fault("north", "nothing.npz") and "[datasets] no south" in fault("south", "a.npz")
     assert not dataset_faults("heart", {}, "south", tmp_path / "a.npz")
-    source = tmp_path / "code" / "ward_data.py"
+    source = tmp_path / "code/ward_data.py"
     source.write_text(SOURCE + "# changed\n")
     assert digest_of_code("ward_data:plain") != code
 

@@ -311,8 +311,8 @@ def test_a_table_s_recipe_and_a_picture_s_are_not_mixed_up(tmp_path, made, capsy
 def test_links_out_of_the_folder_are_refused(tmp_path, capsys):
     """An export with a link to another patient's files, or to the machine's."""
     source = studies(tmp_path / "x", 3)
-    outside = studies(tmp_path / "other", 1, 7) / "7" / "IM0"
-    (source / "0" / "IM1").symlink_to(outside)
+    outside = studies(tmp_path / "other", 1, 7) / "7/IM0"
+    (source / "0/IM1").symlink_to(outside)
     command = [
         "import",
         str(source),
@@ -323,9 +323,9 @@ def test_links_out_of_the_folder_are_refused(tmp_path, capsys):
     ]
     assert silofl(*command, "--out", tmp_path / "a.npz") == 2
     assert "x, file 2 of 4 is a link that leads out of the folder" in capsys.readouterr().err
-    (source / "0" / "IM1").unlink()
+    (source / "0/IM1").unlink()
     # Within it links are files like others
-    (source / "0" / "IM1").symlink_to(source / "1" / "IM0")
+    (source / "0/IM1").symlink_to(source / "1/IM0")
     imported(
         source,
         tmp_path / "a.npz",

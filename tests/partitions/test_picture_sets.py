@@ -98,9 +98,9 @@ def tiny(root, classes=5):
                 20 * i + 5 * k,
                 "L" if k else "RGB",
             )
-        write_picture(root / "val" / "images" / f"val_{i}.JPEG", 20 * i)
+        write_picture(root / "val/images" / f"val_{i}.JPEG", 20 * i)
         lines.append(f"val_{i}.JPEG\t{wnid}\t0\t0\t62\t62\n")
-    (root / "val" / "val_annotations.txt").write_text("".join(lines))
+    (root / "val/val_annotations.txt").write_text("".join(lines))
     return root
 
 
@@ -136,7 +136,7 @@ def test_faults_of_tiny_imagenet(tmp_path, monkeypatch):
     root = tiny(tmp_path / "tiny-imagenet-200")
     cannot_load("tiny-imagenet", tmp_path, r"train has 5 classes of 200")
     monkeypatch.setattr(pictures, "TINY_CLASSES", 5)
-    table = root / "val" / "val_annotations.txt"
+    table = root / "val/val_annotations.txt"
     right = table.read_text()
     for wrong, fault in (
         (right + "val_9.JPEG\tn00000001\n", "1 of 6 pictures are missing, first .*val_9.JPEG"),

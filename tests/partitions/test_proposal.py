@@ -57,7 +57,7 @@ def propose(capsys, *command):
 def test_dicom_without_a_csv(tmp_path, capsys):
     """All is counted, nothing of a header is shown, and label, window and slices are asked."""
     source = studies(tmp_path / "x")
-    write_dicom(source / "PAT-0-UMPF" / "SR", study=0, Modality="SR", Rows=None)
+    write_dicom(source / "PAT-0-UMPF/SR", study=0, Modality="SR", Rows=None)
     (source / "broken.dcm").write_bytes(b"junk")
     (source / "letter.pdf").write_bytes(b"junk")
     text, draft = propose(capsys, source)
@@ -172,8 +172,8 @@ def test_several_modalities_are_asked_for(tmp_path, capsys):
 
 def test_folders_of_pictures(tmp_path, capsys):
     source = classes(tmp_path / "x")
-    Image.new("L", (9, 9)).save(source / "well" / "z.png")
-    (source / "ill" / "cut.png").write_bytes((source / "ill" / "1.png").read_bytes()[:50])
+    Image.new("L", (9, 9)).save(source / "well/z.png")
+    (source / "ill/cut.png").write_bytes((source / "ill/1.png").read_bytes()[:50])
     text, draft = propose(capsys, source)
     assert draft["questions"] == ["classes", "patient", "shape"] and draft["classes"] == [
         "ill",
@@ -184,7 +184,7 @@ def test_folders_of_pictures(tmp_path, capsys):
         f"DOES NOT FIT (1): it cannot be read (Truncated File Read): {source}, file 7 of 14"
         in text
     )
-    (source / "ill" / "cut.png").unlink()
+    (source / "ill/cut.png").unlink()
     text, draft = propose(capsys, source, "--labels", "well,ill", "--no-patient", "--size", "4")
     assert (
         "questions" not in draft
@@ -275,7 +275,7 @@ def test_a_draft_names_no_class_of_few_patients(tmp_path, capsys, layout):
         Image.new("L", (4, 4)).save(path)
         rows.append(f"all/{i}.png,{label},P{max(i, 5)}")
     if layout == "csv":
-        write_lines(tmp_path / "x" / "l.csv", "file,label,patient", *rows)
+        write_lines(tmp_path / "x/l.csv", "file,label,patient", *rows)
     text, draft = propose(capsys, tmp_path / "x")
     assert "classes" in draft["questions"] and "classes" not in draft and "Zyskind" not in text
     assert "1 of the classes are of fewer than 5 patients" in text
@@ -289,7 +289,7 @@ def test_a_draft_names_no_class_of_few_patients(tmp_path, capsys, layout):
     assert silofl(*command, "--labels", "well,ill,Zyskind") == 0
     if layout == "csv":  # two spellings are named with their cells, but not in a draft
         two = [row.rpartition(",")[0] for row in rows]
-        write_lines(tmp_path / "x" / "l.csv", "file,label", *two, "all/0.png,zyskind")
+        write_lines(tmp_path / "x/l.csv", "file,label", *two, "all/0.png,zyskind")
         text, draft = propose(capsys, tmp_path / "x")
         assert "label" in draft["questions"] and "yskind" not in text
 

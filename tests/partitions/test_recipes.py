@@ -566,7 +566,7 @@ def test_the_way_of_the_command(tmp_path, capsys, monkeypatch):
 
 def example(name):
     """The recipe of this file on the page."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "inputs.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/inputs.md").read_text()
     (text,) = [
         block.split("```")[0]
         for block in page.split("```toml\n")[1:]

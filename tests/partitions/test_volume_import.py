@@ -386,7 +386,7 @@ def test_a_folder_of_series_with_outlines(tmp_path, capsys):
                 np.column_stack([columns - 10, 2 * rows - 20, np.full(4, 30 + 3 * z)])
                 for z in (1, 2, 3)
             ]
-            write_rtstruct(tmp_path / "x" / "rt", files, {"LIVER": contours})
+            write_rtstruct(tmp_path / "x/rt", files, {"LIVER": contours})
         elif i < 5:
             write_seg(tmp_path / "x" / f"{i}" / "seg", files, {"Liver": box()})
     out = tmp_path / "a.npz"
@@ -422,13 +422,13 @@ def test_a_folder_of_series_with_outlines(tmp_path, capsys):
     recipe = ["--recipe", str(tmp_path / "a.recipe.toml")]
     assert silofl("import", tmp_path / "x", *recipe, "--out", tmp_path / "b.npz") == 0
     assert (tmp_path / "b.npz").read_bytes() == out.read_bytes()
-    write_series(tmp_path / "y" / "1", values(), study=21)
+    write_series(tmp_path / "y/1", values(), study=21)
     assert silofl("import", tmp_path / "y", *recipe, "--out", tmp_path / "c.npz") == 0
     assert (
         "1 samples, without labels, in one part: volumes of 6 x 8 x 8"
         in capsys.readouterr().out
     )
-    write_series(tmp_path / "z" / "1", values(), study=22, apart=20.0)
+    write_series(tmp_path / "z/1", values(), study=22, apart=20.0)
     assert silofl("import", tmp_path / "z", *recipe, "--out", tmp_path / "d.npz") == 2
     assert (
         "from slice to slice are 20 mm, where the recipe has 2 to 6" in capsys.readouterr().err
@@ -519,7 +519,7 @@ def test_a_folder_in_a_csv_is_not_named(tmp_path, capsys):
     ],
 )
 def test_bad_options(tmp_path, capsys, options, words):
-    write_series(tmp_path / "x" / "1", values())
+    write_series(tmp_path / "x/1", values())
     assert silofl("import", tmp_path / "x", *options, "--out", tmp_path / "a.npz") == 2
     assert words in capsys.readouterr().err
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from studies import make_run
+from taken import silofl
 
-from server.cli.main import main
 from server.deploy.following import RunFollower
 from server.report.head import notes_of
 from server.report.study import StudyResults
@@ -84,8 +84,8 @@ def test_every_reader_skips_what_is_no_event(run, capsys):
     with file.open("ab") as writing:
         writing.write(b'\n{"event": "round"}\n')
     progress.read()
-    assert main(["report", str(run)]) == 0
-    assert main(["watch", str(run), "--text", "--once"]) == 0
+    assert silofl("report", run) == 0
+    assert silofl("watch", run, "--text", "--once") == 0
 
 
 def test_a_withdrawal_leaves_no_damaged_line(run):
@@ -141,6 +141,6 @@ def test_a_damaged_summary_is_one_line(run, capsys):
     }.items():
         (run / "summary.json").write_bytes(content)
         for command in (["report"], ["withdraw", "hospital-01"]):
-            assert main([*command, str(run)]) == 2, (fault, command)
+            assert silofl(*command, run) == 2, (fault, command)
             (line,) = capsys.readouterr().err.splitlines()
             assert "summary.json" in line and fault in line and "from a copy" in line

@@ -17,6 +17,7 @@ import torch
 from failing import fails
 from flwr.app import Context, RecordDict
 from schemas import DECLARED, PERMUTED, save
+from taken import silofl
 from tiny import (
     TinyGrid,
     audited,
@@ -43,7 +44,6 @@ from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.schema import parse_schema
 from server.app import main as server_main
-from server.cli.main import main
 from server.deploy import submit
 from server.results.history import History
 from server.results.models import find_run
@@ -84,7 +84,7 @@ def study(table, tmp_path_factory):
 
 def command(run, out, *words):
     """The exit code of `silofl evaluate`."""
-    return main(["evaluate", str(run), "--out", str(out), *words])
+    return silofl("evaluate", run, "--out", out, *words)
 
 
 ALL = ("--models", "all", "--strategy")
@@ -96,7 +96,7 @@ def test_the_matrix_has_the_bits_of_the_run(study, tmp_path, method):
     before = digests(study)
     assert command(study, tmp_path / "m", *ALL, method) == 0
     assert digests(study) == before
-    found = read(tmp_path / "m" / "matrix.csv")
+    found = read(tmp_path / "m/matrix.csv")
     shared = {"shared"} if method == "fedavg" else set()
     silos = {f"hospital-{i:02d}" for i in (1, 2, 3)}
     assert {key[:2] for key in found} == {(m, s) for m in silos | shared for s in silos}
@@ -171,7 +171,7 @@ def test_a_model_at_one_file(study, tmp_path):
     file = random_silos(tmp_path, {"north": 40})["north"]
     given = ("--strategy", "fedavg", "--data", str(file))
     assert command(study, tmp_path / "m", *given) == 0
-    found = read(tmp_path / "m" / "matrix.csv")
+    found = read(tmp_path / "m/matrix.csv")
     assert {key[:2] for key in found} == {("shared", "north")}
     exported = tmp_path / "mine.safetensors"
     export_model(study, "hospital-02", "reported", exported, "fedavg")
@@ -234,7 +234,7 @@ def test_one_clear_line_and_nothing_half_written(study, tmp_path, source, option
     fails(UserError, line, evaluate, where, tmp_path / "out", **given)
     assert not (tmp_path / "out").exists()
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "file").touch()
+    (tmp_path / "taken/file").touch()
     fails(UserError, "is there already", evaluate, study, tmp_path / "taken", strategy="fedavg")
 
 
@@ -289,7 +289,7 @@ def test_a_federations_run_is_not_evaluated_at_simulated_data(tmp_path):
     """Its settings have the default data set, which is nobody's; the hospitals' files are elsewhere."""
     files = random_silos(tmp_path, {"a": 20, "b": 24})
     federate(files, strategy="fedavg", rounds=1, directory=tmp_path / "run")
-    for states in (tmp_path / "run" / "checkpoint").glob("*/silos"):
+    for states in (tmp_path / "run/checkpoint").glob("*/silos"):
         shutil.rmtree(states)  # they stay at the hospitals
     with pytest.raises(UserError, match="was no simulation: --connection NAME, or --data FILE"):
         evaluate(tmp_path / "run", tmp_path / "out")
@@ -409,13 +409,13 @@ def test_no_note_says_how_a_silo_counts(tmp_path):
     """Nothing is averaged, so no number of samples has a bound: b, over 1 times the median, is not named."""
     capped = {"weight-cap": 1.0}
     Sites(tmp_path, ONLY).run(**capped)
-    assert "counts as" not in (tmp_path / "out" / "progress.jsonl").read_text()
+    assert "counts as" not in (tmp_path / "out/progress.jsonl").read_text()
 
 
 def test_a_policy_refuses_it_like_any_run(tmp_path):
     with pytest.raises(Exception, match=r'methods = \["fedavg"\], the run strategy = evaluate'):
         Sites(tmp_path, 'methods = ["fedavg"]\n').run()
-    assert not (tmp_path / "out" / "matrix.csv").exists()
+    assert not (tmp_path / "out/matrix.csv").exists()
 
 
 def test_a_site_that_wants_receipts_gets_them(tmp_path, monkeypatch):
@@ -473,9 +473,7 @@ def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
     """
     out, sent = tmp_path / "here", list[dict[str, Any]]()
     models = f"evaluate {study} --models all --strategy ditto".split()
-    assert (
-        main([*models, *(["--data", str(table)] if own_data else []), "--out", str(out)]) == 0
-    )
+    assert silofl(*models, *(["--data", str(table)] if own_data else []), "--out", out) == 0
     settings = out / "config.toml"
     assert ("validation = 0.2\n" in settings.read_text()) is not own_data
     settings.write_text(
@@ -483,13 +481,12 @@ def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
     )
     given = ["study", "new", str(tmp_path / "s.toml"), "--name", "look", "--sum", "0" * 64]
     assert (
-        main([*given, "--config", str(out / "config.toml"), *(f"--{key}=x" for key in TEXTS)])
-        == 0
+        silofl(*given, "--config", out / "config.toml", *(f"--{key}=x" for key in TEXTS)) == 0
     )
     approved = parse_study((tmp_path / "s.toml").read_text(), "s.toml")
     monkeypatch.setattr(submit, "run", lambda values, *_, **__: sent.append(values))
-    assert main([*models, *f"--study look --out {tmp_path}/x".split()]) == 2
-    main([*models, *f"--study look --connection c --out {tmp_path}/there".split()])
+    assert silofl(*models, *f"--study look --out {tmp_path}/x".split()) == 2
+    silofl(*models, *f"--study look --connection c --out {tmp_path}/there".split())
     (values,) = sent
     assert values.pop("out") and values["study"] == "look" and values["rounds"] == 4
     run, today = parse_settings({**values, "silos": 3}).flat(), date.today()
@@ -560,7 +557,7 @@ def test_the_limit_of_evaluations_holds(tmp_path):
     sites.values = run_values(read_models(sites.made), owned=False)
     assert not same(read_model(second)[1].vector, net.vector) and card.classes == 3
     fails(RuntimeError, r"no silo evaluated second .*max-evaluations = 1", sites.run)
-    assert not (tmp_path / "out" / "matrix.csv").exists()
+    assert not (tmp_path / "out/matrix.csv").exists()
 
 
 @pytest.mark.parametrize("strict", ["a", "b", "c"])
@@ -605,13 +602,13 @@ def test_a_model_of_one_silo_goes_where_peers_allow_it(tmp_path, strict):
     assert (alone in told) is (strict != "c")
     assert (
         withdraw("b", [tmp_path / "out"])
-        and not (tmp_path / "out" / "models" / "of-b.safetensors").exists()
+        and not (tmp_path / "out/models/of-b.safetensors").exists()
     )
-    after = read(tmp_path / "out" / "matrix.csv")
+    after = read(tmp_path / "out/matrix.csv")
     assert after == {
         key: value for key, value in found.items() if key[1] != "b" and key[0] != "of-b"
     }
-    assert "of-b" not in (tmp_path / "out" / "config.toml").read_text()
+    assert "of-b" not in (tmp_path / "out/config.toml").read_text()
 
 
 @pytest.mark.parametrize(

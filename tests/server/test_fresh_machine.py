@@ -205,20 +205,20 @@ def test_a_home_that_cannot_be_written_to(arguments, code, says, silofl, tmp_pat
     """Below a file nobody can make a folder, root neither."""
     (tmp_path / "file").touch()
     shutil.copy(ROOT / "federation.yaml", tmp_path)
-    check(silofl(arguments, tmp_path, HOME=str(tmp_path / "file" / "home")), code, says)
+    check(silofl(arguments, tmp_path, HOME=str(tmp_path / "file/home")), code, says)
 
 
 def test_another_federation_is_left_alone(silofl, tmp_path):
     """A state folder of another name, and one that is no federation's, neither confuse a command nor go away."""
     other = tmp_path / ".local/state/silofl/other"
     (other / "credentials").mkdir(parents=True)
-    (other / "credentials" / "ca.key").write_text("kept")
+    (other / "credentials/ca.key").write_text("kept")
     check(silofl("status", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
     check(silofl("run --strategy local", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
     check(silofl("down", tmp_path, HOME=str(tmp_path)), 0, "no federation is up")
     check(silofl("down --name typo", tmp_path, HOME=str(tmp_path)), 2, "there are: other")
     check(silofl("down --name other", tmp_path, HOME=str(tmp_path)), 0, "other is down")
-    assert (other / "credentials" / "ca.key").read_text() == "kept"
+    assert (other / "credentials/ca.key").read_text() == "kept"
 
 
 def test_every_documented_command_is_among_these():

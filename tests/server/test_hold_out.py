@@ -9,13 +9,13 @@ import pytest
 from flwr.app import Message
 from inline_workers import inline, left
 from resuming import assert_equal, crash_after, interrupted
+from taken import silofl
 from tiny import comparable, federate, random_silos, simulated, summary_of, write_silo
 
 import server.simulation.workers
 from client.app import app
 from partitions.common.errors import UserError
 from partitions.simulated import pool_of
-from server.cli.main import main
 from server.report.write import write_report
 from server.results.hold_out import part_of
 from server.results.run_directory import RunDirectory
@@ -143,7 +143,7 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(table, tmp_path, m
 def test_two_processes_from_the_command_line(table, tmp_path, capsys):
     given = f"--strategy fedavg --data {table} --partition iid --silos 3 --rounds 1".split()
     given += ["--set", "threads=1", "--workers", "2", "--hold-out", "hospital-01,hospital-03"]
-    assert main(["simulate", *given, "--out", str(tmp_path / "run")]) == 0
+    assert silofl("simulate", *given, "--out", tmp_path / "run") == 0
     found = summary(tmp_path / "run")["hold_out"]
     assert list(found) == ["hospital-01", "hospital-03"]
     assert set(found["hospital-01"]["fedavg"]) == {
@@ -152,9 +152,9 @@ def test_two_processes_from_the_command_line(table, tmp_path, capsys):
         "local",
         "all_in",
     }
-    assert summary(tmp_path / "run" / "hold-out" / "hospital-01+hospital-03")["runs"][0][
-        "silos"
-    ] == [HELD]
+    assert summary(tmp_path / "run/hold-out/hospital-01+hospital-03")["runs"][0]["silos"] == [
+        HELD
+    ]
     assert "zero-shot" in capsys.readouterr().err
 
 
@@ -163,15 +163,15 @@ def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path):
     (tmp_path / "centres").mkdir()
     random_silos(tmp_path / "centres", {"south": 20, "east": 30, "North": 40})
     given = f"--data {tmp_path}/centres --strategy pooled --rounds 1 --hold-out north".split()
-    assert main(["simulate", *given, *f"--set threads=1 --out {tmp_path}/run".split()]) == 0
+    assert silofl("simulate", *given, *f"--set threads=1 --out {tmp_path}/run".split()) == 0
     assert list(summary(tmp_path / "run")["hold_out"]) == ["north"]
     found = {run["strategy"]: run for run in summary(tmp_path / "run")["runs"]}
     names = ["east", "north", "south"]
     assert sorted(found["pooled"]["silos"]) == sorted(found["local"]["silos"]) == names
-    (without,) = summary(tmp_path / "run" / "hold-out" / "north")["runs"]
+    (without,) = summary(tmp_path / "run/hold-out/north")["runs"]
     assert sorted(without["silos"]) == ["east", "south"]
     assert {
-        state.name for state in (tmp_path / "run" / "checkpoint").glob("local-*/silos/*")
+        state.name for state in (tmp_path / "run/checkpoint").glob("local-*/silos/*")
     } == set(names)
 
 

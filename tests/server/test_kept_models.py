@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from failing import fails
+from taken import silofl
 from tiny import json_of, small_study
 
 from client.export import card_file, export_model, read_model
 from partitions.common.errors import UserError
-from server.cli.main import main
 from server.deploy import submit
 from server.results.models import FILE, FOLDER
 from server.simulation.evaluate import evaluate, gather_models
@@ -101,7 +101,7 @@ def test_each_is_a_model_file_with_its_card(runs, tmp_path):
 def test_what_a_federation_is_asked(runs, tmp_path, monkeypatch, capsys):
     """One hospital sent none: its model is not in the settings, its diagonal is, and a line says so."""
     bare, sent = without_states(runs / "kept", tmp_path / "run"), list[dict[str, Any]]()
-    shutil.rmtree(bare / "checkpoint" / "fedper-42" / FOLDER / SILOS[4])
+    shutil.rmtree(bare / "checkpoint/fedper-42" / FOLDER / SILOS[4])
 
     def run(values, connection, fill):
         sent.append(values)
@@ -110,16 +110,16 @@ def test_what_a_federation_is_asked(runs, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(submit, "run", run)
     command = f"evaluate {bare} --models all --strategy fedper --connection c".split()
-    assert main([*command, "--out", str(tmp_path / "m")]) == 0
+    assert silofl(*command, "--out", tmp_path / "m") == 0
     (values,) = sent
     others = [silo for silo in SILOS if silo != SILOS[4]]
     assert [e.partition("=")[0] for e in values["evaluate.models"].split(",")] == others
     assert [e.partition("@")[2] for e in values["evaluate.models"].split(",")] == others
     assert values["keep-models"] == "none" and values["rounds"] == 11
-    assert {file.name for file in (tmp_path / "m" / "models").glob("*.safetensors")} == {
+    assert {file.name for file in (tmp_path / "m/models").glob("*.safetensors")} == {
         f"{s}.safetensors" for s in others
     }
-    assert (SILOS[4], SILOS[4]) in read(tmp_path / "m" / "matrix.csv")
+    assert (SILOS[4], SILOS[4]) in read(tmp_path / "m/matrix.csv")
     said = capsys.readouterr().err
     assert (
         f"not evaluated: {SILOS[4]}: the server has no model of theirs that the report shows"
@@ -134,7 +134,7 @@ def test_what_a_federation_is_asked(runs, tmp_path, monkeypatch, capsys):
 def test_a_file_that_is_not_the_reported_model(runs, tmp_path, damage, line):
     """Of a round that the report no longer shows it is left out; one that cannot be read is one line."""
     bare = without_states(runs / "kept", tmp_path / "run")
-    file = bare / "checkpoint" / "fedper-42" / FOLDER / SILOS[0] / FILE
+    file = bare / "checkpoint/fedper-42" / FOLDER / SILOS[0] / FILE
     if damage == "other round":
         state = State.load(file)
         State(state.arrays, {**state.numbers, "round": 99}).save(file)
@@ -144,13 +144,13 @@ def test_a_file_that_is_not_the_reported_model(runs, tmp_path, damage, line):
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-4])
     else:
-        for own in (bare / "checkpoint" / "fedper-42").glob("*.safetensors"):
+        for own in (bare / "checkpoint/fedper-42").glob("*.safetensors"):
             own.unlink()
     fails(UserError, line, gather_models, bare, tmp_path / "models", "all", "fedper")
 
 
 def test_what_is_kept_is_one_vector(runs):
-    files = sorted((runs / "kept" / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}"))
+    files = sorted((runs / "kept/checkpoint").glob(f"*/{FOLDER}/*/{FILE}"))
     assert len(files) == 36 and all(set(State.load(file).arrays) == {OWN} for file in files)
     assert not list((runs / "plain").rglob(FOLDER))
 

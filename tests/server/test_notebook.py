@@ -122,8 +122,8 @@ def test_the_notebook_of_the_documentation(study, tmp_path):
     nbclient = pytest.importorskip("nbclient", reason="make install brings it")
     nbformat = pytest.importorskip("nbformat")
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "study").symlink_to(study)
-    book = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
+    (tmp_path / "runs/study").symlink_to(study)
+    book = nbformat.read(ROOT / "docs/notebook.ipynb", as_version=4)
     # A reader sees what their own run says
     assert not any(cell.get("outputs") for cell in book.cells)
     nbclient.NotebookClient(

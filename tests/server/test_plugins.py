@@ -81,7 +81,7 @@ def test_an_installed_method_and_network_run(tmp_path, libraries):
     assert code == 0, said
     (run,) = summary_of(folder / "run")["runs"]
     assert run["strategy"] == "twin"
-    assert "narrow" in (folder / "run" / "config.toml").read_text()
+    assert "narrow" in (folder / "run/config.toml").read_text()
 
 
 def test_a_plugin_that_cannot_be_used_is_named(tmp_path, libraries):

@@ -18,7 +18,7 @@ from server.watch.board import Board
 from server.watch.serve import exposition
 
 ROOT = Path(__file__).parents[2]
-DASHBOARD = json_of(ROOT / "docs" / "grafana.json")
+DASHBOARD = json_of(ROOT / "docs/grafana.json")
 SECONDS = 60.0
 
 

@@ -12,12 +12,12 @@ import sys
 import httpx
 import pytest
 from predictions import read_rows, trained_on_visits
+from taken import silofl
 
 from client.export import export_model, read_model
 from client.prediction.new_samples import recipe_of
 from client.prediction.posted import MOST_BYTES, MOST_ROWS
 from client.prediction.predict import predict_file
-from server.cli.main import main
 from server.serving import application
 
 TOKEN = "0123456789abcdef-token"
@@ -203,7 +203,7 @@ def test_the_command_line(served, tmp_path, capsys):
         (f"--model {model} --data x.csv --port 1".split(), "belong to --serve"),
         (["--model", str(bare), "--serve"], "has no recipe"),
     ):
-        assert main(["predict", *given]) == 2 and words in capsys.readouterr().err
+        assert silofl("predict", *given) == 2 and words in capsys.readouterr().err
 
 
 def test_a_real_server(served):

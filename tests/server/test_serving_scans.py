@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from predictions import read_rows
 from scans import leaks, study_uid, write_dicom, write_nifti
+from taken import silofl
 
 from client.export import read_model
 from client.prediction.new_samples import recipe_of
@@ -56,10 +57,10 @@ def model(tmp_path_factory):
         study(folder / "x", i)
     data, run, out = folder / "a.npz", folder / "run", folder / "m.safetensors"
     labels = ["--labels-from", str(folder / "l.csv"), "--window=2000,4000"]
-    assert main(["import", str(folder / "x"), *labels, "--out", str(data)]) == 0
+    assert silofl("import", folder / "x", *labels, "--out", data) == 0
     settings = ["model=mlp", "mlp.hidden=", "learning-rate=0.5", "threads=1", "batch-size=8"]
     options = [*f"--partition iid --silos 2 --rounds 1 --out {run} --set".split(), *settings]
-    assert main([*f"simulate --data {data} --strategy fedavg".split(), *options]) == 0
+    assert silofl(*f"simulate --data {data} --strategy fedavg".split(), *options) == 0
     assert main(f"export {run} --silo hospital-01 --which last --out {out}".split()) == 0
     return out
 

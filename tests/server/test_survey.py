@@ -7,6 +7,7 @@ import re
 
 import pytest
 from surveyed import hospital, recoded, times
+from taken import silofl
 from tiny import json_of, random_silos
 
 from models.evidence.survey import BINS, MISSING
@@ -99,7 +100,7 @@ def test_json_csv_and_page_say_the_same(surveyed):
         and "<code>factor = 0.05551</code>" in html
     )
     (surveyed / "survey.html").unlink()
-    assert main(["report", str(surveyed)]) == 0
+    assert silofl("report", surveyed) == 0
     assert (surveyed / "survey.html").read_text() == html
 
 
@@ -120,7 +121,7 @@ def test_a_hospital_that_withdraws_leaves_it(surveyed, tmp_path):
 def test_a_simulation_and_a_name_that_would_be_markup(tmp_path, capfd):
     out = tmp_path / "digits"
     given = f"--dataset digits --set silos=3 partition=dirichlet --out {out}".split()
-    assert main(["survey", *given]) == 0
+    assert silofl("survey", *given) == 0
     found = read_survey(out)
     assert sum(sum(a["labels"]["label"]["cells"]) for a in found.answers.values()) == 1797
     assert capfd.readouterr().out.splitlines()[-1] == str(out)
@@ -141,9 +142,9 @@ def test_one_clear_line(tmp_path, monkeypatch, capfd, arguments, line):
     random_silos(tmp_path, {"file": 30})["file"].rename(tmp_path / "file")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "x").touch()
+    (tmp_path / "taken/x").touch()
     try:
-        code = main(["survey", *arguments])
+        code = silofl("survey", *arguments)
     except SystemExit as exit_:
         code = int(str(exit_.code))
     assert code == 2 and line in capfd.readouterr().err

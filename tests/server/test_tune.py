@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from failing import fails
+from taken import silofl
 from tiny import history_without_seconds, json_of, write_silo
 
 import server.tuning.search
@@ -393,9 +394,9 @@ def test_the_command_line(table, tmp_path, capsys):
     given += f"validation=0.3 --data {table} --space learning-rate=log(0.01,1)".split()
     assert main(given) == 2
     assert "--out DIR is needed here" in capsys.readouterr().err
-    assert main([*given, *f"--out {tmp_path}/out --seed 1,2".split()]) == 2
+    assert silofl(*given, *f"--out {tmp_path}/out --seed 1,2".split()) == 2
     assert "one seed is needed here" in capsys.readouterr().err
-    assert main([*given, *f"--out {tmp_path}/out --sampler random".split()]) == 0
+    assert silofl(*given, *f"--out {tmp_path}/out --sampler random".split()) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == str(tmp_path / "out")
     assert "2 trials, 2 rounds" in shown.err
@@ -497,7 +498,7 @@ def test_the_study_of_tuned_methods_is_that_of_their_best_trials(whole, tmp_path
         and "3 trials of each method (random, 2 rounds)" in page
     )
     assert "same number of trials and of rounds" in page and "3, 0, 0" in page
-    assert "How the methods were tuned" not in (tmp_path / "again" / "report.html").read_text()
+    assert "How the methods were tuned" not in (tmp_path / "again/report.html").read_text()
 
 
 def test_a_search_for_each_seed(table, whole, tmp_path):
@@ -538,7 +539,7 @@ def test_a_search_for_each_seed(table, whole, tmp_path):
 )
 def test_what_a_tuned_study_refuses(whole, tmp_path, capsys, options, line):
     given = ["simulate", "--tuned", str(whole["random"]), "--out", str(tmp_path / "out")]
-    assert main([*given, *options]) == 2
+    assert silofl(*given, *options) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and line in said[0]
     assert not (tmp_path / "out").exists()
@@ -546,7 +547,7 @@ def test_what_a_tuned_study_refuses(whole, tmp_path, capsys, options, line):
 
 def test_a_search_that_is_not_finished_is_refused(whole, tmp_path):
     shutil.copytree(whole["random"], tmp_path / "search")
-    trials = tmp_path / "search" / "trials.csv"
+    trials = tmp_path / "search/trials.csv"
     trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(
         UserError, match="the search is not finished; the same silofl tune goes on with it"
@@ -557,10 +558,7 @@ def test_a_search_that_is_not_finished_is_refused(whole, tmp_path):
 def test_other_seeds_than_the_searched_one_are_named(whole, tmp_path):
     """A split that the seed draws may put patients of the search's training part into the test part."""
     out = tmp_path / "study"
-    assert (
-        main(["simulate", "--tuned", str(whole["halving"]), "--seed", "5,8", "--out", str(out)])
-        == 0
-    )
+    assert silofl("simulate", "--tuned", whole["halving"], "--seed", "5,8", "--out", out) == 0
     page = (out / "report.html").read_text()
     assert (
         "Seeds 8 have the settings of seed 5" in page and "their scores may be too high" in page
@@ -599,14 +597,14 @@ def test_all_trials_count_towards_the_budget(table, tmp_path):
     private = {"dp": True, "dp.target-epsilon": 2.0, "dp.delta": 1e-5, "normalization": "none"}
     asked = request(table, "random", 2, rounds=1, **private)
     search(asked, tmp_path / "out")
-    found = json_of(tmp_path / "out" / "tuning.json")["privacy"]
+    found = json_of(tmp_path / "out/tuning.json")["privacy"]
     assert set(found) == {"all", "fedavg", "fedprox"} and set(found["all"]) == {
         "hospital-01",
         "hospital-02",
     }
     for silo, cost in found["all"].items():
         releases, each = [], []
-        for folder in sorted((tmp_path / "out" / "trials").iterdir()):
+        for folder in sorted((tmp_path / "out/trials").iterdir()):
             state = State.load(
                 next(folder.glob(f"checkpoint/*/silos/{silo}/round-*.safetensors"))
             )
@@ -627,7 +625,7 @@ def test_all_trials_count_towards_the_budget(table, tmp_path):
         assert max(each) <= 2.0 < cost["epsilon"] < sum(each)
         assert found["fedavg"][silo]["epsilon"] < cost["epsilon"]
     assert main(f"simulate --tuned {tmp_path}/out --out {tmp_path}/study".split()) == 0
-    page = (tmp_path / "study" / "report.html").read_text()
+    page = (tmp_path / "study/report.html").read_text()
     assert (
         f"epsilon {max(one['epsilon'] for one in found['all'].values()):.2f} at delta 1e-05 (seed 5)"
         in page

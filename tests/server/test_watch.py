@@ -18,6 +18,7 @@ from fuzz import FEW, VALUES
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from taken import silofl
 from tiny import federate, settings_of
 from watching import begin, done, event, round_done, write
 
@@ -259,7 +260,7 @@ def test_a_long_file_is_read_in_parts(tmp_path, monkeypatch, capsys):
     source = WatchSource(tmp_path)
     assert source.poll()
     assert source.board.picture()["run"]["round"] < 8
-    assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
+    assert silofl("watch", tmp_path, "--text", "--once") == 0
     assert "round 9 of 9" in capsys.readouterr().out
 
 
@@ -272,7 +273,7 @@ def test_a_folder_of_runs_shows_the_newest(tmp_path, monkeypatch):
     source = find_source("")
     source.poll()
     assert (source.title, source.board.picture()["run"]["strategy"]) == ("second", "apple")
-    os.utime(tmp_path / "runs" / "first" / "progress.jsonl", (300, 300))
+    os.utime(tmp_path / "runs/first/progress.jsonl", (300, 300))
     source.poll()
     assert (source.title, source.board.picture()["run"]["strategy"]) == ("first", "local")
 
@@ -285,12 +286,12 @@ def test_it_waits_for_a_federations_first_run(tmp_path, monkeypatch, capsys):
     (tmp_path / "config.toml").write_text(
         "[superlink.hospitals]\naddress = '127.0.0.1:9093'\ninsecure = true\n"
     )
-    assert main(["watch", "hospitals", "--text", "--once"]) == 0
+    assert silofl("watch", "hospitals", "--text", "--once") == 0
     assert capsys.readouterr().out == "runs: no run has begun\n"
     source = find_source("hospitals")
     assert not source.poll()
     (tmp_path / "runs").mkdir()
-    write(tmp_path / "runs" / "first", *round_done(1, {"a": 0.5}, rounds=2))
+    write(tmp_path / "runs/first", *round_done(1, {"a": 0.5}, rounds=2))
     assert source.poll() and source.title == "first"
 
 
@@ -335,7 +336,7 @@ def test_a_hospital_follows_its_own_silo(three, tmp_path, capsys):
     )
     assert silo(picture, "b")["test"] == run.values("accuracy", "b", "received")[-1]
     assert picture["run"]["bytes_up"] == run.values("bytes_up")[0] / 3 * 2
-    assert main(["watch", str(tmp_path / "state"), "--text", "--once"]) == 2
+    assert silofl("watch", tmp_path / "state", "--text", "--once") == 2
     assert "holds the states of several silos: a, b, c" in capsys.readouterr().err
 
 
@@ -679,7 +680,7 @@ def test_one_picture_in_the_terminal(tmp_path, capsys):
         *round_done(1, {"a": 0.5}, rounds=3, rejected={"b": reason}),
         event("note", message="a\x07b", time="now"),
     )
-    assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
+    assert silofl("watch", tmp_path, "--text", "--once") == 0
     shown = capsys.readouterr().out
     assert "round 1 of 3" in shown and "0.5000" in shown and "[red]" in shown
     assert [line.split()[0] for line in shown.splitlines()[1:]] == ["silo", "a", "b"]
@@ -688,5 +689,5 @@ def test_one_picture_in_the_terminal(tmp_path, capsys):
 
 def test_a_run_that_has_not_begun(tmp_path, capsys):
     (tmp_path / "config.toml").write_text("")
-    assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
+    assert silofl("watch", tmp_path, "--text", "--once") == 0
     assert capsys.readouterr().out == f"{tmp_path.name}: no run has begun\n"

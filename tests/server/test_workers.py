@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from forks import ended, fork
 from inline_workers import inline, left, read_json
+from taken import silofl
 
 import server.simulation.simulate
 import server.simulation.workers
@@ -148,9 +149,9 @@ def test_trackers_hear_what_they_hear_in_turns(table, tmp_path, monkeypatch):
 
     made: list[list[Any]] = []
     monkeypatch.setitem(TRACKERS, "heard", Heard)
-    given = values(table, tmp_path / "1" / "run", strategy="fedavg", seed=1)
+    given = values(table, tmp_path / "1/run", strategy="fedavg", seed=1)
     simulate(given, quiet=True, log=["heard"])
-    study({**given, "out": str(tmp_path / "2" / "run")}, log=["heard"])
+    study({**given, "out": str(tmp_path / "2/run")}, log=["heard"])
     assert made[0] == made[1] and len(made[0]) == 1 + 4 + 1
 
 
@@ -287,11 +288,11 @@ def test_a_run_that_fails_is_named_and_the_others_finish(table, tmp_path, capsys
     )
     given = f"simulate --strategy fedbn,local --data {table} --partition iid --silos 2".split()
     given += ["--rounds", "1", "--set", "threads=1", "--out"]
-    assert main([*given, str(tmp_path / "turns")]) == 2
+    assert silofl(*given, tmp_path / "turns") == 2
     why = capsys.readouterr().err.splitlines()[-1].removeprefix("silofl simulate: ")
-    assert main([*given, str(tmp_path / "apart"), "--workers", "2"]) == 2
+    assert silofl(*given, tmp_path / "apart", "--workers", "2") == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"silofl simulate: fedbn-42: {why}"
-    assert [r["strategy"] for r in read_json(tmp_path / "apart" / "summary.json")["runs"]] == [
+    assert [r["strategy"] for r in read_json(tmp_path / "apart/summary.json")["runs"]] == [
         "local"
     ]
     assert events(tmp_path / "apart", "fedbn", 42) == ["error"]
@@ -362,7 +363,7 @@ def test_a_hospital_withdraws_from_a_study_that_was_killed(table, tmp_path):
     named = {f.suffix for f in files if b"hospital-02" in f.read_bytes()}
     assert named == {".safetensors"}  # the checkpoints say who withdrew
     assert not (tmp_path / "run" / WORKERS).exists()
-    assert "hospital-01" in (tmp_path / "run" / "history.csv").read_text()
+    assert "hospital-01" in (tmp_path / "run/history.csv").read_text()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ OPTIONS = {**SHORT, "momentum": 0.9, "lr_decay": 0.9, "learning_rate": 0.3, "mlp
 
 
 def alpha_of(run, silo):
-    context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == silo)
+    context = run.grid.context_of(silo)
     return float(json.loads(str(context.state["numbers"]["json"]))["alpha"])
 
 

@@ -58,13 +58,13 @@ def test_the_pages_walk_shows_the_file():
     """Every block of Python in docs/contributing.md's walk through strategies/fedprox.py is in the file."""
     root = Path(__file__).parents[2]
     walk = (
-        (root / "docs" / "contributing.md")
+        (root / "docs/contributing.md")
         .read_text()
         .split("## How to add a method")[1]
         .split("## Tests")[0]
     )
     blocks = re.findall(r"```python\n(.*?)```", walk, re.S)
-    code = (root / "strategies" / "fedprox.py").read_text()
+    code = (root / "strategies/fedprox.py").read_text()
     assert len(blocks) >= 3
     for block in blocks:
         assert block in code

@@ -164,7 +164,7 @@ def test_it_ends_with_its_supernode(silo):
 
 def test_it_survives_its_template_which_is_replaced(silo, tmp_path):
     """One for all that ask; it ends with the SuperNode that started it."""
-    path = tmp_path / "own" / "warm.sock"
+    path = tmp_path / "own/warm.sock"
     path.parent.mkdir()
     silo.set(SILOFL_WARM_SOCKET=str(path))
     with parent(path) as process:
@@ -369,7 +369,7 @@ def test_an_app_that_is_not_pinned_is_refused_before_import(silo, capfd):
     line = f"app {content_sum(bad.content)} refused: its SHA-256 is not among the 1 listed in {pins}"
     assert told(capfd.readouterr().err) == [f"ERROR: {line}"] and silo.reason() == line
     assert not (silo.marks / "imported-bad").exists()
-    unpacked = list((silo.folder / "flower" / "apps").iterdir())
+    unpacked = list((silo.folder / "flower/apps").iterdir())
     assert [path.name.split(".")[-1] for path in unpacked] == [good.hash_str[:8]]
 
 
@@ -455,7 +455,7 @@ def test_the_list_of_an_image_is_the_app_of_its_checkout(monkeypatch, tmp_path):
 def test_a_half_unpacked_app_is_unpacked_again(silo):
     """Flower takes the directory `NAME.HASH8` as it is; a process killed while it unpacked leaves half of it."""
     fab = silo.app("one")
-    half = silo.folder / "flower" / "apps" / f"test.probe.1.0.0.{fab.hash_str[:8]}"
+    half = silo.folder / "flower/apps" / f"test.probe.1.0.0.{fab.hash_str[:8]}"
     half.mkdir(parents=True)
     (half / "helper.py").write_text("VERSION = 'half'\n")
     silo.ask(fab)

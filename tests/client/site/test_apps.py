@@ -38,8 +38,8 @@ def test_of_this_checkout(tmp_path):
         tmp_path / "copy",
         ignore=shutil.ignore_patterns(".git", ".venv*", "*cache*", "runs"),
     )
-    (tmp_path / "copy" / ".venv").mkdir()
-    (tmp_path / "copy" / ".venv" / "theirs.py").touch()
+    (tmp_path / "copy/.venv").mkdir()
+    (tmp_path / "copy/.venv/theirs.py").touch()
     assert build(ROOT) == build(tmp_path / "copy") == build_fab_from_disk(tmp_path / "copy")
     assert not any(name.startswith(".venv/") for name in files_of(ROOT))
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from forks import ended, fork, in_fork
+from taken import silofl
 from tiny import json_of
 
 from client.site.trust import audit_page, chain
 from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
 from client.site.trust.chain import chain_line, digest
 from client.site.trust.methods import DEFAULTS
-from server.cli.main import main
 
 FIRST = chain.file_name(1, "audit")
 
@@ -184,7 +184,7 @@ def test_the_page_shows_the_settings_and_nothing_that_steers_a_terminal(tmp_path
     Log(tmp_path / "audit").append(
         of_run(1, odd, run="today\x1b]0;gone\x07\nsecond line", asked="a\x9b")
     )
-    assert main(["audit", str(tmp_path), "--all-settings"]) == 0
+    assert silofl("audit", tmp_path, "--all-settings") == 0
     out = capsys.readouterr().out
     assert 'batch-size = 64, learning-rate = 1.0, strategy = "apple", resume = false' in out
     assert "today\\x1b]0;gone\\x07\\nsecond line" in out
@@ -256,7 +256,7 @@ def test_a_line_that_was_replaced_by_another_whole_one(log):
     )[0].decode()
     write(log, lines)
     assert verify(log).faults[-1] == "head.json: line 6 is another one than was written"
-    assert main(["audit", str(log), "--seen", seen]) == 2
+    assert silofl("audit", log, "--seen", seen) == 2
 
 
 @pytest.mark.parametrize(("number", "kept"), [(3, 0.5), (6, 0.5), (6, 0.99), (6, 1.0)])
@@ -440,20 +440,20 @@ def test_the_page_shows_settings_that_are_not_the_defaults(tmp_path, capsys):
         "not-known": 0,
     }
     Log(tmp_path / "audit").append(of_run(1, told))
-    assert main(["audit", str(tmp_path)]) == 0
+    assert silofl("audit", tmp_path) == 0
     out = capsys.readouterr().out
     assert (
         'strategy = "apple", batch-size = 7, not-known = 0\n' in out and "momentum" not in out
     )
     assert "1 more settings are silofl's defaults (--all-settings)" in out
-    assert main(["audit", str(tmp_path), "--all-settings"]) == 0
+    assert silofl("audit", tmp_path, "--all-settings") == 0
     out = capsys.readouterr().out
     assert "momentum = 0.0" in out and "more settings" not in out
 
 
 def test_a_month_on_a_page(tmp_path, capsys):
     """Per run who, when, how often, what, how many bytes; the data summary is part of the run that asked for it."""
-    log = Log(tmp_path / "state" / "audit")
+    log = Log(tmp_path / "state/audit")
     summary = [{"name": "summary", "keys": ["name", "n_train"], "bytes": 20, "sha256": "0"}]
     log.append(entry(1, time="2026-10-31T23:59:59Z"))
     log.append(entry(0, run="", sent=summary, bytes=20, asked="query"))
@@ -473,7 +473,7 @@ def test_a_month_on_a_page(tmp_path, capsys):
             **{"run-id": "8", "run": "", "sent": error, "bytes": 14, "rule": "no allowed-apps"},
         )
     )
-    assert main(["audit", str(tmp_path / "state")]) == 0
+    assert silofl("audit", tmp_path / "state") == 0
     out = capsys.readouterr().out
     last = verify(log.folder).entries[-1]["hash"]
     assert out == textwrap.dedent(f"""\
@@ -500,7 +500,7 @@ def test_a_month_on_a_page(tmp_path, capsys):
         ok    lines 1 to 5 in 1 files: none changed, missing or moved
         last  {last}  (keep it elsewhere; --seen looks for it)
         """)
-    assert main(["audit", str(log.folder), "--month", "2026-10", "--seen", last[:16]]) == 0
+    assert silofl("audit", log.folder, "--month", "2026-10", "--seen", last[:16]) == 0
     assert capsys.readouterr().out.startswith(
         "clinic, 2026-10: 1 runs, 1 messages, 78 bytes left"
     )
@@ -509,7 +509,7 @@ def test_a_month_on_a_page(tmp_path, capsys):
 def test_a_falsified_log_is_exit_code_2(log, capsys):
     lines = text_of(log)
     write(log, [*lines[:2], flip(0.5)(lines[2]), *lines[3:]])
-    assert main(["audit", str(log)]) == 2
+    assert silofl("audit", log) == 2
     out, err = capsys.readouterr()
     assert f"FAIL  {FIRST}, line 3: changed" in out
     fault = f"{FIRST}, line 3: changed, its hash is wrong"
@@ -520,14 +520,14 @@ def test_where_a_log_is_looked_for(tmp_path, monkeypatch, capsys):
     from server.deploy.bundle import Bundle
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert main(["audit"]) == 2
+    assert silofl("audit") == 2
     assert "name a state directory or a bundle" in capsys.readouterr().err
-    assert main(["audit", str(tmp_path)]) == 2
+    assert silofl("audit", tmp_path) == 2
     assert "there is no audit log in" in capsys.readouterr().err
-    Log(tmp_path / "silofl-site" / "clinic" / "state" / "audit").append(entry(1))
+    Log(tmp_path / "silofl-site/clinic/state/audit").append(entry(1))
     Bundle("clinic", "net", "a:1", b"CA", b"KEY", "# pins\n").write(tmp_path / "clinic.tar")
     for where in ([], [str(tmp_path / "clinic.tar")]):
-        assert main(["audit", *where]) == 0
+        assert silofl("audit", *where) == 0
         assert "clinic, 2026-11" in capsys.readouterr().out
 
 

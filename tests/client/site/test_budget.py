@@ -15,6 +15,7 @@ import torch
 from failing import fails
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from forks import ended, fork, in_fork
+from taken import silofl
 
 from client.site.audit_gate import records
 from client.site.budget import ledger as site_ledger
@@ -36,7 +37,6 @@ from client.site.trust.policy import Policy
 from models.privacy.accountant import epsilon
 from partitions.silo_file import check_silo_file, read_silo_file, write_silo_file
 from partitions.units import describe_units
-from server.cli.main import main
 from server.simulation.engine import flower_identity
 
 COST = MessageCost("record", 200, 0.1, 1.5, 10, 1e-5)
@@ -271,7 +271,7 @@ def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path):
             file.unlink()
         elif change == "deleted whole":
             file.unlink()
-            (state / "budget" / "head.json").unlink()
+            (state / "budget/head.json").unlink()
         else:
             with Record(state).write() as db:
                 db.execute("DELETE FROM data_files")
@@ -280,7 +280,7 @@ def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path):
 
 def old_state(state):
     """A state directory of 0.2.0: a ledger with one charge, and the notes of its data file."""
-    folder = state / "budget" / "data"
+    folder = state / "budget/data"
     samples = "".join(f"{n}\n" for n in range(20))
     ledger = Ledger(state)
     folder.mkdir(parents=True)
@@ -485,12 +485,17 @@ def test_patients_that_a_file_does_not_name_are_no_unit(tmp_path):
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "own.npz").write_bytes(b"no archive")
-    with pytest.raises(
-        SiteError, match=r"its data file cannot be counted: .*own\.npz: is no \.npz file"
-    ) as caught:
-        data_file(tmp_path, "sum", "clinic", tmp_path / "own.npz")
+    said = fails(
+        SiteError,
+        r"its data file cannot be counted: .*own\.npz: is no \.npz file",
+        data_file,
+        tmp_path,
+        "sum",
+        "clinic",
+        tmp_path / "own.npz",
+    )
     with Record(tmp_path).reading() as db:
-        assert "\n" not in str(caught.value) and find_data_file(db, "sum") is None
+        assert "\n" not in said and find_data_file(db, "sum") is None
 
 
 def test_the_cohort_of_a_file(tmp_path):
@@ -520,7 +525,7 @@ def test_silofl_budget(tmp_path, capsys):
         ledger.charge(message(data, number), NO_BUDGET)
     ledger.charge(message(data, run="\x1b[2J"), NO_BUDGET)
     (tmp_path / "policy.toml").write_text("epsilon = 4\n")
-    assert main(["budget", str(state), "--json"]) == 0
+    assert silofl("budget", state, "--json") == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["cohort"], one["delta"], one["budget"], one["unit"]) == (
         "2026",
@@ -536,7 +541,7 @@ def test_silofl_budget(tmp_path, capsys):
         pytest.approx(steps(20)),
         pytest.approx(steps(10)),
     ]
-    assert main(["budget", str(state)]) == 0
+    assert silofl("budget", state) == 0
     text = capsys.readouterr().out
     assert (
         f"spent  {steps(30):.3f}  of 4, left {4 - steps(30):.3f}" in text
@@ -545,7 +550,7 @@ def test_silofl_budget(tmp_path, capsys):
     assert "\x1b" not in text and f"last  {ledger.lines()[-1]['hash']}" in text
     (file,) = ledger.folder.glob("*.jsonl")
     file.write_text(file.read_text().replace('"steps":10', '"steps":1', 1))
-    assert main(["budget", str(state)]) == 2
+    assert silofl("budget", state) == 2
     err = capsys.readouterr().err
     assert (
         err.startswith("silofl budget: the ledger ")
@@ -585,8 +590,8 @@ def test_a_batch_size_that_tells_no_cost_is_refused(size, tmp_path):
 
 
 def test_silofl_budget_of_a_site_without_charges(tmp_path, capsys):
-    assert main(["budget", str(tmp_path)]) == 0
+    assert silofl("budget", tmp_path) == 0
     assert "no run with differential privacy has cost anything here" in capsys.readouterr().out
-    assert main(["budget", str(tmp_path), "--json"]) == 0
+    assert silofl("budget", tmp_path, "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
-    assert main(["budget", str(tmp_path / "none")]) == 2
+    assert silofl("budget", tmp_path / "none") == 2

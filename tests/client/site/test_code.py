@@ -65,7 +65,7 @@ def test_a_digest_needs_no_import(file, tmp_path):
     assert digest_of_code("hospital_code.loop:train") != own
     file.write_text("def train(task): ...\n")
     (tmp_path / "ward").mkdir()  # a package without __init__.py
-    (tmp_path / "ward" / "loop.py").write_text("def train(task): ...\n")
+    (tmp_path / "ward/loop.py").write_text("def train(task): ...\n")
     assert len(digest_of_code("ward.loop:train")) == 64
     for name in ("hospital_code.loop:train", "alone:train", "ward.loop:train"):
         assert digest_of_code(name) == code_sum(load_function("trainer", name, "task"))

@@ -13,6 +13,7 @@ import pytest
 from failing import fails
 from middlebox import TlsServer
 from superlink import superlink
+from taken import silofl
 
 from client.local_data import gpu_share
 from client.site.node import Site, gpu_environment
@@ -34,7 +35,6 @@ from client.site.runtime.launch import free_ports
 from client.site.runtime.route import Way, port_check, resolve_check
 from partitions.common.errors import UserError
 from partitions.silo_file import Check
-from server.cli.main import main
 from server.deploy import credentials as credentials_module
 from server.deploy.control import Control, write_connection
 from server.deploy.credentials import ensure_credentials
@@ -337,7 +337,7 @@ def test_server_doctor_says_who_is_missing_and_who_is_away(
     names = [check.name for check in checks]
     assert {"control port", "fleet port", "CA certificate's dates"} <= set(names)
     assert {f"certificate {one}" for one in ("chain", "names", "dates")} <= set(names)
-    assert main(["doctor", str(path)]) == 2
+    assert silofl("doctor", path) == 2
     out, err = capsys.readouterr()
     assert "FAIL  online: not online: north\n      fix: ask these sites" in out
     assert (
@@ -373,7 +373,7 @@ def test_a_control_port_that_others_reach_is_a_failure(monkeypatch):
 def test_doctor_without_anything_to_look_at_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SILOFL_SERVER", raising=False)
-    assert main(["doctor"]) == 2
+    assert silofl("doctor") == 2
     assert capsys.readouterr().err == (
         "silofl doctor: there is no federation.yaml here: name the server's; at a hospital: BUNDLE --data FILE\n"
     )

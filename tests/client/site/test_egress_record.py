@@ -12,6 +12,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from study_text import study_text
+from taken import silofl
 from tiny import settings_of, write_silo
 
 from client.app import app
@@ -23,7 +24,6 @@ from client.site.study.protocol import parse_study
 from client.site.terms import Terms, read_terms
 from client.site.trust import audit, chain
 from client.site.trust.policy import Policy, read_policy
-from server.cli.main import main
 from server.simulation.engine import flower_identity
 from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import Model, Payload, Wire, encode
@@ -176,7 +176,7 @@ def test_the_apps_words_are_bounded(node, capsys):
     assert len(json.dumps(entry["withheld"])) < 25_000 and entry["withheld"]["hash"] == [
         "\x1b[2J"
     ]
-    assert main(["audit", node["state-dir"]]) == 0
+    assert silofl("audit", node["state-dir"]) == 0
     out = capsys.readouterr().out
     assert "withheld" in out and "\\x1b[2J (hash)" in out and "\x1b" not in out
 

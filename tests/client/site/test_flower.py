@@ -141,9 +141,7 @@ def test_who_a_process_is_has_three_parts():
 
 def rows(columns: int) -> list[tuple[str, ...]]:
     """Cells of the tables of so many columns in the page's section on Flower's internals."""
-    page = (
-        (ROOT / "docs" / "decisions.md").read_text("utf-8").partition("## Flower internals")[2]
-    )
+    page = (ROOT / "docs/decisions.md").read_text("utf-8").partition("## Flower internals")[2]
     lines = [
         tuple(line.strip("| ").split(" | ")) for line in page.splitlines() if line[:1] == "|"
     ]

@@ -8,6 +8,7 @@ import shutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from failing import fails
+from taken import silofl
 
 from client.site.parsed import SiteError
 from client.site.trust import chain, receipts
@@ -16,7 +17,6 @@ from client.site.trust.chain import chain_line
 from client.site.trust.envelope import BUNDLE, add_prefix, sign
 from client.site.trust.policy import Policy, PolicyRefusedError, parse_policy
 from client.site.trust.receipts import ASKED, FILE, KEY_FILE, keep_receipt, sign_receipt
-from server.cli.main import main
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 OPTIONAL, WANTED = Policy(), parse_policy('receipts = "required"', "policy.toml")
@@ -181,7 +181,7 @@ def anew(log, change):
 
 
 def outcome(log, capsys, *options):
-    code = main(["audit", str(log.parent), *options])
+    code = silofl("audit", log.parent, *options)
     return code, capsys.readouterr().out
 
 
@@ -224,7 +224,7 @@ def test_a_log_that_was_deleted(log, tmp_path, capsys):
         code == 2
         and "FAIL  the server has a receipt for line 3, and the log ends with line 1" in out
     )
-    assert main(["audit", str(log.parent), "--receipts", str(tmp_path / "gone")]) == 2
+    assert silofl("audit", log.parent, "--receipts", tmp_path / "gone") == 2
 
 
 def test_receipts_of_other_silos_and_by_other_keys(log, tmp_path, capsys):

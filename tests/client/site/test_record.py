@@ -94,7 +94,7 @@ def _overwrite(file):
 def test_a_damaged_or_deleted_record_allows_nothing(state, harm, log):
     harm(state / FILE)
     if not log:
-        (state / "audit" / "head.json").unlink()
+        (state / "audit/head.json").unlink()
     for call in (ask, reply, read_released):
         with pytest.raises(
             (SiteError, PolicyRefusedError),

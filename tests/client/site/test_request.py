@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from archives import untar
 from failing import fails
+from taken import silofl
 from tiny import json_of
 
 from client.site.node import read_variables
@@ -23,7 +24,6 @@ from client.site.trust.keys import (
     read_request,
     site_root,
 )
-from server.cli.main import main
 from server.deploy.bundle import Bundle
 from server.deploy.control import Control, write_connection
 
@@ -36,7 +36,7 @@ def at_the_hospital(tmp_path, monkeypatch):
 
 
 def test_the_private_key_stays(capsys):
-    assert main(["request", "clinic"]) == 0
+    assert silofl("request", "clinic") == 0
     out = capsys.readouterr().out
     key = own_key(site_root() / "clinic")
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and "PRIVATE" in key.read_text()
@@ -98,11 +98,12 @@ def test_a_request_that_somebody_has_changed(field):
 )
 def test_what_is_no_request(content):
     Path("x.request").write_text(content)
-    with pytest.raises(
-        ValueError, match=r"x\.request: .*; `silofl request NAME` at the hospital makes one"
-    ) as caught:
-        read_request(Path("x.request"))
-    assert "\n" not in str(caught.value)
+    fails(
+        ValueError,
+        r"x\.request: .*; `silofl request NAME` at the hospital makes one",
+        read_request,
+        Path("x.request"),
+    )
     with pytest.raises(
         ValueError, match="none: No such file or directory: `silofl request NAME`"
     ):
@@ -128,7 +129,7 @@ def test_join_finds_the_sites_own_key(tmp_path):
     check_key(files, site)
     assert site.node_key == key
     unpack(files, tmp_path / "files")
-    assert not (tmp_path / "files" / "node.key").exists()
+    assert not (tmp_path / "files/node.key").exists()
     assert (
         "holds no private key" in files["README.md"].decode()
         and len(files["README.md"].splitlines()) == 13
@@ -170,7 +171,7 @@ def test_a_request_is_signed_in(server, tmp_path, capsys):
         "demo: {dataset: digits}\nsilos: [{name: north, data: demo}]\n"
     )
     _, _, request = make_request("clinic", None, None)
-    assert main(["add-silo", "--request", "clinic.request"]) == 0
+    assert silofl("add-silo", "--request", "clinic.request") == 0
     out = capsys.readouterr().out.splitlines()
     assert out == [
         f"clinic has the key {request.fingerprint}: compare it with what the hospital tells you",
@@ -190,11 +191,11 @@ def test_a_request_is_signed_in(server, tmp_path, capsys):
     unpack(files, tmp_path / "files")  # the server knows the key
     assert not first_failure(connection_checks(site_of(files, tmp_path / "files")))
 
-    assert main(["add-silo", "--request", "clinic.request", "--out", "new.tar"]) == 0
+    assert silofl("add-silo", "--request", "clinic.request", "--out", "new.tar") == 0
     assert read_bundle(Path("new.tar")) == files  # and the registration stays
     assert not first_failure(connection_checks(site_of(files, tmp_path / "files")))
 
-    assert main(["request", "clinic", "--folder", "another"]) == 0
+    assert silofl("request", "clinic", "--folder", "another") == 0
     own_key(site_root() / "twin").parent.mkdir()
     own_key(site_root() / "twin").write_bytes(own_key(site_root() / "clinic").read_bytes())
     make_request("twin", None, None)
@@ -213,6 +214,6 @@ def test_a_request_is_signed_in(server, tmp_path, capsys):
         ),
         ([], "give a NAME, or --request FILE"),
     ):
-        assert main(["add-silo", *arguments]) == 2
+        assert silofl("add-silo", *arguments) == 2
         assert reason in capsys.readouterr().err
     assert not list(tmp_path.glob("[bto]*.tar"))

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from failing import fails
+from taken import silofl
 
 from client.site.trust import signing
 from client.site.trust.bundle import check, check_signature, read_bundle
@@ -178,7 +179,7 @@ def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(monk
     ):
         assert main(command) == 2
     # 2: no such image here
-    assert main(["check-bundle", str(first), "--allow-older"]) in (0, 2)
+    assert silofl("check-bundle", first, "--allow-older") in (0, 2)
     looked_at(first)  # from then on this one and those made after it
     looked_at(third)
     refused("was made at", second)
@@ -404,16 +405,16 @@ def test_signing_key_and_check_bundle_as_commands(capsys):
     Path("federation.yaml").write_text(
         "name: net\ndemo: {dataset: digits}\nsilos: [{name: a, data: demo}]\n"
     )
-    assert main(["signing-key"]) == 0
+    assert silofl("signing-key") == 0
     file = Path("state/silofl/net/signing.key")
     printed = capsys.readouterr().out.splitlines()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and "PRIVATE" not in "".join(printed)
     assert printed[-1] == fingerprint(public_pem(load_signing_key(file)))
     assert fingerprint(file.with_suffix(".pub").read_bytes()) == printed[-1]
     # The same key
-    assert main(["signing-key"]) == 0 and capsys.readouterr().out.splitlines() == printed
+    assert silofl("signing-key") == 0 and capsys.readouterr().out.splitlines() == printed
     tar = bundle(load_signing_key(file), image="silo:1")
-    assert main(["check-bundle", str(tar), "--signed-by", str(file.with_suffix(".pub"))]) == 0
+    assert silofl("check-bundle", tar, "--signed-by", file.with_suffix(".pub")) == 0
     assert f"signed by {printed[-1]}\n" in capsys.readouterr().out
     other = bundle(THEIRS)
     for command in (

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shtab
+from taken import silofl
 from tiny import events_of, history_without_seconds, summary_of
 
 import server.simulation.simulate
@@ -38,7 +39,7 @@ def say(capsys):
     def call(line, *words):
         capsys.readouterr()
         try:
-            code = main([*shlex.split(line), *words])
+            code = silofl(*shlex.split(line), *words)
         except SystemExit as leaving:  # argparse leaves by itself
             code = int(leaving.code or 0)
         out, err = capsys.readouterr()
@@ -422,7 +423,7 @@ def test_failed_run(place, say, tmp_path):
     event = events_of(tmp_path / "out")[-1]
     assert (event["event"], event["strategy"], event["seed"]) == ("error", "fedavg", 42)
     assert f"silofl simulate: {event['message']}" == last
-    assert "the local training diverged" in (tmp_path / "out" / "report.html").read_text()
+    assert "the local training diverged" in (tmp_path / "out/report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -456,7 +457,7 @@ def test_any_error_is_one_line(error, code, line, say, monkeypatch, caplog):
     assert logged == ([error] if type(error) in (KeyError, RuntimeError, ValueError) else [])
     monkeypatch.setenv("SILOFL_TRACEBACK", "1")
     with pytest.raises(type(error)):
-        main(["simulate"])
+        silofl("simulate")
 
 
 def test_interrupted_run(place, say, tmp_path, monkeypatch):
@@ -674,7 +675,7 @@ def test_import_says_what_it_made(say, tmp_path):
 
 
 def test_settings_page_is_up_to_date():
-    page = Path(__file__).parents[3] / "docs" / "settings.md"
+    page = Path(__file__).parents[3] / "docs/settings.md"
     assert page.read_text() == settings_page(), "run: make settings"
 
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.common.logger import log
+from taken import silofl
 from tiny import small_study
 
-from server.cli.main import main
 from server.cli.research import outcome
 from server.deploy import submit
 from server.report.study import StudyResults
@@ -46,7 +46,7 @@ def test_a_run_that_learned_nothing_says_so(rate, learned, tmp_path, capsys):
         f"simulate --strategy fedavg,local --silos 2 --rounds 3 --out {tmp_path}/run".split()
     )
     settings = ["--set", "model=linear", "partition=iid", f"learning-rate={rate}", "threads=1"]
-    assert main([*command, *settings]) == 0
+    assert silofl(*command, *settings) == 0
     lines = capsys.readouterr().out.splitlines()[:2]
     assert ["hardly better than before training (0." in line for line in lines] == [
         not learned
@@ -96,11 +96,11 @@ def test_a_federations_run_ends_as_a_simulation_does(tmp_path, monkeypatch, caps
     """``silofl run`` prints the comparison per silo, one line for each run, and last the run directory."""
     out = small_study(tmp_path / "run", "breast-cancer", rounds=1, strategy="local,fedavg")
     monkeypatch.setattr(submit, "run", lambda values, connection: out)
-    assert main(["run", "--strategy", "local,fedavg"]) == 0
+    assert silofl("run", "--strategy", "local,fedavg") == 0
     said = capsys.readouterr()
     assert silo_table(StudyResults(out)) in said.err and "FedAvg" in said.err
     lines = said.out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["local-42", "fedavg-42", str(out)]
     (out / "summary.json").unlink()  # the server is on another machine
-    assert main(["run", "--strategy", "local,fedavg"]) == 0
+    assert silofl("run", "--strategy", "local,fedavg") == 0
     assert capsys.readouterr().out.splitlines() == [str(out)]

@@ -259,7 +259,7 @@ def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(four, tmp_
     assert list(run.strategy.silos) == list(HONEST)
     assert (
         "d is here, and is none of this run's silos"
-        in (tmp_path / "run" / "progress.jsonl").read_text()
+        in (tmp_path / "run/progress.jsonl").read_text()
     )
 
 
@@ -268,7 +268,7 @@ def test_unknown_fields_reach_no_checkpoint(four, tmp_path):
     place = {**OPTIONS, "directory": tmp_path / "run"}
     spoil = says(secret="x" * 1000, labels=[1, 2, 3], mean=[1e9, 0.0, 0.0])
     federate(four, rounds=1, prepare=prepared(spoil), **place)
-    file = tmp_path / "run" / "checkpoint" / "fedavg-7" / "server.safetensors"
+    file = tmp_path / "run/checkpoint/fedavg-7/server.safetensors"
     summaries = State.load(file).numbers["cards"]
     assert set(summaries["d"]) == set(summaries["a"]) and b"secret" not in file.read_bytes()
 
@@ -284,7 +284,7 @@ def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four, tmp_path, method):
     place = {"directory": tmp_path / "run", "strategy": method}
     run = federate(four, rounds=2, after=after, **place)
     assert not run.strategy.rejected
-    files = list((tmp_path / "run" / "checkpoint").rglob("server.safetensors"))
+    files = list((tmp_path / "run/checkpoint").rglob("server.safetensors"))
     assert files and all(b"secret" not in file.read_bytes() for file in files)
 
 
@@ -304,7 +304,7 @@ def test_another_unit_is_named_and_standardised_by_itself(four, tmp_path):
     assert np.allclose(run.strategy.plan.numbers["mean"], rows.mean(0)) and np.allclose(
         run.strategy.plan.numbers["std"], rows.std(0)
     )
-    note = (tmp_path / "run" / "progress.jsonl").read_text()
+    note = (tmp_path / "run/progress.jsonl").read_text()
     assert (
         "d gives no sums of its columns: it has values in column 1 that are" in note
         and "another unit?" in note

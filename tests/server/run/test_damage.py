@@ -32,7 +32,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(three, tmp_path):
     whole = federate(three, directory=tmp_path / "whole", **OPTIONS)
     interrupted(three, tmp_path / "stopped", watch=crash_after(3), **OPTIONS)
     saved = files_of(tmp_path / "stopped")
-    newest = tmp_path / "stopped" / "checkpoint" / "apple-7" / NEWEST
+    newest = tmp_path / "stopped/checkpoint/apple-7" / NEWEST
     for what, data in damaged(saved[newest], 6):
         parts = tmp_path / what[:4] / str(len(data))
         for path, content in saved.items():
@@ -54,7 +54,7 @@ def test_a_crash_between_two_checkpoints_costs_a_round(three, tmp_path):
     """The newest was put aside, and the next is not in its place yet."""
     whole = federate(three, directory=tmp_path / "whole", **OPTIONS)
     interrupted(three, tmp_path / "parts", watch=crash_after(3), **OPTIONS)
-    folder = tmp_path / "parts" / "checkpoint" / "apple-7"
+    folder = tmp_path / "parts/checkpoint/apple-7"
     (folder / NEWEST).replace(folder / BEFORE)
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **OPTIONS)
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
@@ -62,7 +62,7 @@ def test_a_crash_between_two_checkpoints_costs_a_round(three, tmp_path):
 
 def test_without_a_good_checkpoint_nothing_is_changed(three, tmp_path):
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
-    folder = tmp_path / "run" / "checkpoint" / "apple-7"
+    folder = tmp_path / "run/checkpoint/apple-7"
     for name in (NEWEST, BEFORE):
         (folder / name).write_bytes((folder / name).read_bytes()[:-1])
     before = files_of(tmp_path / "run")
@@ -76,7 +76,7 @@ def test_without_a_good_checkpoint_nothing_is_changed(three, tmp_path):
 
 def test_a_run_without_its_checkpoint_does_not_begin_again_silently(three, tmp_path):
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
-    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    shutil.rmtree(tmp_path / "run/checkpoint")
     federate(three, directory=tmp_path / "run", resume=True, **OPTIONS)
     (note,) = notes(tmp_path / "run")
     assert (
@@ -87,7 +87,7 @@ def test_a_run_without_its_checkpoint_does_not_begin_again_silently(three, tmp_p
 
 def test_a_history_with_holes_is_named(three, tmp_path):
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
-    file = tmp_path / "run" / "history.csv"
+    file = tmp_path / "run/history.csv"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text(
         "".join(line for line in lines if not line.startswith(("apple,7,1,", "apple,7,3,")))
@@ -103,7 +103,7 @@ def test_a_history_with_holes_is_named(three, tmp_path):
 def test_a_history_with_other_numbers_is_named(three, tmp_path, old, new):
     """One row of the checkpoint's is another: no round is missing."""
     interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
-    file = tmp_path / "run" / "history.csv"
+    file = tmp_path / "run/history.csv"
     file.write_text(file.read_text().replace(old, new, 1))
     federate(three, directory=tmp_path / "run", resume=True, **OPTIONS)
     (note,) = notes(tmp_path / "run")
@@ -120,7 +120,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
     three, tmp_path, monkeypatch
 ):
     """At every checkpoint, what was last waited for of history.csv is all of it."""
-    file, synced, checked = tmp_path / "run" / "history.csv", [0], []
+    file, synced, checked = tmp_path / "run/history.csv", [0], []
     fsync, save = os.fsync, server.run.checkpoints.save_checkpoint
 
     def sync(descriptor):

@@ -230,7 +230,7 @@ def test_silos_that_keep_their_scores_to_themselves_are_named_once(three, tmp_pa
     options = {**OPTIONS, "rounds": 6, "min_metric_samples": 1000}
     run = federate(three, directory=tmp_path / "run", strategy="fedavg", **options)
     assert run.federation.last == 6
-    lines = (tmp_path / "run" / "progress.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run/progress.jsonl").read_text().splitlines()
     assert sum("no silo has reported a validation score" in line for line in lines) == 1
 
 

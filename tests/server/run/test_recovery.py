@@ -12,13 +12,13 @@ import pytest
 from damage import flip
 from flwr.app import Error, Message
 from resuming import Crash, crash_after
+from taken import silofl
 from tiny import comparable, federate, notes, round_of, simulated
 
 import client.app
 import client.store
 import server.run.checkpoints
 from partitions.common.errors import UserError
-from server.cli.main import main
 from server.report.write import write_report
 from server.results.history import History
 from server.results.run_directory import BEFORE, NEWEST
@@ -229,10 +229,10 @@ def test_a_crash_between_two_checkpoints_after_a_damaged_one(whole, run, monkeyp
 def test_the_screen_and_the_report_say_it_at_the_end(tmp_path, capfd):
     run = tmp_path / "run"
     given = f"simulate --strategy local --silos 3 --seed 7 --out {run} --set".split()
-    assert main([*given, "model=mlp", "--rounds", "2"]) == 0
+    assert silofl(*given, "model=mlp", "--rounds", "2") == 0
     flip(run / "checkpoint/local-7/silos/hospital-02/round-000002.safetensors")
     capfd.readouterr()
-    assert main([*given, *["model=mlp", "--rounds", "3", "--set", "resume=true"]]) == 0
+    assert silofl(*given, *["model=mlp", "--rounds", "3", "--set", "resume=true"]) == 0
     line = (
         "hospital-02's state of round 2 is damaged: the run goes back to the end of round 1 and repeats the rounds "
         "after it"
@@ -281,7 +281,7 @@ def test_a_federation_goes_back_in_the_middle_of_a_run(three, tmp_path, every):
     disturb = before_round(4, "b", damage_all(tmp_path / "run", "b", 3))
     run = deployed(three, tmp_path / "run", checkpoint_every=every, prepare=disturb)
     assert comparable(run.rows) == comparable(undisturbed.rows)
-    assert rows(tmp_path / "run" / "run") == comparable(undisturbed.rows)
+    assert rows(tmp_path / "run/run") == comparable(undisturbed.rows)
     assert [round_of(m) for m, _ in run.grid.traffic if m.metadata.dst_node_id == 2] == [
         0,
         1,
@@ -294,7 +294,7 @@ def test_a_federation_goes_back_in_the_middle_of_a_run(three, tmp_path, every):
         6,
     ]
     assert run.federation.state.total_bytes == undisturbed.federation.state.total_bytes
-    assert notes(tmp_path / "run" / "run") == [
+    assert notes(tmp_path / "run/run") == [
         "b's state of round 3 is damaged: the run goes back to the end of round 2 and repeats the rounds after it"
     ]
 
@@ -313,7 +313,7 @@ def test_a_state_that_is_lost_is_marked(three, tmp_path):
     )
     assert run.values("accuracy", "b", "personal")[3:]
     write_report(tmp_path / "run")
-    assert note in unescape((tmp_path / "run" / "report.html").read_text())
+    assert note in unescape((tmp_path / "run/report.html").read_text())
 
 
 def test_what_is_lost_stays_known_when_the_run_is_resumed(three, tmp_path):

@@ -78,12 +78,9 @@ def test_a_crash_in_the_middle_of_a_round(three, tmp_path, method):
 
     options = {**OPTIONS, "strategy": method, "rounds": 4}
     whole = federate(
-        three,
-        directory=tmp_path / "whole" / "run",
-        state_dir=tmp_path / "whole" / "silos",
-        **options,
+        three, directory=tmp_path / "whole/run", state_dir=tmp_path / "whole/silos", **options
     )
-    parts = {"directory": tmp_path / "parts" / "run", "state_dir": tmp_path / "parts" / "silos"}
+    parts = {"directory": tmp_path / "parts/run", "state_dir": tmp_path / "parts/silos"}
     with pytest.raises(Crash):
         federate(three, before=before, **parts, **options)
     resumed = federate(three, resume=True, **parts, **options)
@@ -224,7 +221,7 @@ def test_a_silo_that_was_away_rejoins_in_the_next_round(three, tmp_path, method)
         assert same(whole.personal(silo), resumed.personal(silo))
     assert (
         "c is back, and takes part from round 4 on"
-        in (tmp_path / "parts" / "progress.jsonl").read_text()
+        in (tmp_path / "parts/progress.jsonl").read_text()
     )
 
 
@@ -251,7 +248,7 @@ def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(three, tmp_path)
         (4, "c"),
     ]
     assert not resumed.federation.registration.left_out
-    told = (tmp_path / "run" / "progress.jsonl").read_text()
+    told = (tmp_path / "run/progress.jsonl").read_text()
     assert (
         told.count("cannot take part") == 1
         and "c is back, and takes part from round 5 on" in told
@@ -282,7 +279,7 @@ def test_who_comes_back_with_other_data_stays_away(three, tmp_path, rows, says):
     resumed = federate(three, prepare=prepare, **again)
     rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
     assert rejected == ([(3, "c"), (4, "c"), (5, "c")] if says else [(3, "c")])
-    assert says in (tmp_path / "run" / "progress.jsonl").read_text()
+    assert says in (tmp_path / "run/progress.jsonl").read_text()
 
 
 def test_a_cut_off_history_is_mended(three, tmp_path):
@@ -290,7 +287,7 @@ def test_a_cut_off_history_is_mended(three, tmp_path):
     options = {"strategy": "fedavg", "rounds": 3}
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
-    file = tmp_path / "parts" / "history.csv"
+    file = tmp_path / "parts/history.csv"
     file.write_text(file.read_text() + "fedavg,7,3,a,test,received,accu")
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
     assert comparable(resumed.rows) == comparable(whole.rows)
@@ -302,7 +299,7 @@ def test_a_checkpoint_of_before_the_prefixes_is_read(three, tmp_path, method):
     options = {**OPTIONS, "strategy": method, "rounds": 4, **one_block(method)}
     whole = federate(three, directory=tmp_path / "whole", **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
-    file = tmp_path / "parts" / "checkpoint" / f"{method}-7" / "server.safetensors"
+    file = tmp_path / "parts/checkpoint" / f"{method}-7" / "server.safetensors"
     state = State.load(file)
     assert state.numbers.pop("format") == 2
     State(

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from taken import silofl
 from tiny import audited, federate, notes, random_silos, round_of
 
 from client.site.trust import audit, receipts
 from client.site.trust.keys import make_signing_key
-from server.cli.main import main
 from server.run.receipts import KEY, Receipts
 from server.simulation.engine import flower_identity
 
@@ -81,7 +81,7 @@ def test_both_keep_them(tmp_path, capsys):
         # A line cannot have its own hash; that leaves beside what it lists
         assert receipts.RECORD not in names
         assert receipts.known_key(place) == theirs[0].key
-        assert main(["audit", str(place)]) == 0
+        assert silofl("audit", place) == 0
         assert "  receipts  of the server, up to line 3\n" in capsys.readouterr().out
     assert "receipt" not in capsys.readouterr().err
 
@@ -95,7 +95,7 @@ def test_the_numbers_are_the_same_with_and_without(tmp_path, monkeypatch):
     assert [r for r in with_them if r.metric not in seconds] == [
         r for r in without if r.metric not in seconds
     ]
-    assert not (tmp_path / "other" / "run" / receipts.FILE).exists()
+    assert not (tmp_path / "other/run" / receipts.FILE).exists()
 
 
 def test_a_server_without_a_key_is_named_and_stops_nothing(tmp_path, monkeypatch, capsys):
@@ -106,7 +106,7 @@ def test_a_server_without_a_key_is_named_and_stops_nothing(tmp_path, monkeypatch
     assert err.count("gives no receipt for the audit log") == len(SILOS)
     entries, own, place = log_of(tmp_path, "a")
     assert own == [] and "gives no receipt" in entries[-1]["receipt"]["fault"]
-    assert main(["audit", str(place)]) == 0
+    assert silofl("audit", place) == 0
     assert (
         "  receipts  the server gives no receipt for the audit log" in capsys.readouterr().out
     )

@@ -600,7 +600,7 @@ def test_two_processes_do_not_write_one_run_directory(tmp_path, monkeypatch):
     """The first holds it until it ends, however it ends; a second one, which resumes it, is refused in one line, unless
     the first, as that of a stopped run does, ends a moment later.
     """
-    config = tmp_path / "run" / "config.toml"
+    config = tmp_path / "run/config.toml"
     with RunDirectory.open(config.parent, {"rounds": 1}, resume=False) as directory:
         pass
     before = config.read_bytes(), config.stat().st_mtime_ns

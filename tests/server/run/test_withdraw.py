@@ -9,11 +9,11 @@ import pytest
 import torch
 from cases import CASES, OPTIONS
 from failing import fails
+from taken import silofl
 from tiny import federate, small_study, summary_of
 from two_layers import DEEP
 
 from partitions.common.errors import UserError
-from server.cli.main import main
 from server.results.history import History
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
@@ -80,10 +80,7 @@ def test_a_state_that_cannot_be_read_goes(three, tmp_path):
     """Nobody can say what of the hospital is in it, and it must not keep the others from being cleaned."""
     run = tmp_path / "run"
     federate(three, strategy="apple", rounds=3, directory=run)
-    damaged = [
-        run / "checkpoint" / "apple-7" / "server.safetensors",
-        min(run.rglob("a/round-*")),
-    ]
+    damaged = [run / "checkpoint/apple-7/server.safetensors", min(run.rglob("a/round-*"))]
     for file in damaged:
         file.write_bytes(file.read_bytes()[:-1])
     withdraw("c", [run])
@@ -98,8 +95,8 @@ def test_a_state_that_cannot_be_read_goes(three, tmp_path):
 def test_a_whole_study(tmp_path, capsys, monkeypatch):
     """Of a simulation's files: no text names it, the means are the others', the report is made anew without it."""
     monkeypatch.chdir(tmp_path)
-    run = small_study(tmp_path / "runs" / "one", "breast-cancer", strategy="local,apple")
-    assert main(["withdraw", "hospital-02"]) == 0
+    run = small_study(tmp_path / "runs/one", "breast-cancer", strategy="local,apple")
+    assert silofl("withdraw", "hospital-02") == 0
     assert "runs/one: apple-42 (" in capsys.readouterr().out
     texts = [
         file
@@ -118,7 +115,7 @@ def test_a_whole_study(tmp_path, capsys, monkeypatch):
         accuracies = [values["accuracy"] for values in entry["per_silo"].values()]
         assert entry["silos"] == ["hospital-01", "hospital-03"]
         assert entry["final"]["accuracy_mean"] == pytest.approx(sum(accuracies) / 2)
-    assert main(["report", str(run)]) == 0
+    assert silofl("report", run) == 0
     assert "hospital-02" not in (run / "report.html").read_text()
     with (run / "history.csv").open() as file:
         assert {row["silo"] for row in csv.DictReader(file)} == {
@@ -154,7 +151,7 @@ def test_a_study_that_held_it_out(tmp_path):
     assert sorted(summary_of(run)["hold_out"]) == ["hospital-01", "hospital-03"]
     for other in ("hospital-01", "hospital-03"):
         part = run / "hold-out" / other
-        state = State.load(part / "checkpoint" / "apple-42" / "server.safetensors")
+        state = State.load(part / "checkpoint/apple-42/server.safetensors")
         assert not any("hospital-02" in key for key in state.arrays) and any(
             other in key for key in state.arrays
         )
@@ -162,7 +159,7 @@ def test_a_study_that_held_it_out(tmp_path):
         assert list(entry["hold_out"]) == [other] and len(entry["silos"]) == 1
     texts = [p for p in run.rglob("*") if p.suffix in (".csv", ".json", ".jsonl")]
     assert not any(
-        "hospital-02" in p.read_text() for p in [*texts, tmp_path / "matrix" / "matrix.csv"]
+        "hospital-02" in p.read_text() for p in [*texts, tmp_path / "matrix/matrix.csv"]
     )
     assert not list(run.rglob("*hospital-02*")) and not list(
         (tmp_path / "matrix").rglob("*hospital-02*")
@@ -172,12 +169,12 @@ def test_a_study_that_held_it_out(tmp_path):
 def test_a_hospital_that_one_run_held_out(three, tmp_path):
     run = tmp_path / "run"
     federate(three, strategy="apple", rounds=2, directory=run, hold_out="c")
-    state = State.load(run / "checkpoint" / "apple-7" / "server.safetensors")
+    state = State.load(run / "checkpoint/apple-7/server.safetensors")
     assert any(key.startswith("newcomer/c/") for key in state.arrays)
     assert 'hold-out = "c"' in (run / "config.toml").read_text()
     withdraw("c", [run])
     assert 'hold-out = ""' in (run / "config.toml").read_text()
-    state = State.load(run / "checkpoint" / "apple-7" / "server.safetensors")
+    state = State.load(run / "checkpoint/apple-7/server.safetensors")
     assert not any(key.startswith("newcomer/c/") for key in state.arrays)
     assert "c" not in state.numbers["newcomers"]["silos"] and not History(
         run / "history.csv"

@@ -89,7 +89,7 @@ def test_fedavg_ft_sends_its_own_model_with_default_settings(three):
 
 
 def test_the_page_has_every_method_as_it_is_declared():
-    page = (ROOT / "docs" / "attacks.md").read_text("utf-8")
+    page = (ROOT / "docs/attacks.md").read_text("utf-8")
     assert page.split(BEGIN)[1].split(END)[0].strip() == methods_table(), (
         "make settings writes it"
     )
@@ -97,7 +97,7 @@ def test_the_page_has_every_method_as_it_is_declared():
 
 def test_the_page_explains_every_number_that_is_released(two):
     """All keys of a data summary, and all records of a reply, stand in the first column of the page's table."""
-    page = (ROOT / "docs" / "privacy.md").read_text("utf-8")
+    page = (ROOT / "docs/privacy.md").read_text("utf-8")
     table = page.split("## What leaves, number by number")[1].split("\n## ")[0]
     named = set(
         re.findall(

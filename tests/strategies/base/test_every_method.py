@@ -163,7 +163,7 @@ def test_the_hospital_is_told_whose_models_travel(three, run_of, tiny_bn):
             for m in payload.models.values()
         ):
             sent.add(settings["strategy"])
-    text = (Path(__file__).parents[3] / "docs" / "own-model.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/own-model.md").read_text()
     told = text.split("Whether anyone else has this model")[1].split(
         "it is what the silo sent"
     )[0]

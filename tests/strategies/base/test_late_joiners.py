@@ -133,7 +133,7 @@ def test_apple_s_vectors_grow_as_p_0_does(four):
 
 
 def whole_state(run, name):
-    context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == name)
+    context = run.grid.context_of(name)
     return State(run.kept(name), json.loads(str(context.state["numbers"]["json"])))
 
 

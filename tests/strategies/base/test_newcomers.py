@@ -169,7 +169,7 @@ def test_no_epochs_leave_the_model_that_arrived(name, four, tiny_bn, monkeypatch
 
 
 def test_the_page_says_what_each_method_declares():
-    page = (Path(__file__).parents[3] / "docs" / "compare.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/compare.md").read_text("utf-8")
     section = page.split("### A hospital that was not there\n")[1].split("\n### ")[0]
     kinds = re.findall(
         r"^\* \*\*(\w+)\*\*:(.*?)(?=\n\* |\n\n|\Z)", section, re.MULTILINE | re.DOTALL

@@ -310,7 +310,7 @@ def replayed(three, tmp_path, change):
     """What silo a sends in round 1, and when the same message comes again, changed by ``change(content)``."""
     run = federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, rounds=1))
     grid = run.grid
-    context = next(c for c in grid.contexts.values() if c.node_config["name"] == "a")
+    context = grid.context_of("a")
     for message, reply in grid.traffic:
         kind, silo = message.metadata.message_type, grid.name_of(message.metadata.dst_node_id)
         if (kind, silo) == ("train", "a"):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from near import near
 from representatives import sampled
+from taken import silofl
 from tiny import federate, random_silos, same, settings_of, train_replies
 from torch.testing import assert_close
 from two_layers import DEEP
@@ -22,7 +23,6 @@ from two_layers import DEEP
 from client.site.secure import masks
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.settings import keys_of
-from server.cli.main import main
 from strategies import strategies
 from strategies.base.aggregation.secure import add_integers, integers_of, scale, weights_of
 from strategies.base.settings import RULES, Common
@@ -374,7 +374,7 @@ def test_sums_make_no_epsilon_smaller(three, tmp_path):
 
 
 def test_strategies_as_json(capsys):
-    assert main(["strategies", "--json"]) == 0
+    assert silofl("strategies", "--json") == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["fedavg"]["sums"] is True and rows["fedavg"]["not_sums"] == ""
     assert rows["apple"]["sums"] is False and "own model" in rows["apple"]["not_sums"]

@@ -182,7 +182,7 @@ def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path):
         "b": 10,
         "c": 8,
     }
-    with (tmp_path / "run" / "progress.jsonl").open("a") as file:
+    with (tmp_path / "run/progress.jsonl").open("a") as file:
         file.write('{"event": "silos", "samp')  # a crash cut it off
         file.write("\n")
     simulated(grown, strategy="fedavg", **options)
