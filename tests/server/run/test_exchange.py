@@ -33,6 +33,13 @@ class SilentNetwork(Grid):
         self.pushes = 0
         self.faults = 0  # pushes that fail at first
 
+    def messages(self):
+        """One for each node."""
+        return [
+            Message(RecordDict(), dst_node_id=node, message_type=MessageType.TRAIN)
+            for node in self.takes
+        ]
+
     def sleep(self, seconds):
         self.now += seconds
 
@@ -89,14 +96,10 @@ def go(network, policy, monkeypatch, answered=(), on_queue=lambda node: None):
     monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
     gone: list[int] = []
     with flower_identity():
-        messages = [
-            Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
-            for n in network.takes
-        ]
         asked = Exchange(
             network, policy, answered=answered, on_disconnect=gone.append, on_queue=on_queue
         )
-        replies = asked.run(messages)
+        replies = asked.run(network.messages())
     assert len({r.metadata.src_node_id for r in replies}) == len(replies)
     assert all(r.metadata.message_type == MessageType.TRAIN for r in replies)
     return {
@@ -111,13 +114,9 @@ def test_each_reply_is_reported_as_it_comes(monkeypatch):
     monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
     told = []
     with flower_identity():
-        messages = [
-            Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
-            for n in network.takes
-        ]
         Exchange(
             network, TimeoutPolicy(1000.0), on_reply=lambda *reply: told.append(reply)
-        ).run(messages)
+        ).run(network.messages())
     assert [node for node, _ in told] == [2, 1]
     assert all(
         0 <= seconds - network.takes[node] <= exchange.POLL_SECONDS[1] for node, seconds in told
@@ -189,19 +188,43 @@ def test_a_clock_that_is_set_is_told_once(monkeypatch):
     assert len(notes) == 1 and notes[0].startswith("this server's clock went back by 1.0 h")
 
 
-def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch):
-    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
-    replies, gone = go(network, TimeoutPolicy(1000), monkeypatch)
-    assert replies == {1: "", 2: "", 3: "the node is not here"}
-    assert gone == [3] and network.now == pytest.approx(30, abs=1)
+GONE = "the node is not here"
+LOST = "it was gone for a while, and what it was at is lost"
 
 
-def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(monkeypatch):
-    """It went away and came back within a quarter of a second: nobody saw it, and its message is lost."""
-    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (20.1234, 20.1235)})
-    replies, gone = go(network, TimeoutPolicy(1000), monkeypatch)
-    assert replies == {1: "", 2: "", 3: "it was gone for a while, and what it was at is lost"}
-    assert gone == [3] and network.now == pytest.approx(30, abs=1)
+@pytest.mark.parametrize(
+    ("away", "policy", "answered", "said", "told", "until"),
+    [
+        ((20, 1e9), {}, [], GONE, [3], 30),
+        # Gone and back within a quarter of a second: nobody saw it, and its message is lost
+        ((20.1234, 20.1235), {}, [], LOST, [3], 30),
+        # Back, so its message is sent once more
+        ((20.1234, 20.1235), {"resend": True}, [], "", [3], 120),
+        ((20.1234, 50), {"resend": True}, [], "", [3], 150),
+        # Never back: five times the median of 10 and 30
+        ((20, 1e9), {"factor": 5, "floor": 60, "resend": True}, [], GONE, [3], 100),
+        # Nobody waits for a silo that was not here to begin with
+        ((-1, 1e9), {"resend": True}, [], GONE, [], 30),
+        # It has just replied: its line was mended, and its next sign of life comes after 8 s
+        ((-1, 8), {"resend": True}, [3], "", [], 108),
+    ],
+)
+def test_a_silo_that_goes_away(away, policy, answered, said, told, until, monkeypatch):
+    """The round goes on without it, or waits for it where it may come back."""
+    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: away})
+    replies, gone = go(network, TimeoutPolicy(1000, **policy), monkeypatch, answered)
+    assert replies == {1: "", 2: "", 3: said} and gone == told
+    assert network.pushes == (4 if told and not said else 3)
+    assert network.now == pytest.approx(until, abs=3 if until > 100 else 1)
+
+
+def until_told(network, monkeypatch, told):
+    """Whether each node's reply is an error, where ``told`` hears of those that go away while Flower waits."""
+    monkeypatch.setattr(exchange, "PRESENCE_SECONDS", 0.01)
+    policy = TimeoutPolicy(1000, watches=True)
+    asked = Exchange(network, policy, on_disconnect=lambda node: told.set())
+    with flower_identity():
+        return [(r.metadata.src_node_id, r.has_error()) for r in asked.run(network.messages())]
 
 
 def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monkeypatch):
@@ -216,16 +239,8 @@ def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monke
             self.now = 1.0
             return super().pull_messages(message_ids)
 
-    monkeypatch.setattr(exchange, "PRESENCE_SECONDS", 0.01)
-    network = Waiting({1: 0, 2: 0})
-    with flower_identity():
-        messages = [
-            Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
-            for n in network.takes
-        ]
-        policy = TimeoutPolicy(1000, watches=True)
-        replies = Exchange(network, policy, on_disconnect=lambda node: told.set()).run(messages)
-    assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
+    replies = until_told(Waiting({1: 0, 2: 0}), monkeypatch, told)
+    assert dict(replies) == {1: False, 2: False}
 
 
 def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch):
@@ -249,49 +264,9 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch):
             back.set()
         return here
 
-    monkeypatch.setattr(exchange, "PRESENCE_SECONDS", 0.01)
     monkeypatch.setattr(Exchange, "_check_presence", look)
-    network = Waiting({1: 0, 2: 0})
-    with flower_identity():
-        messages = [
-            Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN)
-            for n in network.takes
-        ]
-        policy = TimeoutPolicy(1000, watches=True)
-        replies = Exchange(network, policy, on_disconnect=lambda node: gone.set()).run(messages)
-    assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
-    assert len(replies) == 2
-
-
-@pytest.mark.parametrize("back", [20.1235, 50.0])
-def test_a_silo_that_is_back_gets_its_message_once_more(back, monkeypatch):
-    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (20.1234, back)})
-    replies, gone = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
-    assert replies == {1: "", 2: "", 3: ""}
-    assert gone == [3] and network.pushes == 4
-    assert network.now == pytest.approx(back + 100, abs=3)
-
-
-def test_a_silo_that_never_comes_back_keeps_the_round_no_longer_than_any(monkeypatch):
-    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
-    replies, _ = go(network, TimeoutPolicy(1000, factor=5, floor=60, resend=True), monkeypatch)
-    assert replies == {1: "", 2: "", 3: "the node is not here"}
-    assert network.now == pytest.approx(100, abs=1)  # five times the median of 10 and 30
-
-
-def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(monkeypatch):
-    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (-1, 1e9)})
-    replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
-    assert replies == {1: "", 2: "", 3: "the node is not here"}
-    assert network.now == pytest.approx(30, abs=1)
-
-
-def test_a_silo_that_has_just_replied_is_waited_for_though_it_counts_as_away(monkeypatch):
-    """Its line was mended, and its next sign of life comes after 8 s."""
-    network = SilentNetwork({1: 10, 2: 30, 3: 100}, away={3: (-1, 8)})
-    replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch, answered=[3])
-    assert replies == {1: "", 2: "", 3: ""}
-    assert network.now == pytest.approx(108, abs=3)
+    replies = until_told(Waiting({1: 0, 2: 0}), monkeypatch, gone)
+    assert sorted(replies) == [(1, False), (2, False)]
 
 
 def test_a_message_is_sent_twice_at_most(monkeypatch):

@@ -154,6 +154,10 @@ def test_other_silos_are_refused(three, tmp_path):
         federate(renamed, directory=tmp_path / "run", strategy="fedavg", rounds=2, resume=True)
 
 
+# A run that goes on with two of three silos
+RESUMED = {"resume": True, "min_silos": 2, "round_timeout": 0.1}
+
+
 @some("method", METHODS, OFTEN.__contains__)
 def test_a_quorum_goes_on_without_a_silo(three, tmp_path, method):
     """After round 2 the server is started anew and c is away: as if it had failed in rounds 3 and 4.
@@ -171,22 +175,16 @@ def test_a_quorum_goes_on_without_a_silo(three, tmp_path, method):
         three, directory=tmp_path / "whole", absent={("c", 3), ("c", 4)}, **options
     )
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
-    again = {
-        **options,
-        "directory": tmp_path / "parts",
-        "resume": True,
-        "round_timeout": 0.1,
-        "prepare": without_c,
-    }
-    resumed = federate(three, min_silos=2, **again)
-    rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
+    again = {**options, **RESUMED, "directory": tmp_path / "parts", "prepare": without_c}
+    resumed = federate(three, **again)
+    rejected = resumed.rejected()
     assert rejected == [(3, "c"), (4, "c"), (5, "c")]
     assert list(resumed.federation.registration.summaries) == ["a", "b", "c"]
     for name, array in whole.strategy.state.arrays.items():
         assert same(array, resumed.strategy.state.arrays[name])
     for silo in "ab":
         assert same(whole.personal(silo), resumed.personal(silo))
-    fails(RuntimeError, "here are 2: a, b", federate, three, **again)
+    fails(RuntimeError, "here are 2: a, b", federate, three, **{**again, "min_silos": 0})
 
 
 def away_in_round_three(grid):
@@ -206,15 +204,9 @@ def test_a_silo_that_was_away_rejoins_in_the_next_round(three, tmp_path, method)
 
     whole = federate(three, directory=tmp_path / "whole", absent={("c", 3)}, **options)
     interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
-    again = {
-        **options,
-        "directory": tmp_path / "parts",
-        "resume": True,
-        "min_silos": 2,
-        "round_timeout": 0.1,
-    }
+    again = {**options, **RESUMED, "directory": tmp_path / "parts"}
     resumed = federate(three, prepare=away_in_round_three, **again)
-    assert [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"] == [(3, "c")]
+    assert resumed.rejected() == [(3, "c")]
     for name, array in whole.strategy.state.arrays.items():
         assert same(array, resumed.strategy.state.arrays[name])
     for silo in "abc":
@@ -235,18 +227,9 @@ def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(three, tmp_path)
         if (silo, round_of(message)) == ("a", 4) and away.exists():
             away.rename(three["c"])
 
-    again = {
-        **options,
-        "directory": tmp_path / "run",
-        "resume": True,
-        "min_silos": 2,
-        "round_timeout": 5,
-    }
+    again = {**options, **RESUMED, "directory": tmp_path / "run", "round_timeout": 5}
     resumed = federate(three, before=before, **again)
-    assert [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"] == [
-        (3, "c"),
-        (4, "c"),
-    ]
+    assert resumed.rejected() == [(3, "c"), (4, "c")]
     assert not resumed.federation.registration.left_out
     told = (tmp_path / "run/progress.jsonl").read_text()
     assert (
@@ -269,15 +252,9 @@ def test_who_comes_back_with_other_data_stays_away(three, tmp_path, rows, says):
         grid.contexts[3].node_config["data"] = str(other)
 
     interrupted(three, tmp_path / "run", watch=crash_after(2), **options)
-    again = {
-        **options,
-        "directory": tmp_path / "run",
-        "resume": True,
-        "min_silos": 2,
-        "round_timeout": 0.1,
-    }
+    again = {**options, **RESUMED, "directory": tmp_path / "run"}
     resumed = federate(three, prepare=prepare, **again)
-    rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
+    rejected = resumed.rejected()
     assert rejected == ([(3, "c"), (4, "c"), (5, "c")] if says else [(3, "c")])
     assert says in (tmp_path / "run/progress.jsonl").read_text()
 
