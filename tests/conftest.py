@@ -189,8 +189,7 @@ class TinyBatchNorm(nn.Module):
         self.fc2 = nn.Linear(4, classes)
 
     def forward(self, x):
-        y = self.fc2(torch.relu(self.norm(self.fc1(x.flatten(1)))))
-        return y
+        return self.fc2(torch.relu(self.norm(self.fc1(x.flatten(1)))))
 
 
 @pytest.fixture

@@ -31,8 +31,7 @@ class Net(nn.Module):
         self.conv, self.norm, self.fc = nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.Linear(2, 2)
 
     def forward(self, x):
-        y = self.fc(self.norm(self.conv(x)).mean((2, 3)))
-        return y
+        return self.fc(self.norm(self.conv(x)).mean((2, 3)))
 
 
 @pytest.fixture
@@ -356,8 +355,7 @@ def test_steps_on_the_rows_with_a_gradient_are_the_dense_ones_bit_for_bit():
             self.a, self.b, _, self.c = copy.deepcopy(layers)
 
         def forward(self, x):
-            logits = self.a(self.c(self.b(x).flatten(1)))
-            return logits
+            return self.a(self.c(self.b(x).flatten(1)))
 
     ours, dense = FlatModel(Net()), FlatModel(Net())
     y, sparse_steps = torch.tensor([0, 1, 2, 0, 1, 2]), 0

@@ -35,8 +35,7 @@ class Gate(nn.Module):
         self.own, self.gate = layer, nn.Linear(layer.in_features, layer.in_features)
 
     def forward(self, z):
-        logits = self.own(z * torch.sigmoid(self.gate(z)))
-        return logits
+        return self.own(z * torch.sigmoid(self.gate(z)))
 
 
 def test_a_head_stands_behind_the_body_in_one_vector():

@@ -50,14 +50,12 @@ class Mixed(nn.Module):
 
     def forward(self, x):
         z = self.group(self.gru(self.fc(x).relu() * self.scale)).sum(1)
-        found = self.out(z)
-        return found
+        return self.out(z)
 
 
 class Twice(Mixed):
     def forward(self, x):
-        found = super().forward(x) + self.out(self.fc(x).sum(1))
-        return found
+        return super().forward(x) + self.out(self.fc(x).sum(1))
 
 
 def small_features(logits, h, y):
@@ -208,8 +206,7 @@ class Centred(nn.Module):
         self.out = nn.Linear(4, 3)
 
     def forward(self, x):
-        found = self.out(x - x.mean(0).detach() if self.training else x)
-        return found
+        return self.out(x - x.mean(0).detach() if self.training else x)
 
 
 def test_records_that_mix_in_training_only_go_one_by_one():
@@ -231,8 +228,7 @@ class Counting(nn.Module):
     def forward(self, x):
         if self.training:
             self.seen.add_(1 + len(x))  # type: ignore[operator]
-        found = self.out(x)
-        return found
+        return self.out(x)
 
 
 @pytest.mark.parametrize("like", [torch.zeros(1), torch.zeros(1, dtype=torch.int64)])
@@ -257,8 +253,7 @@ class Strict(nn.Module):
     def forward(self, x):
         if bool((x > 50).any()):
             raise ValueError(f"{float(x.max())} is too large")
-        found = self.out(x)
-        return found
+        return self.out(x)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -297,8 +292,7 @@ def test_no_record_counts_for_more_where_its_weighted_gradient_underflows(size):
             self.fc = nn.Linear(1, 64, bias=False)
 
         def forward(self, x):
-            found = self.fc(x) * (1e5 / size)
-            return found
+            return self.fc(x) * (1e5 / size)
 
     model = FlatModel(Scaled())
     model.vector.zero_()

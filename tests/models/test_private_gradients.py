@@ -42,8 +42,7 @@ class Twice(nn.Module):
         self.fc, self.out = nn.Linear(5, 5), nn.Linear(5, 3)
 
     def forward(self, x):
-        found = self.out(self.fc(self.fc(x).relu()))
-        return found
+        return self.out(self.fc(self.fc(x).relu()))
 
 
 def check_patients(model, x, y, loss=F.cross_entropy):
@@ -161,8 +160,7 @@ def test_a_gru_s_weights_are_those_of_single_passes():
             self.gru, self.out = Gru(3, 4), nn.Linear(4, 3)
 
         def forward(self, x):
-            found = self.out(self.gru(x).square().sum(1))
-            return found
+            return self.out(self.gru(x).square().sum(1))
 
     torch.manual_seed(0)
     model, x, y = FlatModel(States()), torch.randn(5, 16, 3), torch.arange(5) % 3
@@ -198,8 +196,7 @@ def test_no_record_counts_for_more_where_a_gradient_cancels(bias):
 
         def forward(self, x):
             z = self.fc(self.norm(x))
-            found = self.out(((z - z.mean(1, keepdim=True)) * x).sum(1))
-            return found
+            return self.out(((z - z.mean(1, keepdim=True)) * x).sum(1))
 
     for number in range(8):
         torch.manual_seed(number)
@@ -224,8 +221,7 @@ def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(small
             self.fc = nn.Linear(1024, 3, bias=False)
 
         def forward(self, x):
-            found = self.fc(x) * (3e-4 / small)
-            return found
+            return self.fc(x) * (3e-4 / small)
 
     torch.manual_seed(0)
     model, x, y = FlatModel(Scaled()), torch.full((1, 1024), small), torch.tensor([0])

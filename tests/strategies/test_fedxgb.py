@@ -76,8 +76,7 @@ def outputs_of(run, vector, x):
     """The logit of class 1."""
     model = model_of()
     model.load(vector)
-    found = model.module(torch.from_numpy(x))[:, 1].detach().numpy()
-    return found
+    return model.module(torch.from_numpy(x))[:, 1].detach().numpy()
 
 
 @pytest.mark.parametrize(

@@ -318,8 +318,7 @@ class CodedWords(nn.Module):
         self.linear = nn.Linear(8, classes)
 
     def forward(self, x):
-        result = self.linear(self.embedding(x.long().clamp(0, 499)).mean(1))
-        return result
+        return self.linear(self.embedding(x.long().clamp(0, 499)).mean(1))
 
 
 @pytest.fixture

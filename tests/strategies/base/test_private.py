@@ -106,6 +106,7 @@ def test_what_leaves_is_a_function_of_noised_gradients_only(
     assert [key for key in one if not equal(one[key], other[key])] == []
 
 
+UNSCALED = {"dp": True, "normalization": "none"}
 # Texts, signals, several inputs, outlines, volumes, and parts of a network
 OF_DATA = {
     **{
@@ -128,13 +129,7 @@ def test_it_is_with_every_input_task_and_part(tmp_path, unseen, name):
     """Whole runs of Ditto, whose own model sees the records as they are; then with inputs in another order, and masks,
     findings and measurements that are all those of the first record.
     """
-    settings = {
-        **OF_DATA[name],
-        "strategy": "ditto",
-        "dp": True,
-        "normalization": "none",
-        "rounds": 2,
-    }
+    settings = {**OF_DATA[name], **UNSCALED, "strategy": "ditto", "rounds": 2}
     kind, _, _ = name.partition(",")
     files = hospital_files(tmp_path, kind)
     one = messages(federate(files, state_dir=tmp_path / "one", **settings))
@@ -154,13 +149,7 @@ def test_it_is_with_every_input_task_and_part(tmp_path, unseen, name):
 @pytest.mark.parametrize("name", OF_DATA)
 def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path, name):
     """A round with noise, in which the records of each network go together."""
-    settings = {
-        **OF_DATA[name],
-        "strategy": "fedavg",
-        "dp": True,
-        "normalization": "none",
-        "rounds": 1,
-    }
+    settings = {**OF_DATA[name], **UNSCALED, "strategy": "fedavg", "rounds": 1}
     seen = []
     real = Clipping._trial
 
@@ -180,12 +169,7 @@ def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path, name):
 
 
 def test_survival_is_refused(tmp_path):
-    settings = {
-        **NETWORKS["survival"],
-        "strategy": "fedavg",
-        "dp": True,
-        "normalization": "none",
-    }
+    settings = {**NETWORKS["survival"], **UNSCALED, "strategy": "fedavg"}
     with pytest.raises(
         Exception, match="dp = true: not for survival: Cox's loss is no sum over records"
     ):
@@ -423,10 +407,17 @@ def test_what_is_not_private_is_refused_by_the_silo(three, tmp_path, changes, li
         federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, **changes))
 
 
-@pytest.mark.parametrize("changes, line", [({"ala": True}, "not with ala = true")])
+@pytest.mark.parametrize(
+    "changes, line",
+    [
+        ({"ala": True}, "^dp = true: not with ala = true"),
+        # Beyond what float32 tells
+        ({"dp__clip_norm": 1e-44}, r"dp\.clip-norm"),
+        ({"dp__clip_norm": 1e30}, r"dp\.clip-norm"),
+    ],
+)
 def test_what_does_not_go_with_it_is_refused(three, changes, line):
-    with pytest.raises(UserError, match=f"^dp = true: {line}"):
-        settings_of(three, strategy="fedavg", dp=True, **changes)
+    fails(UserError, line, settings_of, three, strategy="fedavg", dp=True, **changes)
 
 
 def test_patients_are_drawn_whole(tmp_path):
@@ -468,22 +459,30 @@ def test_whether_a_model_without_noise_diverges_is_not_told(three, tmp_path):
     assert len(whole[1e30]) == len(whole[0.1]) == 6
 
 
-def test_a_study_s_step_is_counted_from_the_received_model(tmp_path):
+START = torch.ones(8)
+ROUND: dict[str, Any] = {
+    "round": 1,
+    "models": {GLOBAL: Model(START)},
+    "numbers": {},
+    "evaluate": False,
+}
+
+
+def silo_at_one(rows, model=None, **more):
+    """A silo of these records of three columns and one class; every initial model is ones."""
+    train = Samples(rows, np.zeros(len(rows), np.int64))
+    model = model or flat_model("linear", (3,), 2, None, "cpu")
+    return Silo("a", train, train, train, model, lambda purpose: START, **more)
+
+
+def test_a_study_s_step_is_counted_from_the_received_model():
     """With noise: the silo's own one, which may have none, decides nothing, be it near or far."""
-    rows, labels = np.zeros((4, 3), np.float32), np.zeros(4, np.int64)
-    model = flat_model("linear", (3,), 2, None, "cpu")
-    train, start = Samples(rows, labels), torch.ones(model.layout.size)
-    silo = Silo("a", train, train, train, model, lambda purpose: start, max_step=0.5)
+    silo = silo_at_one(np.zeros((4, 3), np.float32), max_step=0.5)
     common, info = Common(dp=True, batch_size=2, rounds=2), strategies()["fedavg"].info
 
     def sent(size, own, this=2, *, dp=True):
-        vector = size * start
-        config = {
-            "round": this,
-            "models": {GLOBAL: Model(vector)},
-            "numbers": {},
-            "evaluate": False,
-        }
+        vector = size * START
+        config = {**ROUND, "round": this, "models": {GLOBAL: Model(vector)}}
         client = SiloClient(silo, common, NoSettings(), own, info)
         if dp:
             private_round(client, Privacy(), Units(4), b"key", config)
@@ -491,12 +490,12 @@ def test_a_study_s_step_is_counted_from_the_received_model(tmp_path):
         return client.state
 
     for own in (1.0, 5.0, 9.0):
-        state = sent(1.4, State({"personal": own * start, "received": start}))
-        assert torch.equal(state.arrays["received"], 1.4 * start)
-        with pytest.raises(UserError, match="of round 2 is 4 lengths away"):
-            sent(5.0, State({"personal": own * start, "received": start}))
-    with pytest.raises(UserError, match="of round 2 is 4 lengths away"):
-        sent(5.0, State({"personal": start}), dp=False)
+        state = sent(1.4, State({"personal": own * START, "received": START}))
+        assert torch.equal(state.arrays["received"], 1.4 * START)
+        far = State({"personal": own * START, "received": START})
+        fails(UserError, "of round 2 is 4 lengths away", sent, 5.0, far)
+    near_by = State({"personal": START})
+    fails(UserError, "of round 2 is 4 lengths away", sent, 5.0, near_by, dp=False)
     # Before its first training
     for this, reason in ((1, "the first model is not the one"), (2, "is 4 lengths away")):
         fails(UserError, reason, sent, 5.0, State(), this)
@@ -514,8 +513,7 @@ class Failing(torch.nn.Module):
     def forward(self, x):
         if not self.training or bool((x > 50).any()):
             raise ValueError("a value of a record")
-        found = self.out(x)
-        return found
+        return self.out(x)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "apfl"])
@@ -524,69 +522,41 @@ def test_no_error_depends_on_the_records(name):
     model, method = FlatModel(Failing()), strategies()[name]
     rows = np.zeros((4, 3), np.float32)
     rows[2] = 51
-    split, start = Samples(rows, np.zeros(4, np.int64)), torch.ones(model.layout.size)
-    silo = Silo("a", split, split, split, model, lambda purpose: start)
+    silo = silo_at_one(rows, model)
     common = Common(dp=True, batch_size=4, rounds=2, strategy=name)
-    config = {"round": 1, "models": {GLOBAL: Model(start)}, "numbers": {}, "evaluate": True}
+    config = {**ROUND, "evaluate": True}
     client = method.client(silo, common, method.Settings(), State(), method.info)
     private_round(client, Privacy(), Units(4), b"key", config)
-    vectors, _, metrics = client.fit([start], config)
+    vectors, _, metrics = client.fit([START], config)
     assert bool(torch.isfinite(vectors[0]).all()) and not any("test" in key for key in metrics)
     assert model.module.training
 
 
-def test_a_late_joiner_s_samples_are_others():
-    """With ``late`` the own model may start from another one, so that two replies would be of one sample."""
-    rows, labels = np.zeros((64, 3), np.float32), np.zeros(64, np.int64)
-    model = flat_model("linear", (3,), 2, None, "cpu")
-    train, start = Samples(rows, labels), torch.ones(model.layout.size)
-    silo = Silo("a", train, train, train, model, lambda purpose: start)
-    common, info = Common(dp=True, batch_size=32, rounds=2), strategies()["fedavg"].info
-    config = {"round": 2, "models": {GLOBAL: Model(start)}, "numbers": {}, "evaluate": False}
-    drawn = []
-    for more in ({}, {}, {"late": 2}):
-        client = SiloClient(silo, common, NoSettings(), State(), info)
-        private_round(client, Privacy(), Units(64), b"key", {**config, **more})
-        assert client.privacy is not None
-        drawn.append(
-            [
-                index.tolist()
-                for index, _ in client.privacy.draw_batches(1, 0, torch.device("cpu"))
-            ]
-        )
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
 @pytest.mark.parametrize(
-    "change", [{"threads": 2}, {"device": "cuda"}, {"network": ("mlp", "dropout = 0.5")}]
+    "change",
+    [
+        # Its own model may start from another one, so that two replies would be of one sample
+        {"late": 2},
+        # What changes the rounding of a sum: else a server gets new noise on one sample as often as it likes, each
+        # charged as if of another sample
+        {"threads": 2},
+        {"device": "cuda"},
+        {"network": ("mlp", "dropout = 0.5")},
+    ],
 )
-def test_what_changes_the_rounding_of_a_sum_draws_other_samples(change):
-    """Else a server gets new noise on one sample as often as it likes, each charged as if of another sample."""
-    model = flat_model("linear", (3,), 2, None, "cpu")
-    train = Samples(np.zeros((64, 3), np.float32), np.zeros(64, np.int64))
-    start = torch.ones(model.layout.size)
-    silo = Silo("a", train, train, train, model, lambda purpose: start)
-    config = {"round": 2, "models": {GLOBAL: Model(start)}, "numbers": {}, "evaluate": False}
+def test_what_changes_the_numbers_of_a_round_draws_other_samples(change):
+    silo, config = silo_at_one(np.zeros((64, 3), np.float32)), {**ROUND, "round": 2}
     drawn = []
     for more in ({}, change, {"out": "another"}):
-        own: dict[str, Any] = {k: v for k, v in more.items() if k != "network"}
+        own: dict[str, Any] = {k: v for k, v in more.items() if k not in ("late", "network")}
         common = Common(dp=True, batch_size=32, rounds=2, **own)
         client = SiloClient(silo, common, NoSettings(), State(), strategies()["fedavg"].info)
-        private_round(client, Privacy(), Units(64), b"key", config, more.get("network"))
+        told = {**config, **{k: v for k, v in more.items() if k == "late"}}
+        private_round(client, Privacy(), Units(64), b"key", told, more.get("network"))
         assert client.privacy is not None
-        drawn.append(
-            [
-                index.tolist()
-                for index, _ in client.privacy.draw_batches(1, 0, torch.device("cpu"))
-            ]
-        )
+        batches = client.privacy.draw_batches(1, 0, torch.device("cpu"))
+        drawn.append([index.tolist() for index, _ in batches])
     assert drawn[0] == drawn[2] != drawn[1]
-
-
-@pytest.mark.parametrize("norm", [1e-44, 1e30])
-def test_a_clip_norm_beyond_what_float32_tells_is_refused(three, norm):
-    with pytest.raises(UserError, match=r"dp\.clip-norm"):
-        settings_of(three, strategy="fedavg", dp=True, dp__clip_norm=norm)
 
 
 def test_the_key_of_the_noise_is_made_once_and_belongs_to_its_owner(tmp_path):
