@@ -26,7 +26,7 @@ MOST_TOKENS = {
     "strategies": 82_800,
     "client": 92_000,
     "server": 112_900,
-    "tests": 585_700,
+    "tests": 583_300,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
