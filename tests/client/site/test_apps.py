@@ -44,15 +44,19 @@ def test_of_this_checkout(tmp_path):
     assert not any(name.startswith(".venv/") for name in files_of(ROOT))
 
 
-def test_the_app_of_this_checkout_holds_every_module():
-    """A pattern of `.gitignore` that means a folder at the top, `site/`, takes `client/site/` out of the app too."""
+def test_the_app_of_this_checkout_holds_every_module_and_table():
+    """`fab-include` names each kind of file by folder.
+
+    A pattern of `.gitignore` that means a folder at the top, `site/`, takes `client/site/` out of the app too.
+    """
     with zipfile.ZipFile(io.BytesIO(build(ROOT))) as app:
         held = set(app.namelist())
     folders = ("client", "models", "partitions", "server", "strategies")
     modules = {
         path.relative_to(ROOT).as_posix()
         for folder in folders
-        for path in (ROOT / folder).rglob("*.py")
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in (".py", ".toml", ".json")
     }
     assert len(modules) > 200 and sorted(modules - held) == []
 
