@@ -22,7 +22,7 @@ from client.site.trust.audit import settings_of
 from client.site.trust.audit_page import (
     cause,
     check_receipts,
-    kinds,
+    describe_run,
     receipt_text,
     withheld_text,
 )
@@ -77,7 +77,7 @@ def study_record(
         "decisions": [
             {key: entry[field] for key, field in DECISION.items()} for entry in decided
         ],
-        "runs": list(_runs(left, settings)),
+        "runs": _runs(left, settings),
         "messages": len(left),
         "bytes": sum(entry["bytes"] for entry in left),
         "errors": _errors([*left, *outside]),
@@ -117,31 +117,11 @@ def _of_approval(state: Path, name: str) -> dict[str, Any]:
 
 def _runs(
     left: Sequence[Entry], settings: Mapping[int, Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     runs: dict[tuple[str, str], list[Entry]] = {}
     for entry in left:
         runs.setdefault((entry["run-id"], entry["settings"]), []).append(entry)
-    for (run_id, digest), sent in runs.items():
-        rounds = sorted({entry["round"] for entry in sent if entry["round"]})
-        yield {
-            "run": next((entry["run"] for entry in sent if entry["run"]), ""),
-            "run-id": run_id,
-            "method": sent[0]["method"],
-            "asked-by": sorted({entry["asked-by"] for entry in sent}),
-            "from": sent[0]["time"],
-            "to": sent[-1]["time"],
-            "rounds": [rounds[0], rounds[-1]] if rounds else [],
-            "messages": dict(Counter(entry["asked"] for entry in sent)),
-            "bytes": sum(entry["bytes"] for entry in sent),
-            "left": {
-                what: {"count": count, "bytes": size}
-                for what, (count, size) in kinds(sent).items()
-            },
-            "settings": next(
-                (dict(settings[e["line"]]) for e in sent if e["line"] in settings), {}
-            ),
-            "settings-sha256": digest,
-        }
+    return [describe_run(sent, settings) for sent in runs.values()]
 
 
 def _policies(left: Iterable[Entry], entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:

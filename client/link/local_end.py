@@ -93,14 +93,6 @@ NAME = "link"
 VIA_CA = "via-ca.crt"  # beside a container's compose file, and then in /site
 
 
-class NoLink(Exception):
-    """The relay cannot be reached; `check` has the cause and the fix."""
-
-    def __init__(self, check: Check) -> None:
-        super().__init__(check.detail)
-        self.check = check
-
-
 class Link:
     """A link of one silo; as a context it listens on a loopback port of its own."""
 
@@ -147,26 +139,26 @@ class Link:
                 return Check(
                     NAME, True, f"{self.url} carries this silo to {self.site.server}{how}"
                 )
-        except NoLink as fault:
+        except Blocked as fault:
             return fault.check
 
     @contextlib.contextmanager
     def open_socket(self) -> Iterator[ClientConnection | Posts]:
-        """Open one link to the relay, ready for gRPC's bytes. Raises NoLink."""
+        """Open one link to the relay, ready for gRPC's bytes. Raises Blocked."""
         with self._carrier() as carrier:
             try:
                 nonce = carrier.recv(OPEN_SECONDS)
                 if not isinstance(nonce, bytes) or len(nonce) != NONCE_BYTES:
-                    raise NoLink(_no_relay(self.url))
+                    raise Blocked(_no_relay(self.url))
                 carrier.send(answer(self.key, nonce))
                 if carrier.recv(OPEN_SECONDS) != READY:
-                    raise NoLink(_no_relay(self.url))
+                    raise Blocked(_no_relay(self.url))
             except (OSError, WebSocketException) as error:
-                raise NoLink(fault_of(error, self.way, self.url)) from None
+                raise Blocked(fault_of(error, self.way, self.url)) from None
             yield carrier
 
     def _carrier(self) -> AbstractContextManager[ClientConnection | Posts]:
-        """Return a WebSocket; POSTs where the way is open, and no WebSocket comes through. Raises NoLink."""
+        """Return a WebSocket; POSTs where the way is open, and no WebSocket comes through. Raises Blocked."""
         try:
             if not self.by_posts:
                 return self._websocket()
@@ -176,11 +168,11 @@ class Link:
                 error,
                 WebSocketException | TimeoutError | ConnectionResetError | ssl.SSLEOFError,
             ):
-                raise NoLink(first) from None
+                raise Blocked(first) from None
         try:
             posts = Posts(self._connection, self.path)
         except (OSError, WebSocketException) as error:
-            raise NoLink(
+            raise Blocked(
                 first if not self.by_posts else fault_of(error, self.way, self.url)
             ) from None
         self.by_posts = True
@@ -230,7 +222,7 @@ class Link:
                     with self.open_socket() as remote:
                         local.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
                         carry(local, remote)
-                except NoLink as fault:
+                except Blocked as fault:
                     reason = fault.check.detail.encode("ascii", "replace").decode()
                     local.sendall(f"HTTP/1.1 502 {reason[:400]}\r\n\r\n".encode())
 

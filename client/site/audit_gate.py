@@ -34,6 +34,7 @@ from .counts import budget_of, charge_bytes, note_reply
 from .flower import internal
 from .parsed import SiteError
 from .record import Record
+from .study.protocol import StudyProtocol
 from .terms import Terms
 from .trust import receipts
 from .trust.chain import canonical, digest, utc_now, write_whole
@@ -58,78 +59,53 @@ METADATA = (
 
 @dataclass(frozen=True)
 class MessageInfo:
-    """The data of a message before its reply: the log's folder, who sent what, and with which app.
+    """The data of a message before its reply: the log's folder, and its fields in a line, which lacks those of None.
 
-    The fields have the order of a log line. The server chooses the run's name and round: they are not verified. An
-    allowed message also gets its study, its charge and its receipt (`dataclasses.replace`).
+    The server chooses the run's name and round: they are not verified. An allowed message also gets its study, its
+    receipt, and its charge to the privacy budget (`messages.charge_message`).
     """
 
-    folder: str  # of the log
-    silo: str
-    asked_by: str
-    run_id: str
-    run: str
-    round: int
-    asked: str
-    method: str
-    app: str  # SHA-256 of the app's build
-    settings: str  # SHA-256 of the run's settings
-    run_config: Mapping[str, Any]
-    rule: str
-    policy: str
-    rules: Mapping[str, Any]
-    versions: Mapping[str, str]
-    cohort: str
-    study: Mapping[str, Any] | None = None  # name, digest, and how many bytes may leave
-    # The log's entry about the server's receipt (`take_receipt`)
-    receipt: Mapping[str, Any] | None = None
-    # The charge to the privacy budget (`messages.charge_message`)
+    folder: Path
+    line: Mapping[str, Any]
+    study: StudyProtocol | None = None
     charged: Charged | None = None
-    # SHA-256 of the source of the run's trainer, as this site has it; empty: not found here
-    trainer: str | None = None
-    # The slot of a masked vector, or of an answer about its masks
-    secure: Mapping[str, Any] | None = None
 
-    @property
-    def state(self) -> Path:
-        """Return the silo's state directory."""
-        return Path(self.folder).parent
-
-    def fields(self) -> dict[str, Any]:
-        """Return the message's fields in a log line; its study without the limit."""
-        own = {
-            key.replace("_", "-"): value
-            for key, value in vars(self).items()
-            if key not in ("folder", "charged")
-        }
-        if self.study:
-            own["study"] = {key: self.study[key] for key in ("name", "digest")}
-        return {key: value for key, value in own.items() if value is not None}
+    def add(self, **fields: Any) -> "MessageInfo":
+        """Return the info with these fields of its line."""
+        return replace(self, line={**self.line, **fields})
 
 
 def describe_message(message: Any, context: Any, app: str, terms: Terms) -> MessageInfo:
     """Return the data of a message; `app` is the SHA-256 of the app's build."""
     node, config, policy = dict(context.node_config), config_of(message), terms.policy
     settings = {key: context.run_config[key] for key in sorted(context.run_config)}
-    return MessageInfo(
-        folder=str(folder_of(node)),
-        silo=str(node.get("name", "")),
-        asked_by=os.environ.get("SILOFL_SERVER") or "unknown",
-        run_id=str(context.run_id),
-        run=str(config.get("run", ""))[:MOST_TEXT],
-        round=config.get("round", 0) if isinstance(config.get("round", 0), int) else 0,
-        asked=str(message.metadata.message_type)[:MOST_TEXT],
-        method=str(settings.get("strategy", ""))[:MOST_TEXT],
-        app=app,
-        settings=digest(canonical(settings)),
-        run_config=settings,
-        rule=rule_of(terms),
-        policy=policy.sha256 if policy else "",
-        rules=rule_values(policy) if policy else {},
-        versions=versions(),
-        cohort=cohort_of(node),
-        trainer=digest_of_code(str(settings["trainer"])) if settings.get("trainer") else None,
-    )
+    line = {
+        "silo": str(node.get("name", "")),
+        "asked-by": os.environ.get("SILOFL_SERVER") or "unknown",
+        "run-id": str(context.run_id),
+        "run": str(config.get("run", ""))[:MOST_TEXT],
+        "round": config.get("round", 0) if isinstance(config.get("round", 0), int) else 0,
+        "asked": str(message.metadata.message_type)[:MOST_TEXT],
+        "method": str(settings.get("strategy", ""))[:MOST_TEXT],
+        "app": app,
+        "settings": digest(canonical(settings)),
+        "run-config": settings,
+        "rule": rule_of(terms),
+        "policy": policy.sha256 if policy else "",
+        "rules": rule_values(policy) if policy else {},
+        "versions": versions(),
+        "cohort": cohort_of(node),
+        "study": None,
+        # The log's entry about the server's receipt (`take_receipt`)
+        "receipt": None,
+        # SHA-256 of the source of the run's trainer, as this site has it; empty: not found here
+        "trainer": digest_of_code(str(settings["trainer"]))
+        if settings.get("trainer")
+        else None,
+        # The slot of a masked vector, or of an answer about its masks
+        "secure": None,
+    }
+    return MessageInfo(folder_of(node), line)
 
 
 def cohort_of(node_config: Mapping[str, Any]) -> str:
@@ -160,8 +136,8 @@ def in_study(info: MessageInfo, terms: Terms) -> MessageInfo:
     study = terms.study
     if study is None:
         return info
-    own = {"name": study.name, "digest": study.digest, "bytes": study.limits.bytes}
-    return replace(info, study=own, rules=rule_values(terms.rules))
+    own = {"name": study.name, "digest": study.digest}
+    return replace(info.add(study=own, rules=rule_values(terms.rules)), study=study)
 
 
 def take_receipt(message: Any, context: Any, terms: Terms) -> dict[str, Any] | None:
@@ -202,12 +178,14 @@ def release_reply(reply: Any, info: MessageInfo, message: Any) -> Any:
     try:
         spent = None
         if info.charged is not None and not reply.has_error():
-            spent = note_charged(reply, info.charged, info.state)
+            spent = note_charged(reply, info.charged, info.folder.parent)
         number, own = write_down(reply, info, spent)
         if receipts.ASKED in config_of(message) and not reply.has_error():
             from flwr.app import ConfigRecord
 
-            reply.content[receipts.RECORD] = ConfigRecord(receipts.head(number, own, info.silo))
+            reply.content[receipts.RECORD] = ConfigRecord(
+                receipts.head(number, own, info.line["silo"])
+            )
         return reply
     except Exception as error:
         reason = (
@@ -246,20 +224,21 @@ def write_down(
     """
     withheld = take_withheld(reply)
     held = {} if withheld is None else {"withheld": withheld}
-    sent, now, record = list(records(reply)), utc_now(), Record(info.state)
+    sent, now, record = list(records(reply)), utc_now(), Record(info.folder.parent)
     total = sum(one["bytes"] for one in sent)
     with record.write() as db:
         before: dict[str, float] = {}
         after: dict[str, float] = {}
         if info.study:
             charge_bytes(db, info.study, total)
-            before, after = budget_of(db, info.study, info.silo, total)
+            before, after = budget_of(db, info.study.name, info.line["silo"], total)
         if spent is not None:
             # The epsilon that the people in the data have spent, at this delta
             before = {**before, "epsilon": spent.before, "delta": spent.delta}
             after = {**after, "epsilon": spent.after, "delta": spent.delta}
         used = {"budget": {"before": before, "after": after}}
-        entry = {"time": now, **info.fields(), **used, **held, "bytes": total, "sent": sent}
+        fields = {key: value for key, value in info.line.items() if value is not None}
+        entry = {"time": now, **fields, **used, **held, "bytes": total, "sent": sent}
         return note_reply(db, record, entry)
 
 

@@ -96,13 +96,12 @@ def count_used(
 
 
 def budget_of(
-    db: sqlite3.Connection, study: Mapping[str, Any], silo: str, size: int
+    db: sqlite3.Connection, name: str, silo: str, size: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return this silo's use of each limit without its last message, and with it; its reply has ``size`` bytes.
+    """Return a silo's use of each limit of a study without its last message, and with it; its reply has ``size`` bytes.
 
     A silo answers one message at a time, and each counts before its reply.
     """
-    name = str(study["name"])
     own = "FROM messages WHERE study = ? AND study != '' AND silo = ?"
     (last,) = db.execute(f"SELECT max(rowid) {own}", (name, silo)).fetchone()
     sent = sent_bytes(db, name)
@@ -144,12 +143,12 @@ def note_reply(
     return number, own
 
 
-def charge_bytes(db: sqlite3.Connection, study: Mapping[str, Any], size: int) -> None:
-    """Raise SiteError if a study (name, and the limit ``bytes``) allows no reply of this size."""
-    sent, most = sent_bytes(db, str(study["name"])), int(study["bytes"])
+def charge_bytes(db: sqlite3.Connection, study: StudyProtocol, size: int) -> None:
+    """Raise SiteError if a study allows no reply of this size."""
+    sent, most = sent_bytes(db, study.name), study.limits.bytes
     if sent + size > most:
         raise SiteError(
-            f"the study {study['name']} has limits.bytes = {most}; {sent} have left, and {size} follow"
+            f"the study {study.name} has limits.bytes = {most}; {sent} have left, and {size} follow"
         )
 
 

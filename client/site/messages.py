@@ -59,7 +59,7 @@ def pass_gate(
         secure = SecureMessage(message, context, terms)
         receipt = take_receipt(message, context, terms)
         charged = charge_message(message, context, terms)
-        info = replace(in_study(info, terms), receipt=receipt, charged=charged)
+        info = replace(in_study(info, terms).add(receipt=receipt), charged=charged)
     except Exception as error:
         reply = refuse_for(message, error)
     else:
@@ -76,7 +76,7 @@ def pass_gate(
             reply = secure.reply(answer_noted)
         except Exception as error:
             reply = refuse_for(message, error)
-        info = replace(info, secure=secure.note or None, charged=charged)
+        info = replace(info.add(secure=secure.note or None), charged=charged)
     return release_reply(reply, info, message)
 
 

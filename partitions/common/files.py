@@ -2,6 +2,8 @@
 
 Only its user can read what silofl writes (data, models, runs): files are 0600, folders 0700. With ``SILOFL_SHARED=1``
 the umask applies instead. (The server's container sets it, because the host's user works in its ``runs/`` too.)
+
+A hospital's own process loads this file, too (`client/site/trust/chain.py`): its imports are relative.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeGuard
 
-from partitions.common.errors import DataError
+from .errors import DataError
 
 LOOK_SECONDS = 0.1  # between two attempts to take a lock
 
@@ -67,12 +69,14 @@ def write_atomically(
     *,
     mode: int | None = None,
     keep: Path | None = None,
+    sync_name: bool = True,
 ) -> None:
     """Write to a temporary name beside ``path``, flush it, rename it: a reader sees the old file or the new one.
 
     * ``content``: the content, or a function that writes to a given path.
     * ``mode``: the file's permissions, from its first byte on (None: by the umask).
     * ``keep``: the path to which the old file is moved, once the new one is written; None: it is replaced.
+    * ``sync_name``: whether to wait for the folder's list of names; if not, a power cut may leave the old file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Permissions 0600
@@ -89,7 +93,8 @@ def write_atomically(
         if keep is not None and path.exists():
             os.replace(path, keep)
         os.replace(temporary, path)
-        sync(path.parent)
+        if sync_name:
+            sync(path.parent)
     except OSError as error:
         raise name_file(error, path) from None
     finally:

@@ -10,7 +10,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -204,7 +204,7 @@ def audited(grid: TinyGrid, *, takes_receipts: bool = False) -> None:
         terms = read_terms(context.node_config, context.run_config)
         info = audit_gate.describe_message(message, context, "ab" * 32, terms)
         receipt = audit_gate.take_receipt(message, context, terms) if takes_receipts else None
-        infos[silo] = replace(info, receipt=receipt)
+        infos[silo] = info.add(receipt=receipt)
 
     def after(silo: str, message: Message, reply: Message) -> Message:
         released: Message = audit_gate.release_reply(reply, infos[silo], message)

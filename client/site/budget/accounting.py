@@ -163,13 +163,7 @@ class MessageCost:
     @property
     def fields(self) -> dict[str, Any]:
         """Return the values as in a line of the ledger."""
-        return {
-            "unit": self.unit,
-            "units": self.units,
-            "rate": self.rate,
-            "noise": self.noise,
-            "steps": self.steps,
-        }
+        return {name: value for name, value in vars(self).items() if name != "delta"}
 
 
 def accountant() -> Any:
@@ -231,14 +225,9 @@ def cost_of(run: Mapping[str, Any], data: DataFile) -> MessageCost:
 def steps_of(run: Mapping[str, Any], per_epoch: float, value: Callable[[str], float]) -> int:
     """Return the number of noised steps of one training message, over all epochs of each training with noise.
 
-    Raises SiteError for a method without a declaration of differential privacy at this site.
+    The policy refuses a method without a declaration of differential privacy (`privacy_faults`).
     """
-    method = str(run.get("strategy"))
-    declared = METHODS.get(method, {}).get("dp")
-    if not declared:
-        raise SiteError(
-            f"strategy = {method[:80]}: this site knows no differential privacy of it"
-        )
+    declared = METHODS[str(run.get("strategy"))]["dp"]
     if isinstance(declared, str):  # nothing computed from the data leaves
         return 0
     epochs = (count for term in declared for count in epochs_of(term, run, value))

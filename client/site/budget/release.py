@@ -124,8 +124,6 @@ def config_of(message: Any) -> dict[str, Any]:
 
 def _arrays(message: Any) -> list[tuple[object, ...]]:
     """Return every array of a message: its place, type, shape and SHA-256."""
-    if not message.has_content():
-        return []
     return [
         (name, key, str(array.dtype), tuple(array.shape), str(array.stype), digest(array.data))
         for name, arrays in sorted(message.content.array_records.items())
@@ -135,8 +133,6 @@ def _arrays(message: Any) -> list[tuple[object, ...]]:
 
 def _values(message: Any) -> list[tuple[object, ...]]:
     """Return every other value of a message, by its record."""
-    if not message.has_content():
-        return []
     content = message.content
     return [
         (kind, name, sorted(record.items()))

@@ -248,11 +248,9 @@ def _constraint_fault(allowed: Any, default: Any) -> str:
     if isinstance(allowed, list) and not allowed:
         return "a list of the values that it may have is needed here"
     for value in allowed if isinstance(allowed, list) else [allowed]:
-        if isinstance(value, dict | list) or isinstance(value, bool) != isinstance(
-            default, bool
+        if isinstance(value, dict | list) or any(
+            isinstance(value, kind) != isinstance(default, kind) for kind in (bool, str)
         ):
-            return f"a value like {default!r} is needed here"
-        if isinstance(value, str) != isinstance(default, str):
             return f"a value like {default!r} is needed here"
     return ""
 

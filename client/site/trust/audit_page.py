@@ -60,27 +60,43 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
         for e in decided
     ]
     for sent in runs.values():
-        asked = next(
-            (settings[entry["line"]] for entry in sent if entry["line"] in settings), {}
-        )
-        lines += ["", *of_run(sent, asked, all_settings)]
+        lines += ["", *of_run(sent, describe_run(sent, settings), all_settings)]
     others = sorted({entry["time"][:7] for entry in entries} - {month})
     if others:
         lines += ["", f"other months: {', '.join(others)} (--month)"]
     return "\n".join(map(escape, lines))
 
 
-def of_run(
-    sent: Sequence[Entry], settings: Mapping[str, Any], all_settings: bool
-) -> Iterator[str]:
-    """Yield the lines of one run, with its settings as the server sent them: all, or those other than the defaults."""
-    first, last = sent[0], sent[-1]
-    name = next((entry["run"] for entry in sent if entry["run"]), "") or "a run without a name"
+def describe_run(
+    sent: Sequence[Entry], settings: Mapping[int, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what the lines of one run tell of it. ``settings``: by line (`settings_of`)."""
     rounds = sorted({entry["round"] for entry in sent if entry["round"]})
-    span = f", rounds {rounds[0]} to {rounds[-1]}" if rounds else ""
-    yield f"{name} ({first['method'] or 'no method'}; run {first['run-id']})"
-    yield f"  asked by  {first['asked-by']}, {first['time']} to {last['time']}"
-    yield f"  with      app {first['app']}, settings {first['settings'][:16]}"
+    return {
+        "run": next((entry["run"] for entry in sent if entry["run"]), ""),
+        "run-id": sent[0]["run-id"],
+        "method": sent[0]["method"],
+        "asked-by": sorted({entry["asked-by"] for entry in sent}),
+        "from": sent[0]["time"],
+        "to": sent[-1]["time"],
+        "rounds": [rounds[0], rounds[-1]] if rounds else [],
+        "messages": dict(Counter(entry["asked"] for entry in sent)),
+        "bytes": sum(entry["bytes"] for entry in sent),
+        "left": kinds(sent),
+        "settings": next(
+            (dict(settings[e["line"]]) for e in sent if e["line"] in settings), {}
+        ),
+        "settings-sha256": sent[0]["settings"],
+    }
+
+
+def of_run(sent: Sequence[Entry], run: Mapping[str, Any], all_settings: bool) -> Iterator[str]:
+    """Yield the lines of one run, with its settings as the server sent them: all, or those other than the defaults."""
+    settings, rounds = run["settings"], run["rounds"]
+    span = f", rounds {rounds[0]} to {rounds[1]}" if rounds else ""
+    yield f"{run['run'] or 'a run without a name'} ({run['method'] or 'no method'}; run {run['run-id']})"
+    yield f"  asked by  {run['asked-by'][0]}, {run['from']} to {run['to']}"
+    yield f"  with      app {sent[0]['app']}, settings {run['settings-sha256'][:16]}"
     shown = {
         k: v
         for k, v in settings.items()
@@ -98,10 +114,10 @@ def of_run(
         yield f"  study     {name} ({digest[:16]})"
     yield from wrap(withheld_text(sent), "  withheld  ")
     yield from wrap(masked_text(sent), "  masked    ")
-    yield f"  left      {len(sent)} messages, {sum(entry['bytes'] for entry in sent)} bytes{span}"
+    yield f"  left      {len(sent)} messages, {run['bytes']} bytes{span}"
     yield from wrap(receipt_text(sent), "  receipts  ")
-    for what, (count, size) in kinds(sent).items():
-        yield f"            {count:5} x {what}, {size} bytes"
+    for what, one in run["left"].items():
+        yield f"            {one['count']:5} x {what}, {one['bytes']} bytes"
 
 
 def masked_text(sent: Iterable[Entry]) -> str:
@@ -146,7 +162,7 @@ def withheld_text(sent: Iterable[Entry]) -> str:
     )
 
 
-def kinds(sent: Iterable[Entry]) -> dict[str, tuple[int, int]]:
+def kinds(sent: Iterable[Entry]) -> dict[str, dict[str, int]]:
     """Count the records of each kind that left, and their bytes."""
     counts, sizes = Counter[str](), Counter[str]()
     for entry in sent:
@@ -160,7 +176,7 @@ def kinds(sent: Iterable[Entry]) -> dict[str, tuple[int, int]]:
                 what = f"{what}: {' '.join(cause(record['text']).split())}"
             counts[what] += 1
             sizes[what] += record["bytes"]
-    return {what: (counts[what], sizes[what]) for what in counts}
+    return {what: {"count": counts[what], "bytes": sizes[what]} for what in counts}
 
 
 def cause(error: str) -> str:

@@ -19,12 +19,13 @@ import fnmatch
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+from ..private import load_ours
 
 LARGEST = 2 << 20  # bytes, after which the next file is begun
 BLOCK = 1 << 13  # bytes read at once from a file's end
@@ -32,6 +33,7 @@ START = "0" * 64  # `previous` of the first line
 END = b',"hash":"'
 # Fields of every line of every chain, beside `torn`
 EVERY = frozenset({"line", "previous", "time", "hash"})
+_files: Any = load_ours("partitions/common", "files")
 
 
 class Chain:
@@ -71,7 +73,7 @@ class Chain:
         file = self._file()
         entry, note = self.complete(entry, number + 1, file.name)
         text, own = chain_line({**head, **entry})
-        self._write(text, file)
+        append_line(file, text)
         # An older head tells of fewer lines, which is no fault; so its new name need not be on the disk.
         head_text = json.dumps({"line": number + 1, "hash": own, **note}) + "\n"
         write_whole(self.folder / "head.json", head_text, sync_name=False)
@@ -109,25 +111,6 @@ class Chain:
         if files and last.stat().st_size >= LARGEST:
             last = self.folder / file_name(number_of(last) + 1, self.kind)
         return last
-
-    def _write(self, text: bytes, last: Path) -> None:
-        new = not last.exists()
-        descriptor = os.open(last, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            size = os.fstat(descriptor).st_size
-            cut = size and os.pread(descriptor, 1, size - 1) != b"\n"
-            data = (b"\n" if cut else b"") + text + b"\n"
-            try:
-                while data:
-                    data = data[os.write(descriptor, data) :]
-                os.fsync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, size)  # remove a line that was written in part
-                raise
-        finally:
-            os.close(descriptor)
-        if new:
-            sync_folder(self.folder)
 
 
 def chain_line(entry: Mapping[str, Any]) -> tuple[bytes, str]:
@@ -229,32 +212,35 @@ def read_head(folder: Path) -> tuple[int, str] | None:
         return None
 
 
-def write_whole(path: Path, text: str, *, sync_name: bool = True) -> None:
-    """Write a file atomically and sync it. (`partitions.common.files` cannot be imported here.)
-
-    Without `sync_name`, a power cut may leave the file that was there before.
-    """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+def append_line(file: Path, text: bytes) -> None:
+    """Append a line, and wait until it is on the disk. One that was torn by a crash is left as it is, on its own."""
+    new = not file.exists()
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
-    if sync_name:
-        sync_folder(path.parent)
+        size = os.fstat(descriptor).st_size
+        cut = size and os.pread(descriptor, 1, size - 1) != b"\n"
+        data = (b"\n" if cut else b"") + text + b"\n"
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)  # remove a line that was written in part
+            raise
+    finally:
+        os.close(descriptor)
+    if new:
+        sync_folder(file.parent)
+
+
+def write_whole(path: Path, text: str, *, sync_name: bool = True) -> None:
+    """Write a file of this user alone, as `write_atomically` of `partitions/common/files.py` does."""
+    _files.write_atomically(path, text, mode=0o600, sync_name=sync_name)
 
 
 def sync_folder(folder: Path) -> None:
     """Wait until a folder's entries are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _files.sync(folder)
 
 
 # --- verification -----------------------------------------------------------------------------------------

@@ -168,25 +168,23 @@ def decay_faults(policy: Policy, asked: Mapping[str, Any]) -> list[str]:
 def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
     """Return why the run's network, of the app or of an installed package, may not be built here; empty: it may."""
     name = str(run.get("model", "auto"))
-    module, colon, _ = name.partition(":")
-    words = {"all", "app"} if colon and module.startswith(APP_NETWORKS) else {"all"}
-    if (
-        name in NETWORKS
-        or words & set(policy.networks)
-        or module in set(policy.networks) - {"all", "app"}
-    ):
-        return ""
-    return f"its policy has {policy.line('networks')}, the run model = {name[:80]}, which is not among them"
+    return "" if name in NETWORKS else code_fault(policy, "networks", "model", name)
 
 
 def trainer_fault(policy: Policy, run: Mapping[str, Any]) -> str:
     """Return why the run's trainer may not be called here; empty: it may, or there is none."""
     name = str(run.get("trainer", ""))
-    module = name.partition(":")[0]
-    words = {"all", "app"} if module.startswith(APP_NETWORKS) else {"all"}
-    if not name or (words | {module}) & set(policy.trainers):
+    return code_fault(policy, "trainers", "trainer", name) if name else ""
+
+
+def code_fault(policy: Policy, rule: str, setting: str, name: str) -> str:
+    """Return why MODULE:FUNCTION, or a module's name alone, is not among the modules of a rule; empty: it is."""
+    module, colon, _ = name.partition(":")
+    words = {"all", "app"} if colon and module.startswith(APP_NETWORKS) else {"all"}
+    allowed = set(getattr(policy, rule))
+    if words & allowed or module in allowed - {"all", "app"}:
         return ""
-    return f"its policy has {policy.line('trainers')}, the run trainer = {name[:80]}, which is not among them"
+    return f"its policy has {policy.line(rule)}, the run {setting} = {name[:80]}, which is not among them"
 
 
 def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ Standard library and `cryptography`, which Flower brings: the process that runs 
 """
 
 import functools
-import os
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from pydantic import Field
 
 from ..parsed import Frozen, SiteError, parse_values
 from .audit import Log, files_of
-from .chain import last_first, parse_line, sync_folder, utc_now, write_whole
+from .chain import append_line, last_first, parse_line, utc_now, write_whole
 from .envelope import RECEIPT, seal, unseal
 from .policy import Policy, PolicyRefusedError
 
@@ -37,6 +37,7 @@ KEY = "SILOFL_RECEIPT_KEY"
 FILE, KEY_FILE = "receipts.jsonl", "server-key"
 LONGEST = 4096  # bytes of a receipt
 REQUIRED = "required"
+REPEATED = 32  # last receipts, which a repeated message may have brought
 LOOKED_AT = 1000  # lines from the end of a log in which a receipt's line is searched
 
 
@@ -154,22 +155,10 @@ def _keep(receipt: Receipt, folder: Path) -> None:
     """Add a receipt to the kept ones, and store the first one's key. A receipt that is there is not repeated."""
     if not known_key(folder):
         write_whole(folder / KEY_FILE, receipt.key + "\n")
-    new = not (folder / FILE).exists()
-    descriptor = os.open(
-        folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-    )
-    try:
-        size = os.fstat(descriptor).st_size
-        last = os.pread(descriptor, 4 * LONGEST, max(0, size - 4 * LONGEST))
-        if receipt.text.encode() in last.split(b"\n"):
-            return
-        torn = b"\n" if last and not last.endswith(b"\n") else b""
-        os.write(descriptor, torn + receipt.text.encode() + b"\n")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if new:
-        sync_folder(folder)
+    file, text = folder / FILE, receipt.text.encode()
+    last = last_first(file) if file.exists() else ()
+    if text not in itertools.islice(last, REPEATED):
+        append_line(file, text)
 
 
 def known_key(folder: Path) -> str:

@@ -16,8 +16,8 @@ refused too: it would block all later bundles.
 """
 
 import calendar
-import hashlib
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -32,7 +32,7 @@ from pydantic import AfterValidator
 
 from client.site.node import variables_of
 from client.site.parsed import Frozen, SiteError, parse_values
-from client.site.trust.chain import utc_now
+from client.site.trust.chain import digest, utc_now
 from client.site.trust.envelope import BUNDLE, fingerprint, seal, unseal
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
@@ -90,10 +90,6 @@ def sign_bundle(
         "images": sorted({*images}),
     }
     return (seal(BUNDLE, "manifest", manifest, key, indent=1) + "\n").encode()
-
-
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def fixed_variables(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -277,8 +273,7 @@ def read_signer(path: Path) -> str:
 
 
 def is_fingerprint(text: str) -> bool:
-    name, _, digits = text.partition(":")
-    return name == "SHA256" and len(digits) == 64 and not set(digits) - set("0123456789abcdef")
+    return re.fullmatch("SHA256:[0-9a-f]{64}", text) is not None
 
 
 def wanted_key(by: str) -> str:
