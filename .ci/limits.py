@@ -24,9 +24,9 @@ MOST_TOKENS = {
     "models": 53_000,
     "partitions": 99_800,
     "strategies": 82_800,
-    "client": 92_000,
+    "client": 91_200,
     "server": 112_900,
-    "tests": 583_300,
+    "tests": 583_400,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

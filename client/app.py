@@ -52,7 +52,6 @@ from models.training import use_threads
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import is_full
 from partitions.common.memory import is_out_of_memory
-from partitions.units import describe_units
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import ACTION as OWN_MODEL
 from strategies.base.evidence import ACTION
@@ -140,14 +139,14 @@ def open_session(message: Message, context: Context) -> ClientSession:
             raise UserError(NO_GATE)
         terms = read_terms(context.node_config, context.run_config)
         check_message(message, context, terms)
-        charge_message(message, context, terms, read=describe_units)
+        charge_message(message, context, terms)
     settings = settings_in(context)
     use_threads(
         settings.common.threads,
         settings.common.tf32,
         deterministic=settings.common.deterministic,
     )
-    session = ClientSession(settings, context, terms=terms)
+    session = ClientSession(settings, context, terms)
     session.check_floor()
     return session
 

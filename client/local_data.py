@@ -1,4 +1,4 @@
-"""The name, device, policy and data that a silo has before a server agrees on anything.
+"""The name, device and data that a silo has before a server agrees on anything.
 
 Two sources of data give one :class:`SiloData`. A deployed silo reads its own file (node config ``data``); in a
 simulation silo ``partition-id`` takes its part of a public data set or of one .npz file. Data, and samples on a device,
@@ -21,7 +21,6 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
-from client.site.trust.policy import PUBLIC, Policy, policy_of, read_policy
 from models.samples import Samples
 from models.standardisation import Columns
 from models.tasks.patches import Window
@@ -179,11 +178,6 @@ def pool_silos(data: SiloData, settings: RunSettings, context: Context) -> SiloD
         if int(context.node_config["partition-id"]) == trains[0]
         else data
     )
-
-
-def silo_policy(context: Context) -> Policy:
-    """Return this silo's policy; a simulation's silos have public data, or the data of the user who runs it."""
-    return policy_of(context.node_config) if is_own_file(context) else read_policy(PUBLIC)
 
 
 def columns_in(data: SiloData) -> Array | None:

@@ -31,7 +31,6 @@ from client.local_data import (
     pool_silos,
     samples_on,
     silo_name,
-    silo_policy,
     weights_file,
 )
 from client.privacy.checks import check_floor, check_records, check_statistics, claim_statistics
@@ -41,7 +40,7 @@ from client.site.audit_gate import folder_of
 from client.site.budget.ledger import add_cost
 from client.site.counts import number_of
 from client.site.terms import Terms
-from client.site.trust.policy import Policy, PolicyRefusedError
+from client.site.trust.policy import Policy, PolicyRefusedError, public_policy
 from client.store import StateStore
 from models.initialisation import flat_model, initial_model
 from models.samples import BYTE_MEAN, BYTE_STD
@@ -79,16 +78,14 @@ class ClientSession:
     ``config``: what the server agreed on (classes, statistics, ...) and what the message contains; a query has none.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        context: Context,
-        config: Mapping[str, Any] | None = None,
-        terms: Terms | None = None,
-    ) -> None:
-        self.settings, self.context, self.terms = settings, context, terms
-        self.study = None if terms is None else terms.study
-        self.config: Mapping[str, Any] = config or {}
+    def __init__(self, settings: RunSettings, context: Context, terms: Terms) -> None:
+        self.settings, self.context, self.terms, self.study = (
+            settings,
+            context,
+            terms,
+            terms.study,
+        )
+        self.config: Mapping[str, Any] = {}
         self.info = settings.strategy.info
         self.name = silo_name(context)
 
@@ -96,10 +93,8 @@ class ClientSession:
 
     @cached_property
     def policy(self) -> Policy:
-        """Return the stricter of this silo's policy and the message's study."""
-        if self.terms is None or not is_own_file(self.context):
-            return silo_policy(self.context)
-        return self.terms.rules
+        """Return the stricter of policy and study; a simulation's data are public, or of the user who runs it."""
+        return self.terms.rules if is_own_file(self.context) else public_policy()
 
     @cached_property
     def device(self) -> torch.device:

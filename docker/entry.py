@@ -126,7 +126,7 @@ def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
     # Kubernetes mounts a Secret as links into this folder
     mounted = bundle / "..data"
     files = read_bundle(mounted.resolve() if mounted.is_dir() else bundle)
-    check_signed(files, unpacked=True, folder=site, echo=print, allow_older=allow_older)
+    check_signed(files, site, unpacked=True, echo=print, allow_older=allow_older)
     if "node.key" not in files:
         raise UserError(
             "no node.key beside this compose file: it is the one that `silofl request NAME --folder DIR` made, in DIR"

@@ -20,7 +20,6 @@ from .audit_gate import (
     release_reply,
     take_receipt,
 )
-from .budget.accounting import Reader, read_by_process
 from .budget.release import Charged, charge, content_of
 from .counts import count_faults, has_left, limits_of, names_of, study_faults
 from .parsed import SiteError
@@ -160,18 +159,14 @@ def count_message(
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
 
 
-def charge_message(
-    message: Any, context: Any, terms: Terms, *, read: Reader = read_by_process
-) -> Charged | None:
+def charge_message(message: Any, context: Any, terms: Terms) -> Charged | None:
     """Charge an allowed message, before it is answered, to the privacy budget of the people in the data.
 
     Returns what the audit gate needs of the charge. Returns None if the message costs nothing: a run without
     differential privacy, a message that does not train, or public data. Raises PolicyRefusedError if the budget does
-    not allow it. ``read``: reads the units of a new data file.
+    not allow it.
     """
     node = context.node_config
     if "data" not in node or terms.rules.public:
         return None
-    return charge(
-        message, context, terms.rules, cohort_of(node), folder_of(node).parent, read=read
-    )
+    return charge(message, context, terms.rules, cohort_of(node), folder_of(node).parent)

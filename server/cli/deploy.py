@@ -230,13 +230,9 @@ def site_doctor(
     from client.link.local_end import Link
     from client.site.node import Site
     from client.site.runtime.doctor import site_checks
-    from client.site.trust.bundle import (
-        check_key,
-        check_signature,
-        read_bundle,
-        site_of,
-        unpack,
-    )
+    from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
+    from client.site.trust.keys import site_root
+    from client.site.trust.signing import check_signed
     from partitions.own.index import as_file
 
     via = link_asked(args)
@@ -245,16 +241,24 @@ def site_doctor(
         folder, data = Path(made), args.data
         if args.what is None:
             site = Site.from_environment(os.environ)
-            policy = str(args.policy or site.policy)
-            data = as_file(data, folder, echo) if data else site.data
-            site = replace(site, data=data, policy=policy)
+            site = replace(
+                site,
+                data=as_file(data, folder, echo) if data else site.data,
+                policy=str(args.policy or site.policy),
+            )
             asked = via(site) if via else Link.of_container(site, os.environ)
             with asked or nullcontext() as link:
                 return site.name, site_checks(site, link, args.slurm)
         files = read_bundle(args.what)
         site = site_of(files, Path())
         check_key(files, site)
-        check_signature(args.what, files, site.name, echo=echo, remember=False)
+        check_signed(
+            files,
+            site_root() / site.name,
+            unpacked=args.what.is_dir(),
+            echo=echo,
+            remember=False,
+        )
         if data is None and not site.data.is_file():
             raise UserError(
                 f"there is no {site.data}, as the bundle's .env has it: name your data file with --data FILE"

@@ -24,7 +24,6 @@ from client.site.trust.message_rules import privacy_faults, run_faults
 from client.site.trust.methods import METHODS
 from client.site.trust.policy import Policy
 from models.privacy.accountant import epsilon
-from partitions.units import describe_units
 from server.cli.main import main
 from server.simulation.engine import flower_identity
 from strategies import strategies
@@ -313,7 +312,7 @@ def test_what_the_site_charges_is_what_the_app_does(
     given |= {"batch_size": 12, "mlp__hidden": "8"}
     given |= {"lora_rank": 2} if method == "fedsa-lora" else {}
     federate(files, state_dir=state, **given)
-    data = data_file(tmp_path / "site", "sum", "a", files["a"], describe_units)
+    data = data_file(tmp_path / "site", "sum", "a", files["a"])
     cost = cost_of(settings_of(files, **given).flat(), data)
     # Of both rounds together
     assert 2.97 < epsilon(cost.noise, cost.rate, 2 * cost.steps, cost.delta) <= 3.0

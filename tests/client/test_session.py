@@ -24,11 +24,9 @@ def test_a_message_has_one_session_which_opens_everything_once(three, monkeypatc
 
     count(answer, "ClientSession")
     count(answer, "read_terms")
-    count(session, "silo_policy")
     for name in OPENED:
         count(session, name)
     run = federate(three, strategy="apple", rounds=2)
     messages = len(run.grid.traffic)
     assert calls["ClientSession"] == calls["read_terms"] == messages > 9
-    assert not calls["silo_policy"]  # the terms have it
     assert all(0 < calls[name] <= messages for name in OPENED), calls

@@ -23,6 +23,7 @@ from near import near
 from torch import Tensor
 
 from client.app import app as client_app
+from client.session import ClientSession
 from client.site import audit_gate
 from client.site.terms import read_terms
 from models.initialisation import flat_model, initial_model
@@ -448,6 +449,15 @@ def initial(settings: RunSettings, columns: int, classes: int, purpose: str = ""
     return initial_model(name, (columns,), classes, options, settings.common.seed)(
         purpose
     ).clone()
+
+
+def session_of(settings: RunSettings, context: Context, **config: Any) -> ClientSession:
+    """The session of a message with this config to a silo."""
+    session = ClientSession(
+        settings, context, read_terms(context.node_config, context.run_config)
+    )
+    session.config = config
+    return session
 
 
 def client_of(

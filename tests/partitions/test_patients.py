@@ -11,9 +11,9 @@ from flwr.app import Context, RecordDict
 from numpy.testing import assert_array_equal
 from scans import study_uid, write_dicom
 from taken import imported, splits_of, write_lines
+from tiny import session_of
 
 from client.app import data_summary
-from client.session import ClientSession
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
 from partitions.schemes.registry import PARTITIONS, partition
@@ -215,7 +215,7 @@ def test_the_data_summary_is_the_same_with_and_without_patients(tmp_path):
         )
         summaries.append(
             data_summary(
-                ClientSession(parse_settings({"strategy": "fedavg", "model": "mlp"}), context)
+                session_of(parse_settings({"strategy": "fedavg", "model": "mlp"}), context)
             )
         )
     assert summaries[0] == summaries[1] and "sum" in summaries[0]

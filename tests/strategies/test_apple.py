@@ -25,12 +25,12 @@ from tiny import (
     round_of,
     rows_of,
     same,
+    session_of,
     settings_of,
 )
 from torch import Tensor
 from torch.testing import assert_close
 
-from client.session import ClientSession
 from models.tasks import MULTICLASS
 from server.run.reporter import Progress
 from strategies.apple import AppleClient, loss_schedule
@@ -135,10 +135,7 @@ def silo_client(files, cores, dr, server_round=2, **changes):
     grid = TinyGrid(files, settings)
     state = State({"dr": dr, "core.a": cores[0]})
     client = client_of(
-        settings,
-        ClientSession(settings, grid.contexts[1], {"classes": 3}).silo,
-        state,
-        server_round,
+        settings, session_of(settings, grid.contexts[1], classes=3).silo, state, server_round
     )
     assert isinstance(client, AppleClient)
     names = sorted(files)

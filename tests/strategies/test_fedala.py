@@ -18,6 +18,7 @@ from tiny import (
     gradient,
     rows_of,
     same,
+    session_of,
     settings_of,
 )
 from torch.testing import assert_close
@@ -109,16 +110,11 @@ def test_without_learning_it_is_fedavg_up_to_rounding(three, model, tiny_bn):
 
 def ala_client(files, state, received, **changes):
     """Silo a's half in round 2, holding a received model."""
-    from client.session import ClientSession
-
     forget_models()
     settings = settings_of(files, strategy="fedala", **changes)
     grid = TinyGrid(files, settings)
     client = client_of(
-        settings,
-        ClientSession(settings, grid.contexts[1], {"classes": 3}).silo,
-        state,
-        server_round=2,
+        settings, session_of(settings, grid.contexts[1], classes=3).silo, state, server_round=2
     )
     assert isinstance(client, FedALAClient)
     client.models = {"global": Model(received)}

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from tiny import comparable, federate, simulated
+from tiny import comparable, federate, session_of, simulated
 
-from client.session import ClientSession
 from partitions.common.errors import UserError
 from partitions.simulated import divide
 from server.report.study import StudyResults
@@ -22,7 +21,7 @@ def test_the_first_silo_has_everybodys_training_samples():
     run = simulated(strategy="pooled", **OPTIONS)
     whole, silos = divide(run.settings.division)
     contexts = list(run.grid.contexts.values())  # type: ignore[attr-defined]
-    first = ClientSession(run.settings, contexts[0]).used_data
+    first = session_of(run.settings, contexts[0]).used_data
     indices = np.concatenate([silo.train for silo in silos])
     assert_array_equal(first.train.y, whole.labels[indices])
     assert (
@@ -31,7 +30,7 @@ def test_the_first_silo_has_everybodys_training_samples():
         == sum(summary["n_train"] for summary in run.registration.summaries.values())
     )
     assert_array_equal(first.test.y, whole.labels[silos[0].test])
-    second = ClientSession(run.settings, contexts[1]).used_data
+    second = session_of(run.settings, contexts[1]).used_data
     assert len(second.train) == len(silos[1].train)
 
 
@@ -44,7 +43,7 @@ def test_its_data_are_standardised_by_their_own_statistics():
         [np.concatenate([silo.train for silo in silos]), silos[1].train],
         strict=False,
     ):
-        session = ClientSession(run.settings, context)
+        session = session_of(run.settings, context)
         session.config = run.state.numbers
         rows = np.concatenate([whole.train.x, whole.test.x])[trained]
         assert session.statistics[0][0] == pytest.approx(rows.mean(0), rel=1e-4)

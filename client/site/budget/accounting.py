@@ -32,7 +32,6 @@ from ..trust.policy import UNITS
 
 ROOT = Path(__file__).resolve().parents[3]
 READ = "import sys; sys.path.insert(0, sys.argv[1]); from partitions.units import main; main(sys.argv[2:])"
-Reader = Callable[[Path], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,7 @@ def read_by_process(path: Path) -> Mapping[str, Any]:
     return found
 
 
-def data_file(
-    state: Path, sha256: str, silo: str, path: Path, read: Reader = read_by_process
-) -> DataFile:
+def data_file(state: Path, sha256: str, silo: str, path: Path) -> DataFile:
     """Return the version of the data file with this SHA-256; a new one is read and noted.
 
     Raises OSError or SiteError if it cannot be read, or noted.
@@ -84,12 +81,7 @@ def data_file(
     with record.reading() as db:
         if known := find_data_file(db, sha256):
             return known
-    try:
-        found = read(path)
-    except SiteError:
-        raise
-    except ValueError as error:
-        raise SiteError(f"its data file cannot be counted: {error}") from None
+    found = read_by_process(path)
     own = {*found["samples"]}
     with record.write() as db:
         earlier = db.execute("SELECT sha256, samples FROM data_files ORDER BY sha256")

@@ -13,7 +13,7 @@ from ..parsed import SiteError
 from ..trust.chain import digest
 from ..trust.message_rules import is_private
 from ..trust.policy import Policy, PolicyRefusedError
-from .accounting import MessageCost, Reader, cost_of, data_file, read_by_process
+from .accounting import MessageCost, cost_of, data_file
 from .ledger import Ledger, Release, SpentEpsilon
 
 MOST_TEXT = 100  # characters of the server's names in the ledger
@@ -33,27 +33,23 @@ class Charged:
 
 
 def charge(
-    message: Any,
-    context: Any,
-    policy: Policy,
-    sha256: str,
-    state: Path,
-    *,
-    read: Reader = read_by_process,
+    message: Any, context: Any, policy: Policy, sha256: str, state: Path
 ) -> Charged | None:
     """Charge a message's cost to its cohort; return what `note_charged` needs of it, None if it costs nothing.
 
     ``sha256``: of the silo's data file; ``state``: the folder of the ledger. Raises PolicyRefusedError, one line, if
     the budget does not allow it, or if nothing can be charged.
     """
-    node, run = context.node_config, context.run_config
+    node = context.node_config
+    run = context.run_config
     if message.metadata.message_type.partition(".")[0] != "train" or not is_private(run):
         return None
-    silo, config = str(node.get("name", "this silo")), config_of(message)
+    silo = str(node.get("name", "this silo"))
+    config = config_of(message)
     try:
         if not sha256:
             raise SiteError("its data file cannot be read, so no cost can be charged")
-        data = data_file(state, sha256, silo, Path(str(node["data"])), read)
+        data = data_file(state, sha256, silo, Path(str(node["data"])))
         cost = cost_of(run, data)
         if not cost.steps:
             return None

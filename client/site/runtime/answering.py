@@ -242,7 +242,6 @@ def send_replies(
     store: Any,
     send: Callable[..., Any],
     push_object: Callable[..., Any],
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Call Flower's own ``push``, and repeat it after a failure while the run is on."""
     kept_state, kept_store = WithoutDeletion(state), WithoutDeletion(store)
@@ -264,7 +263,7 @@ def send_replies(
             break
         print(f"the reply did not get through ({faults[-1]}); again in {pause:g} s", flush=True)
         faults.clear()
-        sleep(pause)
+        time.sleep(pause)
     for reply in kept_state.replies:
         state.delete_messages(
             message_ids=[reply.metadata.message_id, reply.metadata.reply_to_message_id]

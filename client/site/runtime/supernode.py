@@ -42,15 +42,11 @@ WAITED_SECONDS = 1.0
 class Clock:
     """The module `time` for Flower's loop: shorter sleeps without a message; `each` runs before every sleep."""
 
-    def __init__(
-        self,
-        sleep: Callable[[float], None] = time.sleep,
-        now: Callable[[], float] = time.monotonic,
-        each: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._sleep, self._now, self._each = sleep, now, each
-        self._last_message = -BUSY_SECONDS
-        self._asked = now()  # the time at which the loop continued after the last sleep
+    def __init__(self, each: Callable[[], None]) -> None:
+        self._each, self._last_message = each, -BUSY_SECONDS
+        self._asked = (
+            time.monotonic()
+        )  # the time at which the loop continued after the last sleep
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -58,20 +54,20 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         """Replace Flower's sleep of 3 s after it has found no message."""
         self._each()
-        busy = self._now() - self._last_message < BUSY_SECONDS
+        busy = time.monotonic() - self._last_message < BUSY_SECONDS
         if not busy:
             close_records()  # between runs the record is one file, as a backup of it wants
-        if self._now() - self._asked >= WAITED_SECONDS:
+        if time.monotonic() - self._asked >= WAITED_SECONDS:
             pass
         elif busy:
-            self._sleep(min(seconds, POLL_SECONDS))
+            time.sleep(min(seconds, POLL_SECONDS))
         else:
-            self._sleep(seconds)
-        self._asked = self._now()
+            time.sleep(seconds)
+        self._asked = time.monotonic()
 
     def note_message(self) -> None:
         """Note that a message has been answered just now."""
-        self._last_message = self._asked = self._now()
+        self._last_message = self._asked = time.monotonic()
 
 
 def main() -> NoReturn:
@@ -86,7 +82,7 @@ def run_supernode() -> None:
     workers = SlurmJobs(options) if options else Workers()
     # No SuperExec: this process answers the messages
     loop.subprocess = SimpleNamespace(Popen=lambda _: None)
-    loop.time = clock = Clock(each=workers.tidy)
+    loop.time = clock = Clock(workers.tidy)
     for module in (internal("heartbeat"), internal("fleet_connection")):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
 

@@ -42,15 +42,9 @@ from client.site.runtime.launch import (
 )
 from client.site.runtime.route import TRANSIENT
 from client.site.runtime.slurm import OPTIONS
-from client.site.trust.bundle import (
-    POLICY_ASKED,
-    check_key,
-    check_signature,
-    read_bundle,
-    site_of,
-    unpack,
-)
+from client.site.trust.bundle import POLICY_ASKED, check_key, read_bundle, site_of, unpack
 from client.site.trust.keys import site_root
+from client.site.trust.signing import check_signed
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import hold_lock, write_atomically
 from partitions.own.index import as_file
@@ -276,7 +270,10 @@ def join(
     name = site.name
     folder = site_root() / name
     with only_one(folder, name):
-        check_signature(bundle, files, name, signed_by, echo=echo, allow_older=allow_older)
+        unpacked = bundle.is_dir()
+        check_signed(
+            files, folder, signed_by, unpacked=unpacked, echo=echo, allow_older=allow_older
+        )
         unpack(files, folder)
         site = site_of(files, folder, as_file(data, folder, echo), device, policy)
         asked = str(site.policy if policy else "")

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from client.site.node import Site, variables_of
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import load_key, own_key, site_root
-from client.site.trust.signing import Signed, check_image, check_signed
+from client.site.trust.signing import check_image, check_signed
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import SILO
@@ -216,31 +216,6 @@ def site_of(
     )
 
 
-def check_signature(
-    bundle: Path,
-    files: Mapping[str, bytes],
-    name: str,
-    by: str = "",
-    *,
-    echo: Callable[[str], None],
-    remember: bool = True,
-    allow_older: bool = False,
-) -> Signed | None:
-    """Raise DataError if a bundle has another signer than the known one, does not match, or is older than the last.
-
-    The parameters are those of `signing.check_signed`.
-    """
-    return check_signed(
-        files,
-        folder=site_root() / name,
-        unpacked=bundle.is_dir(),
-        by=by,
-        echo=echo,
-        remember=remember,
-        allow_older=allow_older,
-    )
-
-
 def check_compose_files(folder: Path) -> list[str]:
     """Return the files beside an unpacked bundle's that Docker Compose merges into its docker-compose.yml.
 
@@ -271,7 +246,10 @@ def check(
         echo(
             f"not of the bundle: {name}, which Docker Compose adds to it; read it, unless you wrote it"
         )
-    signed = check_signature(bundle, files, site.name, by, echo=echo, allow_older=allow_older)
+    folder, unpacked = site_root() / site.name, bundle.is_dir()
+    signed = check_signed(
+        files, folder, by, unpacked=unpacked, echo=echo, allow_older=allow_older
+    )
     if signed is None:
         echo("this bundle has no signature")
     elif image := variables_of(files).get("SILOFL_IMAGE"):

@@ -132,10 +132,10 @@ def read_signed(files: Mapping[str, bytes], *, unpacked: bool) -> Signed | None:
 
 def check_signed(
     files: Mapping[str, bytes],
-    *,
-    unpacked: bool,
     folder: Path,
     by: str = "",
+    *,
+    unpacked: bool,
     echo: Callable[[str], None],
     remember: bool = True,
     allow_older: bool = False,

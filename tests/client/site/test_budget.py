@@ -18,6 +18,7 @@ from forks import ended, fork, in_fork
 from taken import silofl
 
 from client.site.audit_gate import records
+from client.site.budget import accounting
 from client.site.budget import ledger as site_ledger
 from client.site.budget.accounting import (
     MessageCost,
@@ -62,9 +63,7 @@ def write_file(path, rows, **arrays):
 def known(state, name="a", rows=range(20), **arrays):
     """A version of a silo's data file, as the site notes it; its name stands for its SHA-256."""
     state.mkdir(exist_ok=True)
-    return data_file(
-        state, name, "clinic", write_file(state / f"{name}.npz", rows, **arrays), describe_units
-    )
+    return data_file(state, name, "clinic", write_file(state / f"{name}.npz", rows, **arrays))
 
 
 def message(data, number=1, run="run-1", **changes):
@@ -455,7 +454,12 @@ def test_where_nothing_can_be_written_nothing_is_charged(tmp_path):
 # --- the data file ----------------------------------------------------------------------------------------------------
 
 
-def test_the_sites_own_process_counts_as_the_app_does(tmp_path):
+@pytest.fixture
+def by_process(monkeypatch):
+    monkeypatch.setattr(accounting, "read_by_process", read_by_process)
+
+
+def test_the_sites_own_process_counts_as_the_app_does(tmp_path, by_process):
     """Twelve training samples of five patients; one of the rows is there twice."""
     rows = [0, 0, *range(2, 20)]
     patients = {
@@ -483,7 +487,7 @@ def test_patients_that_a_file_does_not_name_are_no_unit(tmp_path):
         known(tmp_path).units("patient")
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, by_process):
     (tmp_path / "own.npz").write_bytes(b"no archive")
     said = fails(
         SiteError,

@@ -24,10 +24,10 @@ from failing import fails
 from taken import silofl
 
 from client.site.trust import signing
-from client.site.trust.bundle import check, check_signature, read_bundle
+from client.site.trust.bundle import check, read_bundle
 from client.site.trust.envelope import BUNDLE, add_prefix, fingerprint, public_pem, sign
 from client.site.trust.keys import load_signing_key, make_request, make_signing_key, site_root
-from client.site.trust.signing import NEWEST, SIGNED, sign_bundle, signed_by
+from client.site.trust.signing import NEWEST, SIGNED, check_signed, sign_bundle, signed_by
 from docker import entry
 from server.cli.main import main
 from server.deploy.bundle import Bundle
@@ -74,10 +74,16 @@ def rewritten(tar, change):
     return out
 
 
+def check_signature(bundle, name="clinic", by="", echo=print, **more):
+    """As `join` and `check-bundle` check a bundle's signature."""
+    folder, unpacked = site_root() / name, bundle.is_dir()
+    check_signed(read_bundle(bundle), folder, by, unpacked=unpacked, echo=echo, **more)
+
+
 def looked_at(tar, by=""):
     """What `join` and `check-bundle` say of a bundle's signature."""
     said: list[str] = []
-    check_signature(tar, read_bundle(tar), "clinic", by, echo=said.append)
+    check_signature(tar, by=by, echo=said.append)
     return said
 
 
@@ -140,11 +146,9 @@ def test_another_name_is_no_way_around_what_the_site_remembers():
     looked_at(bundle())
     for wrong in (bundle(None, "clinic-b"), bundle(THEIRS, "clinic-b")):
         with pytest.raises(ValueError, match=BY_US):
-            check_signature(wrong, read_bundle(wrong), "clinic-b", echo=print)
+            check_signature(wrong, "clinic-b")
     said: list[str] = []
-    check_signature(
-        tar := bundle(name="clinic-b"), read_bundle(tar), "clinic-b", echo=said.append
-    )
+    check_signature(bundle(name="clinic-b"), "clinic-b", echo=said.append)
     assert said == [f"signed by {BY_US}"]
 
 
@@ -196,14 +200,14 @@ def test_the_age_counts_for_each_key(monkeypatch):
 def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(monkeypatch):
     first, second = (made_at(monkeypatch, day) for day in (1, 2))
     looked_at(first)
-    check_signature(second, read_bundle(second), "clinic", echo=print, remember=False)
+    check_signature(second, remember=False)
     looked_at(first)
     newest = signed_by(site_root() / "clinic").with_name(NEWEST)
     assert stat.S_IMODE(newest.stat().st_mode) == 0o600
     for content in ("", "[]", '{"SHA256:1": "tomorrow"}', '{"SHA256:1": 1}'):
         newest.write_text(content)
         refused(r"is damaged: it says how old a bundle may be \(--allow-older writes", first)
-    check_signature(first, read_bundle(first), "clinic", echo=print, allow_older=True)
+    check_signature(first, allow_older=True)
     looked_at(first)
 
 
@@ -212,7 +216,7 @@ def test_a_bundle_of_a_later_day_is_refused_and_blocks_no_other(monkeypatch):
     late = made_at(monkeypatch, 5, year=2096)
     refused(r"was made at 2096-11-05T.*, and this machine's clock says .*: set the clock", late)
     with pytest.raises(ValueError, match="was made at 2096"):
-        check_signature(late, read_bundle(late), "clinic", echo=print, allow_older=True)
+        check_signature(late, allow_older=True)
     looked_at(made_at(monkeypatch, 5))
     assert "2024-11-05" in signed_by(site_root() / "clinic").with_name(NEWEST).read_text()
 

@@ -75,7 +75,7 @@ def test_everything_is_read_and_built_once(counts, strategy):
 
 def test_a_message_opens_what_it_needs_once(counts, monkeypatch):
     """Six silos: a query, four train messages, a closing one and two for evidence each."""
-    names = ("open_data", "device_of", "silo_policy", "columns_in")
+    names = ("open_data", "device_of", "columns_in")
 
     def count(name, original):
         def counted(*given):

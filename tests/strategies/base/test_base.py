@@ -21,6 +21,7 @@ from tiny import (
     random_silos,
     rows_of,
     same,
+    session_of,
     settings_of,
     train_replies,
     write_silo,
@@ -184,12 +185,10 @@ MANY = {"train": 50, "val": 50, "test": 50}  # patients
 
 
 def silo_half(files, **changes):
-    from client.session import ClientSession
-
     forget_models()
     settings = settings_of(files, **changes)
     grid = TinyGrid(files, settings)
-    return client_of(settings, ClientSession(settings, grid.contexts[1], {"classes": 3}).silo)
+    return client_of(settings, session_of(settings, grid.contexts[1], classes=3).silo)
 
 
 def test_only_what_is_declared_leaves(two):
