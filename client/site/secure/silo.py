@@ -133,6 +133,9 @@ class SecureSilo:
                 f"there are no keys here for round {slot.round}: ask for them first"
             )
         holders = self._list(Keys, asked, slot, entry["keys"])
+        # Each sealing key seals one text: other shares under it would tell the difference of both
+        if entry.get("origin", digest_of(holders)) != digest_of(holders):
+            raise SiteError(f"the shares of round {slot.round} were made for another list")
         slots[slot] = entry | self._shared(entry, slot, entry["private"], holders)
         self._write(slots)
         return dict(slots[slot]["out"])
@@ -178,7 +181,6 @@ class SecureSilo:
         slot, entry, own = entered.slot, entered.entry, digest(vector.data)
         if entry.setdefault("vector", own) != own:
             raise SiteError(f"another vector of round {slot.round} has left under these masks")
-        entry.pop("keys", None)  # for no other list
         listed, context = entered.statements, entry["context"]
         plus, minus = masks.pair_seeds(self.silo, entry["s"], listed.values(), context)
         plus.append(masks.self_seed(entry["b"], context))

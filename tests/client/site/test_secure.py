@@ -178,6 +178,16 @@ def test_shares_that_other_silos_hold_are_refused(ring):
     )
 
 
+def test_shares_are_sealed_once(ring):
+    """Two texts under one key and nonce would tell their difference, and let the server forge a third."""
+    slot, one = {"round": 1, "attempt": 2}, ring.silos["clinic-01"]
+    texts = [ring.silos[name].keys(slot)["statement"] for name in ring.names]
+    first = one.start({**slot, "statements": texts})
+    with pytest.raises(SiteError, match="were made for another list"):
+        one.start({**slot, "statements": texts[:5]})
+    assert one.start({**slot, "statements": texts}) == first
+
+
 def test_too_few_peers_are_refused(tmp_path):
     ring = Ring(tmp_path, 3, least=3)
     with pytest.raises(SiteError, match="secure-peers = 3, and the list 2 besides"):
