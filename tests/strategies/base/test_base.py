@@ -27,9 +27,9 @@ from tiny import (
     write_silo,
 )
 
-from client.egress import release, release_evidence, release_summary
+from client.egress import check_sent, release, release_evidence, release_summary
 from client.site.audit_gate import RECORD, TAKEN
-from client.site.trust.policy import PUBLIC, read_policy
+from client.site.trust.policy import PUBLIC, PolicyRefusedError, read_policy
 from models.evidence.measure import Evidence
 from partitions.common.errors import UserError
 from server.run.loop import RoundLoop
@@ -213,6 +213,14 @@ def test_only_what_is_declared_leaves(two):
     client.replies = {"dr": [0.5, 0.5]}
     with pytest.raises(ValueError, match="may not send 'dr': it is not in sends_numbers"):
         release(client, [vector], {}, MANY, min_samples=1, policy=read_policy(PUBLIC))
+
+
+def test_a_vector_of_the_models_size_is_the_whole_model(two):
+    client = silo_half(two, strategy="fedavg")
+    policy = read_policy(PUBLIC).model_copy(update={"whole_model": False})
+    check_sent(client, [torch.zeros(11)], policy)
+    line = "would send 12 numbers of a model of 12$"
+    fails(PolicyRefusedError, line, check_sent, client, [torch.zeros(12)], policy)
 
 
 def test_evidence_leaves_by_a_list_and_the_policy(two, monkeypatch):
