@@ -26,7 +26,7 @@ MOST_TOKENS = {
     "strategies": 82_800,
     "client": 91_200,
     "server": 112_900,
-    "tests": 583_600,
+    "tests": 583_700,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -68,10 +68,10 @@ def print_export(card: Card, out: Path, which: str) -> None:
     from client.exporting.calibration import in_words
     from client.prediction.new_samples import describe_disclosed
     from partitions.recipes.pictures import parse_any
-    from server.report.html import text_lines
+    from server.plain import fill
 
     older = onnx_file(out)
-    lines = text_lines(
+    text = fill(
         EXPORTED,
         card=card,
         out=out,
@@ -80,7 +80,7 @@ def print_export(card: Card, out: Path, which: str) -> None:
         older=older if older != out and older.exists() else None,
         disclosed=describe_disclosed(parse_any(card.recipe)) if card.recipe else "",
     )
-    print("\n".join(lines))
+    print(text, end="")
 
 
 def export(args: argparse.Namespace) -> None:

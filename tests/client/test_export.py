@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -304,6 +306,26 @@ def exported(tmp_path_factory):
     federate(random_silos(folder, {"a": 6, "b": 10}), directory=folder / "run", rounds=1)
     export_model(folder / "run", "a", "last", folder / "m.safetensors")
     return folder / "m.safetensors"
+
+
+def test_a_hospitals_machine_has_no_scipy(exported, tmp_path):
+    """The silo's image has the packages of requirements/silo.txt alone."""
+    words = [
+        "export",
+        exported.parent / "run",
+        "--silo",
+        "a",
+        "--out",
+        tmp_path / "m.safetensors",
+    ]
+    code = "import sys; sys.modules['scipy'] = None; from server.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        f"{tmp_path / 'm.safetensors'}: fedavg, seed 7, best model of a:"
+    )
 
 
 def refused(reason, *which, **run_id):
