@@ -39,6 +39,9 @@ mount -t sysfs sysfs sys
 mount -t cgroup2 cgroup2 sys/fs/cgroup
 mount -t tmpfs tmpfs run
 mount --rbind /dev dev
+# As udev makes it: Podman's network opens it as a user
+mknod -m 0666 run/tun c 10 200
+mount --bind run/tun dev/net/tun
 mount --bind "$1" srv
 mkdir -p run/systemd/system run/user/{UID} {CGROUP} old
 chown -R {UID}:{UID} run/user/{UID} {CGROUP}
