@@ -24,9 +24,9 @@ MOST_TOKENS = {
     "models": 53_000,
     "partitions": 99_900,
     "strategies": 82_800,
-    "client": 91_200,
-    "server": 112_900,
-    "tests": 583_700,
+    "client": 90_700,
+    "server": 112_700,
+    "tests": 583_500,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -24,8 +24,8 @@ import torch
 from benchmarks.common import table
 from client.site.secure import masks
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import Keys, Slot, Statement, read_statement
-from client.site.secure.unmasking import Offers, open_sum
+from client.site.secure.statements import read_statement
+from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
 from client.site.trust.policy import Policy
@@ -68,10 +68,7 @@ class SeededRing:
             silo.note_samples(100)
         texts = [self.silos[name].keys(slot)["statement"] for name in self.names]
         record = {**slot, "statements": texts}
-        self.made = {name: self.silos[name].start(record) for name in self.names}
-        self.holders: Any = {
-            n: read_statement(Keys, t) for n, t in zip(self.names, texts, strict=True)
-        }
+        self.made = {name: self.silos[name].keys(record) for name in self.names}
 
     def record(self, name: str) -> dict[str, Any]:
         """The record of a train message."""
@@ -90,8 +87,8 @@ class SeededRing:
         """What a silo does with a train message after its training: the masked vector, the next round's shares."""
         config = {"secure_share": 1 / len(self.names), "participants": len(self.names)}
         integers = integers_in(self, config)
-        entered = self.silos[name].enter(record, self.received(), config["secure_share"])
-        return self.silos[name].mask(integers.view(np.uint32), entered)
+        self.silos[name].enter(record, self.received(), config["secure_share"])
+        return self.silos[name].mask(integers.view(np.uint32))
 
     def open(
         self, sent: Mapping[str, Vector], answers: Mapping[str, Any], survivors: list[str]
@@ -99,20 +96,10 @@ class SeededRing:
         """The opened sum."""
         tensors = [torch.from_numpy(sent[name].view(np.int32)) for name in survivors]
         total = add_integers(tensors).remainder(2**32).numpy().astype(np.uint32)
-        statements = {
-            name: read_statement(Statement, self.made[name]["statement"]) for name in self.names
-        }
-        context = masks.context(
-            Slot(RUN, self.round, 1),
-            self.received(),
-            SETTINGS,
-            dict.fromkeys(self.names, 1),
-            statements,
-        )
-        sealed = {name: self.made[name]["sealed"] for name in self.names}
-        made = Offers(Slot(RUN, self.round, 1), self.holders, statements, sealed)
-        opened = open_sum(total, made, self.names, survivors, context, answers)
-        self.holders = statements
+        listed = {name: read_statement(**self.made[name]) for name in self.names}
+        weights = dict.fromkeys(self.names, 1)
+        context = masks.context(self.received(), SETTINGS, weights, listed)
+        opened, _ = open_sum(total, listed, self.names, survivors, context, answers)
         return opened
 
 
@@ -154,7 +141,7 @@ def measure(count: int, size: int, repeats: int, folder: Path) -> list[str]:
         answers[first] = answer["shares"]
         took, opened = cpu(lambda s=sent, a=answers: ring.open(s, a, survivors))  # type: ignore[misc]
         server.append(took)
-        _check(opened.total, ring, len(survivors))
+        _check(opened, ring, len(survivors))
         more = len(ahead["statement"]) + sum(map(len, ahead["sealed"]))
         ring.made, ring.round = following, ring.round + 1
     of = [statistics.median(a / b for a, b in zip(silo, stream, strict=True))]

@@ -14,9 +14,9 @@ from failing import fails
 from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import masks
-from client.site.secure.silo import Entered, SecureSilo
-from client.site.secure.statements import Keys, Slot, Statement, read_statement, threshold
-from client.site.secure.unmasking import Offers, open_sum
+from client.site.secure.silo import SecureSilo
+from client.site.secure.statements import Slot, Statement, read_statement, threshold
+from client.site.secure.unmasking import open_sum
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import new_key
 from client.site.trust.policy import Policy
@@ -44,8 +44,7 @@ class Ring:
         self.peers = {n: fingerprint(public_pem(key)) for n, key in self.nodes.items()}
         self.silos = {name: self.silo(name) for name in self.names}
         self.offers: dict[str, Record] = {}  # what came last of each silo: statement, shares
-        self.holders: dict[str, Keys] = {}
-        self.entered: dict[str, Entered] = {}
+        self.holders = list[str]()
         self.sent: dict[str, Record] = {}  # the last train record of each silo
 
     def silo(self, name: str, run: str = RUN) -> SecureSilo:
@@ -62,12 +61,12 @@ class Ring:
             self.silos[name].note_samples(100)
         texts = [self.silos[name].keys(slot)["statement"] for name in names]
         record = {**slot, "statements": texts}
-        self.offers = {name: self.silos[name].start(record) for name in names}
-        self.holders = {n: read_statement(Keys, t) for n, t in zip(names, texts, strict=True)}
+        self.offers = {name: self.silos[name].keys(record) for name in names}
+        self.holders = names
 
     def record(self, round: int, attempt: int, names: Sequence[str], to: str) -> Record:
         """The train record for one silo."""
-        place = [*self.holders].index(to)
+        place = self.holders.index(to)
         return {
             "round": round,
             "attempt": attempt,
@@ -83,9 +82,10 @@ class Ring:
         rng = np.random.default_rng(0)
         return {n: rng.integers(0, 2**32, size, dtype=np.uint32) for n in self.names}
 
-    def enter(self, name: str, record: Record, received: str = "") -> Entered:
-        received = received or self.received(record["round"])
-        return self.silos[name].enter(record, received, 1 / len(record["statements"]))
+    def enter(self, name: str, record: Record, received: str = "") -> SecureSilo:
+        received, silo = received or self.received(record["round"]), self.silos[name]
+        silo.enter(record, received, 1 / len(record["statements"]))
+        return silo
 
     def upload(
         self,
@@ -98,10 +98,8 @@ class Ring:
         names, masked, following = sorted(among or self.offers), {}, {}
         for name in names:
             self.sent[name] = self.record(round, attempt, names, name)
-            self.entered[name] = self.enter(name, self.sent[name])
-            masked[name], following[name] = self.silos[name].mask(
-                vectors[name], self.entered[name]
-            )
+            silo = self.enter(name, self.sent[name])
+            masked[name], following[name] = silo.mask(vectors[name])
         return masked, following
 
     def open(
@@ -111,32 +109,28 @@ class Ring:
         round: int = 1,
         attempt: int = 1,
         asked: Sequence[str] = (),
-    ) -> Any:
-        """The opened sum of the survivors. ``asked``: who answers."""
+    ) -> tuple[Any, dict[str, str]]:
+        """The opened sum of the survivors, and who is at fault. ``asked``: who answers."""
         names = sorted(masked)
         slot = {"round": round, "attempt": attempt, "survivors": [*survivors]}
         answers = {n: self.silos[n].unmask(slot)["shares"] for n in asked or survivors}
         total = np.zeros_like(next(iter(masked.values())))
         for name in survivors:
             total += masked[name]
-        statements = {
-            name: read_statement(Statement, self.offers[name]["statement"]) for name in names
-        }
-        context = masks.context(
-            Slot(RUN, round, attempt),
-            self.received(round),
-            self.settings,
-            dict.fromkeys(names, 1),
-            statements,
-        )
-        sealed = {name: self.offers[name]["sealed"] for name in names}
-        made = Offers(Slot(RUN, round, attempt), self.holders, statements, sealed)
-        return open_sum(total, made, names, survivors, context, answers)
+        listed = {name: read_statement(**self.offers[name]) for name in names}
+        agreed = self.received(round), self.settings, dict.fromkeys(names, 1), listed
+        context = masks.context(*agreed)
+        return open_sum(total, listed, self.holders, survivors, context, answers)
 
 
-def fields_of(one: Keys) -> dict[str, Any]:
+def fields_of(one: Statement) -> dict[str, Any]:
     """What a silo signs in a statement, but for its slot."""
-    return one.model_dump(exclude={"kind", "signer", "text", "run", "round", "attempt"})
+    return one.model_dump(exclude={"kind", "signer", "text", "sealed", "slot"})
+
+
+def slot_of(one: Statement) -> Slot:
+    run, *numbers = one.slot.split(".")
+    return Slot(run, *map(int, numbers))
 
 
 def plain_sum(vectors: Mapping[str, Any], names: Sequence[str]) -> Any:

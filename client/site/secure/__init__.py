@@ -2,8 +2,8 @@
 
 After Bonawitz et al. 2017. The server opens only sums over many hospitals, and each hospital checks that itself.
 
-    query.secure_keys      a key to seal shares with                        (once, and before a repeat)
-    query.secure_start     shares of the first round's secrets              (once, and before a repeat)
+    query.secure_keys      fresh keys                                       (once, and before a repeat)
+    query.secure_start     those of all; shares of the secrets behind them  (once, and before a repeat)
     train                  peers' statements and shares; the masked vector, and the next round's shares
     query.secure_unmask    who has sent a vector; a share of each one's self mask, or of the others' mask key
 

@@ -34,14 +34,14 @@ class SecureMessage:
         self.message, self.note = message, dict[str, Any]()
         self.asked = message.metadata.message_type
         self.record = {**message.content.pop(RECORD, {})} if message.has_content() else {}
-        node, secure, study = context.node_config, is_secure(context.run_config), terms.study
-        self.name = str(node.get("name", "this silo"))
+        self.name = str(context.node_config.get("name", "this silo"))
+        secure = is_secure(context.run_config)
         self.own = self.asked in (KEYS, START, UNMASK)
         self.masks = secure and self.asked.partition(".")[0] == "train"
         # No array leaves but a masked one
         self.closed = secure or terms.rules.secure_aggregation == REQUIRED
-        held_out = study is not None and self.name in study.held_out
-        self.told = secure and self.asked == "query" and not held_out
+        held_out = terms.study.held_out if terms.study else ()
+        self.told = secure and self.asked == "query" and self.name not in held_out
         with self._refusing():
             if self.own and not secure:
                 raise SiteError(
@@ -50,16 +50,13 @@ class SecureMessage:
             if self.own or self.masks or self.told:
                 self.silo = open_silo(self.name, context, terms)
             if self.masks:
-                received = masks.received_sha256(message.content)
-                share = {**message.content.config_records.get("config", {})}.get(SHARE)
-                self.entered = self.silo.enter(self.record, received, share)
+                share = message.content.config_records.get("config", {}).get(SHARE)
+                self.silo.enter(self.record, masks.received_sha256(message.content), share)
 
     def reply(self, answer: Callable[[], Any]) -> Any:
         """Return the reply: this silo's own, or the app's with masks. Raises PolicyRefusedError: it must not leave."""
         with self._refusing():
-            if self.own:
-                return self._answer()
-            reply = answer()
+            reply = self._answer() if self.own else answer()
             if reply.has_error():
                 return reply
             if self.masks:
@@ -69,17 +66,16 @@ class SecureMessage:
             if self.told:
                 summary = reply.content.config_records.get(SUMMARY, {})
                 self.silo.note_samples(max(whole(summary.get("n_train")), 1))
+            if self.own or self.masks:
+                self.note = self.silo.note
             return reply
 
     def _answer(self) -> Any:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        call = {KEYS: self.silo.keys, START: self.silo.start, UNMASK: self.silo.unmask}
-        found = ConfigRecord(call[self.asked](self.record))
-        self.note = {key: self.record[key] for key in ("round", "attempt")}
-        if self.asked == UNMASK:
-            self.note |= {"survivors": len(self.record["survivors"]), "gone": self.silo.gone}
-        return Message(RecordDict({RECORD: found}), reply_to=self.message)
+        call = self.silo.unmask if self.asked == UNMASK else self.silo.keys
+        record = ConfigRecord(call(self.record))
+        return Message(RecordDict({RECORD: record}), reply_to=self.message)
 
     def _mask(self, content: Any) -> None:
         """Add the masks to the reply's vector. Raises SiteError if it has an array without them."""
@@ -95,13 +91,9 @@ class SecureMessage:
             raise SiteError(
                 f"the reply's vector is {vector.dtype} and not uint32, so no mask hides it"
             )
-        masked, following = self.silo.mask(vector, self.entered)
+        masked, following = self.silo.mask(vector)
         content[ARRAYS] = ArrayRecord({ARRAY: Array(masked)})
         content[RECORD] = ConfigRecord(following)
-        _, *slot = self.entered.slot
-        self.note = dict(zip(("round", "attempt"), slot, strict=True))
-        self.note |= {"silos": len(self.entered.statements)}
-        self.note |= {"unreadable": self.entered.faults} if self.entered.faults else {}
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

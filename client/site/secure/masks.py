@@ -18,7 +18,7 @@ from ..study.protocol import FREE
 from ..trust.chain import canonical, digest
 from ..trust.receipts import ASKED
 from . import SHARE
-from .statements import Slot, Statement, agree
+from .statements import Statement, agree, digest_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,22 +51,18 @@ def received_sha256(content: Any) -> str:
 
 
 def context(
-    slot: Slot,
     received: str,
     run_config: Mapping[str, Any],
     weights: Mapping[str, int],
-    statements: Mapping[str, Statement],
+    listed: Mapping[str, Statement],
 ) -> bytes:
-    """Return the SHA-256 of all that a slot's silos agree on. ``weights``: of its list, in its order.
+    """Return the SHA-256 of all that a slot's silos agree on. ``weights``: of its list, whose statements have the slot.
 
     Of the run's settings, all count that affect a silo's training.
     """
     settings = {key: run_config[key] for key in run_config.keys() - FREE}
-    members = [
-        (name, of, digest(statements[name].text.encode())) for name, of in weights.items()
-    ]
-    agreed = {**slot._asdict(), "received": received, "settings": settings, "members": members}
-    return bytes.fromhex(digest(canonical(agreed)))
+    agreed = {"received": received, "settings": settings, "weights": weights}
+    return bytes.fromhex(digest(canonical({**agreed, "list": digest_of(listed)})))
 
 
 # --- seeds and streams ------------------------------------------------------------------------------------------------

@@ -31,16 +31,15 @@ from .masks import Vector
 from .shamir import SHARE, split
 from .statements import (
     HASHES,
-    AnyKeys,
-    Keys,
     ServerRecord,
     Slot,
     Statement,
+    accept,
     agree,
     digest_of,
     hashes_of,
     labels_of,
-    read_list,
+    read_statement,
     state,
     threshold,
     weights_of,
@@ -55,27 +54,13 @@ ONCE = bytes(12)  # a nonce: each key seals one text
 BYTES = "="  # key of bytes in the file; no silo has this name
 
 
-@dataclass
-class Entered:
-    """A train message that was accepted. ``slots``: with its own; ``faults``: peers whose shares cannot be opened."""
-
-    slot: Slot
-    statements: dict[str, Statement]
-    slots: dict[Slot, Entry]
-    faults: list[str]
-
-    @property
-    def entry(self) -> Entry:
-        return self.slots[self.slot]
-
-
 def _bytes(found: Entry) -> Any:
     return bytes.fromhex(found[BYTES]) if BYTES in found else found
 
 
 @dataclass
 class SecureSilo:
-    """One silo in one run, as the hospital has approved it in a study and its rules."""
+    """One silo in one run, as the hospital has approved it in a study and its rules; it answers a message at a time."""
 
     folder: Path
     silo: str
@@ -88,76 +73,69 @@ class SecureSilo:
     def __post_init__(self) -> None:
         self.path = self.folder / "secure" / f"{quote(self.silo, safe='')}.json"
         self.labels = labels_of(self.study.groups)
+        # What the file has: this run's number of training samples and its slots, and of the last questions, over all
+        # runs, the weights of the list that this silo masked its vector for
         self.samples = 0
-        # Of the last questions, over all runs: the weights of the list that this silo masked its vector for
+        self.slots: dict[Slot, Entry] = {}
         self.weighed: dict[str, dict[str, int]] = {}
-        self.gone: list[str] = []  # silos of the list that the last `unmask` did not name
+        # Of the message: its list, the peers whose shares cannot be opened, and what the audit log has of it
+        self.listed: dict[str, Statement] = {}
+        self.faults: list[str] = []
+        self.note = Entry()
 
     def note_samples(self, count: int) -> None:
         """Keep the number of training samples that this silo's data summary has told; all statements have it."""
-        slots = self._read()
+        self._read()
         self.samples = count
-        self._write(slots)
+        self._write()
 
     # --- the four messages ----------------------------------------------------------------------------------------
 
     def keys(self, record: Mapping[str, Any]) -> Entry:
-        """Return a statement with a key to seal shares with; earlier slots of this run, and other runs, are over."""
-        slot, _ = self._asked(record)
-        slots = self._read()
-        entry = slots.get(slot, {})
+        """Return a statement of this slot's new keys; earlier slots of this run, and other runs, are over.
+
+        With such statements in ``record``, of the holders: the one that counts, and the shares sealed to the holders.
+        """
+        asked = self._begin(record)
+        slot, entry = self.slot, self.entry
         if not self.samples:
             raise SiteError(
                 "its data summary has not left in this run: the server asks for it first"
             )
         # The slot after one has its secrets before it is asked for
-        if any(slot < one and ("keys" in of or "weights" in of) for one, of in slots.items()):
+        if any(
+            slot < one and ("keys" in of or "weights" in of) for one, of in self.slots.items()
+        ):
             raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
         if "weights" in entry:
             raise SiteError(
                 f"a vector of round {slot.round} has left under this attempt's keys"
             )
-        if "keys" not in entry:
-            private = secrets.token_bytes(32)
-            entry = {"keys": self._state(slot, private), "private": private}
-        self._write({slot: entry})
-        return {"statement": entry["keys"]}
+        if asked.statements:
+            holders = self._list(asked, entry.get("keys"))
+            out = self._share(slot, entry, entry["seal"], holders)
+        else:
+            if "keys" not in entry:
+                entry = _new_secrets()
+                entry["keys"] = self._state(slot, entry, {}, [])
+            out = {"statement": entry["keys"]}
+        self.slots = {slot: entry}
+        self._write()
+        return out
 
-    def start(self, record: Mapping[str, Any]) -> Entry:
-        """Return the statement and the sealed shares of this slot's secrets. ``record`` lists the holders' keys."""
-        slot, asked = self._asked(record)
-        slots = self._read()
-        entry = slots.get(slot, {})
-        if "keys" not in entry:
-            raise SiteError(
-                f"there are no keys here for round {slot.round}: ask for them first"
-            )
-        holders = self._list(Keys, asked, slot, entry["keys"])
-        # Each sealing key seals one text: other shares under it would tell the difference of both
-        if entry.get("origin", digest_of(holders)) != digest_of(holders):
-            raise SiteError(f"the shares of round {slot.round} were made for another list")
-        slots[slot] = entry | self._shared(entry, slot, entry["private"], holders)
-        self._write(slots)
-        return dict(slots[slot]["out"])
-
-    def enter(self, record: Mapping[str, Any], received: str, share: Any) -> Entered:
+    def enter(self, record: Mapping[str, Any], received: str, share: Any) -> None:
         """Accept a train message: its list, its shares. ``share``: the weight that the app is to use."""
-        slot, asked = self._asked(record)
-        slots = self._read()
-        entry = slots.get(slot, {})
+        asked = self._begin(record)
+        slot, entry = self.slot, self.entry
         if "answer" in entry:
             raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
-        if "out" not in entry:
-            raise SiteError(
-                f"there are no secrets here for round {slot.round}: repeat its keys"
-            )
-        listed = self._list(Statement, asked, slot, entry["out"]["statement"])
-        if not listed.keys() <= {*entry["holders"]}:
+        listed = self.listed = self._list(asked, entry.get("statement"))
+        if not listed.keys() <= entry["opens"].keys():
             raise SiteError("the list has silos that hold no shares of this round's secrets")
         for name, one in listed.items():
-            if one.holders != listed[self.silo].holders:
+            if one.holders != entry["origin"]:
                 raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
-        self._check_count(listed, len(entry["holders"]))
+        self._check_count(listed, entry["holders"])
         question = received.partition(":")[0]
         weights = weights_of(listed, self.run_config, self.labels)
         if asked.again:
@@ -169,38 +147,36 @@ class SecureSilo:
             weights = {name: before[name] for name in listed}
         if share != weights[self.silo] / sum(weights.values()):
             raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
-        context = masks.context(slot, received, self.run_config, weights, listed)
-        if entry.get("context", context) != context:
+        context = masks.context(received, self.run_config, weights, listed)
+        if entry.setdefault("context", context) != context:
             raise SiteError(f"round {slot.round} has come before with another model or list")
-        held, faults = self._open(entry["opens"], asked.sealed, [*listed])
-        entry |= {"weights": weights, "question": question, "held": held, "context": context}
-        return Entered(slot, listed, slots, faults)
+        entry |= {"weights": weights, "question": question, "held": self._open(asked.sealed)}
 
-    def mask(self, vector: Vector, entered: Entered) -> tuple[Vector, Entry]:
+    def mask(self, vector: Vector) -> tuple[Vector, Entry]:
         """Return the masked vector, once per slot, and what the next round needs, and whose shares are none."""
-        slot, entry, own = entered.slot, entered.entry, digest(vector.data)
+        slot, entry, own = self.slot, self.entry, digest(vector.data)
         if entry.setdefault("vector", own) != own:
             raise SiteError(f"another vector of round {slot.round} has left under these masks")
-        listed, context = entered.statements, entry["context"]
-        plus, minus = masks.pair_seeds(self.silo, entry["s"], listed.values(), context)
+        context = entry["context"]
+        plus, minus = masks.pair_seeds(self.silo, entry["s"], self.listed.values(), context)
         plus.append(masks.self_seed(entry["b"], context))
         following = Slot(self.run, slot.round + 1, 1)
-        kept, out = {slot: entry}, dict[str, Any]()
+        kept, out = {slot: entry}, Entry()
         if following.round <= (number(self.run_config.get("rounds")) or 0):
-            found = entered.slots.get(following, {})
-            kept[following] = self._shared(found, following, entry["seal"], listed)
-            out |= kept[following]["out"]
+            kept[following] = self.slots.get(following) or _new_secrets()
+            out |= self._share(following, kept[following], entry["seal"], self.listed)
         weighed = {**self.weighed, entry["question"]: entry["weights"]}
-        self.weighed = dict([*weighed.items()][-KEPT:])
-        self._write(kept)
-        out |= {"unreadable": entered.faults} if entered.faults else {}
+        self.weighed, self.slots = dict([*weighed.items()][-KEPT:]), kept
+        self._write()
+        faults = {"unreadable": self.faults} if self.faults else {}
+        out |= faults
+        self.note |= {"silos": len(self.listed), **faults}
         return masks.add(vector, plus, minus), out
 
     def unmask(self, record: Mapping[str, Any]) -> Entry:
         """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""
-        slot, asked = self._asked(record)
-        slots = self._read()
-        entry, survivors = slots.get(slot, {}), [*asked.survivors]
+        survivors = [*self._begin(record).survivors]
+        slot, entry = self.slot, self.entry
         names = [*entry.get("weights", ())]
         if not names:
             raise SiteError(
@@ -208,40 +184,52 @@ class SecureSilo:
             )
         if survivors != [name for name in names if name in survivors]:
             raise SiteError("the survivors are not silos of the round's list, in its order")
-        self._check_count(survivors, len(entry["holders"]))
-        if entry.get("survivors", survivors) != survivors:
+        self._check_count(survivors, entry["holders"])
+        if entry.setdefault("survivors", survivors) != survivors:
             raise SiteError(f"round {slot.round} was answered for other survivors")
-        weights = {name: entry["weights"][name] for name in survivors}
         # Again with a repeated answer: a power cut may have left the file alone
-        self._note(entry["question"], weights, slot)
+        self._note(entry["question"], {name: entry["weights"][name] for name in survivors})
         if "answer" not in entry:
             halves = {True: slice(SHARE), False: slice(SHARE, None)}
             shares = [entry["held"].get(name, b"")[halves[name in survivors]] for name in names]
-            kept = {key: entry[key] for key in ("weights", "holders", "question")}
-            slots[slot] = entry = {**kept, "survivors": survivors, "answer": shares}
+            kept = {key: entry[key] for key in ("weights", "holders", "question", "survivors")}
+            self.slots[slot] = entry = {**kept, "answer": shares}
             # The file of before would give this answer again, and by the record no other one
-            self._write(slots, sync_name=False)
-        self.gone = [name for name in names if name not in survivors]
+            self._write(sync_name=False)
+        gone = [name for name in names if name not in survivors]
+        self.note |= {"survivors": len(survivors), "gone": gone}
         return {"shares": entry["answer"]}
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
-    def _asked(self, record: Mapping[str, Any]) -> tuple[Slot, ServerRecord]:
+    def _begin(self, record: Mapping[str, Any]) -> ServerRecord:
+        """Return a message's record; ``entry`` is what the file has of its ``slot``."""
         asked = parse_values(
             ServerRecord, {**record}, "the message's record", "repeat the round"
         )
-        return Slot(self.run, asked.round, asked.attempt), asked
+        self._read()
+        self.slot = Slot(self.run, asked.round, asked.attempt)
+        self.entry = self.slots.get(self.slot, {})
+        self.note = {"round": asked.round, "attempt": asked.attempt}
+        return asked
 
-    def _list(
-        self, kind: type[AnyKeys], asked: ServerRecord, slot: Slot, own: str
-    ) -> dict[str, AnyKeys]:
-        """Return the message's list, which has this silo's own statement and enough peers."""
-        peers = self.study.training_peers
-        found = read_list(kind, asked.statements, (slot, self.study.digest), peers)
-        if self.silo not in found or found[self.silo].text != own:
+    def _list(self, asked: ServerRecord, own: str | None) -> dict[str, Statement]:
+        """Return the statements of the message's list, by silo: enough peers', and ``own``. Raises SiteError."""
+        if own is None:
+            raise SiteError(
+                f"there are no keys here for round {self.slot.round}: ask for them first"
+            )
+        of, peers = (str(self.slot), self.study.digest), self.study.training_peers
+        listed = dict[str, Statement]()
+        for place, text in enumerate(asked.statements, 1):
+            try:
+                accept(read_statement(text), of, peers, listed)
+            except SiteError as error:
+                raise SiteError(f"statement {place} of the list: {error}") from None
+        if self.silo not in listed or listed[self.silo].text != own:
             raise SiteError("the list lacks this silo's own last statement")
-        self._check_count(found, len(peers))
-        return found
+        self._check_count(listed, len(peers))
+        return listed
 
     def _check_count(self, names: Collection[str], of: int) -> None:
         if len(names) < (least := threshold(of)):
@@ -256,97 +244,114 @@ class SecureSilo:
                 "the list has a part of a group of silos, and the study has groups in a sum as a whole (secure-group)"
             )
 
-    def _note(self, question: str, survivors: Mapping[str, int], slot: Slot) -> None:
+    def _note(self, question: str, survivors: Mapping[str, int]) -> None:
         """Write down which set, with which weights, this question is answered for. Raises SiteError after another."""
-        own = digest(canonical(survivors))
+        own, slot = digest(canonical(survivors)), self.slot
         with Record(self.folder).write(sync=False) as db:
             asked = (SUM, self.silo, question, f"{slot.run}.{slot.round}.%")
             found = db.execute(BEFORE, asked).fetchall()
-            for _, before in found:
-                if before != own:
-                    raise SiteError(
-                        f"this round, or what it starts from, {OTHER_SUM}, and two such sums would show one silo's "
-                        "update: resume the run from its newest checkpoint, with the same silos"
-                    )
+            if any(before != own for _, before in found):
+                raise SiteError(
+                    f"this round, or what it starts from, {OTHER_SUM}, and two such sums would show one silo's "
+                    "update: resume the run from its newest checkpoint, with the same silos"
+                )
             if (str(slot), own) not in found:
                 disclose(db, SUM, silo=self.silo, run=str(slot), question=question, answer=own)
 
     # --- secrets and shares -----------------------------------------------------------------------------------------
 
-    def _state(self, slot: Slot, private: bytes, **more: str) -> str:
-        more |= {"study": self.study.digest, "seal": masks.public_of(private)}
-        own = {"silo": self.silo, "group": self.labels.get(self.silo, "")}
-        return state(slot, self.key, samples=self.samples, **own, **more)
-
-    def _shared(
-        self, found: Entry, slot: Slot, private: bytes, holders: Mapping[str, Keys]
+    def _share(
+        self, slot: Slot, entry: Entry, private: bytes, holders: Mapping[str, Statement]
     ) -> Entry:
-        """Return a slot's secrets, their shares sealed to the holders, and keys to open the holders' own.
+        """Return a slot's statement, and the shares of its secrets, sealed to the holders: this silo is one, too.
 
-        ``found``: those that the silo has, which are for these holders or are replaced. This silo is a holder, too.
+        ``private``: its seal key in the holders' list. ``entry`` gets the keys to open the holders' own shares. Raises
+        SiteError for other holders than before: each sealing key seals one text, for two would tell their difference.
         """
         origin = digest_of(holders)
-        if found.get("origin") == origin:
-            return found
-        b, s, seal = (secrets.token_bytes(32) for _ in range(3))
-        halves = (split(secret, len(holders), threshold(len(holders))) for secret in (b, s))
-        sealed, opens = list[bytes](), dict[str, bytes]()
-        for one, *parts in zip(holders.values(), *halves, strict=True):
-            shared, share = agree(private, one.seal), b"".join(parts)
-            key = masks.sealing_key(shared, str(slot), self.silo, one.silo)
-            opens[one.silo] = masks.sealing_key(shared, str(slot), one.silo, self.silo)
-            text = ChaCha20Poly1305(key).encrypt(ONCE, share, None)
-            sealed.append(hashes_of(share) + text)
-        signed = {
-            "mask": masks.public_of(s),
-            "secret": digest(b),
-            "shares": digest(b"".join(sealed)),
-            "holders": origin,
-        }
-        out = {"statement": self._state(slot, seal, **signed), "sealed": sealed}
-        made = {"b": b, "s": s, "seal": seal, "opens": opens, "out": out}
-        return {**made, "holders": [*holders], "origin": origin}
+        if entry.setdefault("origin", origin) != origin:
+            raise SiteError(f"the shares of round {slot.round} were made for another list")
+        if "statement" not in entry:
+            halves = (split(entry[of], len(holders), threshold(len(holders))) for of in "bs")
+            sealed, opens = list[bytes](), dict[str, bytes]()
+            for one, *parts in zip(holders.values(), *halves, strict=True):
+                shared, share = agree(private, one.seal), b"".join(parts)
+                key = masks.sealing_key(shared, str(slot), self.silo, one.silo)
+                opens[one.silo] = masks.sealing_key(shared, str(slot), one.silo, self.silo)
+                text = ChaCha20Poly1305(key).encrypt(ONCE, share, None)
+                sealed.append(hashes_of(share) + text)
+            entry |= {"opens": opens, "holders": len(holders), "sealed": sealed}
+            entry["statement"] = self._state(slot, entry, holders, sealed)
+        return {key: entry[key] for key in ("statement", "sealed")}
 
-    def _open(
-        self, opens: Mapping[str, bytes], sealed: Sequence[bytes], names: Sequence[str]
-    ) -> tuple[dict[str, bytes], list[str]]:
-        """Return the shares that silos have sealed for this one, and who sealed none, or another than it has signed."""
-        if len(sealed) != len(names):
+    def _state(
+        self, slot: Slot, of: Entry, holders: Mapping[str, Statement], sealed: Sequence[bytes]
+    ) -> str:
+        """Return the signed statement of secrets, and of their shares for these holders."""
+        return state(
+            slot,
+            self.key,
+            study=self.study.digest,
+            silo=self.silo,
+            samples=self.samples,
+            group=self.labels.get(self.silo, ""),
+            seal=masks.public_of(of["seal"]),
+            mask=masks.public_of(of["s"]),
+            secret=digest(of["b"]),
+            shares=digest(b"".join(sealed)),
+            holders=digest_of(holders),
+        )
+
+    def _open(self, sealed: Sequence[bytes]) -> dict[str, bytes]:
+        """Return the shares that the list's silos have sealed for this one.
+
+        ``faults`` gets those that sealed none, or another than they have signed.
+        """
+        if len(sealed) != len(self.listed):
             raise SiteError("the message has no share of each silo in the list")
-        held, faults = dict[str, bytes](), list[str]()
-        for name, one in zip(names, sealed, strict=True):
+        held, self.faults = dict[str, bytes](), []
+        for name, one in zip(self.listed, sealed, strict=True):
             try:
-                share = ChaCha20Poly1305(opens[name]).decrypt(ONCE, one[HASHES:], None)
+                key = self.entry["opens"][name]
+                share = ChaCha20Poly1305(key).decrypt(ONCE, one[HASHES:], None)
                 if hashes_of(share) != one[:HASHES]:
                     raise InvalidTag
                 held[name] = share
             except InvalidTag:
-                faults.append(name)
-        return held, faults
+                self.faults.append(name)
+        return held
 
     # --- the disk -------------------------------------------------------------------------------------------------
 
-    def _read(self) -> dict[Slot, Entry]:
-        """Return this run's slots; empty where another run was the last."""
+    def _read(self) -> None:
+        """Read this run's slots; there are none where another run was the last."""
+        self.slots = {}
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_bytes)
             self.weighed = found["weights"]
-            if found["run"] != self.run:
-                return {}
-            self.samples = int(found["samples"])
-            return {Slot(self.run, *of): entry for *of, entry in found["slots"]}
+            if found["run"] == self.run:
+                self.samples = int(found["samples"])
+                self.slots = {Slot(self.run, *of): entry for *of, entry in found["slots"]}
         except FileNotFoundError:
-            return {}
+            pass
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise SiteError(
                 f"{self.path} cannot be read ({type(error).__name__}): remove it, and repeat the round"
             ) from None
 
-    def _write(self, slots: Mapping[Slot, Entry], *, sync_name: bool = True) -> None:
+    def _write(self, *, sync_name: bool = True) -> None:
         """Write this run's slots; other runs, and slots that are not among them, are erased."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        listed = [[*slot[1:], entry] for slot, entry in slots.items()]
-        content = {"run": self.run, "samples": self.samples, "slots": listed}
-        content |= {"weights": self.weighed}
+        content = {
+            "run": self.run,
+            "samples": self.samples,
+            "slots": [[*slot[1:], entry] for slot, entry in self.slots.items()],
+            "weights": self.weighed,
+        }
         text = json.dumps(content, default=lambda one: {BYTES: one.hex()})
         write_whole(self.path, text, sync_name=sync_name)
+
+
+def _new_secrets() -> Entry:
+    """Return what a slot begins with: the self mask's secret, the key of pair masks, the key to seal shares with."""
+    return {of: secrets.token_bytes(32) for of in ("b", "s", "seal")}

@@ -6,7 +6,7 @@ statement must be signed by that peer's key.
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from pydantic import AfterValidator, Field
@@ -88,53 +88,41 @@ class SiloRecord(Frozen):
     unreadable: Sequence[str] = ()
 
 
-class Keys(Frozen):
-    """A statement with a correct signature, of a key alone. ``signer``: the fingerprint; ``text``: as it came."""
+class Statement(Frozen):
+    """A silo's keys and secrets of a slot, with a correct signature. ``signer``: the fingerprint; ``text``: as it came.
+
+    The first of a slot, which asks for holders, has an empty list of them.
+    """
 
     kind: str
     study: Sha
-    run: str
-    round: Number
-    attempt: Number
+    slot: str
     silo: str
     samples: Number  # of its training part
     group: str = ""  # the names of the silos that are in a sum with it
     seal: Key  # the public key to seal shares to this silo with
-    signer: str
-    text: str
-
-    @property
-    def of(self) -> tuple[Slot, str]:
-        """Return the slot and the study."""
-        return Slot(self.run, self.round, self.attempt), self.study
-
-    @property
-    def public(self) -> Sequence[str]:
-        return (self.seal,)
-
-
-class Statement(Keys):
-    """A statement of all keys and secrets of a slot."""
-
     mask: Key  # the public key of pair masks
     secret: Sha  # of the self mask's secret
     shares: Sha  # of all that it has sealed
     holders: Sha  # of the statements of those who hold the shares
+    signer: str
+    text: str
+    sealed: Sequence[
+        bytes
+    ] = ()  # its shares, in the order of their holders; only the server has them all
 
     @property
-    def public(self) -> Sequence[str]:
-        return self.seal, self.mask
-
-
-AnyKeys = TypeVar("AnyKeys", bound=Keys)
+    def of(self) -> tuple[str, str]:
+        """Return the slot and the study."""
+        return self.slot, self.study
 
 
 def state(slot: Slot, key: PrivateKey, **fields: Any) -> str:
     """Return a silo's signed statement."""
-    return seal(SECURE, "statement", {**slot._asdict(), **fields}, key)
+    return seal(SECURE, "statement", {"slot": str(slot), **fields}, key)
 
 
-def digest_of(statements: Mapping[str, Keys]) -> str:
+def digest_of(statements: Mapping[str, Statement]) -> str:
     """Return the SHA-256 of a list of statements."""
     return digest("\n".join(one.text for one in statements.values()).encode())
 
@@ -147,13 +135,13 @@ def hashes_of(share: bytes) -> bytes:
 # --- what is accepted -----------------------------------------------------------------------------------------------
 
 
-def read_statement(kind: type[AnyKeys], text: str) -> AnyKeys:
+def read_statement(statement: str, sealed: Sequence[bytes] = ()) -> Statement:
     """Return the statement in a text. Raises SiteError: "it ..." for one that is damaged or signed wrongly."""
-    if len(text) > LONGEST:
+    if len(statement) > LONGEST:
         raise SiteError("it is no statement (too long)")
-    fields, signer = unseal(SECURE, "statement", text)
-    fields |= {"signer": signer, "text": text}
-    return parse_values(kind, fields, "it is no statement", "a silo made it")
+    fields, signer = unseal(SECURE, "statement", statement)
+    fields |= {"signer": signer, "text": statement, "sealed": sealed}
+    return parse_values(Statement, fields, "it is no statement", "a silo made it")
 
 
 def threshold(holders: int) -> int:
@@ -162,7 +150,7 @@ def threshold(holders: int) -> int:
 
 
 def accept(
-    one: AnyKeys, of: tuple[Slot, str], peers: Mapping[str, str], listed: dict[str, AnyKeys]
+    one: Statement, of: tuple[str, str], peers: Mapping[str, str], listed: dict[str, Statement]
 ) -> None:
     """Add a statement to a list. Raises SiteError if it cannot follow. ``of``: the list's slot and study."""
     name = one.silo[:80]
@@ -174,27 +162,14 @@ def accept(
         raise SiteError(f"{name}'s statement is of another study, run, round or attempt")
     if listed and one.silo <= max(listed):
         raise SiteError(f"{name} is listed twice, or the list is not in the order of names")
-    keys = [key for other in (*listed.values(), one) for key in other.public]
+    keys = [key for other in (*listed.values(), one) for key in (other.seal, other.mask)]
     if len({*keys}) < len(keys):
         raise SiteError(f"{name} has one key twice, or a key that another silo has")
     listed[one.silo] = one
 
 
-def read_list(
-    kind: type[AnyKeys], texts: Sequence[str], of: tuple[Slot, str], peers: Mapping[str, str]
-) -> dict[str, AnyKeys]:
-    """Return the statements of a list by silo. Raises SiteError for a list that a silo must not accept."""
-    listed = dict[str, AnyKeys]()
-    for place, text in enumerate(texts, 1):
-        try:
-            accept(read_statement(kind, text), of, peers, listed)
-        except SiteError as error:
-            raise SiteError(f"statement {place} of the list: {error}") from None
-    return listed
-
-
 def weights_of(
-    listed: Mapping[str, Keys], run_config: Mapping[str, Any], labels: Mapping[str, str]
+    listed: Mapping[str, Statement], run_config: Mapping[str, Any], labels: Mapping[str, str]
 ) -> dict[str, int]:
     """Return the weights of a list: equal, or by the samples that the silos have signed, as the method has it.
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ from torch import Tensor
 from client.site.parsed import SiteError, parse_values
 from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
 from client.site.secure.statements import (
-    AnyKeys,
-    Keys,
     SiloRecord,
     Slot,
     Statement,
@@ -39,7 +37,7 @@ from client.site.secure.statements import (
     read_statement,
     threshold,
 )
-from client.site.secure.unmasking import Offers, open_sum
+from client.site.secure.unmasking import open_sum
 from client.site.trust.chain import digest
 from partitions.common.errors import RunFailedError
 from partitions.common.sum_weights import whole
@@ -57,14 +55,18 @@ MOST_ATTEMPTS = 3
 AWAY_SECONDS = 2.0  # between two looks for silos that are away
 # In the checkpoint's folder: the last rounds whose masks were asked for, silos' weights, and the last opened sum
 FILE = "secure.safetensors"
-Record = Mapping[str, Any]
 
 
 class AttemptFailedError(Exception):
     """The sum of a round cannot be opened. The round is repeated, or the run ends with this line."""
 
 
-NOTHING = Offers(Slot("", 0, 0), {}, {}, {})
+class Offers(NamedTuple):
+    """What silos have validly made for a round's attempt, ``slot``: statements, with the shares for these holders."""
+
+    slot: Mapping[str, int]
+    holders: Sequence[str]
+    statements: dict[str, Statement]
 
 
 class SecureRounds:
@@ -83,14 +85,20 @@ class SecureRounds:
         # Of the round that is to be ended
         self.opened = State.load(self.path) if self.path and self.path.exists() else State()
         self.asked: dict[str, dict[str, int]] = self.opened.numbers.get("asked", {})
-        self.replies: Sequence[Message] = ()  # of the round
-        self.made, self.following = NOTHING, NOTHING
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
-        # By silo: whose shares it could not read
-        self.unreadable: dict[str, Sequence[str]] = {}
         self.excluded: dict[str, str] = {}  # in this process, and why
-        self.attempt, self.context = 1, b""
-        self.weights: dict[str, int] = {}  # of the silos in the round's sum, by name
+        self.attempt = 1
+        self.offers = Offers({}, (), {})  # of this round, then of the next one
+        # Of this round: its number and attempt, its list (empty: nothing is masked), the holders of its shares, the
+        # weights of the silos in the sum that was asked for before, those of the list, and what its masks depend on
+        self.slot: dict[str, int] = {}
+        self.listed: dict[str, Statement] = {}
+        self.holders: Sequence[str] = ()
+        self.before: dict[str, int] = {}
+        self.weights: dict[str, int] = {}
+        self.context = b""
+        self.replies: Sequence[Message] = ()
+        self.told: dict[str, SiloRecord] = {}
         self.refused = ""  # the first refusal of the last question
 
     @property
@@ -105,37 +113,38 @@ class SecureRounds:
 
         Raises RunFailedError if the round was asked for before, and a silo of then is missing.
         """
-        self.made = NOTHING
+        self.listed = {}
         if self.opened.numbers.get("round") == [strategy.plan.numbers["run_id"], server_round]:
             return strategy.plan.restored(**self.opened.numbers["plan"])
         self.opened = State()
         if not self.masked or not strategy.upload_names():
             return replace(strategy.plan, attempt=self.attempt)
+        self.slot = {"round": server_round, "attempt": self.attempt}
         here = self._online(strategy) - self.excluded.keys()
         if here <= self.labels.keys():  # else one of them has yet to state its group
             here = {*self._whole(here)}
-        self.made, slot = self.following, (server_round, self.attempt)
-        if self.made.slot[1:] != slot or here - self.made.statements.keys():
-            self.made = self._start(strategy, slot, sorted(here))
-        before = self.asked.get(str(server_round), {})
-        if missing := before.keys() - self.made.statements.keys():
+        if self.offers.slot != self.slot or here - self.offers.statements.keys():
+            self.offers = self._start(strategy, sorted(here))
+        _, self.holders, statements = self.offers
+        before = self.before = self.asked.get(str(server_round), {})
+        if missing := before.keys() - statements.keys():
             raise RunFailedError(
                 f"round {server_round} was begun over {', '.join(before)}, and another sum would show single updates: "
                 f"{', '.join(sorted(missing))} must be online; then resume the run"
             )
-        listed = [*before] or self._whole(self.made.statements)
-        if len(listed) < (least := threshold(len(strategy.silos))):
+        self.listed = {name: statements[name] for name in before or self._whole(statements)}
+        if len(self.listed) < (least := threshold(len(strategy.silos))):
             raise RunFailedError(
-                f"round {server_round}: {len(listed)} silos have keys for a sum, and {least} of {len(strategy.silos)} "
-                "are needed: resume when more are online"
+                f"round {server_round}: {len(self.listed)} silos have keys for a sum, and {least} of "
+                f"{len(strategy.silos)} are needed: resume when more are online"
             )
         reason = "it has no keys for this round's sum, or a silo of its group has none"
         if before:
             reason = "the round is repeated over the silos of before"
-        left_out = {n: self.excluded.get(n, reason) for n in strategy.silos if n not in listed}
+        others = strategy.silos.keys() - self.listed.keys()
         return replace(
             strategy.plan,
-            left_out=left_out,
+            left_out={name: self.excluded.get(name, reason) for name in sorted(others)},
             attempt=self.attempt,
             groups=self.labels,
             weights=before,
@@ -144,55 +153,44 @@ class SecureRounds:
     def attach(
         self, strategy: PersonalizedStrategy, messages: Sequence[Message]
     ) -> list[Message]:
-        """Add to each train message of a round its peers' statements, weights and sealed shares.
+        """Add to a round's messages, a train message to each silo of its list, statements, weights and sealed shares.
 
         Return the replies of a round that is to be ended.
         """
-        nodes, made = strategy.plan.nodes, self.made
-        trains = {
-            name: message
-            for message in messages
-            if (name := nodes[message.metadata.dst_node_id]) in strategy.sent
-        }
-        if not made.statements or not trains:
+        if not self.listed:
             return replies_of(self.opened)
-        self.weights, slot = weights_of(strategy, trains), made.slot
-        received = masks.received_sha256(trains[min(trains)].content)
-        agreed = received, self.run_config, self.weights, made.statements
-        self.context = masks.context(slot, *agreed)
-        sealed = zip(*(made.sealed[name] for name in self.weights), strict=True)
-        shares = dict(zip(made.holders, sealed, strict=True))
+        self.weights = weights_of(strategy, self.listed)
+        received = masks.received_sha256(messages[0].content)
+        self.context = masks.context(received, self.run_config, self.weights, self.listed)
+        sealed = zip(*(one.sealed for one in self.listed.values()), strict=True)
+        shares = dict(zip(self.holders, sealed, strict=True))
         common: Any = {
-            "round": slot.round,
-            "attempt": slot.attempt,
-            "statements": [made.statements[name].text for name in self.weights],
-            "again": bool(strategy.plan.weights),
+            **self.slot,
+            "statements": [one.text for one in self.listed.values()],
+            "again": bool(self.before),
         }
-        for name, message in trains.items():
+        for message in messages:
+            name = strategy.plan.nodes[message.metadata.dst_node_id]
             message.content[RECORD] = ConfigRecord({**common, "sealed": [*shares[name]]})
         return []
 
     def take(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> None:
-        """Take the records for the next round out of the replies, and whose shares each silo could not read."""
-        told, self.replies, made = self._told(strategy, replies), replies, self.made
-        self.unreadable = {name: of.unreadable for name, of in told.items()}
-        if made.statements:
-            found = {name: of for name, of in told.items() if of.statement}
-            holders = {name: made.statements[name] for name in self.weights}
-            self.following = self._offers((made.slot.round + 1, 1), holders, found)
+        """Take the records out of a round's replies: the next round's shares, and whose each silo could not read."""
+        self.told, self.replies = self._told(strategy, replies), replies
+        if self.listed and strategy.round < strategy.common.rounds:
+            following = {"round": strategy.round + 1, "attempt": 1}
+            self.offers = self._offers(following, self.listed, self.told)
 
     def unmask(
         self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
     ) -> Tensor:
         """Return the sum (n,) of these silos' integers without masks. Raises AttemptFailedError."""
-        made, survivors = self.made, sorted(silos)
-        if not made.statements:
+        if not self.listed:
             return total
-        number, least = made.slot.round, threshold(len(made.holders))
-        before = self.asked.get(str(number), {})
-        if missing := before.keys() - {*survivors}:
+        survivors, least = sorted(silos), threshold(len(self.holders))
+        if missing := self.before.keys() - {*survivors}:
             raise AttemptFailedError(
-                f"its masks were asked for over {', '.join(before)}, and now {', '.join(sorted(missing))} sent no "
+                f"its masks were asked for over {', '.join(self.before)}, and now {', '.join(sorted(missing))} sent no "
                 "vector: resume the run when they are online"
             )
         if len(survivors) < least:
@@ -200,61 +198,58 @@ class SecureRounds:
                 f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"
             )
         self._exclude_unreadable(survivors, least)
-        self.asked[str(number)] = {name: self.weights[name] for name in survivors}
+        self.asked[str(strategy.round)] = {name: self.weights[name] for name in survivors}
         self.asked = dict([*self.asked.items()][-KEPT:])
         self._write(State())
         answers = self._answers(strategy, survivors, least)
         try:
-            opened = open_sum(
+            opened, false = open_sum(
                 total.cpu().numpy().astype(np.uint32),
-                *(made, self.weights, survivors, self.context),
-                {name: answer.shares for name, answer in answers.items()},
+                *(self.listed, self.holders, survivors, self.context, answers),
             )
         except SiteError as error:
             raise AttemptFailedError(printable(str(error))) from error
-        for silo, reason in sorted(opened.false.items()):
+        for silo, reason in sorted(false.items()):
             self.note(f"{silo} is at fault: {reason}")
-        found = torch.from_numpy(opened.total.view(np.int32))
+        found = torch.from_numpy(opened.view(np.int32))
         plan = replace(strategy.plan, weights=self.weights)
-        self._write(pack_round(plan, number, self.replies, found, survivors))
+        self._write(pack_round(plan, strategy.round, self.replies, found, survivors))
         return found.to(total.device, torch.int64)
 
     def _answers(
         self, strategy: PersonalizedStrategy, survivors: Sequence[str], least: int
-    ) -> dict[str, SiloRecord]:
-        """Return the answers of enough survivors, whichever; waits for those that are away, ``round-timeout`` at most.
+    ) -> dict[str, Sequence[bytes]]:
+        """Return the shares of enough survivors, whichever; waits for those that are away, ``round-timeout`` at most.
 
         After the question no other set may be asked for. Raises AttemptFailedError if too few answer: a repeat over
         the same silos may need fewer answers.
         """
-        answers, question = dict[str, SiloRecord](), {"survivors": survivors}
+        answers = dict[str, Sequence[bytes]]()
         times, ends = Counter[str](), time.monotonic() + strategy.common.round_timeout
         while len(answers) < least:
             silent, online = {*survivors} - answers.keys(), self._online(strategy)
-            away = silent - online
-            asked = [name for name in sorted(silent - away) if times[name] < MOST_ATTEMPTS]
+            asked = [name for name in sorted(silent & online) if times[name] < MOST_ATTEMPTS]
             times.update(asked)
             if asked:
-                answers |= self._ask(strategy, UNMASK, asked, self.made.slot[1:], question)
-            elif len(answers) + len(away) < least or time.monotonic() > ends:
-                break
+                told = self._ask(strategy, UNMASK, asked, survivors=survivors)
+                answers |= {name: of.shares for name, of in told.items()}
+            elif len(answers) + len(silent - online) < least or time.monotonic() > ends:
+                of, more = len(survivors), f" ({self.refused})" if self.refused else ""
+                raise AttemptFailedError(
+                    f"{len(answers)} of {of} silos have answered how to open its sum, and {least} are needed{more}"
+                )
             else:
                 time.sleep(AWAY_SECONDS)
-        if len(answers) < least:
-            line = f"{len(answers)} of {len(survivors)} silos have answered how to open its sum, and {least} are needed"
-            line += f" ({self.refused})" if self.refused else ""
-            if OTHER_SUM in line:
-                raise RunFailedError(f"round {self.made.slot.round}: {line}")
-            raise AttemptFailedError(line)
         return answers
 
     def _exclude_unreadable(self, survivors: Sequence[str], least: int) -> None:
         """Exclude silos whose secrets too few could give back. Raises AttemptFailedError, before anyone is asked."""
-        holders = {*self.made.holders}.intersection(survivors)
+        holders, unknown = {*self.holders}.intersection(survivors), SiloRecord()
         bad = [
             name
-            for name in self.weights
-            if sum(name not in self.unreadable.get(holder, ()) for holder in holders) < least
+            for name in self.listed
+            if sum(name not in self.told.get(one, unknown).unreadable for one in holders)
+            < least
         ]
         self.excluded |= dict.fromkeys(bad, "too few silos could read the shares of its keys")
         if bad:
@@ -263,12 +258,12 @@ class SecureRounds:
             )
 
     def repeat_round(self, server_round: int, error: AttemptFailedError) -> None:
-        """Prepare to repeat the round. Raises RunFailedError after the last attempt."""
+        """Prepare to repeat the round. Raises RunFailedError after the last attempt, or where no repeat can help."""
         line = f"round {server_round}, attempt {self.attempt}: {error}"
-        if self.attempt == MOST_ATTEMPTS:
+        if self.attempt == MOST_ATTEMPTS or OTHER_SUM in line:
             raise RunFailedError(line) from error
         self.note(f"{line}; the round is repeated")
-        self.attempt, self.following = self.attempt + 1, NOTHING
+        self.attempt += 1
 
     def end_attempts(self) -> None:
         """Begin to count the next round's attempts."""
@@ -276,15 +271,14 @@ class SecureRounds:
 
     # --- exchanges ------------------------------------------------------------------------------------------------
 
-    def _start(
-        self, strategy: PersonalizedStrategy, slot: tuple[int, int], silos: Sequence[str]
-    ) -> Offers:
-        """Ask these silos for keys, and for shares of new secrets for all of those that have answered."""
-        keys = self._valid(Keys, slot, self._ask(strategy, KEYS, silos, slot, {}))
+    def _start(self, strategy: PersonalizedStrategy, silos: Sequence[str]) -> Offers:
+        """Ask these silos for keys, and for shares of their secrets for all of those that have answered."""
+        keys = self._offers(self.slot, {}, self._ask(strategy, KEYS, silos)).statements
         self.labels |= {name: one.group for name, one in keys.items()}
         holders = {name: keys[name] for name in self._whole(keys)}
-        texts = {"statements": [one.text for one in holders.values()]}
-        return self._offers(slot, holders, self._ask(strategy, START, holders, slot, texts))
+        texts = [one.text for one in holders.values()]
+        told = self._ask(strategy, START, holders, statements=texts)
+        return self._offers(self.slot, holders, told)
 
     def _online(self, strategy: PersonalizedStrategy) -> set[str]:
         nodes = {*self.collector.grid.get_node_ids()}
@@ -296,20 +290,14 @@ class SecureRounds:
         return [name for name in found if len({*self.labels[name].split("\n")}) >= least]
 
     def _ask(
-        self,
-        strategy: PersonalizedStrategy,
-        kind: str,
-        silos: Iterable[str],
-        slot: tuple[int, int],
-        record: Record,
+        self, strategy: PersonalizedStrategy, kind: str, silos: Iterable[str], **record: Any
     ) -> dict[str, SiloRecord]:
-        """Send silos a record about a round's attempt; return the records of the answers, by silo."""
-        config, messages = {"round": slot[0]}, []
+        """Send silos a record about this round's attempt; return the records of the answers, by silo."""
+        config, messages = {"round": self.slot["round"]}, []
         for name in silos:
             node = strategy.silos[name].node_id
             messages.append(strategy.message(node, kind, Payload(), config))
-            own = {**config, "attempt": slot[1], **record}
-            messages[-1].content[RECORD] = ConfigRecord(own)
+            messages[-1].content[RECORD] = ConfigRecord({**self.slot, **record})
         replies = self.collector.exchange(messages, strategy, {}) if messages else []
         self.refused = ""
         for reply in replies:
@@ -337,38 +325,31 @@ class SecureRounds:
 
     def _offers(
         self,
-        asked: tuple[int, int],
-        holders: Mapping[str, Keys],
+        slot: Mapping[str, int],
+        holders: Mapping[str, Statement],
         told: Mapping[str, SiloRecord],
     ) -> Offers:
-        """Return what silos have validly made for these holders and this round's attempt."""
-        sealed = {name: of.sealed for name, of in told.items()}
-        origin, signed, slot = digest_of(holders), dict[str, Statement](), NOTHING.slot
-        for name, one in self._valid(Statement, asked, told).items():
-            with self._noting(name):
-                own = len(sealed[name]), digest(b"".join(sealed[name])), origin
-                if own != (len(holders), one.shares, one.holders):
-                    raise SiteError("its shares are not those that it has signed for this list")
-                signed[name], (slot, _) = one, one.of
-        return Offers(slot, holders, signed, sealed)
-
-    def _valid(
-        self, kind: type[AnyKeys], asked: tuple[int, int], told: Mapping[str, SiloRecord]
-    ) -> dict[str, AnyKeys]:
-        """Return the valid statements of this round's attempt; a list with an invalid one is refused by all."""
-        read, found = dict[str, AnyKeys](), dict[str, AnyKeys]()
+        """Return what silos have validly made for these holders; a list with an invalid statement is refused by all."""
+        read, origin = dict[str, Statement](), digest_of(holders)
+        made = Offers(slot, [*holders], {})
         for name, record in sorted(told.items()):
             with self._noting(name):
-                read[name] = read_statement(kind, record.statement)
-        claims = Counter((one.run, one.study) for one in read.values()).most_common(1)
+                one = read_statement(record.statement, record.sealed)
+                own = len(one.sealed), digest(b"".join(one.sealed)), origin
+                if own != (len(holders), one.shares, one.holders):
+                    raise SiteError("its shares are not those that it has signed for this list")
+                read[name] = one
+        claims = Counter(one.of for one in read.values()).most_common(1)
         for name, one in read.items():
-            (run, study), _ = claims[0]
+            (of, study), _ = claims[0]
+            run, _, _ = of.partition(".")
             with self._noting(name):
-                if len(found) == MOST_SILOS:
+                if len(made.statements) == MOST_SILOS:
                     raise SiteError(f"a sum is over {MOST_SILOS} silos at most")
                 signer = self.collector.registration.keys.get(name) or one.signer
-                accept(one, (Slot(run, *asked), study), {name: signer}, found)
-        return found
+                asked = str(Slot(run, **slot)), study
+                accept(one, asked, {name: signer}, made.statements)
+        return made
 
     @contextmanager
     def _noting(self, name: str) -> Iterator[None]:

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from secure_ring import Ring, Symbolic, refusing, restore
+from secure_ring import Ring, Symbolic, fields_of, refusing, restore
 
 from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import threshold
+from client.site.secure.statements import Slot, read_statement, state, threshold
 from client.site.trust.policy import Policy
 
 COUNT = 6
@@ -210,7 +210,6 @@ def test_whatever_a_server_sends_is_one_line(sent, changes):
     record = {**whole, **changes}
     for call in (
         silo.keys,
-        silo.start,
         silo.unmask,
         lambda record: silo.enter(record, sent.received(1), 1 / 6),
     ):
@@ -222,15 +221,14 @@ def test_whatever_a_server_sends_is_one_line(sent, changes):
 
 def test_a_key_without_a_secret_is_refused(tmp_path):
     """X25519 with a point of small order would give a secret that everybody knows."""
-    from client.site.secure.statements import Slot, state
-
     ring = Ring(tmp_path, COUNT)
     ring.begin()
     silo, slot = ring.silos["clinic-01"], {"round": 2, "attempt": 1}
     texts = [one.keys(slot)["statement"] for one in ring.silos.values()]
-    fields = {"study": "a" * 64, "silo": "clinic-06", "samples": 100}
-    key = ring.nodes["clinic-06"]
-    zero = state(Slot("7", 2, 1), key, seal=base64.b64encode(bytes(32)).decode(), **fields)
-    said = refusing(silo.start, {**slot, "statements": [*texts[:5], zero]})
+    fields = fields_of(read_statement(texts[5])) | {
+        "seal": base64.b64encode(bytes(32)).decode()
+    }
+    zero = state(Slot("7", 2, 1), ring.nodes["clinic-06"], **fields)
+    said = refusing(silo.keys, {**slot, "statements": [*texts[:5], zero]})
     assert "statement 6 of the list" in said and "an X25519 key that gives a secret" in said
     close_records()

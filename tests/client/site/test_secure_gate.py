@@ -17,8 +17,8 @@ from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import ARRAY, ARRAYS, KEYS, RECORD, START, UNMASK, masks
 from client.site.secure.gate import KEY
-from client.site.secure.statements import Slot, Statement, read_statement
-from client.site.secure.unmasking import Offers, open_sum
+from client.site.secure.statements import read_statement
+from client.site.secure.unmasking import open_sum
 from client.site.study import approvals
 from client.site.study.protocol import parse_study
 from client.site.trust import audit, audit_page
@@ -143,24 +143,19 @@ def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals):
     slot = {"round": 1, "attempt": 1, "survivors": NAMES}
     answers = {n: secure_of(hospitals[n].ask(UNMASK, slot))["shares"] for n in NAMES}
     one, record = hospitals["north"], records["north"]
-    statements = {
-        n: read_statement(Statement, t)
-        for n, t in zip(NAMES, record["statements"], strict=True)
+    listed = {
+        n: read_statement(t, [records[to]["sealed"][place] for to in NAMES])
+        for place, (n, t) in enumerate(zip(NAMES, record["statements"], strict=True))
     }
     context = masks.context(
-        Slot(str(RUN), 1, 1),
         masks.received_sha256(one.seen[0].content),
         one.run,
-        {n: statements[n].samples for n in NAMES},
-        statements,
+        {n: listed[n].samples for n in NAMES},
+        listed,
     )
     total = np.add.reduce([vector_of(masked[n]) for n in NAMES], dtype=np.uint32)
-    sealed = {
-        n: [records[to]["sealed"][place] for to in NAMES] for place, n in enumerate(NAMES)
-    }
-    made = Offers(Slot(str(RUN), 1, 1), statements, statements, sealed)
-    found = open_sum(total, made, NAMES, NAMES, context, answers)
-    assert (found.total == np.add.reduce([vectors[n] for n in NAMES])).all()
+    found, false = open_sum(total, listed, NAMES, NAMES, context, answers)
+    assert not false and (found == np.add.reduce([vectors[n] for n in NAMES])).all()
     lines = [(line["asked"], line.get("secure")) for line in one.entries()[2:]]
     assert lines == [
         (KEYS, {"round": 1, "attempt": 1}),

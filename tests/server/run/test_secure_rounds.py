@@ -6,13 +6,13 @@ import base64
 
 import pytest
 from damage import flip
-from secure_ring import fields_of
+from secure_ring import fields_of, slot_of
 from secured import SECURE, Secured, absent, close, go, kinds
 from tiny import comparable, federate, random_silos, same
 
 from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
-from client.site.secure.statements import Keys, Statement, read_statement, state
+from client.site.secure.statements import read_statement, state
 from client.site.trust.chain import digest
 from client.site.trust.keys import load_key
 from partitions.common.errors import RunFailedError
@@ -228,7 +228,7 @@ def test_a_resume_from_an_older_checkpoint(six, tmp_path):
             ]
             continue
         newest.with_name("secure.safetensors").unlink()
-        line = r"^round 3: 1 of 6 silos [^\n]* \(a does not answer [^\n]* a refuses: [^\n]* was summed over "
+        line = r"^round 3, attempt 1: 1 of 6 silos [^\n]* \(a does not answer [^\n]* a refuses: [^\n]* was summed over "
         failed(line, six, tmp_path, secured, **folder, resume=True)
 
 
@@ -389,8 +389,10 @@ def signing(folder, **fields):
     """A silo signs its statement with other fields."""
 
     def sign(text):
-        one = read_statement(Statement if "mask" in text else Keys, text)
-        return state(one.of[0], load_key(folder / f"{one.silo}.key"), **fields_of(one) | fields)
+        one = read_statement(text)
+        return state(
+            slot_of(one), load_key(folder / f"{one.silo}.key"), **fields_of(one) | fields
+        )
 
     return sign
 
