@@ -19,12 +19,10 @@ CAP = 5.0  # of a silo's weight, in median weights, where ``weight-cap`` sets no
 def groups_of(names: Iterable[str], size: int) -> list[list[str]]:
     """Return the silos in groups, in the order of names; a remainder joins the last. Empty if they are too few."""
     ordered = sorted(names)
-    groups = [ordered[at : at + size] for at in range(0, len(ordered), size)]
-    last = groups.pop()
-    if len(last) == size:
-        groups.append(last)
-    elif groups:
-        groups[-1] += last
+    starts = range(0, len(ordered) - size + 1, size)
+    groups = [ordered[at : at + size] for at in starts]
+    if groups:
+        groups[-1] += ordered[len(groups) * size :]
     return groups
 
 
@@ -50,12 +48,12 @@ def weights_in_sum(
 
     The silos of a group weigh the same, by the mean of their samples.
     """
-    of = defaultdict[str, list[int]](list)
+    groups = defaultdict[str, list[int]](list)
     for name, count in counts.items():
-        of[labels[name]].append(count)
+        groups[labels[name]].append(count)
     means = {}
     for name in counts:
-        group = of[labels[name]]
+        group = groups[labels[name]]
         means[name] = sum(group) // len(group)
     most = max(int((cap or CAP) * median_low(means.values())), 1)
     weights = {name: min(mean, most) for name, mean in means.items()}

@@ -15,9 +15,9 @@ from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure import masks
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import Slot, Statement, read_statement, threshold
+from client.site.secure.statements import STATEMENT, Statement, read_statement, threshold
 from client.site.secure.unmasking import open_sum
-from client.site.trust.envelope import fingerprint, public_pem
+from client.site.trust.envelope import SECURE, PrivateKey, fingerprint, public_pem, seal
 from client.site.trust.keys import new_key
 from client.site.trust.policy import Policy
 from partitions.common.sum_weights import groups_of
@@ -123,14 +123,14 @@ class Ring:
         return open_sum(total, listed, self.holders, survivors, context, answers)
 
 
+def state(key: PrivateKey, **fields: Any) -> str:
+    """A statement of these fields, with the right signature."""
+    return seal(SECURE, STATEMENT, fields, key)
+
+
 def fields_of(one: Statement) -> dict[str, Any]:
-    """What a silo signs in a statement, but for its slot."""
-    return one.model_dump(exclude={"kind", "signer", "text", "sealed", "slot"})
-
-
-def slot_of(one: Statement) -> Slot:
-    run, *numbers = one.slot.split(".")
-    return Slot(run, *map(int, numbers))
+    """What a silo signs in a statement."""
+    return one.model_dump(exclude={"kind", "signer", "text", "sealed"})
 
 
 def plain_sum(vectors: Mapping[str, Any], names: Sequence[str]) -> Any:

@@ -19,7 +19,6 @@ from . import ARRAY, ARRAYS, KEYS, RECORD, SHARE, START, UNMASK, masks
 from .silo import SecureSilo
 
 KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key
-REQUIRED = "required"
 SUMMARY = "summary"  # the record of a data summary, with n_train
 
 
@@ -39,7 +38,7 @@ class SecureMessage:
         self.own = self.asked in (KEYS, START, UNMASK)
         self.masks = secure and self.asked.partition(".")[0] == "train"
         # No array leaves but a masked one
-        self.closed = secure or terms.rules.secure_aggregation == REQUIRED
+        self.closed = secure or terms.rules.secure_aggregation == "required"
         held_out = terms.study.held_out if terms.study else ()
         self.told = secure and self.asked == "query" and self.name not in held_out
         with self._refusing():

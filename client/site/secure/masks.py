@@ -4,9 +4,8 @@ A seed depends on all that the silos of a slot must agree on (:func:`context`). 
 model, list, weight or setting, its masks do not cancel: the sum is noise, and nothing leaks.
 """
 
-import base64
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Vector = NDArray[np.uint32]
-else:
-    Vector = Any  # NumPy is imported with the first mask: the gate of other runs needs none
+# NumPy is imported with the first mask: the gate of other runs needs none
+Vector: TypeAlias = "NDArray[np.uint32]"
 # In a message's config, what differs between silos; the weight is compared with the list, the others scale no step
 PER_SILO = {ASKED, SHARE, "counted", "reported", "attended", "state_lost"}
 PART = 1 << 18  # bytes of a stream made at once
@@ -41,7 +39,7 @@ def received_sha256(content: Any) -> str:
     All numbers count with which a method trains: a server could make all steps but one small by them.
     """
     found = [
-        (name, key, str(array.dtype), list(array.shape), digest(array.data))
+        (name, key, str(array.dtype), array.shape, digest(array.data))
         for name, arrays in sorted(content.array_records.items())
         for key, array in sorted(arrays.items())
     ]
@@ -74,9 +72,8 @@ def derive(secret: bytes, info: bytes) -> bytes:
 
 
 def public_of(private: bytes) -> str:
-    """Return the public half of an X25519 key, in base64."""
-    public = X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-    return base64.b64encode(public).decode()
+    """Return the public half of an X25519 key, in hexadecimal."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw().hex()
 
 
 def self_seed(secret: bytes, context: bytes) -> bytes:

@@ -23,7 +23,7 @@ from ..parsed import SiteError, parse_values
 from ..record import Record, disclose
 from ..study.protocol import StudyProtocol
 from ..trust.chain import canonical, digest, write_whole
-from ..trust.envelope import PrivateKey
+from ..trust.envelope import SECURE, PrivateKey, seal
 from ..trust.message_rules import number
 from ..trust.policy import Policy
 from . import KEPT, OTHER_SUM, masks
@@ -31,8 +31,8 @@ from .masks import Vector
 from .shamir import SHARE, split
 from .statements import (
     HASHES,
+    STATEMENT,
     ServerRecord,
-    Slot,
     Statement,
     accept,
     agree,
@@ -40,7 +40,7 @@ from .statements import (
     hashes_of,
     labels_of,
     read_statement,
-    state,
+    slot_of,
     threshold,
     weights_of,
     whole,
@@ -73,10 +73,10 @@ class SecureSilo:
     def __post_init__(self) -> None:
         self.path = self.folder / "secure" / f"{quote(self.silo, safe='')}.json"
         self.labels = labels_of(self.study.groups)
-        # What the file has: this run's number of training samples and its slots, and of the last questions, over all
-        # runs, the weights of the list that this silo masked its vector for
-        self.samples = 0
-        self.slots: dict[Slot, Entry] = {}
+        # What the file has: this run's number of training samples, the least round and attempt that it gives keys for,
+        # its slots; and of the last questions, over all runs, the weights of the list that it masked its vector for
+        self.samples, self.least = 0, [0, 0]
+        self.slots: dict[str, Entry] = {}
         self.weighed: dict[str, dict[str, int]] = {}
         # Of the message: its list, the peers whose shares cannot be opened, and what the audit log has of it
         self.listed: dict[str, Statement] = {}
@@ -96,77 +96,67 @@ class SecureSilo:
 
         With such statements in ``record``, of the holders: the one that counts, and the shares sealed to the holders.
         """
-        asked = self._begin(record)
-        slot, entry = self.slot, self.entry
+        asked, entry = self._begin(record), self.entry
         if not self.samples:
             raise SiteError(
                 "its data summary has not left in this run: the server asks for it first"
             )
-        # The slot after one has its secrets before it is asked for
-        if any(
-            slot < one and ("keys" in of or "weights" in of) for one, of in self.slots.items()
-        ):
-            raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
-        if "weights" in entry:
-            raise SiteError(
-                f"a vector of round {slot.round} has left under this attempt's keys"
-            )
+        if asked.slot < self.least:
+            raise SiteError(f"round {asked.round}, attempt {asked.attempt}, is over here")
         if asked.statements:
             holders = self._list(asked, entry.get("keys"))
-            out = self._share(slot, entry, entry["seal"], holders)
+            out = self._share(self.slot, entry, entry["seal"], holders)
         else:
             if "keys" not in entry:
                 entry = _new_secrets()
-                entry["keys"] = self._state(slot, entry, {}, [])
+                entry["keys"] = self._state(self.slot, entry, {}, [])
             out = {"statement": entry["keys"]}
-        self.slots = {slot: entry}
+        self.least, self.slots = asked.slot, {self.slot: entry}
         self._write()
         return out
 
     def enter(self, record: Mapping[str, Any], received: str, share: Any) -> None:
         """Accept a train message: its list, its shares. ``share``: the weight that the app is to use."""
-        asked = self._begin(record)
-        slot, entry = self.slot, self.entry
-        if "answer" in entry:
-            raise SiteError(f"round {slot.round}, attempt {slot.attempt}, is over here")
+        asked, entry = self._begin(record), self.entry
         listed = self.listed = self._list(asked, entry.get("statement"))
         if not listed.keys() <= entry["opens"].keys():
             raise SiteError("the list has silos that hold no shares of this round's secrets")
         for name, one in listed.items():
             if one.holders != entry["origin"]:
                 raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
-        self._check_count(listed, entry["holders"])
         question = received.partition(":")[0]
         weights = weights_of(listed, self.run_config, self.labels)
         if asked.again:
             before = self.weighed.get(question, {})
             if not listed.keys() <= before.keys():
                 raise SiteError(
-                    f"it has no weights of an earlier attempt at round {slot.round}"
+                    f"it has no weights of an earlier attempt at round {asked.round}"
                 )
             weights = {name: before[name] for name in listed}
         if share != weights[self.silo] / sum(weights.values()):
             raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
         context = masks.context(received, self.run_config, weights, listed)
         if entry.setdefault("context", context) != context:
-            raise SiteError(f"round {slot.round} has come before with another model or list")
+            raise SiteError(f"round {asked.round} has come before with another model or list")
         entry |= {"weights": weights, "question": question, "held": self._open(asked.sealed)}
 
     def mask(self, vector: Vector) -> tuple[Vector, Entry]:
         """Return the masked vector, once per slot, and what the next round needs, and whose shares are none."""
-        slot, entry, own = self.slot, self.entry, digest(vector.data)
+        asked, entry, own = self.asked, self.entry, digest(vector.data)
         if entry.setdefault("vector", own) != own:
-            raise SiteError(f"another vector of round {slot.round} has left under these masks")
+            raise SiteError(f"another vector of round {asked.round} has left under these masks")
         context = entry["context"]
         plus, minus = masks.pair_seeds(self.silo, entry["s"], self.listed.values(), context)
         plus.append(masks.self_seed(entry["b"], context))
-        following = Slot(self.run, slot.round + 1, 1)
-        kept, out = {slot: entry}, Entry()
-        if following.round <= (number(self.run_config.get("rounds")) or 0):
+        kept, out = {self.slot: entry}, Entry()
+        if asked.round < (number(self.run_config.get("rounds")) or 0):
+            following = slot_of(self.run, asked.round + 1, 1)
             kept[following] = self.slots.get(following) or _new_secrets()
             out |= self._share(following, kept[following], entry["seal"], self.listed)
         weighed = {**self.weighed, entry["question"]: entry["weights"]}
-        self.weighed, self.slots = dict([*weighed.items()][-KEPT:]), kept
+        self.weighed = dict([*weighed.items()][-KEPT:])
+        # A vector has left under this attempt's keys
+        self.least, self.slots = [asked.round, asked.attempt + 1], kept
         self._write()
         faults = {"unreadable": self.faults} if self.faults else {}
         out |= faults
@@ -175,25 +165,24 @@ class SecureSilo:
 
     def unmask(self, record: Mapping[str, Any]) -> Entry:
         """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""
-        survivors = [*self._begin(record).survivors]
-        slot, entry = self.slot, self.entry
-        names = [*entry.get("weights", ())]
+        asked, entry = self._begin(record), self.entry
+        survivors, names = [*asked.survivors], [*entry.get("weights", ())]
         if not names:
             raise SiteError(
-                f"no vector of round {slot.round}, attempt {slot.attempt}, has left here"
+                f"no vector of round {asked.round}, attempt {asked.attempt}, has left here"
             )
         if survivors != [name for name in names if name in survivors]:
             raise SiteError("the survivors are not silos of the round's list, in its order")
         self._check_count(survivors, entry["holders"])
         if entry.setdefault("survivors", survivors) != survivors:
-            raise SiteError(f"round {slot.round} was answered for other survivors")
+            raise SiteError(f"round {asked.round} was answered for other survivors")
         # Again with a repeated answer: a power cut may have left the file alone
         self._note(entry["question"], {name: entry["weights"][name] for name in survivors})
         if "answer" not in entry:
             halves = {True: slice(SHARE), False: slice(SHARE, None)}
             shares = [entry["held"].get(name, b"")[halves[name in survivors]] for name in names]
             kept = {key: entry[key] for key in ("weights", "holders", "question", "survivors")}
-            self.slots[slot] = entry = {**kept, "answer": shares}
+            self.slots[self.slot] = entry = {**kept, "answer": shares}
             # The file of before would give this answer again, and by the record no other one
             self._write(sync_name=False)
         gone = [name for name in names if name not in survivors]
@@ -204,11 +193,11 @@ class SecureSilo:
 
     def _begin(self, record: Mapping[str, Any]) -> ServerRecord:
         """Return a message's record; ``entry`` is what the file has of its ``slot``."""
-        asked = parse_values(
+        self.asked = asked = parse_values(
             ServerRecord, {**record}, "the message's record", "repeat the round"
         )
         self._read()
-        self.slot = Slot(self.run, asked.round, asked.attempt)
+        self.slot = slot_of(self.run, *asked.slot)
         self.entry = self.slots.get(self.slot, {})
         self.note = {"round": asked.round, "attempt": asked.attempt}
         return asked
@@ -217,9 +206,9 @@ class SecureSilo:
         """Return the statements of the message's list, by silo: enough peers', and ``own``. Raises SiteError."""
         if own is None:
             raise SiteError(
-                f"there are no keys here for round {self.slot.round}: ask for them first"
+                f"there are no keys here for round {asked.round}: it is over, or they have yet to be asked for"
             )
-        of, peers = (str(self.slot), self.study.digest), self.study.training_peers
+        of, peers = (self.slot, self.study.digest), self.study.training_peers
         listed = dict[str, Statement]()
         for place, text in enumerate(asked.statements, 1):
             try:
@@ -246,22 +235,22 @@ class SecureSilo:
 
     def _note(self, question: str, survivors: Mapping[str, int]) -> None:
         """Write down which set, with which weights, this question is answered for. Raises SiteError after another."""
-        own, slot = digest(canonical(survivors)), self.slot
+        own, run = digest(canonical(survivors)), self.slot
         with Record(self.folder).write(sync=False) as db:
-            asked = (SUM, self.silo, question, f"{slot.run}.{slot.round}.%")
-            found = db.execute(BEFORE, asked).fetchall()
+            attempts = slot_of(self.run, self.asked.round, "%")
+            found = db.execute(BEFORE, (SUM, self.silo, question, attempts)).fetchall()
             if any(before != own for _, before in found):
                 raise SiteError(
                     f"this round, or what it starts from, {OTHER_SUM}, and two such sums would show one silo's "
                     "update: resume the run from its newest checkpoint, with the same silos"
                 )
-            if (str(slot), own) not in found:
-                disclose(db, SUM, silo=self.silo, run=str(slot), question=question, answer=own)
+            if (run, own) not in found:
+                disclose(db, SUM, silo=self.silo, run=run, question=question, answer=own)
 
     # --- secrets and shares -----------------------------------------------------------------------------------------
 
     def _share(
-        self, slot: Slot, entry: Entry, private: bytes, holders: Mapping[str, Statement]
+        self, slot: str, entry: Entry, private: bytes, holders: Mapping[str, Statement]
     ) -> Entry:
         """Return a slot's statement, and the shares of its secrets, sealed to the holders: this silo is one, too.
 
@@ -270,14 +259,14 @@ class SecureSilo:
         """
         origin = digest_of(holders)
         if entry.setdefault("origin", origin) != origin:
-            raise SiteError(f"the shares of round {slot.round} were made for another list")
+            raise SiteError(f"the shares of slot {slot} were made for another list")
         if "statement" not in entry:
             halves = (split(entry[of], len(holders), threshold(len(holders))) for of in "bs")
             sealed, opens = list[bytes](), dict[str, bytes]()
             for one, *parts in zip(holders.values(), *halves, strict=True):
                 shared, share = agree(private, one.seal), b"".join(parts)
-                key = masks.sealing_key(shared, str(slot), self.silo, one.silo)
-                opens[one.silo] = masks.sealing_key(shared, str(slot), one.silo, self.silo)
+                key = masks.sealing_key(shared, slot, self.silo, one.silo)
+                opens[one.silo] = masks.sealing_key(shared, slot, one.silo, self.silo)
                 text = ChaCha20Poly1305(key).encrypt(ONCE, share, None)
                 sealed.append(hashes_of(share) + text)
             entry |= {"opens": opens, "holders": len(holders), "sealed": sealed}
@@ -285,22 +274,22 @@ class SecureSilo:
         return {key: entry[key] for key in ("statement", "sealed")}
 
     def _state(
-        self, slot: Slot, of: Entry, holders: Mapping[str, Statement], sealed: Sequence[bytes]
+        self, slot: str, of: Entry, holders: Mapping[str, Statement], sealed: Sequence[bytes]
     ) -> str:
         """Return the signed statement of secrets, and of their shares for these holders."""
-        return state(
-            slot,
-            self.key,
-            study=self.study.digest,
-            silo=self.silo,
-            samples=self.samples,
-            group=self.labels.get(self.silo, ""),
-            seal=masks.public_of(of["seal"]),
-            mask=masks.public_of(of["s"]),
-            secret=digest(of["b"]),
-            shares=digest(b"".join(sealed)),
-            holders=digest_of(holders),
-        )
+        fields = {
+            "study": self.study.digest,
+            "slot": slot,
+            "silo": self.silo,
+            "samples": self.samples,
+            "group": self.labels.get(self.silo, ""),
+            "seal": masks.public_of(of["seal"]),
+            "mask": masks.public_of(of["s"]),
+            "secret": digest(of["b"]),
+            "shares": digest(b"".join(sealed)),
+            "holders": digest_of(holders),
+        }
+        return seal(SECURE, STATEMENT, fields, self.key)
 
     def _open(self, sealed: Sequence[bytes]) -> dict[str, bytes]:
         """Return the shares that the list's silos have sealed for this one.
@@ -330,8 +319,8 @@ class SecureSilo:
             found = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_bytes)
             self.weighed = found["weights"]
             if found["run"] == self.run:
-                self.samples = int(found["samples"])
-                self.slots = {Slot(self.run, *of): entry for *of, entry in found["slots"]}
+                self.samples, self.least = int(found["samples"]), [*found["least"]]
+                self.slots = {**found["slots"]}
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError, OSError) as error:
@@ -345,7 +334,8 @@ class SecureSilo:
         content = {
             "run": self.run,
             "samples": self.samples,
-            "slots": [[*slot[1:], entry] for slot, entry in self.slots.items()],
+            "least": self.least,
+            "slots": self.slots,
             "weights": self.weighed,
         }
         text = json.dumps(content, default=lambda one: {BYTES: one.hex()})

@@ -4,9 +4,8 @@ The server's list is never believed: each name must be a peer of the study that 
 statement must be signed by that peer's key.
 """
 
-import base64
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from pydantic import AfterValidator, Field
@@ -14,13 +13,14 @@ from pydantic import AfterValidator, Field
 from ..parsed import Frozen, SiteError, match_pattern, parse_values
 from ..private import load_ours
 from ..trust.chain import digest
-from ..trust.envelope import SECURE, PrivateKey, seal, unseal
+from ..trust.envelope import SECURE, unseal
 from ..trust.message_rules import number
 from ..trust.methods import DEFAULTS, METHODS
 from . import MOST_SILOS
 from .shamir import SHARE
 
-LONGEST = 4096  # characters of a statement
+STATEMENT = "statement"
+LONGEST = 4096  # characters of one
 # The rules that the server follows
 _sums: Any = load_ours("partitions/common", "sum_weights")
 labels_of, whole = _sums.labels_of, _sums.whole
@@ -32,7 +32,7 @@ labels_of, whole = _sums.labels_of, _sums.whole
 def agree(private: bytes, public: str) -> bytes:
     """Return the shared secret of two X25519 keys. Raises SiteError for a key that gives none, as of small order."""
     try:
-        other = X25519PublicKey.from_public_bytes(base64.b64decode(public))
+        other = X25519PublicKey.from_public_bytes(bytes.fromhex(public))
         return X25519PrivateKey.from_private_bytes(private).exchange(other)
     except ValueError:
         raise SiteError("must be an X25519 key that gives a secret") from None
@@ -43,13 +43,8 @@ def check_key(public: str) -> str:
     return public
 
 
-# 32 bytes in base64, each in one way
-Key = Annotated[
-    str,
-    match_pattern("[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=", "must be 32 bytes in base64"),
-    AfterValidator(check_key),
-]
-Sha = Annotated[str, match_pattern("[0-9a-f]{64}", "must be a SHA-256")]
+Sha = Annotated[str, match_pattern("[0-9a-f]{64}", "must be 32 bytes in hexadecimal")]
+Key = Annotated[Sha, AfterValidator(check_key)]
 Number = Annotated[int, Field(ge=1, le=2**31)]
 HASHES = 64  # bytes: the SHA-256 of both halves of a share
 # The hashes of one silo's share for another, then the share, sealed
@@ -57,15 +52,9 @@ SEALED = HASHES + 2 * SHARE + 16
 Sealed = Annotated[bytes, Field(min_length=SEALED, max_length=SEALED)]
 
 
-class Slot(NamedTuple):
-    """One try at one round's sum: Flower's number of the run, the round, the attempt."""
-
-    run: str
-    round: int
-    attempt: int
-
-    def __str__(self) -> str:
-        return ".".join(map(str, self))
+def slot_of(run: str, round: int, attempt: int | str) -> str:
+    """Return the name of one try at one round's sum; ``run``: Flower's number of it."""
+    return f"{run}.{round}.{attempt}"
 
 
 class ServerRecord(Frozen):
@@ -77,6 +66,10 @@ class ServerRecord(Frozen):
     sealed: Sequence[bytes] = ()
     survivors: Sequence[str] = ()
     again: bool = False  # whether its weights are those of an earlier attempt
+
+    @property
+    def slot(self) -> list[int]:
+        return [self.round, self.attempt]
 
 
 class SiloRecord(Frozen):
@@ -117,11 +110,6 @@ class Statement(Frozen):
         return self.slot, self.study
 
 
-def state(slot: Slot, key: PrivateKey, **fields: Any) -> str:
-    """Return a silo's signed statement."""
-    return seal(SECURE, "statement", {"slot": str(slot), **fields}, key)
-
-
 def digest_of(statements: Mapping[str, Statement]) -> str:
     """Return the SHA-256 of a list of statements."""
     return digest("\n".join(one.text for one in statements.values()).encode())
@@ -139,7 +127,7 @@ def read_statement(statement: str, sealed: Sequence[bytes] = ()) -> Statement:
     """Return the statement in a text. Raises SiteError: "it ..." for one that is damaged or signed wrongly."""
     if len(statement) > LONGEST:
         raise SiteError("it is no statement (too long)")
-    fields, signer = unseal(SECURE, "statement", statement)
+    fields, signer = unseal(SECURE, STATEMENT, statement)
     fields |= {"signer": signer, "text": statement, "sealed": sealed}
     return parse_values(Statement, fields, "it is no statement", "a silo made it")
 

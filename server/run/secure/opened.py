@@ -21,35 +21,34 @@ SUM, REPLIES = "sum", "replies"
 
 
 def pack_round(
-    plan: RoundPlan,
-    number: int,
-    replies: Sequence[Message],
-    total: Tensor,
-    silos: Sequence[str],
+    plan: RoundPlan, number: int, replies: Sequence[Message], total: Tensor
 ) -> State:
-    """Return a round as a state, and drop its replies' vectors. ``total``: the sum of these silos' integers, int32."""
+    """Return a round as a state, and drop its replies' vectors. ``total``: the opened sum, int32."""
     for reply in replies:
         if reply.has_content():
             reply.content.pop(RECORD, None)
     listed = map(internal("serde").message_to_proto, replies)
     text = internal("fleet_pb2").PushMessagesRequest(messages_list=listed).SerializeToString()
     saved = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    numbers = {"round": [plan.numbers["run_id"], number], "silos": silos, "plan": plan.saved()}
+    numbers = {"round": [plan.numbers["run_id"], number], "plan": plan.saved()}
     return State({SUM: total, REPLIES: saved}, numbers)
 
 
 def replies_of(state: State) -> list[Message]:
-    """Return the replies of the round in a state, if any. The first silo of the sum has it, the others have zeros."""
+    """Return the replies of the round in a state, if any, with zeros for the vectors that its sum is of.
+
+    ``state``: of :func:`pack_round`, and the silos whose sums were ``asked`` for, by round.
+    """
     if not state.arrays:
         return []
     text = state.arrays[REPLIES].numpy().tobytes()
     listed = internal("fleet_pb2").PushMessagesRequest.FromString(text).messages_list
     replies = [*map(internal("serde").message_from_proto, listed)]
-    left = state.arrays[SUM].numpy().view(np.uint32)
+    zeros = Array(np.zeros(len(state.arrays[SUM]), np.uint32))
+    _, number = state.numbers["round"]
     nodes = state.numbers["plan"]["nodes"]
-    summed = {nodes[name] for name in state.numbers["silos"]}
+    summed = {nodes[name] for name in state.numbers["asked"][str(number)]}
     for reply in replies:
         if reply.metadata.src_node_id in summed:
-            reply.content[RECORD] = ArrayRecord({ARRAY: Array(left)})
-            left = np.zeros_like(left)
+            reply.content[RECORD] = ArrayRecord({ARRAY: zeros})
     return replies

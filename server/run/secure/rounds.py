@@ -19,36 +19,37 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Message
 from torch import Tensor
 
-from client.site.parsed import SiteError, parse_values
+from client.site.parsed import SiteError
 from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
 from client.site.secure.statements import (
     SiloRecord,
-    Slot,
     Statement,
     accept,
     digest_of,
     read_statement,
+    slot_of,
     threshold,
 )
 from client.site.secure.unmasking import open_sum
 from client.site.trust.chain import digest
 from partitions.common.errors import RunFailedError
+from partitions.common.parsed import parse_values
 from partitions.common.sum_weights import whole
 from server.run.collector import Collector
-from server.run.secure.opened import pack_round, replies_of
+from server.run.secure.opened import SUM, pack_round, replies_of
 from strategies.base.aggregation.secure import weights_of
 from strategies.base.info import RoundPlan
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload
-from strategies.base.transport.reporting import printable
+from strategies.base.transport.reporting import printable, read_replies
 
 # At one round, and at a silo's answer how to open its sum
 MOST_ATTEMPTS = 3
@@ -59,14 +60,6 @@ FILE = "secure.safetensors"
 
 class AttemptFailedError(Exception):
     """The sum of a round cannot be opened. The round is repeated, or the run ends with this line."""
-
-
-class Offers(NamedTuple):
-    """What silos have validly made for a round's attempt, ``slot``: statements, with the shares for these holders."""
-
-    slot: Mapping[str, int]
-    holders: Sequence[str]
-    statements: dict[str, Statement]
 
 
 class SecureRounds:
@@ -88,12 +81,11 @@ class SecureRounds:
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
         self.excluded: dict[str, str] = {}  # in this process, and why
         self.attempt = 1
-        self.offers = Offers({}, (), {})  # of this round, then of the next one
         # Of this round: its number and attempt, its list (empty: nothing is masked), the holders of its shares, the
         # weights of the silos in the sum that was asked for before, those of the list, and what its masks depend on
         self.slot: dict[str, int] = {}
         self.listed: dict[str, Statement] = {}
-        self.holders: Sequence[str] = ()
+        self.holders: dict[str, Statement] = {}
         self.before: dict[str, int] = {}
         self.weights: dict[str, int] = {}
         self.context = b""
@@ -113,7 +105,7 @@ class SecureRounds:
 
         Raises RunFailedError if the round was asked for before, and a silo of then is missing.
         """
-        self.listed = {}
+        holders, self.listed = self.listed, {}
         if self.opened.numbers.get("round") == [strategy.plan.numbers["run_id"], server_round]:
             return strategy.plan.restored(**self.opened.numbers["plan"])
         self.opened = State()
@@ -123,16 +115,17 @@ class SecureRounds:
         here = self._online(strategy) - self.excluded.keys()
         if here <= self.labels.keys():  # else one of them has yet to state its group
             here = {*self._whole(here)}
-        if self.offers.slot != self.slot or here - self.offers.statements.keys():
-            self.offers = self._start(strategy, sorted(here))
-        _, self.holders, statements = self.offers
-        before = self.before = self.asked.get(str(server_round), {})
-        if missing := before.keys() - statements.keys():
+        offers = self._offers(holders, self.told)
+        if here - offers.keys():
+            holders, offers = self._start(strategy, sorted(here))
+        before = self.asked.get(str(server_round), {})
+        if missing := before.keys() - offers.keys():
             raise RunFailedError(
                 f"round {server_round} was begun over {', '.join(before)}, and another sum would show single updates: "
                 f"{', '.join(sorted(missing))} must be online; then resume the run"
             )
-        self.listed = {name: statements[name] for name in before or self._whole(statements)}
+        self.listed = {name: offers[name] for name in before or self._whole(offers)}
+        self.holders, self.before = holders, before
         if len(self.listed) < (least := threshold(len(strategy.silos))):
             raise RunFailedError(
                 f"round {server_round}: {len(self.listed)} silos have keys for a sum, and {least} of "
@@ -176,17 +169,16 @@ class SecureRounds:
 
     def take(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> None:
         """Take the records out of a round's replies: the next round's shares, and whose each silo could not read."""
-        self.told, self.replies = self._told(strategy, replies), replies
-        if self.listed and strategy.round < strategy.common.rounds:
-            following = {"round": strategy.round + 1, "attempt": 1}
-            self.offers = self._offers(following, self.listed, self.told)
+        self.replies = replies if self.listed else ()
+        answered = (reply for reply in self.replies if not reply.has_error())
+        self.told = self._told(strategy, answered, "train")
 
     def unmask(
         self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
     ) -> Tensor:
         """Return the sum (n,) of these silos' integers without masks. Raises AttemptFailedError."""
         if not self.listed:
-            return total
+            return self.opened.arrays.get(SUM, total)
         survivors, least = sorted(silos), threshold(len(self.holders))
         if missing := self.before.keys() - {*survivors}:
             raise AttemptFailedError(
@@ -205,7 +197,7 @@ class SecureRounds:
         try:
             opened, false = open_sum(
                 total.cpu().numpy().astype(np.uint32),
-                *(self.listed, self.holders, survivors, self.context, answers),
+                *(self.listed, [*self.holders], survivors, self.context, answers),
             )
         except SiteError as error:
             raise AttemptFailedError(printable(str(error))) from error
@@ -213,8 +205,8 @@ class SecureRounds:
             self.note(f"{silo} is at fault: {reason}")
         found = torch.from_numpy(opened.view(np.int32))
         plan = replace(strategy.plan, weights=self.weights)
-        self._write(pack_round(plan, strategy.round, self.replies, found, survivors))
-        return found.to(total.device, torch.int64)
+        self._write(pack_round(plan, strategy.round, self.replies, found))
+        return found.to(total)
 
     def _answers(
         self, strategy: PersonalizedStrategy, survivors: Sequence[str], least: int
@@ -263,22 +255,24 @@ class SecureRounds:
         if self.attempt == MOST_ATTEMPTS or OTHER_SUM in line:
             raise RunFailedError(line) from error
         self.note(f"{line}; the round is repeated")
-        self.attempt += 1
+        self.attempt, self.told = self.attempt + 1, {}
 
     def end_attempts(self) -> None:
         """Begin to count the next round's attempts."""
-        self.attempt, self.replies, self.opened = 1, (), State()
+        self.attempt = 1
 
     # --- exchanges ------------------------------------------------------------------------------------------------
 
-    def _start(self, strategy: PersonalizedStrategy, silos: Sequence[str]) -> Offers:
-        """Ask these silos for keys, and for shares of their secrets for all of those that have answered."""
-        keys = self._offers(self.slot, {}, self._ask(strategy, KEYS, silos)).statements
+    def _start(
+        self, strategy: PersonalizedStrategy, silos: Sequence[str]
+    ) -> tuple[dict[str, Statement], dict[str, Statement]]:
+        """Ask these silos for keys; return those of all that have answered, and what these have made for each other."""
+        keys = self._offers({}, self._ask(strategy, KEYS, silos))
         self.labels |= {name: one.group for name, one in keys.items()}
         holders = {name: keys[name] for name in self._whole(keys)}
         texts = [one.text for one in holders.values()]
         told = self._ask(strategy, START, holders, statements=texts)
-        return self._offers(self.slot, holders, told)
+        return holders, self._offers(holders, told)
 
     def _online(self, strategy: PersonalizedStrategy) -> set[str]:
         nodes = {*self.collector.grid.get_node_ids()}
@@ -299,39 +293,27 @@ class SecureRounds:
             messages.append(strategy.message(node, kind, Payload(), config))
             messages[-1].content[RECORD] = ConfigRecord({**self.slot, **record})
         replies = self.collector.exchange(messages, strategy, {}) if messages else []
-        self.refused = ""
-        for reply in replies:
-            if reply.has_error():
-                silo = strategy.plan.nodes[reply.metadata.src_node_id]
-                line = f"{silo} does not answer {kind}: {printable(reply.error.reason)}"
-                self.refused = self.refused or line
-                self.note(line)
-        return self._told(strategy, replies)
+        return self._told(strategy, replies, kind)
 
     def _told(
-        self, strategy: PersonalizedStrategy, replies: Iterable[Message]
+        self, strategy: PersonalizedStrategy, replies: Iterable[Message], kind: str
     ) -> dict[str, SiloRecord]:
-        """Take the valid records out of replies."""
-        found = dict[str, SiloRecord]()
-        for reply in replies:
-            if not reply.has_error():
-                silo = strategy.plan.nodes[reply.metadata.src_node_id]
-                record = {**reply.content.pop(RECORD, {})}
-                with self._noting(silo):
-                    found[silo] = parse_values(
-                        SiloRecord, record, "its record", "it is not used"
-                    )
+        """Take the valid records out of replies to messages of a kind; note why others have none."""
+        found, faults = read_replies(replies, strategy.plan.nodes, _read_record)
+        lines = [f"{silo} does not answer {kind}: {reason}" for silo, reason in faults.items()]
+        for line in lines:
+            self.note(line)
+        self.refused = "".join(lines[:1])
         return found
 
     def _offers(
-        self,
-        slot: Mapping[str, int],
-        holders: Mapping[str, Statement],
-        told: Mapping[str, SiloRecord],
-    ) -> Offers:
-        """Return what silos have validly made for these holders; a list with an invalid statement is refused by all."""
-        read, origin = dict[str, Statement](), digest_of(holders)
-        made = Offers(slot, [*holders], {})
+        self, holders: Mapping[str, Statement], told: Mapping[str, SiloRecord]
+    ) -> dict[str, Statement]:
+        """Return the statements that silos have validly made for this round's attempt, with the holders' shares.
+
+        A list with an invalid one is refused by all.
+        """
+        read, made, origin = dict[str, Statement](), dict[str, Statement](), digest_of(holders)
         for name, record in sorted(told.items()):
             with self._noting(name):
                 one = read_statement(record.statement, record.sealed)
@@ -344,11 +326,10 @@ class SecureRounds:
             (of, study), _ = claims[0]
             run, _, _ = of.partition(".")
             with self._noting(name):
-                if len(made.statements) == MOST_SILOS:
+                if len(made) == MOST_SILOS:
                     raise SiteError(f"a sum is over {MOST_SILOS} silos at most")
                 signer = self.collector.registration.keys.get(name) or one.signer
-                asked = str(Slot(run, **slot)), study
-                accept(one, asked, {name: signer}, made.statements)
+                accept(one, (slot_of(run, **self.slot), study), {name: signer}, made)
         return made
 
     @contextmanager
@@ -363,3 +344,9 @@ class SecureRounds:
         """Write which sums were asked for, and an opened one."""
         if self.path is not None:
             State(opened.arrays, {**opened.numbers, "asked": self.asked}).save(self.path)
+
+
+def _read_record(reply: Message, silo: str) -> SiloRecord:
+    """Take a silo's record out of its reply. Raises DataError."""
+    record = {**reply.content.pop(RECORD, {})}
+    return parse_values(SiloRecord, record, Path("its record"), "it is not used")

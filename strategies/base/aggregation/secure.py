@@ -34,7 +34,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from logging import WARNING
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Message
@@ -52,6 +52,7 @@ from strategies.base.state import BUFFERS, GLOBAL
 from strategies.base.transport.error_feedback import base_of
 from strategies.base.transport.payload import Model, Update, silos_of, tensor_of
 
+Integers = TypeVar("Integers", int, Tensor)
 FEWEST = 3  # silos: of a sum of two, each knows the other's part
 TIMES = 4.0  # C, in lengths of what was received, before it becomes a power of two
 IMPOSSIBLE = 3  # rounds in a row whose sum is impossible
@@ -144,22 +145,19 @@ def bounds(
 
     ``parts``: the layers that the method shares. C is a power of two, so that both compute the same number.
     """
-    whole, centre = received.get(GLOBAL), None
+    whole, centre = received.get(GLOBAL) if name != BUFFERS else None, None
     if name not in info.steps:
         centre = base_of(received, name, size)
         fits = parts and size_of(parts) == size
-        if centre is None and whole is not None and name != BUFFERS and fits:
-            inside = parts[-1].stop <= len(whole.vector)
-            centre = gather(whole.vector, parts) if inside else None
+        if centre is None and whole and fits and parts[-1].stop <= len(whole.vector):
+            centre = gather(whole.vector, parts)
     if common.secure_clip:
         return centre, common.secure_clip
-    of = centre
-    if of is None and whole is not None and name != BUFFERS:
-        of = whole.vector
+    of = whole.vector if centre is None and whole else centre
     length = 0.0 if of is None else float(vector_norm(of, dtype=torch.float64))
     # A variance starts at 1; and nothing is known of numbers that are no step
     least = math.sqrt(size) if name == BUFFERS or of is None else 1.0
-    return centre, float(2.0 ** math.ceil(math.log2(TIMES * max(length, least, 1.0))))
+    return centre, 2.0 ** math.ceil(math.log2(TIMES * max(length, least, 1.0)))
 
 
 # ---- The silo's half -----------------------------------------------------------------------------------------------
@@ -178,8 +176,11 @@ def integers_of(
     ``config``: of its message, with its share and N. Raises UserError for a share with which a sum could wrap.
     """
     share, silos = config.get(SHARE), config.get("participants")
-    if not (isinstance(share, float) and isinstance(silos, int)) or not (
-        0 < share < 1 and silos >= FEWEST
+    if not (
+        isinstance(share, float)
+        and isinstance(silos, int)
+        and 0 < share < 1
+        and silos >= FEWEST
     ):
         raise UserError(
             f"the message's share {share!r:.40} of {silos!r:.40} silos is not between 0 and 1, of {FEWEST} or more"
@@ -218,7 +219,12 @@ def add_integers(vectors: Sequence[Tensor]) -> Tensor:
     total = torch.zeros_like(vectors[0], dtype=torch.int64)
     for vector in vectors:
         total += vector
-    return (total + 2**31).remainder_(2**32) - 2**31
+    return wrapped(total)
+
+
+def wrapped(integers: Integers) -> Integers:
+    """Return integers mod 2^32, from -2^31 to 2^31 - 1."""
+    return (integers + 2**31) % 2**32 - 2**31
 
 
 def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> list[Update]:
@@ -231,19 +237,16 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
         return []
     silos, common, info = silos_of(updates), strategy.common, strategy.info
     weights, received = weights_of(strategy, strategy.sent), strategy.sent[silos[0]]
-    alike = dict.fromkeys(weights, 1)
+    share = sum(weights[silo] for silo in silos) / sum(weights.values())
     parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
     total = torch.empty(0)
     if names:
-        total = add_integers(
-            [strategy.unmask(add_integers([u.vectors[ARRAY] for u in updates]), silos)]
-        )
+        total = strategy.unmask(add_integers([u.vectors[ARRAY] for u in updates]), silos)
     sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
     for name, integers in zip(names, torch.split(total, sizes), strict=True):
-        of = alike if info.sums_also.get(name) else weights
-        share = sum(of[silo] for silo in silos) / sum(of.values())
         if name in info.sums_also:
-            vectors[name] = (gather_sums(integers) / share).float()
+            part = len(silos) / len(weights) if info.sums_also[name] else share
+            vectors[name] = (gather_sums(integers) / part).float()
             continue
         centre, clip = bounds(info, common, received, name, len(integers), parts)
         step = integers / (scale(len(weights), clip) * share)
@@ -262,8 +265,9 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
 
 def _of_whole_groups(strategy: Any, updates: Sequence[Update]) -> list[Update]:
     kept = whole(silos_of(updates), labels_in(strategy))
-    for silo in sorted({*silos_of(updates)} - {*kept}):
-        strategy.reject(silo, "a silo of its group is missing (secure-group)")
+    for silo in silos_of(updates):
+        if silo not in kept:
+            strategy.reject(silo, "a silo of its group is missing (secure-group)")
     return [update for update in updates if update.silo in kept]
 
 
@@ -292,15 +296,13 @@ def _without_negative(vector: Tensor, layout: Layout, parts: Sequence[slice]) ->
 COUNT = 5  # numbers that travel for each
 STEP = 2**20
 COARSEST = 2.0**-12
-WHOLE = 2**32
 
 
 def spread(numbers: Tensor) -> Tensor:
     """Return numbers (n,) as integers at all scales (n COUNT,), from -2^31 to 2^31 - 1."""
     bounded = numbers.double().clamp(0, 2.0**40)
     levels = [(bounded * COARSEST * float(STEP**k)).round() for k in range(COUNT)]
-    shifted = torch.stack(levels, 1).remainder(WHOLE).long() + WHOLE // 2
-    return shifted.flatten().remainder(WHOLE) - WHOLE // 2
+    return wrapped(torch.stack(levels, 1).remainder(2**32).long().flatten())
 
 
 def gather_sums(integers: Tensor) -> Tensor:
@@ -310,6 +312,6 @@ def gather_sums(integers: Tensor) -> Tensor:
         total = 0
         for level in levels:
             total *= STEP
-            total += (level - total + WHOLE // 2) % WHOLE - WHOLE // 2
+            total += wrapped(level - total)
         result.append(max(total, 0) / STEP ** (COUNT - 1) / COARSEST)
     return torch.tensor(result, dtype=torch.float64, device=integers.device)

@@ -14,14 +14,14 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from forks import in_fork
-from secure_ring import RECEIVED, RUN, Ring, fields_of, plain_sum, slot_of
+from secure_ring import RECEIVED, RUN, Ring, fields_of, plain_sum, state
 from tiny import json_of
 
 from client.site.parsed import SiteError
 from client.site.record import Record, close_records
 from client.site.secure import masks, shamir, silo
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import Slot, read_statement, state, threshold, weights_of
+from client.site.secure.statements import read_statement, threshold, weights_of
 from partitions.common.sum_weights import labels_of
 
 
@@ -85,6 +85,8 @@ def test_two_silos_derive_one_pair_seed():
 
 def test_more_than_two_thirds_must_answer():
     assert [threshold(n) for n in (3, 4, 5, 6, 12, 100)] == [3, 3, 4, 5, 9, 67]
+    # So a list that is long enough for the study is so for its holders, who are fewer
+    assert all(threshold(n) <= threshold(n + 1) for n in range(1, 100))
 
 
 # --- a round ----------------------------------------------------------------------------------------------------------
@@ -110,12 +112,12 @@ def test_secrets_are_on_the_disk_only_while_a_slot_is_open(ring):
     assert file.stat().st_mode & 0o777 == 0o600
     masked, _ = ring.upload(ring.vectors())
     ring.open(masked, ring.names)
-    closed, following = json_of(file)["slots"]
-    assert {*closed[2]} == {"weights", "holders", "question", "survivors", "answer"}
-    assert following[:2] == [2, 1] and "b" in following[2]
+    slots = json_of(file)["slots"]
+    assert {*slots["7.1.1"]} == {"weights", "holders", "question", "survivors", "answer"}
+    assert {*slots} == {"7.1.1", "7.2.1"} and "b" in slots["7.2.1"]
     ring.silo("clinic-01", run="8").note_samples(1)
     ring.silo("clinic-01", run="8").keys({"round": 1, "attempt": 1})
-    assert [slot[:2] for slot in json_of(file)["slots"]] == [[1, 1]]
+    assert [*json_of(file)["slots"]] == ["8.1.1"]
 
 
 @pytest.mark.parametrize("what", ["received", "settings"])
@@ -208,12 +210,7 @@ def test_statements_of_others_are_refused(ring, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"study": "c" * 64},
-        {"slot": Slot("8", 1, 1)},
-        {"slot": Slot(RUN, 2, 1)},
-        {"slot": Slot(RUN, 1, 2)},
-    ],
+    [{"study": "c" * 64}, {"slot": "8.1.1"}, {"slot": f"{RUN}.2.1"}, {"slot": f"{RUN}.1.2"}],
 )
 def test_keys_of_another_study_run_round_or_attempt_are_refused(ring, change):
     """Each is signed by the right silo, and right in all else."""
@@ -221,8 +218,8 @@ def test_keys_of_another_study_run_round_or_attempt_are_refused(ring, change):
     one = read_statement(record["statements"][5])
 
     def stated(**fields):
-        own = {"slot": slot_of(one), "key": ring.nodes["clinic-06"], **fields_of(one), **fields}
-        return {**record, "statements": [*record["statements"][:5], state(**own)]}
+        text = state(ring.nodes["clinic-06"], **fields_of(one) | fields)
+        return {**record, "statements": [*record["statements"][:5], text]}
 
     assert "another study, run, round or attempt" in refused(ring, stated(**change))
     ring.enter("clinic-01", stated())
@@ -233,7 +230,7 @@ def test_a_statement_that_lacks_a_field_is_refused(ring, field):
     """The server reads it by the same rules: without the sums of its secrets no fault could be named."""
     record = ring.record(1, 1, ring.names, "clinic-01")
     one = read_statement(record["statements"][5])
-    text = state(slot_of(one), ring.nodes["clinic-06"], **fields_of(one) | {field: ""})
+    text = state(ring.nodes["clinic-06"], **fields_of(one) | {field: ""})
     texts = [*record["statements"][:5], text]
     assert f"statement 6 of the list: it is no statement: {field} = ''" in refused(
         ring, {**record, "statements": texts}
@@ -246,8 +243,8 @@ def test_a_replayed_or_another_rounds_slot_is_refused(ring):
     assert "no keys here for round 3" in refused(ring, {**record, "round": 3})
     assert "another study, run, round" in refused(ring, {**record, "round": 2})
     ring.open(masked, ring.names)
-    assert "is over here" in refused(ring, record)  # a late upload after unmask
-    with pytest.raises(SiteError, match="a vector of round 1 has left"):
+    assert "no keys here for round 1" in refused(ring, record)  # a late upload after unmask
+    with pytest.raises(SiteError, match="round 1, attempt 1, is over here"):
         ring.silos["clinic-01"].keys({"round": 1, "attempt": 1})
     ring.silos["clinic-01"].keys({"round": 2, "attempt": 2})
     with pytest.raises(SiteError, match="is over here"):
@@ -341,6 +338,16 @@ def test_one_question_is_answered_for_one_set_over_all_runs(ring):
     with pytest.raises(SiteError, match="summed over other silos before"):
         ring.silos["clinic-01"].unmask({"round": 1, "attempt": 3, "survivors": ring.names})
     assert (found == plain_sum(vectors, ring.names)).all()
+
+
+def test_masks_differ_between_rounds_and_attempts(ring):
+    """The same model, settings and weights: the list's statements have round and attempt."""
+    contexts = set()
+    for slot in ((1, 1), (1, 2), (2, 1)):
+        ring.begin(*slot)
+        record = ring.record(*slot, ring.names, "clinic-01")
+        contexts.add(ring.enter("clinic-01", record, RECEIVED).entry["context"])
+    assert len(contexts) == 3
 
 
 def test_a_repeat_has_the_weights_of_before(ring):

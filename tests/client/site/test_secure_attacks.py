@@ -6,7 +6,6 @@ secret opens with t shares. Silos that collude give the server all that they hol
 
 from __future__ import annotations
 
-import base64
 import itertools
 import shutil
 from pathlib import Path
@@ -14,12 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from secure_ring import Ring, Symbolic, fields_of, refusing, restore
+from secure_ring import Ring, Symbolic, fields_of, refusing, restore, state
 
 from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import Slot, read_statement, state, threshold
+from client.site.secure.statements import read_statement, threshold
 from client.site.trust.policy import Policy
 
 COUNT = 6
@@ -225,10 +224,8 @@ def test_a_key_without_a_secret_is_refused(tmp_path):
     ring.begin()
     silo, slot = ring.silos["clinic-01"], {"round": 2, "attempt": 1}
     texts = [one.keys(slot)["statement"] for one in ring.silos.values()]
-    fields = fields_of(read_statement(texts[5])) | {
-        "seal": base64.b64encode(bytes(32)).decode()
-    }
-    zero = state(Slot("7", 2, 1), ring.nodes["clinic-06"], **fields)
+    fields = fields_of(read_statement(texts[5])) | {"seal": "00" * 32}
+    zero = state(ring.nodes["clinic-06"], **fields)
     said = refusing(silo.keys, {**slot, "statements": [*texts[:5], zero]})
     assert "statement 6 of the list" in said and "an X25519 key that gives a secret" in said
     close_records()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-
 import pytest
 from damage import flip
-from secure_ring import fields_of, slot_of
+from secure_ring import fields_of, state
 from secured import SECURE, Secured, absent, close, go, kinds
 from tiny import comparable, federate, random_silos, same
 
 from client.site.record import close_records
 from client.site.secure import KEYS, START, UNMASK
-from client.site.secure.statements import read_statement, state
+from client.site.secure.statements import read_statement
 from client.site.trust.chain import digest
 from client.site.trust.keys import load_key
 from partitions.common.errors import RunFailedError
@@ -39,9 +37,7 @@ def failed(reason, *given, **changes):
         go(*given, **changes)
 
 
-NO_KEY = base64.b64encode(
-    bytes(32)
-).decode()  # of small order: it gives a secret that everybody knows
+NO_KEY = "00" * 32  # of small order: it gives a secret that everybody knows
 METHODS = ("fedavg", "scaffold", "fedper", "lg-fedavg", "fedapm", "fedlama", "player-fl")
 
 
@@ -321,11 +317,11 @@ def test_too_few_silos_with_keys(six, tmp_path):
     failed(line, six, tmp_path, secured)
 
 
-def spoil(kind, key, value):
-    """Hospital f sends something else in round 1 in its answer's record."""
+def spoil(kind, key, value, silos="f"):
+    """These hospitals send something else in round 1 in their answers' records."""
 
     def change(silo, asked, number, reply):
-        if (silo, asked, number) == ("f", kind, 1):
+        if silo in silos and (asked, number) == (kind, 1):
             record = reply.content.config_records["secure"]
             record[key] = value(record[key]) if callable(value) else value
 
@@ -336,13 +332,13 @@ def spoil(kind, key, value):
     "kind, key, value, fault, missed",
     [
         (KEYS, "statement", "nonsense", "its keys are invalid: it is no statement", {1}),
-        (KEYS, "statement", 7, "its keys are invalid: its record: statement = 7", {1}),
+        (KEYS, "statement", 7, "f does not answer query.secure_keys: its record: statement = 7", {1}),
         (START, "statement", str.upper, "its keys are invalid: it is no statement", {1}),
         (START, "sealed", lambda found: found[:-1], "its shares are not those", {1}),
         (START, "sealed", lambda found: found[::-1], "its shares are not those", {1}),
-        ("train", "sealed", 5, "its keys are invalid: its record: sealed = 5", set[int]()),
-        (START, "sealed", [b""], "its keys are invalid: its record: sealed.1", {1}),
-        (START, "sealed", lambda found: [one + bytes(1) for one in found], "its keys are invalid", {1}),
+        ("train", "sealed", 5, "f does not answer train: its record: sealed = 5", set[int]()),
+        (START, "sealed", [b""], "f does not answer query.secure_start: its record: sealed.1", {1}),
+        (START, "sealed", lambda found: [one + bytes(1) for one in found], "its record: sealed", {1}),
         (UNMASK, "shares", lambda shares: [bytes(66)] * len(shares), "f is at fault: its share of ", set[int]()),
         (UNMASK, "shares", "none", "", set[int]()),
         (UNMASK, "shares", [1, 2], "", set[int]()),
@@ -367,6 +363,7 @@ def test_a_silo_that_sends_nonsense_does_not_stop_the_others(
     [
         (KEYS, "seal", NO_KEY, {1}),
         (KEYS, "group", "a", {1, 2}),
+        (KEYS, "slot", "1.1.2", {1}),
         (START, "mask", NO_KEY, {1}),
         (START, "secret", "", {1}),
     ],
@@ -385,14 +382,22 @@ def test_a_silo_that_signs_nonsense_is_left_out_alone(
     assert masked.values("secure_silos") == [6 - (r in missed) for r in (1, 2)]
 
 
+def test_statements_of_another_attempt_than_asked_for_are_refused(six, tmp_path):
+    """Also where all silos agree on it: their masks would be those of a slot that is over."""
+    secured = Secured(tmp_path, six)
+    sign = signing(tmp_path, slot="1.1.2")
+    secured.change = spoil(KEYS, "statement", sign, "abcdef")
+    failed(
+        r"^round 1: 0 silos have keys for a sum, and 5 of 6 are needed", six, tmp_path, secured
+    )
+
+
 def signing(folder, **fields):
     """A silo signs its statement with other fields."""
 
     def sign(text):
         one = read_statement(text)
-        return state(
-            slot_of(one), load_key(folder / f"{one.silo}.key"), **fields_of(one) | fields
-        )
+        return state(load_key(folder / f"{one.silo}.key"), **fields_of(one) | fields)
 
     return sign
 
@@ -400,17 +405,9 @@ def signing(folder, **fields):
 def test_two_silos_with_one_key_are_left_out_alone(tmp_path):
     """Hospitals refuse a list in which a key is there twice: both could end the run."""
     nine = random_silos(tmp_path, dict.fromkeys("abcdefghi", 6))
-    secured, sign = (
-        Secured(tmp_path, nine),
-        signing(tmp_path, seal=base64.b64encode(b"\x09" + bytes(31)).decode()),
-    )
-
-    def change(silo, asked, number, reply):
-        if silo in "hi" and (asked, number) == (KEYS, 1):
-            record = reply.content.config_records["secure"]
-            record["statement"] = sign(record["statement"])
-
-    secured.change = change
+    secured = Secured(tmp_path, nine)
+    sign = signing(tmp_path, seal="09" + "00" * 31)
+    secured.change = spoil(KEYS, "statement", sign, "hi")
     masked = go(nine, tmp_path, secured, rounds=2)
     assert masked.values("secure_silos") == [7, 9]
 
