@@ -23,10 +23,10 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 MOST_TOKENS = {
     "models": 53_000,
     "partitions": 99_900,
-    "strategies": 82_700,
+    "strategies": 82_800,
     "client": 90_600,
-    "server": 112_600,
-    "tests": 583_500,
+    "server": 112_800,
+    "tests": 584_300,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

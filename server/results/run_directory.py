@@ -11,10 +11,11 @@ import json
 import os
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors
 from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
@@ -217,6 +218,14 @@ REPORTED = "reported-"  # prefix of the array names of the model that the report
 def save_checkpoint(folder: Path, state: State) -> None:
     """Write the newest checkpoint; the previous newest one is kept as the one before."""
     state.save(folder / NEWEST, keep=folder / BEFORE)
+
+
+def map_reported(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
+    """Return these arrays of the reported model, mapped from the newest checkpoint."""
+    if not names:
+        return {}
+    with safetensors.safe_open(folder / NEWEST, framework="pt") as file:
+        return {name: file.get_tensor(REPORTED + name) for name in names}
 
 
 def load_checkpoint(folder: Path) -> tuple[State | None, str]:

@@ -30,6 +30,7 @@ from server.results.run_directory import (
     RunDirectory,
     go_back_to,
     load_checkpoint,
+    map_reported,
     readable_checkpoints,
     save_checkpoint,
 )
@@ -226,6 +227,8 @@ class Checkpoints:
         save_checkpoint(
             self.folder, State({**strategy.state.arrays, **kept, **newcomers}, numbers)
         )
+        # Only written from now on: mapped from the file, it takes no memory
+        run_state.shared = map_reported(self.folder, run_state.shared)
 
 
 def by_key(state: State) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from logging import WARNING
 from statistics import median
 from typing import Any
 
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, Error, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -125,7 +125,7 @@ class Exchange:
         """
         started = time.monotonic()
         if self.policy.watches:
-            keep_pieces(joined=True)
+            keep_pieces()
             internal("http_grid").push_objects = push_objects
             internal("http_grid").iterate_object_tree = open_tree
             internal("http_grid").get_object_tree = tree_of
@@ -160,8 +160,6 @@ class Exchange:
             if self._awaits():
                 time.sleep(pause)
         self.receipts.take(replies)
-        if self.policy.watches:
-            return_memory()
         return [*replies, *self.lost.values()]
 
     def _pull(self, online: Mapping[int, str]) -> tuple[list[Message], Mapping[int, str]]:
@@ -176,7 +174,7 @@ class Exchange:
 
         def pull() -> None:
             try:
-                pulled.set_result(list(self.grid.pull_messages(asked)))
+                pulled.set_result([*map(join_arrays, self.grid.pull_messages(asked))])
             except BaseException as error:
                 pulled.set_exception(error)
 
@@ -310,6 +308,16 @@ class Exchange:
                 )
                 time.sleep(pause)
         return list(self.grid.push_messages(messages))
+
+
+def join_arrays(reply: Message) -> Message:
+    """Return a reply without the parts that it came in, which would wait with it for the other replies."""
+    if reply.has_content():
+        for record in reply.content.values():
+            for array in record.values() if isinstance(record, ArrayRecord) else ():
+                _ = array.data
+        return_memory()
+    return reply
 
 
 def tree_of(message: Message) -> Any:

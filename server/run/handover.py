@@ -23,6 +23,7 @@ from typing import Any
 from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
 
 from client.site.flower import internal
+from client.site.runtime.transfers import new_buffer
 
 NAME = "silofl-slot-"  # and a number
 LEAST_BYTES = 1 << 16  # of a part that goes by a slot
@@ -56,7 +57,8 @@ def pull(call: Callable[[Any], Any], request: Any) -> Any:
     content = answer.object_content
     if answer.object_available and not content:
         slot = OF_THREAD.slot.fileno()
-        content = os.pread(slot, os.fstat(slot).st_size, 0)
+        content = new_buffer(os.fstat(slot).st_size)
+        os.preadv(slot, [content], 0)
     return SimpleNamespace(
         object_found=answer.object_found,
         object_available=answer.object_available,

@@ -90,8 +90,7 @@ class Receipts:
         for reply in replies:
             if reply.has_error() or RECORD not in reply.content:
                 continue
-            record: Mapping[str, Any] = reply.content.config_records.get(RECORD, ConfigRecord())
-            del reply.content[RECORD]
+            record = cast(Mapping[str, Any], reply.content.pop(RECORD))
             if self.key is not None and (head := _head(record)) is not None:
                 text = sign_receipt(
                     self.key, run=self.run, run_id=str(reply.metadata.run_id), **dict(head)

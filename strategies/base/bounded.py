@@ -43,6 +43,7 @@ from strategies.base.transport.data_summary import read_agreed
 from strategies.base.transport.payload import Model, Update
 
 PART = 1 << 23  # numbers of a step that are in float64 at a time
+PIECE = 1 << 16  # of them that are subtracted at a time
 
 
 def check_robust(info: MethodInfo, common: Common) -> None:
@@ -162,7 +163,11 @@ class UpdateBounds:
             if centre is None:
                 step.copy_(part)
             else:
-                torch.sub(part, centre[at : at + PART].to(part.device), out=step)
+                # In pieces: the difference is float32 first
+                whole = (part, centre[at : at + PART].to(part.device), step)
+                pieces = (torch.split(tensor, PIECE) for tensor in whole)
+                for ours, theirs, result in zip(*pieces, strict=True):
+                    torch.sub(ours, theirs, out=result)
             lengths.append(vector_norm(step))
         return math.hypot(*torch.stack(lengths).tolist())
 

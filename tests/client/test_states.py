@@ -437,18 +437,15 @@ WATCHED = """
 import sys, threading, time
 from pathlib import Path
 import tiny
-
-def anonymous():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+from memory import own_memory
 
 def watch():
     while True:
-        peak[0] = max(peak[0], anonymous())
+        peak[0] = max(peak[0], own_memory())
         time.sleep(0.002)
 
 def call(message, context):
-    peak[0] = before = anonymous()
+    peak[0] = before = own_memory()
     reply = app(message, context)
     most.append(peak[0] - before)
     return reply

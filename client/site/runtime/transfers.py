@@ -145,11 +145,10 @@ def watch_pulls(
     module.pull_objects = pull_objects
 
 
-def keep_pieces(*, joined: bool = False) -> None:
+def keep_pieces() -> None:
     """Have the arrays of received messages keep the chunks that they came in, and join them when they are read.
 
-    Flower copies all bytes four times. Its own `inflate` works here on names in place of them. ``joined``: they are
-    joined at once, for one that waits for many messages would hold the chunks of all beside the whole of each.
+    Flower copies all bytes four times. Its own `inflate` works here on names in place of them.
     """
     from flwr.app import Array, ArrayRecord
 
@@ -164,7 +163,6 @@ def keep_pieces(*, joined: bool = False) -> None:
             array.__dict__["pieces"] = [
                 children[found[at : at + 32].hex()].data for at in range(0, len(found), 32)
             ]
-            _ = joined and array.data
             return array
 
         @property
@@ -208,7 +206,7 @@ def copy_once(chunk: Any, between: str, behind: bytes) -> None:
         return str(self.__dict__["_object_id"])
 
     def inflate(content: bytes, children: Any = None) -> Any:
-        return chunk(memoryview(content)[content.index(behind) + len(behind) :])
+        return chunk(memoryview(content).toreadonly()[content.find(behind) + len(behind) :])
 
     chunk.object_id, chunk.inflate = property(object_id), staticmethod(inflate)
     chunk.deflate = lambda self: b"".join((head(self), self.data))
@@ -252,10 +250,15 @@ def join_pieces(pieces: list[Any]) -> Any:
     size = sum(map(len, pieces))
     if not size:
         return b""
-    whole = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = new_buffer(size)
     while pieces:
         whole.write(pieces.pop(0))
     return memoryview(whole)
+
+
+def new_buffer(size: int) -> mmap.mmap:
+    """Return memory that is the system's again as soon as it is not used, unlike an allocator's."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 HEARTS: list[Any] = []  # of this SuperNode's connections; the last one is active

@@ -204,7 +204,7 @@ def integers_of(
 def with_sum(reply: Message, update: Update, size: int) -> Update:
     """Return an update with the integers of its reply, int32; raise DataError if they are not ``size`` numbers."""
     try:
-        record = reply.content.array_records[RECORD]
+        record: Any = reply.content[RECORD]
         integers = tensor_of(record[ARRAY])
         if len(record) > 1 or integers.dtype != torch.uint32 or integers.shape != (size,):
             raise DataError(f"{integers.dtype} of shape {tuple(integers.shape)}")

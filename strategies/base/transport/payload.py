@@ -174,7 +174,8 @@ def unpack(
 
 def wire_bytes(records: RecordDict) -> int:
     """Return the bytes of the arrays in a message, as the papers count communication."""
-    arrays = [array for record in records.array_records.values() for array in record.values()]
+    found = [record for record in records.values() if isinstance(record, ArrayRecord)]
+    arrays = [array for record in found for array in record.values()]
     return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
 
 

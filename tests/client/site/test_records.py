@@ -203,23 +203,6 @@ def arrived(sent):
     return internal("inflatable_utils").inflate_object_from_contents(whole, contents)
 
 
-def test_a_reply_that_waits_for_others_is_held_once(monkeypatch):
-    """Its chunks are gone once it is there; the values lie in a map, which is not counted."""
-    utils = internal("inflatable_utils")
-    monkeypatch.setattr(utils, "inflatable_class_registry", {**utils.inflatable_class_registry})
-    keep_pieces(joined=True)
-    vector = torch.arange(4e6)
-    content = encode(Payload({"m": Model(vector)}))
-    tracemalloc.start()
-    try:
-        reply = arrived(Message(content, dst_node_id=7, message_type="train"))
-        del content
-        assert tracemalloc.get_traced_memory()[0] < 0.1 * vector.nbytes
-    finally:
-        tracemalloc.stop()
-    assert torch.equal(decode(reply.content)[0].models["m"].vector, vector)
-
-
 def test_equal_vectors_of_a_message_arrive_both(file, monkeypatch):
     """Flower sends them as one object, for example APPLE's first core models with `common-init`."""
     utils = internal("inflatable_utils")
