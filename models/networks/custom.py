@@ -196,8 +196,9 @@ def check_network(
             raise UserError("its outputs stay the same whatever its parameters are")
         with torch.enable_grad():
             # A model like the other: sums over tensors that lie elsewhere in memory may round otherwise
-            FlatModel(other).release_training()
-            _find_lost(flat, other, x)
+            spare = FlatModel(other)
+            spare.release_training()
+            _find_lost(flat, spare, x)
             aside = only_in_training(flat, x) if several else ()
         return InTraining(not torch.equal(*trained), several, aside)
 
@@ -243,13 +244,12 @@ def _check_shapes(outputs: Iterable[Any], wanted: tuple[int, ...], when: str = "
         )
 
 
-def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> None:
-    """Train a step, and raise UserError for what a file of the model would lose of it; ``other`` takes the model.
+def _find_lost(flat: FlatModel, spare: FlatModel, x: Any) -> None:
+    """Train a step, and raise UserError for what a file of the model would lose of it; ``spare`` takes the model.
 
     The step is done twice from one state: what the module keeps elsewhere makes the second one another.
     """
-    vector = flat.vector.clone()
-    first: list[Tensor] = []
+    start, first = flat.vector.clone(), list[Tensor]()
     _check_replaced(flat)
     before = [flat.buffers.clone(), flat.integers.clone()]
     _output_of(flat.module.eval(), x, 1)
@@ -258,34 +258,29 @@ def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> None:
             "in evaluation its forward changes its buffers: let it do so in training only"
         )
     for _ in range(2):
-        flat.load(vector)
+        flat.load(start)
         flat.reset_buffers()
         torch.manual_seed(1)
         with _explain_errors("it cannot be trained: "), flat.one_gradient():
             found = join_answers(flat.module.train()(x))
             found.square().mean().backward()  # type: ignore[no-untyped-call]
         _check_replaced(flat)
-        rate = STEP * float(vector.norm()) / max(float(flat.gradient.norm()), 1e-12)
+        rate = STEP * float(start.norm()) / max(float(flat.gradient.norm()), 1e-12)
         flat.vector.sub_(flat.gradient, alpha=rate)
-        end = found.detach(), flat.vector, flat.buffers, flat.integers
-        first = first or [part.clone() for part in end]
-    del vector
-    if not all(map(_alike, first, end)):
+        end = found.detach(), flat.buffers, flat.integers
+        if not first:
+            first = [part.clone() for part in end]
+            with _explain_errors("its saved state cannot be loaded: "):
+                spare.load(flat.vector)  # a clone would be the fifth vector of its size
+    del start
+    if not all(map(_alike, (*first, spare.vector), (*end, flat.vector))):
         raise UserError(
             f"a step of training from the same state is another the second time: {HIDDEN}"
         )
-    with _explain_errors("its saved state cannot be loaded: "):
-        _output_of(other.eval(), x, 3)  # which may draw what a forward pass draws once
-        other.load_state_dict(flat.state_dict())
-    for mode in (True, False):
-        ours, theirs = (
-            _output_of(network.train(mode), x, 1) for network in (flat.module, other)
-        )
-        if not _alike(ours, theirs):
-            raise UserError(
-                f"a copy that has loaded its saved state gives other outputs: {HIDDEN}"
-            )
-    flat.load(*first[1:])
+    spare.vector.add_(0.1)  # it must not have what it is to load
+    flat.release_training()
+    _check_copy(flat, spare.module, x)
+    flat.load(flat.vector, *first[1:])
     answers = _output_of(flat.module.eval(), x, 1)
     flat.load(flat.vector, None, before[1])
     if not _alike(answers, _output_of(flat.module, x, 1)):
@@ -293,6 +288,19 @@ def _find_lost(flat: FlatModel, other: nn.Module, x: Any) -> None:
             "its answers depend on an integer buffer that training changes, and integers are in no model that "
             "hospitals share: let it be float32"
         )
+
+
+def _check_copy(flat: FlatModel, other: nn.Module, x: Any) -> None:
+    """Raise UserError if another network that has loaded the model's saved state is not its copy."""
+    with _explain_errors("its saved state cannot be loaded: "):
+        _output_of(other.eval(), x, 3)  # which may draw what a forward pass draws once
+        other.load_state_dict(flat.state_dict())
+    for mode in (True, False):
+        ours, theirs = (_output_of(one.train(mode), x, 1) for one in (flat.module, other))
+        if not _alike(ours, theirs):
+            raise UserError(
+                f"a copy that has loaded its saved state gives other outputs: {HIDDEN}"
+            )
 
 
 def _check_replaced(flat: FlatModel) -> None:

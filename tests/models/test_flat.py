@@ -6,11 +6,11 @@ import copy
 import gc
 import mmap
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
 from failing import fails
+from memory import own_memory
 from near import near
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -426,9 +426,3 @@ def test_after_its_release_a_gradient_is_zeros_and_takes_no_memory_and_the_next_
     assert not model.gradient[edges:-edges].any()
     loss_gradient(model, x, y, cross_entropy)
     assert torch.equal(model.gradient, before)
-
-
-def own_memory():
-    """Return this process's anonymous memory in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 
 import pytest
 import torch
 from failing import fails
+from memory import peak_memory
 from tiny import federate, simulated
 from torch import nn
 
@@ -340,3 +342,17 @@ def test_the_check_holds_two_networks_at_a_time():
     finally:
         gc.enable()
     assert len(made) == 3 and not any(one() for one in made)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts")
+def test_the_check_holds_few_copies_of_a_large_network():
+    """Of vectors: the model, its start, its gradient, the other network; and a layer's gradient on its way."""
+
+    def make():
+        network = nn.Sequential(nn.Flatten(), nn.Linear(3000, 4000), nn.Linear(4000, 2))
+        network.block_names = ("1", "2")  # type: ignore[assignment]
+        return network
+
+    with peak_memory() as peak:
+        check_network("a:b", (3000,), 2, False, make)
+    assert 3.5 < peak[0] / (4 * 3000 * 4000) < 5.5
