@@ -6,6 +6,7 @@ import gc
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 from functools import lru_cache
@@ -23,6 +24,8 @@ from client.site.budget import accounting
 from models.networks.registry import MODELS, ModelSpec
 from partitions.units import describe_units
 
+MOST_FILES = 4 << 30  # bytes that the tests' folders may have at a time
+
 gc.disable()  # until everything is imported: see pytest_collection_finish
 # A line per silo and round would bury what a failure says.
 logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -33,6 +36,13 @@ os.environ["PATH"] = os.pathsep.join(
 # Two threads each of several tests that run side by side spend most of their time waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+# The tests write some hundred thousand small files, and a disk takes longer for each than memory does.
+if (
+    os.access("/dev/shm", os.W_OK | os.X_OK)
+    and shutil.disk_usage("/dev/shm").free > MOST_FILES
+    and not os.statvfs("/dev/shm").f_flag & os.ST_NOEXEC
+):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 # A suite in the background may ignore Ctrl-C, and what the tests start would ignore it, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -65,6 +75,7 @@ FIRST = (
     "test_cli.py",
     "test_secure_sums.py",
     "test_lock.py",
+    "test_release.py",
     "",
 )
 
