@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lock check settings test test-all drills coverage demo picture bench table docs sbom release clean
+.PHONY: install lock check lint types settings test test-all drills coverage demo picture bench table docs sbom release clean
 
 install: $(VENV)/ready
 
@@ -24,13 +24,19 @@ $(VENV)/ready: pyproject.toml $(wildcard requirements/*) | $(BIN)/python
 lock:
 	$(BIN)/python requirements/lock.py $(if $(UPGRADE),--upgrade) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
+# Side by side: each takes some ten seconds of one core.
 check: install
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint types
+
+lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then $(BIN)/mypy; \
-		else echo "mypy: skipped; types are checked with Python 3.11 alone, for newer ones have another NumPy"; fi
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/limits.py
+
+types:
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then $(BIN)/mypy; \
+		else echo "mypy: skipped; types are checked with Python 3.11 alone, for newer ones have another NumPy"; fi
 
 # Write down what the code declares: settings (pyproject.toml, docs/settings.md), what each method shows (docs/attacks.md).
 settings: install
