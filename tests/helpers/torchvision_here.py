@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
+import warnings
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from forks import in_fork
 
 # What torchvision registers for its compiled operators, whose libraries are not always there beside torch's CPU wheel.
 # The networks use none of them.
@@ -34,18 +34,15 @@ def import_models() -> Any:
 
 def models_or_skip() -> Any:
     """Try it in a process of its own first: beside another build of PyTorch the import can abort the process."""
-    command = [sys.executable, "-c", f"from {__name__} import import_models; import_models()"]
-    paths = os.pathsep.join(filter(None, sys.path))
-    tried = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if tried.returncode:
-        said = tried.stderr.strip().splitlines()
+    if code := _tried():
         pytest.skip(
-            f"torchvision cannot be imported here (exit {tried.returncode}): {said[-1] if said else ''}"
+            f"torchvision cannot be imported here (exit {code}), and standard error says why"
         )
     return import_models()
+
+
+@cache
+def _tried() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return in_fork(import_models)

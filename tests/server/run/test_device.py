@@ -154,15 +154,22 @@ def test_every_task_is_there(tmp_path, made, request):
     assert_same_there(request, files, rounds=1, normalization="agreed", **NETWORKS[made])
 
 
+LARGE = {"vit_s__patch": 8, "batch_size": 1000}
+SMALL_TRANSFORMER = {"player_transformer__width": 8, "player_transformer__feed_forward": 8}
+
+
 @pytest.mark.parametrize(
-    ("model", "extra"),
-    [("resnet8", {}), ("small-cnn", {}), ("vit-s", {"vit_s__patch": 8, "batch_size": 1000})],
+    ("made", "model", "extra"),
+    [
+        ("multilabel", "resnet8", {}),
+        ("multilabel", "small-cnn", {}),
+        ("notes", "player-transformer", SMALL_TRANSFORMER),
+        pytest.param("multilabel", "vit-s", LARGE, marks=pytest.mark.exhaustive),
+    ],
 )
-def test_networks_of_pictures_are_there(tmp_path, model, extra, request):
+def test_networks_are_there(tmp_path, made, model, extra, request):
     """Batch normalisation, whose integer buffer counts batches, and attention."""
-    assert_same_there(
-        request, hospital_files(tmp_path, "multilabel"), rounds=1, model=model, **extra
-    )
+    assert_same_there(request, hospital_files(tmp_path, made), rounds=1, model=model, **extra)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
