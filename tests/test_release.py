@@ -73,18 +73,8 @@ def environment(tmp_path_factory):
     site = next((folder / "venv").glob("lib/python*/site-packages"))
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     python = str(folder / "venv/bin/python")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run([*pip, "--ignore-installed", str(wheel)], check=True)
+    pip = f"-m pip --python {python} install --quiet --no-deps --no-index --ignore-installed"
+    subprocess.run([sys.executable, *pip.split(), wheel], check=True)
     return folder / "venv"
 
 
@@ -101,8 +91,8 @@ def run(environment, command, folder):
 def directory(environment, tmp_path_factory):
     """The run directory that the installed command prints."""
     folder = tmp_path_factory.mktemp("runs")
-    command = ["silofl", "simulate", "--strategy", "fedavg", "--rounds", "1", "--silos", "2"]
-    return folder / run(environment, command, folder).splitlines()[-1]
+    command = "silofl simulate --strategy fedavg --rounds 1 --silos 2"
+    return folder / run(environment, command.split(), folder).splitlines()[-1]
 
 
 def test_the_wheel_is_this_version_and_holds_the_code(environment, tmp_path):

@@ -139,18 +139,8 @@ def test_no_error_names_anybody(tmp_path, capfd, caplog, damage, words):
     write_dicom(source / NAMED_FOLDER / "3/IM0", **({"study": 3} | damage))
     table, out = labels(tmp_path / "labels.csv"), tmp_path / "ours.npz"
     caplog.clear()  # of what was said when the files were made
-    code = silofl(
-        "import",
-        source,
-        "--labels-from",
-        table,
-        "--labels",
-        "ill,well",
-        "--out",
-        out,
-        "--size",
-        "4",
-    )
+    options = f"--labels ill,well --size 4 --labels-from {table} --out {out}"
+    code = silofl("import", source, *options.split())
     printed = capfd.readouterr()
     assert leaks(printed.out, printed.err, caplog.text) == []
     assert words in (printed.err if code else printed.out) and out.exists() == (code == 0)

@@ -262,18 +262,9 @@ def test_the_command(notes, capsys):
         "ok    inputs: columns: a table of 2 columns, float32; text: texts of up to 200 tokens"
         in capsys.readouterr().out
     )
-    again = [
-        "import",
-        str(source),
-        "--text",
-        "NOTE",
-        "--vocabulary",
-        "hashed:99",
-        "--length",
-        "5",
-        "--out",
-        ours,
-    ]
+    again = (
+        f"import {source} --text NOTE --vocabulary hashed:99 --length 5 --out {ours}".split()
+    )
     assert main(again) == 2 and "is there already" in capsys.readouterr().err
     assert silofl(*again, "--overwrite") == 0
     assert read_silo_file(ours).input_shape == ("tokens", 5, 101)

@@ -373,8 +373,8 @@ def test_the_commands_take_it(ward, tmp_path, capsys, monkeypatch):
     assert silofl("check-data", "ward_data:breaks") == 2
     assert "cannot be read (FileNotFoundError)" in capsys.readouterr().err
     assert silofl("check-data", "ours.npz") == 0
-    command = ["simulate", "--data", "ward_data:plain", "--silos", "2", "--partition", "iid"]
-    assert silofl(*command, "--strategy", "fedavg", "--rounds", "1", "--out", "run") == 0
+    command = "simulate --data ward_data:plain --silos 2 --partition iid --strategy fedavg"
+    assert silofl(*command.split(), "--rounds", "1", "--out", "run") == 0
     (tmp_path / "federation.yaml").write_text(
         "name: demo\nsilos:\n  - {name: north, data: {dataset: 'ward_data:plain'}}\n"
     )

@@ -79,19 +79,21 @@ def made(tmp_path, monkeypatch):
     return Path("schema.toml")
 
 
+BY_SCHEMA = "import b.csv --schema schema.toml --patient mrn"
+
+
 def test_two_layouts_become_the_same_file(made, capsys):
     """All arrays but the recipe are equal, bit for bit: the patients, their order and the seed are the same."""
-    command = [
-        "import",
-        "b.csv",
-        "--schema",
-        "schema.toml",
-        "--patient",
-        "mrn",
-        "--out",
-        "b.npz",
-    ]
-    assert silofl(*command, *options("--map", MAPPED), *options("--codes", CODES)) == 0
+    assert (
+        silofl(
+            *BY_SCHEMA.split(),
+            "--out",
+            "b.npz",
+            *options("--map", MAPPED),
+            *options("--codes", CODES),
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert (
         "column sex: becomes Geschlecht; 2 = w, 1 = m" in said
@@ -184,17 +186,16 @@ def test_nothing_of_one_hospital_is_in_the_schema(made):
     ],
 )
 def test_what_has_no_shared_name_is_asked_for(made, capsys, maps, codes, words):
-    command = [
-        "import",
-        "b.csv",
-        "--schema",
-        "schema.toml",
-        "--patient",
-        "mrn",
-        "--out",
-        "b.npz",
-    ]
-    assert silofl(*command, *options("--map", maps), *options("--codes", codes)) == 2
+    assert (
+        silofl(
+            *BY_SCHEMA.split(),
+            "--out",
+            "b.npz",
+            *options("--map", maps),
+            *options("--codes", codes),
+        )
+        == 2
+    )
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1 and not Path("b.npz").exists()
 
@@ -205,10 +206,9 @@ def test_a_draft_by_the_schema_can_be_corrected(made, capsys):
     rows = [line.split(",") for line in text[1:]]
     months = [",".join([*row[:6], str(float(row[6]) * 12), row[7]]) for row in rows]
     write_lines(Path("b.csv"), text[0], *months)
-    command = ["import", "b.csv", "--schema", "schema.toml", "--patient", "mrn", "--propose"]
     maps = [*options("--map", MAPPED), *options("--codes", CODES)]
     capsys.readouterr()
-    assert silofl(*command, *maps) == 0
+    assert silofl(*BY_SCHEMA.split(), "--propose", *maps) == 0
     draft = capsys.readouterr().out
     assert 'name = "Alter"' in draft
     Path("draft.toml").write_text(

@@ -217,6 +217,23 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-300])
 
 
+def interrupt(folder):
+    """Its second record begins after five seconds, and not after one."""
+    path = folder / "zarathustra-3.edf"
+    edf = edfio.read_edf(path)
+    edf.set_annotations([edfio.EdfAnnotation(0, None, "begins")])
+    edf.write(path)
+    content = path.read_bytes()
+    assert content.count(b"+1\x14\x14") == 1
+    path.write_bytes(content.replace(b"+1\x14\x14", b"+5\x14\x14"))
+
+
+def dial(folder):
+    made = pydicom.dcmread(folder / "zarathustra-3.dcm")
+    made.WaveformSequence[0].WaveformSampleInterpretation = "MB"  # mu-law
+    made.save_as(folder / "zarathustra-3.dcm")
+
+
 @pytest.mark.parametrize(
     "kind, damage, reason",
     [
@@ -232,6 +249,8 @@ def cut(path):
             "counts 2 data records, and its file has 1",
         ),
         ("dicom", lambda p: cut(p / "zarathustra-3.dcm"), "cannot be read as a signal"),
+        ("edf", interrupt, r"has interruptions \(EDF\+D\): save its parts one by one"),
+        ("dicom", dial, "its values are telephone codes, no numbers; export them as numbers"),
     ],
 )
 def test_damaged_files_are_named(tmp_path, kind, damage, reason):

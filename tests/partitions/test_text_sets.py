@@ -97,7 +97,7 @@ def test_damaged_ag_news(tmp_path, rows, fault):
 
 # Sent-140
 
-BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "never", "good", "bad", "##ly", "@", "u"]
+BERT = "[PAD] [UNK] [CLS] [SEP] never good bad ##ly @ u"
 
 
 def tweets(folder, users=52):
@@ -142,7 +142,7 @@ def test_the_last_fifteen_of_the_fifty_users_with_most_tweets(tmp_path, said):
 def test_berts_pieces_where_its_list_is_there(tmp_path, said):
     """Numbered anew by what occurs: all but "u" alone, [CLS] good ##ly never [SEP], [UNK] for u0 and so on."""
     tweets(tmp_path / "sent140")
-    (tmp_path / "sent140/vocab.txt").write_text("\n".join([*BERT, "##never"]) + "\n")
+    (tmp_path / "sent140/vocab.txt").write_text("\n".join(f"{BERT} ##never".split()) + "\n")
     data = load("sent140", tmp_path)
     happy = np.concatenate([data.train.x[data.train.y == 1], data.test.x[data.test.y == 1]])
     assert np.unique(happy, axis=0).tolist() == [[2, 5, 7, 4, 3, 0]]

@@ -390,16 +390,8 @@ def test_a_folder_of_series_with_outlines(tmp_path, capsys):
         elif i < 5:
             write_seg(tmp_path / "x" / f"{i}" / "seg", files, {"Liver": box()})
     out = tmp_path / "a.npz"
-    options = [
-        "--volume",
-        "6,8,8",
-        "--spacing",
-        "3,2,1",
-        "--outlines",
-        "liver",
-        "--window=500,1000",
-    ]
-    assert silofl("import", tmp_path / "x", *options, "--out", out) == 0
+    options = "--volume 6,8,8 --spacing 3,2,1 --outlines liver --window=500,1000"
+    assert silofl("import", tmp_path / "x", *options.split(), "--out", out) == 0
     printed = capsys.readouterr()
     assert (
         "volumes of 6 x 8 x 8, 1 channel, float32" in printed.out and "1 = liver" in printed.out

@@ -13,17 +13,10 @@ from tiny import history_without_seconds
 from partitions.common import files
 from partitions.common.files import append, is_full, write_atomically
 
-SMALL = [
-    "--strategy",
-    "fedavg,local",
-    "--dataset",
-    "breast-cancer",
-    "--silos",
-    "3",
-    "--rounds",
-    "3",
-]
-SETTINGS = ["--set", "partition=iid", "threads=1"]
+SMALL = (
+    "simulate --strategy fedavg,local --dataset breast-cancer --silos 3 --rounds 3 "
+    "--set partition=iid threads=1"
+)
 
 
 @pytest.fixture
@@ -50,7 +43,7 @@ def test_what_does_not_fit_is_not_written_in_part(tmp_path, room):
 def whole(tmp_path_factory):
     """The run with a disk that is never full."""
     out = tmp_path_factory.mktemp("runs") / "whole"
-    assert silofl("simulate", *SMALL, *SETTINGS, "--out", out) == 0
+    assert silofl(*SMALL.split(), "--out", out) == 0
     return out
 
 
@@ -88,7 +81,7 @@ def test_a_simulation_on_a_full_disk_stops_and_is_resumed(
 
         for module in ("server.results.history", "server.results.run_directory"):
             patch.setattr(f"{module}.append", append_or_fail)
-        assert silofl("simulate", *SMALL, *SETTINGS, "--out", run) == 2
+        assert silofl(*SMALL.split(), "--out", run) == 2
     said = capsys.readouterr().err.splitlines()
     lines = [line for line in said if line and "round/s" not in line]
     assert (
@@ -97,5 +90,5 @@ def test_a_simulation_on_a_full_disk_stops_and_is_resumed(
         and "No space left on device; free some, then continue" in lines[0]
     )
     assert "rejected" not in (run / "history.csv").read_text() and not list(run.rglob(".*.tmp"))
-    assert silofl("simulate", *SMALL, *SETTINGS, *f"--set resume=true --out {run}".split()) == 0
+    assert silofl(*f"{SMALL} resume=true --out {run}".split()) == 0
     assert history_without_seconds(run) == history_without_seconds(whole)

@@ -56,28 +56,9 @@ def silofl(libraries, folder, *words):
 
 def test_an_installed_method_and_network_run(tmp_path, libraries):
     folder = install(tmp_path / "site")
-    small = [
-        "--silos",
-        "2",
-        "--partition",
-        "iid",
-        "--rounds",
-        "1",
-        "--dataset",
-        "breast-cancer",
-    ]
-    code, said = silofl(
-        libraries,
-        folder,
-        "simulate",
-        "--strategy",
-        "twin",
-        *small,
-        "--set",
-        "model=narrow",
-        "--out",
-        "run",
-    )
+    small = "--silos 2 --partition iid --rounds 1 --dataset breast-cancer --set model=narrow"
+    words = f"simulate --strategy twin {small} --out run".split()
+    code, said = silofl(libraries, folder, *words)
     assert code == 0, said
     (run,) = summary_of(folder / "run")["runs"]
     assert run["strategy"] == "twin"
@@ -106,15 +87,6 @@ def test_a_plugin_that_cannot_be_used_is_named(tmp_path, libraries):
         )
     ):
         folder = install(tmp_path / f"{i}", entries, method)
-        code, said = silofl(
-            libraries,
-            folder,
-            "partition",
-            "--dataset",
-            "digits",
-            "--partition",
-            "iid",
-            "--out",
-            "x",
-        )
+        command = "partition --dataset digits --partition iid --out x"
+        code, said = silofl(libraries, folder, *command.split())
         assert code == 2 and words in said and said.count("\n") == 1, said

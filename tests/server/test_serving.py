@@ -208,17 +208,8 @@ def test_the_command_line(served, tmp_path, capsys):
 
 def test_a_real_server(served):
     """The printed address answers, over a socket; standard error stays empty."""
-    command = [
-        sys.executable,
-        "-m",
-        "server.cli.main",
-        "predict",
-        "--model",
-        str(served[1]),
-        "--serve",
-        "--port",
-        "0",
-    ]
+    given = f"-m server.cli.main predict --serve --port 0 --model {served[1]}"
+    command = [sys.executable, *given.split()]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:

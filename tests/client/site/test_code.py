@@ -43,6 +43,7 @@ def file(tmp_path, monkeypatch):
         (("hospital_code",), "hospital_code.loop:train", False),
         (("app",), "hospital_code.loop:train", False),
         (("app",), "models.loop:train", True),
+        (("app",), "app:train", False),  # the word, and no package of this name
         (("all",), "os:system", True),
         (("hospital_code.loop",), "os:system", False),
     ],

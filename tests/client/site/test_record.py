@@ -68,6 +68,7 @@ def test_only_its_owner_reads_it(state):
         modes = {file.name: file.stat().st_mode & 0o777 for file in state.glob(f"*{FILE}*")}
     assert modes and set(modes.values()) == {0o600}
     assert not list(state.glob(".*.new"))
+    assert {folder.stat().st_mode & 0o777 for folder in (state, state / "audit")} == {0o700}
 
 
 def _cut(file):

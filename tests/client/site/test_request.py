@@ -54,6 +54,18 @@ def test_asking_again_is_asking_with_the_same_key():
     assert read_request(Path("again.request")) == again
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"\0", b"-----BEGIN OPENSSH PRIVATE KEY-----", "short", "public"]
+)
+def test_a_damaged_key_stays_and_is_named(content):
+    file, _, request = make_request("clinic", None, None)
+    forms = {"short": file.read_bytes()[:-90], "public": request.public_key.encode()}
+    file.write_bytes(damaged := forms.get(content, content))
+    reason = r"own\.key is no private key of a silo: restore it from a backup, or remove it and ask anew"
+    fails(ValueError, reason, make_request, "clinic", None, None)
+    assert file.read_bytes() == damaged
+
+
 def test_key_and_request_in_a_folder_for_docker(tmp_path):
     """The bundle is unpacked into it; it brings no key, so that the key stays as it is."""
     key, file, request = make_request("clinic", Path("clinic"), None)

@@ -565,6 +565,7 @@ def test_what_left_of_which_data(silo, capsys):
         if not data.exists() or data.read_bytes() != content:
             data.write_bytes(content)
         sums.append(audit_gate.cohort_of(node))
+        assert audit_gate.folder_of(node).stat().st_mode & 0o777 == 0o700
         entry = {
             "time": "2026-01-02T00:00:00Z",
             "silo": "a",
@@ -734,24 +735,14 @@ def test_dangers_of_people(silo):
 
 # ---- The commands ----------------------------------------------------------------------------------------------------
 
-WORDS = ("--purpose", "P", "--contact", "C", "--results", "R", "--retention", "T")
+WORDS = "--purpose P --contact C --results R --retention T"
 
 
 def test_from_a_draft_to_its_end(silo, tmp_path, capsys):
     """The commands in their order, as documented; a study that is written, signed, approved, listed, revoked."""
     file, key = tmp_path / "study.toml", tmp_path / "signing.key"
-    run = [
-        "--strategy",
-        "fedavg,ditto",
-        "--rounds",
-        "2",
-        "--seed",
-        "1,2",
-        "--set",
-        "batch-size=32",
-        "mlp.hidden=8",
-    ]
-    new = [*f"study new {file} --name trial --sum {APP}".split(), *run]
+    run = "--strategy fedavg,ditto --rounds 2 --seed 1,2 --set batch-size=32 mlp.hidden=8"
+    new = f"study new {file} --name trial --sum {APP} {run}".split()
     assert (
         main(new) == 0
         and "write purpose, contact, results, retention into it" in capsys.readouterr().out
@@ -762,13 +753,13 @@ def test_from_a_draft_to_its_end(silo, tmp_path, capsys):
         main(new) == 2
         and "is there already: --overwrite replaces it" in capsys.readouterr().err
     )
-    assert main([*new, "--overwrite", *WORDS]) == 0
+    assert main([*new, "--overwrite", *WORDS.split()]) == 0
     file.write_text(file.read_text().replace('contact = "C"', 'contact = "..."'))
     assert (
         main(["study", "check", str(file)]) == 2
         and "contact has no words" in capsys.readouterr().err
     )
-    assert main([*new, "--overwrite", *WORDS]) == 0
+    assert main([*new, "--overwrite", *WORDS.split()]) == 0
     assert main(["study", "check", str(file)]) == 0 and "not signed" in capsys.readouterr().out
     key.write_bytes(_pem(Ed25519PrivateKey.generate()))
     assert main(["study", "sign", str(file), "--sign-with", str(key)]) == 0
@@ -1045,7 +1036,7 @@ def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path):
     schema, file = tmp_path / "schema.json", tmp_path / "study.toml"
     schema.write_text('{"features":["age"],"labels":["well","ill"]}')
     more = f"--schema {schema} --held-out north --strategy fedavg --rounds 2".split()
-    assert main([*f"study new {file} --name trial --sum {APP}".split(), *WORDS, *more]) == 0
+    assert main([*f"study new {file} --name trial --sum {APP} {WORDS}".split(), *more]) == 0
     found = parse_study(file.read_text(), "f")
     assert (found.schema_digest, found.held_out) == (load_schema(schema).digest, ("north",))
     assert (found.limits.queries, found.limits.messages) == (4, 8)
@@ -1054,7 +1045,7 @@ def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path):
 def test_a_draft_of_secure_sums_names_each_silos_key(tmp_path, capsys):
     """A round has one message more; a check misses the keys that are not there."""
     file, peers = tmp_path / "study.toml", {n: f"SHA256:{ord(n):064}" for n in "abc"}
-    new = [*f"study new {file} --name trial --sum {APP}".split(), *WORDS, "--overwrite"]
+    new = f"study new {file} --name trial --sum {APP} {WORDS} --overwrite".split()
     new += ["--strategy", "fedavg", "--rounds", "5", "--set", "secure-aggregation=true"]
     assert main(new) == 0 and main(["study", "check", str(file)]) == 2
     assert "[peers] has 0 silos" in capsys.readouterr().err
@@ -1076,7 +1067,7 @@ def test_a_draft_of_secure_sums_names_each_silos_key(tmp_path, capsys):
 def test_a_draft_puts_silos_into_groups(tmp_path):
     """In the order of their names, without the held-out one; the study has one size of groups."""
     file = tmp_path / "study.toml"
-    new = [*f"study new {file} --name trial --sum {APP}".split(), *WORDS, "--overwrite"]
+    new = f"study new {file} --name trial --sum {APP} {WORDS} --overwrite".split()
     new += ["--strategy", "fedavg", "--held-out", "b"]
     new += ["--set", "secure-aggregation=true", "secure-group=2"]
     new += [word for n in "fedcba" for word in ("--peer", f"{n}=SHA256:{ord(n):064}")]

@@ -348,6 +348,18 @@ OTHERS = [
         "holds float32 samples of shape (5,)",
     ),
     (
+        "predict --model {place}/model.safetensors --data {place}/good.npz --recipe r.toml",
+        "--recipe is of new rows or pictures; an .npz file has gone through its recipe",
+    ),
+    (
+        "predict --model {place}/model.safetensors --data {place}/table.csv --recipe r.toml",
+        "r.toml cannot be read (No such file or directory)",
+    ),
+    (
+        "predict --model {place}/model.safetensors --data {place}/table.csv",
+        "card has no recipe, so it cannot read a csv or pictures: name one with",
+    ),
+    (
         "predict --model {place}/model.safetensors --data {place}/good.npz --out {place}/a-folder",
         "a-folder: Is a directory",
     ),
@@ -363,6 +375,39 @@ OTHERS = [
     ("import {place}/table.csv --out t.csv", "t.csv does not end in .npz"),
     ("import {place}/table.csv --out t.npz --label lable", "'lable' (did you mean 'label'?)"),
     ("import {place}/nowhere --out t.npz", "there is no {place}/nowhere"),
+    (
+        "import {place}/table.csv --out t.npz --time days",
+        "survival needs --time and --event, and no --label",
+    ),
+    (
+        "import {place}/table.csv --out t.npz --time days --event died --label label",
+        "survival needs --time and --event, and no --label",
+    ),
+    (
+        "import {place}/table.csv --out t.npz --recipe r.toml --codes sex:W=female",
+        "--schema, --map and --codes make a recipe: leave out --recipe, or them",
+    ),
+    ("import {place}/table.csv --out t.npz --map sex=S", "--map and --codes go with --schema"),
+    (
+        "import {place}/table.csv --out t.npz --map sex --schema s.toml",
+        "--map sex: the schema's column and yours are wanted once, for",
+    ),
+    (
+        "import {place}/table.csv --out t.npz --codes sex:W --schema s.toml",
+        "--codes sex:W: COLUMN:CELL=CATEGORY is wanted, for example",
+    ),
+    (
+        "import {place}/table.csv --out t.npz --columns age --schema s.toml",
+        "--columns beside --schema: the schema says that",
+    ),
+    (
+        "import {place}/a-folder --out t.npz --schema s.toml",
+        "--schema is of a csv table; {place}",
+    ),
+    (
+        "import {place}/table.csv --out t.npz --thousands . --decimal .",
+        "--thousands and --decimal are both '.'",
+    ),
     (
         "import {place}/table.csv --out t.npz --length 9",
         "--vocabulary and --length are of texts: name their column with",

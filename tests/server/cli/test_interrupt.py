@@ -38,22 +38,9 @@ def opened(name):
 )
 def test_ctrl_c_is_one_line(tmp_path, moment, last):
     out = tmp_path / "run"
-    given = [
-        "--strategy",
-        "local",
-        "--dataset",
-        "breast-cancer",
-        "--silos",
-        "2",
-        "--rounds",
-        "100000",
-    ]
-    command = [
-        f"{PROGRAM}",
-        "simulate",
-        *given,
-        *f"--set partition=iid threads=1 --out {out}".split(),
-    ]
+    given = "--strategy local --dataset breast-cancer --silos 2 --rounds 100000"
+    options = f"{given} --set partition=iid threads=1 --out {out}".split()
+    command = [str(PROGRAM), "simulate", *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -39,17 +39,7 @@ TEXTS = tuple(
     for text in ("purpose", "contact", "results", "retention")
     for word in (f"--{text}", "a text")
 )
-NEW_STUDY = (
-    "--name",
-    STUDY,
-    "--strategy",
-    "fedala",
-    "--rounds",
-    "2",
-    "--set",
-    "silos=13",
-    *TEXTS,
-)
+NEW_STUDY = (*f"--name {STUDY} --strategy fedala --rounds 2 --set silos=13".split(), *TEXTS)
 IMAGES = [f"silofl-{part}:{metadata.version('silofl')}" for part in ("server", "silo")]
 
 pytestmark = [pytest.mark.deployed, pytest.mark.docker, pytest.mark.timeout(1800)]
@@ -189,18 +179,8 @@ class Deployment:
     def kill(self, service):
         """SIGKILL to the first process of a container, which Docker takes for a crash; what it was before."""
         state = self.container(service)["State"]
-        where = (
-            "--pid",
-            "host",
-            "--user",
-            "0",
-            "--network",
-            "none",
-            "--entrypoint",
-            "sh",
-            IMAGES[1],
-        )
-        run("docker", "run", "--rm", *where, "-c", f"kill -9 {state['Pid']}")
+        where = f"--rm --pid host --user 0 --network none --entrypoint sh {IMAGES[1]}"
+        run("docker", "run", *where.split(), "-c", f"kill -9 {state['Pid']}")
         return state
 
 
@@ -372,15 +352,7 @@ def test_no_secret_is_in_an_image_or_in_a_log(deployment):
     for service in ("setup", "hospital-01"):
         image = deployment.container(service)["Image"]
         found = run(
-            "docker",
-            "run",
-            "--rm",
-            "--network",
-            "none",
-            "--entrypoint",
-            "sh",
-            image,
-            "-c",
+            *f"docker run --rm --network none --entrypoint sh {image} -c".split(),
             "ls -A /site /server /data /state /runs | grep -v : ; "
             "grep -rlE '^-----BEGIN .*PRIVATE KEY' /opt/silofl /tmp",
             check=False,

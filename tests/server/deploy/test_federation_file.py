@@ -404,18 +404,8 @@ def test_a_study_lists_what_the_federations_runs_have(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with (tmp_path / "federation.yaml").open("a") as file:
         file.write("run: {local-epochs: 5, model: mlp}\nschema: {labels: [well, ill]}\n")
-    given = [
-        "study",
-        "new",
-        "study.toml",
-        "--name",
-        "sepsis",
-        "--strategy",
-        "fedavg",
-        "--sum",
-        "0" * 64,
-    ]
-    assert main([*given, "--set", "local-epochs=3"]) == 0
+    given = f"--name sepsis --strategy fedavg --sum {'0' * 64} --set local-epochs=3"
+    assert main(f"study new study.toml {given}".split()) == 0
     made = tomllib.loads((tmp_path / "study.toml").read_text())
     own = {key: made["settings"][key] for key in ("local-epochs", "model", "validation")}
     assert own == {"local-epochs": 3, "model": "mlp", "validation": 0.5}

@@ -109,8 +109,7 @@ def test_an_approved_run(tmp_path, module):
     approved = {**RUN, "study": "trial", "min-silos": 3}
     try:
         settings = [f"{key}={value}" for key, value in RUN.items() if key != "strategy"]
-        new = ["study", "new", "study.toml", "--name", "trial", "--strategy", "fedavg"]
-        new += ["--app", str(ROOT)]
+        new = f"study new study.toml --name trial --strategy fedavg --app {ROOT}".split()
         assert main([*new, *WORDS, "--set", *settings]) == 0
         code = digest_of_code("ward_deployed:north")
         study = parse_study(Path("study.toml").read_text(), "study.toml")

@@ -32,31 +32,12 @@ FEW = {
     "learning_rate": 0.3,
     "mlp__hidden": "6",
 }
-SOUND = {
-    *(
-        "apfl",
-        "ditto",
-        "fedadagrad",
-        "fedadam",
-        "fedalt",
-        "fedas",
-        "fedavg",
-        "fedavg-ft",
-        "fedavgm",
-        "fedbabu",
-        "fedbn",
-        "fedem",
-        "fedlc",
-        "fednova",
-        "fedntd",
-        "fedper",
-        "fedphp",
-        "fedprox",
-        "fedprox-ft",
-    ),
-    *("fedrep", "fedrod", "fedsa-lora", "fedsim", "fedyogi", "floco"),
-    *("gpfl", "knn-per", "local", "moon", "per-fedavg", "pfedme", "pooled"),
-}
+NAMES = (
+    "apfl ditto fedadagrad fedadam fedalt fedas fedavg fedavg-ft fedavgm fedbabu fedbn fedem fedlc fednova fedntd "
+    "fedper fedphp fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim fedyogi floco gpfl knn-per local moon per-fedavg "
+    "pfedme pooled"
+)
+SOUND = frozenset(NAMES.split())
 
 
 def test_which_methods_can():
