@@ -28,13 +28,18 @@ from typing import Any
 from client.site.flower import internal
 from client.site.runtime.transfers import enclose, is_whole, parts_in
 from partitions.common.memory import return_memory
+from server.run.calls import take_confirmations
 from server.run.handover import write_into_slots
 from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
-LOOK_SECONDS = 0.05  # between two checks, which read this process's memory only
+# Between two checks, for a silo and for a ServerApp, which read this process's memory only
+LOOK_SECONDS, LOOK_AT_REPLIES_SECONDS = 0.05, 0.01
 # Silos; each waiting one occupies one of the thousand threads that answer calls
 MOST_WAITING = 500
+HELD_SECONDS = 1.0  # maximum wait for a reply before an empty answer to a ServerApp
+GATHER_SECONDS = 0.05  # from a query's first reply, for others to come
+MOST_GIVEN = 20  # runs whose last answer is kept
 MOST_CALL = 1 << 26  # bytes; Flower moves arrays in parts of 5 MiB
 MOST_COUNTED = 1000  # messages whose reply bytes are counted; the oldest are dropped first
 MOST_TIMES = 5  # deliveries of a message again; a limit, as a message of a stopped run can never be confirmed
@@ -52,8 +57,10 @@ def main() -> None:
     servicer = internal("FleetServicer")
     servicer.PullMessages = wait_for_messages(servicer.PullMessages)
     ReplyBounds().install(servicer)
-    enclose_parts(internal("runtime_handlers"))
-    write_into_slots(internal("runtime_handlers"))
+    handlers = internal("runtime_handlers")
+    enclose_parts(handlers)
+    take_confirmations(handlers)
+    write_into_slots(handlers)
     internal("superlink_server").GRPC_MAX_MESSAGE_LENGTH = MOST_CALL
     sys.argv[0] = "flower-superlink"
     internal("flower_superlink")()
@@ -93,13 +100,29 @@ def wait_for_messages(pull: Pull, most: int = MOST_WAITING) -> Pull:
 
 
 def enclose_parts(handlers: Any) -> None:
-    """Wrap `pull_messages` and `push_messages` of the Runtime API, which a ServerApp calls."""
+    """Wrap `pull_messages` and `push_messages` of the Runtime API, which a ServerApp calls.
+
+    A query for replies waits for them. It occupies one of the forty threads that answer such calls, a second at most.
+    Flower deletes a message whose reply it has given. A ServerApp asks for it again if the answer was lost, and would
+    have an error: here it has the answer.
+    """
     pull, push = handlers.pull_messages, handlers.push_messages
+    given = dict[int, Any]()  # by run: the last answer
 
     def pull_messages(request: Any, state: Any, task: Any) -> Any:
-        answer = pull(request, state, task)
-        for tree in answer.message_object_trees:
-            enclose(tree, state.object_store.get)
+        asked, answer = {*request.message_ids}, given.get(task.run_id)
+        if not (
+            answer and asked & {of.metadata.reply_to_message_id for of in answer.messages_list}
+        ):
+            # A ServerApp would wait for the rest of the others
+            if whole := wait_for_replies(state, asked):
+                request = type(request)(message_ids=whole)
+            answer = pull(request, state, task)
+            for tree in answer.message_object_trees:
+                enclose(tree, state.object_store.get)
+        given[task.run_id] = answer
+        if len(given) > MOST_GIVEN:
+            given.clear()
         return answer
 
     def push_messages(request: Any, state: Any, task: Any) -> Any:
@@ -109,6 +132,27 @@ def enclose_parts(handlers: Any) -> None:
         return answer
 
     handlers.pull_messages, handlers.push_messages = pull_messages, push_messages
+
+
+def wait_for_replies(state: Any, asked: set[str]) -> set[str]:
+    """Wait until replies to all these messages are whole, or a while from the first one; return whose are."""
+    until, whole = time.monotonic() + HELD_SECONDS, set[str]()
+    while time.monotonic() < until and hasattr(state, "message_res_store"):
+        with state.lock:
+            replies = [*state.message_res_store.values()]
+        new = {
+            name
+            for reply in replies
+            if (name := reply.metadata.reply_to_message_id) in asked - whole
+            and is_whole(reply, state.object_store)
+        }
+        if new and not whole:
+            until = min(until, time.monotonic() + GATHER_SECONDS)
+        whole |= new
+        if whole == asked:
+            break
+        time.sleep(LOOK_AT_REPLIES_SECONDS)
+    return whole
 
 
 def messages_to(state: Any, node: int) -> list[Any]:
@@ -238,13 +282,11 @@ class ReplyBounds:
 def take_enclosed(state: Any, run: int, tree: Any, answer: Any) -> None:
     """Store the parts that came in a message's tree; the answer asks for the others."""
     parts = parts_in(tree)
-    left = [
+    answer.objects_to_push[:] = [
         name
         for name in answer.objects_to_push
         if not (name in parts and state.store_object(run, answer.session_id, name, parts[name]))
     ]
-    del answer.objects_to_push[:]
-    answer.objects_to_push.extend(left)
 
 
 def refuse(state: Any, coming: Coming) -> None:

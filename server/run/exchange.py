@@ -33,6 +33,7 @@ from client.site.runtime.transfers import (
     watch_pulls,
 )
 from partitions.common.memory import return_memory
+from server.run.calls import confirm_together
 from server.run.handover import pull_by_slots
 from server.run.limits import OTHER_BYTES, group_id
 from server.run.receipts import Receipts
@@ -126,11 +127,13 @@ class Exchange:
         started = time.monotonic()
         if self.policy.watches:
             keep_pieces()
-            internal("http_grid").push_objects = push_objects
-            internal("http_grid").iterate_object_tree = open_tree
-            internal("http_grid").get_object_tree = tree_of
+            http = internal("http_grid")
+            http.push_objects = push_objects
+            http.iterate_object_tree = open_tree
+            http.get_object_tree = tree_of
             pull_by_slots()
-            watch_pulls(internal("http_grid"), "receiving a reply", self._report_progress)
+            confirm_together()
+            watch_pulls(http, "receiving a reply", self._report_progress)
         self.before_pull()
         online: Mapping[int, str] = self._activations()
         self.online |= set(online)
@@ -167,10 +170,10 @@ class Exchange:
 
         Flower waits up to three minutes for the rest of a partial reply; presence is checked meanwhile.
         """
-        if not self.policy.watches:
-            return list(self.grid.pull_messages(list(self.waiting))), online
-        pulled: Future[list[Message]] = Future()
         asked = list(self.waiting)
+        if not self.policy.watches:
+            return list(self.grid.pull_messages(asked)), online
+        pulled: Future[list[Message]] = Future()
 
         def pull() -> None:
             try:

@@ -20,10 +20,9 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
-
 from client.site.flower import internal
 from client.site.runtime.transfers import new_buffer
+from server.run.calls import add_field, fields_of
 
 NAME = "silofl-slot-"  # and a number
 LEAST_BYTES = 1 << 16  # of a part that goes by a slot
@@ -49,10 +48,7 @@ def pull(call: Callable[[Any], Any], request: Any) -> Any:
         number = secrets.randbits(128)
         file = open(os.memfd_create(f"{NAME}{number}"), "r+b", buffering=0)  # noqa: SIM115 - for the thread's life
         OF_THREAD.slot, OF_THREAD.place = file, [os.getpid(), file.fileno(), number]
-    # A field that Flower's request does not have
-    place = json.dumps(OF_THREAD.place).encode()
-    field = internal("message_pb2").PushObjectRequest(object_content=place)
-    request.MergeFromString(field.SerializeToString())
+    add_field(request, json.dumps(OF_THREAD.place).encode())
     answer = call(request)
     content = answer.object_content
     if answer.object_available and not content:
@@ -75,8 +71,8 @@ def write_into_slots(handlers: Any) -> None:
         content = answer.object_content
         if len(content) >= LEAST_BYTES:
             with suppress(OSError, ValueError, TypeError):
-                for field in UnknownFieldSet(request):
-                    write(field.data, content)
+                for place in fields_of(request):
+                    write(place, content)
                     answer.ClearField("object_content")
         return answer
 

@@ -42,6 +42,8 @@ from client.site.runtime.transfers import enclose, names_in, parts_in
 from server.deploy import superlink as ours
 from server.deploy.control import Control
 from server.deploy.superlink import (
+    GATHER_SECONDS,
+    HELD_SECONDS,
     LOOK_SECONDS,
     MOST_CALL,
     MOST_TIMES,
@@ -393,6 +395,89 @@ def test_a_serverapp_and_its_superlink_exchange_small_parts_with_their_message(s
     assert len(parts_in(tree)) == len(names_in(tree))
 
 
+# --- a ServerApp's query for replies --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def query(server):
+    """Ask our SuperLink for the replies to messages; which have one."""
+    handlers = SimpleNamespace(**vars(internal("runtime_handlers")))
+    enclose_parts(handlers)
+    state, task = server.states.state(), SimpleNamespace(run_id=server.run)
+
+    def ask(*names):
+        request = PullAppMessagesRequest(message_ids=names)
+        answer = handlers.pull_messages(request, state, task)
+        assert len(answer.message_object_trees) == len(answer.messages_list)
+        return sorted(one.metadata.reply_to_message_id for one in answer.messages_list)
+
+    return ask
+
+
+def two_messages(server):
+    """Two messages that the silo has received."""
+    silo, names = server.silo(), [server.store(1.0), server.store(2.0)]
+    for _ in names:
+        (name,) = silo.ask()
+        silo.confirm(name)
+    return silo, names
+
+
+def test_a_query_is_answered_when_all_replies_are_whole(server, query, clock):
+    silo, names = two_messages(server)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(query, *names)
+        clock.wait_for(1)
+
+        def begun():  # its parts have yet to come
+            clock.let_pass(0.0)
+            clock.wait_for(1)
+
+        for name in names:
+            silo.answer(name, 1, begun=begun)
+        clock.let_pass(0.0)
+        assert asked.result() == sorted(names)
+
+
+def test_a_query_waits_a_while_for_others_after_the_first_reply(server, query, clock):
+    """It leaves one that has only begun: the ServerApp would wait for its parts."""
+    silo, (first, second) = two_messages(server)
+    silo.answer(first, 1)
+
+    def begun():
+        asked = pool.submit(query, first, second)
+        clock.wait_for(1)
+        clock.let_pass(0.9 * GATHER_SECONDS)
+        clock.wait_for(1)
+        clock.let_pass(0.2 * GATHER_SECONDS)
+        assert asked.result() == [first]
+        asked = pool.submit(query, second)
+        clock.wait_for(1)
+        clock.let_pass(0.9 * HELD_SECONDS)
+        clock.wait_for(1)
+        clock.let_pass(0.2 * HELD_SECONDS)
+        assert asked.result() == [second]
+
+    with ThreadPoolExecutor() as pool:
+        silo.answer(second, 1, begun=begun)
+
+
+def test_a_query_for_nothing_is_answered_at_once(query):
+    assert query() == []
+
+
+def test_a_lost_answer_to_a_query_is_given_again(server, query):
+    """Flower has deleted message and reply by then."""
+    silo, names = two_messages(server)
+    for name in names:
+        silo.answer(name, 1)
+    assert query(*names) == query(*names) == sorted(names)
+    third = server.store(3.0)
+    assert silo.ask() == [third]
+    silo.answer(third, 1)
+    assert query(third) == [third]
+
+
 # --- how large a reply may be -------------------------------------------------------------------------------
 
 
@@ -452,7 +537,7 @@ def test_a_call_that_is_too_large_is_refused_by_its_length(monkeypatch):
     for name in ("PullMessages", "PushMessages", "PushObject"):
         monkeypatch.setattr(FleetServicer, name, getattr(FleetServicer, name))
     handlers = internal("runtime_handlers")
-    for name in ("pull_messages", "push_messages"):
+    for name in ("pull_messages", "push_messages", "confirm_message_received", "pull_object"):
         monkeypatch.setattr(handlers, name, getattr(handlers, name))
     ours.main()
     seen = {}
