@@ -12,7 +12,6 @@ go on in the middle of the next run. Here both are dropped.
 
 import compileall
 import contextlib
-import hashlib
 import io
 import shutil
 import sys
@@ -28,7 +27,7 @@ from ..flower import internal
 from ..messages import pass_gate
 from ..private import return_memory
 from ..terms import Terms, written_terms
-from ..trust.code import AppRefusedError, check_pin, content_sum, log_refusal
+from ..trust.code import AppRefusedError, check_pin, content_sum, log_refusal, sha256_of
 from .transfers import Transfer, be_patient, echo, enclose, names_in, open_tree
 from .worker import WorkerEndedError, Workers
 
@@ -75,7 +74,7 @@ def answer_message(workers: Workers, message: Any, task: Any, state: Any) -> Any
     fab = state.get_fab(run.fab_hash)
     context = state.get_run_series_context(run.series_id)
     content: bytes = fab.content
-    digest = hashlib.sha256(content).hexdigest()
+    digest = sha256_of(content)
     own_sum = content_sum(content)
     identity = {"task_id": task.task_id, "run_id": run.run_id, "node_id": context.node_id}
 
