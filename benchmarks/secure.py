@@ -124,7 +124,7 @@ def measure(count: int, size: int, repeats: int, folder: Path) -> list[str]:
     survivors = ring.names[: count - count // 4]
     silo, server, stream, more = list[float](), list[float](), list[float](), 0
     for _ in range(repeats):
-        took, _ = cpu(lambda: masks.add(np.zeros(size, np.uint32), [bytes(32)], []))
+        took, _ = cpu(lambda: masks.add(np.zeros(size, np.uint32), [(1, bytes(32))]))
         stream.append(took)
         records = {name: ring.record(name) for name in ring.names}
         took, (vector, ahead) = cpu(lambda r=records: ring.upload(first, r[first]))  # type: ignore[misc]

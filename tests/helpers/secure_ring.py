@@ -184,5 +184,4 @@ def restore(ring: Ring, stage: str) -> None:
 
 
 def refusing(call: Any, *args: Any) -> str:
-    said = fails(SiteError, None, call, *args)
-    return said
+    return fails(SiteError, None, call, *args)

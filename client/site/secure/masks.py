@@ -88,30 +88,29 @@ def pair_seed(private: bytes, public: str, context: bytes) -> bytes:
 
 def pair_seeds(
     silo: str, private: bytes, statements: Iterable[Statement], context: bytes
-) -> tuple[list[bytes], list[bytes]]:
-    """Return the seeds of the masks that a silo shares with others: those that it adds, and that it subtracts."""
-    plus, minus = list[bytes](), list[bytes]()
-    for one in statements:
-        if one.silo != silo:
-            seed = pair_seed(private, one.mask, context)
-            (plus if silo < one.silo else minus).append(seed)
-    return plus, minus
+) -> list[tuple[int, bytes]]:
+    """Return the seeds of the masks that a silo shares with others, each with 1 where it adds the mask, else -1."""
+    return [
+        (1 if silo < one.silo else -1, pair_seed(private, one.mask, context))
+        for one in statements
+        if one.silo != silo
+    ]
 
 
-def add(vector: Vector, plus: Iterable[bytes], minus: Iterable[bytes]) -> Vector:
-    """Return the vector with the streams of these seeds added and subtracted, modulo 2^32."""
+def add(vector: Vector, seeds: Iterable[tuple[int, bytes]]) -> Vector:
+    """Return the vector with the streams of seeds added (1) or subtracted (-1), modulo 2^32."""
     import numpy as np
 
     masked, zeros = vector.astype("<u4"), memoryview(bytes(PART))
     # A part of a stream stays in the processor's cache
     buffer = bytearray(PART)
     stream = np.frombuffer(buffer, "<u4")
-    for seeds, change in ((plus, np.add), (minus, np.subtract)):
-        for seed in seeds:
-            cipher = Cipher(ChaCha20(seed, bytes(16)), None).encryptor()
-            for part in np.split(masked, range(PART // 4, masked.size, PART // 4)):
-                cipher.update_into(zeros[: part.nbytes], buffer)
-                change(part, stream[: part.size], out=part)
+    for sign, seed in seeds:
+        change = np.add if sign > 0 else np.subtract
+        cipher = Cipher(ChaCha20(seed, bytes(16)), None).encryptor()
+        for part in np.split(masked, range(PART // 4, masked.size, PART // 4)):
+            cipher.update_into(zeros[: part.nbytes], buffer)
+            change(part, stream[: part.size], out=part)
     return masked
 
 

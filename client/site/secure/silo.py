@@ -146,8 +146,8 @@ class SecureSilo:
         if entry.setdefault("vector", own) != own:
             raise SiteError(f"another vector of round {asked.round} has left under these masks")
         context = entry["context"]
-        plus, minus = masks.pair_seeds(self.silo, entry["s"], self.listed.values(), context)
-        plus.append(masks.self_seed(entry["b"], context))
+        seeds = masks.pair_seeds(self.silo, entry["s"], self.listed.values(), context)
+        seeds.append((1, masks.self_seed(entry["b"], context)))
         kept, out = {self.slot: entry}, Entry()
         if asked.round < (number(self.run_config.get("rounds")) or 0):
             following = slot_of(self.run, asked.round + 1, 1)
@@ -161,7 +161,7 @@ class SecureSilo:
         faults = {"unreadable": self.faults} if self.faults else {}
         out |= faults
         self.note |= {"silos": len(self.listed), **faults}
-        return masks.add(vector, plus, minus), out
+        return masks.add(vector, seeds), out
 
     def unmask(self, record: Mapping[str, Any]) -> Entry:
         """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""

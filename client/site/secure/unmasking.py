@@ -24,7 +24,7 @@ def open_sum(
     ``answers``: by holder, a share per silo of the list. Raises SiteError where fewer true shares than needed have
     come, or a silo's own secret is false.
     """
-    false, plus, minus = dict[str, str](), list[bytes](), list[bytes]()
+    false, seeds = dict[str, str](), list[tuple[int, bytes]]()
     alive, least = [listed[name] for name in survivors], threshold(len(holders))
     for place, (name, one) in enumerate(listed.items()):
         survived, shares = name in survivors, dict[int, bytes]()
@@ -48,10 +48,9 @@ def open_sum(
             raise SiteError(
                 f"{name}'s shares give another secret than it has signed: {name} is at fault"
             )
+        # The others' masks with a silo that is gone remain in the sum: its own would cancel them
         if survived:
-            minus.append(masks.self_seed(secret, context))
+            seeds.append((-1, masks.self_seed(secret, context)))
         else:
-            add, subtract = masks.pair_seeds(name, secret, alive, context)
-            plus += add
-            minus += subtract
-    return masks.add(total, plus, minus), false
+            seeds += masks.pair_seeds(name, secret, alive, context)
+    return masks.add(total, seeds), false

@@ -81,13 +81,11 @@ class SecureRounds:
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
         self.excluded: dict[str, str] = {}  # in this process, and why
         self.attempt = 1
-        # Of this round: its number and attempt, its list (empty: nothing is masked), the holders of its shares, the
-        # weights of the silos in the sum that was asked for before, those of the list, and what its masks depend on
+        # Of this round: its number and attempt, its list (empty: nothing is masked), the holders of its shares, and
+        # what its masks depend on
         self.slot: dict[str, int] = {}
         self.listed: dict[str, Statement] = {}
         self.holders: dict[str, Statement] = {}
-        self.before: dict[str, int] = {}
-        self.weights: dict[str, int] = {}
         self.context = b""
         self.replies: Sequence[Message] = ()
         self.told: dict[str, SiloRecord] = {}
@@ -125,7 +123,7 @@ class SecureRounds:
                 f"{', '.join(sorted(missing))} must be online; then resume the run"
             )
         self.listed = {name: offers[name] for name in before or self._whole(offers)}
-        self.holders, self.before = holders, before
+        self.holders = holders
         if len(self.listed) < (least := threshold(len(strategy.silos))):
             raise RunFailedError(
                 f"round {server_round}: {len(self.listed)} silos have keys for a sum, and {least} of "
@@ -152,15 +150,15 @@ class SecureRounds:
         """
         if not self.listed:
             return replies_of(self.opened)
-        self.weights = weights_of(strategy, self.listed)
+        weights = weights_of(strategy, self.listed)
         received = masks.received_sha256(messages[0].content)
-        self.context = masks.context(received, self.run_config, self.weights, self.listed)
+        self.context = masks.context(received, self.run_config, weights, self.listed)
         sealed = zip(*(one.sealed for one in self.listed.values()), strict=True)
         shares = dict(zip(self.holders, sealed, strict=True))
         common: Any = {
             **self.slot,
             "statements": [one.text for one in self.listed.values()],
-            "again": bool(self.before),
+            "again": bool(strategy.plan.weights),
         }
         for message in messages:
             name = strategy.plan.nodes[message.metadata.dst_node_id]
@@ -180,9 +178,10 @@ class SecureRounds:
         if not self.listed:
             return self.opened.arrays.get(SUM, total)
         survivors, least = sorted(silos), threshold(len(self.holders))
-        if missing := self.before.keys() - {*survivors}:
+        before, weights = strategy.plan.weights, weights_of(strategy, self.listed)
+        if missing := before.keys() - {*survivors}:
             raise AttemptFailedError(
-                f"its masks were asked for over {', '.join(self.before)}, and now {', '.join(sorted(missing))} sent no "
+                f"its masks were asked for over {', '.join(before)}, and now {', '.join(sorted(missing))} sent no "
                 "vector: resume the run when they are online"
             )
         if len(survivors) < least:
@@ -190,7 +189,7 @@ class SecureRounds:
                 f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"
             )
         self._exclude_unreadable(survivors, least)
-        self.asked[str(strategy.round)] = {name: self.weights[name] for name in survivors}
+        self.asked[str(strategy.round)] = {name: weights[name] for name in survivors}
         self.asked = dict([*self.asked.items()][-KEPT:])
         self._write(State())
         answers = self._answers(strategy, survivors, least)
@@ -204,7 +203,7 @@ class SecureRounds:
         for silo, reason in sorted(false.items()):
             self.note(f"{silo} is at fault: {reason}")
         found = torch.from_numpy(opened.view(np.int32))
-        plan = replace(strategy.plan, weights=self.weights)
+        plan = replace(strategy.plan, weights=weights)
         self._write(pack_round(plan, strategy.round, self.replies, found))
         return found.to(total)
 

@@ -68,7 +68,7 @@ def test_a_smaller_field_agrees_with_pycryptodome():
 
 def test_a_mask_is_a_chacha20_stream():
     """The key stream of RFC 8439, A.1, test vector 1: key and nonce of zeros."""
-    stream = masks.add(np.zeros(4, np.uint32), [bytes(32)], [])
+    stream = masks.add(np.zeros(4, np.uint32), [(1, bytes(32))])
     assert stream.astype("<u4").tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28"
     again = Cipher(ChaCha20(bytes(32), bytes(16)), None).encryptor().update(bytes(16))
     assert stream.tobytes() == again

@@ -385,8 +385,7 @@ def test_a_silo_that_signs_nonsense_is_left_out_alone(
 def test_a_sum_is_over_so_many_silos_at_most(six, tmp_path, monkeypatch):
     """Hospitals refuse a longer list."""
     monkeypatch.setattr(rounds, "MOST_SILOS", 5)
-    run = go(six, tmp_path, Secured(tmp_path, six), rounds=1)
-    assert run.values("secure_silos") == [5]
+    assert go(six, tmp_path, Secured(tmp_path, six), rounds=1).values("secure_silos") == [5]
 
 
 def test_statements_of_another_attempt_than_asked_for_are_refused(six, tmp_path):
