@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator, Mapping
 from logging import ERROR, INFO
 from pathlib import Path
@@ -32,6 +33,7 @@ app = ServerApp()  # no annotation: Flower finds the app by reading this line
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Execute the run in its run directory. A failed run raises its error, so that Flower marks it as failed."""
+    gc.freeze()  # an exchange searches for cycles, which need not pass through the libraries each time
     settings = parse_settings(context.run_config)
     c = settings.common
     out = Path(c.out) if c.out else default_out(c.strategy)

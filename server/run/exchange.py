@@ -9,6 +9,7 @@ a site's queue (``client/site/runtime/transfers.py``) is not included.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,7 +44,8 @@ PRESENCE_SECONDS = 2.0  # between two queries of the nodes that are online
 DETECTED_LATE = LONG_SECONDS + 8.0  # duration of a transfer when a heartbeat first reports it
 # Before the second, third and fourth attempt to push the messages
 PUSH_PAUSES = (0.5, 2.0, 5.0)
-AT_ONCE = 2  # parts of messages that are pushed at a time
+# Parts of messages are pushed two at a time; by the same threads, for what each has freed stays with it
+PUSHERS = ThreadPoolExecutor(2)
 CODES = internal("ErrorCode")
 UNREACHABLE = (
     CODES.NODE_UNAVAILABLE,
@@ -139,6 +141,9 @@ class Exchange:
         self.online |= set(online)
         self.receipts.attach(messages)
         replies = self._push(messages)
+        if self.policy.watches:
+            gc.collect()  # an answer of httpx is in a cycle, with the part that was its question
+            return_memory()
         took: list[float] = []
         pause, looked = POLL_SECONDS[0], started
         while self._awaits():
@@ -345,8 +350,7 @@ def push_objects(
     def push(name: str) -> None:
         push_object_fn(name, objects[name].deflate())
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(push, [name for name in objects if name in object_ids_to_push]))
+    list(PUSHERS.map(push, [name for name in objects if name in object_ids_to_push]))
 
 
 def answers(reply: Message, sent: Mapping[str, Message]) -> Message:

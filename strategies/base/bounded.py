@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from partitions.common.errors import UserError
+from partitions.common.memory import clear_pages
 from strategies.base.info import MethodInfo
 from strategies.base.robust import (
     breakdown_point,
@@ -151,6 +152,10 @@ class UpdateBounds:
                 # One for all: fresh memory costs more than the sum
                 buffer = vectors[0].new_empty(size, dtype=torch.float64)
                 lengths = [self._length(name, update, buffer) for update in updates]
+                if (
+                    buffer.device.type == "cpu"
+                ):  # beside the mean it would be a part of a model more
+                    clear_pages(buffer.data_ptr(), buffer.nbytes)
             norms[name] = dict(zip((u.silo for u in updates), lengths, strict=True))
         return norms
 
