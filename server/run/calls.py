@@ -18,7 +18,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[impor
 
 from client.site.flower import internal
 
-# How long a query's replies are confirmed together: the SuperLink keeps their parts until then
+# How long a received reply may wait for others: the SuperLink keeps its parts until then
 TOGETHER_SECONDS = 0.25
 
 
@@ -28,12 +28,12 @@ def confirm_together() -> None:
     pull = getattr(grid.pull_messages, "flowers", grid.pull_messages)
 
     def pull_messages(own: Any, message_ids: Any) -> Any:
-        received, began, client = list[Any](), time.monotonic(), own._runtime_client
+        received, client = list[tuple[float, Any]](), own._runtime_client
         call = partial(type(client).ConfirmMessageReceived, client)
 
         def note(request: Any) -> None:
-            received.append(request)
-            if time.monotonic() - began > TOGETHER_SECONDS:
+            received.append((time.monotonic(), request))
+            if received[-1][0] - received[0][0] > TOGETHER_SECONDS:
                 confirm(received, call)
 
         client.ConfirmMessageReceived = note
@@ -46,14 +46,14 @@ def confirm_together() -> None:
     grid.pull_messages = pull_messages
 
 
-def confirm(received: list[Any], call: Callable[[Any], Any]) -> None:
-    """Confirm these replies now, and remove them from the list. ``call``: sends Flower's request for one.
+def confirm(received: list[tuple[float, Any]], call: Callable[[Any], Any]) -> None:
+    """Confirm these replies now, and empty the list. ``call``: sends Flower's request for one.
 
     They are here, so a call that fails costs memory of the SuperLink until the run ends, and no reply.
     """
     if not received:
         return
-    first, *others = received
+    first, *others = [request for _, request in received]
     received.clear()
     add_field(first, json.dumps([one.message_object_id for one in others]).encode())
     with suppress(internal("http_grid").httpx.HTTPError):
