@@ -104,6 +104,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Libraries and tests are here to stay: the collector need not look through them again and again."""
     gc.freeze()
+    gc.set_threshold(20_000)  # not 700: a run makes and drops as many objects for each message
     gc.enable()
     # pytest's handlers go to every logger that does not hand on to the root, at each of a test's phases: torch has 40.
     for name, logger in logging.root.manager.loggerDict.items():
