@@ -32,6 +32,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -87,12 +88,6 @@ class Gaussians:
         values = torch.linalg.eigvalsh(self.covariance)
         return bool(values[0] >= -1e-6 * values[-1])
 
-    def mix(self, own: Gaussians, betas: Sequence[float]) -> Gaussians:
-        return Gaussians(
-            torch.lerp(self.means, own.means, betas[0]),
-            torch.lerp(self.covariance, own.covariance, betas[1]),
-        )
-
 
 def read_gaussians(vector: Tensor, layout: Layout) -> Gaussians:
     """Return what :meth:`Gaussians.pack` wrote."""
@@ -120,17 +115,23 @@ def estimates(z: Tensor, y: Tensor, shared: Tensor, ridge: float) -> Gaussians:
     return Gaussians(means, covariance + ridge * z.new_ones(z.shape[1]).diag())
 
 
-def discriminant(of: Gaussians, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a (C, K) and b (C,) of h. ``shares``: π_i (C,). Raises UserError where S is no covariance."""
-    s, k = of.covariance, len(of.covariance)
+def root_of(s: Tensor) -> Tensor:
+    """Return the Cholesky factor of S' (K, K). Raises UserError where S is no covariance."""
+    k = len(s)
     shrunk = (1 - SHRINK) * s + SHRINK * s.trace() / k * s.new_ones(k).diag()
+    root: Tensor
     root, fault = torch.linalg.cholesky_ex(shrunk)
     if fault:
         raise UserError(
             "the covariance of the features has no inverse; start from another seed"
         )
-    weight = torch.cholesky_solve(of.means.T, root).T
-    return weight, shares.log() - (of.means * weight).sum(1) / 2
+    return root
+
+
+def discriminant(means: Tensor, root: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a (C, K) and b (C,) of h. ``root``: the factor of S'; ``shares``: π_i (C,)."""
+    weight = torch.cholesky_solve(means.T, root).T
+    return weight, shares.log() - (means * weight).sum(1) / 2
 
 
 def halves(y: Tensor, classes: int) -> Tensor:
@@ -177,7 +178,7 @@ class FDAClient(PartialClient):
         return vector
 
     def place_head(self, vector: Tensor, gaussians: Gaussians) -> None:
-        weight, bias = discriminant(gaussians, self.shares)
+        weight, bias = discriminant(gaussians.means, root_of(gaussians.covariance), self.shares)
         vector[self.private[0]] = torch.cat([weight.flatten(), bias]).to(vector)
 
     def own_gaussians(self, z: Tensor, y: Tensor) -> Gaussians:
@@ -187,7 +188,11 @@ class FDAClient(PartialClient):
         if self.settings.betas == "none" or not is_finite(z):
             return shared
         own = estimates(z, y, shared.means, self.settings.ridge)
-        return shared.mix(own, self.best_betas(z, y))
+        of_means, of_covariance = self.best_betas(z, y)
+        return Gaussians(
+            shared.means.lerp(own.means, of_means),
+            shared.covariance.lerp(own.covariance, of_covariance),
+        )
 
     def best_betas(self, z: Tensor, y: Tensor) -> Sequence[float]:
         second, shared = halves(y, len(self.shares)), self.gaussians
@@ -198,20 +203,26 @@ class FDAClient(PartialClient):
             for a in (second, ~second)
         ]
 
-        def loss(betas: Sequence[float]) -> float:
+        @lru_cache(maxsize=len(folds))  # it stays while the share of the means is searched
+        def root(fold: int, beta: float) -> Tensor:
+            return root_of(shared.covariance.lerp(folds[fold][0].covariance, beta))
+
+        def loss(of_means: float, of_covariance: float) -> float:
             total = 0.0
-            for own, rows, labels in folds:
-                weight, bias = discriminant(shared.mix(own, betas), self.shares)
+            for fold, (own, rows, labels) in enumerate(folds):
+                means = shared.means.lerp(own.means, of_means)
+                weight, bias = discriminant(means, root(fold, of_covariance), self.shares)
                 logits = F.linear(rows, weight, bias)
                 total += float(F.cross_entropy(logits, labels, reduction="sum"))
             return total
 
         if self.settings.betas == "one":
-            return [least(lambda b: loss([b, b]))] * 2
-        betas = [0.5, 0.5]
-        for i in [0, 1] * SWEEPS:
-            betas[i] = least(lambda b, i=i: loss([*betas[:i], b, *betas[i + 1 :]]))  # type: ignore[misc]
-        return betas
+            return [least(lambda b: loss(b, b))] * 2
+        of_means = of_covariance = 0.5
+        for _ in range(SWEEPS):
+            of_means = least(partial(loss, of_covariance=of_covariance))
+            of_covariance = least(partial(loss, of_means))
+        return of_means, of_covariance
 
     def local_update(self) -> list[Tensor]:
         self.place_head(self.model.vector, self.gaussians)

@@ -15,7 +15,7 @@ from two_layers import DEEP, FC1, FC2, deep_gradient
 
 from models.training import generator
 from strategies.base.transport.payload import array_record, decode
-from strategies.pfedfda import Gaussians, discriminant, estimates, halves, least, read_gaussians
+from strategies.pfedfda import discriminant, estimates, halves, least, read_gaussians, root_of
 
 OPTIONS = {**SHORT}
 
@@ -24,14 +24,12 @@ def test_the_discriminant_by_hand():
     """Two classes at -1 and 1 with S = 4: a = ∓1/4, b = log 1/2 - 1/8. With S = I it is the nearest mean."""
     half = torch.tensor([0.5, 0.5], dtype=torch.float64)
     means = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
-    a, b = discriminant(Gaussians(means, torch.full((1, 1), 4.0).double()), half)
+    a, b = discriminant(means, root_of(torch.full((1, 1), 4.0).double()), half)
     assert a.flatten().tolist() == pytest.approx([-0.25, 0.25])
     assert b.tolist() == pytest.approx([math.log(0.5) - 0.125] * 2)
     rng = torch.Generator().manual_seed(1)
     means, z = (torch.randn(n, 5, generator=rng).double() for n in (4, 50))
-    a, b = discriminant(
-        Gaussians(means, torch.eye(5).double()), torch.full((4,), 0.25).double()
-    )
+    a, b = discriminant(means, root_of(torch.eye(5).double()), torch.full((4,), 0.25).double())
     assert torch.equal((z @ a.T + b).argmax(1), torch.cdist(z, means).argmin(1))
 
 
