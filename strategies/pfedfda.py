@@ -32,7 +32,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -203,25 +203,25 @@ class FDAClient(PartialClient):
             for a in (second, ~second)
         ]
 
-        @lru_cache(maxsize=len(folds))  # it stays while the share of the means is searched
-        def root(fold: int, beta: float) -> Tensor:
-            return root_of(shared.covariance.lerp(folds[fold][0].covariance, beta))
+        def roots(beta: float) -> list[Tensor]:
+            return [
+                root_of(shared.covariance.lerp(own.covariance, beta)) for own, _, _ in folds
+            ]
 
-        def loss(of_means: float, of_covariance: float) -> float:
+        def loss(beta: float, roots: Sequence[Tensor]) -> float:
             total = 0.0
-            for fold, (own, rows, labels) in enumerate(folds):
-                means = shared.means.lerp(own.means, of_means)
-                weight, bias = discriminant(means, root(fold, of_covariance), self.shares)
-                logits = F.linear(rows, weight, bias)
+            for (own, rows, labels), root in zip(folds, roots, strict=True):
+                means = shared.means.lerp(own.means, beta)
+                logits = F.linear(rows, *discriminant(means, root, self.shares))
                 total += float(F.cross_entropy(logits, labels, reduction="sum"))
             return total
 
         if self.settings.betas == "one":
-            return [least(lambda b: loss(b, b))] * 2
+            return [least(lambda b: loss(b, roots(b)))] * 2
         of_means = of_covariance = 0.5
         for _ in range(SWEEPS):
-            of_means = least(partial(loss, of_covariance=of_covariance))
-            of_covariance = least(partial(loss, of_means))
+            of_means = least(partial(loss, roots=roots(of_covariance)))
+            of_covariance = least(lambda b, m=of_means: loss(m, roots(b)))  # type: ignore[misc]
         return of_means, of_covariance
 
     def local_update(self) -> list[Tensor]:
