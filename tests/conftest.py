@@ -23,6 +23,7 @@ from client import local_data
 from client.site.budget import accounting
 from models.networks.registry import MODELS, ModelSpec
 from partitions.units import describe_units
+from server.simulation.engine import flower_identity
 
 MOST_FILES = 4 << 30  # bytes that the tests' folders may have at a time
 
@@ -142,6 +143,13 @@ def _power_stays_on():
 def _files_are_read_once():
     """A process of a hospital has one silo; this one has up to a dozen, and each keeps its data as there."""
     local_data._own_file = lru_cache(32)(local_data._own_file.__wrapped__)
+
+
+@pytest.fixture
+def identity():
+    """Messages that a test makes have what Flower gives those of a run."""
+    with flower_identity():
+        yield
 
 
 @pytest.fixture

@@ -152,9 +152,8 @@ class UpdateBounds:
                 # One for all: fresh memory costs more than the sum
                 buffer = vectors[0].new_empty(size, dtype=torch.float64)
                 lengths = [self._length(name, update, buffer) for update in updates]
-                if (
-                    buffer.device.type == "cpu"
-                ):  # beside the mean it would be a part of a model more
+                # Beside the mean it would be a part of a model more
+                if buffer.device.type == "cpu":
                     clear_pages(buffer.data_ptr(), buffer.nbytes)
             norms[name] = dict(zip((u.silo for u in updates), lengths, strict=True))
         return norms

@@ -21,18 +21,13 @@ from client.site.trust import policy as module
 from models.standardisation import column_sums, rounded_sums
 from partitions.npz import write_npz
 from partitions.schemes.pool import hold_out
-from server.simulation.engine import flower_identity
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
 
 Numbers = npt.NDArray[np.float64]
 RUNS = [(seed, share) for seed in range(20) for share in (0.1, 0.2, 0.3)]  # sixty
 
-
-@pytest.fixture(autouse=True)
-def identity():
-    with flower_identity():
-        yield
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 @pytest.fixture

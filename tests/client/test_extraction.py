@@ -25,18 +25,13 @@ from partitions.common.errors import UserError
 from server.report.write import write_report
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
-from server.simulation.engine import flower_identity
 from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import Model, Payload, Wire, decode, encode
 
 Numbers = npt.NDArray[np.float64]
 CLASSES = 3
 
-
-@pytest.fixture(autouse=True)
-def identity():
-    with flower_identity():
-        yield
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 def rules(folder, *lines):

@@ -434,25 +434,19 @@ def test_the_own_model_is_mapped_from_its_file_as_memory_is_aligned(tmp_path):
 
 
 WATCHED = """
-import sys, threading, time
+import sys
 from pathlib import Path
 import tiny
-from memory import own_memory
-
-def watch():
-    while True:
-        peak[0] = max(peak[0], own_memory())
-        time.sleep(0.002)
+from memory import peak_memory
 
 def call(message, context):
-    peak[0] = before = own_memory()
-    reply = app(message, context)
-    most.append(peak[0] - before)
+    with peak_memory() as peak:
+        reply = app(message, context)
+    most.extend(peak)
     return reply
 
-app, peak, most = tiny.client_app, [0], []
+app, most = tiny.client_app, []
 tiny.client_app = call
-threading.Thread(target=watch, daemon=True).start()
 tiny.federate(
     {"a": Path(sys.argv[1])}, state_dir=Path(sys.argv[2]), strategy="fedavg", rounds=4,
     mlp__hidden="2500,2500", learning_rate=0.01,

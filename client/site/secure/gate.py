@@ -21,9 +21,8 @@ from .silo import SecureSilo
 
 KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key
 SUMMARY = "summary"  # the record of a data summary, with n_train
-load_key = functools.lru_cache(maxsize=1)(
-    load_ssh_private_key
-)  # it takes 1 ms, of each message
+# Once: it takes 1 ms of each message
+load_key = functools.lru_cache(maxsize=1)(load_ssh_private_key)
 
 
 class SecureMessage:

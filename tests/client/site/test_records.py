@@ -28,17 +28,12 @@ from client.site.runtime.app_process import (
 )
 from client.site.runtime.transfers import keep_pieces
 from client.site.runtime.worker import shared_memory
-from server.simulation.engine import flower_identity
 from strategies.base.transport.payload import JOINED, Model, Payload, decode, encode
 
 ROOT = Path(__file__).parents[3]
 PARTS = ("models", "partitions", "strategies", "client", "server")
 
-
-@pytest.fixture(autouse=True)
-def identity():
-    with flower_identity():
-        yield
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 def content(value=1.5):

@@ -21,14 +21,9 @@ from client.site.trust.receipts import RECORD
 from server.run.collector import Collector
 from server.run.exchange import join_arrays
 from server.run.receipts import Receipts
-from server.simulation.engine import flower_identity
 from strategies.base.transport.payload import Model, Payload, decode, encode
 
-
-@pytest.fixture(autouse=True)
-def identity():
-    with flower_identity():
-        yield
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 @pytest.fixture
