@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import certifi
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_der_x509_certificate
 
 from client.site.flower import internal
 from client.site.node import Site
+from client.site.parsed import SiteError
 from client.site.runtime.route import (
     OPERATOR,
     TIMEOUT_SECONDS,
@@ -29,7 +28,7 @@ from client.site.runtime.route import (
     way_checks,
     way_to,
 )
-from partitions.common.errors import UserError
+from client.site.trust.envelope import load_node_key
 from partitions.silo_file import Check
 
 WARN_DAYS = 30
@@ -218,17 +217,10 @@ def _behind(way: Way) -> str:
 
 def key_checks(site: Site, way: Way, *, sizes: bool = False) -> list[Check]:
     """Check that this silo's key is registered at the server, and that the server accepts this clock."""
-
-    again = "restore it from the bundle"
     try:
-        key = load_ssh_private_key(site.node_key.read_bytes(), None)
-        if not isinstance(key, EllipticCurvePrivateKey):
-            raise UserError("no elliptic curve key")
-    except OSError as error:
-        return [Check("key", False, f"{site.node_key}: {error.strerror}", again)]
-    except ValueError:
-        detail = f"{site.node_key} is no private key in OpenSSH format"
-        return [Check("key", False, detail, again)]
+        key = load_node_key(site.node_key)
+    except SiteError as error:
+        return [Check("key", False, str(error), "restore it from the bundle")]
     with FleetApi(way, site.ca_certificate, key) as fleet:
         answer = fleet.ask(time.time())
         if TIMESTAMP in answer:

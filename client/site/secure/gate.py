@@ -1,6 +1,5 @@
 """The gate's part of secure aggregation: three messages are answered here, and a vector leaves under masks only."""
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from ..budget.release import whole
 from ..parsed import SiteError
 from ..terms import Terms
-from ..trust.envelope import fingerprint, public_pem
+from ..trust.envelope import fingerprint, load_node_key, public_pem
 from ..trust.message_rules import is_secure
 from ..trust.policy import PolicyRefusedError
 from . import ARRAY, ARRAYS, KEYS, RECORD, SHARE, START, UNMASK, masks
@@ -21,8 +19,6 @@ from .silo import SecureSilo
 
 KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key
 SUMMARY = "summary"  # the record of a data summary, with n_train
-# Once: it takes 1 ms of each message
-load_key = functools.lru_cache(maxsize=1)(load_ssh_private_key)
 
 
 class SecureMessage:
@@ -127,11 +123,6 @@ def node_key() -> ec.EllipticCurvePrivateKey:
     """Return this SuperNode's private key. Raises SiteError if it cannot be read."""
     path = os.environ.get(KEY, "")
     try:
-        key = load_key(Path(path).read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise SiteError(
-            f"its key cannot be read ({KEY} = {path or 'not set'}: {type(error).__name__})"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise SiteError(f"{path} is no key of a silo")
-    return key
+        return load_node_key(Path(path))
+    except SiteError as error:
+        raise SiteError(f"its key cannot be read ({KEY} = {path}): {error}") from None

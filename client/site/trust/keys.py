@@ -18,7 +18,6 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
     load_pem_public_key,
-    load_ssh_private_key,
 )
 from pydantic import Field
 
@@ -28,6 +27,7 @@ from client.site.trust.envelope import (
     REQUEST,
     PrivateKey,
     fingerprint,
+    load_node_key,
     public_pem,
     sign,
     verify,
@@ -62,18 +62,10 @@ def write_key(path: Path, key: PrivateKey) -> None:
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return a node's private key. Raises UserError, one line, if the file is none."""
     try:
-        key = load_ssh_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise UserError(
-            f"{path}: {error.strerror}: restore it from a backup, or ask anew"
-        ) from None
-    except ValueError:
-        key = None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(
-            f"{path} is no private key of a silo: restore it from a backup, or remove it and ask anew"
-        )
-    return key
+        return load_node_key(path)
+    except SiteError as error:
+        fix = "restore it from a backup, or remove it and ask anew"
+        raise UserError(f"{error}: {fix}") from None
 
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:

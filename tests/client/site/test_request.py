@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import stat
 from pathlib import Path
@@ -54,12 +55,27 @@ def test_asking_again_is_asking_with_the_same_key():
     assert read_request(Path("again.request")) == again
 
 
+def with_a_passphrase(key: bytes) -> bytes:
+    """Return a key in OpenSSH's form whose head says that a passphrase encrypts it (bcrypt, 16 bytes of salt)."""
+    first, *lines, last = key.splitlines()
+    plain = b"\0\0\0\4none\0\0\0\4none" + bytes(4)
+    head = b"\0\0\0\x0aaes256-ctr\0\0\0\6bcrypt\0\0\0\x18\0\0\0\x10" + bytes(16) + b"\0\0\0\x10"
+    content = base64.b64decode(b"".join(lines)).replace(plain, head, 1)
+    return b"\n".join((first, base64.b64encode(content), last))
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"\0", b"-----BEGIN OPENSSH PRIVATE KEY-----", "short", "public"]
+    "content",
+    [b"", b"\0", b"-----BEGIN OPENSSH PRIVATE KEY-----", "short", "public", "encrypted"],
 )
 def test_a_damaged_key_stays_and_is_named(content):
     file, _, request = make_request("clinic", None, None)
-    forms = {"short": file.read_bytes()[:-90], "public": request.public_key.encode()}
+    key = file.read_bytes()
+    forms = {
+        "short": key[:-90],
+        "public": request.public_key.encode(),
+        "encrypted": with_a_passphrase(key),
+    }
     file.write_bytes(damaged := forms.get(content, content))
     reason = r"own\.key is no private key of a silo: restore it from a backup, or remove it and ask anew"
     fails(ValueError, reason, make_request, "clinic", None, None)
