@@ -26,7 +26,7 @@ MOST_TOKENS = {
     "strategies": 82_800,
     "client": 90_600,
     "server": 113_400,
-    "tests": 585_500,
+    "tests": 585_900,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

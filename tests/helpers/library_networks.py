@@ -1,4 +1,4 @@
-"""Small instances of the networks that MONAI and torchvision have, as factories of a network of one's own."""
+"""Small instances of the networks of MONAI, torchvision and timm, as factories of a network of one's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision_here import import_models
+from torchvision_here import import_models, timm_or_skip
 
 Shape = tuple[int, ...]
 
@@ -27,6 +27,7 @@ class Library:
 
 nets = Library(lambda: importlib.import_module("monai.networks.nets"))
 vision = Library(import_models)
+timm = Library(timm_or_skip)
 
 
 def unet(shape: Shape, outputs: int) -> Any:
@@ -131,6 +132,18 @@ class OwnVit(nn.Module):
         tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), tokens], 1)
         logits: Tensor = self.head(self.blocks(tokens + self.pos_embed)[:, 0])
         return logits
+
+
+def timm_vit(shape: Shape, outputs: int) -> Any:
+    return timm.create_model("test_vit", num_classes=outputs, img_size=shape[1])
+
+
+def timm_resnet(_: Shape, outputs: int) -> Any:
+    return timm.create_model("test_resnet", num_classes=outputs)
+
+
+def timm_convnext(_: Shape, outputs: int) -> Any:
+    return timm.create_model("test_convnext", num_classes=outputs)
 
 
 def auxiliary(shape: Shape, outputs: int) -> nn.Module:

@@ -41,6 +41,12 @@ def models_or_skip() -> Any:
     return import_models()
 
 
+def timm_or_skip() -> Any:
+    """Import timm, which `make install` does not bring, behind torchvision."""
+    models_or_skip()
+    return pytest.importorskip("timm", reason="timm is not installed: pip install timm")
+
+
 @cache
 def _tried() -> int:
     with warnings.catch_warnings():

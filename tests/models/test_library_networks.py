@@ -1,4 +1,4 @@
-"""Networks of MONAI and torchvision as networks of one's own: blocks, free parameters, several answers in training."""
+"""Networks of MONAI, torchvision and timm as one's own: blocks, free parameters, several answers in training."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ CLASSES = {
     "vit_b_16": "class_token conv_proj encoder heads",
     "convnext": "features classifier",
     "efficientnet": "features classifier",
+    "timm_vit": "cls_token pos_embed patch_embed blocks norm head",
+    "timm_resnet": "conv1 bn1 layer1 layer2 layer3 layer4 fc",
+    "timm_convnext": "stem stages head",
     "own_vit": "cls_token pos_embed patch_embed blocks head",
     "wrapped": "0.0 0.1 0.4",
 }
-WITH_NORM = ("segresnet", "auxiliary", "efficientnet", "wrapped")
+WITH_NORM = ("segresnet", "auxiliary", "efficientnet", "timm_resnet", "wrapped")
 
 
 def run(tmp_path, name, **changes):

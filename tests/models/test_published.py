@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-call,no-untyped-def"
-"""The networks that torchvision has: on the same weights ours say the same, and its names are known."""
+"""The networks that torchvision and timm have: on the same weights ours say the same, and names are known."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch.testing import assert_close
-from torchvision_here import models_or_skip
+from torchvision_here import models_or_skip, timm_or_skip
 
 from models.networks.registry import build, spec_of
 from models.networks.vit import VitSettings
@@ -90,6 +90,29 @@ def test_they_start_as_torchvision_does(torchvision_models, name):
             )
             seen += 1
     assert seen > 20
+
+
+@pytest.mark.parametrize(
+    "name, theirs, settings",
+    [
+        ("resnet18", "resnet18", None),
+        ("resnet50", "resnet50", None),
+        ("densenet121", "densenet121", None),
+        ("vit-s", "vit_small_patch16_224", VitSettings(8)),
+    ],
+)
+@pytest.mark.exhaustive
+def test_timms_own_outputs(name, theirs, settings):
+    """Of weights that are drawn anew: timm's head begins with zeros."""
+    more = {"img_size": 32, "patch_size": 8} if settings else {}
+    network = timm_or_skip().create_model(theirs, num_classes=5, **more)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    ours, x = build(name, (3, 32, 32), 5, settings), torch.randn(4, 3, 32, 32)
+    names = {our_name(k, spec_of(name).published): v for k, v in network.state_dict().items()}
+    ours.load_state_dict(names)
+    assert torch.equal(ours.eval()(x), network.eval()(x))
 
 
 def test_the_transformers_names_in_timms_files():
