@@ -30,16 +30,19 @@ ASKED = re.compile(r"allocate ([\d.]+ ?[KMGT]?i?B|\d+ bytes)")
 
 def is_users(error: BaseException) -> bool:
     """Return whether the user can fix the error: one line, exit code 2."""
-    return isinstance(error, UserError | DataError | SiteError | OSError) or is_out_of_memory(
-        error
-    )
+    return isinstance(error, UserError | DataError | SiteError | OSError) or ran_out(error)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Return whether memory ran out in this process; the reason of a run that failed may name another's."""
+    return not isinstance(error, RunFailedError) and is_out_of_memory(error)
 
 
 def line_of(error: BaseException, batch_size: int | None = None) -> str:
     """Return the user's line for an error; for memory that ran out, with the device and what to lower."""
-    if not is_out_of_memory(error):
-        return str(error)
     text = str(error)
+    if not ran_out(error):
+        return text
     gpu = re.search(r"cuda|cublas|cudnn|gpu", text, re.I)
     device = (
         "the GPU (device = cuda)"
@@ -68,7 +71,7 @@ def explain(error: Exception) -> tuple[int, str]:
             "a fault of silofl; please report it with these lines", exc_info=error
         )
         return 1, f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and not is_out_of_memory(error):
+    if isinstance(error, OSError) and not ran_out(error):
         return 2, ": ".join(
             str(part) for part in (error.filename, error.strerror or error) if part
         )
@@ -78,7 +81,7 @@ def explain(error: Exception) -> tuple[int, str]:
 def report(error: Exception, batch_size: int | None = None) -> str:
     """Log an error at ERROR, a fault of the program with its traceback; return the server's line."""
     # The server is not told how much was asked for: it may follow from the data's size
-    if is_out_of_memory(error):
+    if ran_out(error):
         asked = ASKED.search(str(error))
         log(
             ERROR,

@@ -476,6 +476,7 @@ def test_failed_run(place, say, tmp_path):
     [
         (KeyError("x"), 1, "silofl simulate: KeyError: 'x'"),
         (RunFailedError("two\n  lines"), 1, "silofl simulate: two lines"),
+        (RunFailedError("a: out of memory"), 1, "silofl simulate: a: out of memory"),
         (RuntimeError("two\n  lines"), 1, "silofl simulate: RuntimeError: two lines"),
         (ValueError("shapes"), 1, "silofl simulate: ValueError: shapes"),
         (UserError("a setting"), 2, "silofl simulate: a setting"),
