@@ -236,13 +236,13 @@ def wait_for_silos(
     local: LocalFederation,
     control: Control,
     running: dict[str, Process],
-    started: Mapping[str, float],
+    started: dict[str, float],
     echo: Callable[[str], None],
 ) -> None:
     """Wait until every silo is online; restart silos that were refused because of an old heartbeat.
 
     `started`: start times (Unix) of silos that were not running before. A killed silo is listed as online for a while,
-    so it must have been activated after that time.
+    so it must have been activated after that time. A silo that was running, but about to end, is started, too.
     """
     keys = {
         silo.name: local.credentials.node_public_pem(silo.name).strip() for silo in local.silos
@@ -253,6 +253,9 @@ def wait_for_silos(
         nodes = {node.public_key: node for node in control.nodes()}
         missing = []
         for silo in local.silos:
+            if silo.name not in started and not running[silo.name].runs():
+                started[silo.name] = time.time()
+                running[silo.name] = start_silo(local, silo)
             node = nodes[keys[silo.name]]
             if node.status != "online" or node.activated < started.get(silo.name, 0.0):
                 missing.append(silo.name)

@@ -21,7 +21,7 @@ import pytest
 from apps import project
 from failing import fails
 from tiny import events_of
-from trio import wait_for
+from trio import bring_up, wait_for
 
 from client.site.runtime.launch import LOOPBACK, free_ports, program
 from client.site.trust.code import build
@@ -143,9 +143,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def federation(folder):
-    return local.up(
-        read_federation(write_file(folder, "north", "south")), echo=lambda line: None
-    )
+    write_file(folder, "north", "south")
+    return bring_up(folder)
 
 
 @pytest.fixture(scope="module")
@@ -333,12 +332,26 @@ def test_a_federation_that_lost_its_server_is_mended_by_up(federation, app, fold
     assert not lost["superlink"]["running"] and not lost["warm"]["running"]
     assert lost["silos"][0]["state"] == "stopped"
     keys = Credentials(federation.directory / "credentials").node_key("north").read_bytes()
-    again = local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
+    again = bring_up(folder)
     assert (
         Credentials(federation.directory / "credentials").node_key("north").read_bytes() == keys
     )
     assert [silo["state"] for silo in local.status(again)["silos"]] == ["online", "online"]
     run(again, app, tmp_path / "out")
+
+
+def test_up_starts_a_silo_that_was_about_to_end(federation, folder, monkeypatch):
+    """As after the server's clock was wrong: its process was there when `up` looked, and left by itself."""
+    wait, left = start.wait_for_silos, silo_pids(federation)["north"]
+
+    def leave(local, control, running, *given):
+        processes.end([running["north"]], grace=30.0)
+        wait(local, control, running, *given)
+
+    monkeypatch.setattr(start, "wait_for_silos", leave)
+    again = bring_up(folder)
+    assert silo_pids(again)["north"] not in (left, None)
+    assert [silo["state"] for silo in local.status(again)["silos"]] == ["online", "online"]
 
 
 def test_a_server_that_lost_its_superexec_is_mended_by_up(federation, folder, capsys):
@@ -357,7 +370,7 @@ def test_a_server_that_lost_its_superexec_is_mended_by_up(federation, folder, ca
     processes.end([before], grace=0.0)
     assert main(["status", "--name", "trial"]) == 0
     assert "server runs, but starts no run" in capsys.readouterr().out
-    local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
+    bring_up(folder)
     assert [process.command for process in superexecs()] == [before.command]
     assert (
         main(["status", "--name", "trial"]) == 0 and "server running" in capsys.readouterr().out
@@ -382,14 +395,12 @@ def test_a_server_that_is_silent_is_named_at_once(tmp_path, monkeypatch, capsys)
 
 def test_up_applies_what_changed_and_leaves_the_rest_running(federation, folder):
     before = silo_pids(local.find_local())
-    more = local.up(
-        read_federation(write_file(folder, "north", "south", "west")), echo=lambda line: None
-    )
+    write_file(folder, "north", "south", "west")
+    more = bring_up(folder)
     after = silo_pids(more)
     assert {name: after[name] for name in before} == before and after["west"] is not None
-    fewer = local.up(
-        read_federation(write_file(folder, "south", "west")), echo=lambda line: None
-    )
+    write_file(folder, "south", "west")
+    fewer = bring_up(folder)
     assert silo_pids(fewer) == {name: after[name] for name in ("south", "west")}
     with Control(fewer.connection) as control:
         assert sorted(node.name for node in control.nodes()) == ["south", "west"]
@@ -400,7 +411,7 @@ def test_one_up_at_a_time(federation, folder):
         record.only_one(federation.directory),
         pytest.raises(ValueError, match="is at work; wait for it"),
     ):
-        local.up(read_federation(folder / "federation.yaml"))
+        bring_up(folder)
 
 
 def test_down_leaves_nothing_behind_also_after_a_crash(federation):
