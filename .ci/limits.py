@@ -25,8 +25,8 @@ MOST_TOKENS = {
     "partitions": 99_900,
     "strategies": 82_800,
     "client": 90_600,
-    "server": 113_400,
-    "tests": 585_900,
+    "server": 113_500,
+    "tests": 586_000,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -135,17 +135,11 @@ def enclose_parts(handlers: Any) -> None:
 
 
 def wait_for_replies(state: Any, asked: set[str]) -> set[str]:
-    """Wait until replies to all these messages are whole, or a while from the first one; return whose are."""
+    """Wait until all these messages have an answer, or a while from the first one; return which have."""
     until, whole = time.monotonic() + HELD_SECONDS, set[str]()
     while time.monotonic() < until and hasattr(state, "message_res_store"):
-        with state.lock:
-            replies = [*state.message_res_store.values()]
-        new = {
-            name
-            for reply in replies
-            if (name := reply.metadata.reply_to_message_id) in asked - whole
-            and is_whole(reply, state.object_store)
-        }
+        online = {node.node_id for node in state.get_node_info(statuses=["online"])}
+        new = {name for name in asked - whole if is_answered(state, name, online)}
         if new and not whole:
             until = min(until, time.monotonic() + GATHER_SECONDS)
         whole |= new
@@ -153,6 +147,15 @@ def wait_for_replies(state: Any, asked: set[str]) -> set[str]:
             break
         time.sleep(LOOK_AT_REPLIES_SECONDS)
     return whole
+
+
+def is_answered(state: Any, name: str, online: set[int]) -> bool:
+    """Return whether a message's reply is whole, or Flower has an error in its place: its silo is offline."""
+    asked = state.message_ins_store.get(name)
+    if asked is None or asked.metadata.dst_node_id not in online:
+        return True
+    reply = state.message_res_store.get(state.message_ins_id_to_message_res_id.get(name))
+    return reply is not None and is_whole(reply, state.object_store)
 
 
 def messages_to(state: Any, node: int) -> list[Any]:

@@ -466,6 +466,13 @@ def test_a_query_for_nothing_is_answered_at_once(query):
     assert query() == []
 
 
+def test_a_query_of_a_silo_that_is_offline_is_answered_at_once(server, query, clock):
+    """With Flower's error; the other replies are not waited for a whole second, either."""
+    name = server.store(1.0)
+    assert server.states.state().deactivate_node(server.node)
+    assert query(name) == [name] and clock.asleep == 0
+
+
 def test_a_lost_answer_to_a_query_is_given_again(server, query):
     """Flower has deleted message and reply by then."""
     silo, names = two_messages(server)
