@@ -88,14 +88,15 @@ class SeededRing:
         config = {"secure_share": 1 / len(self.names), "participants": len(self.names)}
         integers = integers_in(self, config)
         self.silos[name].enter(record, self.received(), config["secure_share"])
-        return self.silos[name].mask(integers.view(np.uint32))
+        vector = integers.view(np.uint32)
+        return vector, self.silos[name].mask(vector)
 
     def open(
         self, sent: Mapping[str, Vector], answers: Mapping[str, Any], survivors: list[str]
     ) -> Vector:
         """The opened sum."""
         tensors = [torch.from_numpy(sent[name].view(np.int32)) for name in survivors]
-        total = add_integers(tensors).remainder(2**32).numpy().astype(np.uint32)
+        total = add_integers(tensors).numpy().view(np.uint32)
         listed = {name: read_statement(**self.made[name]) for name in self.names}
         weights = dict.fromkeys(self.names, 1)
         context = masks.context(self.received(), SETTINGS, weights, listed)

@@ -99,7 +99,8 @@ class Ring:
         for name in names:
             self.sent[name] = self.record(round, attempt, names, name)
             silo = self.enter(name, self.sent[name])
-            masked[name], following[name] = silo.mask(vectors[name])
+            masked[name] = vectors[name].copy()
+            following[name] = silo.mask(masked[name])
         return masked, following
 
     def open(

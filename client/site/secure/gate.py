@@ -89,9 +89,8 @@ class SecureMessage:
             raise SiteError(
                 f"the reply's vector is {vector.dtype} and not uint32, so no mask hides it"
             )
-        masked, following = self.silo.mask(vector)
-        content[ARRAYS] = ArrayRecord({ARRAY: Array(masked)})
-        content[RECORD] = ConfigRecord(following)
+        content[RECORD] = ConfigRecord(self.silo.mask(vector))
+        content[ARRAYS] = ArrayRecord({ARRAY: Array(vector)})
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -97,21 +97,20 @@ def pair_seeds(
     ]
 
 
-def add(vector: Vector, seeds: Iterable[tuple[int, bytes]]) -> Vector:
-    """Return the vector with the streams of seeds added (1) or subtracted (-1), modulo 2^32."""
+def add(vector: Vector, seeds: Iterable[tuple[int, bytes]]) -> None:
+    """Add (1) or subtract (-1) the streams of seeds, modulo 2^32, to the vector itself."""
     import numpy as np
 
-    masked, zeros = vector.astype("<u4"), memoryview(bytes(PART))
+    zeros = memoryview(bytes(PART))
     # A part of a stream stays in the processor's cache
     buffer = bytearray(PART)
     stream = np.frombuffer(buffer, "<u4")
     for sign, seed in seeds:
         change = np.add if sign > 0 else np.subtract
         cipher = Cipher(ChaCha20(seed, bytes(16)), None).encryptor()
-        for part in np.split(masked, range(PART // 4, masked.size, PART // 4)):
+        for part in np.split(vector, range(PART // 4, vector.size, PART // 4)):
             cipher.update_into(zeros[: part.nbytes], buffer)
             change(part, stream[: part.size], out=part)
-    return masked
 
 
 # --- shares under way -------------------------------------------------------------------------------------------------

@@ -140,8 +140,8 @@ class SecureSilo:
             raise SiteError(f"round {asked.round} has come before with another model or list")
         entry |= {"weights": weights, "question": question, "held": self._open(asked.sealed)}
 
-    def mask(self, vector: Vector) -> tuple[Vector, Entry]:
-        """Return the masked vector, once per slot, and what the next round needs, and whose shares are none."""
+    def mask(self, vector: Vector) -> Entry:
+        """Mask the vector itself, once per slot; return what the next round needs, and whose shares are none."""
         asked, entry, own = self.asked, self.entry, digest(vector.data)
         if entry.setdefault("vector", own) != own:
             raise SiteError(f"another vector of round {asked.round} has left under these masks")
@@ -161,7 +161,8 @@ class SecureSilo:
         faults = {"unreadable": self.faults} if self.faults else {}
         out |= faults
         self.note |= {"silos": len(self.listed), **faults}
-        return masks.add(vector, seeds), out
+        masks.add(vector, seeds)
+        return out
 
     def unmask(self, record: Mapping[str, Any]) -> Entry:
         """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""

@@ -20,9 +20,9 @@ def open_sum(
 ) -> tuple[Vector, dict[str, str]]:
     """Return the sum of the survivors' vectors, and the silos whose fault is proven, with what it is.
 
-    ``total``: the sum of what they sent; ``listed``: the round's list, with what each silo sealed for the holders;
-    ``answers``: by holder, a share per silo of the list. Raises SiteError where fewer true shares than needed have
-    come, or a silo's own secret is false.
+    ``total``: the sum of what they sent, which is changed; ``listed``: the round's list, with what each silo sealed for
+    the holders; ``answers``: by holder, a share per silo of the list. Raises SiteError where fewer true shares than
+    needed have come, or a silo's own secret is false.
     """
     false, seeds = dict[str, str](), list[tuple[int, bytes]]()
     alive, least = [listed[name] for name in survivors], threshold(len(holders))
@@ -53,4 +53,5 @@ def open_sum(
             seeds.append((-1, masks.self_seed(secret, context)))
         else:
             seeds += masks.pair_seeds(name, secret, alive, context)
-    return masks.add(total, seeds), false
+    masks.add(total, seeds)
+    return total, false

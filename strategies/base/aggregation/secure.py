@@ -34,7 +34,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from logging import WARNING
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from flwr.app import Message
@@ -52,8 +52,8 @@ from strategies.base.state import BUFFERS, GLOBAL
 from strategies.base.transport.error_feedback import base_of
 from strategies.base.transport.payload import Model, Update, silos_of, tensor_of
 
-Integers = TypeVar("Integers", int, Tensor)
 FEWEST = 3  # silos: of a sum of two, each knows the other's part
+STRIP = 1 << 14  # numbers that stay in a processor's cache
 TIMES = 4.0  # C, in lengths of what was received, before it becomes a power of two
 IMPOSSIBLE = 3  # rounds in a row whose sum is impossible
 # A silo's share in its message; the record and the array of the integers in its reply.
@@ -189,13 +189,17 @@ def integers_of(
     for name, vector in vectors.items():
         if name in info.sums_also:
             weight = 1 / silos if info.sums_also[name] else share
-            result.append(spread(vector.double() * weight).to(torch.int32))
+            result.append(spread(vector.double() * weight))
             continue
         centre, clip = bounds(info, common, received, name, len(vector), parts)
-        step = vector.double() if centre is None else vector.double() - centre.double()
+        step = vector.to(torch.float64, copy=True)
+        if centre is not None:
+            # The whole centre in float64 would be new memory
+            for at in range(0, len(step), STRIP):
+                step[at : at + STRIP] -= centre[at : at + STRIP]
         cuts[name] = cut = clip / max(float(vector_norm(step)), clip)
-        result.append(step.mul_(scale(silos, clip) * cut * share).round_().to(torch.int32))
-    return torch.cat(result), cuts
+        result.append(step.mul_(scale(silos, clip) * cut * share).round_().int())
+    return torch.cat(result) if len(result) > 1 else result[0], cuts
 
 
 # ---- The server's half ---------------------------------------------------------------------------------------------
@@ -215,16 +219,11 @@ def with_sum(reply: Message, update: Update, size: int) -> Update:
 
 
 def add_integers(vectors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of integers mod 2^32, from -2^31 to 2^31 - 1, as int64."""
-    total = torch.zeros_like(vectors[0], dtype=torch.int64)
-    for vector in vectors:
+    """Return the sum of integers mod 2^32, int32, whose sums wrap."""
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
         total += vector
-    return wrapped(total)
-
-
-def wrapped(integers: Integers) -> Integers:
-    """Return integers mod 2^32, from -2^31 to 2^31 - 1."""
-    return (integers + 2**31) % 2**32 - 2**31
+    return total
 
 
 def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> list[Update]:
@@ -299,10 +298,10 @@ COARSEST = 2.0**-12
 
 
 def spread(numbers: Tensor) -> Tensor:
-    """Return numbers (n,) as integers at all scales (n COUNT,), from -2^31 to 2^31 - 1."""
+    """Return numbers (n,) as integers at all scales (n COUNT,), int32: mod 2^32."""
     bounded = numbers.double().clamp(0, 2.0**40)
     levels = [(bounded * COARSEST * float(STEP**k)).round() for k in range(COUNT)]
-    return wrapped(torch.stack(levels, 1).remainder(2**32).long().flatten())
+    return torch.stack(levels, 1).remainder(2**32).long().flatten().int()
 
 
 def gather_sums(integers: Tensor) -> Tensor:
@@ -312,6 +311,6 @@ def gather_sums(integers: Tensor) -> Tensor:
         total = 0
         for level in levels:
             total *= STEP
-            total += wrapped(level - total)
+            total += (level - total + 2**31) % 2**32 - 2**31
         result.append(max(total, 0) / STEP ** (COUNT - 1) / COARSEST)
     return torch.tensor(result, dtype=torch.float64, device=integers.device)

@@ -200,16 +200,14 @@ def test_a_sum_of_any_magnitudes(numbers, seed):
     parts = [[share * x for x in one] for share, one in zip(shares, numbers, strict=True)]
 
     def opened(of):
-        return add_integers(
-            [spread(torch.tensor(one, dtype=torch.float64)).to(torch.int32) for one in of]
-        )
+        return add_integers([spread(torch.tensor(one, dtype=torch.float64)) for one in of])
 
     exact = [sum(map(Fraction, column)) for column in zip(*parts, strict=True)]
     found = gather_sums(opened(parts)).tolist()
     for one, other in zip(found, exact, strict=True):
         assert abs(Fraction(one) - other) <= len(parts) * Fraction(1, 2**69) + other / 2**50
     alike = [[float(total / len(parts)) for total in exact]] * len(parts)
-    difference = (opened(parts) - opened(alike) + 2**31) % 2**32 - 2**31
+    difference = (opened(parts).long() - opened(alike).long() + 2**31) % 2**32 - 2**31
     scales = 2.0**-12 * 2.0 ** (20 * torch.arange(COUNT, dtype=torch.float64))
     rounding = torch.tensor([float(total) for total in exact])[:, None] * scales * 2.0**-44
     assert bool((difference.view(-1, COUNT).abs() <= len(parts) + 1 + rounding).all())

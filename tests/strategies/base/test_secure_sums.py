@@ -269,7 +269,7 @@ def test_the_order_of_a_sum_does_not_matter(three):
     vectors = [torch.randint(-(2**31), 2**31, (50,), dtype=torch.int32) for _ in range(5)]
     whole = sum(v.long() for v in vectors)
     wrapped = (np.asarray(whole) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
-    assert same(add_integers(vectors), torch.from_numpy(wrapped).long())
+    assert same(add_integers(vectors), torch.from_numpy(wrapped))
     assert same(add_integers(vectors), add_integers(vectors[::-1]))
 
 
