@@ -39,6 +39,7 @@ from client.reported import (
 )
 from client.session import ClientSession
 from client.site.audit_gate import cohort_of
+from client.site.budget.release import config_of
 from client.site.counts import claim, names_of
 from client.site.flower import internal
 from client.site.messages import charge_message, check_message
@@ -214,10 +215,7 @@ app = ClientApp()  # no annotation: Flower finds the app by reading this line
 @answer
 def query(message: Message, session: ClientSession) -> RecordDict:
     """Return the silo's data summary."""
-    asked = message.content.config_records.get("config")
-    return release_summary(
-        data_summary(session, late=asked is not None and bool(asked.get("late")))
-    )
+    return release_summary(data_summary(session, late=bool(config_of(message).get("late"))))
 
 
 @app.query(SURVEY)
@@ -293,7 +291,7 @@ def own_model(message: Message, session: ClientSession) -> RecordDict:
     Raises UserError if there is no model to send. Raises PolicyRefusedError if the run's settings or the policy do not
     allow it, if the model was trained under other ones too, or if another model of the run has left.
     """
-    context, sent = session.context, dict(message.content.config_records.get("config", {}))
+    context, sent = session.context, config_of(message)
     # `check_message` has checked this for a hospital's own data; for a simulated or public silo this is the only check.
     for fault in own_model_faults(session.policy, context.run_config, sent):
         raise PolicyRefusedError(f"{session.name} refuses: {fault}")

@@ -153,6 +153,15 @@ def identity():
 
 
 @pytest.fixture
+def no_search():
+    """Python's search for cycles comes late: what is in one stays until then, so a model must not be."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def pair(tmp_path):
     """The two silos of the hand-worked tests, one column, two classes: a has (2 -> class 0), b three times (1 -> 1)."""
     return {

@@ -31,7 +31,7 @@ from typing import Any
 from .budget.ledger import SpentEpsilon
 from .budget.release import Charged, config_of, note_charged
 from .counts import budget_of, charge_bytes, note_reply
-from .flower import internal
+from .flower import internal, records_of
 from .parsed import SiteError
 from .record import Record
 from .study.protocol import StudyProtocol
@@ -249,11 +249,11 @@ def records(reply: Any) -> Iterable[dict[str, Any]]:
         yield {"name": "error", "text": reason[:MOST_TEXT], **measure_reply(reason.encode())}
         return
     content = reply.content
-    for name, arrays in content.array_records.items():
+    for name, arrays in records_of(content, "Array").items():
         for key, array in arrays.items():
             kind = {"dtype": str(array.dtype), "shape": [int(n) for n in array.shape]}
             yield {"name": f"{name}/{key}", **kind, **measure_reply(array.data)}
-    for found in (content.metric_records, content.config_records):
+    for found in (records_of(content, "Metric"), records_of(content, "Config")):
         for name, record in found.items():
             values = {str(key): record[key] for key in sorted(record)}
             yield {"name": name, "keys": list(values), **measure_reply(canonical(values))}
@@ -292,7 +292,7 @@ def take_withheld(reply: Any) -> dict[str, list[str]] | None:
     """
     if reply.has_error() or RECORD not in reply.content:
         return None
-    record = reply.content.config_records.get(RECORD, {})
+    record = records_of(reply.content, "Config").get(RECORD, {})
     del reply.content[RECORD]
     lists = {
         rule: value if isinstance(value, list) else [value] for rule, value in record.items()

@@ -20,8 +20,9 @@ from .audit_gate import (
     release_reply,
     take_receipt,
 )
-from .budget.release import Charged, charge, content_of
+from .budget.release import Charged, charge, config_of, content_of
 from .counts import count_faults, has_left, limits_of, names_of, study_faults
+from .flower import records_of
 from .parsed import SiteError
 from .record import Record
 from .secure.gate import SecureMessage
@@ -100,7 +101,9 @@ def check_message(message: Any, context: Any, terms: Terms, *, app: Iterable[str
         return
     asked, run_config = message.metadata.message_type, context.run_config
     kind = asked.partition(".")[0]
-    sent = dict(message.content["config"]) if "config" in message.content else {}
+    if "config" in message.content and "config" not in records_of(message.content, "Config"):
+        raise PolicyRefusedError(f"{silo} refuses: the message's config is no ConfigRecord")
+    sent = config_of(message)
     state = node.get("state-dir")
     run = str(int(context.run_id))
     today = datetime.now(UTC).date()

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..flower import records_of
 from ..parsed import SiteError
 from ..trust.chain import digest
 from ..trust.message_rules import is_private
@@ -115,26 +116,22 @@ def config_of(message: Any) -> dict[str, Any]:
     """Return the config in a message's payload; empty if there is none."""
     if not message.has_content():
         return {}
-    return dict(message.content.config_records.get("config", {}))
+    return dict(records_of(message.content, "Config").get("config", {}))
 
 
 def _arrays(message: Any) -> list[tuple[object, ...]]:
     """Return every array of a message: its place, type, shape and SHA-256."""
     return [
         (name, key, str(array.dtype), tuple(array.shape), str(array.stype), digest(array.data))
-        for name, arrays in sorted(message.content.array_records.items())
+        for name, arrays in sorted(records_of(message.content, "Array").items())
         for key, array in sorted(arrays.items())
     ]
 
 
 def _values(message: Any) -> list[tuple[object, ...]]:
     """Return every other value of a message, by its record."""
-    content = message.content
     return [
-        (kind, name, sorted(record.items()))
-        for kind, records in (
-            ("config", content.config_records),
-            ("metric", content.metric_records),
-        )
-        for name, record in sorted(records.items())
+        (kind.lower(), name, sorted(record.items()))
+        for kind in ("Config", "Metric")
+        for name, record in sorted(records_of(message.content, kind).items())
     ]

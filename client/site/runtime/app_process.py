@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..audit_gate import BY_SITE, BY_SITE_VALUE
-from ..flower import internal
+from ..flower import internal, records_of
 from ..parsed import SiteError
 from ..private import return_memory
 from ..terms import GIVEN
@@ -256,7 +256,9 @@ def _without_arrays(records: Any) -> tuple[Any, list[Any]]:
 
 def _put_back(records: Any, found: list[Any]) -> None:
     """Put the bytes back into the arrays. Raises SiteError if there are more arrays, or fewer, than bytes."""
-    arrays = [array for record in records.array_records.values() for array in record.values()]
+    arrays = [
+        array for record in records_of(records, "Array").values() for array in record.values()
+    ]
     for array, data in zip(arrays, found, strict=True):
         array.data = data
 

@@ -188,7 +188,7 @@ def idle_seconds() -> float:
 def is_last(message: Any, context: Any) -> bool:
     """Return whether a message is of its run's last round, by the numbers that the server's loop sends."""
     try:
-        config = message.content.config_records["config"]
+        config = message.content["config"]
         return int(config["round"]) >= int(context.run_config["rounds"])
     except Exception:  # an error has no content, and a missing value may raise many types
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import weakref
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from failing import fails
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client import studies
 from client.site import audit_gate, counts
@@ -43,7 +45,6 @@ from client.site.trust.policy import Policy, PolicyRefusedError
 from partitions.common.errors import DataError, UserError
 from partitions.schema import load_schema
 from server.cli.main import main
-from server.simulation.engine import flower_identity
 
 APP = "ab" * 32
 TEXT = f"""\
@@ -77,6 +78,7 @@ messages = 6
 bytes = 1000
 days = 2
 """
+pytestmark = pytest.mark.usefixtures("identity")
 RUN: dict[str, Any] = {
     **DEFAULTS,
     "study": "heart",
@@ -84,7 +86,7 @@ RUN: dict[str, Any] = {
     "batch-size": 32,
     "rounds": 2,
 }
-ASKED = {"participants": 3, "round": 1}
+ASKED: dict[str, Any] = {"participants": 3, "round": 1}
 TODAY = date(2026, 11, 24)
 
 
@@ -316,19 +318,25 @@ def silo(tmp_path):
     return tmp_path / "state"
 
 
-def ask(silo, run=RUN, kind="train", run_id=1, sent=ASKED, **more):
-    """A message to the silo, as the site's own process checks it."""
-    node = {
+def context_of(silo, run=RUN, run_id=1):
+    node: dict[str, Any] = {
         "name": "a",
         "data": "a.npz",
         "policy": str(silo.parent / "policy.toml"),
         "state-dir": str(silo),
     }
-    message = SimpleNamespace(
-        metadata=SimpleNamespace(message_type=kind), content={"config": sent}
-    )
-    context = SimpleNamespace(node_config=node, run_config=run, run_id=run_id)
-    terms = read_terms(context.node_config, context.run_config)
+    return Context(run_id, 1, node, RecordDict(), run)
+
+
+def message_of(sent, kind="train"):
+    return Message(RecordDict({"config": sent}), dst_node_id=1, message_type=kind)
+
+
+def ask(silo, run=RUN, kind="train", run_id=1, sent=ASKED, record=ConfigRecord, **more):
+    """A message to the silo, as the site's own process checks it."""
+    context = context_of(silo, run, run_id)
+    terms = read_terms(context.node_config, run)
+    message = message_of(record(sent), kind)
     check_message(message, context, terms, **{"app": (APP,), **more})
     return terms.study
 
@@ -345,27 +353,18 @@ def test_policy_and_study_are_read_once_for_a_message(silo, monkeypatch):
     reads: list[str] = []
     for module, name in ((site_policy, "read_policy"), (approvals, "find")):
         monkeypatch.setattr(module, name, partial(counted, reads, getattr(module, name)))
-    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    context = context_of(silo)
+    message = message_of(ConfigRecord(ASKED))
 
-    with flower_identity():
-        records = RecordDict({"config": ConfigRecord({"participants": 3, "round": 1})})
-        message = Message(records, dst_node_id=1, message_type="train")
-        node: dict[str, Any] = {
-            "name": "a",
-            "data": "a.npz",
-            "policy": str(policy),
-            "state-dir": str(silo),
-        }
-        context = Context(1, 1, node, RecordDict(), RUN)
+    def answer(terms):
+        node = context.node_config
+        policy.write_text("peers = true\nmin-silos = 99\n")
+        node[GIVEN] = written_terms(terms)
+        # As the app's process gets them
+        assert take_terms(node) == terms and GIVEN not in node
+        return Message(RecordDict(), reply_to=message)
 
-        def answer(terms):
-            policy.write_text("peers = true\nmin-silos = 99\n")
-            node[GIVEN] = written_terms(terms)
-            # As the app's process gets them
-            assert take_terms(node) == terms and GIVEN not in node
-            return Message(RecordDict(), reply_to=message)
-
-        assert not pass_gate(message, context, APP, answer, lambda: [APP]).has_error()
+    assert not pass_gate(message, context, APP, answer, lambda: [APP]).has_error()
     (line,) = audit.verify(silo / "audit").entries[1:]
     assert reads == ["read_policy", "find"] and line["policy"] == digest
     assert (
@@ -373,6 +372,24 @@ def test_policy_and_study_are_read_once_for_a_message(silo, monkeypatch):
         and line["rules"]["peers"] is False
         and line["study"]["name"] == "heart"
     )
+
+
+def test_a_message_and_its_reply_are_gone_with_their_last_references(silo, no_search):
+    approvals.approve(silo, "a", TEXT, "J. Doe", "", [])
+
+    def answered():
+        message = message_of(ConfigRecord(ASKED))
+        reply = Message(RecordDict(), reply_to=message)
+        given = pass_gate(message, context_of(silo), APP, lambda terms: reply, lambda: [APP])
+        return [weakref.ref(one.content) for one in (message, given)]
+
+    assert not any(content() for content in answered())
+
+
+def test_a_config_of_another_type_is_refused(silo):
+    """Not taken for none: what is asked, counted and logged is the same."""
+    approvals.approve(silo, "a", TEXT, "J. Doe", "", [])
+    refused("a refuses: the message's config is no ConfigRecord", silo, record=MetricRecord)
 
 
 def counted(calls, function, *args):
@@ -526,10 +543,9 @@ def test_nothing_is_approved_where_the_log_cannot_be_written(silo):
 
 def test_bytes_count_before_they_leave(silo):
     """Replies of 600 and 300 bytes leave; one of 200 would be 1100 of 1000: an error of one line goes in its place."""
-    from flwr.app import ConfigRecord, Context, Message, RecordDict
 
     def reply(size):
-        message = Message(RecordDict(), dst_node_id=1, message_type="train")
+        message = message_of(ConfigRecord())
         context = Context(1, 1, {"name": "a", "state-dir": str(silo)}, RecordDict(), {})
         terms = Terms(Policy(), study())
         info = audit_gate.in_study(
@@ -539,8 +555,7 @@ def test_bytes_count_before_they_leave(silo):
         released = audit_gate.release_reply(Message(content, reply_to=message), info, message)
         return released
 
-    with flower_identity():
-        sent = [reply(size) for size in (600, 300, 200)]
+    sent = [reply(size) for size in (600, 300, 200)]
     assert [one.has_error() for one in sent] == [False, False, True]
     line = (
         "nothing leaves: the study heart has limits.bytes = 1000; 900 have left, and 200 follow"

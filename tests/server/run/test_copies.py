@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import tracemalloc
 import weakref
@@ -24,15 +23,6 @@ from server.run.receipts import Receipts
 from strategies.base.transport.payload import Model, Payload, decode, encode
 
 pytestmark = pytest.mark.usefixtures("identity")
-
-
-@pytest.fixture
-def no_search():
-    """Python's search for cycles comes late: what is in one stays until then, so a model must not be."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def test_messages_and_replies_of_a_round_are_gone_before_the_next(
