@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from trio import text_of, wait_for
+from trio import bring_up, end_silo, reach_over, text_of, wait_for
 
 from client.site.runtime.launch import LOOPBACK
 
@@ -148,6 +148,17 @@ class CutLine:
     def close(self) -> None:
         self.whole.set()
         self.listener.close()
+
+
+@contextlib.contextmanager
+def over_a_line(folder: Path, **given: float) -> Iterator[CutLine]:
+    """The federation with hospital-02 behind a line, until it is ended."""
+    running = bring_up(folder)
+    line = CutLine(running.fleet_port, **given)
+    reach_over(running, line.port)
+    yield line
+    line.close()
+    end_silo(running)
 
 
 class SmallDisk:

@@ -72,11 +72,15 @@ def start_over(
     )
     direct = f"{LOOPBACK}:{running.fleet_port}"
     command = [f"{host}:{port}" if word == direct else word for word in command]
-    processes.end([p for p in processes.find(running.directory) if p.part == name], grace=5.0)
+    end_silo(running, name)
     variables = parts.part_environment(running.directory, name, 3)
     variables |= {"SILOFL_POLICY": "public", **(environment or {})}
     log = running.directory / "logs" / f"{name}.log"
     processes.start(name, command, directory=running.directory, log=log, environment=variables)
+
+
+def end_silo(running: LocalFederation, name: str = "hospital-02") -> None:
+    processes.end([p for p in processes.find(running.directory) if p.part == name], grace=5.0)
 
 
 def is_online(running: LocalFederation, name: str) -> bool:

@@ -15,7 +15,17 @@ from hospitals import one_file
 from ray_runs import command_of, local_superlink, run_under_ray
 from schemas import DECLARED, PERMUTED, save
 from tiny import summary_of
-from trio import FEDERATION, RUN, bring_up, rows, start_run, supernode, text_of, wait_for
+from trio import (
+    FEDERATION,
+    RUN,
+    bring_up,
+    end_silo,
+    rows,
+    start_run,
+    supernode,
+    text_of,
+    wait_for,
+)
 
 from client.site.trust import audit
 from server.cli.main import main
@@ -377,9 +387,7 @@ def test_an_impostor_under_an_absent_hospitals_name_is_refused(
     command[command.index(str(own.node_key(silo.name)))] = str(theirs.node_key(silo.name))
     with Control(running.connection) as control:
         control.register("intruder", theirs.node_public_pem("hospital-02"))
-        processes.end(
-            [p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0
-        )
+        end_silo(running)
         environment = parts.part_environment(running.directory, "intruder", 3) | {
             "SILOFL_POLICY": "public"
         }
@@ -407,9 +415,7 @@ def test_an_impostor_under_an_absent_hospitals_name_is_refused(
         "hospital-01",
         "hospital-03",
     }
-    processes.end(
-        [p for p in processes.find(running.directory) if p.part == "intruder"], grace=5.0
-    )
+    end_silo(running, "intruder")
     bring_up(folder)
     left = audit.verify(running.directory / "silos" / "hospital-01" / "audit")
     assert (left.faults, left.notes) == ([], [])

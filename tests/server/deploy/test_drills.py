@@ -15,8 +15,8 @@ import time
 
 import pytest
 from damage import flip
-from faults import CutLine, Gate, SetClock, SmallDisk, slowed
-from trio import RUN, bring_up, reach_over, rows, start_run, supernode, text_of, wait_for
+from faults import Gate, SetClock, SmallDisk, over_a_line, slowed
+from trio import RUN, bring_up, end_silo, rows, start_run, supernode, text_of, wait_for
 
 from client.site.runtime.launch import LOOPBACK, program
 from client.site.trust.keys import site_root
@@ -70,6 +70,11 @@ def left_out(out):
     return {
         (r.round, r.silo) for r in History(out / "history.csv").rows if r.metric == "rejected"
     }
+
+
+def without(out):
+    """The silos that a round was without."""
+    return {silo for _, silo in left_out(out)}
 
 
 def silos_of(out, number):
@@ -164,9 +169,7 @@ def test_a_silos_process_is_killed_in_each_phase(
         local.down("trio")
     print(f"rounds lost: {sorted(left_out(out))}")
     if who == "worker":
-        assert {silo for _, silo in left_out(out)} == {"hospital-02"} and len(
-            left_out(out)
-        ) == len(IN_A_WORKER)
+        assert without(out) == {"hospital-02"} and len(left_out(out)) == len(IN_A_WORKER)
         assert progress(out).count("SIGKILL") == len(IN_A_WORKER)
         assert silos_of(out, settings["rounds"]) == SILOS
     else:
@@ -236,7 +239,7 @@ def test_a_silo_dies_and_comes_back_three_rounds_later(gate, federation, folder,
     bring_up(folder)
     gate.open()
     finish(follower)
-    assert {silo for _, silo in left_out(out)} == {"hospital-02"} and len(left_out(out)) >= 3
+    assert without(out) == {"hospital-02"} and len(left_out(out)) >= 3
     assert silos_of(out, 12) == SILOS
 
 
@@ -255,14 +258,8 @@ def test_who_follows_a_run_is_killed(federation, folder, tmp_path):
 @pytest.fixture
 def line(federation, folder):
     """hospital-02 reaches its server over a line that can be cut."""
-    running = bring_up(folder)
-    line = CutLine(running.fleet_port)
-    reach_over(running, line.port)
-    yield line
-    line.close()
-    processes.end(
-        [p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0
-    )
+    with over_a_line(folder) as line:
+        yield line
 
 
 @pytest.mark.parametrize(("seconds", "lost"), [(10.0, "go-on"), (120.0, "resend")])
@@ -333,7 +330,7 @@ def test_a_silo_is_slow(gate, federation, folder, tmp_path, factor, waited):
         gate.open()
         finish(follower)
         print(f"rounds lost: {sorted(left_out(out))}")
-        assert {silo for _, silo in left_out(out)} == {"hospital-02"}
+        assert without(out) == {"hospital-02"}
         assert silos_of(out, 6) == SILOS
 
 
@@ -341,9 +338,7 @@ class Hospital:
     """hospital-02 as hospitals run theirs: `silofl join`, with a supervisor, in place of the SuperNode of `up`."""
 
     def __init__(self, running, folder):
-        processes.end(
-            [p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0
-        )
+        end_silo(running)
         own = Credentials(running.directory / "credentials")
         self.bundle = folder / "hospital-02.tar"
         self.policy = folder / "policy.toml"
@@ -432,7 +427,6 @@ def test_a_silos_clock_is_off_by_a_day(gate, hospital, federation, tmp_path, off
     named(out, "hospital-02 is gone; the round goes on without it", since)
     gate.wait_at(PHASES["before the message"])
     wait_for(lambda: bool(hospital.said("trying again")), 30)
-    print(hospital.said("trying again"))
     clock.set(0)
     hospital.wait()
     print(f"back after {time.monotonic() - since:.0f} s")
@@ -442,7 +436,7 @@ def test_a_silos_clock_is_off_by_a_day(gate, hospital, federation, tmp_path, off
     assert "hospital-02 is back" in progress(out)
     (again,) = hospital.said("trying again")
     assert "hospital-02: clock: " in again and "set it (NTP)" in again
-    assert {silo for _, silo in left_out(out)} == {"hospital-02"}
+    assert without(out) == {"hospital-02"}
     assert (12, "hospital-02") not in left_out(out)
 
 
@@ -491,7 +485,7 @@ def test_a_silos_disk_is_full(federation, folder, tmp_path):
         finish(follower)
     finally:
         disk.remove()
-    assert {silo for _, silo in left_out(out)} == {"hospital-02"}
+    assert without(out) == {"hospital-02"}
     assert silos_of(out, 8) == SILOS
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tiny import TinyGrid, train_replies
+from trio import bring_up
 
 from client.site import audit_gate
 from client.site.budget.ledger import Ledger
@@ -19,8 +20,7 @@ from client.site.trust import audit, receipts
 from client.studies import list_released
 from client.study_record import read_export
 from server.cli.main import main
-from server.deploy import local, processes, submit
-from server.deploy.federation import read_federation
+from server.deploy import processes, submit
 from server.deploy.local import record
 from server.deploy.study_draft import app_sums, draft
 from server.results.history import History
@@ -269,7 +269,7 @@ def test_a_server_that_weakens_every_setting(tmp_path, monkeypatch, capfd):
         "min-metric-samples": 1,
     }
     try:
-        up = local.up(read_federation(tmp_path / "federation.yaml"), echo=lambda line: None)
+        up = bring_up(tmp_path)
         submit.run({**weak, "out": str(tmp_path / "run")})
         before = (up.directory / "logs" / "hospital-03.log").read_text()
         submit.run({**weak, "batch-size": 8, "rounds": 2, "out": str(tmp_path / "allowed")})

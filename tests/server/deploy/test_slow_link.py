@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from faults import CutLine
-from trio import RUN, bring_up, reach_over, rows, start_run, text_of, wait_for
+from faults import over_a_line
+from trio import RUN, rows, start_run, text_of, wait_for
 
-from server.deploy import processes
 from server.results.history import History
 from server.simulation.simulate import simulate
 
@@ -28,14 +27,8 @@ PART = 5 << 20
 
 @pytest.fixture
 def line(federation, folder):
-    running = bring_up(folder)
-    line = CutLine(running.fleet_port, rate=MBIT * 1e6 / 8, delay=0.05)
-    reach_over(running, line.port)
-    yield line
-    line.close()
-    processes.end(
-        [p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0
-    )
+    with over_a_line(folder, rate=MBIT * 1e6 / 8, delay=0.05) as line:
+        yield line
 
 
 @pytest.fixture(scope="module")
