@@ -57,7 +57,7 @@ test-all: check
 
 # Processes that are killed and lines that are cut in the middle of a run; docs/reliability.md has what came of it.
 drills: install
-	$(BIN)/python -m pytest --timeout=600 -m drill tests/server/deploy/test_drills.py tests/server/deploy/test_slow_link.py
+	$(BIN)/python -m pytest --timeout=600 -m drill tests/server/deploy
 
 # Which lines and branches of the five packages the suite reaches, in its processes, too.
 coverage: install
