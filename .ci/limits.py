@@ -24,9 +24,9 @@ MOST_TOKENS = {
     "models": 53_000,
     "partitions": 99_900,
     "strategies": 82_800,
-    "client": 90_600,
-    "server": 113_500,
-    "tests": 586_000,
+    "client": 90_700,
+    "server": 113_600,
+    "tests": 586_300,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -1,4 +1,4 @@
-"""A ServerApp confirms many replies by one call: each call takes Flower's SuperLink about 7 ms.
+"""Fewer calls of a ServerApp, each of which takes Flower's SuperLink about 7 ms: one confirms many replies.
 
 Flower's ServerApp confirms each reply by a call of its own, after which the SuperLink deletes the reply's parts. Here
 a call names other replies in a field that Flower's request does not have, and the answer has such a field, too. Without
@@ -20,6 +20,8 @@ from client.site.flower import internal
 
 # How long a received reply may wait for others: the SuperLink keeps its parts until then
 TOGETHER_SECONDS = 0.25
+# How long an answer about the nodes counts: a heartbeat tells of a silo every 12 s
+NODES_SECONDS = 0.25
 
 
 def confirm_together() -> None:
@@ -44,6 +46,21 @@ def confirm_together() -> None:
 
     pull_messages.flowers = pull  # type: ignore[attr-defined]
     grid.pull_messages = pull_messages
+
+
+def ask_for_nodes_once() -> None:
+    """Have this ServerApp use an answer about the nodes again for a moment: several look before an exchange."""
+    grid = internal("http_grid").HttpGrid
+    get = getattr(grid.get_nodes, "flowers", grid.get_nodes)
+
+    def get_nodes(own: Any) -> Any:
+        asked, nodes = vars(own).get("nodes", (-NODES_SECONDS, None))
+        if time.monotonic() - asked >= NODES_SECONDS:
+            own.nodes = time.monotonic(), (nodes := get(own))
+        return nodes
+
+    get_nodes.flowers = get  # type: ignore[attr-defined]
+    grid.get_nodes = get_nodes
 
 
 def confirm(received: list[tuple[float, Any]], call: Callable[[Any], Any]) -> None:

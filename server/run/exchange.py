@@ -34,7 +34,7 @@ from client.site.runtime.transfers import (
     watch_pulls,
 )
 from partitions.common.memory import return_memory
-from server.run.calls import confirm_together
+from server.run.calls import ask_for_nodes_once, confirm_together
 from server.run.handover import pull_by_slots
 from server.run.limits import OTHER_BYTES, group_id
 from server.run.receipts import Receipts
@@ -135,6 +135,7 @@ class Exchange:
             http.get_object_tree = tree_of
             pull_by_slots()
             confirm_together()
+            ask_for_nodes_once()
             watch_pulls(http, "receiving a reply", self._report_progress)
         self.before_pull()
         online: Mapping[int, str] = self._activations()

@@ -198,7 +198,8 @@ def install(answer: Callable[[Any, Any], None]) -> None:
                 transfer.add(content)
 
             send_replies(push, state, object_store, send_noted, push_noted)
-        return_memory()
+        if transfer.size:
+            return_memory()
 
     loop._pull_and_store_message, loop._push_messages = pull_message, push_messages
 

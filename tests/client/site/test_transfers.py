@@ -92,6 +92,14 @@ def test_who_waits_for_parts_waits_without_a_limit(said, monkeypatch):
     assert module.pull_objects(["a", "b"], lambda name: name.encode()) == {"a": b"a", "b": b"b"}
 
 
+def test_a_message_that_came_whole_is_not_pulled(said, monkeypatch):
+    module = SimpleNamespace(pull_objects=lambda names, pull, **given: {"pulled": b""})
+    watch_pulls(module, "receiving", said.append)
+    monkeypatch.setattr(transfers, "PARTS", {"a": b"1", "b": b"2"})
+    assert module.pull_objects(["a", "b", "a"], None) == {"a": b"1", "b": b"2"}
+    assert module.pull_objects(["a", "c"], None) == {"pulled": b""}
+
+
 def test_a_part_that_has_not_come_is_asked_for_again_soon(said, monkeypatch):
     """Flower waits a second, two, four: most of an exchange of short messages."""
     pauses, early = list[float | None](), iter(range(7))

@@ -9,7 +9,13 @@ import pytest
 from client.site.flower import internal
 from server.deploy.superlink import HELD_SECONDS
 from server.run import calls
-from server.run.calls import TOGETHER_SECONDS, confirm_together, take_confirmations
+from server.run.calls import (
+    NODES_SECONDS,
+    TOGETHER_SECONDS,
+    ask_for_nodes_once,
+    confirm_together,
+    take_confirmations,
+)
 
 formats = internal("message_pb2")
 REPLIES = ["a", "b", "c"]
@@ -105,3 +111,21 @@ def test_what_came_before_a_fault_is_confirmed(grid):
     with pytest.raises(ValueError, match="b"):
         grid.pull_messages(REPLIES)
     assert [name for *_, name in grid._client.deleted] == ["a", "b"]
+
+
+def test_an_answer_about_the_nodes_counts_for_a_moment(monkeypatch, clock):
+    kind, asked, node = internal("http_grid").HttpGrid, [], SimpleNamespace(node_id=5)
+
+    def get_nodes(own):
+        asked.append(clock.now)
+        return [node]
+
+    monkeypatch.setattr(kind, "get_nodes", get_nodes)
+    ask_for_nodes_once()
+    grid = kind(token="any")
+    assert (grid.get_nodes(), grid.get_node_ids(), asked) == ([node], [5], [0.0])
+    ask_for_nodes_once()  # once for each exchange
+    assert (grid.get_nodes(), asked) == ([node], [0.0])
+    clock.now += NODES_SECONDS
+    assert (grid.get_nodes(), asked) == ([node], [0.0, NODES_SECONDS])
+    assert kind(token="any").get_nodes() == [node] and len(asked) == 3
