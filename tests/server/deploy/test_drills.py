@@ -211,12 +211,13 @@ def test_the_server_is_killed_in_each_phase(gate, federation, folder, tmp_path, 
     same_as_here(settings, out, tmp_path)
 
 
-def test_the_servers_superexec_is_killed(federation, folder, tmp_path):
+def test_the_servers_superexec_is_killed(gate, federation, folder, tmp_path):
     """The run goes on to its end. No other one would begin: `silofl status` says so, `silofl up` mends it."""
     bring_up(folder)
     follower = silofl_run(LONG, tmp_path / "there")
-    wait_for(reached(tmp_path / "there", 2), 120)
+    gate.wait_at(PHASES["while aggregating"])
     kill(victims("server's SuperExec", 0))
+    gate.open()
     assert follower.wait(300) == 0
     assert not local.status(federation)["superlink"]["executor"]
     bring_up(folder)
@@ -243,14 +244,15 @@ def test_a_silo_dies_and_comes_back_three_rounds_later(gate, federation, folder,
     assert silos_of(out, 12) == SILOS
 
 
-def test_who_follows_a_run_is_killed(federation, folder, tmp_path):
+def test_who_follows_a_run_is_killed(gate, federation, folder, tmp_path):
     """`silofl run` dies; the run goes on to its end, with the same numbers."""
     bring_up(folder)
     out = tmp_path / "there"
     follower = silofl_run(LONG, out)
-    wait_for(reached(out, 2), 120)
+    gate.wait_at(PHASES["while aggregating"])
     follower.kill()
     follower.wait()
+    gate.open()
     wait_for(lambda: (out / "summary.json").exists(), 240)
     same_as_here(LONG, out, tmp_path)
 
