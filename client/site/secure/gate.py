@@ -8,7 +8,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ..budget.release import whole
+from ..budget.release import config_of, whole
+from ..flower import records_of
 from ..parsed import SiteError
 from ..terms import Terms
 from ..trust.envelope import fingerprint, load_node_key, public_pem
@@ -48,7 +49,7 @@ class SecureMessage:
             if self.own or self.masks or self.told:
                 self.silo = open_silo(self.name, context, terms)
             if self.masks:
-                share = message.content.config_records.get("config", {}).get(SHARE)
+                share = config_of(message).get(SHARE)
                 self.silo.enter(self.record, masks.received_sha256(message.content), share)
 
     def reply(self, answer: Callable[[], Any]) -> Any:
@@ -59,10 +60,10 @@ class SecureMessage:
                 return reply
             if self.masks:
                 self._mask(reply.content)
-            elif self.closed and reply.content.array_records:
+            elif self.closed and records_of(reply.content, "Array"):
                 raise SiteError("the reply has a vector, and here none leaves without a mask")
             if self.told:
-                summary = reply.content.config_records.get(SUMMARY, {})
+                summary = records_of(reply.content, "Config").get(SUMMARY, {})
                 self.silo.note_samples(max(whole(summary.get("n_train")), 1))
             if self.own or self.masks:
                 self.note = self.silo.note
@@ -79,7 +80,7 @@ class SecureMessage:
         """Add the masks to the reply's vector. Raises SiteError if it has an array without them."""
         from flwr.app import Array, ArrayRecord, ConfigRecord
 
-        arrays = content.array_records
+        arrays = records_of(content, "Array")
         if {*arrays} != {ARRAYS} or {*arrays[ARRAYS]} != {ARRAY}:
             raise SiteError(
                 f"the reply has the arrays {', '.join(sorted(arrays))[:200] or 'none'}, and only {ARRAYS} is masked"

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from ..flower import records_of
 from ..study.protocol import FREE
 from ..trust.chain import canonical, digest
 from ..trust.receipts import ASKED
@@ -40,10 +41,10 @@ def received_sha256(content: Any) -> str:
     """
     found = [
         (name, key, str(array.dtype), array.shape, digest(array.data))
-        for name, arrays in sorted(content.array_records.items())
+        for name, arrays in sorted(records_of(content, "Array").items())
         for key, array in sorted(arrays.items())
     ]
-    config = dict(content.config_records.get("config", {}))
+    config = dict(records_of(content, "Config").get("config", {}))
     common = {key: config[key] for key in config.keys() - PER_SILO}
     return f"{digest(canonical({'arrays': found}))}:{digest(canonical(common))}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, cast
 
 import numpy as np
@@ -184,6 +185,15 @@ def test_another_number_for_one_silo_gives_noise(hospitals, key):
     assert left[0] == left[2] and left[0] != left[1]
     arrays = [one.partition(":")[0] for one in left]
     assert len({*arrays}) == 1  # the question of a sum is the model alone
+
+
+def test_a_masked_message_is_gone_with_its_last_reference(hospitals, no_search):
+    one, record = hospitals["north"], begin(hospitals)["north"]
+    reply = one.ask("train", record, integers(np.zeros(4, np.uint32)), secure_share=1 / 3)
+    contents = [weakref.ref(each.content) for each in (*one.seen, reply)]
+    one.seen.clear()
+    del reply
+    assert len(contents) == 2 and not any(content() for content in contents)
 
 
 @pytest.mark.parametrize(
