@@ -173,7 +173,7 @@ class Collector:
                     if self.limit < self.common.round_timeout
                     else ""
                 )
-                strategy.reject(name, f"no reply within {self.limit:g} s{shorter}")
+                strategy.reject(name, f"no reply within {round(self.limit, 2):g} s{shorter}")
 
     def note_changed_counts(
         self, strategy: PersonalizedStrategy, replies: Iterable[Message]
