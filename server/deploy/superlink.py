@@ -115,8 +115,8 @@ def enclose_parts(handlers: Any) -> None:
             answer and asked & {of.metadata.reply_to_message_id for of in answer.messages_list}
         ):
             # A ServerApp would wait for the rest of the others
-            if whole := wait_for_replies(state, asked):
-                request = type(request)(message_ids=whole)
+            if answered := wait_for_replies(state, asked):
+                request = type(request)(message_ids=answered)
             answer = pull(request, state, task)
             for tree in answer.message_object_trees:
                 enclose(tree, state.object_store.get)
@@ -136,17 +136,17 @@ def enclose_parts(handlers: Any) -> None:
 
 def wait_for_replies(state: Any, asked: set[str]) -> set[str]:
     """Wait until all these messages have an answer, or a while from the first one; return which have."""
-    until, whole = time.monotonic() + HELD_SECONDS, set[str]()
+    until, answered = time.monotonic() + HELD_SECONDS, set[str]()
     while time.monotonic() < until and hasattr(state, "message_res_store"):
         online = {node.node_id for node in state.get_node_info(statuses=["online"])}
-        new = {name for name in asked - whole if is_answered(state, name, online)}
-        if new and not whole:
+        new = {name for name in asked - answered if is_answered(state, name, online)}
+        if new and not answered:
             until = min(until, time.monotonic() + GATHER_SECONDS)
-        whole |= new
-        if whole == asked:
+        answered |= new
+        if answered == asked:
             break
         time.sleep(LOOK_AT_REPLIES_SECONDS)
-    return whole
+    return answered
 
 
 def is_answered(state: Any, name: str, online: set[int]) -> bool:

@@ -131,10 +131,11 @@ def watch_pulls(
     def pull_objects(names: Sequence[str] = (), pull: Any = None, **given: Any) -> Any:
         names = given.pop("object_ids", names)
         pull = given.pop("pull_object_fn", pull)
-        if PARTS.keys() >= {
-            *names
-        }:  # the whole message: Flower's threads would take longer than its work
-            return {name: PARTS[name] for name in names}
+        # The whole message: Flower's threads would take longer than its work
+        if PARTS.keys() >= {*names}:
+            found = {name: PARTS[name] for name in names}
+            PARTS.clear()
+            return found
         with Transfer(what, echo, parts=len(names), lasting=lasting) as transfer:
             limits = {"max_time": None, "max_tries_per_object": None}
             again = {"initial_backoff": AGAIN_SECONDS[0], "backoff_cap": AGAIN_SECONDS[1]}

@@ -125,4 +125,6 @@ def node_key() -> ec.EllipticCurvePrivateKey:
     try:
         return load_node_key(Path(path))
     except SiteError as error:
-        raise SiteError(f"its key cannot be read ({KEY} = {path}): {error}") from None
+        raise SiteError(
+            f"its key cannot be read ({KEY} = {path or 'not set'}): {error}"
+        ) from None

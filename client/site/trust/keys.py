@@ -64,8 +64,8 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         return load_node_key(path)
     except SiteError as error:
-        fix = "restore it from a backup, or remove it and ask anew"
-        raise UserError(f"{error}: {fix}") from None
+        anew = "remove it and ask anew" if path.exists() else "ask anew"
+        raise UserError(f"{error}: restore it from a backup, or {anew}") from None
 
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
