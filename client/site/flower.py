@@ -10,6 +10,7 @@ else of ours (see `private.py`), loads this file too.
 """
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 # Log lines of Flower's SuperNode: registered, connection lost, connection back, and refused by the server.
@@ -69,6 +70,21 @@ def internal(name: str) -> Any:
     module, _, attribute = INTERNALS[name].partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found
+
+
+def wraps(owner: Any, name: str) -> Callable[[Any], None]:
+    """Put the decorated function in the place of Flower's, which it gets first, or of an earlier one."""
+    there = getattr(owner, name)
+    original = getattr(there, "flowers", there)
+
+    def put(wrapper: Any) -> None:
+        def call(*given: Any, **named: Any) -> Any:
+            return wrapper(original, *given, **named)
+
+        call.flowers = original  # type: ignore[attr-defined]
+        setattr(owner, name, call)
+
+    return put
 
 
 def records_of(content: Any, kind: str) -> dict[str, Any]:

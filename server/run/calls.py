@@ -16,7 +16,7 @@ from typing import Any
 
 from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
 
-from client.site.flower import internal
+from client.site.flower import internal, wraps
 
 # How long a received reply may wait for others: the SuperLink keeps its parts until then
 TOGETHER_SECONDS = 0.25
@@ -26,10 +26,9 @@ NODES_SECONDS = 0.25
 
 def confirm_together() -> None:
     """Have this ServerApp confirm the replies of a query together."""
-    grid = internal("http_grid").HttpGrid
-    pull = getattr(grid.pull_messages, "flowers", grid.pull_messages)
 
-    def pull_messages(own: Any, message_ids: Any) -> Any:
+    @wraps(internal("http_grid").HttpGrid, "pull_messages")
+    def pull_messages(pull: Callable[..., Any], own: Any, message_ids: Any) -> Any:
         received, client = list[tuple[float, Any]](), own._runtime_client
         call = partial(type(client).ConfirmMessageReceived, client)
 
@@ -44,23 +43,16 @@ def confirm_together() -> None:
         finally:
             confirm(received, call)
 
-    pull_messages.flowers = pull  # type: ignore[attr-defined]
-    grid.pull_messages = pull_messages
-
 
 def ask_for_nodes_once() -> None:
     """Have this ServerApp use an answer about the nodes again for a moment: several look before an exchange."""
-    grid = internal("http_grid").HttpGrid
-    get = getattr(grid.get_nodes, "flowers", grid.get_nodes)
 
-    def get_nodes(own: Any) -> Any:
+    @wraps(internal("http_grid").HttpGrid, "get_nodes")
+    def get_nodes(get: Callable[[Any], Any], own: Any) -> Any:
         asked, nodes = vars(own).get("nodes", (-NODES_SECONDS, None))
         if time.monotonic() - asked >= NODES_SECONDS:
             own.nodes = time.monotonic(), (nodes := get(own))
         return nodes
-
-    get_nodes.flowers = get  # type: ignore[attr-defined]
-    grid.get_nodes = get_nodes
 
 
 def confirm(received: list[tuple[float, Any]], call: Callable[[Any], Any]) -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from client.site.flower import internal
+from client.site.flower import internal, wraps
 from client.site.runtime.transfers import new_buffer
 from server.run.calls import add_field, fields_of
 
@@ -31,15 +31,12 @@ OF_THREAD = threading.local()
 
 def pull_by_slots() -> None:
     """Have this ServerApp offer a slot with each call for a part."""
-    grid = internal("http_grid")
-    make = grid.make_pull_object_fn_protobuf
-    make = getattr(make, "flowers", make)
 
-    def make_with_slot(pull_object_protobuf: Callable[[Any], Any], **given: Any) -> Any:
+    @wraps(internal("http_grid"), "make_pull_object_fn_protobuf")
+    def make_with_slot(
+        make: Callable[..., Any], pull_object_protobuf: Callable[[Any], Any], **given: Any
+    ) -> Any:
         return make(lambda request: pull(pull_object_protobuf, request), **given)
-
-    make_with_slot.flowers = make  # type: ignore[attr-defined]
-    grid.make_pull_object_fn_protobuf = make_with_slot
 
 
 def pull(call: Callable[[Any], Any], request: Any) -> Any:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from ..flower import internal
+from ..flower import internal, wraps
 from ..private import return_memory
 
 LONG_SECONDS = 3.0  # after which a transfer counts as long
@@ -125,10 +125,12 @@ def echo(line: str) -> None:
 def watch_pulls(
     module: Any, what: str, echo: Echo, lasting: Callable[[bool], object] = lambda yes: None
 ) -> None:
-    """Wrap ``pull_objects`` of one of Flower's modules in a :class:`Transfer`; an earlier wrapper is replaced."""
-    original = getattr(module.pull_objects, "flowers", module.pull_objects)
+    """Wrap ``pull_objects`` of one of Flower's modules in a :class:`Transfer`."""
 
-    def pull_objects(names: Sequence[str] = (), pull: Any = None, **given: Any) -> Any:
+    @wraps(module, "pull_objects")
+    def pull_objects(
+        original: Any, names: Sequence[str] = (), pull: Any = None, **given: Any
+    ) -> Any:
         names = given.pop("object_ids", names)
         pull = given.pop("pull_object_fn", pull)
         # The whole message: Flower's threads would take longer than its work
@@ -137,17 +139,17 @@ def watch_pulls(
             PARTS.clear()
             return found
         with Transfer(what, echo, parts=len(names), lasting=lasting) as transfer:
-            limits = {"max_time": None, "max_tries_per_object": None}
-            again = {"initial_backoff": AGAIN_SECONDS[0], "backoff_cap": AGAIN_SECONDS[1]}
-            given |= {**limits, **again}
+            given |= {
+                "max_time": None,
+                "max_tries_per_object": None,
+                "initial_backoff": AGAIN_SECONDS[0],
+                "backoff_cap": AGAIN_SECONDS[1],
+            }
             found = original(
                 names, lambda name: transfer.add(PARTS.pop(name, b"") or pull(name)), **given
             )
         return_memory()
         return found
-
-    pull_objects.flowers = original  # type: ignore[attr-defined]
-    module.pull_objects = pull_objects
 
 
 def keep_pieces() -> None:
