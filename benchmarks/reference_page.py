@@ -68,6 +68,13 @@ HEAD = (
     *("unseen hospital", "calibration", "epsilon", "bytes", "seconds"),
 )
 SHOWN = {1: "gain", -1: "loss", 0: "–"}
+# What a line of the lead does not say, by set and sign, until the set's cells of training alone have their own statistics
+CAUTIONS = {
+    (
+        "azpro-grades-dp",
+        1,
+    ): " This is not over what a hospital could do alone: with its own statistics, Local has 53.0 there, not 47.4."
+}
 
 
 @dataclass(frozen=True)
@@ -285,7 +292,7 @@ def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
     finished = sum(len(found.study.methods) for found in every if found.study)
     missing = sum(len(found.missing) for found in every)
     parts = [
-        f"{word} on {found.dataset}: {', '.join(names)}."
+        f"{word} on {found.dataset}: {', '.join(names)}.{CAUTIONS.get((found.dataset, sign), '')}"
         for found in every
         for sign, word in ((1, "Gain over training alone"), (-1, "Loss"))
         if (names := found.shown(sign))
