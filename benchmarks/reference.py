@@ -91,6 +91,8 @@ SETS: dict[str, dict[str, Any]] = {
         "normalization": "none",
     },
 }
+# In place of a set's privacy, for what trains alone: nothing leaves, so its own statistics and no noise
+ALONE = {"normalization": "silo"}
 NOTHING_TO_GAIN = "medpar"
 # What a reader asks for first, so that a table which is not finished answers it.
 FIRST = (
@@ -119,6 +121,8 @@ class Cell(NamedTuple):
     def settings(self, form: Form) -> dict[str, Any]:
         own: dict[str, Any] = {"dataset": self.dataset, **COMMON, **SETS[self.dataset]}
         strategy = strategy_of(self.method)
+        if own.get("dp") and strategy == alone():
+            own = {key: v for key, v in own.items() if not key.startswith("dp")} | ALONE
         if self.method.endswith(BOOSTED) or strategies()[strategy].info.trees == "only":
             room = form.rounds * TREES["local-epochs"] * (own["silos"] + 1)
             own |= {**TREES, "trees.capacity": room}
@@ -280,7 +284,7 @@ class TableWorker:
 def check_plan(folder: Path, name: str) -> None:
     """Write what all runs have in common, or compare it with what is there. Raises UserError if it is another."""
     plan = {"form": name, **asdict(FORMS[name]), "common": COMMON, "sets": SETS}
-    plan |= {"network": NETWORK, "trees": TREES}
+    plan |= {"network": NETWORK, "trees": TREES, "alone": ALONE}
     plan["searched"] = LEARNING_RATE
     file = folder / "plan.json"
     before = read_json(file)
