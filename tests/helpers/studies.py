@@ -6,12 +6,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
 
 from server.report.canvas import VARIABLES
 from server.report.study import StudyResults
+from server.report.verdict import answer, condition, verdict
 from server.report.write import write_report
 from server.results.history import History, Row
 from server.results.run_directory import RunDirectory
@@ -21,6 +23,8 @@ N_TEST = {"a": 10, "b": 20, "c": 40}
 Table = Mapping[str, Sequence[float]]
 TEST: Table = {"local": (0.5, 0.5, 0.5), "fedavg": (0.6, 0.6, 0.6), "apple": (0.7, 0.5, 0.4)}
 VALIDATION = {"local": 0.5, "fedavg": 0.7, "apple": 0.8}
+SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
+BETTER = tuple(v + 0.2 for v in SIX)
 
 
 def rows_of(
@@ -158,6 +162,30 @@ def changed(study: StudyResults, change: Callable[[dict[str, Any]], object]) -> 
     change(content)
     file.write_text(json.dumps(content))
     return StudyResults(study.path)
+
+
+def planted(path: Path, local: Any, apple: Any, n: int = 200, **options: Any) -> StudyResults:
+    """A study of both, by hospital, or by seed and hospital; validation data choose APPLE."""
+    each = local[0] if isinstance(local[0], tuple) else local
+    counts = {f"h{k}": n for k in range(1, 1 + len(each))}
+    test, validation = {"local": local, "apple": apple}, {"local": 0.5, "apple": 0.8}
+    return StudyResults(make_run(path, test, counts=counts, validation=validation, **options))
+
+
+def plain(text: str) -> str:
+    return re.sub(r"<[^>]+>", "", unescape(text)).replace("\u202f", " ")
+
+
+def said(study: StudyResults) -> str:
+    """The answer of a study."""
+    found = answer(study)
+    assert found is not None
+    return plain(found.sentence)
+
+
+def conditions(study: StudyResults) -> str:
+    """The conditions of APPLE's gain over training alone."""
+    return condition(verdict(study, "apple", "local"))
 
 
 def checked(path: Path) -> Document:

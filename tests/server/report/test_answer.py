@@ -11,33 +11,13 @@ import re
 import numpy as np
 import pytest
 from scipy import stats
-from studies import changed, checked, make_run
+from studies import BETTER, SIX, changed, checked, conditions, make_run, planted, said
 
 from server.report.head import headline
 from server.report.inference import Gain, hospitals_to_settle, over_hospitals, seeds_to_settle
 from server.report.study import StudyResults
-from server.report.verdict import answer, condition, verdict
+from server.report.verdict import answer, verdict
 from server.results.study import TUNING
-
-SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
-BETTER = tuple(v + 0.2 for v in SIX)
-
-
-def planted(path, local, apple, n=200, **options):
-    counts = {
-        f"h{k}": n
-        for k in range(1, 1 + len(local if not isinstance(local[0], tuple) else local[0]))
-    }
-    test = {"local": local, "apple": apple}
-    return StudyResults(
-        make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}, **options)
-    )
-
-
-def said(study):
-    found = answer(study)
-    assert found is not None
-    return re.sub(r"<[^>]+>", "", found.sentence).replace("\u202f", " ").replace("&#8239;", " ")
 
 
 def test_a_real_gain(tmp_path):
@@ -148,11 +128,9 @@ def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path):
 
 def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path):
     study = planted(tmp_path / "run", (SIX, SIX), (BETTER, BETTER), seeds=(1, 2))
-    assert "tuned on the split" not in condition(verdict(study, "apple", "local"))
+    assert "tuned on the split" not in conditions(study)
     (study.path / TUNING).write_text(json.dumps({"searches": [{"seed": 1}]}))
-    assert study.unsearched == [2] and "tuned on the split of other seeds" in condition(
-        verdict(study, "apple", "local")
-    )
+    assert study.unsearched == [2] and "tuned on the split of other seeds" in conditions(study)
 
 
 def test_too_few(tmp_path):
@@ -261,7 +239,7 @@ def test_calibration(tmp_path):
     )
 
 
-def test_epsilon(tmp_path):
+def test_privacy(tmp_path):
     def spent(*values):
         def change(content):
             for run in content["runs"]:
@@ -275,11 +253,16 @@ def test_epsilon(tmp_path):
         study
     )
     assert "with epsilon at most 3.5." in said(changed(study, spent(2.0, 3.5)))
+    table = planted(tmp_path / "table", SIX, BETTER, config={"normalization": "none"})
+    for dp in (False, True):
+        table.config["dp"] = dp
+        had = "; training alone had columns that are not standardised (normalization = none), "
+        assert (had in conditions(table)) is dp
 
 
 def test_the_condition(tmp_path):
     study = planted(tmp_path / "run", SIX, BETTER)
-    assert condition(verdict(study, "apple", "local")) == (
+    assert conditions(study) == (
         "Drawn from 6 hospitals, each tested on its own samples; the hospitals' own data; 2 rounds; 1 seed."
     )
 

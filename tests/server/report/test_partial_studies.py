@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-import html
 import math
-import re
 
 import pytest
-from studies import changed, make_run
+from studies import BETTER, SIX, changed, conditions, plain, planted, said
 
 from server.report.head import headline
 from server.report.sections.privacy import privacy_rows
-from server.report.study import StudyResults
-from server.report.verdict import answer, condition, verdict
 from server.results.history import History, Row
 
-SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
-BETTER = tuple(v + 0.2 for v in SIX)
 NONE = math.nan
-
-
-def planted(path, local, apple, silos, **options):
-    counts = {f"h{k}": 200 for k in range(1, 1 + silos)}
-    chosen = {"local": 0.5, "apple": 0.8}
-    return StudyResults(
-        make_run(
-            path, {"local": local, "apple": apple}, counts=counts, validation=chosen, **options
-        )
-    )
-
-
-def plain(text):
-    return re.sub(r"<[^>]+>", "", html.unescape(str(text))).replace("\u202f", " ")
-
-
-def said(study):
-    found = answer(study)
-    assert found is not None
-    return plain(found.sentence)
 
 
 def test_silos_without_a_score_are_in_no_count(tmp_path):
     """Two of eight withhold theirs with APPLE: "all silos" and "drawn from 8 silos" would count them."""
-    study = planted(tmp_path / "run", (*SIX, 0.9, 0.9), (*BETTER, NONE, NONE), 8)
+    study = planted(tmp_path / "run", (*SIX, 0.9, 0.9), (*BETTER, NONE, NONE))
     assert said(study).startswith("Yes:") and "in 6 hospitals" in said(study)
-    assert condition(verdict(study, "apple", "local")).startswith(
-        "Drawn from 6 of 8 hospitals, each tested"
-    )
+    assert conditions(study).startswith("Drawn from 6 of 8 hospitals, each tested")
     below = plain(headline(study)[1])
     assert (
         "2 hospitals sent no accuracy and are not counted." in below
@@ -56,11 +28,8 @@ def test_silos_without_a_score_are_in_no_count(tmp_path):
 
 def test_seeds_of_one_method_alone_are_in_no_count(tmp_path):
     """Local was run with three seeds, APPLE has results with one: the comparison is of that one."""
-    study = planted(tmp_path / "run", (SIX,) * 3, (BETTER,) * 3, 6, seeds=(1, 2, 3))
-    assert (
-        condition(verdict(study, "apple", "local")).endswith("2 rounds; 3 seeds.")
-        and "run:" not in headline(study)[1]
-    )
+    study = planted(tmp_path / "run", (SIX,) * 3, (BETTER,) * 3, seeds=(1, 2, 3))
+    assert conditions(study).endswith("2 rounds; 3 seeds.") and "run:" not in headline(study)[1]
 
     def without(content):
         for run in content["runs"]:
@@ -71,7 +40,7 @@ def test_seeds_of_one_method_alone_are_in_no_count(tmp_path):
                 }
 
     one = changed(study, without)
-    assert condition(verdict(one, "apple", "local")).endswith("2 rounds; 1 seed.")
+    assert conditions(one).endswith("2 rounds; 1 seed.")
     assert (
         "One seed was run with both methods: how much others would change this is not counted."
         in headline(one)[1]
@@ -80,7 +49,7 @@ def test_seeds_of_one_method_alone_are_in_no_count(tmp_path):
 
 def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path):
     """Local went to its end; APPLE has 3 of its 9 rounds, and its epsilon is what these have cost."""
-    study = planted(tmp_path / "run", SIX, BETTER, 6, rounds=9, config={"dp": True})
+    study = planted(tmp_path / "run", SIX, BETTER, rounds=9, config={"dp": True})
     rows = [r for r in study.history.rows if r.strategy == "local" or r.round <= 3]
     cost = {"epsilon": 2.5, "delta": 1e-5, "dp_steps": 40.0}
     rows += [
@@ -96,14 +65,14 @@ def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path):
             runs=[r for r in content["runs"] if r["strategy"] == "local"]
         ),
     )
-    assert "3 to 9 rounds" in condition(verdict(cut, "apple", "local"))
+    assert "3 to 9 rounds" in conditions(cut)
     assert "with epsilon at most 2.5 so far." in said(cut)
     assert {run for _, run, *_ in privacy_rows(cut, ["apple"])} == {"APPLE, 42, not finished"}
 
 
 def test_epsilon_of_one_run_is_not_that_of_the_study(tmp_path):
     study = planted(
-        tmp_path / "run", (SIX,) * 2, (BETTER,) * 2, 6, seeds=(1, 2), config={"dp": True}
+        tmp_path / "run", (SIX,) * 2, (BETTER,) * 2, seeds=(1, 2), config={"dp": True}
     )
 
     def spent(content):
@@ -133,7 +102,7 @@ def test_held_out_silos_without_a_score_are_named(tmp_path, zero_shot, expected)
     """A model that diverges at a hospital has no score there: the mean is of those where it did not."""
     each = {f"h{k}": {"apple": {"zero_shot": v, "local": 0.6}} for k, v in enumerate(zero_shot)}
     study = changed(
-        planted(tmp_path / "run", SIX, BETTER, 6), lambda content: content.update(hold_out=each)
+        planted(tmp_path / "run", SIX, BETTER), lambda content: content.update(hold_out=each)
     )
     assert f"an unseen hospital: {expected}" in said(study)
 
@@ -144,7 +113,7 @@ def test_calibration_of_several_measurements_was_measured(tmp_path):
             for values in run["per_silo"].values():
                 values["evidence"] = {"measurement.a.b.calibration_slope": 1.0}
 
-    study = changed(planted(tmp_path / "run", SIX, BETTER, 6), measured)
+    study = changed(planted(tmp_path / "run", SIX, BETTER), measured)
     assert (
         "calibration: not shown, each measurement has its own (evidence per hospital)"
         in said(study)

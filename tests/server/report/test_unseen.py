@@ -6,22 +6,10 @@ import html
 import re
 
 import pytest
-from studies import changed, checked, make_run
+from studies import BETTER, SIX, changed, checked, conditions, planted
 
 from server.report.sections.silos import unseen_section
-from server.report.study import StudyResults
-from server.report.verdict import answer, condition, verdict
-
-SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
-BETTER = tuple(v + 0.2 for v in SIX)
-
-
-def planted(path, local, apple):
-    counts = {f"h{k}": 200 for k in range(1, 1 + len(local))}
-    test = {"local": local, "apple": apple}
-    return StudyResults(
-        make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8})
-    )
+from server.report.verdict import answer
 
 
 def scores(zero_shot, personalised=0.8):
@@ -108,4 +96,4 @@ def test_a_late_joiner_is_named_beside_the_gains(tmp_path, late):
     study = changed(planted(tmp_path / "run", SIX, BETTER), change)
     text = checked(study.path).text
     assert ("h2 joined late: it took part from round 4 on (Local, APPLE)" in text) is bool(late)
-    assert ("h2 joined late" in condition(verdict(study, "apple", "local"))) is bool(late)
+    assert ("h2 joined late" in conditions(study)) is bool(late)
