@@ -172,10 +172,13 @@ def test_every_method_is_searched_by_its_rate_and_its_own_weights():
 
 def test_an_unseen_hospital_trains_what_it_is_left_to_train():
     """FedPer's newcomer has an untrained head, and Ditto's a copy to train; FedAvg's gets a whole model."""
-    kinds = {name: kind_of(name) for name in ("fedavg", "fedper", "ditto", "apple")}
-    assert kinds == {
-        "fedavg": "zero_shot",
-        "fedper": "personalised",
-        "ditto": "personalised",
-        "apple": "zero_shot",
-    }
+    assert {kind_of(name) for name in ("fedavg", "apple")} == {"zero_shot"}
+    assert {kind_of(name) for name in ("fedper", "ditto")} == {"personalised"}
+
+
+def test_training_alone_has_its_own_statistics_and_no_noise_where_others_have_noise():
+    """It sends nothing, so a hospital could have that alone; boosted trees, too."""
+    for name in ("local", "local-trees", "fedavg"):
+        own = Cell("azpro-grades-dp", name, 0, "").settings(FORMS["short"])
+        wanted = (True, "none") if name == "fedavg" else (None, "silo")
+        assert (own.get("dp"), own["normalization"]) == wanted
