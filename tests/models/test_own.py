@@ -353,6 +353,9 @@ def test_the_check_holds_few_copies_of_a_large_network():
         network.block_names = ("1", "2")  # type: ignore[assignment]
         return network
 
-    with peak_memory() as peak:
-        check_network("a:b", (3000,), 2, False, make)
-    assert 3.5 < peak[0] / (4 * 3000 * 4000) < 5.5
+    peaks = []
+    for _ in range(2):  # the least: a thread that another test left may take memory meanwhile
+        with peak_memory() as peak:
+            check_network("a:b", (3000,), 2, False, make)
+        peaks += peak
+    assert 3.5 < min(peaks) / (4 * 3000 * 4000) < 5.5
