@@ -12,7 +12,7 @@ runs have in common; a folder with another plan is refused. At the end, and with
 (benchmarks/reference_page.py).
 
 A method that refuses a data set is left out, with its reason. Cells are the same bits anywhere where one thread
-computes (``threads = 1``), but for their seconds, and for the noise of differential privacy.
+computes (``threads = 1``), but for their seconds: a simulation makes the noise of differential privacy of the seed.
 """
 
 from __future__ import annotations

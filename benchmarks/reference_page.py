@@ -68,13 +68,6 @@ HEAD = (
     *("unseen hospital", "calibration", "epsilon", "bytes", "seconds"),
 )
 SHOWN = {1: "gain", -1: "loss", 0: "–"}
-# What a line of the lead does not say, by set and sign, until the set's cells of training alone have their own statistics
-CAUTIONS = {
-    (
-        "azpro-grades-dp",
-        1,
-    ): " This is not over what a hospital could do alone: with its own statistics, Local has 53.0 there, not 47.4."
-}
 
 
 @dataclass(frozen=True)
@@ -292,7 +285,7 @@ def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
     finished = sum(len(found.study.methods) for found in every if found.study)
     missing = sum(len(found.missing) for found in every)
     parts = [
-        f"{word} on {found.dataset}: {', '.join(names)}.{CAUTIONS.get((found.dataset, sign), '')}"
+        f"{word} on {found.dataset}: {', '.join(names)}."
         for found in every
         for sign, word in ((1, "Gain over training alone"), (-1, "Loss"))
         if (names := found.shown(sign))
@@ -336,19 +329,17 @@ $ make table                                                   # two processes; 
 $ python -m benchmarks.reference --out table --methods ditto --sets bmt   # a part of it
 ```
 
-The short form has 13,800 runs. Their mean CPU times by set and method come to 2.6 hours, so to 80 minutes in two
-processes (27 November 2026, two busy cores). It has not been run in one piece. That day another machine repeated 996
-of the cells without noise: all have the same digits. The noise of differential privacy comes from the system, so no
-seed repeats it.
+The short form has 14,274 runs. In two processes on two cores they took 71 minutes in one piece (27 November 2026).
+A simulation makes the noise of differential privacy of the seed, so all cells repeat. 4,514 of the 4,592 cells have the
+digits of earlier runs, on two machines. The other 78 are of `azpro-grades-dp`: training alone had other settings, and
+earlier code had other noise.
 
 * **mean**: the task's score in per cent on test data, mean over hospitals and seeds, ± the deviation over seeds.
 * **worst hospital**: the lowest mean over seeds of a hospital.
 * **gain over local**: in points, with the report's interval ([uncertainty](uncertainty.md)). It needs six hospitals. The
   methods of a set share its 5 % (Bonferroni), also those to come; each set is a family of its own.
-  **On `azpro-grades-dp` no gain is meant over what a hospital could do alone**: there Local (47.4) has
-  `normalization=none`, as differential privacy asks of what is sent. It sends nothing, and with its own statistics
-  (`normalization=silo`, no `dp`) it has 53.0 ± 1.2 over the same seeds and trials. FedDyn, FedRep and local-trees are
-  2.0 points or less above that.
+  On `azpro-grades-dp` training alone has its own statistics (`normalization=silo`) and no noise. It sends nothing, so a
+  hospital alone could have that.
 * **unseen hospital**: score at a hospital that did not train, of the model that it receives. With a method that leaves
   it a part to train, it is the score after that (`hold-out-epochs`). In brackets: the interval of its difference
   from training alone, or below six hospitals the difference. Each is left out once, in groups, with a search of its
@@ -356,8 +347,7 @@ seed repeats it.
   privacy, or no trial trained (lp-proj on `rand-visits`).
 * **calibration**: Brier score; for a measurement the distance of mean measured and mean predicted. Lower is better.
 * **epsilon**: largest of a hospital's, for one run. The trials of the search are not in it.
-* **bytes**, **seconds**: of one run. Seconds are the process's CPU; the first 1,868 runs' are by the clock of a machine
-  with other work, so they compare roughly.
+* **bytes**, **seconds**: of one run. Seconds are the process's CPU, on one core.
 
 All train a network of 16 hidden units, but three rows: FedXgbBagging, local-trees and pooled-trees boost five trees in a
 round at each hospital.
