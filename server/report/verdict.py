@@ -168,8 +168,8 @@ Drawn from {% if scored < count %}{{ scored }} of {% endif %}{{ count|hospitals 
 {% if study.split %}{{ study.split|join(", split by ") }}{% else %}the hospitals' own data{% endif %};
 {{ "%s to %s rounds"|format(ran|min, ran|max) if ran|length > 1 else ran[0]|noun("round") }}
 {%- if study.joined %}; {{ study.joined|join(", ") }} joined late{% endif %}
-{%- if study.config.get("dp") and study.config.get("normalization") == "none" %}; training alone had columns that are not
-standardised (normalization = none), as this privacy asks, and a hospital alone could standardise them{% endif %}
+{%- if study.config.get("dp") and study.config.get("normalization") == "none" %}; no table's columns were standardised
+(normalization = none), also in training alone, where a hospital could do so{% endif %}
 {%- if study.unsearched %}; tuned on the split of other seeds, whose test samples these may be{% endif %};
 {{ found.seeds|length|noun("seed") }}{% if chosen > 1 %}; the method was chosen among {{ chosen }} on
 {{ "validation" if study.chosen_on == "val" else "the same test" }} data{% endif %}."""

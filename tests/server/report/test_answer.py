@@ -256,8 +256,8 @@ def test_privacy(tmp_path):
     table = planted(tmp_path / "table", SIX, BETTER, config={"normalization": "none"})
     for dp in (False, True):
         table.config["dp"] = dp
-        had = "; training alone had columns that are not standardised (normalization = none), "
-        assert (had in conditions(table)) is dp
+        none = "; no table's columns were standardised (normalization = none), also in training alone, "
+        assert (none in conditions(table)) is dp
 
 
 def test_the_condition(tmp_path):
