@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,3 +33,18 @@ def peak_memory() -> Iterator[list[int]]:
     finally:
         over.set()
         thread.join()
+
+
+def bytes_alone(code: str, *words: object) -> list[int]:
+    """Return the numbers that a Python of its own prints last: other tests have left nothing in it."""
+    helpers = Path(__file__).parent
+    found = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=helpers.parents[1],
+        env={**os.environ, "PYTHONPATH": str(helpers)},
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    return [int(word) for word in found.stdout.splitlines()[-1].split()]

@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 from failing import fails
-from memory import peak_memory
+from memory import bytes_alone
 from tiny import federate, simulated
 from torch import nn
 
@@ -344,18 +344,34 @@ def test_the_check_holds_two_networks_at_a_time():
     assert len(made) == 3 and not any(one() for one in made)
 
 
+CHECKED = """
+import torch
+from memory import peak_memory
+from torch import nn
+from torch.nn.functional import cross_entropy
+from models.flat import FlatModel
+from models.networks.custom import check_network
+from models.training import loss_gradient
+
+def make():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3000, 4000), nn.Linear(4000, 2))
+    network.block_names = ("1", "2")
+    return network
+
+with peak_memory() as step:
+    model, other = FlatModel(make()), FlatModel(make())
+    other.release_training()
+    loss_gradient(model, torch.ones(2, 3000), torch.tensor([0, 1]), cross_entropy)
+size = model.vector.nbytes
+del model, other
+with peak_memory() as check:
+    check_network("a:b", (3000,), 2, False, make)
+print(size, *step, *check)
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts")
 def test_the_check_holds_few_copies_of_a_large_network():
-    """Of vectors: the model, its start, its gradient, the other network; and a layer's gradient on its way."""
-
-    def make():
-        network = nn.Sequential(nn.Flatten(), nn.Linear(3000, 4000), nn.Linear(4000, 2))
-        network.block_names = ("1", "2")  # type: ignore[assignment]
-        return network
-
-    peaks = []
-    for _ in range(2):  # the least: a thread that another test left may take memory meanwhile
-        with peak_memory() as peak:
-            check_network("a:b", (3000,), 2, False, make)
-        peaks += peak
-    assert 3.5 < min(peaks) / (4 * 3000 * 4000) < 5.5
+    """A vector more than a step beside another network: its start. What the machine takes for a step is in both."""
+    size, step, check = bytes_alone(CHECKED)
+    assert 3.5 * size < step and check - step < 1.5 * size
