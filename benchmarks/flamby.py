@@ -5,8 +5,8 @@
 FLamby (NeurIPS 2022, arXiv 2210.04620) publishes results per seed (owkin/FLamby, results_benchmark_fed_*, commit
 edacf54). A cell is the mean over silos of the test score, then mean and standard deviation (n - 1) over seeds 42 to
 46. A round is 100 updates of every silo (``local-steps``) by SGD; ``local`` and ``pooled`` train once, with Adam. Test
-parts and preprocessing are FLamby's. Initial weights and the order of batches are not: so the last column has the
-difference in units of FLamby's standard deviation over seeds.
+parts, preprocessing and initial weights are FLamby's (:func:`write_start`). The order of batches is not: so the last
+column has the difference in units of FLamby's standard deviation over seeds.
 
 Two things are FLamby's that silofl has otherwise:
 
@@ -14,7 +14,7 @@ Two things are FLamby's that silofl has otherwise:
   eta g: half of FLamby's rates, at silos and server, give its step.
 * Its Cox loss divides by the samples of a batch, ours by the events (:class:`BySamples`).
 
-FedAdagrad has beta_1 = 0, as in its paper (Reddi et al., ICLR 2021).
+FedAdagrad has beta_1 = 0.9, as FLamby's, where its paper has 0 (Reddi et al., ICLR 2021).
 
 ``--out`` gets ``results_benchmark_silofl_DATASET.csv``: a line per seed, method and silo, with FLamby's columns. And
 ``best_config_test_NAME.yml``, the methods' settings as owkin/benchmark_flamby runs them (``benchopt run --config``,
@@ -31,9 +31,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import torch
 import yaml
+from safetensors.torch import save_file
 from torch import Tensor
 
 from benchmarks.common import table, whole_run
@@ -51,20 +54,21 @@ class PublishedCell(NamedTuple):
 
 
 class Benchmark(NamedTuple):
-    """One data set: FLamby's name and ours, the score, the settings of all methods, and FLamby's rates over ours."""
+    """One data set: FLamby's name and ours, the score, the settings of all methods, and our network's two sizes."""
 
     name: str
     dataset: str
     metric: str
     settings: Mapping[str, Any]
     cells: Mapping[str, PublishedCell]
-    faster: int
+    columns: int
+    outputs: int
 
 
 def _adaptive(method: str, learning_rate: float, server: float) -> dict[str, Any]:
-    own: dict[str, Any] = {"server-learning-rate": server, "tau": 1e-8, "beta-1": 0.0}
+    own: dict[str, Any] = {"server-learning-rate": server, "tau": 1e-8, "beta-1": 0.9}
     if method != "fedadagrad":
-        own |= {"beta-1": 0.9, "beta-2": 0.999}
+        own["beta-2"] = 0.999
     return {"learning-rate": learning_rate, **{f"{method}.{k}": v for k, v in own.items()}}
 
 
@@ -95,7 +99,8 @@ HEART = Benchmark(
         "fedadam": PublishedCell(0.726, 0.014, _adaptive("fedadam", 0.01 / 2, 0.01 / 2)),
         "fedyogi": PublishedCell(0.731, 0.013, _adaptive("fedyogi", 0.003162 / 2, 0.01 / 2)),
     },
-    faster=2,
+    columns=13,
+    outputs=2,
 )
 BRCA = Benchmark(
     "Fed-TCGA-BRCA",
@@ -112,7 +117,8 @@ BRCA = Benchmark(
         "fedadam": PublishedCell(0.815, 0.026, _adaptive("fedadam", 0.01, 0.1)),
         "fedyogi": PublishedCell(0.815, 0.026, _adaptive("fedyogi", 0.01, 0.1)),
     },
-    faster=1,
+    columns=39,
+    outputs=1,
 )
 # Names of owkin/benchmark_flamby: of its solvers, and of their parameters.
 SOLVERS = {
@@ -158,13 +164,23 @@ def by_samples(outputs: Tensor, y: Tensor) -> Tensor:
     return cox_loss(outputs, y) * y[:, 1].sum().clamp(min=1) / len(y)
 
 
+def write_start(path: Path, benchmark: Benchmark, seed: int) -> None:
+    """Write FLamby's initial weights under this seed: w of one output. Two outputs have -w / 2 and w / 2."""
+    torch.manual_seed(seed)
+    weight, bias = torch.nn.Linear(benchmark.columns, 1).parameters()
+    sides = torch.tensor([1.0] if benchmark.outputs == 1 else [-0.5, 0.5])
+    save_file({"fc1.weight": sides[:, None] * weight, "fc1.bias": sides * bias}, path)
+
+
 def scores(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
     """Return each silo's test score after the last round: of the shared model, or for ``local`` of its own."""
     own = benchmark.cells[method].settings
     settings = {**COMMON, **benchmark.settings, **own, "strategy": method, "seed": seed}
     settings |= {"dataset": benchmark.dataset, "evaluate-every": settings["rounds"]}
-    with BySamples():
-        loop = whole_run(settings)
+    with BySamples(), TemporaryDirectory() as folder:
+        start = Path(folder) / "start.safetensors"
+        write_start(start, benchmark, seed)
+        loop = whole_run({**settings, "init-weights": str(start)})
     wanted = ("test", loop.settings.strategy.info.reports, benchmark.metric)
     rows = [r for r in loop.history.rows if (r.split, r.snapshot, r.metric) == wanted]
     last = max(row.round for row in rows)
@@ -200,7 +216,7 @@ def benchopt_config(benchmark: Benchmark) -> dict[str, Any]:
         own["num_updates"] = COMMON["local-steps"]
         for key, value in benchmark.cells[method].settings.items():
             name = PARAMETERS[key.rpartition(".")[2]]
-            own[name] = value * benchmark.faster if name.endswith("learning_rate") else value
+            own[name] = value * benchmark.outputs if name.endswith("learning_rate") else value
         if method == "scaffold":
             own["server_learning_rate"] = 1.0
         values = ",".join(f"{name}={value}" for name, value in sorted(own.items()))

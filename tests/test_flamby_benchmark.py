@@ -1,12 +1,13 @@
-"""`python -m benchmarks.flamby`: the two corrections that its docstring derives, and its file of settings."""
+"""`python -m benchmarks.flamby`: the two corrections of its docstring, its start, its file of settings."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from near import near
+from safetensors.torch import load_file
 
-from benchmarks.flamby import BRCA, HEART, BySamples, benchopt_config
+from benchmarks.flamby import BRCA, HEART, BySamples, benchopt_config, write_start
 from models.tasks.survival import Survival, cox_loss
 
 
@@ -30,6 +31,16 @@ def test_two_outputs_at_half_the_rate_are_one():
             (gradient,) = torch.autograd.grad(loss(weight), weight)
             weight.data -= rate * gradient
     near(double[1] - double[0], single)
+
+
+def test_the_start_is_flambys(tmp_path):
+    """Our output, or the log odds of two, are those of torch's layer under the seed."""
+    for benchmark in (BRCA, HEART):
+        write_start(tmp_path / "start", benchmark, 42)
+        torch.manual_seed(42)
+        weight, _ = torch.nn.Linear(benchmark.columns, 1).parameters()
+        ours = load_file(tmp_path / "start")["fc1.weight"]
+        assert torch.equal(ours[-1:] - (ours[:1] if benchmark is HEART else 0), weight)
 
 
 def test_the_loss_is_divided_by_samples():
