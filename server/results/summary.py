@@ -20,7 +20,7 @@ import torch
 from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
-from server.results.history import History, Row, joined_in, mean, spent_by_silo
+from server.results.history import History, Row, joined_in, mean, spent_by_silo, total
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from strategies import strategies
@@ -151,11 +151,11 @@ def _over_silos(
     tested = sample_weights(
         {n: silo["n_test"] for n, silo in sorted(run.silos.items())}, run.weight_cap
     )
-    total = sum(tested[n] for n in score)
+    samples = sum(tested[n] for n in score)
     return {
         f"{name}_mean": _mean(score),
-        f"{name}_weighted": sum(v * tested[n] for n, v in score.items()) / total
-        if total
+        f"{name}_weighted": total(v * tested[n] for n, v in score.items()) / samples
+        if samples
         else None,
         f"{name}_worst": min(score.values(), default=None),
         **{f"{metric}_mean": _mean(measured[metric]) for metric in run.task.secondary_metrics},

@@ -22,6 +22,7 @@ from client.evidence import COMMON
 from models.evidence.measure import MEASUREMENT, Evidence, measurements
 from partitions.common.errors import DataError
 from partitions.schema import read_schema
+from server.results.history import total
 from server.results.models import keep_model
 from server.run.checkpoints import LoopState
 from server.run.collector import Collector
@@ -145,7 +146,7 @@ def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
     pairs = [(n[0], n[1]) for n in values if isinstance(n, list)]
     if len(pairs) < HOSPITALS:
         return None
-    common = sum(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
+    common = total(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
     # Rounding may exceed the maximum
     return min(common, max(threshold for _, threshold in pairs))
 
