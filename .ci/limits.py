@@ -26,7 +26,7 @@ MOST_TOKENS = {
     "strategies": 82_800,
     "client": 90_700,
     "server": 113_600,
-    "tests": 586_400,
+    "tests": 586_450,
 }
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -29,6 +29,7 @@ from flwr.common import log
 from torch import Tensor
 
 from models.training import generator, predict
+from partitions.common.adding import added
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_MIXTURE
@@ -69,7 +70,7 @@ class FedFomoClient(SiloClient):
             )
             if gain > 0:
                 weights[name] = gain
-        total = sum(weights.values())
+        total = added(weights.values())
         mixed = own.clone()
         for name, weight in weights.items():
             mixed.add_(others[name] - own, alpha=weight / total)

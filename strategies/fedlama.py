@@ -40,6 +40,7 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from models.layout import Layout, size_of
+from partitions.common.adding import added
 from strategies.base.aggregation.secure import COUNT
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS
@@ -68,7 +69,7 @@ def choose_intervals(layout: Layout, excess: Sequence[float], phi: int) -> list[
     """Return τ_l of every tensor from its d_l dim_l."""
     sizes = [e.stop - e.start for e in layout.parameters]
     kernels = [k for k, e in enumerate(layout.parameters) if len(e.shape) > 1]
-    all_sizes, all_excess = sum(sizes[k] for k in kernels), sum(excess)
+    all_sizes, all_excess = sum(sizes[k] for k in kernels), added(excess)
     intervals, size, differs = [1] * len(sizes), 0, 0.0
     for k in sorted(kernels, key=lambda k: excess[k] / sizes[k]):
         intervals[k] = phi

@@ -33,6 +33,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from partitions.common.adding import added
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient, proximal
 from strategies.base.info import ONE_MODEL, OWN_RATE
@@ -125,5 +126,5 @@ class FedNova(PersonalizedStrategy):
             min(t, self.most_steps(u.samples)) for u, t in zip(updates, steps, strict=True)
         ]
         lengths = counted if shrink else [gradients_in(t, c.momentum, 0.0) for t in counted]
-        effective = sum(p * a for p, a in zip(weights, lengths, strict=True)) / sum(weights)
+        effective = added(p * a for p, a in zip(weights, lengths, strict=True)) / added(weights)
         self.state.model = w + effective * self.mean(moves, weights)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from models.networks.boosting import MOST_DELTA
 from models.networks.trees import check_nodes, count_used, nodes_of, split
+from partitions.common.adding import added
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import setting
@@ -99,7 +100,7 @@ class FedXgb(PersonalizedStrategy):
 
     def weights(self, updates: Sequence[Update]) -> list[float]:
         found = super().weights(updates)
-        total = sum(found)
+        total = added(found)
         return [1.0 if self.settings.average == "sum" else weight / total for weight in found]
 
     def aggregate(self, updates: Sequence[Update]) -> None:

@@ -9,11 +9,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from partitions.common.adding import added
 from partitions.common.errors import DataError
 from partitions.common.files import append, write_atomically
 from partitions.common.names import guard_formula, unguard_formula
@@ -273,9 +272,4 @@ class Chosen:
 
 def mean(values: Mapping[str, float]) -> float:
     """Return the mean over silos; -inf if empty. The sum runs in the order of the names, for equal last bits."""
-    return total(values[name] for name in sorted(values)) / len(values) if values else -math.inf
-
-
-def total(values: Iterable[float]) -> float:
-    """Return the sum, added one by one; ``sum`` rounds otherwise from Python 3.12 on."""
-    return reduce(add, values, 0.0)
+    return added(values[name] for name in sorted(values)) / len(values) if values else -math.inf

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from partitions.common.adding import added
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import split_names, unknown_name
-from server.results.history import total
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from server.results.study import study_runs
@@ -157,7 +157,7 @@ def score_of(run: Mapping[str, Any] | None, silo: str) -> float | None:
 def mean(values: Sequence[float | None]) -> float | None:
     """Return the mean over seeds; None if a value is unknown."""
     known = [value for value in values if value is not None]
-    return total(known) / len(known) if len(known) == len(values) else None
+    return added(known) / len(known) if len(known) == len(values) else None
 
 
 def table(directory: RunDirectory) -> list[list[str]]:

@@ -20,7 +20,8 @@ import torch
 from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
-from server.results.history import History, Row, joined_in, mean, spent_by_silo, total
+from partitions.common.adding import added
+from server.results.history import History, Row, joined_in, mean, spent_by_silo
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from strategies import strategies
@@ -154,7 +155,7 @@ def _over_silos(
     samples = sum(tested[n] for n in score)
     return {
         f"{name}_mean": _mean(score),
-        f"{name}_weighted": total(v * tested[n] for n, v in score.items()) / samples
+        f"{name}_weighted": added(v * tested[n] for n, v in score.items()) / samples
         if samples
         else None,
         f"{name}_worst": min(score.values(), default=None),

@@ -20,9 +20,9 @@ from flwr.app import Message, MessageType
 
 from client.evidence import COMMON
 from models.evidence.measure import MEASUREMENT, Evidence, measurements
+from partitions.common.adding import added
 from partitions.common.errors import DataError
 from partitions.schema import read_schema
-from server.results.history import total
 from server.results.models import keep_model
 from server.run.checkpoints import LoopState
 from server.run.collector import Collector
@@ -146,7 +146,7 @@ def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
     pairs = [(n[0], n[1]) for n in values if isinstance(n, list)]
     if len(pairs) < HOSPITALS:
         return None
-    common = total(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
+    common = added(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
     # Rounding may exceed the maximum
     return min(common, max(threshold for _, threshold in pairs))
 

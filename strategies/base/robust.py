@@ -73,13 +73,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from partitions.common.adding import added
 from partitions.common.errors import UserError
 from strategies.base.settings import KRUM
 
 
 def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
     """Return sum_k w_k v_k / sum_k w_k, added up in the given order (floating-point sums depend on it)."""
-    total = sum(weights)
+    total = added(weights)
     result: Tensor | None = None
     for vector, weight in zip(vectors, weights, strict=True):
         if result is None:

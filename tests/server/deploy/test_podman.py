@@ -34,7 +34,7 @@ UNIT = Path(__file__).parents[3] / "docs/systemd/silofl@.service"
 # What docs/containers.md says of Charliecloud
 EXPORT = f"""
 rm -rf silofl.image silofl.next; mkdir silofl.image
-podman create --name export {IMAGE} && podman export export | tar -xf - -C silofl.image && podman rm export
+podman create --replace --name export {IMAGE} && podman export export | tar -xf - -C silofl.image && podman rm export
 mkdir silofl.image/ch
 podman image inspect --format '{{{{join .Config.Env "\\n"}}}}' {IMAGE} >silofl.image/ch/environment
 """
@@ -177,7 +177,7 @@ def test_a_silo_under_rootless_podman_joins_trains_and_leaves(
     assert (site / "node.key").read_bytes() == key and kept(state) == (record, 2 * replies)
 
     built.run(f"systemctl --user stop {NAME}")
-    assert not built.run("podman ps --all --quiet")
+    assert not built.run(f"podman ps --all --quiet --filter name={NAME}")
     wait_for(lambda: not is_elsewhere(federation), 60)
     shutil.rmtree(clinic)
     built.run("systemctl --user daemon-reload")
