@@ -8,5 +8,5 @@ from operator import add
 
 
 def added(values: Iterable[float]) -> float:
-    """Return the sum, added one by one; ``sum`` rounds otherwise from Python 3.12 on."""
+    """Return the sum, added one by one, as published figures were; ``sum`` rounds otherwise from Python 3.12 on."""
     return reduce(add, values, 0.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import UserError
-from server.results.history import History, Row
+from server.results.history import History, Row, mean
 from strategies.base.run_settings import RunSettings
 from strategies.base.settings import choose
 
@@ -120,14 +120,14 @@ def round_values(
     # A round's rows are added together, at the end
     rows = list(takewhile(of_round, reversed(history.rows)))
     values: dict[str, float] = {}
-    sums: dict[str, list[float]] = {}
+    by_silo: dict[str, dict[str, float]] = {}
     for row in reversed(rows):
         if math.isnan(row.value):
             continue
         if row.snapshot:
             name = f"{row.split}/{row.metric}/{row.snapshot}"
-            sums.setdefault(name, []).append(row.value)
+            by_silo.setdefault(name, {})[row.silo] = row.value
             values[f"{row.silo}/{name}"] = row.value
         elif not row.silo:
             values[f"round/{row.metric}"] = row.value
-    return {name: sum(each) / len(each) for name, each in sums.items()} | values
+    return {name: mean(each) for name, each in by_silo.items()} | values

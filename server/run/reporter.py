@@ -15,7 +15,7 @@ from flwr.common import log
 
 from client.faults import FAULT
 from models.tasks import Task
-from server.results.history import Row
+from server.results.history import Row, mean
 from server.results.run_directory import RunDirectory
 from strategies.base.run_settings import RunSettings
 from strategies.base.strategy import PersonalizedStrategy
@@ -142,15 +142,15 @@ class Reporter:
         """Report the round that the strategy has just finished. ``rows``: the round's rows of the history."""
         number, rounds = strategy.round, self.common.rounds
         scores = silo_scores(strategy, rows, task)
-        values = [of["test"] for of in scores.values() if "test" in of]
-        score = sum(values) / len(values) if values else math.nan
+        tested = {silo: of["test"] for silo, of in scores.items() if "test" in of}
+        score = mean(tested) if tested else math.nan
         silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(
             strategy.rejected
         )
         total = strategy.bytes_down + strategy.bytes_up
         rejected = dict(strategy.rejected)
         bounded = {silo: why for silo, (_, why) in strategy.bounded.items()}
-        result = f"{task.score_label} {score:.4f}" if values else "not evaluated"
+        result = f"{task.score_label} {score:.4f}" if tested else "not evaluated"
         log(
             INFO,
             "round %d/%d: %d silos, %s, %.1f s, %d bytes",
