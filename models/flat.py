@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol
@@ -55,6 +55,8 @@ class Passes:
     parts: int = 1
     clip: float = 0.0
     precision: str = "float32"  # or bf16, fp16 (models/precision/autocast.py)
+    # Of the classes (C,), by whose sum over a batch its loss is divided
+    weights: Tensor | None = field(default=None, compare=False)
 
 
 class FlatModel:

@@ -148,7 +148,7 @@ def _add_gradients(
         else:
             value = loss((network or model.module)(own_x), own_y)
         if len(own_y) < len(y):
-            value = value * (len(own_y) / len(y))
+            value = value * share_of(own_y, y, model.passes.weights)
         total = total + value.detach()
         if model.scale.used:
             value = value * model.scale.factor
@@ -162,6 +162,11 @@ def parts_of(x: Any, y: Tensor, parts: int, least: int) -> list[tuple[Any, Tenso
         return [(x, y)]
     indices = torch.tensor_split(torch.arange(len(y), device=y.device), parts)
     return [(rows(x, index), y[index]) for index in indices]
+
+
+def share_of(part: Tensor, y: Tensor, weights: Tensor | None) -> Tensor | float:
+    """Return what the mean loss of a part counts as in that of the batch: its share of the samples, or of weights."""
+    return len(part) / len(y) if weights is None else weights[part].sum() / weights[y].sum()
 
 
 def rows(x: Any, index: Tensor) -> Any:

@@ -18,10 +18,11 @@ the mean. Evaluated: the model that the silo trained. A newcomer trains a head, 
 Special cases: ``align-epochs = 0`` with ``weights = "samples"`` is FedPer bit for bit. One silo is not Local, as
 alignment narrows its classes.
 
-Paper and code: alignment's batches are of 16 in the code, here of the run's size. The official code hands all silos one
-model, so that the second aligns a body that is aligned with the first; PFLlib copies it. s_i grows with the number of
-batches and with how badly the model fits; the abstract wants silos that are trained little to count less. That this is
-the paper's direction is (unverified).
+Paper and code: one epoch of alignment with a rate of 0.01 is its code's, by plain SGD on batches of 16; here size of
+batches, optimiser, momentum, weight decay and the decay of the rate are the run's. The official code hands all silos
+one model, so that the second aligns a body that is aligned with the first; PFLlib copies it. s_i grows with the number
+of batches and with how badly the model fits; the abstract wants silos that are trained little to count less. That this
+is the paper's direction is (unverified).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from strategies.base.transport.payload import Update, is_number
 
 @dataclass(frozen=True)
 class AsSettings(PartialSettings):
-    """Settings of FedAS; alignment as in its code."""
+    """Settings of FedAS; epochs and rate of alignment are its code's."""
 
     align_epochs: int = setting(1, "epochs of alignment", minimum=0, kind="epochs")
     align_learning_rate: float = setting(

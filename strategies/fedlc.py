@@ -6,7 +6,8 @@ silo's own training samples of class c:
     loss   CE(z_c - τ n_ic^(-1/4), y)
 
 The prediction is by z alone. A class that the silo lacks has an infinite margin: it is out of the loss, its logit gets
-no gradient, and its row of the last layer moves by weight decay at most.
+no gradient, and its row of the last layer moves by weight decay at most. With ``label-smoothing`` the classes that the
+silo has share what is taken from y.
 
 Sent: Σ down, Σ up. Kept: server w; silo nothing. An absent silo is left out of the mean.
 Special cases: τ = 0 is FedAvg bit for bit; equal counts are FedAvg up to rounding, as one constant is subtracted.
@@ -43,14 +44,22 @@ class FedLCClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         counts = members(self.silo.train.y, self.model.layout.classes).sum(0)
         self.margins = self.settings.tau * counts.pow(-0.25)
+        self.present = counts > 0
         return super().local_update()
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         if not self.settings.tau:
             return super().gradient(x, y)
-        return loss_gradient(
-            self.model, x, y, lambda logits, y: self.loss(logits - self.margins, y)
-        )
+        return loss_gradient(self.model, x, y, self.calibrated)
+
+    def calibrated(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of logits (b, C) minus the margins."""
+        calibrated, present = logits - self.margins, self.present
+        if not self.common.label_smoothing or bool(present.all()):
+            return self.loss(calibrated, y)
+        weights = self.model.passes.weights
+        loss = self.loss_over(weights if weights is None else weights[present])
+        return loss(calibrated[:, present], (present.cumsum(0) - 1)[y])
 
 
 class FedLC(PersonalizedStrategy):

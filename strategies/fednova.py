@@ -39,6 +39,7 @@ from strategies.base.client import SiloClient, proximal
 from strategies.base.info import ONE_MODEL, OWN_RATE
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.training.settings import patches_of
 from strategies.base.transport.payload import Update
 
 
@@ -101,8 +102,9 @@ class FedNova(PersonalizedStrategy):
             )
 
     def most_steps(self, samples: int) -> int:
-        c = self.common
-        return c.local_epochs * max(math.ceil(samples / c.batch_size), 1)
+        c, patches = self.common, patches_of(self.common)
+        epochs = c.local_epochs * (patches.passes if patches else 1)
+        return epochs * max(math.ceil(samples / c.batch_size), 1)
 
     def check(self, update: Update) -> None:
         steps = update.numbers.get("steps")

@@ -23,8 +23,9 @@ are Flower's, whose FedAvgM has β = 0. Tune η together with the silos' learnin
 With differential privacy v measures the noise as well: τ belongs above the noise of D.
 
 Special cases: FedAvgM with β = 0 and η = 1 is FedAvg bit for bit. β₁ = 0, η = c τ and a large τ are w + c D with
-``start = "zero"``, so that c = 1 is FedAvg. τ near 0 with β₁ = β₂ = 0 is η sign(D). In round 1, from v = 0, FedAdam and
-FedYogi have the same v.
+``start = "zero"``, so that c = 1 is FedAvg. τ near 0 with β₁ = β₂ = 0 is η sign(D): with FedAdam in each round, with
+FedYogi in round 1 alone, for later D² is taken from a larger v and not put in its place. In round 1, from v = 0, both
+have the same v.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ the other passes then move nothing. p = 1 and a = 1 leave biases to share.
 
 Paper and code: the code's options of 4 rounds and L = 3 let m_i grow in the last round alone. It sends zeros in the
 places of personal weights, and where all have made a weight their own, w becomes 0. p = 25 % overshoots a = 80 %: the
-share is 82.2 %. The optimiser starts anew in each pass, and there is no weight decay: it would move what is held fixed.
+share is 82.2 %. Here p times the weights that are still shared is rounded down, and of equal changes some are taken so
+that the number is met; the code takes all that reach the last one's, so more than p. The optimiser starts anew in each
+pass, and there is no weight decay: it would move what is held fixed.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ Special cases: M = 1 with ρ = 0 is FedAvg bit for bit. ``tau = 0`` trains the w
 with different steps one gets a corner, and the other the middle of the rest: a corner, too, with M = 2.
 
 The paper's text was not available; all this is from its authors' baseline in Flower (Apache 2.0, code not copied). Its
-τ is the round that begins with regions, one more than here. It trains the silos that round τ did not draw for their
-steps alone; here they are in its mean. It needs M silos: of fewer, the components that are missing are 0. It draws all
-corners by Xavier's normal distribution; here the first is FedAvg's last layer, and the others are drawn as that is.
-Not here: Floco+, which adds Ditto's model of a silo's own.
+τ is the round that begins with regions, one more than here. The equations leave the sign of a component open: here the
+entry of its axis with the largest magnitude is positive. It trains the silos that round τ did not draw for their steps
+alone; here they are in its mean. It needs M silos: of fewer, the components that are missing are 0. It draws all
+corners by Xavier's normal distribution; here the first is FedAvg's last layer, and the others are drawn as that is. Not
+here: Floco+, which adds Ditto's model of a silo's own.
 """
 
 from __future__ import annotations

@@ -21,9 +21,12 @@ Personal: the trained body with μ_i, S_i. A newcomer has the head of μ_g and S
 Special cases: ``betas = "none"`` (β = 0) leaves μ_g and S_g as they began: FedBABU's body below a random discriminant.
 β = 1 is the silo's own discriminant. With S = I and equal shares h is the nearest class mean.
 
-Paper and code: β is found by two sweeps of golden sections, each over one of the two (or over both at once, with
-``betas = "one"``); the code takes ten steps of L-BFGS from 1/2. Halves are by the order of passing. The code adds 10⁻⁴
-to every entry of S_l, and I; r I (``ridge``) was probably meant (unverified), and needs no clipped eigenvalues.
+Paper and code: β is sought by two sweeps of golden sections, each over one of the two (or over both at once, with
+``betas = "one"``), which need not end at the argmin over both; the code's ten steps of L-BFGS from 1/2 need not either.
+Halves are by the order of passing, so after several epochs a sample may be in both. The one sample of a class is tried
+with μ_g as its mean, and the mean made of it on none. Of two samples each half has one, with no scatter around itself.
+The code's least number of samples of a class counts all of the silo's, so it never acts. The code adds 10⁻⁴ to every
+entry of S_l, and I; r I (``ridge``) was probably meant (unverified), and needs no clipped eigenvalues.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.flat import Passes, apart, gather, is_finite, write
 from models.networks.outputs import LossOfSeveral, has_several
-from models.training import Network, loss_gradient
+from models.training import Loss, Network, loss_gradient
 from partitions.common.errors import UserError
 from partitions.common.own_code import load_function
 from partitions.common.settings import values_of
@@ -69,11 +69,11 @@ class SiloClient(TrainingLoop, NumPyClient):
         self.silo, self.common, self.settings, self.info = silo, common, settings, info
         self.state = self.state_type(state.arrays, state.numbers)
         self.model = silo.model
-        self.model.compute(Passes(common.accumulate, common.clip_gradient, common.precision))
         weights = class_weights(silo) if common.class_weights == "balanced" else None
-        self.loss = silo.task.loss(
-            common.loss, common.focal_gamma, common.label_smoothing, weights
+        self.model.compute(
+            Passes(common.accumulate, common.clip_gradient, common.precision, weights)
         )
+        self.loss = self.loss_over(weights)
         if has_several(self.model.module):
             if common.dp or self.needs_one_answer:
                 raise UserError(
@@ -98,6 +98,11 @@ class SiloClient(TrainingLoop, NumPyClient):
         )
         # The start of this round, not to be written to.
         self.received = self.received_buffers = self.received_integers = torch.empty(0)
+
+    def loss_over(self, weights: Tensor | None) -> Loss:
+        """Return the run's loss of one answer, over as many classes as have weights."""
+        c = self.common
+        return self.silo.task.loss(c.loss, c.focal_gamma, c.label_smoothing, weights)
 
     @property
     def shared_model(self) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from failing import fails
 from near import near
 from tiny import comparable, federate
+from two_layers import replies_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -122,6 +123,18 @@ def test_an_epoch_has_a_patch_of_each_sample_in_each_pass(tmp_path):
     first, second = (run.personal("a") for run in runs)
     assert torch.equal(first, second)
     assert not torch.equal(first, federate(files, rounds=1, **RUN).personal("a"))
+
+
+def test_fednova_counts_the_steps_of_all_passes(tmp_path):
+    """4 volumes, batches of 2, 3 passes and 2 epochs: 12 steps, which the server expects."""
+    files = {
+        n: volumes(tmp_path / f"{n}.npz", (12, 12, 12), seed=i) for i, n in enumerate("ab")
+    }
+    run = federate(
+        files, rounds=1, patches_per_volume=3, local_epochs=2, **RUN | {"strategy": "fednova"}
+    )
+    assert [p.numbers["steps"] for _, _, p, _ in replies_of(run)] == [12, 12]
+    assert not [r for r in run.rows if r.metric == "rejected"]
 
 
 def test_dice_is_of_whole_volumes_of_hospitals_of_different_sizes(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -44,15 +46,19 @@ def test_two_silos_and_their_alignment_by_hand():
     assert float(client.distance(z, z, torch.tensor([0, 0]))) == pytest.approx(0.5)
 
 
-def test_rounds_in_numpy(three):
-    """Four rounds: one step of alignment, two of training, all in full batches; b is away in round 2."""
-    eta, rate = 0.3, 0.2
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_rounds_in_numpy(three, decay):
+    """Four rounds: one step of alignment, two of training, all in full batches; b is away in round 2.
+
+    Both rates of round r are decay^(r - 1) of the first.
+    """
     run = federate(
         three,
         "fedas",
         rounds=4,
         local_epochs=2,
-        fedas__align_learning_rate=rate,
+        fedas__align_learning_rate=0.2,
+        lr_decay=decay,
         weight_cap=0,
         **DEEP,
         absent={("b", 2)},
@@ -62,6 +68,7 @@ def test_rounds_in_numpy(three):
     body, own = start[FC1].copy(), dict.fromkeys(three, start)
     trained = set()
     for r in range(1, 5):
+        eta, rate = 0.3 * decay ** (r - 1), 0.2 * decay ** (r - 1)
         bodies, energies = [], []
         for silo in three:
             if (silo, r) == ("b", 2):
@@ -111,3 +118,52 @@ def test_a_silo_that_overstates_itself(three, energy):
         expected = np.average(vectors, axis=0, weights=weights)
         found = run.shared.numpy()
         near(found, expected, 1e-5)
+
+
+def test_with_running_statistics_it_measures_in_evaluation_mode(three, tiny_bn, monkeypatch):
+    """s_i is ||gradient||² of the one batch's mean loss, and P of round 2 the class means of the model of round 1: both
+    of a copy of the network that is in evaluation mode, with the statistics of the silo's own training."""
+    told, expected, means = [], [], {}
+
+    def all_of(client):
+        train = client.silo.train
+        return next(iter(train.batches(train.in_order(1000))))
+
+    def copied(client):
+        return copy.deepcopy(client.model.module).eval()
+
+    def energy(self, original=FedAS.client.energy):
+        module = copied(self)
+        x, y = all_of(self)
+        loss = torch.nn.functional.cross_entropy(module(x), y)
+        found = torch.autograd.grad(loss, [*module.parameters()])
+        expected.append(sum(float(g.square().sum()) for g in found))
+        told.append(original(self))
+        return told[-1]
+
+    def update(self, original=FedAS.client.local_update):
+        result = original(self)
+        module, inputs = copied(self), []
+        layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+        layers[-1].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        x, y = all_of(self)
+        with torch.no_grad():
+            module(x)
+        z = inputs[0].flatten(1)
+        means[self.silo.name] = {k: z[y == k].mean(0) for k in y.unique().tolist()}
+        return result
+
+    def prototypes(self, own, original=FedAS.client.own_prototypes):
+        found = original(self, own)
+        for k, mean in means[self.silo.name].items():
+            near(found[k], mean, 1e-5)
+        checked.append(self.silo.name)
+        return found
+
+    checked: list[str] = []
+    monkeypatch.setattr(FedAS.client, "energy", energy)
+    monkeypatch.setattr(FedAS.client, "local_update", update)
+    monkeypatch.setattr(FedAS.client, "own_prototypes", prototypes)
+    federate(three, "fedas", rounds=2, model="tiny-bn", learning_rate=0.3)
+    assert told == pytest.approx(expected, rel=1e-4)
+    assert sorted(checked) == ["a", "b", "c"]

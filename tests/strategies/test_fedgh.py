@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from near import near
 from tiny import SHORT, federate, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, sent_by
+
+import strategies.fedgh
 
 OPTIONS = {**SHORT}
 
@@ -69,6 +73,25 @@ def test_rounds_in_numpy(three):
     near(run.shared, head, 1e-5)
     for silo in three:
         near(run.personal(silo)[FC1], bodies[silo], 1e-5)
+
+
+def test_the_server_draws_its_batches_anew_in_each_pass_of_each_round(three, monkeypatch):
+    """Batches of one: the labels of all pairs in the order of the server's steps, of two passes in each round."""
+    passed: list[int] = []
+
+    def loss(logits, labels):
+        passed.extend(labels.tolist())
+        return torch.nn.functional.cross_entropy(logits, labels)
+
+    monkeypatch.setattr(
+        strategies.fedgh, "F", SimpleNamespace(**{**vars(F), "cross_entropy": loss})
+    )
+    own = {"fedgh.server-batch-size": 1, "fedgh.server-passes": 2}
+    federate(three, "fedgh", rounds=3, **own, **DEEP)
+    pairs = sum(len(np.unique(rows_of(file)[1])) for file in three.values())
+    orders = [tuple(passed[i : i + pairs]) for i in range(0, len(passed), pairs)]
+    assert len({tuple(sorted(order)) for order in orders}) == 1
+    assert len(set(orders)) == len(orders) == 6
 
 
 def test_a_server_that_does_not_learn_sends_the_first_head(three):

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from near import near
 from tiny import SHORT, federate, gradient, rows_of, settings_of, write_silo
 
@@ -75,3 +76,33 @@ def test_equal_counts_are_fedavg_up_to_rounding(tmp_path):
 def test_counts_have_no_noise(three):
     with pytest.raises(UserError, match="dp = true: not with fedlc: its loss shifts logits by"):
         settings_of(three, strategy="fedlc", dp=True)
+
+
+@pytest.mark.parametrize("weights", ["none", "balanced"])
+def test_smoothed_labels_have_no_share_of_a_class_that_the_silo_lacks(tmp_path, weights):
+    """Two full-batch steps of PyTorch in float64 on the classes 0 and 2 alone, of three; the row of class 1 stays."""
+    rng, tau, eta = np.random.default_rng(3), 0.7, 0.3
+    x, y = rng.normal(size=(9, 3)), [0, 2, 0, 0, 2, 0, 0, 0, 2]
+    files = {s: write_silo(tmp_path / f"{s}.npz", x, y, 3) for s in "ab"}
+    run = federate(
+        files,
+        "fedlc",
+        rounds=1,
+        local_epochs=2,
+        learning_rate=eta,
+        fedlc__tau=tau,
+        label_smoothing=0.2,
+        class_weights=weights,
+    )
+    w = torch.from_numpy(run.start())
+    own, rows, labels = [0, 2], torch.from_numpy(x), torch.tensor(y) // 2
+    margins = tau * torch.tensor([6.0, 3.0]).double() ** -0.25
+    balanced = torch.tensor([9 / 18, 9 / 9]).double() if weights == "balanced" else None
+    loss = torch.nn.CrossEntropyLoss(balanced, label_smoothing=0.2)
+    for _ in range(2):
+        w.requires_grad_()
+        logits = rows @ w[:9].view(3, 3).T + w[9:]
+        (g,) = torch.autograd.grad(loss(logits[:, own] - margins, labels), w)
+        w = w.detach() - eta * g
+    near(run.personal("a"), w, 1e-5)
+    assert torch.equal(run.personal("a")[3:6].double(), torch.from_numpy(run.start())[3:6])

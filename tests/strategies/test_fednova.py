@@ -45,17 +45,23 @@ def repeated(tmp_path):
 STEPS = {"a": 2, "b": 8, "c": 6}  # of two epochs of batches of 2
 
 
-@pytest.mark.parametrize("momentum, mu", [(0.0, 0.0), (0.6, 0.0), (1.0, 0.0), (0.0, 0.9)])
-def test_rounds_of_unequally_many_steps_in_numpy(repeated, momentum, mu):
-    """Four rounds; b is away in round 2. a_i is found here by a recursion: the model's derivative by the gradients."""
-    eta = 0.2
+@pytest.mark.parametrize(
+    "momentum, mu, decay",
+    [(0.0, 0.0, 1.0), (0.6, 0.0, 0.5), (1.0, 0.0, 1.0), (0.0, 0.9, 1.0), (0.0, 0.9, 0.5)],
+)
+def test_rounds_of_unequally_many_steps_in_numpy(repeated, momentum, mu, decay):
+    """Four rounds; b is away in round 2. a_i is found here by a recursion: the model's derivative by the gradients.
+
+    The rate of round r is 0.2 decay^(r - 1), in the steps as in a_i.
+    """
     run = federate(
         repeated,
         "fednova",
         rounds=4,
         local_epochs=2,
         batch_size=2,
-        learning_rate=eta,
+        learning_rate=0.2,
+        lr_decay=decay,
         momentum=momentum,
         fednova__mu=mu,
         weight_cap=0,
@@ -63,6 +69,7 @@ def test_rounds_of_unequally_many_steps_in_numpy(repeated, momentum, mu):
     )
     w = run.start()
     for r in range(1, 5):
+        eta = 0.2 * decay ** (r - 1)
         came = [s for s in repeated if (s, r) != ("b", 2)]
         n = {s: len(rows_of(repeated[s])[1]) for s in came}
         total, effective = np.zeros_like(w), 0.0

@@ -9,7 +9,7 @@ from near import near
 from tiny import Numbers, federate, initial, random_silos, rows_of, same, write_silo
 from two_layers import DEEP, deep_gradient, rounds_trained
 
-from strategies.floco import FlocoClient, silo_points
+from strategies.floco import FlocoClient, energy, silo_points
 
 
 def test_places_on_a_line_by_hand():
@@ -124,3 +124,9 @@ def test_all_silos_train_in_the_round_of_the_regions(tmp_path):
     assert all(2 in rounds for rounds in trained)
     assert sorted(r for rounds in trained for r in rounds) == [1, 2, 2, 2, 2, 3]
     assert {len(run.sent_to(silo, 4)["point"].vector) for silo in files} == {10}
+
+
+def test_the_energy_of_points_by_hand():
+    """Distances of 5, 10 and 5, as of (0, 0), (3, 4) and (6, 8): 1/25 + 1/100 + 1/25."""
+    points = torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]]).double()
+    assert energy(points) == pytest.approx(0.09)

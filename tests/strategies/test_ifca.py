@@ -13,6 +13,7 @@ from two_layers import replies_of
 
 import client.session
 import server.run.loop
+from strategies.ifca import IFCAClient
 
 OPTIONS = {**SHORT, "momentum": 0.9}
 
@@ -136,3 +137,22 @@ def test_a_silo_that_names_no_model_is_left_out(three, number):
 
     run = federate(three, "ifca", rounds=1, prepare=lambda grid: setattr(grid, "after", lie))
     assert [r.silo for r in run.rows if r.metric == "rejected"] == ["a"]
+
+
+def test_each_record_counts_alike_in_the_choice(tmp_path, monkeypatch):
+    """512 records (1 -> 0) fill a batch, a 513th (1 -> 1) is one of its own. The logit of class 0 is u x.
+
+    u = 1: log(1 + e^-2) = 0.127 and 2.127; u = -0.1: 0.798 and 0.598. The first has the lower mean, 0.131 against
+    0.798; of two batches that count alike it would have the higher, 1.127 against 0.698.
+    """
+    file = write_silo(tmp_path / "a.npz", [[1]] * 513, [0] * 512 + [1])
+    start_with(monkeypatch, first=[1.0, -1.0, 0.0, 0.0], cluster_1=[-0.1, 0.1, 0.0, 0.0])
+    run = federate({"a": file, "b": file}, "ifca", rounds=1)
+    assert {p.numbers["cluster"] for _, _, p, _ in replies_of(run)} == {0}
+
+
+def test_a_loss_that_is_no_number_is_not_the_lowest():
+    client = IFCAClient.__new__(IFCAClient)
+    client.training_loss = lambda vector: vector[0]  # type: ignore[method-assign]
+    models = [torch.tensor([value]) for value in (math.nan, 2.0, 1.0)]
+    assert client.choose_model(models) is models[2] and client.cluster == 2

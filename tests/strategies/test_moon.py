@@ -11,7 +11,8 @@ from tiny import SHORT, comparable, federate, rows_of, same
 from torch import Tensor
 from two_layers import DEEP, network
 
-from strategies.moon import cosine
+from models.features import compute_frozen
+from strategies.moon import MoonClient, cosine
 
 OPTIONS = {**SHORT, "momentum": 0.9}
 
@@ -109,3 +110,34 @@ def test_frozen_networks_leave_the_running_statistics(three, tiny_bn):
     plain = federate(three, "fedavg", **options)
     run = federate(three, "moon", moon__mu=3.0, **options)
     assert same(plain.held["buffers"], run.held["buffers"])
+
+
+def test_the_last_model_has_the_statistics_of_its_own_training(three, tiny_bn, monkeypatch):
+    """z_p is what the model gave that the silo trained last: its outputs then, on its first records, are z_p now."""
+    seen: dict[str, list[Tensor]] = {"then": [], "received": [], "now": []}
+    update = MoonClient.local_update
+
+    def features(client, tensors=None):
+        train = client.silo.train
+        x, _ = next(iter(train.batches(train.in_order(4))))
+        tensors = tensors or client.model.layout.unflatten(
+            client.model.vector, client.model.buffers
+        )
+        return compute_frozen(client.model, tensors, x)[0].clone()
+
+    def recorded(self):
+        first = features(self)
+        result = update(self)
+        if self.silo.name == "a" and self.round == 1:
+            seen["then"].append(features(self))
+        if self.silo.name == "a" and self.round == 2:
+            near_one, last = self.contrasts
+            seen["received"] += [first, features(self, near_one)]
+            seen["now"].append(features(self, last))
+        return result
+
+    monkeypatch.setattr(MoonClient, "local_update", recorded)
+    options = {"model": "tiny-bn", "rounds": 2, "batch_size": 4, "learning_rate": 0.3}
+    federate(three, "moon", **options)
+    assert same(*seen["received"])
+    assert same(*seen["then"], *seen["now"])

@@ -150,6 +150,14 @@ def test_one_rare_patient_is_not_most_of_a_batch():
     assert drawn is not None and float(drawn[-1] / drawn.sum()) == pytest.approx(1 / 17)
 
 
+def test_an_absent_class_counts_among_the_classes():
+    """C is of the run: 6 samples of class 0 and 2 of class 2 of three classes weigh 8/18 and 8/6, not 8/12 and 8/4."""
+    made = client()
+    split = Samples(np.zeros((8, 6), np.float32), np.array([0] * 6 + [2] * 2))
+    weights = class_weights(replace(made.silo, train=split))
+    assert weights[[0, 2]].tolist() == pytest.approx([8 / 18, 8 / 6])
+
+
 @pytest.mark.parametrize(
     "tf32, found", [("auto", (False, True)), ("on", (True, True)), ("off", (False, False))]
 )
@@ -237,6 +245,15 @@ def two_rounds(method, folder):
 def models(files, options):
     run = federate(files, **options)
     return torch.cat([run.personal(silo) for silo in "abc"])
+
+
+def test_accumulated_parts_are_the_batch_with_weights_of_classes():
+    """A batch's loss is divided by the sum of its weights, which parts have unequal shares of."""
+    given = {"class_weights": "balanced", "label_smoothing": 0.1}
+    made = client(accumulate=3, **given)
+    made.train()
+    loss = nn.CrossEntropyLoss(class_weights(made.silo), label_smoothing=0.1)
+    near(made.model.vector, plain(made, sgd, loss), 1e-5)
 
 
 @typical(ONE_OF_EACH, "method")
