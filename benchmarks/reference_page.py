@@ -1,4 +1,4 @@
-"""The page of the reference table: Markdown, HTML with columns that sort, and the results file, from finished cells.
+"""The page of the reference table, from finished cells: Markdown with what is shown, HTML with all rows, csv files.
 
 Every number comes from the report (server/report): a set's best lines are written as the summary of a study, and
 :class:`StudyResults` reads it. So a gain has the report's interval: Student's t over the hospitals, each a mean over its
@@ -25,6 +25,7 @@ from markupsafe import Markup
 
 from benchmarks.common import table
 from benchmarks.reference import (
+    FIRST,
     NOTHING_TO_GAIN,
     SETS,
     Cell,
@@ -63,6 +64,7 @@ from server.results.summary import compare
 from strategies import strategies
 
 NAME = "reference-table"
+OVERVIEW = FIRST[:7]
 HEAD = (
     *("method", "mean", "worst hospital", "gain over local", "95 % interval", "shown"),
     *("unseen hospital", "calibration", "epsilon", "bytes", "seconds"),
@@ -191,6 +193,12 @@ def unseen_text(study: StudyResults, method: str, compared: int) -> str:
     return f"{percent(statistics.fmean(a for a, _ in pairs))} ({interval or points(gain.mean)})"
 
 
+def mean_text(study: StudyResults, method: str) -> str:
+    """Return a method's mean score and its deviation over seeds."""
+    mean, deviation = study.mean_score(method)
+    return f"{percent(mean)} ± {percent(deviation)}"
+
+
 def row_of(found: FinishedStudies, method: str) -> list[str]:
     """Return a method's texts, without its chart, in the order of HEAD."""
     study, gain = found.study, found.gains.get(method, Gain(math.nan, (math.nan, math.nan)))
@@ -203,10 +211,9 @@ def row_of(found: FinishedStudies, method: str) -> list[str]:
         for v in run["per_silo"].values()
     ]
     size, seconds = study.cost(method)
-    deviation = study.mean_score(method)[1]
     return [
         spell(method),
-        f"{percent(study.mean_score(method)[0])} ± {percent(deviation)}",
+        mean_text(study, method),
         "–" if silo is None else f"{percent(study.score(method, silo).mean)}",
         points(gain.mean),
         between(gain) or "–",
@@ -282,8 +289,6 @@ def html_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
 
 def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
     """Return what the whole page says first: what is shown, of the negative control, and what is missing."""
-    finished = sum(len(found.study.methods) for found in every if found.study)
-    missing = sum(len(found.missing) for found in every)
     parts = [
         f"{word} on {found.dataset}: {', '.join(names)}."
         for found in every
@@ -294,26 +299,43 @@ def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
     return [
         *(parts or ["No difference from training alone is shown on any set."]),
         f"The negative control {NOTHING_TO_GAIN}: {control.sentence}",
+        *counts_of(every, form),
+    ]
+
+
+def counts_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
+    """Return what is finished, and what a cell is."""
+    finished = sum(len(found.study.methods) for found in every if found.study)
+    missing = sum(len(found.missing) for found in every)
+    return [
         f"{finished} pairs of data set and method are finished; {missing} are not measured yet.",
         f"A cell has {form.trials} trials of {form.rounds} rounds; there are {form.seeds} seeds.",
     ]
 
 
-def markdown_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
-    """Return the page for docs/."""
-    parts = [INTRODUCTION, "## What is shown\n", *(f"* {text}" for text in lead), ""]
-    for found in every:
-        parts.append(f"## {found.title}\n\n{found.sentence}\n")
-        if found.study is not None:
-            rows = [row_of(found, method) for method in found.study.methods]
-            parts.append(table(rows, [*HEAD]) + "\n")
-        if found.missing and found.study:
-            parts.append(f"Not measured yet: {', '.join(found.missing)}.\n")
-    parts.append("## What does not fit\n")
-    parts.append(
-        table([list(row) for row in reasons(every)], ["method", "data sets", "reason"]) + "\n"
+def overview_row(found: FinishedStudies) -> list[str]:
+    """Return a set's centres and the means of the methods that a reader asks for first."""
+    study = found.study
+    means_ = (
+        mean_text(study, name) if study and name in study.methods else "–" for name in OVERVIEW
     )
-    return "\n".join(parts)
+    return [found.dataset, str(len(study.silos)) if study else "–", *means_]
+
+
+def markdown_page(every: Sequence[FinishedStudies], form: Form) -> str:
+    """Return the page for docs/: method, what is shown on each set, and means of few methods."""
+    heads = ["data set", "centres", *map(spell, OVERVIEW)]
+    return "\n".join(
+        [
+            INTRODUCTION,
+            "## What is shown\n",
+            *(f"* **{found.title}.** {found.sentence}" for found in every),
+            *(f"* {text}" for text in counts_of(every, form)),
+            "\n## Means\n",
+            table([overview_row(found) for found in every], heads),
+            "",
+        ]
+    )
 
 
 INTRODUCTION = """# Reference table
@@ -321,40 +343,43 @@ INTRODUCTION = """# Reference table
 <!-- written by `python -m benchmarks.reference`; do not edit -->
 
 This page is for researchers and reviewers. After it you know what each method reaches on patients of real hospitals, all
-tuned alike. [reference-table.html](reference-table.html) has the same table with charts and columns that sort.
-[reference-table.csv](reference-table.csv) has each cell with its settings.
+tuned alike.
+
+* [reference-table.html](reference-table.html): all rows, with charts and columns that sort.
+* [reference-table.csv](reference-table.csv): each cell with its settings.
+* [reference-table-refused.csv](reference-table-refused.csv): the methods that do not fit a data set, with the reason.
 
 ```console
 $ make table                                                   # two processes; goes on where it was interrupted
 $ python -m benchmarks.reference --out table --methods ditto --sets bmt   # a part of it
+$ python -m benchmarks.reference --out table --page docs       # the page and its files, of finished cells
 ```
 
-The short form has 14,274 runs. In two processes on two cores they took 71 minutes in one piece (27 November 2026).
-A simulation makes the noise of differential privacy of the seed, so all cells repeat. 4,513 of the 4,591 cells had the
-digits of earlier runs, on two machines. The other 78 are of `azpro-grades-dp`: training alone had other settings, and
-earlier code had other noise. Since then Cox's loss is computed in float64, and the 762 cells of `aids2` and `bmt` were
-measured again: 124 of them differ, 8 by more than 0.05 points.
+The short form has 14,274 runs. In two processes on two cores they took 71 minutes (27 November 2026). All cells repeat,
+also those with differential privacy: a simulation makes its noise of the seed.
+
+## Design
+
+Each method has a random search of its own, with equally many trials. Validation data of the hospitals that train rank
+them. The search covers the learning rate, and each weight or rate of the method's own, from a tenth to ten times the
+default. Each hospital is left out once, in groups, with a search of its own; first seed. All methods train a network of
+16 hidden units, except three rows: FedXgbBagging, local-trees and pooled-trees boost five trees a round at each hospital.
+[data-sets.md](data-sets.md#tables-of-several-hospitals) describes the tables.
+
+## Columns
 
 * **mean**: the task's score in per cent on test data, mean over hospitals and seeds, ± the deviation over seeds.
 * **worst hospital**: the lowest mean over seeds of a hospital.
 * **gain over local**: in points, with the report's interval ([uncertainty](uncertainty.md)). It needs six hospitals. The
   methods of a set share its 5 % (Bonferroni), also those to come; each set is a family of its own.
-  On `azpro-grades-dp` training alone has its own statistics (`normalization=silo`) and no noise. It sends nothing, so a
-  hospital alone could have that.
+  On `azpro-grades-dp` training alone has its own statistics (`normalization=silo`) and no noise, because it sends nothing.
 * **unseen hospital**: score at a hospital that did not train, of the model that it receives. With a method that leaves
   it a part to train, it is the score after that (`hold-out-epochs`). In brackets: the interval of its difference
-  from training alone, or below six hospitals the difference. Each is left out once, in groups, with a search of its
-  own; first seed. A dash: training alone has no model for others, hospitals are not left out with differential
-  privacy, or no trial trained (lp-proj on `rand-visits`).
+  from training alone, or below six hospitals the difference. A dash: training alone has no model for others, no
+  hospital is left out with differential privacy, or no trial trained (lp-proj on `rand-visits`).
 * **calibration**: Brier score; for a measurement the distance of mean measured and mean predicted. Lower is better.
 * **epsilon**: largest of a hospital's, for one run. The trials of the search are not in it.
 * **bytes**, **seconds**: of one run. Seconds are the process's CPU, on one core.
-
-All train a network of 16 hidden units, but three rows: FedXgbBagging, local-trees and pooled-trees boost five trees in a
-round at each hospital.
-
-The settings that are searched: the learning rate, and each weight or rate of the method's own, ten times less to ten times
-more than by default. [data-sets.md](data-sets.md) describes the tables.
 """
 
 
@@ -363,9 +388,18 @@ def reasons(every: Sequence[FinishedStudies]) -> Iterator[tuple[str, str, str]]:
     where: dict[tuple[str, str], list[str]] = {}
     for found in every:
         for method, why in found.left_out.items():
-            where.setdefault((method, why.replace("|", "/")), []).append(found.dataset)
+            where.setdefault((method, why), []).append(found.dataset)
     for (method, why), sets in sorted(where.items()):
         yield method, "all" if len(sets) == len(every) else ", ".join(sets), why
+
+
+def refused_file(every: Sequence[FinishedStudies]) -> str:
+    """Return :func:`reasons` as csv."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [("method", "sets", "reason"), *reasons(every)]
+    )
+    return text.getvalue()
 
 
 def results_file(folder: Path, form: Form) -> str:
@@ -417,10 +451,11 @@ def cell_values(line: dict[str, Any]) -> list[Any]:
 
 
 def write_page(folder: Path, into: Path, form: Form) -> None:
-    """Write the page in both forms, and the results file."""
+    """Write the page in both forms, and its csv files."""
     every = [found_of(folder, dataset, form) for dataset in SETS]
     lead = lead_of(every, form)
     into.mkdir(parents=True, exist_ok=True)
-    write_atomically(into / f"{NAME}.md", markdown_page(every, lead))
+    write_atomically(into / f"{NAME}.md", markdown_page(every, form))
+    write_atomically(into / f"{NAME}-refused.csv", refused_file(every))
     write_atomically(into / f"{NAME}.html", html_page(every, lead))
     write_atomically(into / f"{NAME}.csv", results_file(folder, form))

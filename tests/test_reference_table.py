@@ -21,7 +21,7 @@ from benchmarks.reference import (
     space_of,
     why_refused,
 )
-from benchmarks.reference_page import cell_values, found_of, kind_of
+from benchmarks.reference_page import INTRODUCTION, OVERVIEW, cell_values, found_of, kind_of
 from partitions.datasets.registry import DATASETS, load_dataset
 
 pytest.importorskip(
@@ -65,7 +65,8 @@ def test_an_interrupted_table_goes_on_and_the_page_says_what_is_shown(tmp_path, 
 
     text = (whole / "reference-table.md").read_text()
     assert "No difference is shown: an interval needs 6 centres, here are 4 centres." in text
-    assert "| fedproto | bmt | " in text
+    refused = (whole / "reference-table-refused.csv").read_text()
+    assert "\nfedproto,bmt," in refused
     found = found_of(whole, "bmt", FORMS["smoke"])
     assert found.study is not None
     # What is not measured yet takes its share of the 5 %
@@ -149,6 +150,20 @@ def test_a_published_cell_is_the_same_today(dataset):
     assert best is not None
     found = [str(value) for value in cell_values(best)]
     assert found[:-1] == list(row.values())[4:-1]
+
+
+def test_the_published_page_is_the_writers():
+    """Its introduction, a sentence and a row of means for each set; the cells are in csv and HTML alone."""
+    text = (DOCS / "reference-table.md").read_text("utf-8")
+    assert text.startswith(INTRODUCTION) and len(text.split()) < 2500
+    assert text.count("\n* **") == len(SETS) + INTRODUCTION.count("\n* **")
+    rows = [
+        line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")
+    ]
+    assert {len(row) for row in rows} == {2 + len(OVERVIEW)}
+    assert [row[0] for row in rows[1:]] == list(SETS)
+    html = (DOCS / "reference-table.html").read_text("utf-8")
+    assert all(cell in html for row in rows[1:] for cell in row[2:] if cell != "–")
 
 
 def test_every_set_has_its_number_of_centres():
