@@ -6,6 +6,7 @@ Nothing is imported: modules are parsed, because the whole file has to run in a 
 from __future__ import annotations
 
 import ast
+import csv
 import re
 import subprocess
 from functools import cache
@@ -122,6 +123,18 @@ def test_every_page_of_docs_is_one_link_away(start):
     page = ROOT / start
     linked = {resolve(page, target)[0] for target in links(page.read_text("utf-8"))}
     assert {*(ROOT / "docs").glob("*.md")} - linked - {page} == set()
+
+
+def test_every_table_of_cells_is_linked_and_whole():
+    """Rows of one width below a head without doubles; a table that no page names is lost."""
+    linked = {resolve(page, t)[0] for page in PAGES for t in links(page.read_text("utf-8"))}
+    tables = {*(ROOT / "docs").rglob("*.csv")}
+    assert tables and tables - linked == set()
+    for table in tables:
+        with table.open(encoding="utf-8", newline="") as file:
+            head, *rows = csv.reader(file)
+        assert rows and len({*head}) == len(head), table
+        assert {len(row) for row in rows} == {len(head)}, table
 
 
 # --- names of the code
