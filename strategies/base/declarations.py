@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from models.networks.registry import BUILT_IN, model_settings
-from partitions.common.settings import keys_of, limits_of, toml_text
+from partitions.common.settings import MOST, keys_of, toml_text
 from partitions.schemes.registry import partition_settings
 from strategies.base.privacy import Privacy
 from strategies.base.run_settings import DP, defaults, runnable, strategies
@@ -147,16 +147,18 @@ def method_table_text() -> str:
 
 
 def allowed_values(f: Field[Any]) -> str:
-    limits = limits_of(f)
+    """Return a setting's choices, or its kind and range, without an upper limit that all of its kind have."""
+    limits = f.metadata
     if type(f.default) is bool:
         return ", ".join(["true", "false", *limits.get("choices", ())])
     if limits.get("choices"):
         return ", ".join(limits["choices"])
     kind = {int: "whole", float: "number", str: "text"}[type(f.default)]
-    signs = (("minimum", "≥"), ("above", ">"), ("maximum", "≤"), ("below", "<"))
-    return ", ".join(
-        [kind, *(f"{sign} {limits[name]:g}" for name, sign in signs if name in limits)]
+    low, high = (
+        next((f"{sign}{limits[name]:g}" for name, sign in signs if name in limits), "")
+        for signs in ((("minimum", ""), ("above", ">")), (("maximum", ""), ("below", "<")))
     )
+    return f"{kind} {low}..{high}" if low or high else kind
 
 
 def settings_page() -> str:
@@ -173,22 +175,27 @@ def settings_page() -> str:
         "",
         "Every key, for `--set KEY=VALUE`, a `--config` file and `flwr run --run-config`. "
         "This page is made by `make settings`.",
+        "",
+        "`0..1` is from 0 to 1, `>0..<1` without both ends. Without an end above, whole numbers end at "
+        f"{MOST[int]:g}, other numbers at {MOST[float]:g}. In brackets: the paper's symbol.",
     ]
     for title, members in groups:
         lines += [
             "",
             f"## {title}",
             "",
-            "| key | default | values | symbol | meaning |",
-            "|---|---|---|---|---|",
+            "| key | default | values | meaning |",
+            "|---|---|---|---|",
         ]
+        rows = dict[str, list[str]]()  # keys that differ in nothing else share a row
         for owner, cls in members:
             for key, f in keys_of(cls, owner).items():
                 _, _, default = toml_text({"": cast(Value, f.default)}).strip().partition(" = ")
-                symbol = f.metadata.get("symbol", "")
-                meaning = f.metadata.get("help", "").replace("|", "\\|")
-                line = f"| `{key}` | `{default}` | {allowed_values(f)} | {symbol} | {meaning} |"
-                lines.append(line.replace("|  |", "| |"))
+                symbol = f" ({f.metadata['symbol']})" if f.metadata.get("symbol") else ""
+                meaning = (f.metadata.get("help", "") + symbol).replace("|", "\\|")
+                row = f"`{default}` | {allowed_values(f)} | {meaning} |"
+                rows.setdefault(row, []).append(f"`{key}`")
+        lines += [f"| {', '.join(keys)} | {row}" for row, keys in rows.items()]
     return "\n".join(lines) + "\n"
 
 
