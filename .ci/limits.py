@@ -23,6 +23,9 @@ MOST_NODES_MEDIAN, MOST_NODES = 9, 15
 # says why.
 MOST_METHOD_TOKENS = 2_500
 MOST_TOKENS = {PACKAGES: 400_700, ("tests",): 600_000}
+# Words of all documents together, as `wc -w` counts them, with 2 % of room. Cells of a table go into docs/tables/*.csv.
+MOST_WORDS = 80_000
+DOCUMENTS = ("*.md", "benchmarks/*.md", "docs/**/*.md")
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENDMARKER, tokenize.ENCODING),
@@ -72,6 +75,17 @@ def sizes() -> Iterator[str]:
         paths = {path for package in packages for path in (ROOT / package).rglob("*.py")}
         if (count := sum(map(tokens, sorted(paths - methods)))) > most:
             yield f"{', '.join(packages)} without methods: {count} tokens; at most {most}: {advice}"
+
+
+def documents() -> Iterator[str]:
+    """Whether the documents have more words than :data:`MOST_WORDS`."""
+    pages = sorted(path for pattern in DOCUMENTS for path in ROOT.glob(pattern))
+    count = sum(len(path.read_text(encoding="utf-8").split()) for path in pages)
+    if count > MOST_WORDS:
+        yield (
+            f"documents: {count} words; at most {MOST_WORDS}: remove what no longer decides anything, or say in a commit why "
+            "MOST_WORDS in .ci/limits.py is raised"
+        )
 
 
 def tokens(path: Path) -> int:
@@ -182,6 +196,6 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 if __name__ == "__main__":
     gc.disable()  # it would look through a million tokens and nodes again and again, which takes half of the time
-    found = [*sizes(), *density(), *beyond(), *class_names(), *words()]
+    found = [*sizes(), *documents(), *density(), *beyond(), *class_names(), *words()]
     print("\n".join(found) or "sizes, names and words are within the limits")
     sys.exit(bool(found))

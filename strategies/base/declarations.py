@@ -88,9 +88,15 @@ def row(method: type[PersonalizedStrategy]) -> list[str]:
 
 
 def methods_table() -> str:
+    """Return the table of what is seen; methods that differ in nothing share a row."""
     header = ["method", "the server sees", "it can infer, in principle", "the silo's own model"]
     header += ["a silo receives", "stays besides"]
-    lines = [header, ["---"] * len(header), *(row(method) for method in strategies().values())]
+    alike = dict[tuple[str, ...], list[str]]()
+    for method in strategies().values():
+        name, *rest = row(method)
+        alike.setdefault(tuple(rest), []).append(name)
+    rows = ([", ".join(names), *rest] for rest, names in alike.items())
+    lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
