@@ -190,17 +190,18 @@ def settings_page() -> str:
             "",
             f"## {title}",
             "",
-            "| key | default | values | meaning |",
-            "|---|---|---|---|",
+            "| key and default | values | meaning |",
+            "|---|---|---|",
         ]
-        rows = dict[str, list[str]]()  # keys that differ in nothing else share a row
+        rows = dict[str, list[str]]()  # keys of one meaning share a row
         for owner, cls in members:
             for key, f in keys_of(cls, owner).items():
-                _, _, default = toml_text({"": cast(Value, f.default)}).strip().partition(" = ")
+                _, _, text = toml_text({"": cast(Value, f.default)}).strip().partition(" = ")
+                default = f.default if isinstance(f.default, str) else text
                 symbol = f" ({f.metadata['symbol']})" if f.metadata.get("symbol") else ""
                 meaning = (f.metadata.get("help", "") + symbol).replace("|", "\\|")
-                row = f"`{default}` | {allowed_values(f)} | {meaning} |"
-                rows.setdefault(row, []).append(f"`{key}`")
+                row = f"{allowed_values(f)} | {meaning} |"
+                rows.setdefault(row, []).append(f"`{key}={default}`")
         lines += [f"| {', '.join(keys)} | {row}" for row, keys in rows.items()]
     return "\n".join(lines) + "\n"
 
