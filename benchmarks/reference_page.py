@@ -355,15 +355,15 @@ $ python -m benchmarks.reference --out table --methods ditto --sets bmt   # a pa
 $ python -m benchmarks.reference --out table --page docs       # the page and its files, of finished cells
 ```
 
-The short form has 14,274 runs. In two processes on two cores they took 71 minutes (27 November 2026). All cells repeat,
-also those with differential privacy: a simulation makes its noise of the seed.
+The short form has 14,274 runs: 71 minutes in two processes on two cores (27 November 2026). All cells repeat, also those with
+differential privacy.
 
 ## Design
 
 Each method has a random search of its own, with equally many trials. Validation data of the hospitals that train rank
 them. The search covers the learning rate, and each weight or rate of the method's own, from a tenth to ten times the
 default. Each hospital is left out once, in groups, with a search of its own; first seed. All methods train a network of
-16 hidden units, except three rows: FedXgbBagging, local-trees and pooled-trees boost five trees a round at each hospital.
+16 hidden units. FedXgbBagging, local-trees and pooled-trees boost five trees a round at each hospital.
 [data-sets.md](data-sets.md#tables-of-several-hospitals) describes the tables.
 
 ## Columns
