@@ -18,7 +18,8 @@ HEADERS = (("Content-Type", "application/octet-stream"), ("Cache-Control", "no-s
 class Posted:
     """One link by POSTs. Each number is taken once; a POST that is repeated gets the same answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
+        self.address = address
         self.up: bytes | None = None  # taken, and not read yet
         self.down: bytes | None = None  # sent, and not asked for yet
         self.last = b""  # the answer to the last POST that asked
@@ -55,10 +56,14 @@ class Posted:
         self.down = data
         self._tell()
 
-    async def close(self, code: int = NO_LINK) -> None:
-        """End the link; wait until the silo has asked for the rest, and for the code."""
+    def end(self, code: int) -> None:
+        """End the link without waiting."""
         self.code = self.code or code
         self._tell()
+
+    async def close(self, code: int = NO_LINK) -> None:
+        """End the link; wait until the silo has asked for the rest, and for the code."""
+        self.end(code)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TOLD_SECONDS):
                 await self._until(lambda: self.told)

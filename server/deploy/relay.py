@@ -9,15 +9,15 @@ import contextlib
 import logging
 import secrets
 import signal
-import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from websockets.asyncio.server import Request, Response, Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -77,7 +77,7 @@ class Relay:
         self.fleet, self.registered, self.limits, self.echo = fleet, registered, limits, echo
         self.keys: frozenset[bytes] = frozenset()
         self.over = False
-        self.doors: dict[asyncio.Transport, socket.socket] = {}
+        self.doors: dict[asyncio.Transport, Door] = {}
         self.links: dict[ServerConnection | Posted, bytes] = {}
         self.sessions: dict[bytes, Posted] = {}  # by their tokens
         self.tasks = set[asyncio.Task[None]]()
@@ -93,6 +93,7 @@ class Relay:
             host,
             port,
             ssl=context,
+            ssl_handshake_timeout=self.limits.handshake if context else None,
             process_request=self._admit_request,
             create_connection=self._door,  # type: ignore[arg-type]
             compression=None,
@@ -163,9 +164,18 @@ class Relay:
     # --- POSTs --------------------------------------------------------------------------------------------
 
     def full(self) -> bool:
-        """Whether there are as many TCP connections as strangers and links may have; in the end no new one."""
-        self.doors = {way: one for way, one in self.doors.items() if one.fileno() >= 0}
-        return self.over or len(self.doors) >= self.limits.unsigned + SOCKETS * len(self.links)
+        """Whether there are as many TCP connections as strangers and links may have; in the end no new one.
+
+        A stranger gives way to a newer connection.
+        """
+        self.doors = {way: one for way, one in self.doors.items() if one.socket.fileno() >= 0}
+        if len(self.doors) < self.limits.unsigned + SOCKETS * len(self.links):
+            return self.over
+        oldest = crowding(door for door in self.doors.values() if not door.signed)
+        if oldest is not None:
+            del self.doors[oldest.transport]
+            oldest.transport.abort()
+        return self.over or oldest is None
 
     def admit(self, begin: bytes) -> tuple[int, float]:
         """Return the bytes and seconds of a POST that begins so: few unless it is of a link."""
@@ -173,27 +183,31 @@ class Relay:
             return HEAD_BYTES + POST_BYTES, self.limits.silent
         return HEAD_BYTES + LARGEST_ANSWER, self.limits.handshake
 
-    async def answer(self, body: bytes) -> bytes:
-        """Return the answer to a POST."""
+    async def answer(self, door: "Door", body: bytes) -> bytes:
+        """Return the answer to a POST through this connection."""
         if not body:
-            return self._greet()
+            return self._greet(door.address)
         token, direction, number, data = read_request(body)
         session = self.sessions.get(token)
         if session is None or session.busy >= SOCKETS:
             return answer_of(NO_LINK, b"")
         session.busy += 1
+        door.signed |= session in self.links
         try:
             return await session.answer(direction, number, data)
         finally:
             session.busy -= 1
             session.seen = asyncio.get_running_loop().time()
 
-    def _greet(self) -> bytes:
-        unsigned = sum(one not in self.links for one in self.sessions.values())
-        if len(self.links) >= self.limits.links or unsigned >= self.limits.unsigned:
+    def _greet(self, address: str) -> bytes:
+        if len(self.links) >= self.limits.links:
             return answer_of(TOO_MANY, b"")
+        unsigned = {t: one for t, one in self.sessions.items() if one not in self.links}
+        if len(unsigned) >= self.limits.unsigned and (oldest := crowding(unsigned.values())):
+            oldest.end(TOO_MANY)
+            self.sessions = {t: one for t, one in self.sessions.items() if one is not oldest}
         token = secrets.token_bytes(TOKEN_BYTES)
-        self.sessions[token] = Posted()
+        self.sessions[token] = Posted(address)
         self.spawn(self._session(token))
         return answer_of(OPEN, token)
 
@@ -201,7 +215,7 @@ class Relay:
         try:
             await self._handle(self.sessions[token])
         finally:
-            del self.sessions[token]
+            self.sessions.pop(token, None)
 
     # --- a link -------------------------------------------------------------------------------------------
 
@@ -223,6 +237,8 @@ class Relay:
             await silo.close(TOO_MANY)
             return
         self.links[silo] = key
+        if isinstance(silo, ServerConnection) and silo.transport in self.doors:
+            self.doors[silo.transport].signed = True
         try:
             await self._carry(silo)
             await silo.close()
@@ -270,21 +286,51 @@ class Relay:
                 await silo.send(data)
 
 
+class Stranger(Protocol):
+    """A connection or session that has proved no key yet."""
+
+    @property
+    def address(self) -> str: ...
+
+
+S = TypeVar("S", bound=Stranger)
+
+
+def crowding(strangers: Iterable[S]) -> S | None:
+    """Return the oldest stranger of the address with the most of them, which gives way; they are in order of age.
+
+    So one address takes no other's place. Behind a web server all have one address: there only the oldest gives way.
+    """
+    waiting = [*strangers]
+    crowd = Counter(one.address for one in waiting)
+    return max(waiting, key=lambda one: crowd[one.address], default=None)
+
+
+def network_of(peer: tuple[str, int] | None) -> str:
+    """Return the address that counts as one: an IPv6 network of 64 bits, in which a host chooses its address."""
+    host = ip_address(str(peer[0]).partition("%")[0]) if peer else ip_address("::")
+    mapped = getattr(host, "ipv4_mapped", None)
+    return str(
+        ip_network((mapped or host, 32 if mapped or host.version == 4 else 64), strict=False)
+    )
+
+
 class Door(asyncio.Protocol):
     """The begin of a TCP connection, counted from then on: of a WebSocket, or of POSTs, by its first byte."""
 
     def __init__(self, relay: Relay, websocket: Callable[[], ServerConnection]) -> None:
-        self.relay, self.websocket = relay, websocket
+        self.relay, self.websocket, self.signed = relay, websocket, False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport, self.socket = transport, transport.get_extra_info("socket")
+        self.address = network_of(transport.get_extra_info("peername"))
         loop = asyncio.get_running_loop()
         self.timer = loop.call_later(self.relay.limits.handshake, transport.abort)
         if self.relay.full():
             transport.abort()
         else:
-            self.relay.doors[transport] = transport.get_extra_info("socket")
+            self.relay.doors[transport] = self
 
     def data_received(self, data: bytes) -> None:
         self.timer.cancel()
@@ -297,7 +343,8 @@ class Door(asyncio.Protocol):
         relay, reader = self.relay, asyncio.StreamReader(FRAME_BYTES)
 
         def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            relay.spawn(Visitor(reader, writer, relay.admit, relay.answer).serve())
+            answer = partial(relay.answer, self)
+            relay.spawn(Visitor(reader, writer, relay.admit, answer).serve())
 
         return asyncio.StreamReaderProtocol(reader, begin)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -37,7 +38,7 @@ from client.link.handshake import (
     DOWN,
     NO_LINK,
     OPEN,
-    TOO_MANY,
+    READY,
     UP,
     answer,
     new_nonce,
@@ -58,7 +59,7 @@ from server.cli.main import main
 from server.deploy.control import Control, write_connection
 from server.deploy.credentials import ensure_credentials
 from server.deploy.posted import Posted, Visitor
-from server.deploy.relay import Limits, Relay, tls_of
+from server.deploy.relay import Door, Limits, Relay, network_of, tls_of
 from server.deploy.submit import app_directory
 from server.simulation.simulate import simulate
 
@@ -244,6 +245,63 @@ def test_strangers_stay_within_bounds_and_a_silo_gets_in(made, fleet):
     assert fleet.came >= 1
 
 
+def post(connection, body=b""):
+    connection.request("POST", "/link", body)
+    return read_answer(connection.getresponse().read())
+
+
+@pytest.mark.parametrize("before", [0, 20])
+def test_one_address_takes_no_others_place(made, plain, before):
+    """Hundreds of greetings and idle connections of 127.0.0.1: a silo at 127.0.0.2 keeps its session and connection.
+
+    It greets the relay, is slow, and proves its key in the end, on the same connection.
+    """
+    key = load_key(made.node_key("north"))
+    with contextlib.ExitStack() as stack:
+
+        def connect(source):
+            one = http.client.HTTPConnection(
+                HOST, plain.port, timeout=10, source_address=(source, 0)
+            )
+            return stack.enter_context(contextlib.closing(one))
+
+        def crowd(number):
+            for _ in range(number):
+                other = connect(HOST)
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    other.connect()
+                    other.send(b"P")  # and nothing more, on this one
+                flooding = connect(HOST)
+                assert post(flooding)[0] == OPEN
+
+        crowd(before)
+        silo = connect("127.0.0.2")
+        code, token = post(silo)
+        assert code == OPEN
+        crowd(20)
+        _, nonce = post(silo, request(token, DOWN, 0, b""))
+        assert post(silo, request(token, UP, 0, answer(key, nonce)))[0] == OPEN
+        assert post(silo, request(token, DOWN, 1, b"")) == (OPEN, READY)
+
+
+@pytest.mark.parametrize(
+    ("peer", "same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:2"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("fe80::1%eth0", "fe80::2"),
+    ],
+)
+def test_what_counts_as_one_address(peer, same):
+    """A host chooses among 2^64 addresses of its IPv6 network; an IPv4 address in IPv6 is the IPv4 address."""
+    assert network_of((peer, 1)) == network_of((same, 2))
+    assert (
+        network_of((peer, 1))
+        != network_of(("2001:db8:0:1::1", 1))
+        != network_of(("10.0.0.2", 1))
+    )
+
+
 KEY = ec.generate_private_key(ec.SECP384R1())
 FIELDS = st.dictionaries(
     st.sampled_from(["public-key", "signature", "proof", "x"]), st.none() | st.text()
@@ -405,14 +463,17 @@ def test_each_number_is_taken_once_and_answered_alike(sent, steps):
     )
 )
 def test_no_post_breaks_the_relay_or_opens_anything(body):
-    """A body without a session's token gets one answer; an empty one gets a token, within the bound."""
+    """A body without a session's token gets one answer; an empty one a token, and at the bound another's place."""
 
     async def run():
         relay = Relay((HOST, 1), list, Limits(unsigned=1))
-        code, token = read_answer(await relay.answer(body))
+        door = Door(relay, lambda: None)
+        door.address = HOST
+        code, token = read_answer(await relay.answer(door, body))
         assert (code, len(token)) == ((NO_LINK, 0) if body else (OPEN, 32))
         if not body:
-            assert read_answer(await relay.answer(b"")) == (TOO_MANY, b"")
+            assert read_answer(await relay.answer(door, b""))[0] == OPEN
+            assert [*relay.sessions] != [token] and len(relay.sessions) == 1
         for task in relay.tasks:
             task.cancel()
 
