@@ -8,7 +8,6 @@ missing, or has other shapes, starts from the seed. A file is identified by its 
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import re
 from collections.abc import Collection
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from models.layout import block_names, other_names
 from partitions.common.errors import DataError
+from partitions.common.sizes import TooLargeError, repack
 
 SHOWN = 3  # most faults in a message
 # Where a training loop's file has its tensors
@@ -69,10 +69,12 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
         # The start of a file of torch.save
         if not content.startswith(b"PK\x03\x04"):
             return safetensors.torch.load(content)
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        found = torch.load(repack(content, "it"), map_location="cpu", weights_only=True)
         inside = [found[key] for key in STATES if isinstance(found.get(key), dict)]
         tensors = [*inside, found][0]
         return {name: tensor.detach() for name, tensor in tensors.items()}
+    except TooLargeError as error:
+        raise DataError(f"init-weights = {weights.file}: {error}") from None
     except Exception as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
         raise DataError(

@@ -18,14 +18,10 @@ import numpy as np
 
 from partitions.common.files import write_atomically
 from partitions.common.memory import available
+from partitions.common.sizes import trap_of
 from partitions.labels import Fault
 from partitions.splits import Array, Arrays
 from partitions.stored import AT_ONCE
-
-# Bytes; a file that unpacks to more, and to so many times its own size, is a trap
-LARGEST_UNPACKED = 1 << 27
-
-MOST_TIMES = 100
 
 LOCAL_HEADER = 30  # bytes of a member's own header, before its name
 
@@ -116,12 +112,8 @@ def read_arrays(path: Path) -> Arrays:
 
 def check_size(archive: zipfile.ZipFile, size: int) -> None:
     """Raise Fault, before anything is unpacked, for a small file that unpacks to a large one, or beyond free memory."""
-    unpacked = sum(member.file_size for member in archive.infolist())
-    if unpacked > LARGEST_UNPACKED and unpacked > MOST_TIMES * size:
-        raise Fault(
-            f"would unpack to {unpacked / 1e6:.0f} MB, {unpacked / size:.0f} times its size",
-            "if that is what you mean, save it uncompressed, with numpy.savez",
-        )
+    if why := trap_of(archive.infolist(), size):
+        raise Fault(why, "if that is what you mean, save it uncompressed, with numpy.savez")
     packed = sum(
         m.file_size for m in archive.infolist() if m.compress_type != zipfile.ZIP_STORED
     )

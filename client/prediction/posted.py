@@ -25,7 +25,8 @@ from client.prediction.predict import ModelAnswers, answer
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
-from partitions.common.sizes import BLOCK, check_size
+from partitions.common.parsed import parse_json
+from partitions.common.sizes import BLOCK, check_size, trap_of
 from partitions.importing.images import NIFTI, PICTURES
 from partitions.importing.table_source import check_columns, table_rows
 from partitions.recipes.lines import Lines
@@ -34,8 +35,6 @@ from partitions.recipes.recipe import Recipe
 
 MOST_SCAN_BYTES = 1 << 28  # of a request
 MOST_FILES = 10_000  # in a zip
-# A zip that unpacks to more, and to that many times its size, is refused
-LARGEST_UNPACKED, MOST_TIMES = 1 << 27, 100
 ZIP, GZIP = b"PK", b"\x1f\x8b"
 NIFTI_MAGIC = {344: (b"ni1\0", b"n+1\0"), 4: (b"ni2\0", b"n+2\0")}
 THE_REQUEST = "the request"
@@ -142,8 +141,8 @@ def check_archive(members: list[zipfile.ZipInfo], body: Path) -> None:
             f"the request's zip has {len(members)} files; 1 to {MOST_FILES} are read"
         )
     size, packed = sum(member.file_size for member in members), body.stat().st_size
-    if size > LARGEST_UNPACKED and size > MOST_TIMES * packed:
-        raise UserError(f"the request's zip would unpack to {size / packed:.0f} times its size")
+    if why := trap_of(members, packed):
+        raise UserError(f"the request's zip {why}")
     check_size(size, "the request's zip, unpacked,")
     if size > (free := shutil.disk_usage(body.parent).free):
         raise UserError(
@@ -176,10 +175,10 @@ def predict_rows(
 def lines_of(body: bytes, recipe: Recipe) -> Lines:
     """Return the rows of a request as a csv's lines. Raises DataError, one line."""
     try:
-        content = json.loads(
+        content = parse_json(
             body, parse_constant=refuse_constant, object_pairs_hook=without_repeats
         )
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else error
         raise DataError(f"the request is no JSON ({str(reason)[:80]})") from None
     rows = (

@@ -6,10 +6,12 @@ hospital's or a researcher's file calls these checks first. ``SILOFL_LARGEST_FIL
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +25,8 @@ MOST_LINE = 1 << 24  # characters of a csv's line; also of one cell
 MOST_FRAMES = 100_000  # of a DICOM file
 MOST_BEFORE = 1 << 26  # bytes of a NIfTI file before its voxels: the header and its extensions
 BLOCK = 1 << 20
+# Bytes; a zip that unpacks to more, and to so many times its own size, is a trap
+LARGEST_UNPACKED, MOST_TIMES = 1 << 27, 100
 
 
 class TooLargeError(DataError):
@@ -53,6 +57,34 @@ def check_size(size: int, what: str) -> None:
         raise TooLargeError(
             f"{what} would take {size / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB is free here"
         )
+
+
+def trap_of(members: Iterable[zipfile.ZipInfo], packed: int) -> str:
+    """Return what a small zip of ``packed`` bytes would unpack to, if that is large; empty: it is no trap."""
+    size = sum(member.file_size for member in members)
+    if size > LARGEST_UNPACKED and size > MOST_TIMES * packed:
+        return f"would unpack to {size / 1e6:.0f} MB, {size / packed:.0f} times its size"
+    return ""
+
+
+def repack(content: bytes, what: str) -> io.BytesIO:
+    """Return a zip with the members of a zip, for a reader of its own: it sees what was checked, and nothing else.
+
+    Raises TooLargeError where they are too large, and what zipfile raises for a damaged zip.
+    """
+    out = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(content)) as archive,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as made,
+    ):
+        members = archive.infolist()
+        if why := trap_of(members, len(content)):
+            raise TooLargeError(f"it {why}")
+        check_size(sum(member.file_size for member in members), what)
+        for member in members:
+            made.writestr(member.filename, archive.read(member))
+    out.seek(0)
+    return out
 
 
 def unpack(file: IO[bytes], what: str, *, wbits: int = 31, keep: bool = True) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from failing import fails
 from taken import all_x, imported, refused
 
-from partitions import npz
+from partitions.common import sizes
 from partitions.silo_file import read_silo_file
 
 
@@ -61,7 +61,7 @@ def test_a_small_file_that_unpacks_to_much(tmp_path):
 
 def test_many_members_of_the_same_bytes(tmp_path, monkeypatch):
     """What counts is their sum; a file that is as large as what it holds is read, however large."""
-    monkeypatch.setattr(npz, "LARGEST_UNPACKED", 1 << 20)
+    monkeypatch.setattr(sizes, "LARGEST_UNPACKED", 1 << 20)
     parts = {
         name: (header((1 << 19,), "|u1"), 1 << 20)
         for name in ("x_train", "y_train", "x_test", "y_test")
