@@ -21,6 +21,7 @@ from client.site.trust.policy import Policy, read_policy
 from client.site.trust.signing import UNSIGNED, read_signer, wanted_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.output import text_page, wrap
+from partitions.common.parsed import read_text
 from strategies import strategies
 from strategies.base.declarations import NUMBERS, VECTORS
 
@@ -68,8 +69,8 @@ def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
 
 
 def read_file(file: Path) -> tuple[str, StudyProtocol]:
-    """Return a study file's text and the parsed study. Raises SiteError or OSError."""
-    text = file.read_text(encoding="utf-8")
+    """Return a study file's text and the parsed study. Raises SiteError, DataError or OSError."""
+    text = read_text(file)
     return text, parse_study(text, str(file))
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tomllib
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +30,7 @@ from pydantic import Strict, model_validator
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names, is_formula
-from partitions.common.parsed import Frozen, parse_content
+from partitions.common.parsed import Frozen, parse_content, parse_json, parse_toml, read_text
 from partitions.common.plain_yaml import load_yaml
 
 LONGEST_NAME = 200  # characters of a name or a unit
@@ -226,8 +225,8 @@ def read_schema(text: str) -> Schema:
     if len(text) > LONGEST_SCHEMA:
         raise DataError(f"a schema has at most {LONGEST_SCHEMA} characters")
     try:
-        content = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        content = parse_json(text or "{}")
+    except ValueError:
         raise DataError(f"it is no JSON; {MEND_SCHEMA}") from None
     return parse_schema(content)
 
@@ -235,21 +234,20 @@ def read_schema(text: str) -> Schema:
 def load_schema(path: Path) -> Schema:
     """Return the schema of a .toml, .yaml or .json file. Raises DataError, one line that names the file."""
     readers: dict[str, Callable[[str], object]] = {
-        ".toml": tomllib.loads,
+        ".toml": parse_toml,
         ".yaml": load_yaml,
         ".yml": load_yaml,
-        ".json": json.loads,
+        ".json": parse_json,
     }
     if path.suffix not in readers:
         raise DataError(f"{path} does not end in .toml, .yaml, .yml or .json")
     try:
-        text = path.read_text("utf-8")
-        if len(text) > LONGEST_SCHEMA:
-            raise DataError(f"a schema has at most {LONGEST_SCHEMA} characters")
-        return parse_schema(readers[path.suffix](text))
+        text = read_text(path)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    try:
+        return parse_schema(readers[path.suffix](text))
+    except (ValueError, yaml.YAMLError) as error:
         raise DataError(f"{path}: {' '.join(str(error).split())}") from None
 
 

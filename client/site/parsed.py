@@ -1,6 +1,6 @@
 """From a text to values, as everywhere (`partitions/common/parsed.py`); errors are this site's own, `SiteError`."""
 
-import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .private import load_ours
@@ -12,9 +12,10 @@ class SiteError(ValueError):
 
 _parsed: Any = load_ours("partitions/common", "parsed")
 if TYPE_CHECKING:
-    from partitions.common.parsed import Frozen, match_pattern, shorten
+    from partitions.common.parsed import Frozen, match_pattern, parse_toml, shorten
 else:
     Frozen, match_pattern, shorten = _parsed.Frozen, _parsed.match_pattern, _parsed.shorten
+    parse_toml = _parsed.parse_toml
 
 Parsed = TypeVar("Parsed", bound=Frozen)
 
@@ -22,10 +23,17 @@ Parsed = TypeVar("Parsed", bound=Frozen)
 def read_toml(text: str, path: str, mend: str) -> dict[str, Any]:
     """Return the content of a text in TOML. ``mend``: the next step. Raises SiteError, one line."""
     try:
-        return tomllib.loads(text)
-    # ValueError also for a number of thousands of digits
-    except (ValueError, RecursionError) as error:
+        return parse_toml(text)
+    except ValueError as error:
         raise SiteError(f"{path} is no TOML ({error}); {mend}") from None
+
+
+def read_bounded(path: Path) -> bytes:
+    """Return a file's content. Raises SiteError, one line, where it is too long; OSError."""
+    try:
+        return bytes(_parsed.read_bounded(path))
+    except ValueError as error:
+        raise SiteError(str(error)) from None
 
 
 def parse_values(kind: type[Parsed], content: object, path: str, mend: str) -> Parsed:

@@ -1,4 +1,4 @@
-"""From a text to values, one way for all files: pydantic checks them, and one function makes the one-line error.
+"""From a text to values, one way for all files: bounded before it is parsed, then pydantic checks the values.
 
 A hospital's own process loads this file, too (`client/site/parsed.py`): its imports are relative.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 import reprlib
+import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -33,6 +35,78 @@ Parsed = TypeVar("Parsed", bound=Frozen)
 NO_KEY = ("extra_forbidden", "invalid_key")
 SHORT = reprlib.Repr()  # whatever the size of a value, which YAML's aliases can make unlimited
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
+
+
+# --- texts ---
+
+
+MOST_TEXT = 1 << 20  # bytes of a file; real ones have a few thousand
+DEEPEST = 20  # levels of tables and lists, and parts of a key
+# Of TOML and JSON: a text, a comment, or a sign between keys and values. One that is not closed ends with the file.
+TOKENS = re.compile(
+    r"""\"{3}[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*(?:"{3,5}|\Z)|'{3}.*?(?:'{3,5}|\Z)"""
+    r"""|"(?:\\.|[^"\\\n])*"?|'[^'\n]*'?|\#[^\n]*|[].,={}[\n]""",
+    re.DOTALL,
+)
+
+
+def read_bounded(path: Path, most: int = MOST_TEXT) -> bytes:
+    """Return a file's content. Raises DataError, one line, where it has more than ``most`` bytes; OSError."""
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise DataError(f"{path} has more than {most} bytes, which no such file has")
+    return content
+
+
+def read_text(path: Path, most: int = MOST_TEXT) -> str:
+    """Return a file's text. Raises DataError, one line, where it is too long or not in UTF-8; OSError."""
+    try:
+        return read_bounded(path, most).decode()
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not in UTF-8: save it as a plain text file") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the content of a text in TOML. Raises ValueError, the reason alone, in one line."""
+    found: dict[str, Any] = _parse(tomllib.loads, text)
+    return found
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Return the content of a text in JSON; ``options``: of json.loads. Raises ValueError, the reason alone."""
+    return _parse(
+        partial(json.loads, **options), text if isinstance(text, str) else text.decode()
+    )
+
+
+def _parse(parse: Callable[[str], Any], text: str) -> Any:
+    """Return what can be written again: numbers of digits, texts of whole characters, few levels."""
+    check_levels(text)
+    try:
+        found = parse(text)
+        json.dumps(found, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise DataError("a text in it has half a character, a lone surrogate") from None
+    except ValueError as error:
+        if type(error) is ValueError:  # Python's own, about thousands of digits
+            raise DataError("a number in it has too many digits") from None
+        raise
+    return found
+
+
+def check_levels(text: str) -> None:
+    """Raise DataError for a text that nests more, or has longer keys, than parsers take: they need squares of time."""
+    level = parts = 0
+    for found in TOKENS.finditer(text):
+        token = found[0]
+        level += (token in "[{") - (token in "]}")
+        parts = parts + 1 if token == "." else parts if token[0] in "\"'" else 0
+        if max(level, parts) > DEEPEST:
+            raise DataError(f"it is nested deeper than {DEEPEST} levels")
+
+
+# --- values ---
 
 
 def parse_values(

@@ -24,7 +24,6 @@ It contains no name, date, identifier or text of a header, only codes that DICOM
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from pydantic import Field
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.common.parsed import parse_content
+from partitions.common.parsed import parse_content, parse_json
 from partitions.labels import TASKS
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.recipes.recipe import (
@@ -185,8 +184,8 @@ def read_any(text: str) -> AnyRecipe:
     try:
         if len(text) > LONGEST_RECIPE:
             raise DataError(f"a recipe has at most {LONGEST_RECIPE} characters")
-        return parse_any(json.loads(text))
-    except (ValueError, RecursionError) as error:
+        return parse_any(parse_json(text))
+    except ValueError as error:
         raise DataError(
             f"the recipe cannot be used ({' '.join(str(error).split())[:300]})"
         ) from None

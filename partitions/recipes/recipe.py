@@ -21,7 +21,6 @@ A recipe contains no code and no row. Names of categories and values for gaps co
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
@@ -31,7 +30,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.common.parsed import Frozen, parse_content
+from partitions.common.parsed import Frozen, parse_content, parse_toml, read_text
 from partitions.common.sizes import MOST_COLUMNS
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
 from partitions.recipes.toml import as_toml
@@ -242,12 +241,12 @@ def load_recipe(path: Path) -> Recipe:
 def load_toml(path: Path, parse: Callable[[object], T]) -> T:
     """Return the result of ``parse`` for a .toml file. Raises DataError, one line that names the file."""
     try:
-        if path.stat().st_size > LONGEST_RECIPE:
-            raise DataError(f"a recipe has at most {LONGEST_RECIPE} bytes")
-        return parse(tomllib.loads(path.read_text("utf-8")))
+        text = read_text(path, LONGEST_RECIPE)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
-    except (ValueError, RecursionError) as error:
+    try:
+        return parse(parse_toml(text))
+    except ValueError as error:
         raise DataError(f"{path}: {' '.join(str(error).split())}") from None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from client.commands.table import Command, file_option, flag, option, several
 from partitions.common.errors import UserError
+from partitions.common.parsed import read_text
 from server.cli.options import FEDERATION_FILE, RUN_OPTIONS, SIGN_WITH, run_values
 
 TEXTS = {
@@ -76,7 +77,7 @@ def check(args: argparse.Namespace) -> None:
     from client.site.study.protocol import signer_of
     from server.deploy.study_draft import check as check_study
 
-    text = args.file.read_text(encoding="utf-8")
+    text = read_text(args.file)
     study = check_study(text, str(args.file))
     signer = signer_of(text)
     print(
@@ -97,7 +98,7 @@ def sign(args: argparse.Namespace) -> None:
     from server.deploy.federation import read_federation
     from server.deploy.study_draft import check as check_study
 
-    text = args.file.read_text(encoding="utf-8")
+    text = read_text(args.file)
     check_study(text, str(args.file))
     file = args.sign_with or signing_key_file(read_federation(args.federation))
     text = sign_study(text, load_signing_key(file))

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +21,7 @@ from client.site.flower import internal
 from client.site.runtime.launch import reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
+from partitions.common.parsed import parse_toml, read_text
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,14 @@ def remove_connection(connection: Connection) -> None:
 
 def _entries(path: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parse_toml(read_text(path))
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise UserError(
             f"cannot read Flower's configuration {path}: {error.strerror}; FLWR_HOME names another folder for it"
         ) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"cannot read Flower's configuration {path}: {error}") from None
     entries = content.get("superlink", {})
     return entries if isinstance(entries, dict) else {}
@@ -162,7 +162,7 @@ def _replace_entry(path: Path, name: str, new: list[str]) -> None:
     if new:
         kept += ["", *new] if kept else new
     result = "\n".join(kept) + "\n"
-    others = [tomllib.loads(content) for content in (text, result)]
+    others = [parse_toml(content) for content in (text, result)]
     for content in others:
         content.get("superlink", {}).pop(name, None)
     if others[0] != others[1]:

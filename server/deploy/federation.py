@@ -40,14 +40,13 @@ from pydantic import (
 
 from client.site.runtime.route import bracket_host
 from client.site.trust.policy import PUBLIC, read_policy
-from partitions.common.errors import UserError
+from partitions.common.errors import DataError, UserError
 from partitions.common.names import SILO, nearest, unknown_name
-from partitions.common.parsed import Frozen, match_pattern, parse_values, shorten
+from partitions.common.parsed import Frozen, match_pattern, parse_values, read_text, shorten
 from partitions.common.plain_yaml import load_yaml
 from partitions.schema import NO_SCHEMA, Schema, load_schema, parse_schema
 
 # Maximum characters of a file
-LARGEST = 1 << 20
 TAKEN = ("default", "local", "supergrid")  # entries of Flower's own configuration
 # Not in `run`
 OF_A_RUN = {"dataset", "partition", "data-dir", "silos", "agreed", "resume", "out", "hold-out"}
@@ -329,10 +328,10 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
     Raises UserError with one line: the fault, its place, and the fix.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError:
         raise UserError(f"there is no {path}: write one, or name another file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, DataError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     place = FederationPlace(path.parent, check_data)
     found = parse_values(
@@ -345,10 +344,6 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
 
 def parse_yaml(text: str, path: Path) -> Any:
     """Return the content of a YAML file. Raises UserError, one line."""
-    if len(text) > LARGEST:
-        raise UserError(
-            f"{path} has {len(text)} characters: a federation file has at most {LARGEST}"
-        )
     try:
         return load_yaml(text)
     except yaml.YAMLError as error:

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import time
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import append, hold_lock, sync, write_atomically
+from partitions.common.parsed import parse_toml, read_text
 from partitions.common.settings import toml_text
 from server.results.reading import read_events
 from strategies.base.client import BUFFERS, GLOBAL
@@ -70,16 +70,11 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 def read_toml(path: Path) -> dict[str, Value]:
     """Return a configuration file as flat keys. Raises UserError if it cannot be read."""
     try:
-        return flatten(tomllib.loads(path.read_text()))
+        return flatten(parse_toml(read_text(path)))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
-    # ValueError also for a number with thousands of digits
     except (OSError, ValueError) as error:
         raise UserError(f"the configuration file {path} cannot be read: {error}") from None
-    except RecursionError:
-        raise UserError(
-            f"the configuration file {path} cannot be read: it is nested too deep"
-        ) from None
 
 
 class RunDirectory:

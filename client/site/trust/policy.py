@@ -26,7 +26,15 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from ..parsed import Frozen, SiteError, match_pattern, parse_values, read_toml, shorten
+from ..parsed import (
+    Frozen,
+    SiteError,
+    match_pattern,
+    parse_values,
+    read_bounded,
+    read_toml,
+    shorten,
+)
 from .methods import METHODS
 
 PUBLIC = "public"  # in place of a file: the data are public
@@ -290,7 +298,7 @@ def read_policy(where: str) -> Policy:
         return public_policy()
     path = Path(where).expanduser()
     try:
-        content = path.read_bytes()
+        content = read_bounded(path)
     except OSError as error:
         raise SiteError(
             f"{path}: {error.strerror}; write the policy there: without it nothing leaves"

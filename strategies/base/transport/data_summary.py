@@ -9,7 +9,6 @@ number of classes it is the largest value, because a silo that lacks the last cl
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ import torch
 
 from models.shapes import Shape, columns, read_shape, write_shape
 from partitions.common.errors import UserError
+from partitions.common.parsed import parse_json, shorten
 from partitions.labels import MOST_CLASSES, ONE_CLASS, TASKS
 from partitions.schema import (
     NO_SCHEMA,
@@ -91,7 +91,7 @@ class Reconciled:
 def read_agreed(text: str) -> dict[str, Any]:
     """Return the parsed setting ``agreed``; raise UserError if it is invalid."""
     try:
-        stated = json.loads(text or "{}")
+        stated = parse_json(text or "{}")
     except ValueError:
         stated = None
     if not isinstance(stated, dict) or not set(stated) <= {*NEEDED, SCHEMA}:
@@ -107,7 +107,7 @@ def read_agreed(text: str) -> dict[str, Any]:
         and all(is_whole(n, 1, MOST) for n in samples.values()),
     }
     if wrong := next((key for key, right in fits.items() if not right), ""):
-        raise UserError(f"agreed: {wrong} = {stated[wrong]!r}: {NEEDED[wrong]}")
+        raise UserError(f"agreed: {wrong} = {shorten(stated[wrong])}: {NEEDED[wrong]}")
     if SCHEMA in stated:
         check_schema(stated)
     return stated
