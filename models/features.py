@@ -61,13 +61,17 @@ def compute_frozen(
     model: FlatModel, tensors: Mapping[str, Tensor], x: Any
 ) -> tuple[Tensor, Tensor]:
     """Return features and outputs of a batch under these tensors (``Layout.unflatten``), in evaluation mode."""
-    model.module.eval()
-    try:
+
+    def of(x: Any) -> tuple[Tensor, Tensor]:
         with seen_features(model) as found:
             outputs = functional_call(model.module, dict(tensors), (x,))
+        return found[-1], outputs
+
+    model.module.eval()
+    try:
+        return of(x) if model.private is None else model.private.by_chunk(of, x)
     finally:
         model.module.train()
-    return found[-1], outputs
 
 
 @torch.no_grad()

@@ -46,6 +46,7 @@ class PrivateGradient(Protocol):
     """Backend that clips gradients and adds noise (strategies/base/privacy.py)."""
 
     def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor: ...
+    def by_chunk(self, of: Any, *batch: Any) -> tuple[Any, ...]: ...
 
 
 @dataclass(frozen=True)

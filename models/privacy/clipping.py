@@ -5,35 +5,42 @@ layers, units are processed in chunks; patients in a chunk have equally many rec
 outputs gives all norms, and from them the weighted sum (``layers.py``). For all other networks, and for patients with
 more records than a chunk, units are processed one by one, with a backward pass each.
 
+**Chunks have one shape.** Libraries compute a product of few rows otherwise than one of many, and weights that cancel
+make of its last bits whatever a server likes. So the rows of a chunk depend on a unit's number of records and on the
+run's settings alone: the last chunk is padded with copies of its first unit, which count for nothing.
+
 **What a unit adds depends on the unit and the model alone**, and has norm C at most. So:
 
 * A unit whose norm is not finite leaves before anything is weighted: 0 times an infinite input would be nan, in
   everybody's sum. A unit that raises an error adds nothing.
 * A trial decides whether a network can be processed in chunks. It uses random records and weights, because a decision
   made with the silo's records or the server's weights would change what the other records add. A layer that is called
-  twice, a weight that two layers share, a parameter that the loss uses, and mixed records fail the trial. These are
-  processed one by one, where each gradient is of one record alone.
+  twice, a weight that two layers share, a parameter that the loss uses, and mixed records fail the trial. So does a
+  chunk in which a unit's numbers are not the same, bit for bit, at every place. These are processed one by one, where
+  each gradient is of one unit alone.
 * Each sum must be finite and at most the number of units times C long. Otherwise the units are added again one by one,
   each under the same condition, or left out.
 
 The chunk size keeps the layers' inputs and the gradients of their outputs about as large as the activations of a plain
-step.
+step, and the padding small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from flwr.common import log
 from torch import Tensor, nn
 
 from models.features import seen_features
 from models.flat import FlatModel
-from models.privacy.layers import ParameterGradients, Rows, is_trained
+from models.privacy.layers import ParameterGradients, Rows, in_float32, is_trained
 from models.privacy.records import (
     MEANS,
     average_loss,
@@ -55,12 +62,19 @@ FEWEST, MOST = 16, 256  # within these limits of its records
 class Clipping:
     """Clipped sums of one model's gradients."""
 
-    def __init__(self, model: FlatModel, clip_norm: float, together: bool = True) -> None:
+    def __init__(
+        self, model: FlatModel, clip_norm: float, together: bool = True, batch: int = 64
+    ) -> None:
         check_network(model.module)
         self.model, self.clip_norm = model, clip_norm
         self.together = together  # False: one by one, for every network
+        # Padding costs less than another chunk where a record is one position of each layer
+        layers = (m for m in model.module.modules() if [*m.parameters(recurse=False)])
+        flat = all(type(m) is nn.Linear for m in layers)
+        self.batch = 2 * batch if flat else batch // 2
         # Results of the trial, by trained parameters and kind of loss
         self.tried: dict[tuple[Any, ...], bool] = {}
+        self.alike: dict[tuple[Any, ...], bool] = {}  # also by the records of a unit
         self.clipped: Tensor | int = 0  # number of units whose gradients were clipped,
         self.units = 0  # of this number
 
@@ -83,18 +97,29 @@ class Clipping:
             if groups is None
             else by_size(groups)
         )
-        most = (
-            chunk_size(x) if self.together and self._may_go_together(x, y, loss, network) else 0
-        )
-        found = self._sum_chunks(x, y, loss, network, units, most)
+        with in_float32():
+            return self._total(x, y, loss, network, units)
+
+    def _total(
+        self,
+        x: Any,
+        y: Tensor,
+        loss: Loss | OnFeatures,
+        network: nn.Module | None,
+        units: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        sized = [
+            (same, self._units_of_chunk(x, y, loss, network, same.shape[1])) for same in units
+        ]
+        found = self._sum_chunks(x, y, loss, network, sized)
         if found is None:
             log(
                 WARNING,
                 "a sum of clipped gradients is too long or not finite: its units are added one by one",
             )
             alone = (
-                self._sum_chunks(x, y, loss, network, [one], most)
-                for same in units
+                self._sum_chunks(x, y, loss, network, [(one, many)])
+                for same, many in sized
                 for one in torch.split(same, 1)
             )
             nothing = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
@@ -110,21 +135,26 @@ class Clipping:
         y: Tensor,
         loss: Loss | OnFeatures,
         network: nn.Module | None,
-        units: Sequence[Tensor],
-        most: int,
+        sized: Sequence[tuple[Tensor, int]],
     ) -> tuple[Tensor, Tensor] | None:
-        """Return :meth:`total` of units (n, k) of equal size, in chunks of ``most`` records; None if it fails."""
+        """Return :meth:`total` of units (n, k) of equal size, in chunks of so many units; None if it fails.
+
+        0 units of a chunk: one by one.
+        """
         total = torch.zeros_like(self.model.gradient)
         value = self.model.gradient.new_zeros(())
         try:
-            for same in units:
-                if (k := same.shape[1]) > most:
-                    for index in same:
-                        value += self._single(x, y, index, loss, network)
+            for same, many in sized:
+                for part in torch.split(same, many or 1):
+                    if not many:
+                        value += self._single(x, y, part[0], loss, network)
                         self._add(total)
-                else:
-                    for part in torch.split(same.flatten(), most // k * k):
-                        value += self._chunk(rows(x, part), y[part], loss, network, total, k)[0]
+                        continue
+                    index = padded(part, many).flatten()
+                    index = padded(index, in_chunk(many, part.shape[1]))
+                    value += self._chunk(
+                        rows(x, index), y[index], loss, network, total, part.shape, many
+                    )[0]
         except Exception as error:  # of a record: an error reply would disclose it
             if is_out_of_memory(error):
                 raise
@@ -136,7 +166,7 @@ class Clipping:
             )
             return None
         # The one condition of all ways; a comparison with nan is false.
-        most_length = sum(map(len, units)) * self.clip_norm * ROUNDED
+        most_length = sum(len(same) for same, _ in sized) * self.clip_norm * ROUNDED
         return (total, value) if bool(length(total) <= most_length) else None
 
     def _factors(self, norms: Tensor) -> Tensor:
@@ -174,13 +204,16 @@ class Clipping:
         loss: Loss | OnFeatures,
         network: nn.Module | None,
         total: Tensor,
-        k: int = 1,
+        own: tuple[int, ...],
+        many: int,
     ) -> tuple[Tensor, Tensor]:
-        """Add the clipped gradients of a chunk's units, of k consecutive records each, to ``total``.
+        """Add the clipped gradients of the first of a chunk's ``many`` units to ``total``.
 
-        Returns the sum of the units' losses, and their norms (b,) before clipping.
+        ``own``: the number of these units, and of the consecutive records of each. Returns the sum of their losses, and
+        their norms before clipping.
         """
-        value, parts = self._parts(x, y, loss, network, k)
+        count, k = own
+        value, parts = self._parts(x, y, loss, network, own, many)
         with torch.no_grad():
             lengths: dict[int, Tensor] = {}
             for part in parts:  # the norms of a parameter's parts are added: a layer may be called more than once
@@ -188,9 +221,12 @@ class Clipping:
                 found = part.square(k).to(total.dtype).sqrt()
                 lengths[at] = lengths[at] + found if at in lengths else found
             squares = (found.square() for found in lengths.values())
-            norms = sum(squares, start=total.new_zeros(len(y) // k)).sqrt()
-            factors = self._factors(norms).repeat_interleave(k)
-            kept = (factors > 0).nonzero().squeeze(1)
+            norms = sum(squares, start=total.new_zeros(many)).sqrt()[:count]
+            factors = F.pad(self._factors(norms), (0, many - count)).repeat_interleave(k)
+            kept = factors > 0
+            every = bool(
+                kept[: count * k].all()
+            )  # then copies of the first unit are finite, too
             views = {
                 id(p): e
                 for p, e in zip(
@@ -198,8 +234,7 @@ class Clipping:
                 )
             }
             for part in parts:
-                own = part if len(kept) == len(factors) else part.only(kept)
-                gradient = own.weighted_sum(factors[kept])
+                gradient = (part if every else part.only(kept)).weighted_sum(factors)
                 entry = views[id(part.parameter)]
                 place = total[entry.start : entry.stop].view(entry.shape)
                 if isinstance(gradient, Rows):
@@ -209,58 +244,83 @@ class Clipping:
         return value, norms
 
     def _parts(
-        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, k: int
+        self,
+        x: Any,
+        y: Tensor,
+        loss: Loss | OnFeatures,
+        network: nn.Module | None,
+        own: tuple[int, ...],
+        many: int,
     ) -> tuple[Tensor, list[ParameterGradients]]:
-        """Return the sum of the losses of units of k records, and the gradients of each layer's parameters."""
+        """Return the sum of the losses of the first ``own`` units, and the gradients of each layer of ``many``."""
+        (count, k), used = own, slice(0, many * own[1])
         with (
             seen_layers(network or self.model.module) as seen,
             seen_features(self.model) as features,
         ):
             logits = (network or self.model.module)(x)
+        first = count * k
         if loss in MEANS:
             value = loss(logits, y) * (len(y) / k)
-        else:
-            value = (
-                each_loss(
-                    loss, logits, features[-1] if isinstance(loss, OnFeatures) else None, y
-                ).sum()
-                / k
+            told = (
+                value if first == len(y) else loss(logits[:first].detach(), y[:first]) * count
             )
+        else:
+            z = features[-1] if isinstance(loss, OnFeatures) else None
+            each = each_loss(loss, logits, z, y) / k
+            value, told = each.sum(), each[:first].sum()
         found = torch.autograd.grad(
             value, [output for _, _, _, output in seen], allow_unused=True
         )
         with torch.no_grad():
-            used = (
-                (parts, m, a, d)
+            layers = (
+                parts(m, a[used], d[used])
                 for (parts, m, a, _), d in zip(seen, found, strict=True)
                 if d is not None
             )
-            return value.detach(), [part for parts, m, a, d in used for part in parts(m, a, d)]
+            return told.detach(), [part for parts in layers for part in parts]
 
-    def _may_go_together(
-        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
-    ) -> bool:
+    def _units_of_chunk(
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, k: int
+    ) -> int:
+        """Return how many units of k records a chunk has, a power of two whatever was drawn; 0: one by one."""
+        most = chunk_size(x, self.batch) // k
+        if not most or not self.together:
+            return 0
+        many = power_of_two(most)
         trained = tuple(is_trained(p) for p in self.model.parameters)
         key = (trained, type(loss), code_of(loss), network is None)
         if key not in self.tried:
-            with random_weights(self.model) as rng:
-                x, y = (random_like(v, rng) for v in (x, y))
-                before = {
-                    name: buffer.clone() for name, buffer in self.model.module.named_buffers()
-                }
-                try:
-                    self.tried[key] = self._trial(x, y, loss, network, rng)
-                except Exception as error:  # of a network of the user's own: any
-                    log(INFO, "this network's gradients go one by one: %s", error)
-                    self.tried[key] = False
-                else:
-                    if not self.tried[key]:
-                        log(
-                            INFO,
-                            "this network's gradients go one by one: together, they are not each record's own",
-                        )
-                check_buffers(self.model.module, before)
-        return self.tried[key]
+            self.tried[key] = self._passes(self._trial, x, y, loss, network, TRIED)
+        if self.tried[key] and many > 1 and (*key, k) not in self.alike:
+            alike = partial(self._are_places_alike, k, many)
+            self.alike[(*key, k)] = self._passes(alike, x, y, loss, network, in_chunk(many, k))
+        return many if self.tried[key] and self.alike.get((*key, k), True) else 0
+
+    def _passes(
+        self,
+        trial: Callable[..., bool],
+        x: Any,
+        y: Tensor,
+        loss: Loss | OnFeatures,
+        network: nn.Module | None,
+        count: int,
+    ) -> bool:
+        """Return whether a trial with this number of random records, and random weights, succeeds."""
+        with random_weights(self.model) as rng:
+            x, y = (random_like(v, rng, count) for v in (x, y))
+            before = {
+                name: buffer.clone() for name, buffer in self.model.module.named_buffers()
+            }
+            reason: object = "together, they are not each record's own"
+            try:
+                passed = trial(x, y, loss, network, rng)
+            except Exception as error:  # of a network of the user's own: any
+                passed, reason = False, error
+            if not passed:
+                log(INFO, "this network's gradients go one by one: %s", reason)
+            check_buffers(self.model.module, before)
+        return passed
 
     def _trial(
         self,
@@ -280,7 +340,7 @@ class Clipping:
         training = [m for m in module.modules() if m.training]
         parts = [
             self._first(with_others(x, others), y, loss, network)
-            for others in (x, random_like(x, rng))
+            for others in (x, random_like(x, rng, TRIED))
         ]
         if not all(
             torch.allclose(a, b, rtol=TOLERANCE, atol=1e-6) for a, b in zip(*parts, strict=True)
@@ -290,7 +350,7 @@ class Clipping:
         try:
             together = torch.zeros_like(self.model.gradient)
             single = torch.zeros_like(self.model.gradient)
-            norms = self._chunk(x, y, loss, network, together)[1]
+            norms = self._chunk(x, y, loss, network, together, (TRIED, 1), TRIED)[1]
             lengths = []
             for one in torch.split(index, 1):
                 self._single(x, y, one, loss, network)
@@ -305,6 +365,35 @@ class Clipping:
         )
         return close and bool(length(together - single) <= TOLERANCE * length(single) + 1e-7)
 
+    def _are_places_alike(
+        self,
+        k: int,
+        many: int,
+        x: Any,
+        y: Tensor,
+        loss: Loss | OnFeatures,
+        network: nn.Module | None,
+        _: torch.Generator,
+    ) -> bool:
+        """Return whether a unit's numbers are the same, bit for bit, at each place and the next one of a chunk.
+
+        So they are at all places. On a GPU norms may differ by rounding: it adds rows of a table in any order.
+        """
+        module, found = network or self.model.module, []
+        training = [m for m in module.modules() if m.training]
+        module.eval()  # without dropout
+        try:
+            for by in (0, k):
+                index = torch.arange(many * k, device=y.device).roll(by)
+                index = padded(index, len(y))
+                parts = self._parts(rows(x, index), y[index], loss, network, (many, k), many)[1]
+                found.append([v.roll(-1 if by else 0, 0) for p in parts for v in p.of_units(k)])
+        finally:
+            for m in training:
+                m.training = True
+        alike = torch.equal if y.device.type == "cpu" else torch.allclose
+        return all(map(alike, *found))
+
     def _first(
         self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
     ) -> list[Tensor]:
@@ -312,7 +401,7 @@ class Clipping:
         seed_torch(torch.Generator().manual_seed(0))
         return [
             v[0]
-            for part in self._parts(x, y, loss, network, 1)[1]
+            for part in self._parts(x, y, loss, network, (TRIED, 1), TRIED)[1]
             for v in (part.d, getattr(part, "a", part.d))
         ]
 
@@ -335,16 +424,17 @@ def random_weights(model: FlatModel) -> Iterator[torch.Generator]:
             model.load(kept)
 
 
-def random_like(batch: Any, rng: torch.Generator) -> Any:
-    """Return :data:`TRIED` random records like those of a batch: normal numbers, or 0 and 1 where it has integers."""
+def random_like(batch: Any, rng: torch.Generator, count: int) -> Any:
+    """Return random records like those of a batch: normal numbers, or 0 and 1 where it has integers."""
     if not isinstance(batch, Tensor):
-        return type(batch)(*(random_like(part, rng) for part in batch))
-    shape = (TRIED, *batch.shape[1:])
+        return type(batch)(*(random_like(part, rng, count) for part in batch))
+    # In the memory format of a chunk
+    found = batch[torch.zeros(count, dtype=torch.int64, device=batch.device)]
     if batch.is_floating_point():
-        return torch.randn(shape, generator=rng).to(batch)
-    found = torch.randint(0, 2, shape, generator=rng)
-    found.view(TRIED, -1)[:, 0] = 1  # no text is empty
-    return found.to(batch)
+        return found.copy_(torch.randn(found.shape, generator=rng))
+    values = torch.randint(0, 2, found.shape, generator=rng)
+    values.view(count, -1)[:, 0] = 1  # no text is empty
+    return found.copy_(values)
 
 
 def with_others(x: Any, others: Any) -> Any:
@@ -376,7 +466,48 @@ def length(vector: Tensor) -> Tensor:
     return vector.square().sum().sqrt()
 
 
-def chunk_size(x: Any) -> int:
-    """Return the number of records of this batch in a chunk."""
+def chunk_size(x: Any, batch: int = MOST) -> int:
+    """Return the number of records in a chunk of batches like this one, if a batch shall fit in it."""
     inputs = (x,) if isinstance(x, Tensor) else x
-    return min(max(CHUNK // max(sum(part[0].numel() for part in inputs), 1), FEWEST), MOST)
+    values = max(sum(part[:1].numel() for part in inputs), 1)
+    return power_of_two(max(min(CHUNK // values, MOST, batch), FEWEST))
+
+
+def in_chunk(many: int, k: int) -> int:
+    """Return the rows of a chunk of ``many`` units of k records.
+
+    Of several units they are a multiple of a vector register's numbers. Otherwise the last rows of a loss are computed
+    by other instructions.
+    """
+    return many * k if many == 1 else -(-many * k // FEWEST) * FEWEST
+
+
+def padded(index: Tensor, size: int) -> Tensor:
+    """Return indices (size, ...), of which those that lack are the first one's."""
+    return torch.cat([index, index[:1].expand(size - len(index), *index.shape[1:])])
+
+
+def by_chunk(of: Callable[..., tuple[Any, ...]], batch: Sequence[Any], size: int) -> Any:
+    """Return what ``of`` makes of a batch's parts, computed in chunks of one size as in :class:`Clipping`."""
+    first = batch[0] if isinstance(batch[0], Tensor) else batch[0][0]
+    order = torch.arange(len(first), device=first.device)
+    if not len(order):
+        return of(*batch)
+    found = []
+    with in_float32():
+        for index in torch.split(order, size):
+            made = of(*(rows(part, padded(index, size)) for part in batch))
+            found.append([rows(part, order[: len(index)]) for part in made])
+    return tuple(map(joined, zip(*found, strict=True)))
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return one batch of several, each of which may have several inputs."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts))
+    return type(parts[0])(*map(joined, zip(*parts, strict=True)))
+
+
+def power_of_two(number: int) -> int:
+    """Return the largest power of two that is not above a number."""
+    return 1 << (number.bit_length() - 1)

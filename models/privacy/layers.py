@@ -18,7 +18,7 @@ can enlarge.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -55,9 +55,13 @@ class ParameterGradients:
     parameter: Tensor
     d: Tensor
 
-    def only(self, samples: Tensor) -> ParameterGradients:
-        """Return the gradients of these samples."""
-        return replace(self, d=self.d[samples])
+    def only(self, kept: Tensor) -> ParameterGradients:
+        """Return the gradients with zeros in place of the samples that are not ``kept`` (b,)."""
+        return replace(self, d=kept_rows(self.d, kept))
+
+    def of_units(self, k: int) -> list[Tensor]:
+        """Return all that the units' clipped gradients are made of, tensors (b / k, ...)."""
+        return [self.square(k), self.d.unflatten(0, (-1, k))]
 
     def square(self, k: int) -> Tensor:
         """Return the squared norms (b / k,) of the units' gradients."""
@@ -69,6 +73,17 @@ class ParameterGradients:
 
     def _times(self, factors: Tensor) -> Tensor:
         return self.d * factors.view(-1, *[1] * (self.d.dim() - 1))
+
+
+def kept_rows(v: Tensor, kept: Tensor) -> Tensor:
+    return torch.where(kept.view(-1, *[1] * (v.dim() - 1)), v, 0)
+
+
+def equal_part(most: int, of: int) -> int:
+    """Return the size of parts of ``of`` units, by halving: all have one shape, and at most ``most`` units, or one."""
+    while of > max(most, 1):
+        of //= 2
+    return of
 
 
 Parts = Callable[[Any, Tensor, Tensor], Iterator[ParameterGradients]]
@@ -120,8 +135,11 @@ def at_least(squares: Tensor, terms: Tensor) -> Tensor:
 class LinearMap(ParameterGradients):
     a: Tensor
 
-    def only(self, samples: Tensor) -> ParameterGradients:
-        return replace(self, d=self.d[samples], a=self.a[samples])
+    def only(self, kept: Tensor) -> ParameterGradients:
+        return replace(self, d=kept_rows(self.d, kept), a=kept_rows(self.a, kept))
+
+    def of_units(self, k: int) -> list[Tensor]:
+        return [*super().of_units(k), self.a.unflatten(0, (-1, k))]
 
     def square(self, k: int) -> Tensor:
         return linear_square(by_unit(self.a, k), by_unit(self.d, k))
@@ -141,7 +159,7 @@ def linear_square(a: Tensor, d: Tensor) -> Tensor:
     inputs, back = (_lengths(v).clamp(min=SHORT) for v in (a, d))
     terms = (inputs * back).sum(1)
     if 2 * positions**2 < a.shape[2] * d.shape[2]:
-        each = max(1, DOUBLES // (positions * (a.shape[2] + d.shape[2])))
+        each = equal_part(DOUBLES // (positions * (a.shape[2] + d.shape[2])), len(a))
         parts = zip(torch.split(a, each), torch.split(d, each), strict=True)
         squares = torch.cat([_by_positions(x.double(), y.double()) for x, y in parts])
     else:
@@ -219,7 +237,7 @@ class Convolved(LinearMap):
 
     def square(self, k: int) -> Tensor:
         d = by_unit(self.d.flatten(2).mT, k)  # (b, [k,] positions, O)
-        each = max(1, UNFOLDED // (k * d.shape[-2] * self.conv.weight[0].numel()))
+        each = equal_part(UNFOLDED // (k * d.shape[-2] * self.conv.weight[0].numel()), len(d))
         parts = zip(torch.split(self.a, each * k), torch.split(d, each), strict=True)
         return torch.cat(
             [linear_square(by_unit(unfold_inputs(self.conv, x), k), y) for x, y in parts]
@@ -227,34 +245,37 @@ class Convolved(LinearMap):
 
     def weighted_sum(self, factors: Tensor) -> Tensor | Rows:
         conv = self.conv
-        with in_float32():
-            found: Tensor = torch.ops.aten.convolution_backward(
-                self._times(factors),
-                self.a,
-                conv.weight,
-                None,
-                conv.stride,
-                conv.padding,
-                conv.dilation,
-                False,
-                [0] * len(conv.stride),
-                1,
-                [False, True, False],
-            )[1]
+        found: Tensor = torch.ops.aten.convolution_backward(
+            self._times(factors),
+            self.a,
+            conv.weight,
+            None,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            False,
+            [0] * len(conv.stride),
+            1,
+            [False, True, False],
+        )[1]
         return found
 
 
-def in_float32() -> AbstractContextManager[None]:
-    """Return a context in which a GPU convolves in float32: TF32, its default, has 11 bits, and terms may cancel."""
-    now = torch.backends.cudnn
-    found: AbstractContextManager[None] = now.flags(
-        enabled=now.enabled,
-        benchmark=now.benchmark,
-        benchmark_limit=now.benchmark_limit,
-        deterministic=now.deterministic,
-        allow_tf32=False,
-    )
-    return found
+@contextmanager
+def in_float32() -> Iterator[None]:
+    """Context in which all products are in float32, and those of a shape are computed in one way.
+
+    TF32, a GPU's default for convolutions, has 11 bits, and terms may cancel.
+    """
+    now, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with now.flags(
+            enabled=now.enabled, benchmark=False, deterministic=True, allow_tf32=False
+        ):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def unfold_inputs(conv: Any, a: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from models.flat import FlatModel, is_finite
 from models.privacy.accountant import OutOfRangeError, Releases, noise_multiplier_for
-from models.privacy.clipping import Clipping
+from models.privacy.clipping import Clipping, by_chunk, chunk_size
 from models.privacy.layers import is_trained
 from models.privacy.noise import add_noise, derive_key, digest_of, poisson_sample, seed
 from models.training import Loss, OnFeatures, seed_torch
@@ -213,7 +213,7 @@ class PrivateTraining:
         self.key = key
         self.model = model
         self.uses = uses
-        self.clipping = Clipping(model, plan.clip_norm)
+        self.clipping = Clipping(model, plan.clip_norm, batch=sampling.batch_size)
         self.on = False  # whether gradients are private now
         self.steps = self.gradients = self.calls = 0
         self.batches = WeakIdKeyDictionary()  # a batch's labels -> Batch
@@ -255,6 +255,10 @@ class PrivateTraining:
                 f"a training of more than the planned {self.plan.steps} private steps"
             )
         self.batches[y] = Batch(groups, self.uses)
+
+    def by_chunk(self, of: Callable[..., Any], *batch: Any) -> tuple[Any, ...]:
+        """Return what ``of`` makes of a batch's tensors, row by row: each row's depends on it alone."""
+        return by_chunk(of, batch, chunk_size(batch[0], self.sampling.batch_size))
 
     def gradient(
         self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
@@ -362,14 +366,16 @@ def private_batches(
         taken: Iterator[tuple[Any, Tensor]] = silo.train.batches(
             index for index, _ in drawn if len(index)
         )
-        if augment is not None:
-            taken = augment.change_batches(
-                taken,
-                sum(len(index) for index, _ in drawn),
-                training.generator("augment", call, epoch),
-            )
+        rng = training.generator("augment", call, epoch)
+
+        def change(x: Any, y: Tensor, rng: torch.Generator = rng) -> tuple[Any, Tensor]:
+            changed: tuple[Any, Tensor] = next(augment.change_batches([(x, y)], len(y), rng))
+            return changed
+
         for index, groups in drawn:
             x, y = next(taken) if len(index) else silo.train.take(index)
+            if augment is not None and len(index):
+                x, y = training.by_chunk(change, x, y)
             training.note(y, groups)
             yield x, y
         if until is not None and until():

@@ -42,7 +42,7 @@ class Common(LocalTraining):
     )
     tf32: str = setting(
         "auto",
-        "a GPU's products and convolutions in TF32, which has 10 bits: on, off, or auto: convolutions alone",
+        "a GPU's products and convolutions in TF32, with 10 bits: on, off, or auto: convolutions alone, with dp none",
         choices=("auto", "on", "off"),
     )
     deterministic: bool = setting(

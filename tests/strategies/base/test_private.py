@@ -411,6 +411,11 @@ def test_what_is_not_private_is_refused_by_the_silo(three, tmp_path, changes, li
     "changes, line",
     [
         ({"ala": True}, "^dp = true: not with ala = true"),
+        (
+            {"tf32": "on"},
+            "^dp = true: not with tf32 = on: a clipped sum is exact in float32 alone",
+        ),
+        ({"precision": "bf16"}, "^dp = true: not with precision = bf16"),
         # Beyond what float32 tells
         ({"dp__clip_norm": 1e-44}, r"dp\.clip-norm"),
         ({"dp__clip_norm": 1e30}, r"dp\.clip-norm"),
