@@ -331,8 +331,10 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
         text = read_text(path)
     except FileNotFoundError:
         raise UserError(f"there is no {path}: write one, or name another file") from None
-    except (OSError, DataError) as error:
+    except OSError as error:
         raise UserError(f"cannot read {path}: {error}") from None
+    except DataError as error:
+        raise UserError(str(error)) from None
     place = FederationPlace(path.parent, check_data)
     found = parse_values(
         Content, parse_yaml(text, path), path, "docs/deployment.md describes the file", place

@@ -82,9 +82,12 @@ def run(
         with share_new_files() if theirs != out else contextlib.nullcontext():
             directory = open_directory(out, config, file, resume=first.resume)
             fill(directory.path)
-        for one in runs:
-            settings = {**one.flat(), "out": str(theirs), "resume": first.resume}
-            submit_and_follow(control, bundle, settings, directory.path)
+        try:
+            for one in runs:
+                settings = {**one.flat(), "out": str(theirs), "resume": first.resume}
+                submit_and_follow(control, bundle, settings, directory.path)
+        finally:
+            directory.end()
     return directory.path
 
 
@@ -94,7 +97,7 @@ def open_directory(
     """Create or reopen the run directory, mark it as a study's for the server app, and return it."""
     from server.results.run_directory import RunDirectory
 
-    with RunDirectory.open(out, config, resume=resume) as directory:
+    with RunDirectory.open(out, config, resume=resume, stays=True) as directory:
         # The report reads the federation's path from it
         write_atomically(directory.path / "study", federation)
     return directory

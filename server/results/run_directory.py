@@ -30,6 +30,8 @@ from strategies.base.strategy import PersonalizedStrategy
 LOCK = ".lock"  # held by the process that trains
 # How long the process of a run that was just stopped may still hold the lock
 LINGER_SECONDS = 10.0
+CONFIG = "config.toml"
+NEXT = "config-next.toml"  # of a resumed run, until what it resumes has been checked
 WORKERS = "workers"  # holds the directories of runs in parallel (worker_directories.py)
 # These may differ between a run and its continuation; a change of any other setting is refused.
 FREE_ON_RESUME = (
@@ -91,14 +93,21 @@ class RunDirectory:
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, path: Path, config: Mapping[str, Value], *, resume: bool, member: bool = False
+        cls,
+        path: Path,
+        config: Mapping[str, Value],
+        *,
+        resume: bool,
+        member: bool = False,
+        stays: bool = False,
     ) -> Iterator[RunDirectory]:
         """Create or reopen the directory, and lock it against other processes until the block ends.
 
         ``config``: all settings; strategies and seeds may be comma-separated lists. ``member``: this is one run of a
         study whose directory already exists. Before anything is changed it raises UserError if the directory holds
         another run or anything else, and DataError if another process holds it. A resumed run waits up to
-        :data:`LINGER_SECONDS` for the lock.
+        :data:`LINGER_SECONDS` for the lock. Its changed settings are the directory's from :meth:`begin` on; until then
+        they are in :data:`NEXT`, which goes with the block unless it ``stays`` for another process.
         """
         directory = cls(path.expanduser())
         directory._check_place(resume, member)
@@ -110,12 +119,31 @@ class RunDirectory:
                 kept = {k: v for k, v in config.items() if k not in ("resume", "out")}
                 if found:
                     directory._check_same(kept)
-                write_atomically(directory.path / "config.toml", toml_text(kept))
-            yield directory
+                write_atomically(directory.path / (NEXT if found else CONFIG), toml_text(kept))
+            try:
+                yield directory
+            finally:
+                if not (member or stays):
+                    directory.end()
+
+    def begin(self) -> None:
+        """Take over the settings of a resumed run, which nothing has refused."""
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self.path / NEXT, self.path / CONFIG)
+
+    def end(self) -> None:
+        """Remove the settings of a resumed run that did not begin."""
+        (self.path / NEXT).unlink(missing_ok=True)
+
+    def settings(self) -> dict[str, Value]:
+        """Return the settings of the run that begins, or has begun, here. Raises UserError."""
+        with contextlib.suppress(UserError):
+            return read_toml(self.path / NEXT)
+        return read_toml(self.path / CONFIG)
 
     def _check_place(self, resume: bool, member: bool) -> bool:
         """Return whether a run exists here already. Raises UserError if the directory cannot be used."""
-        path, found = self.path, (self.path / "config.toml").exists()
+        path, found = self.path, (self.path / CONFIG).exists()
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: give --out a directory")
         if found and not (resume or member):
@@ -145,7 +173,7 @@ class RunDirectory:
                 pass
 
     def _check_same(self, config: Mapping[str, Value]) -> None:
-        before = read_toml(self.path / "config.toml")
+        before = read_toml(self.path / CONFIG)
         for key, value in config.items():
             if key not in FREE_ON_RESUME and key in before and before[key] != value:
                 raise UserError(
@@ -235,6 +263,8 @@ def load_checkpoint(folder: Path) -> tuple[State | None, str]:
                 return State.load(file), fault
             except DataError as error:
                 fault = fault or str(error)
+        elif file.name == NEWEST and (folder / BEFORE).exists():
+            fault = f"{file} is missing"
     if fault:
         raise DataError(
             f"{fault}; there is no other checkpoint: start the run again, with another --out"

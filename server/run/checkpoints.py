@@ -140,7 +140,9 @@ class Checkpoints:
         if fault:
             self.fallen_back = True
             note(
-                f"the run goes on from the checkpoint before the newest, of round {state.numbers['round']}: {fault}"
+                f"{self.settings.run_key} goes on after round {state.numbers['round']}, from the checkpoint before the "
+                f"newest: {fault}",
+                about="state",
             )
         return state
 

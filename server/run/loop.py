@@ -112,6 +112,8 @@ class RoundLoop:
             self.checkpoints.check_own_models()
         if saved is not None:
             self.checkpoints.check_history(saved, self.done)
+        if self.directory is not None:
+            self.directory.begin()
         return strategy
 
     def plan(self) -> RoundPlan:

@@ -37,7 +37,7 @@ from server.deploy.processes import Process, end, exit_code, spawn
 from server.report.write import write_manifest
 from server.results.history import History, Row
 from server.results.hold_out import part_of, parts_of
-from server.results.run_directory import RunDirectory, read_toml
+from server.results.run_directory import RunDirectory
 from server.results.study import server_context, study_runs
 from server.results.tracking import Tracker, round_values
 from server.results.worker_directories import WorkerDirectories
@@ -268,9 +268,9 @@ def start(
 def work(path: str, key: str, resume: bool, until: int = 0) -> int:
     """Execute one run of the study in ``path``; return an exit code, whose reason is in the run's progress."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    runs = study_runs({**read_toml(Path(path) / "config.toml"), "resume": resume})
-    run = next(run for run in runs if run.run_key == key)
     part = RunDirectory(Path(path), key)
+    runs = study_runs({**part.settings(), "resume": resume})
+    run = next(run for run in runs if run.run_key == key)
     try:
         with private(), part.hold():
             run_one(run, part, until=until)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -23,6 +23,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from partitions.common.errors import UserError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# A name or an address, and a port: nothing before, between or behind them
+HOST = re.compile(
+    r"(?:\[([0-9A-Fa-f]*:[0-9A-Fa-f:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?", re.ASCII
+)
 LEAST = 16  # minimum characters of a token
 OPEN = "/health"  # answered without a token: it contains nothing about a run
 HINT = "open the address with ?token=TOKEN, which silofl watch printed, or keeps in its --token-file"
@@ -144,11 +148,9 @@ class Guard:
 
 
 def host_name(host: str) -> str:
-    """Return the name in a ``Host`` header without its port, which ``ssh -L`` may change."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """Return the name in a ``Host`` header without its port, which ``ssh -L`` may change; empty: it is none."""
+    found = HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def from_elsewhere(headers: Mapping[str, str], host: str) -> bool:

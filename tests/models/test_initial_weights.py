@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,41 @@ def test_what_is_no_such_file_is_one_line(tmp_path):
         ValueError, match=r"^init-weights = .*w.safetensors is no file of tensors alone, "
     ):
         initial(file)
+
+
+@pytest.mark.parametrize("member", ["w/data.pkl", "w/version", "w/data/0"])
+def test_a_small_file_that_unpacks_to_much(member, tmp_path):
+    """200 kB hold 200 MB of zeros, in whichever part of the file: they are refused before they are unpacked."""
+    torch.save(trained(), tmp_path / "w.pth")
+    with (
+        zipfile.ZipFile(tmp_path / "w.pth") as good,
+        zipfile.ZipFile(tmp_path / "x.pth", "w", zipfile.ZIP_DEFLATED) as made,
+    ):
+        for info in good.infolist():
+            if info.filename != member:
+                made.writestr(info.filename, good.read(info))
+        with made.open(member, "w", force_zip64=True) as out:
+            for _ in range(200):
+                out.write(bytes(1_000_000))
+    assert (tmp_path / "x.pth").stat().st_size < 300_000
+    tracemalloc.start()
+    fails(
+        ValueError,
+        r"init-weights = .*x.pth: it would unpack to 200 MB, \d+ times its size$",
+        initial,
+        tmp_path / "x.pth",
+    )
+    assert tracemalloc.get_traced_memory()[1] < 2e7
+    tracemalloc.stop()
+
+
+def test_a_zip_with_two_directories_is_read_as_it_was_measured(tmp_path):
+    """Python's zipfile finds the directory before the end record, others by its offset. Here both are good files."""
+    torch.save(trained(), tmp_path / "first.pth")
+    torch.save(trained(100), tmp_path / "second.pth")
+    both = (tmp_path / "first.pth").read_bytes() + (tmp_path / "second.pth").read_bytes()
+    (tmp_path / "w.pth").write_bytes(both)
+    assert torch.equal(initial(tmp_path / "w.pth"), vector(trained(100)))
 
 
 def test_a_file_that_changes_is_another_file(tmp_path):
@@ -354,10 +391,14 @@ def test_a_run_that_goes_on_needs_the_same_file(three, sites, file, tmp_path):
     federate(three, **settings, rounds=1, prepare=at(sites))
     for folder in (file.parent, *sites.values()):
         saved(folder / file.name, trained(100))
+    before = (tmp_path / "run/config.toml").read_bytes()
     with pytest.raises(
         UserError, match=r"w.safetensors is another file than the run began with: restore it"
     ):
         federate(three, **settings, rounds=2, resume=True, prepare=at(sites))
+    # What was refused has changed no setting
+    assert (tmp_path / "run/config.toml").read_bytes() == before and b"rounds = 1\n" in before
+    assert not [*(tmp_path / "run").glob("config-*")]
 
 
 def test_an_export_has_the_files_frozen_layers(three, sites, file, tmp_path):

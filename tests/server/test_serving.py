@@ -107,6 +107,21 @@ def test_it_says_what_it_takes(served):
         (b'{"rows": [{"age": 1, "age": 2}]}', 422, "named twice"),
         (b'{"rows": ' + b"[" * 100_000, 422, "no JSON"),
         (b"\xff\xfe\x00", 422, "no JSON"),
+        *(
+            (
+                {"rows": [{**OLD, key: f"x{half}"}]},
+                422,
+                "no JSON (a text in it has half a character",
+            )
+            for key in ("Patient-ID", "age", "sex", "\ud800")
+            for half in ("\ud800", "\udfff")
+        ),
+        ({"rows": [{**OLD, "age": 10**4000}]}, 422, "no number"),
+        (
+            b'{"rows": [{"age": ' + b"1" * 100_000,
+            422,
+            "no JSON (a number in it has too many digits)",
+        ),
         ({"rows": []}, 422, "0 rows; 1 to 1000"),
         ({"rows": [OLD] * (MOST_ROWS + 1)}, 422, "1001 rows"),
         ({"rows": [OLD], "model": "other"}, 422, "the request is no"),
@@ -157,6 +172,7 @@ def test_memory_that_ran_out_is_no_fault(served, monkeypatch, capsys):
     [
         ({"host": "evil.example"}, 403),
         ({"host": "127.0.0.1.evil.example:8643"}, 403),
+        ({"host": "[::1]@evil.example:8643"}, 403),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors"}, 403),

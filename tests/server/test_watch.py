@@ -438,7 +438,25 @@ def ask(folder, path, token="", **headers):
 @pytest.mark.parametrize("path", ["/", "/metrics", "/health"])
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8642", "", "[::1"],
+    [
+        *("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8642", "", "[::1"),
+        *(
+            "[::1]@evil",
+            "[::1]@evil:8642",
+            "evil@localhost",
+            "evil:x@127.0.0.1:80",
+            "[::1]evil",
+        ),
+        *(
+            "localhost/evil",
+            "localhost?evil",
+            "localhost#",
+            "localhost:evil",
+            "localhost:1:2",
+            " localhost",
+        ),
+        *("[localhost]", "[127.0.0.1]:1", "localhost:", "localhost:123456", "local\thost"),
+    ],
 )
 def test_a_name_that_is_not_loopbacks_is_refused(tmp_path, path, host):
     """DNS rebinding: the request comes to this machine, under another site's name."""

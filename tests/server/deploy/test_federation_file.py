@@ -379,7 +379,7 @@ LAUGHS = "\n".join(
             "no home directory",
         ),
         ("1: 2\nname: demo\nsilos: []", "'1' is no key"),
-        ("name: demo\nsilos: []\n# " + "x" * (1 << 20), "at most 1048576"),
+        ("name: demo\nsilos: []\n# " + "x" * (1 << 20), "more than 1048576 bytes"),
     ],
 )
 def test_a_file_that_means_harm_is_one_short_line(tmp_path, text, reason):

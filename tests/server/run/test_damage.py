@@ -44,7 +44,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(three, tmp_path):
         (note,) = notes(parts)
         assert (
             note.startswith(
-                "the run goes on from the checkpoint before the newest, of round 2: "
+                "apple-7 goes on after round 2, from the checkpoint before the newest: "
             )
             and NEWEST in note
         )
@@ -58,6 +58,10 @@ def test_a_crash_between_two_checkpoints_costs_a_round(three, tmp_path):
     (folder / NEWEST).replace(folder / BEFORE)
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **OPTIONS)
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+    (note,) = notes(tmp_path / "parts")
+    assert note.startswith("apple-7 goes on after round 2, ") and note.endswith(
+        f"{NEWEST} is missing"
+    )
 
 
 def test_without_a_good_checkpoint_nothing_is_changed(three, tmp_path):

@@ -74,7 +74,7 @@ def run(at_three, tmp_path):
 @pytest.mark.parametrize(
     ("file", "told"),
     [
-        (NEWEST, "the run goes on from the checkpoint before the newest, of round 2"),
+        (NEWEST, "apple-7 goes on after round 2, from the checkpoint before the newest"),
         (BEFORE, ""),
         (
             "silos/hospital-02/round-000003.safetensors",

@@ -626,7 +626,8 @@ def test_two_processes_do_not_write_one_run_directory(tmp_path, monkeypatch):
         assert (config.read_bytes(), config.stat().st_mtime_ns) == before
         monkeypatch.setattr(run_directory, "LINGER_SECONDS", 60.0)
         threading.Timer(0.3, os.kill, (other, signal.SIGKILL)).start()
-        with RunDirectory.open(config.parent, {"rounds": 9}, resume=True):
+        with RunDirectory.open(config.parent, {"rounds": 9}, resume=True) as alone:
+            alone.begin()
             assert b"rounds = 9" in config.read_bytes()
     finally:
         os.kill(other, signal.SIGKILL)
