@@ -9,7 +9,6 @@ from pathlib import Path
 
 from client.commands.table import Command, file_option, flag, option, several
 from partitions.common.errors import UserError
-from partitions.common.parsed import read_text
 from server.cli.options import FEDERATION_FILE, RUN_OPTIONS, SIGN_WITH, run_values
 
 TEXTS = {
@@ -75,6 +74,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 def check(args: argparse.Namespace) -> None:
     from client.site.study.protocol import signer_of
+    from partitions.common.parsed import read_text
     from server.deploy.study_draft import check as check_study
 
     text = read_text(args.file)
@@ -94,6 +94,7 @@ def sign(args: argparse.Namespace) -> None:
     from client.site.study.protocol import sign_study, signer_of
     from client.site.trust.keys import load_signing_key
     from partitions.common.files import write_atomically
+    from partitions.common.parsed import read_text
     from server.deploy.bundle import signing_key_file
     from server.deploy.federation import read_federation
     from server.deploy.study_draft import check as check_study

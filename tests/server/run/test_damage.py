@@ -59,7 +59,7 @@ def test_a_crash_between_two_checkpoints_costs_a_round(three, tmp_path):
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **OPTIONS)
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
     (note,) = notes(tmp_path / "parts")
-    assert note.startswith("apple-7 goes on after round 2, ") and note.endswith(
+    assert note.startswith("apple-7 goes on after round 3, ") and note.endswith(
         f"{NEWEST} is missing"
     )
 

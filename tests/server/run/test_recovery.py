@@ -226,18 +226,31 @@ def test_a_crash_between_two_checkpoints_after_a_damaged_one(whole, run, monkeyp
     assert rows(run) == whole
 
 
-def test_the_screen_and_the_report_say_it_at_the_end(tmp_path, capfd):
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        (
+            "silos/hospital-02/round-000002.safetensors",
+            "hospital-02's state of round 2 is damaged: the run goes back to the end of round 1 and repeats the "
+            "rounds after it",
+        ),
+        (
+            NEWEST,
+            "local-7 goes on after round 1, from the checkpoint before the newest: the state file ",
+        ),
+    ],
+)
+def test_the_screen_and_the_report_say_it_at_the_end(file, line, workers, tmp_path, capfd):
     run = tmp_path / "run"
     given = f"simulate --strategy local --silos 3 --seed 7 --out {run} --set".split()
     assert silofl(*given, "model=mlp", "--rounds", "2") == 0
-    flip(run / "checkpoint/local-7/silos/hospital-02/round-000002.safetensors")
+    flip(run / "checkpoint/local-7" / file)
     capfd.readouterr()
-    assert silofl(*given, *["model=mlp", "--rounds", "3", "--set", "resume=true"]) == 0
-    line = (
-        "hospital-02's state of round 2 is damaged: the run goes back to the end of round 1 and repeats the rounds "
-        "after it"
-    )
-    assert capfd.readouterr().err.splitlines()[-1] == line
+    more = ["--rounds", "3", "--workers", workers, "--set", "resume=true"]
+    assert silofl(*given, "model=mlp", *more) == 0
+    assert "rounds = 3\n" in (run / "config.toml").read_text()
+    assert capfd.readouterr().err.splitlines()[-1].startswith(line)
     assert line in unescape((run / "report.html").read_text())
 
 
