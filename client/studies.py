@@ -349,11 +349,8 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
 
 def list_released(state: Path | None) -> list[dict[str, Any]]:
     """Return what left of each data file of this silo, by its SHA-256, the oldest first. Raises SiteError."""
-    found = [
-        {"cohort": cohort, **one}
-        for cohort, one in read_released(place_of(state).state).items()
-    ]
-    return sorted(found, key=lambda one: str(one["from"]))
+    found = read_released(place_of(state).state).items()
+    return sorted(({"cohort": c, **one} for c, one in found), key=lambda one: str(one["from"]))
 
 
 RELEASED = """\

@@ -17,7 +17,7 @@ from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from websockets.asyncio.server import Request, Response, Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
@@ -44,6 +44,7 @@ from server.deploy.control import Connection, Control
 from server.deploy.posted import PATH, Posted, Visitor
 
 SOCKETS = 4  # of one link by POSTs: two, and two anew after a cut
+S = TypeVar("S", "Door", Posted)
 SILENT = logging.getLogger("silofl.relay")  # what strangers send is no news
 SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
@@ -171,10 +172,8 @@ class Relay:
         self.doors = {way: one for way, one in self.doors.items() if one.socket.fileno() >= 0}
         if len(self.doors) < self.limits.unsigned + SOCKETS * len(self.links):
             return self.over
-        oldest = crowding(door for door in self.doors.values() if not door.signed)
-        if oldest is not None:
-            del self.doors[oldest.transport]
-            oldest.transport.abort()
+        if oldest := crowding(door for door in self.doors.values() if not door.signed):
+            self.doors.pop(oldest.transport).transport.abort()
         return self.over or oldest is None
 
     def admit(self, begin: bytes) -> tuple[int, float]:
@@ -202,10 +201,9 @@ class Relay:
     def _greet(self, address: str) -> bytes:
         if len(self.links) >= self.limits.links:
             return answer_of(TOO_MANY, b"")
-        unsigned = {t: one for t, one in self.sessions.items() if one not in self.links}
-        if len(unsigned) >= self.limits.unsigned and (oldest := crowding(unsigned.values())):
-            oldest.end(TOO_MANY)
-            self.sessions = {t: one for t, one in self.sessions.items() if one is not oldest}
+        unsigned = [s for s in self.sessions.values() if s not in self.links and not s.code]
+        if len(unsigned) >= self.limits.unsigned and (oldest := crowding(unsigned)):
+            oldest.end(TOO_MANY)  # its task removes it
         token = secrets.token_bytes(TOKEN_BYTES)
         self.sessions[token] = Posted(address)
         self.spawn(self._session(token))
@@ -215,7 +213,7 @@ class Relay:
         try:
             await self._handle(self.sessions[token])
         finally:
-            self.sessions.pop(token, None)
+            del self.sessions[token]
 
     # --- a link -------------------------------------------------------------------------------------------
 
@@ -286,16 +284,6 @@ class Relay:
                 await silo.send(data)
 
 
-class Stranger(Protocol):
-    """A connection or session that has proved no key yet."""
-
-    @property
-    def address(self) -> str: ...
-
-
-S = TypeVar("S", bound=Stranger)
-
-
 def crowding(strangers: Iterable[S]) -> S | None:
     """Return the oldest stranger of the address with the most of them, which gives way; they are in order of age.
 
@@ -308,11 +296,9 @@ def crowding(strangers: Iterable[S]) -> S | None:
 
 def network_of(peer: tuple[str, int] | None) -> str:
     """Return the address that counts as one: an IPv6 network of 64 bits, in which a host chooses its address."""
-    host = ip_address(str(peer[0]).partition("%")[0]) if peer else ip_address("::")
-    mapped = getattr(host, "ipv4_mapped", None)
-    return str(
-        ip_network((mapped or host, 32 if mapped or host.version == 4 else 64), strict=False)
-    )
+    host = ip_address(peer[0].partition("%")[0] if peer else "::")
+    host = getattr(host, "ipv4_mapped", None) or host
+    return str(ip_network((host, 32 if host.version == 4 else 64), strict=False))
 
 
 class Door(asyncio.Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import tomllib
+from typing import Any
 
 import pytest
 from failing import fails
@@ -125,7 +126,7 @@ def test_dots_of_numbers_texts_and_comments_are_none_of_a_key(text, content):
 
 
 BRACKETS, DIGITS = "[" * 100_000, "1" * 100_000
-READERS = {
+READERS: dict[str, tuple[Any, ...]] = {
     "policy": (parse_policy, "p.toml"),
     "study": (parse_study, "s.toml"),
     "signature": (lambda text: signer_of(f"a = 1\n{SIGNATURE}{text}"),),

@@ -29,15 +29,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from ..parsed import (
-    Frozen,
-    SiteError,
-    match_pattern,
-    parse_toml,
-    parse_values,
-    read_toml,
-    shorten,
-)
+from .. import parsed
+from ..parsed import Frozen, SiteError, match_pattern, parse_values, read_toml, shorten
 from ..private import load_ours
 from ..trust.code import trainer_faults
 from ..trust.envelope import SIGNATURE, STUDY, PrivateKey, add_prefix, body_of, sign, verify
@@ -178,7 +171,7 @@ def signer_of(text: str) -> str:
         return ""
     try:
         return verify(
-            add_prefix(STUDY, body_of(text)), parse_toml(text.rpartition(SIGNATURE)[2])
+            add_prefix(STUDY, body_of(text)), parsed.parse_toml(text.rpartition(SIGNATURE)[2])
         )
     except ValueError as error:
         what = error if isinstance(error, SiteError) else "its signature is damaged"
