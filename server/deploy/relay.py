@@ -291,7 +291,7 @@ def crowding(strangers: Iterable[S]) -> S | None:
     """
     waiting = [*strangers]
     crowd = Counter(one.address for one in waiting)
-    return max(waiting, key=lambda one: crowd[one.address], default=None)
+    return max(waiting, key=lambda one: crowd[one.address]) if waiting else None
 
 
 def network_of(peer: tuple[str, int] | None) -> str:
