@@ -44,7 +44,7 @@ from server.deploy.control import Connection, Control
 from server.deploy.posted import PATH, Posted, Visitor
 
 SOCKETS = 4  # of one link by POSTs: two, and two anew after a cut
-S = TypeVar("S", "Door", Posted)
+S = TypeVar("S", bound="Door | Posted")
 SILENT = logging.getLogger("silofl.relay")  # what strangers send is no news
 SILENT.addHandler(logging.NullHandler())
 SILENT.propagate = False
