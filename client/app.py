@@ -43,6 +43,7 @@ from client.site.budget.release import config_of
 from client.site.counts import claim, names_of
 from client.site.flower import internal
 from client.site.messages import charge_message, check_message
+from client.site.secure import OWN
 from client.site.terms import read_terms, take_terms
 from client.site.trust.message_rules import own_model_faults
 from client.site.trust.policy import PolicyRefusedError
@@ -242,7 +243,9 @@ def train(session: ClientSession, client: SiloClient) -> Result:
     metrics |= session.add_cost(client)
     describe(client, session.model_card(), metrics)
     note_candidate(client, metrics, snapshot, client.state)
-    session.store.save(client.state, client.round, to_disk=config["save"])
+    session.store.save(
+        client.state, client.round, to_disk=config["save"], of=config.get(OWN, "")
+    )
     return vectors, metrics
 
 

@@ -39,6 +39,7 @@ from client.reported import note_terms
 from client.site.audit_gate import folder_of
 from client.site.budget.ledger import add_cost
 from client.site.counts import number_of
+from client.site.secure import COUNTED, OWN
 from client.site.terms import Terms
 from client.site.trust.policy import Policy, PolicyRefusedError, public_policy
 from client.store import StateStore
@@ -302,7 +303,7 @@ class ClientSession:
         self.check_role(newcomer=newcomer)
         state, first = State(), self.first_round()
         if not newcomer and self.info.trains:
-            state = self.store.load(self.config["round"], self.config["state_lost"], first)
+            state = self.load_state(message.metadata.message_type, first)
             study = self.study.digest if self.study else ""
             number = number_of(int(self.context.run_id))
             note_terms(state, study, number, may_leave=self.sends_own_model)
@@ -320,6 +321,16 @@ class ClientSession:
             units = units_of(settings.privacy, self.used_data.train)
             private_round(client, settings.privacy, units, key, self.config, self.network)
         return client
+
+    def load_state(self, kind: str, first: int) -> State:
+        """Return the state to go on from: the newest. In masked training, that after the last sum that it is in."""
+        lost, sums = self.config["state_lost"], None
+        if kind == MessageType.TRAIN and OWN in self.config:
+            sums = self.config[COUNTED].split()
+        state = self.store.load(self.config["round"], lost, first, sums)
+        if sums is not None:
+            self.config = {**self.config, COUNTED: state.numbers.get("round")}
+        return state
 
     @property
     def parameters(self) -> list[Tensor]:

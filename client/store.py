@@ -71,20 +71,38 @@ class StateStore:
             self.older = Path(str(config["state-dir"])) / name / key / silo_name(context)
             self.folder = self.older / run_folder(self.run_id)
         self.in_memory = "state-dir" not in config
+        # Of the last load: the round of its state, and whether a damaged one was left out
+        self.base, self.damaged = 0, False
 
-    def load(self, server_round: int, lost: int = 0, first: int = 1) -> State:
+    def load(
+        self,
+        server_round: int,
+        lost: int = 0,
+        first: int = 1,
+        sums: Sequence[str] | None = None,
+    ) -> State:
         """Return the newest state from before this round; an empty one if there is none of this run.
+
+        ``sums``: those of the run that this silo is in, the newest first: no state of another training is taken. Raises
+        DataError if that of the newest is gone, or was written over; one that is damaged is the disk's fault.
 
         Damaged states of rounds up to ``lost`` are skipped: the server counts them as lost. Any other damaged one
         raises DamagedStateError. Raises DataError if all states are of this round or later ones, since a fresh start
         would delete them; not in the ``first`` round that the silo takes part in, which is repeated.
         """
-        later = []
+        later, self.damaged = [], False
         for state in self._candidates(server_round, lost):
             if state.numbers.get("run_id") == self.run_id:
+                if sums is not None and state.numbers.get("sum") not in sums:
+                    continue
+                if sums and state.numbers["sum"] != sums[0] and not self.damaged:
+                    break
                 if state.numbers["round"] < server_round:
+                    self.base = state.numbers["round"]
                     return state
                 later.append(state.numbers["round"])
+        if sums and not self.damaged:
+            raise DataError("its state after the last sum that it is in is not here any more")
         if later and server_round > first:
             raise DataError(
                 f"the server resumes at round {server_round}, this silo has kept its state of round {min(later)} and "
@@ -92,9 +110,13 @@ class StateStore:
             )
         return State()
 
-    def save(self, state: State, server_round: int, *, to_disk: bool) -> None:
-        """Save ``state`` for this round. States of later rounds are deleted: those rounds are being repeated."""
+    def save(self, state: State, server_round: int, *, to_disk: bool, of: str = "") -> None:
+        """Save ``state`` for this round. States of later rounds are deleted: those rounds are being repeated.
+
+        ``of``: the masked sum that its training is for; states of trainings since :meth:`load` are deleted, too.
+        """
         state.numbers |= {"run_id": self.run_id, "round": server_round}
+        state.numbers |= {"sum": of} if of else {}
         if self.in_memory:
             self.context.state["arrays"] = array_record(state.arrays)
             self.context.state["numbers"] = ConfigRecord({"json": json.dumps(state.numbers)})
@@ -105,6 +127,10 @@ class StateStore:
             if not self.in_memory:
                 _WRITTEN.clear()
                 _WRITTEN[file] = _stamp(file), *_map_state(file, state)
+            if of:
+                for left in states_in(self.folder):
+                    if self.base < _round(left) < server_round:
+                        left.unlink(missing_ok=True)
             _prune(self.folder, file, server_round)
 
     def _candidates(self, server_round: int, lost: int) -> Iterator[State]:
@@ -125,6 +151,7 @@ class StateStore:
             except (OSError, ValueError) as error:
                 if lost < _round(file) < server_round:
                     raise self._damage(files, place, error) from error
+                self.damaged = True
             else:
                 yield state
 

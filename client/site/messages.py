@@ -56,7 +56,7 @@ def pass_gate(
     try:
         sums = tuple(check_app())
         check_message(message, context, terms, app=sums)
-        secure = SecureMessage(message, context, terms)
+        secure = SecureMessage(message, context, terms, build)
         receipt = take_receipt(message, context, terms)
         charged = charge_message(message, context, terms)
         info = replace(in_study(info, terms).add(receipt=receipt), charged=charged)

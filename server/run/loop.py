@@ -214,7 +214,7 @@ class RoundLoop:
         except AttemptFailedError as error:
             self.secure.repeat_round(strategy.round, error)
             return False
-        self.secure.end_attempts()
+        self.secure.end_attempts(strategy)
         strategy.aggregate_evaluate(strategy.round, replies)
         self.collector.reject_silent(strategy, messages, replies)
         self.collector.note_changed_counts(strategy, replies)

@@ -328,3 +328,4 @@ class ServerState(State):
     buffers = Array(BUFFERS)  # its running statistics
     models = Arrays(MODEL_OF)  # each silo's last model (Σ,), by the silo's name
     counted = Item[dict[str, int]](dict)  # silo -> the last round whose reply is in the state
+    sums = Item[list[str]](list)  # the masked sums in the state, each with its silos

@@ -14,7 +14,9 @@ RECORD = "secure"  # the config record, in a message and in a reply
 # The only array record of a masked reply, and its uint32 vector
 ARRAYS, ARRAY = ("masked", "sum")
 SHARE = "secure_share"  # in a train message's config: this silo's weight as a share of all
+# In what the app gets: which sum this round is of, and those that this silo's vectors are in
+OWN, COUNTED = "secure_sum", "counted"
 KEYS, START, UNMASK = "query.secure_keys", "query.secure_start", "query.secure_unmask"
 MOST_SILOS = 100  # in one list
 OTHER_SUM = "was summed over other silos before"  # in a refusal that no repeat changes
-KEPT = 3  # the last questions whose weights server and silos keep
+KEPT = 3  # the last rounds whose weights the server keeps

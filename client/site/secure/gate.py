@@ -13,13 +13,14 @@ from ..flower import records_of
 from ..parsed import SiteError
 from ..terms import Terms
 from ..trust.envelope import fingerprint, load_node_key, public_pem
-from ..trust.message_rules import is_secure
+from ..trust.message_rules import is_secure, uploads
 from ..trust.policy import PolicyRefusedError
-from . import ARRAY, ARRAYS, KEYS, RECORD, SHARE, START, UNMASK, masks
+from . import ARRAY, ARRAYS, COUNTED, KEYS, OWN, RECORD, SHARE, START, UNMASK, masks
 from .silo import SecureSilo
 
 KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key
 SUMMARY = "summary"  # the record of a data summary, with n_train
+WITHHELD = "sums_withheld"  # in it: why a silo sends no sums of its columns
 
 
 class SecureMessage:
@@ -29,32 +30,38 @@ class SecureMessage:
     Raises PolicyRefusedError, one line, for a message that must not be answered.
     """
 
-    def __init__(self, message: Any, context: Any, terms: Terms) -> None:
+    def __init__(self, message: Any, context: Any, terms: Terms, build: str = "") -> None:
         self.message, self.note = message, dict[str, Any]()
         self.asked = message.metadata.message_type
         self.record = {**message.content.pop(RECORD, {})} if message.has_content() else {}
         self.name = str(context.node_config.get("name", "this silo"))
-        secure = is_secure(context.run_config)
+        # A method that sends nothing masks nothing
+        secure = is_secure(context.run_config) and uploads(context.run_config)
         self.own = self.asked in (KEYS, START, UNMASK)
         self.masks = secure and self.asked.partition(".")[0] == "train"
         # No array leaves but a masked one
-        self.closed = secure or terms.rules.secure_aggregation == "required"
+        self.closed = (
+            is_secure(context.run_config) or terms.rules.secure_aggregation == "required"
+        )
         held_out = terms.study.held_out if terms.study else ()
         self.told = secure and self.asked == "query" and self.name not in held_out
         with self._refusing():
             if self.own and not secure:
                 raise SiteError(
-                    "the run has secure-aggregation = false, and a message asks for it"
+                    "the run has secure-aggregation = false, or sends nothing, and a message asks for it"
                 )
             if self.own or self.masks or self.told:
-                self.silo = open_silo(self.name, context, terms)
+                self.silo = open_silo(self.name, context, terms, build)
             if self.masks:
-                share = config_of(message).get(SHARE)
-                self.silo.enter(self.record, masks.received_sha256(message.content), share)
+                config, received = config_of(message), masks.received_sha256(message.content)
+                own_statistics = config.get("own_statistics", ())
+                self.silo.enter(self.record, received, config.get(SHARE), own_statistics)
 
     def reply(self, answer: Callable[[], Any]) -> Any:
         """Return the reply: this silo's own, or the app's with masks. Raises PolicyRefusedError: it must not leave."""
         with self._refusing():
+            if self.masks:
+                self._close(self.message.content)
             reply = self._answer() if self.own else answer()
             if reply.has_error():
                 return reply
@@ -64,7 +71,8 @@ class SecureMessage:
                 raise SiteError("the reply has a vector, and here none leaves without a mask")
             if self.told:
                 summary = records_of(reply.content, "Config").get(SUMMARY, {})
-                self.silo.note_samples(max(whole(summary.get("n_train")), 1))
+                samples = max(whole(summary.get("n_train")), 1)
+                self.silo.note_samples(samples, alone=WITHHELD in summary)
             if self.own or self.masks:
                 self.note = self.silo.note
             return reply
@@ -75,6 +83,17 @@ class SecureMessage:
         call = self.silo.unmask if self.asked == UNMASK else self.silo.keys
         record = ConfigRecord(call(self.record))
         return Message(RecordDict({RECORD: record}), reply_to=self.message)
+
+    def _close(self, content: Any) -> None:
+        """Leave in a message only what the silos of its sum agree on, and what changes no step; add this silo's own."""
+        from flwr.app import ConfigRecord
+
+        config = config_of(self.message)
+        kept = {key: config[key] for key in config.keys() - masks.NOT_FOR_APP}
+        kept |= {OWN: self.silo.entry["context"].hex(), COUNTED: " ".join(self.silo.counted)}
+        for name in content.keys() - records_of(content, "Array").keys():
+            del content[name]
+        content["config"] = ConfigRecord(kept)
 
     def _mask(self, content: Any) -> None:
         """Add the masks to the reply's vector. Raises SiteError if it has an array without them."""
@@ -101,7 +120,7 @@ class SecureMessage:
             raise PolicyRefusedError(f"{self.name} refuses: {error}") from None
 
 
-def open_silo(name: str, context: Any, terms: Terms) -> SecureSilo:
+def open_silo(name: str, context: Any, terms: Terms, build: str) -> SecureSilo:
     """Return this silo in a run. Raises SiteError, which continues "SILO refuses:"."""
     study, state, key = terms.study, context.node_config.get("state-dir"), node_key()
     if study is None:
@@ -115,7 +134,7 @@ def open_silo(name: str, context: Any, terms: Terms) -> SecureSilo:
         raise SiteError(
             f"the study {study.name} has [peers] {name} = {peers.get(name, '(none)')}, and this silo's key is {own}"
         )
-    agreed = study, terms.rules, context.run_config
+    agreed = study, terms.rules, context.run_config, build
     return SecureSilo(Path(str(state)), name, key, str(int(context.run_id)), *agreed)
 
 

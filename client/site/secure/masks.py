@@ -4,7 +4,7 @@ A seed depends on all that the silos of a slot must agree on (:func:`context`). 
 model, list, weight or setting, its masks do not cancel: the sum is noise, and nothing leaks.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -14,10 +14,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..flower import records_of
-from ..study.protocol import FREE
 from ..trust.chain import canonical, digest
 from ..trust.receipts import ASKED
-from . import SHARE
+from . import COUNTED, OWN, SHARE
 from .statements import Statement, agree, digest_of
 
 if TYPE_CHECKING:
@@ -26,8 +25,10 @@ if TYPE_CHECKING:
 
 # NumPy is imported with the first mask: the gate of other runs needs none
 Vector: TypeAlias = "NDArray[np.uint32]"
-# In a message's config, what differs between silos; the weight is compared with the list, the others scale no step
-PER_SILO = {ASKED, SHARE, "counted", "reported", "attended", "state_lost"}
+# In a message's config, what may differ between silos: the weight is compared with the list, others change no step
+PER_SILO = {ASKED, SHARE, "reported", "state_lost"}
+# These the gate takes out; those of its own record it puts in
+NOT_FOR_APP = {OWN, COUNTED, "attended"}
 PART = 1 << 18  # bytes of a stream made at once
 
 
@@ -45,7 +46,7 @@ def received_sha256(content: Any) -> str:
         for key, array in sorted(arrays.items())
     ]
     config = dict(records_of(content, "Config").get("config", {}))
-    common = {key: config[key] for key in config.keys() - PER_SILO}
+    common = {key: config[key] for key in config.keys() - PER_SILO - NOT_FOR_APP}
     return f"{digest(canonical({'arrays': found}))}:{digest(canonical(common))}"
 
 
@@ -54,14 +55,15 @@ def context(
     run_config: Mapping[str, Any],
     weights: Mapping[str, int],
     listed: Mapping[str, Statement],
+    sums: Sequence[str] = (),
 ) -> bytes:
     """Return the SHA-256 of all that a slot's silos agree on. ``weights``: of its list, whose statements have the slot.
 
-    Of the run's settings, all count that affect a silo's training.
+    ``sums``: the run's sums so far, each its own SHA-256 of this kind and the silos in it.
     """
-    settings = {key: run_config[key] for key in run_config.keys() - FREE}
-    agreed = {"received": received, "settings": settings, "weights": weights}
-    return bytes.fromhex(digest(canonical({**agreed, "list": digest_of(listed)})))
+    agreed = {"received": received, "settings": {**run_config}, "weights": weights}
+    agreed |= {"list": digest_of(listed), "sums": [*sums]}
+    return bytes.fromhex(digest(canonical(agreed)))
 
 
 # --- seeds and streams ------------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
 """A silo's part in secure aggregation: its secrets and answers of one run at a time, on its disk.
 
     STATE_DIR/secure/SILO.json (0600)    by slot: own secrets, peers' shares, and after `unmask` only the answer
-    STATE_DIR/record.sqlite              a row per question and set of survivors, before the answer leaves
+    STATE_DIR/record.sqlite              a row per masked vector; per question and set of survivors, before they leave
 
 A silo masks one vector per slot, and answers one set of survivors per slot, for each peer with a share of its self mask
 or of its mask key, never of both. It answers one set, with one weight each, per question over all runs: the received
 arrays. Two sums over different sets that start from one model would differ by single silos' updates.
+
+Its next step starts from the state after the last sum that it is in. Which sums those are, all silos of a list agree on
+(`ServerRecord.sums`), and each compares them with its record: a server can change no single silo's state.
 """
 
 import json
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ from ..trust.chain import canonical, digest, write_whole
 from ..trust.envelope import SECURE, PrivateKey, seal
 from ..trust.message_rules import number
 from ..trust.policy import Policy
-from . import KEPT, OTHER_SUM, masks
+from . import OTHER_SUM, masks
 from .masks import Vector
 from .shamir import SHARE, split
 from .statements import (
@@ -46,9 +49,11 @@ from .statements import (
     whole,
 )
 
-SUM = "secure sum"  # kind of a row in the record
+# Kinds of rows in the record
+SUM, VECTOR = "secure sum", "masked vector"
 # Answers about what a round starts from, and about a round of a run, whatever it starts from
 BEFORE = "SELECT run, answer FROM disclosed WHERE kind = ? AND silo = ? AND (question = ? OR run LIKE ?)"
+VECTORS = "SELECT run, question, answer FROM disclosed WHERE kind = ? AND silo = ?"
 Entry = dict[str, Any]
 ONCE = bytes(12)  # a nonce: each key seals one text
 BYTES = "="  # key of bytes in the file; no silo has this name
@@ -69,24 +74,30 @@ class SecureSilo:
     study: StudyProtocol
     rules: Policy
     run_config: Mapping[str, Any]
+    build: str = ""  # the SHA-256 of the app, which is the same at all silos of a sum
 
     def __post_init__(self) -> None:
         self.path = self.folder / "secure" / f"{quote(self.silo, safe='')}.json"
         self.labels = labels_of(self.study.groups)
-        # What the file has: this run's number of training samples, the least round and attempt that it gives keys for,
-        # its slots; and of the last questions, over all runs, the weights of the list that it masked its vector for
-        self.samples, self.least = 0, [0, 0]
+        self.agreed = digest(f"{self.study.digest} {self.build}".encode())
+        # What the file has: this run's number of training samples, whether it withheld its columns' sums, the least
+        # round and attempt that it gives keys for, its slots
+        self.samples, self.alone, self.least = 0, False, [0, 0]
         self.slots: dict[str, Entry] = {}
-        self.weighed: dict[str, dict[str, int]] = {}
-        # Of the message: its list, the peers whose shares cannot be opened, and what the audit log has of it
+        # Of the message: its list, the sums that this silo is in, the newest first, the peers whose shares cannot be
+        # opened, and what the audit log has of it
         self.listed: dict[str, Statement] = {}
+        self.counted: list[str] = []
         self.faults: list[str] = []
         self.note = Entry()
 
-    def note_samples(self, count: int) -> None:
-        """Keep the number of training samples that this silo's data summary has told; all statements have it."""
+    def note_samples(self, count: int, *, alone: bool = False) -> None:
+        """Keep the number of training samples that this silo's data summary has told; all statements have it.
+
+        ``alone``: whether it withholds the sums of its columns, so that its own statistics standardise them.
+        """
         self._read()
-        self.samples = count
+        self.samples, self.alone = count, alone
         self._write()
 
     # --- the four messages ----------------------------------------------------------------------------------------
@@ -115,8 +126,13 @@ class SecureSilo:
         self._write()
         return out
 
-    def enter(self, record: Mapping[str, Any], received: str, share: Any) -> None:
-        """Accept a train message: its list, its shares. ``share``: the weight that the app is to use."""
+    def enter(
+        self, record: Mapping[str, Any], received: str, share: Any, own_statistics: Any = ()
+    ) -> None:
+        """Accept a train message: its list, its shares. ``share``: the weight that the app is to use.
+
+        ``own_statistics``: the silos whose own ones standardise their columns, as the server has it.
+        """
         asked, entry = self._begin(record), self.entry
         listed = self.listed = self._list(asked, entry.get("statement"))
         if not listed.keys() <= entry["opens"].keys():
@@ -127,7 +143,7 @@ class SecureSilo:
         question = received.partition(":")[0]
         weights = weights_of(listed, self.run_config, self.labels)
         if asked.again:
-            before = self.weighed.get(question, {})
+            before = next((of for *_, of in self._vectors("question", question)), {})
             if not listed.keys() <= before.keys():
                 raise SiteError(
                     f"it has no weights of an earlier attempt at round {asked.round}"
@@ -135,7 +151,12 @@ class SecureSilo:
             weights = {name: before[name] for name in listed}
         if share != weights[self.silo] / sum(weights.values()):
             raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
-        context = masks.context(received, self.run_config, weights, listed)
+        if (self.silo in own_statistics) != self.alone:
+            raise SiteError(
+                "the message has other statistics for it than those that its data summary leads to"
+            )
+        self.counted = self._settle(asked.sums)
+        context = masks.context(received, self.run_config, weights, listed, asked.sums)
         if entry.setdefault("context", context) != context:
             raise SiteError(f"round {asked.round} has come before with another model or list")
         entry |= {"weights": weights, "question": question, "held": self._open(asked.sealed)}
@@ -153,8 +174,10 @@ class SecureSilo:
             following = slot_of(self.run, asked.round + 1, 1)
             kept[following] = self.slots.get(following) or _new_secrets()
             out |= self._share(following, kept[following], entry["seal"], self.listed)
-        weighed = {**self.weighed, entry["question"]: entry["weights"]}
-        self.weighed = dict([*weighed.items()][-KEPT:])
+        about = entry["question"], context.hex(), canonical(entry["weights"]).decode()
+        fields = dict(zip(("question", "model", "answer"), about, strict=True))
+        with Record(self.folder).write(sync=False) as db:
+            disclose(db, VECTOR, silo=self.silo, run=self.slot, **fields)
         # A vector has left under this attempt's keys
         self.least, self.slots = [asked.round, asked.attempt + 1], kept
         self._write()
@@ -178,7 +201,7 @@ class SecureSilo:
         if entry.setdefault("survivors", survivors) != survivors:
             raise SiteError(f"round {asked.round} was answered for other survivors")
         # Again with a repeated answer: a power cut may have left the file alone
-        self._note(entry["question"], {name: entry["weights"][name] for name in survivors})
+        self._note(self.slot, entry["question"], entry["weights"], survivors)
         if "answer" not in entry:
             halves = {True: slice(SHARE), False: slice(SHARE, None)}
             shares = [entry["held"].get(name, b"")[halves[name in survivors]] for name in names]
@@ -209,7 +232,7 @@ class SecureSilo:
             raise SiteError(
                 f"there are no keys here for round {asked.round}: it is over, or they have yet to be asked for"
             )
-        of, peers = (self.slot, self.study.digest), self.study.training_peers
+        of, peers = (self.slot, self.agreed), self.study.training_peers
         listed = dict[str, Statement]()
         for place, text in enumerate(asked.statements, 1):
             try:
@@ -234,11 +257,34 @@ class SecureSilo:
                 "the list has a part of a group of silos, and the study has groups in a sum as a whole (secure-group)"
             )
 
-    def _note(self, question: str, survivors: Mapping[str, int]) -> None:
+    def _settle(self, sums: Sequence[str]) -> list[str]:
+        """Return which of the run's sums this silo is in, the newest first; its state is of that one.
+
+        A sum of a vector that it has sent counts as answered for those silos. Raises SiteError after another answer.
+        """
+        counted, settled = list[str](), False
+        for one in reversed(sums):
+            context, *silos = one.split(" ")
+            for slot, question, weights in () if settled else self._vectors("model", context):
+                self._note(slot, question, weights, silos)
+                settled = self.silo in silos
+            counted += [context] * (self.silo in silos)
+        return counted
+
+    def _vectors(self, key: str, of: str) -> list[tuple[str, str, dict[str, int]]]:
+        """Return slot, question and weights of the vectors that have left, the newest first. ``key``: a column."""
+        find = f"{VECTORS} AND {key} = ? ORDER BY rowid DESC"
+        with Record(self.folder).reading() as db:
+            found = db.execute(find, (VECTOR, self.silo, of)).fetchall()
+        return [(slot, question, json.loads(weights)) for slot, question, weights in found]
+
+    def _note(
+        self, run: str, question: str, weights: Mapping[str, int], silos: Iterable[str]
+    ) -> None:
         """Write down which set, with which weights, this question is answered for. Raises SiteError after another."""
-        own, run = digest(canonical(survivors)), self.slot
+        own = digest(canonical({name: weights.get(name, 0) for name in silos}))
         with Record(self.folder).write(sync=False) as db:
-            attempts = slot_of(self.run, self.asked.round, "%")
+            attempts = f"{run.rpartition('.')[0]}.%"
             found = db.execute(BEFORE, (SUM, self.silo, question, attempts)).fetchall()
             if any(before != own for _, before in found):
                 raise SiteError(
@@ -279,7 +325,7 @@ class SecureSilo:
     ) -> str:
         """Return the signed statement of secrets, and of their shares for these holders."""
         fields = {
-            "study": self.study.digest,
+            "study": self.agreed,
             "slot": slot,
             "silo": self.silo,
             "samples": self.samples,
@@ -318,9 +364,9 @@ class SecureSilo:
         self.slots = {}
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_bytes)
-            self.weighed = found["weights"]
             if found["run"] == self.run:
                 self.samples, self.least = int(found["samples"]), [*found["least"]]
+                self.alone = found["alone"]
                 self.slots = {**found["slots"]}
         except FileNotFoundError:
             pass
@@ -335,9 +381,9 @@ class SecureSilo:
         content = {
             "run": self.run,
             "samples": self.samples,
+            "alone": self.alone,
             "least": self.least,
             "slots": self.slots,
-            "weights": self.weighed,
         }
         text = json.dumps(content, default=lambda one: {BYTES: one.hex()})
         write_whole(self.path, text, sync_name=sync_name)

@@ -66,6 +66,9 @@ class ServerRecord(Frozen):
     sealed: Sequence[bytes] = ()
     survivors: Sequence[str] = ()
     again: bool = False  # whether its weights are those of an earlier attempt
+    sums: Sequence[
+        str
+    ] = ()  # the run's sums so far: what each one's masks depend on, and its silos
 
     @property
     def slot(self) -> list[int]:

@@ -87,6 +87,7 @@ class SecureRounds:
         self.listed: dict[str, Statement] = {}
         self.holders: dict[str, Statement] = {}
         self.context = b""
+        self.sum = ""  # what its masks depend on, and its silos
         self.replies: Sequence[Message] = ()
         self.told: dict[str, SiloRecord] = {}
         self.refused = ""  # the first refusal of the last question
@@ -105,6 +106,7 @@ class SecureRounds:
         """
         holders, self.listed = self.listed, {}
         if self.opened.numbers.get("round") == [strategy.plan.numbers["run_id"], server_round]:
+            self.sum = self.opened.numbers["sum"]
             return strategy.plan.restored(**self.opened.numbers["plan"])
         self.opened = State()
         if not self.masked or not strategy.upload_names():
@@ -150,15 +152,17 @@ class SecureRounds:
         """
         if not self.listed:
             return replies_of(self.opened)
-        weights = weights_of(strategy, self.listed)
+        weights, sums = weights_of(strategy, self.listed), strategy.state.sums
         received = masks.received_sha256(messages[0].content)
-        self.context = masks.context(received, self.run_config, weights, self.listed)
+        agreed = received, self.run_config, weights, self.listed, sums
+        self.context = masks.context(*agreed)
         sealed = zip(*(one.sealed for one in self.listed.values()), strict=True)
         shares = dict(zip(self.holders, sealed, strict=True))
         common: Any = {
             **self.slot,
             "statements": [one.text for one in self.listed.values()],
             "again": bool(strategy.plan.weights),
+            "sums": sums,
         }
         for message in messages:
             name = strategy.plan.nodes[message.metadata.dst_node_id]
@@ -204,7 +208,10 @@ class SecureRounds:
             self.note(f"{silo} is at fault: {reason}")
         found = torch.from_numpy(opened.view(np.int32))
         plan = replace(strategy.plan, weights=weights)
-        self._write(pack_round(plan, strategy.round, self.replies, found))
+        self.sum = " ".join([self.context.hex(), *survivors])
+        opened = pack_round(plan, strategy.round, self.replies, found)
+        opened.numbers["sum"] = self.sum
+        self._write(opened)
         return found.to(total)
 
     def _answers(
@@ -256,9 +263,11 @@ class SecureRounds:
         self.note(f"{line}; the round is repeated")
         self.attempt, self.told = self.attempt + 1, {}
 
-    def end_attempts(self) -> None:
-        """Begin to count the next round's attempts."""
-        self.attempt = 1
+    def end_attempts(self, strategy: PersonalizedStrategy) -> None:
+        """Begin to count the next round's attempts; keep the sum if the round has changed the model."""
+        if self.sum and strategy.round in strategy.state.counted.values():
+            strategy.state.sums = [*strategy.state.sums, self.sum]
+        self.attempt, self.sum = 1, ""
 
     # --- exchanges ------------------------------------------------------------------------------------------------
 
