@@ -152,7 +152,13 @@ class RoundLoop:
         """Execute one round, or go back to an earlier one if silos' states are damaged."""
         self.readmission.readmit(server_round)
         strategy.follow(self.plan())
-        strategy.follow(self.secure.begin(strategy, server_round))
+        try:
+            plan = self.secure.begin(strategy, server_round)
+        except AttemptFailedError as error:
+            return self.secure.repeat_round(server_round, error)
+        if plan is None:
+            return None
+        strategy.follow(plan)
         c = self.common
         recorder, collector = self.recorder, self.collector
         task = self.registration.task

@@ -143,8 +143,9 @@ class SecureSilo:
         question = received.partition(":")[0]
         weights = weights_of(listed, self.run_config, self.labels)
         if asked.again:
-            before = next((of for *_, of in self._vectors("question", question)), {})
-            if not listed.keys() <= before.keys():
+            earlier = (of for *_, of in self._vectors("question", question))
+            before = next((of for of in earlier if listed.keys() <= of.keys()), {})
+            if not before:
                 raise SiteError(
                     f"it has no weights of an earlier attempt at round {asked.round}"
                 )
@@ -266,7 +267,7 @@ class SecureSilo:
         for one in reversed(sums):
             context, *silos = one.split(" ")
             for slot, question, weights in () if settled else self._vectors("model", context):
-                self._note(slot, question, weights, silos)
+                self._note(slot, question, weights, silos, strict=self.silo not in silos)
                 settled = self.silo in silos
             counted += [context] * (self.silo in silos)
         return counted
@@ -279,17 +280,27 @@ class SecureSilo:
         return [(slot, question, json.loads(weights)) for slot, question, weights in found]
 
     def _note(
-        self, run: str, question: str, weights: Mapping[str, int], silos: Iterable[str]
+        self,
+        run: str,
+        question: str,
+        weights: Mapping[str, int],
+        silos: Iterable[str],
+        *,
+        strict: bool = True,
     ) -> None:
-        """Write down which set, with which weights, this question is answered for. Raises SiteError after another."""
+        """Write down which set, with which weights, this question is answered for. Raises SiteError after another.
+
+        Not ``strict``: after another answer in this very slot. So a silo goes on that answered an attempt of no sum.
+        """
         own = digest(canonical({name: weights.get(name, 0) for name in silos}))
         with Record(self.folder).write(sync=False) as db:
             attempts = f"{run.rpartition('.')[0]}.%"
             found = db.execute(BEFORE, (SUM, self.silo, question, attempts)).fetchall()
-            if any(before != own for _, before in found):
+            if any(before != own and (strict or slot == run) for slot, before in found):
                 raise SiteError(
                     f"this round, or what it starts from, {OTHER_SUM}, and two such sums would show one silo's "
-                    "update: resume the run from its newest checkpoint, with the same silos"
+                    "update: resume the run from its newest checkpoint, with the same silos, or begin one with "
+                    "another seed"
                 )
             if (run, own) not in found:
                 disclose(db, SUM, silo=self.silo, run=run, question=question, answer=own)
@@ -330,6 +341,9 @@ class SecureSilo:
             "silo": self.silo,
             "samples": self.samples,
             "group": self.labels.get(self.silo, ""),
+            "least": max(
+                threshold(len(self.study.training_peers)), self.rules.secure_peers + 1
+            ),
             "seal": masks.public_of(of["seal"]),
             "mask": masks.public_of(of["s"]),
             "secret": digest(of["b"]),

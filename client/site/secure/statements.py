@@ -96,6 +96,7 @@ class Statement(Frozen):
     silo: str
     samples: Number  # of its training part
     group: str = ""  # the names of the silos that are in a sum with it
+    least: Number  # silos in a list that it accepts
     seal: Key  # the public key to seal shares to this silo with
     mask: Key  # the public key of pair masks
     secret: Sha  # of the self mask's secret

@@ -37,7 +37,7 @@ def pack_round(
 def replies_of(state: State) -> list[Message]:
     """Return the replies of the round in a state, if any, with zeros for the vectors that its sum is of.
 
-    ``state``: of :func:`pack_round`, and the silos whose sums were ``asked`` for, by round.
+    ``state``: of :func:`pack_round`, with the ``sum``: what its masks depended on, and its silos.
     """
     if not state.arrays:
         return []
@@ -45,9 +45,9 @@ def replies_of(state: State) -> list[Message]:
     listed = internal("fleet_pb2").PushMessagesRequest.FromString(text).messages_list
     replies = [*map(internal("serde").message_from_proto, listed)]
     zeros = Array(np.zeros(len(state.arrays[SUM]), np.uint32))
-    _, number = state.numbers["round"]
     nodes = state.numbers["plan"]["nodes"]
-    summed = {nodes[name] for name in state.numbers["asked"][str(number)]}
+    _, *silos = state.numbers["sum"].split(" ")
+    summed = {nodes[name] for name in silos}
     for reply in replies:
         if reply.metadata.src_node_id in summed:
             reply.content[RECORD] = ArrayRecord({ARRAY: zeros})

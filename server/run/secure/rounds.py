@@ -79,6 +79,11 @@ class SecureRounds:
         self.opened = State.load(self.path) if self.path and self.path.exists() else State()
         self.asked: dict[str, dict[str, int]] = self.opened.numbers.get("asked", {})
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
+        self.least = 0  # silos of a list, as they state it
+        self.since, self.waits = (
+            0.0,
+            "",
+        )  # when it began to wait for silos, and the line that says for whom
         self.excluded: dict[str, str] = {}  # in this process, and why
         self.attempt = 1
         # Of this round: its number and attempt, its list (empty: nothing is masked), the holders of its shares, and
@@ -99,12 +104,14 @@ class SecureRounds:
         local = self.collector.registration.simulated or hasattr(grid, "seconds")
         return common.secure_aggregation and getattr(grid, "gates", not local)
 
-    def begin(self, strategy: PersonalizedStrategy, server_round: int) -> RoundPlan:
+    def begin(self, strategy: PersonalizedStrategy, server_round: int) -> RoundPlan | None:
         """Agree on the silos of a round; return its plan, with those that take no part in it, and the reasons.
 
-        Raises RunFailedError if the round was asked for before, and a silo of then is missing.
+        None: too few are here; then again.
+
+        A round that was asked for before has the silos of then, if they are all here. Else it is over others: hospitals
+        that have answered for the first sum refuse a second one. Raises AttemptFailedError, RunFailedError.
         """
-        holders, self.listed = self.listed, {}
         if self.opened.numbers.get("round") == [strategy.plan.numbers["run_id"], server_round]:
             self.sum = self.opened.numbers["sum"]
             return strategy.plan.restored(**self.opened.numbers["plan"])
@@ -112,25 +119,20 @@ class SecureRounds:
         if not self.masked or not strategy.upload_names():
             return replace(strategy.plan, attempt=self.attempt)
         self.slot = {"round": server_round, "attempt": self.attempt}
-        here = self._online(strategy) - self.excluded.keys()
-        if here <= self.labels.keys():  # else one of them has yet to state its group
-            here = {*self._whole(here)}
+        holders = self.listed
+        before = self.asked.get(str(server_round), {})
+        if not (here := self._here(strategy, before)):
+            return None
         offers = self._offers(holders, self.told)
         if here - offers.keys():
             holders, offers = self._start(strategy, sorted(here))
-        before = self.asked.get(str(server_round), {})
-        if missing := before.keys() - offers.keys():
-            raise RunFailedError(
-                f"round {server_round} was begun over {', '.join(before)}, and another sum would show single updates: "
-                f"{', '.join(sorted(missing))} must be online; then resume the run"
+        before = before if before.keys() <= offers.keys() else {}
+        listed = {name: offers[name] for name in before or self._whole(offers)}
+        if len(listed) < (least := self._least(strategy, listed.values())):
+            raise AttemptFailedError(
+                f"{len(listed)} silos have keys for a sum, and {least} are needed"
             )
-        self.listed = {name: offers[name] for name in before or self._whole(offers)}
-        self.holders = holders
-        if len(self.listed) < (least := threshold(len(strategy.silos))):
-            raise RunFailedError(
-                f"round {server_round}: {len(self.listed)} silos have keys for a sum, and {least} of "
-                f"{len(strategy.silos)} are needed: resume when more are online"
-            )
+        self.listed, self.holders = listed, holders
         reason = "it has no keys for this round's sum, or a silo of its group has none"
         if before:
             reason = "the round is repeated over the silos of before"
@@ -182,21 +184,23 @@ class SecureRounds:
         if not self.listed:
             return self.opened.arrays.get(SUM, total)
         survivors, least = sorted(silos), threshold(len(self.holders))
-        before, weights = strategy.plan.weights, weights_of(strategy, self.listed)
-        if missing := before.keys() - {*survivors}:
-            raise AttemptFailedError(
-                f"its masks were asked for over {', '.join(before)}, and now {', '.join(sorted(missing))} sent no "
-                "vector: resume the run when they are online"
-            )
+        weights = weights_of(strategy, self.listed)
         if len(survivors) < least:
             raise AttemptFailedError(
                 f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"
             )
         self._exclude_unreadable(survivors, least)
-        self.asked[str(strategy.round)] = {name: weights[name] for name in survivors}
-        self.asked = dict([*self.asked.items()][-KEPT:])
+        own, before = str(strategy.round), self.asked
+        asked = {**before, own: {name: weights[name] for name in survivors}}
+        self.asked = dict([*asked.items()][-KEPT:])
         self._write(State())
-        answers = self._answers(strategy, survivors, least)
+        try:
+            answers = self._answers(strategy, survivors, least)
+        except AttemptFailedError:
+            if OTHER_SUM in self.refused and own in before:
+                self.asked = before
+                self._write(State())
+            raise
         try:
             opened, false = open_sum(
                 total.cpu().numpy().astype(np.uint32),
@@ -259,7 +263,8 @@ class SecureRounds:
         """Prepare to repeat the round. Raises RunFailedError after the last attempt, or where no repeat can help."""
         line = f"round {server_round}, attempt {self.attempt}: {error}"
         if self.attempt == MOST_ATTEMPTS or OTHER_SUM in line:
-            raise RunFailedError(line) from error
+            begun = ", ".join(self.asked.get(str(server_round), ()))
+            raise RunFailedError(line + (begun and f"; it was begun over {begun}")) from error
         self.note(f"{line}; the round is repeated")
         self.attempt, self.told = self.attempt + 1, {}
 
@@ -281,6 +286,38 @@ class SecureRounds:
         texts = [one.text for one in holders.values()]
         told = self._ask(strategy, START, holders, statements=texts)
         return holders, self._offers(holders, told)
+
+    def _here(self, strategy: PersonalizedStrategy, before: Mapping[str, int]) -> set[str]:
+        """Return who is here for a list: nobody while they are too few, or one of ``before`` is away.
+
+        Raises RunFailedError if they are too few after ``round-timeout``.
+        """
+        here, least = self._online(strategy) - self.excluded.keys(), self._least(strategy)
+        if here <= self.labels.keys():  # else one of them has yet to state its group
+            here = {*self._whole(here)}
+        self.since = self.since or time.monotonic()
+        over = time.monotonic() - self.since > strategy.common.round_timeout
+        if len(here) >= least and (over or before.keys() <= here):
+            self.since, self.waits = 0.0, ""
+            return here
+        away = ", ".join(sorted((before or strategy.silos).keys() - here)) or "others"
+        line = f"{len(here)} silos are here for a sum, and {max(least, len(before))} are needed; missing: {away}"
+        if over or len(strategy.silos) < least:
+            raise RunFailedError(
+                f"round {self.slot['round']}: {line}: resume the run when they are online"
+            )
+        if line != self.waits:
+            self.note(f"round {self.slot['round']} waits: {line}")
+        self.waits = line
+        time.sleep(AWAY_SECONDS)
+        return set()
+
+    def _least(self, strategy: PersonalizedStrategy, listed: Iterable[Statement] = ()) -> int:
+        """Return how many silos a list has at least: two thirds of all, and as many as so many silos accept."""
+        least = threshold(len(strategy.silos))
+        stated = sorted(one.least for one in listed)[least - 1 : least]
+        self.least = max(least, *stated, 0 if stated else self.least)
+        return self.least
 
     def _online(self, strategy: PersonalizedStrategy) -> set[str]:
         nodes = {*self.collector.grid.get_node_ids()}

@@ -20,7 +20,7 @@ from tiny import json_of
 from client.site.parsed import SiteError
 from client.site.record import Record, close_records
 from client.site.secure import masks, shamir, silo
-from client.site.secure.silo import SecureSilo
+from client.site.secure.silo import SUM, SecureSilo
 from client.site.secure.statements import read_statement, threshold, weights_of
 from partitions.common.sum_weights import labels_of
 
@@ -317,7 +317,8 @@ def test_a_repeated_answer_is_noted_again(ring):
             db.execute("DELETE FROM disclosed WHERE ?", (not left,))
         assert silo.unmask(slot) == first
         with Record(silo.folder).reading() as db:
-            assert db.execute("SELECT count(*) FROM disclosed").fetchone() == (1,)
+            found = db.execute("SELECT count(*) FROM disclosed WHERE kind = ?", (SUM,))
+            assert found.fetchone() == (1,)
     ring.begin(1, 2)
     ring.upload(vectors, 1, 2)
     with pytest.raises(SiteError, match="summed over other silos before"):
