@@ -71,7 +71,7 @@ metrics = ["loss", "score"]
 
 # What one hospital answers at most, in all runs together.
 [limits]
-runs = {{ count }}
+runs = {{ count + repeats }}
 rounds = {{ count * rounds }}
 evaluations = {{ count * evaluations }}
 queries = {{ count * queries }}
@@ -135,8 +135,9 @@ def draft(
     common, peers = runs[0].common, peers or {}
     today, size = datetime.now(UTC).date(), common.secure_group
     rounds, queries = common.rounds, QUERIES
-    if common.secure_aggregation:  # one message more a round, and repeats
-        queries, rounds = queries + rounds + REPEATS, rounds + REPEATS // 3
+    repeats = REPEATS // 3 if common.secure_aggregation else 0
+    if repeats:  # one message more a round, and repeats; a run that is resumed is one more
+        queries, rounds = queries + rounds + REPEATS, rounds + repeats
     return PLAIN.from_string(DRAFT).render(
         kind=STUDY,
         name=name,
@@ -151,6 +152,7 @@ def draft(
         common=common,
         settings=settings,
         count=len(runs),
+        repeats=repeats,
         rounds=rounds,
         evaluations=_evaluations(runs[0]),
         queries=queries,

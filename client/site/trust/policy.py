@@ -235,7 +235,7 @@ class Rules(Frozen):
         "whether vectors may leave under masks, so that the server opens only sums; required: not without",
     )
     secure_peers: Least = rule(
-        4, 1, "fewest other silos of the study in such a sum, with this silo's vector in it"
+        3, 1, "fewest other silos of the study in such a sum, with this silo's vector in it"
     )
     secure_group: Least = rule(
         1, 1, "fewest silos of the study that are in such a sum together or not at all"

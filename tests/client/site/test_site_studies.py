@@ -1075,7 +1075,7 @@ def test_a_draft_of_secure_sums_names_each_silos_key(tmp_path, capsys):
     assert "only sums over several" in page and f"  b {peers['b']}" in page
     assert "A key does not show who holds it" in " ".join(page.split())
     assert "under masks" not in studies.study_page(study(), "")
-    for name, says in (("a", "secure-peers = 4, and [peers] 2 besides a"), ("d", "name d")):
+    for name, says in (("a", "secure-peers = 3, and [peers] 2 besides a"), ("d", "name d")):
         place = studies.JoinedSilo(name, tmp_path / "state", Policy())
         assert any(says in line for line in studies.review(found, place))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from trio import start_run, supernode, text_of, wait_for
 from client.site.secure import KEYS, START, UNMASK
 from client.site.study import approvals
 from client.site.trust import audit, audit_page
+from partitions.common.errors import RunFailedError
 from server.deploy import local, processes, submit
 from server.deploy.federation import read_federation
 from server.deploy.local import record
@@ -130,3 +132,52 @@ def test_a_hospital_that_is_killed(tmp_path, monkeypatch):
     assert (silos[0], silos[-1], len(silos)) == (4, 3, 5)
     assert {row.silo for row in rows if row.metric == "rejected"} == {"hospital-04"}
     assert [row.value for row in rows if row.metric == "secure_attempts"] == [1] * 5
+
+
+@pytest.mark.drill
+def test_five_hospitals_of_which_some_are_lost(tmp_path, monkeypatch):
+    """With the default policy one may be missing; with two the run ends, and says who. Resumed, it is as simulated."""
+    names, methods = [*FOUR, "hospital-05"], ("local", "fedavg", "ditto")
+    run = {**RUN, "strategy": ",".join(methods), "rounds": 6, "local-epochs": 20}
+    monkeypatch.setattr(f"{__name__}.POLICY", POLICY.replace("secure-peers = 2\n", ""))
+    out, faults = tmp_path / "run", list[str]()
+
+    def follow(**more):
+        try:
+            submit.run({**run, "study": "trial", "out": str(out), "round-timeout": 30, **more})
+        except RunFailedError as error:
+            faults.append(str(error))
+
+    def sums(method="fedavg"):
+        file = out / "history.csv"
+        rows = History(file).rows if file.exists() else []
+        return [r.value for r in rows if (r.strategy, r.metric) == (method, "secure_silos")]
+
+    try:
+        up = start(tmp_path, names, run, monkeypatch)
+        follower = threading.Thread(target=follow)
+        follower.start()
+        for name, count in (("hospital-05", 5), ("hospital-04", 4)):
+            wait_for(lambda count=count: count in sums(), 180)
+            (pid,) = supernode(up, name)
+            os.kill(pid, signal.SIGKILL)
+        follower.join(timeout=300)
+        (fault,) = faults
+        assert "missing: hospital-04, hospital-05: resume the run when they are online" in fault
+        local.up(read_federation(tmp_path / "federation.yaml"), echo=lambda line: None)
+        follow(resume=True)
+        assert faults == [fault]
+        data = {name: up.directory / "data" / f"{name}.npz" for name in names}
+        rows = History(out / "history.csv").rows
+        for method in methods:
+            own = [row for row in rows if row.strategy == method]
+            settings = parse_settings({**run, "strategy": method, "silos": 5})
+            loop = RoundLoop(grid := TinyGrid(data, settings), settings)
+            grid.absent = {(r.silo, r.round) for r in own if r.metric == "rejected"}
+            with flower_identity():
+                loop.run()
+            assert scores(own).items() <= scores(loop.history.rows).items()
+    finally:
+        processes.end(processes.find(record.state_root() / "masked"), grace=1.0)
+    assert sums("local") == [] and {*sums("ditto")} == {5}
+    assert {4, 5} <= {*sums()} and len(sums()) == 6
