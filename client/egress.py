@@ -1,7 +1,8 @@
 """Everything that leaves a silo: the data summary by :func:`release_summary`, replies by :func:`release`.
 
-A reply contains the vectors in the method's ``uploads`` (as integers with ``secure-aggregation``), its numbers in
-``sends_numbers``, sample counts, and metrics and seconds on the list in ``strategies/base/transport/reporting.py``.
+A reply contains arrays (as integers with ``secure-aggregation``) and numbers that have a kind
+(``strategies/base/transport/kinds.py``), sample counts, and metrics and seconds on the list in
+``strategies/base/transport/reporting.py``.
 Evidence leaves once per run, by
 :func:`release_evidence`; so does the silo's own model, by :func:`release_own_model`. A survey of the data leaves by
 :func:`release_survey`. Everything that left is logged. What the rules withheld is reported only to the site's own
@@ -108,28 +109,24 @@ def sift_metrics(
 
 
 def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) -> None:
-    """Raise PolicyRefusedError if these vectors contain more than the silo's policy allows, whatever the method is."""
-    size = client.model.layout.size
-    lengths = [vector.numel() for vector in vectors]
-    largest = max(lengths, default=0)
-    share = client.info.whole_from
-    if not policy.whole_model and largest >= share * size:
-        most = ""
-        if share < 1:
-            most = f": {share:.0%} count as all"
-        raise PolicyRefusedError(
-            f"{client.silo.name} refuses: its policy has {policy.line('whole_model')}, the run strategy = "
-            f"{client.common.strategy}, which would send {largest} numbers of a model of {size}{most}"
-        )
-
-
-def check_numbers(client: SiloClient) -> None:
-    """Raise UserError for a number that the method has not declared."""
-    for name in client.replies:
-        if name not in client.info.sends_numbers:
-            raise UserError(
-                f"{type(client).__name__} may not send '{name}': it is not in sends_numbers"
+    """Raise PolicyRefusedError for more than the silo's policy allows, UserError for what is of no kind."""
+    size, kinds = client.model.layout.size, client.info.kinds
+    names = client.upload_names() if vectors else ()
+    for name, vector in zip(names, vectors, strict=True):
+        if name not in kinds:
+            raise UserError(f"{type(client).__name__} may not send '{name}': it has no kind")
+        share = kinds[name].whole_from
+        if not policy.whole_model and vector.numel() >= share * size:
+            most = f": {share:.0%} count as all" if share < 1 else ""
+            raise PolicyRefusedError(
+                f"{client.silo.name} refuses: its policy has {policy.line('whole_model')}, the run strategy = "
+                f"{client.common.strategy}, which would send {vector.numel()} numbers of a model of {size}{most}"
             )
+        kinds[name].check(name, vector, client)
+    for name, number in client.replies.items():
+        if name not in client.info.sends_numbers:
+            raise UserError(f"{type(client).__name__} may not send '{name}': it has no kind")
+        client.info.sends_numbers[name].check(name, number, client)
 
 
 def release(
@@ -153,7 +150,6 @@ def release(
         name: Model(vector, client.silo.name, client.round, len(client.silo.train))
         for name, vector in zip(names, vectors, strict=integers is None)
     }
-    check_numbers(client)
     config: dict[str, Number] = {
         "round": client.round,
         "silo": client.silo.name,
@@ -168,6 +164,9 @@ def release(
     if SCORE in leaving:
         leaving |= {client.silo.task.score, *ENDS}
     kept, withheld = sift_metrics(metrics, counts, least, leaving)
+    for name in client.upload_names() if vectors else ():
+        for rule, items in client.info.kinds[name].withheld(client.silo).items():
+            withheld.setdefault(rule, set()).update(items)
     tell_site(records, withheld)
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
     size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}

@@ -138,7 +138,8 @@ def describe_sent(
 ) -> str:
     if not strategy.info.uploads:
         return "nothing but metrics"
-    share = strategy.info.whole_from
+    kinds = [*strategy.info.uploads.values()]
+    share = min(kind.whole_from for kind in kinds)
     few = (
         "never all layers"
         if share == 1
@@ -148,8 +149,8 @@ def describe_sent(
     words += ["handed to other hospitals under this one's name"] * (
         strategy.info.receives == "models"
     )
-    words += ["means and sizes of each class"] * strategy.info.per_class
-    words += [", ".join(strategy.info.sends_numbers)] * bool(strategy.info.sends_numbers)
+    words += [kind.words for kind in kinds if kind.rules]
+    words += [kind.words for kind in strategy.info.sends_numbers.values()]
     return "; ".join(words)
 
 

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,13 @@ from client.local_data import (
     silo_name,
     weights_file,
 )
-from client.privacy.checks import check_floor, check_records, check_statistics, claim_statistics
+from client.privacy.checks import (
+    check_floor,
+    check_records,
+    check_statistics,
+    claim_statistics,
+    released_moments,
+)
 from client.privacy.private_round import noise_key, private_round, units_of
 from client.reported import note_terms
 from client.site.audit_gate import folder_of
@@ -277,6 +283,11 @@ class ClientSession:
             min_batch_size=self.policy.min_batch_size,
             max_decay=self.policy.max_decay,
             max_step=math.inf if self.study is None else self.study.step,
+            min_cell=self.policy.min_cell,
+            units=data.train.units,
+            moments=None
+            if self.policy.public or NEWCOMER in self.config
+            else cache(lambda: released_moments(self)),
             inputs="" if self.info.trains else self.input_digest(),
         )
 

@@ -23,7 +23,8 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.output import text_page, wrap
 from partitions.common.parsed import read_text
 from strategies import strategies
-from strategies.base.declarations import NUMBERS, VECTORS
+from strategies.base.declarations import seen_and_inferred
+from strategies.base.transport.kinds import MODEL
 
 WIDTH = 100
 METRIC_WORDS = "counts of samples, the metrics {metrics}, seconds and bytes"
@@ -199,18 +200,11 @@ def sums_text(study: StudyProtocol) -> str:
 def _leaves(study: StudyProtocol) -> Iterator[str]:
     for name in study.methods:
         info = strategies()[name].info
-        vectors = [VECTORS[one] for one in info.uploads]
-        inferred = dict.fromkeys(word for _, found in vectors for word in found)
-        sent = (
-            "; ".join(
-                [*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)]
-            )
-            or "no model"
-        )
-        yield f"{name}: {sent}. Can be inferred: {', '.join(inferred) or 'nothing'}."
+        sent, inferred = seen_and_inferred(info)
+        yield f"{name}: {sent or 'no model'}. Can be inferred: {inferred}."
     if "reported" in values(study, "keep-models"):
         own = "at the end of a run, where the policy has own-model = true: the hospital's own model, whole"
-        yield f"{own}. Can be inferred: {', '.join(VECTORS['model'][1])}."
+        yield f"{own}. Can be inferred: {', '.join(MODEL.infers)}."
     text = METRIC_WORDS.format(metrics=", ".join(study.metrics) or "(none)")
     yield f"with every method: {text}."
 

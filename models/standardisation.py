@@ -62,7 +62,7 @@ def agreed_statistics(
         (torch.tensor([s[key] for s in summaries], dtype=torch.float64) * shares).sum(0) / n
         for key in ("sum", "square_sum")
     )
-    std = _spread(square - total * total, square)
+    std = deviation(square - total * total, square)
     return {"mean": total.tolist(), "std": std.tolist()}
 
 
@@ -77,12 +77,12 @@ def standardisation(
     if x.ndim == 2 and normalization == "silo":
         own = torch.from_numpy(x.copy())
         return tuple(own.mean(0).tolist()), tuple(
-            _spread(own.var(0, correction=0), own.square().mean(0)).tolist()
+            deviation(own.var(0, correction=0), own.square().mean(0)).tolist()
         )
     return tuple(agreed.get("mean", ())), tuple(agreed.get("std", ()))
 
 
-def _spread(variance: Tensor, square: Tensor) -> Tensor:
+def deviation(variance: Tensor, square: Tensor) -> Tensor:
     """Return the standard deviation; 1 for a constant column, whose variance is a rounding error of ``square``."""
     changes = variance > 1e-13 * square
     return torch.where(changes, variance, torch.ones_like(variance)).sqrt()

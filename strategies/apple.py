@@ -55,6 +55,7 @@ from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import Array, Arrays, ClientState, Item, Items, ServerState, State
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import Names
 from strategies.base.transport.payload import Model, Payload, Update, model_of
 
 
@@ -260,7 +261,7 @@ class Apple(PersonalizedStrategy):
         paper="Luo and Wu, IJCAI 2022, arXiv 2110.08394",
         spelling="APPLE",
         sends=("M Σ", "Σ"),
-        sends_numbers=("wanted",),
+        sends_numbers={"wanted": Names("which silos' models it wants")},
         own_model="kept",
         receives="models",
         keeps=("its relationship vector",),

@@ -38,6 +38,7 @@ from strategies.base.info import LOCAL_SUMS, ONE_MODEL
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import CHANGE
 from strategies.base.transport.payload import Update, silos_of
 
 
@@ -104,8 +105,7 @@ class FedADMM(PersonalizedStrategy):
         title="Alternating direction method of multipliers",
         paper="Gong et al., ICDE 2022, arXiv 2204.03529",
         spelling="FedADMM",
-        uploads=("change",),
-        steps=("change",),
+        uploads={"change": CHANGE},
         sums="silos",
         own_model="kept",
         note="what is sent is a step from the received model to the own one, plus older steps: nearly the own model",

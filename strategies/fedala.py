@@ -191,7 +191,7 @@ def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
         def local_update(self) -> list[Tensor]:
             vectors: list[Tensor] = super().local_update()
             # Its copy of the global one; a part's is in the personal model
-            if self.info.uploads == ("model",):
+            if [*self.info.uploads] == ["model"]:
                 self.state.local = vectors[0]
             return vectors
 

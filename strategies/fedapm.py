@@ -39,15 +39,11 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from strategies.base.info import OWN_LAYERS
-from strategies.base.partial import (
-    ALL_LAYERS_AT,
-    PartialClient,
-    PartialSettings,
-    PartialStrategy,
-)
+from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ClientState, Item, ServerState
 from strategies.base.trainer.loop import full_gradient
+from strategies.base.transport.kinds import SHARED_AT
 from strategies.base.transport.payload import Payload, Update, silos_of
 
 
@@ -96,7 +92,8 @@ class FedAPMClient(PartialClient):
         u = self.shared_model
         start = gather(self.model.vector, self.shared)
         dual = torch.zeros_like(u) if state.dual is None else state.dual
-        self._personal_step(gather(self.own(), self.shared) if s.v_start == "own" else start)
+        own = gather(self.own(), self.shared)
+        self._personal_step(own if s.v_start == "own" else start)
         self.model.load(scatter(self.model.vector, self.shared, start))
         self._shared_step(u, dual)
         own_u = gather(self.model.vector, self.shared)
@@ -104,7 +101,9 @@ class FedAPMClient(PartialClient):
         z = own_u + dual / s.rho if s.rho else own_u
         if not self.common.secure_aggregation:
             return [z]
-        before = gather(self.silo.initial(""), self.shared) if state.z is None else state.z
+        before = state.z
+        if before is None:
+            before = gather(self.silo.initial(""), self.shared)
         self.propose_step("shared", z=(before, z))
         return [u + (z - before)]
 
@@ -181,7 +180,7 @@ class FedAPM(PartialStrategy):
         paper="Zhu et al., KDD 2025, arXiv 2506.04672",
         spelling="FedAPM",
         dp_epochs=("local-epochs", "local-epochs", "each local-epochs if fedapm.accuracy"),
-        whole=ALL_LAYERS_AT,
+        uploads={"shared": SHARED_AT},
         own_model="kept",
         sends_duals=True,
         not_lossy="the server keeps each silo's last vector, not a sum of steps",

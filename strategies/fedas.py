@@ -40,13 +40,9 @@ from models.optimizers import Optimizer
 from models.training import feature_gradient, loss_gradient
 from partitions.common.errors import DataError
 from strategies.base.info import OWN_LAYERS, OWN_LOSS
-from strategies.base.partial import (
-    ALL_LAYERS_AT,
-    PartialClient,
-    PartialSettings,
-    PartialStrategy,
-)
+from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
+from strategies.base.transport.kinds import SHARED_AT, Measured
 from strategies.base.transport.payload import Update, is_number
 
 
@@ -127,8 +123,8 @@ class FedAS(PartialStrategy):
         title="Aligned bodies, weighted by the size of gradients",
         paper="Yang, Huang and Ye, CVPR 2024",
         spelling="FedAS",
-        whole=ALL_LAYERS_AT,
-        sends_numbers=("energy",),
+        uploads={"shared": SHARED_AT},
+        sends_numbers={"energy": Measured("the sum of its squared gradients")},
         needs_classes=True,
         ala=False,
         plain_loss=False,

@@ -28,14 +28,10 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from strategies.base.info import OWN_LAYERS
-from strategies.base.partial import (
-    ALL_LAYERS_AT,
-    PartialClient,
-    PartialSettings,
-    PartialStrategy,
-)
+from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import Array, ClientState
+from strategies.base.transport.kinds import SHARED_AT
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class FedBABU(PartialStrategy):
         title="Body averaged below a fixed head, then fine-tuning",
         paper="Oh et al., ICLR 2022, arXiv 2106.06042",
         spelling="FedBABU",
-        whole=ALL_LAYERS_AT,
+        uploads={"shared": SHARED_AT},
         own_model="kept",
         note="its head starts from one that the seed makes, its body from what the server sent",
     )

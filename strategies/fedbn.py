@@ -27,6 +27,7 @@ from models.layout import Layout
 from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, norm_parts
 from strategies.base.settings import Averaging, setting
+from strategies.base.transport.kinds import SHARED_SOME
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class FedBN(PartialStrategy):
         spelling="FedBN",
         sends=("Σ - Σ_bn", "Σ - Σ_bn"),
         not_dp="it keeps batch normalisation, which mixes records",
-        whole=False,
+        uploads={"shared": SHARED_SOME},
         reports="received",
         buffers="local",
         local_steps=True,

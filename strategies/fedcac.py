@@ -39,6 +39,7 @@ from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.error_feedback import propose
+from strategies.base.transport.kinds import CRITICAL, MODEL
 from strategies.base.transport.payload import Payload, Update
 
 
@@ -125,10 +126,9 @@ class FedCAC(PersonalizedStrategy):
         paper="Wu et al., ICCV 2023, arXiv 2309.11103",
         spelling="FedCAC",
         sends=("2 Σ", "Σ + Σ/8"),
-        uploads=("model", "critical"),
+        uploads={"model": MODEL, "critical": CRITICAL},
         reports="received",
         newcomer="copy",
-        unclipped=("critical",),
     )
     client = FedCACClient
     Settings = CacSettings

@@ -43,6 +43,7 @@ from strategies.base.partial import (
     split_parts,
 )
 from strategies.base.settings import setting
+from strategies.base.transport.kinds import SHARED
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class FedCP(PartialStrategy):
         paper="Zhang et al., KDD 2023, arXiv 2307.01217",
         spelling="FedCP",
         sends=("Σ + 2K² + 6K", "Σ + 2K² + 6K"),
-        uploads=("shared",),
+        uploads={"shared": SHARED},
         not_dp="its policy's context and its loss mix the records of a batch",
         not_lossy="the head that is sent is half the silo's own, no step from what it received",
     )

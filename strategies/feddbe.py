@@ -33,6 +33,7 @@ from strategies.base.info import OWN_PARTS, OWN_RATE
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import Gradient
 from strategies.base.transport.payload import Model, Payload, Update
 
 MEAN = "mean"
@@ -160,6 +161,11 @@ class FedDBE(PersonalizedStrategy):
         paper="Zhang et al., NeurIPS 2023, arXiv 2311.14975",
         spelling="FedDBE",
         sends=("Σ + K", "Σ"),
+        uploads={
+            "model": Gradient(
+                "the whole model; in round 1 mean features, of all classes", whole=True
+            )
+        },
         not_dp="in its first round silos send means of features without noise",
         keeps=("its bias on the features",),
         note="of the own model only the bias on the features is missing, and round 1 sends the mean features",

@@ -40,6 +40,7 @@ from partitions.common.errors import UserError
 from strategies.base.info import OWN_PARTS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
+from strategies.base.transport.kinds import SHARED
 
 LEAST = 1e-8  # in place of a smaller share
 
@@ -152,7 +153,7 @@ class FedEM(PartialStrategy):
         note="the networks are what is sent; which of them moves shows the shares that stay",
         needs_classes=True,
         not_dp="its shares, which enter every gradient, depend on its records without noise",
-        uploads=("shared",),
+        uploads={"shared": SHARED},
         lossy=True,
     )
     client = FedEMClient

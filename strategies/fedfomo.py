@@ -37,6 +37,7 @@ from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import MODEL_OF, Item, ServerState
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import Names
 from strategies.base.transport.payload import Model, Payload, Update, is_number, model_of
 
 
@@ -110,7 +111,7 @@ class FedFomo(PersonalizedStrategy):
         spelling="FedFomo",
         sends=("M Σ", "Σ"),
         not_dp="its weights, which steer what is sent and leave, are losses on records without noise",
-        sends_numbers=("weights",),
+        sends_numbers={"weights": Names("how much it takes of which silo")},
         receives="models",
         late="grows",
         ala=False,

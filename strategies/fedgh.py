@@ -8,11 +8,11 @@ Yi, Wang, Liu, Shi and Yu, ACM MM 2023. A model is w = (φ, h): the body φ is t
 
 Each class of each silo is one pair: a mean of one sample counts as one of 500. The head that the silo trained stays.
 
-Sent: Σ_s (the head) down; C (K + 1) up, a mean and a mark for each class that the silo has. These reveal which. With
-``min-count`` classes of fewer samples are withheld. Kept: server h; silo φ. An absent silo keeps φ; its classes are not
-among the pairs. A newcomer trains a body below the received head. Running statistics stay in the silo.
-Evaluated: the received head on the silo's own body. Special case: with a rate of 0 on the server every round starts
-from the initial head.
+Sent: Σ_s (the head) down; C (K + 1) up, a mean and a mark for each class that the silo has. These reveal which. Classes
+of fewer samples than ``min-count`` are withheld, and of fewer patients than the policy's ``min-cell``. Kept: server h;
+silo φ. An absent silo keeps φ; its classes are not among the pairs. A newcomer trains a body below the received head.
+Running statistics stay in the silo. Evaluated: the received head on the silo's own body. Special case: with a rate of 0
+on the server every round starts from the initial head.
 
 The paper's code was not read: PFLlib makes one pass in batches of 10, and its server's head is the first silo's head
 object, which that silo's training moves; HtFLlib's is a copy, as here. The default rate here is (unverified).
@@ -33,6 +33,7 @@ from models.training import batches, generator
 from strategies.base.info import MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split
 from strategies.base.settings import setting
+from strategies.base.transport.kinds import CLASS_MEANS, class_shares
 from strategies.base.transport.payload import Update
 from strategies.fedproto import (
     PROTOTYPES,
@@ -66,7 +67,7 @@ class FedGHClient(PartialClient):
         self.train()
         z, y = all_features(self.model, self.silo.train), self.silo.train.y
         sums, counts = class_sums(z, y, self.model.layout.classes)
-        marks = (counts >= self.settings.min_count).float()
+        marks = (class_shares(self.silo, counts, self.settings.min_count) > 0).float()
         return [make_table(means_of(sums, counts), marks)]
 
 
@@ -77,10 +78,8 @@ class FedGH(PartialStrategy):
         paper="Yi et al., ACM MM 2023",
         spelling="FedGH",
         sends=("Σ_s", "C (K + 1)"),
-        uploads=(PROTOTYPES,),
+        uploads={PROTOTYPES: CLASS_MEANS},
         not_dp="what is sent are means of features without noise",
-        whole=False,
-        per_class=True,
         trainer=True,
         own_model="kept",
         reports="received",

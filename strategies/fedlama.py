@@ -48,6 +48,7 @@ from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Array, ClientState, Item, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.error_feedback import propose
+from strategies.base.transport.kinds import LAYERS
 from strategies.base.transport.payload import Number, Payload, Update, silos_of
 
 
@@ -129,7 +130,7 @@ class FedLAMA(PersonalizedStrategy):
         paper="Lee et al., AAAI 2023, arXiv 2110.10302",
         spelling="FedLAMA",
         sends=("≤ Σ", "≤ Σ"),
-        uploads=("layers",),
+        uploads={"layers": LAYERS},
         note="most rounds send some layers, the last ones since are known",
         not_lossy=OTHER_LAYERS,
         sums_also={"squares": ""},

@@ -30,6 +30,7 @@ from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS
 from strategies.base.settings import KRUM, RULES, Common, setting
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import LAYERS
 from strategies.base.transport.payload import Update
 
 
@@ -78,7 +79,7 @@ class FedLP(PersonalizedStrategy):
         paper="Zhu et al., ICC 2023",
         spelling="FedLP",
         sends=("Σ", "p Σ"),
-        uploads=("layers",),
+        uploads={"layers": LAYERS},
         own_model="layers",
         note="over the rounds every layer is sent",
         robust=tuple(rule for rule in RULES if rule not in KRUM),

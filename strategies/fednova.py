@@ -40,6 +40,7 @@ from strategies.base.info import ONE_MODEL, OWN_RATE
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.training.settings import patches_of
+from strategies.base.transport.kinds import STEPS
 from strategies.base.transport.payload import Update
 
 
@@ -83,7 +84,7 @@ class FedNova(PersonalizedStrategy):
         title="Normalised averaging of unequally many local steps",
         paper="Wang et al., NeurIPS 2020, arXiv 2007.07481",
         spelling="FedNova",
-        sends_numbers=("steps",),
+        sends_numbers={"steps": STEPS},
         ala=False,
         local_steps=False,
         not_sums="the server divides each silo's step by its own number of local steps",

@@ -18,9 +18,10 @@ Heads are mixed among the silos of a round. Features are computed in evaluation 
 
 Sent: Σ + C (K + 1) down (Σ in round 1: no prototypes), Σ + C (K + 1) + CK up, and V_i. Kept: server φ, c, every silo's
 ψ_i; silo nothing. An absent silo keeps its ψ_i; a class that no silo of a round has keeps its prototype. The server
-sees every silo's class shares, class means and head: ``min-count`` withholds classes with fewer samples (they count as
-absent). Evaluated: the received body with the mixed head. Special cases: without mixing, with λ = 0 and one learning
-rate it is FedRep with these epochs, bit for bit; equal H: α_j is proportional to 1/V_j; one silo: α = 1.
+sees every silo's class shares, class means and head: ``min-count`` withholds classes with fewer samples, and the
+policy's ``min-cell`` those with fewer patients (they count as absent). Evaluated: the received body with the mixed
+head. Special cases: without mixing, with λ = 0 and one learning rate it is FedRep with these epochs, bit for bit; equal
+H: α_j is proportional to 1/V_j; one silo: α = 1.
 
 Defaults are the official code's; its head learning rate of 0.1 is hard-coded there (0: the run's).
 """
@@ -46,6 +47,13 @@ from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ServerState
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import (
+    CLASS_MEANS,
+    CLASS_PRODUCTS,
+    MODEL,
+    Measured,
+    class_shares,
+)
 from strategies.base.transport.payload import Payload, Update, is_number
 from strategies.fedproto import (
     PROTOTYPES,
@@ -91,8 +99,7 @@ class FedPACClient(SiloClient):
         classes = model.layout.classes
         z, y = all_features(model, self.silo.train), self.silo.train.y
         sums, counts = class_sums(z, y, classes)
-        reported = (counts >= s.min_count).float()
-        shares, means = reported * counts / len(y), reported[:, None] * means_of(sums, counts)
+        shares, means = class_shares(self.silo, counts, s.min_count), means_of(sums, counts)
         squares = means_of(class_sums(z.square().sum(1)[:, None], y, classes)[0], counts)[:, 0]
         spread = (shares * squares).sum() - (shares[:, None] * means).square().sum()
         self.replies["variance"] = float(spread) / len(y)
@@ -169,10 +176,9 @@ class FedPAC(PersonalizedStrategy):
         paper="Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867",
         spelling="FedPAC",
         sends=("Σ + C (K + 1)", "Σ + C (2K + 1)"),
-        uploads=("model", PROTOTYPES, STATISTICS),
+        uploads={"model": MODEL, PROTOTYPES: CLASS_MEANS, STATISTICS: CLASS_PRODUCTS},
         not_dp="means of features, class counts and a variance leave, without noise",
-        sends_numbers=("variance",),
-        per_class=True,
+        sends_numbers={"variance": Measured("the variance of its features", low=-1e-3)},
         receives="mixture",
         needs_classes=True,
         not_lossy=EACH_MODEL,

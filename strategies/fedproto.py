@@ -54,6 +54,7 @@ from strategies.base.info import OWN_PARTS
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import CLASS_MEANS, class_shares
 from strategies.base.transport.payload import Payload, Update
 
 PROTOTYPES = "prototypes"
@@ -189,15 +190,15 @@ class FedProtoClient(SiloClient):
             z = all_features(self.model, self.silo.train)
             self.sums, self.counts = class_sums(z, self.silo.train.y, len(self.known))
         means = means_of(self.sums, self.counts)
-        shares = self.counts / self.counts.sum()
-        marks = shares if s.weighting == "samples" else self.own_classes
-        table = self.state.prototypes = make_table(means, marks)
+        self.state.prototypes = make_table(means, self.counts / self.counts.sum())
+        shares = class_shares(self.silo, self.counts)
+        marks = shares if s.weighting == "samples" else (shares > 0).float()
         if not self.common.secure_aggregation:
-            return [table]
-        if not bool((self.counts > 0).all()):
+            return [make_table(means, marks)]
+        if not bool((shares > 0).all()):
             raise UserError(
                 f"{self.silo.name}: fedproto with secure-aggregation = true needs training samples of every class at "
-                "each silo, so that no class's sum is of few silos; here are not all"
+                "each silo, of min-cell patients or more, so that no class's sum is of few silos; here are not all"
             )
         return [make_table(means * marks[:, None], marks)]
 
@@ -257,10 +258,8 @@ class FedProto(PersonalizedStrategy):
         paper="Tan et al., AAAI 2022, arXiv 2105.00243",
         spelling="FedProto",
         sends=("C (K + 1)", "C (K + 1)"),
-        uploads=(PROTOTYPES,),
+        uploads={PROTOTYPES: CLASS_MEANS},
         not_dp="what is sent are means of features without noise",
-        whole=False,
-        per_class=True,
         own_model="kept",
         newcomer="own",
         needs_classes=True,

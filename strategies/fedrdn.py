@@ -39,6 +39,7 @@ from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 from strategies.base.state import Arrays, ServerState
+from strategies.base.transport.kinds import COLUMN_SUMS, SHARED
 from strategies.base.transport.payload import Model, Payload, Update
 
 INPUTS = "inputs"
@@ -131,8 +132,10 @@ class FedRDNClient(PartialClient):
         return split_parts(layout, ["input"])
 
     def place_own(self, vector: Tensor) -> Tensor:
-        if self.state.personal is None:
-            vector[self.private[0]] = statistics(self.silo.train).flatten()
+        released = self.silo.moments
+        if self.state.personal is None or released:
+            pair = released() if released else statistics(self.silo.train)
+            vector[self.private[0]] = pair.flatten()
         return vector
 
     def near(self, sent: Tensor, own: Tensor) -> Tensor:
@@ -170,8 +173,7 @@ class FedRDN(PartialStrategy):
         paper="Yan et al., CVPR 2025, arXiv 2306.09363",
         spelling="FedRDN",
         sends=("Σ_s + 2CK", "Σ_s + 2C"),
-        uploads=("shared", INPUTS),
-        unclipped=(INPUTS,),
+        uploads={"shared": SHARED, INPUTS: COLUMN_SUMS},
         own_model="sent",
         note="every silo gets the statistics of its inputs, without names",
         reports="received",

@@ -22,6 +22,7 @@ from partitions.common.errors import UserError
 from strategies.base.info import OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split
 from strategies.base.settings import NoSettings
+from strategies.base.transport.kinds import SHARED_SOME
 
 
 class FedSALoRAClient(PartialClient):
@@ -43,7 +44,7 @@ class FedSALoRA(PartialStrategy):
         title="One half of low-rank changes shared, the other personal",
         paper="Guo et al., ICLR 2025, arXiv 2410.01463",
         spelling="FedSA-LoRA",
-        whole=False,
+        uploads={"shared": SHARED_SOME},
         buffers="local",
     )
     client = FedSALoRAClient

@@ -39,6 +39,7 @@ from strategies.base.info import OWN_COPY
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import CRITICAL, MODEL
 from strategies.base.transport.payload import Update
 from strategies.fedcac import check_bits, pack, unpack
 
@@ -136,10 +137,9 @@ class FedSelect(PersonalizedStrategy):
         paper="Tamirisa et al., CVPR 2024, arXiv 2404.02478",
         spelling="FedSelect",
         sends=("Σ", "Σ + Σ/8"),
-        uploads=("model", "critical"),
+        uploads={"model": MODEL, "critical": CRITICAL},
         own_model="layers",
         note="before its personal part first grows, the own model is what is sent",
-        unclipped=("critical",),
         not_lossy="which weights are averaged changes from silo to silo",
         not_sums="each weight is averaged over other silos, down to a single one",
         buffers="local",

@@ -22,13 +22,9 @@ from torch import Tensor
 
 from models.flat import gather
 from strategies.base.info import OWN_LAYERS
-from strategies.base.partial import (
-    ALL_LAYERS_AT,
-    PartialClient,
-    PartialSettings,
-    PartialStrategy,
-)
+from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
+from strategies.base.transport.kinds import SHARED_AT
 
 
 class FedSim(PartialStrategy):
@@ -37,7 +33,7 @@ class FedSim(PartialStrategy):
         title="Partial personalisation, simultaneous steps",
         paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
         spelling="FedSim",
-        whole=ALL_LAYERS_AT,
+        uploads={"shared": SHARED_AT},
     )
 
 
@@ -47,7 +43,7 @@ class FedPer(PartialStrategy):
         title="Personal output layers",
         paper="Arivazhagan et al. 2019, arXiv 1912.00818",
         spelling="FedPer",
-        whole=ALL_LAYERS_AT,
+        uploads={"shared": SHARED_AT},
         reports="received",
     )
 
@@ -98,7 +94,7 @@ class FedAlt(PartialStrategy):
         paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
         spelling="FedAlt",
         dp_epochs=("fedalt.personal-epochs", "fedalt.shared-epochs"),
-        whole=ALL_LAYERS_AT,
+        uploads={"shared": SHARED_AT},
     )
     client = FedAltClient
     Settings = AltSettings
@@ -126,7 +122,7 @@ class FedRep(PartialStrategy):
         paper="Collins et al., ICML 2021, arXiv 2102.07078",
         spelling="FedRep",
         dp_epochs=("fedrep.head-epochs", "fedrep.body-epochs"),
-        whole=ALL_LAYERS_AT,
+        uploads={"shared": SHARED_AT},
         reports="received",
     )
     client = FedRepClient

@@ -33,6 +33,7 @@ from strategies.base.info import MethodInfo
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.trainer.loop import Boosting
+from strategies.base.transport.kinds import TREES
 from strategies.base.transport.payload import Update
 
 
@@ -71,9 +72,7 @@ class FedXgb(PersonalizedStrategy):
         paper="Flower's FedXgbBagging; Chen and Guestrin, KDD 2016, arXiv 1603.02754",
         spelling="FedXgbBagging",
         sends=("Σ", "its new trees"),
-        uploads=("trees",),
-        unclipped=("trees",),
-        steps=("trees",),
+        uploads={"trees": TREES},
         own_model="kept",
         note="it is what all receive, the trees that it sent, and `fedxgb.epochs` more trees",
         newcomer="copy",

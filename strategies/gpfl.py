@@ -38,6 +38,7 @@ from models.training import feature_gradient
 from strategies.base.info import OWN_PARTS
 from strategies.base.partial import PartialStrategy, head_blocks
 from strategies.base.settings import setting
+from strategies.base.transport.kinds import SHARED_SOME
 from strategies.fedcp import ContextClient
 
 
@@ -142,9 +143,8 @@ class GPFL(PartialStrategy):
         paper="Zhang et al., ICCV 2023, arXiv 2308.10279",
         spelling="GPFL",
         sends=("Σ_s + CK + 2K² + 6K", "Σ_s + CK + 2K² + 6K"),
-        uploads=("shared",),
         not_dp="its guidance, which enters every gradient, is made of class shares without noise",
-        whole=False,
+        uploads={"shared": SHARED_SOME},
         needs_classes=True,
         lossy=True,
     )

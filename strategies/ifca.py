@@ -36,6 +36,7 @@ from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import Measured
 from strategies.base.transport.payload import Payload, Update
 
 
@@ -95,7 +96,7 @@ class IFCA(PersonalizedStrategy):
         paper="Ghosh et al., NeurIPS 2020, arXiv 2006.04088",
         spelling="IFCA",
         sends=("k Σ", "Σ"),
-        sends_numbers=("cluster",),
+        sends_numbers={"cluster": Measured("which of the models it trains", integer=True)},
         reports="received",
         newcomer="model",
         trainer=True,

@@ -39,6 +39,7 @@ from strategies.base.info import LOCAL_SUMS, OWN_PARTS
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import CHANGE
 from strategies.base.transport.payload import Update
 
 MOST_FEATURES = 4096  # of which a covariance matrix is kept
@@ -146,8 +147,7 @@ class LgMix(PersonalizedStrategy):
         title="Own and mean steps, mixed by the spread of features",
         paper="Jiang et al., ICLR 2024",
         spelling="LG-Mix",
-        uploads=("change",),
-        steps=("change",),
+        uploads={"change": CHANGE},
         own_model="kept",
         note="what is sent is its last step",
         keeps=("its own model before its last step",),

@@ -35,6 +35,7 @@ from strategies.base.client import SiloClient
 from strategies.base.info import OWN_COPY
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.kinds import PROJECTION
 from strategies.base.transport.payload import Update
 
 
@@ -134,9 +135,7 @@ class LpProj(PersonalizedStrategy):
         paper="Lin et al., NeurIPS 2022",
         spelling="lp-proj",
         sends=("d", "d"),
-        uploads=("projection",),
-        whole=False,
-        whole_from=0.01,  # few projections determine an update of low rank, such as one of few patients
+        uploads={"projection": PROJECTION},
         own_model="kept",
         newcomer="own",
         sums="silos",

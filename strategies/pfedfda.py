@@ -14,12 +14,13 @@ the discriminant of the Gaussians N(μ_c, S) and the silo's own class shares p_i
     server   φ, μ_g, S_g <- the sample-weighted means of φ_i, μ_i, S_i;   first μ_g uniform in 0..1, S_g = I
 
 Sent: Σ_s + CK + K (K + 1)/2 down and up: body and Gaussians. Class means leave, and a class that a silo lacks shows by
-the μ_g that it returns. Kept: server these; silo nothing, so an absent silo loses nothing. Without a class of two
-samples β_i is 0. A mean S_g that is no covariance, as of medians, loses its negative eigenvalues.
-Evaluated: the received body with the head of steps 2 to 4 on the training samples' features, without training.
-Personal: the trained body with μ_i, S_i. A newcomer has the head of μ_g and S_g, and the evaluated one as its own.
-Special cases: ``betas = "none"`` (β = 0) leaves μ_g and S_g as they began: FedBABU's body below a random discriminant.
-β = 1 is the silo's own discriminant. With S = I and equal shares h is the nearest class mean.
+the μ_g that it returns, as does one of fewer patients than the policy's ``min-cell``, which S_l lacks, too. Kept:
+server these; silo nothing, so an absent silo loses nothing. Without a class of two samples β_i is 0. A mean S_g that is
+no covariance, as of medians, loses its negative eigenvalues. Evaluated: the received body with the head of steps 2 to 4
+on the training samples' features, without training. Personal: the trained body with μ_i, S_i. A newcomer has the head
+of μ_g and S_g, and the evaluated one as its own. Special cases: ``betas = "none"`` (β = 0) leaves μ_g and S_g as they
+began: FedBABU's body below a random discriminant. β = 1 is the silo's own discriminant. With S = I and equal shares h
+is the nearest class mean.
 
 Paper and code: β is sought by two sweeps of golden sections, each over one of the two (or over both at once, with
 ``betas = "one"``), which need not end at the argmin over both; the code's ten steps of L-BFGS from 1/2 need not either.
@@ -50,6 +51,7 @@ from strategies.base.info import OWN_PARTS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, RequiredArray, ServerState
+from strategies.base.transport.kinds import CLASS_GAUSSIANS, SHARED_SOME, released_classes
 from strategies.base.transport.payload import Payload, Update
 
 GAUSSIANS = "gaussians"
@@ -237,7 +239,9 @@ class FDAClient(PartialClient):
             z, y = (torch.cat(parts) for parts in zip(*self.passed, strict=True))
         mixed = self.own_gaussians(z, y)
         self.place_head(self.model.vector, mixed)
-        return [gather(self.model.vector, self.shared), mixed.pack()]
+        kept = released_classes(self.silo)[y]
+        sent = mixed if bool(kept.all()) else self.own_gaussians(z[kept], y[kept])
+        return [gather(self.model.vector, self.shared), sent.pack()]
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
@@ -281,10 +285,8 @@ class PFedFDA(PartialStrategy):
         paper="McLaughlin and Su, NeurIPS 2024, arXiv 2411.00329",
         spelling="pFedFDA",
         sends=("Σ_s + CK + K (K + 1)/2", "Σ_s + CK + K (K + 1)/2"),
-        uploads=("shared", GAUSSIANS),
+        uploads={"shared": SHARED_SOME, GAUSSIANS: CLASS_GAUSSIANS},
         not_dp="means and covariance of features leave, without noise",
-        whole=False,
-        per_class=True,
         note="its head follows from the Gaussians that are sent and from its class shares",
         needs_classes=True,
         not_lossy="a covariance that is rounded need not be one",

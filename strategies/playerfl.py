@@ -46,6 +46,7 @@ from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Item, ServerState
+from strategies.base.transport.kinds import Measured
 from strategies.base.transport.payload import Payload, Update, is_number
 
 
@@ -155,7 +156,7 @@ class PLayerFL(PartialStrategy):
         paper="Elhussein and Gürsoy, MLSys 2026, arXiv 2502.08829",
         spelling="PLayer-FL",
         not_dp="sensitivities leave, which are computed on records without noise",
-        sends_numbers=("sensitivity",),
+        sends_numbers={"sensitivity": Measured("one sensitivity per layer", several=True)},
         note="round 1 sends the whole model",
         not_lossy=OTHER_LAYERS,
         sums_at={"combine": ("mean",)},

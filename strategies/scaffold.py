@@ -39,6 +39,7 @@ from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.trainer.loop import full_gradient
+from strategies.base.transport.kinds import CONTROL, MODEL, STEPS
 from strategies.base.transport.payload import Payload, Update, silos_of
 
 
@@ -111,13 +112,12 @@ class Scaffold(PersonalizedStrategy):
         paper="Karimireddy et al., ICML 2020, arXiv 1910.06378",
         spelling="SCAFFOLD",
         sends=("2 Σ", "2 Σ"),
-        uploads=("model", "control"),
-        steps=("control",),
+        uploads={"model": MODEL, "control": CONTROL},
         sums="silos",
         sums_at={"up": ("both",)},
         not_sums="the server computes each silo's control variate from its model",
         dp_epochs=("local-epochs", "1 if scaffold.option = I"),
-        sends_numbers=("steps",),
+        sends_numbers={"steps": STEPS},
         late="grows",
         not_lossy=LOCAL_SUMS,
         not_block_rates=OWN_RATE,

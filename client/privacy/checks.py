@@ -18,17 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from client.local_data import columns_in
+from client.local_data import agreed_schema, columns_in
 from client.site.record import Record, disclose
 from client.site.study.protocol import StudyProtocol
 from client.site.trust.policy import Policy, PolicyRefusedError
 from models.privacy.noise import derive_key
-from models.standardisation import Columns, column_sums, rounded_sums
+from models.samples import Samples
+from models.shapes import columns as table_columns
+from models.shapes import write_shape
+from models.standardisation import Columns, column_sums, deviation, rounded_sums
 from partitions.common.errors import UserError
 from partitions.splits import Array, SiloData, Split
 from partitions.stored import sample_digests
 from strategies.base.run_settings import RunSettings
+from strategies.base.transport.data_summary import reorder_columns
+from strategies.base.transport.reporting import SCHEMA, SUMS
 
 
 def check_floor(name: str, part: Split, policy: Policy, *, sends: bool) -> None:
@@ -187,3 +194,55 @@ def _release(
     answer = {"patients": own, "sum": sums[0], "square_sum": sums[1]}
     disclose(db, KIND, answer=json.dumps(answer), people=samples)
     return sums, ""
+
+
+# Mean and deviation of each channel of the inputs, for methods that send them: of released sums, and of nothing
+# else. Of a table these are the sums of its columns, so that one release serves both. Of pictures and volumes they are
+# those of each sample's mean and root mean square in each channel.
+
+
+def channel_moments(samples: Samples) -> Array:
+    """Return each sample's mean and root mean square of each channel (n, 2 C), float64."""
+    found = []
+    for x, _ in samples.batches(samples.in_order()):
+        values = x.cpu().double().flatten(2)
+        found.append(torch.cat([values.mean(2), values.square().mean(2).sqrt()], 1))
+    moments: Array = torch.cat(found).numpy()
+    return moments
+
+
+def released_moments(session: Any) -> Tensor:
+    """Return mean and deviation of each channel (2, C) of a session's inputs, as standardised.
+
+    With statistics of the silo's own they are 0 and 1, and nothing is released. Raises PolicyRefusedError if the policy
+    releases no sums.
+    """
+    data, channels = session.data, table_columns(session.own_data.input_shape)
+    columns, (mean, std) = columns_in(data), session.statistics[0]
+    alone = session.name in session.config.get("own_statistics", ())
+    if columns is not None and (alone or session.settings.common.normalization == "silo"):
+        return torch.eye(2)[1:].T.repeat(1, channels).to(session.device)
+    x = channel_moments(session.silo.train) if columns is None else columns
+    state = str(session.context.node_config.get("state-dir", ""))
+    sums, reason = released_sums(x, data.train, session.policy, state)
+    if sums is None:
+        raise PolicyRefusedError(
+            f"{session.name} refuses: {reason}, and {session.info.name} sends sums of columns"
+        )
+    if columns is None:
+        parts = [sums[0][: len(sums[0]) // 2], sums[1][len(sums[1]) // 2 :]]
+    else:
+        summary = {
+            "shape": write_shape(data.input_shape),
+            "task": data.task,
+            "classes": data.classes,
+        }
+        own = dict(zip(SUMS, sums, strict=True)) | {SCHEMA: data.schema.text}
+        agreed = reorder_columns(summary | own, agreed_schema(session.config))
+        parts = [agreed[key][:channels] for key in SUMS]
+    middle, square = torch.tensor(parts, dtype=torch.float64) / len(data.train)
+    spread = deviation(square - middle.square(), square)
+    if mean:
+        scale = torch.tensor([mean, std], dtype=torch.float64)
+        middle, spread = (middle - scale[0]) / scale[1], spread / scale[1]
+    return torch.stack([middle, spread]).float().to(session.device)

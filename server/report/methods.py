@@ -11,7 +11,7 @@ from strategies.base.info import MethodInfo
 
 def info_of(method: str) -> MethodInfo:
     """Return a method's declarations; of an unknown method, its name and the defaults."""
-    unknown = MethodInfo(name=method, title=method, paper="", uploads=())
+    unknown = MethodInfo(name=method, title=method, paper="", uploads={})
     known = strategies()
     return known[method].info if method in known else unknown
 

@@ -50,7 +50,7 @@ PIECE = 1 << 16  # of them that are subtracted at a time
 def check_robust(info: MethodInfo, common: Common) -> None:
     """Raise UserError if the method has no mean for the rule, or has too few silos for the number of attackers."""
     rule, f, n = common.robust, common.robust_attackers, common.silos
-    whole = set(info.uploads) <= set(info.unclipped)  # nothing that has a length
+    whole = not any(kind.bounded for kind in info.uploads.values())  # nothing has a length
     if info.receives == "nothing" or (rule not in RULES and not (whole and rule == "clip")):
         return
     if rule not in info.robust:
@@ -95,7 +95,7 @@ class UpdateBounds:
     def within(self, updates: list[Update]) -> list[Update]:
         """Return the updates to aggregate: without diverging silos, and within the bounds of the setting ``robust``."""
         if not updates or not (
-            names := [n for n in updates[0].vectors if n not in self.info.unclipped]
+            names := [n for n in updates[0].vectors if self.info.kinds[n].bounded]
         ):
             return updates
         rule = self.common.robust

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import Field
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ from typing import Any, cast
 from models.networks.registry import BUILT_IN, model_settings
 from partitions.common.settings import MOST, keys_of, toml_text
 from partitions.schemes.registry import partition_settings
+from strategies.base.info import MethodInfo
 from strategies.base.privacy import Privacy
 from strategies.base.run_settings import DP, defaults, runnable, strategies
 from strategies.base.settings import Common, Value
@@ -24,43 +24,8 @@ from strategies.base.strategy import PersonalizedStrategy
 
 BEGIN = "<!-- made by `make settings`: begin -->"
 END = "<!-- made by `make settings`: end -->"
-COUNTS = "class counts"
-MEMBER = "membership"
-RECORDS = "records"
-# What a vector that travels allows to infer in principle, by its name in ``uploads``; a new name needs an entry here.
-VECTORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "model": ("the whole model", (COUNTS, MEMBER, RECORDS)),
-    "change": ("a change of the whole model", (COUNTS, MEMBER, RECORDS)),
-    "layers": ("some layers of the model", (COUNTS, MEMBER, RECORDS)),
-    "shared": ("the shared layers", (COUNTS, MEMBER, RECORDS)),
-    "projection": ("the model, projected to d numbers", (COUNTS, MEMBER, RECORDS)),
-    "control": ("a control variate: the mean gradient of a round", (COUNTS, MEMBER, RECORDS)),
-    "critical": ("which parameters moved most", (MEMBER,)),
-    "prototypes": (
-        "mean features of each class, and the classes' shares",
-        (COUNTS, MEMBER, RECORDS),
-    ),
-    "inputs": ("mean and deviation of each channel of its inputs", (MEMBER,)),
-    "gaussians": (
-        "mean features of each class, and the covariance of the features",
-        (COUNTS, MEMBER, RECORDS),
-    ),
-    "trees": (
-        "new trees: columns, thresholds, and a sum over the patients of each leaf",
-        (COUNTS, MEMBER, RECORDS),
-    ),
-    "statistics": ("mean features of each class times its share", (COUNTS, MEMBER)),
-}
-# The meaning of the numbers that travel with the vectors, by their name in ``sends_numbers``.
-NUMBERS: Mapping[str, str] = {
-    "wanted": "which silos' models it wants",
-    "weights": "how much it takes of which silo",
-    "steps": "its number of steps",
-    "cluster": "which of the models it trains",
-    "energy": "the sum of its squared gradients",
-    "variance": "the variance of its features",
-    "sensitivity": "one sensitivity per layer",
-}
+PEER_MODEL = "which hands a silo's model to others"
+PEER_DANGER = "hands your model to the other hospitals by name: each of them can attack it"
 NOTHING = "nothing"  # a method with differential privacy in which nothing of the data leaves
 OWN = {"sent": "**is what is sent**", "layers": "some layers are sent", "kept": "stays"}
 PEERS = {
@@ -71,16 +36,21 @@ PEERS = {
 }
 
 
+def seen_and_inferred(info: MethodInfo) -> tuple[str, str]:
+    """Return the words for what the server sees of a silo ("": nothing), and for what this allows to infer."""
+    kinds = [*info.uploads.values(), *info.sends_numbers.values()]
+    inferred = dict.fromkeys(word for kind in kinds for word in kind.infers)
+    return "; ".join(kind.words for kind in kinds), ", ".join(inferred) or "nothing"
+
+
 def row(method: type[PersonalizedStrategy]) -> list[str]:
-    """Return a method's row of the table; raise KeyError for a vector or a number without an entry above."""
+    """Return a method's row of the table."""
     info = method.info
-    vectors = [VECTORS[name] for name in info.uploads]
-    inferred = dict.fromkeys(word for _, words in vectors for word in words)
+    seen, inferred = seen_and_inferred(info)
     return [
         f"`{info.name}`",
-        "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)])
-        or "nothing",
-        ", ".join(inferred) or "nothing",
+        seen or "nothing",
+        inferred,
         "; ".join(filter(None, [OWN[info.own_model], info.note])),
         PEERS[info.receives],
         ", ".join(info.keeps),
@@ -111,11 +81,17 @@ def method_table() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, s in sorted(runnable().items()):
         whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
-        peers = s.info.receives == "models"
-        every: dict[str, Any] = {"silent": not s.info.uploads, "peers": peers}
+        kinds = [*s.info.uploads.values()]
+        every: dict[str, Any] = {"silent": not s.info.uploads}
+        rules, dangers = dict[str, str](), [kind.danger for kind in kinds if kind.danger]
+        if s.info.receives == "models":
+            rules["peers"], dangers = PEER_MODEL, [PEER_DANGER]
+        for kind in kinds:
+            rules |= kind.rules
         private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
         every |= {
-            "per_class": s.info.per_class,
+            "rules": rules,
+            "dangers": list(dict.fromkeys(dangers)),
             "adds": s.info.adds,
             "dp": private,
             "listed": s.info.listed,

@@ -19,6 +19,7 @@ from strategies.base.settings import RULES, Common, Value
 from strategies.base.transport.codecs import OF_CHANGES
 from strategies.base.transport.data_summary import read_agreed, sample_weights
 from strategies.base.transport.error_feedback import sends_changes
+from strategies.base.transport.kinds import BUFFERS, MODEL, NUMBERS, SHARED, ReleaseKind
 
 OTHER_LAYERS = "which layers travel changes from round to round"
 OWN_START = "its silos start from layers of their own, not from what they received"
@@ -44,14 +45,10 @@ class MethodInfo:
 
     # What leaves a silo, and what comes back.
     sends: tuple[str, str] = ("Σ", "Σ")  # per participating silo and round: down, up
-    uploads: tuple[str, ...] = ("model",)  # the vectors that ``local_update`` returns, by name
+    # The vectors that ``local_update`` returns, by name, each with its kind (kinds.py)
+    uploads: Mapping[str, ReleaseKind] = field(default_factory=lambda: {"model": MODEL})
     # The numbers in the client's ``replies`` that may leave the silo
-    sends_numbers: tuple[str, ...] = ()
-    # Whether a silo's message may hold all layers of a model; a mapping: only with these values of its settings.
-    whole: bool | Mapping[str, tuple[Value, ...]] = True
-    whole_from: float = 1.0  # the share of the model's size from which an uploaded vector counts as the whole model
-    # Whether means per class, or how many samples each has, leave a silo
-    per_class: bool = False
+    sends_numbers: Mapping[str, ReleaseKind] = field(default_factory=dict)
     # The silo's own model: sent, some layers of it, or kept
     own_model: Literal["sent", "layers", "kept"] = "sent"
     # What a silo receives of others: the same "mean" as all, a "mixture" made for it, others' "models" by name.
@@ -103,9 +100,6 @@ class MethodInfo:
     not_block_rates: str = "its MethodInfo does not declare `not_block_rates`"
     # Values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
     robust: tuple[str, ...] = ()
-    unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
-    # Uploaded vectors that are steps, not points to measure a step from
-    steps: tuple[str, ...] = ()
     # Whether a step holds a dual: at the optimum these differ, and cancel
     sends_duals: bool = False
     # Whether vectors may travel as lossy changes (``wire-dtype = int8``, ...)
@@ -140,6 +134,22 @@ class MethodInfo:
             stated = getattr(self, reason) != getattr(type(self), reason)
             if stated and not (capability == "sums" and self.sums_at):
                 object.__setattr__(self, capability, lacking)
+        for name, kind in {**self.uploads, **self.sends_numbers}.items():
+            if (self.dp == "gradient" and not kind.noised) or (self.sums and not kind.summed):
+                raise ValueError(
+                    f"{self.name}: neither noise nor masks fit the kind of '{name}'"
+                )
+
+    @property
+    def kinds(self) -> dict[str, ReleaseKind]:
+        """Return the kind of every array that may leave, by name."""
+        also = dict.fromkeys(self.sums_also, NUMBERS)
+        return {"buffers": BUFFERS, **also, **self.uploads}
+
+    @property
+    def whole(self) -> bool | Mapping[str, tuple[Value, ...]]:
+        """Return whether a message may hold all layers; a mapping: only with these values of the settings."""
+        return next((kind.whole for kind in self.uploads.values() if kind.whole), False)
 
     @property
     def trains(self) -> bool:
@@ -187,7 +197,7 @@ OWN_COPY = partial(_TYPICAL, newcomer="copy", robust=RULES, lossy=True, sums="sa
 OWN_LAYERS = partial(
     _TYPICAL,
     sends=("Σ_s", "Σ_s"),
-    uploads=("shared",),
+    uploads={"shared": SHARED},
     own_model="layers",
     newcomer="layers",
     robust=RULES,
@@ -221,7 +231,7 @@ def upload_names(
     info: MethodInfo, settings: Any, *, buffers: bool, secure: bool
 ) -> tuple[str, ...]:
     """Return the names of the vectors that a silo sends in a round; a method's settings may narrow ``uploads``."""
-    names: tuple[str, ...] = getattr(settings, "uploads", info.uploads)
+    names = getattr(settings, "uploads", info.uploads)
     also = tuple(info.sums_also) if secure else ()
     statistics = ("buffers",) if buffers else ()
     return (*names, *also, *statistics)

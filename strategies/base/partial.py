@@ -19,11 +19,9 @@ from models.layout import Layout
 from partitions.common.errors import UserError
 from partitions.common.names import split_names
 from strategies.base.client import SiloClient
-from strategies.base.settings import Value, setting
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 
-# The settings with which no block is personal: a silo then sends the whole model.
-ALL_LAYERS_AT: Mapping[str, tuple[Value, ...]] = {"personal": ("none", ""), "layers": (0,)}
 # The shared and the personal parts of a model's vector
 Split = tuple[tuple[slice, ...], tuple[slice, ...]]
 

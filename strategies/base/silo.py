@@ -54,6 +54,11 @@ class Silo:
     max_decay: float = math.inf
     # The site's rule: largest distance of a received model from its last, in lengths of it
     max_step: float = math.inf
+    # The site's rule: the fewest patients behind the mean of a class; the patient of each training sample (n,)
+    min_cell: int = 1
+    units: Any = None
+    # Returns mean and deviation of each channel (2, C) as this silo releases them; None: as they are
+    moments: Callable[[], Tensor] | None = None
     inputs: str = ""  # in an evaluation: the digest of the statistics and of the order of columns and labels
 
 

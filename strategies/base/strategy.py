@@ -125,7 +125,7 @@ class PersonalizedStrategy(Strategy):
 
         None: the vector is a step already, or one from 0.
         """
-        if name in self.info.steps:
+        if self.info.kinds[name].step:
             return None
         sent = self.sent.get(update.silo, {})
         found = sent.get(name)

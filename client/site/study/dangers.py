@@ -77,10 +77,7 @@ def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
             f"{study.limits.runs} runs{stays}. It shows who was among your patients, and two runs what a round added"
         )
     for name in study.methods:
-        if METHODS[name].get("peers"):
-            yield f"{name} hands your model to the other hospitals by name: each of them can attack it"
-        if METHODS[name].get("per_class"):
-            yield f"{name} sends means per class: class counts, and the mean record of a rare class"
+        yield from (f"{name} {danger}" for danger in METHODS[name].get("dangers", ()))
 
 
 def _of_rates(study: StudyProtocol) -> Iterator[str]:

@@ -203,15 +203,11 @@ def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[s
         )
     if not policy.whole_model and (reason := sends_whole(method, run)):
         faults.append(f"its policy has {policy.line('whole_model')}, {reason}")
-    if not policy.peers and declared.get("peers"):
-        faults.append(
-            f"its policy has {policy.line('peers')}, the run strategy = {method}, which hands a silo's model to others"
-        )
-    if not policy.class_means and declared.get("per_class"):
-        faults.append(
-            f"its policy has {policy.line('class_means')}, the run strategy = {method}, which sends them"
-        )
-    return faults
+    return faults + [
+        f"its policy has {policy.line(rule)}, the run strategy = {method}, {words}"
+        for rule, words in declared.get("rules", {}).items()
+        if not getattr(policy, rule)
+    ]
 
 
 def sends_whole(method: str, run: Mapping[str, Any]) -> str:

@@ -146,7 +146,7 @@ def bounds(
     ``parts``: the layers that the method shares. C is a power of two, so that both compute the same number.
     """
     whole, centre = received.get(GLOBAL) if name != BUFFERS else None, None
-    if name not in info.steps:
+    if not info.kinds[name].step:
         centre = base_of(received, name, size)
         fits = parts and size_of(parts) == size
         if centre is None and whole and fits and parts[-1].stop <= len(whole.vector):

@@ -68,7 +68,7 @@ def _read(strategy: Any, reply: Message, silo: str) -> Update:
         samples=strategy.plan.samples,
         names=() if secure else names,
         size=size,
-        numbers=strategy.info.sends_numbers,
+        numbers=tuple(strategy.info.sends_numbers),
         base=base,
     )
     update = read_update(reply, silo, expected)

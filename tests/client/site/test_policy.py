@@ -183,16 +183,16 @@ def test_declared_settings_are_the_methods_own():
             assert all(f"{name}.{key}" in keys for key in strategy.info.whole), name
 
 
-def test_who_hands_models_to_peers_and_who_sends_means_of_classes():
-    assert {name for name, known in METHODS.items() if known.get("peers")} == {
-        "apple",
-        "fedfomo",
+def test_which_rules_the_kinds_of_what_is_sent_need():
+    """Where a method sends nothing of such a kind, no rule refuses it, and `approve` warns of nothing."""
+    needed = {name: set(known.get("rules", ())) for name, known in METHODS.items()}
+    assert {name: rules for name, rules in needed.items() if rules} == {
+        **{name: {"peers"} for name in ("apple", "fedfomo")},
+        **{name: {"class_means"} for name in ("fedproto", "fedpac", "fedgh", "pfedfda")},
+        "fedrdn": {"sums", "peers"},
     }
-    assert {name for name, known in METHODS.items() if known.get("per_class")} == {
-        "fedproto",
-        "fedpac",
-        "fedgh",
-        "pfedfda",
+    assert {name for name, known in METHODS.items() if known.get("dangers")} == {
+        name for name, rules in needed.items() if rules
     }
     assert {name for name, known in METHODS.items() if known.get("silent")} == {
         "evaluate",

@@ -211,7 +211,7 @@ def test_only_what_is_declared_leaves(two):
     with pytest.raises(ValueError):
         release(client, [vector, vector], {}, MANY, min_samples=1, policy=read_policy(PUBLIC))
     client.replies = {"dr": [0.5, 0.5]}
-    with pytest.raises(ValueError, match="may not send 'dr': it is not in sends_numbers"):
+    with pytest.raises(ValueError, match="may not send 'dr': it has no kind"):
         release(client, [vector], {}, MANY, min_samples=1, policy=read_policy(PUBLIC))
 
 

@@ -12,7 +12,7 @@ from tiny import federate, rows_of, same, write_silo
 from two_layers import DEEP, replies_of, sent_by
 
 from strategies import strategies
-from strategies.base.declarations import BEGIN, END, NUMBERS, VECTORS, methods_table
+from strategies.base.declarations import BEGIN, END, methods_table
 from strategies.base.transport.payload import decode
 from strategies.base.transport.reporting import SECONDS, SUMMARY
 
@@ -110,12 +110,6 @@ def test_the_page_explains_every_number_that_is_released(two):
     records = {name for _, reply in run.grid.traffic for name in reply.content} - {"summary"}
     assert {"config", "metrics"} <= records
     assert {name for name in records if not name.startswith("model.")} <= named
-
-
-def test_everything_that_is_declared_to_leave_is_explained():
-    infos = [method.info for method in strategies().values()]
-    assert {name for info in infos for name in info.uploads} == set(VECTORS)
-    assert {name for info in infos for name in info.sends_numbers} == set(NUMBERS)
 
 
 def test_a_zero_model_and_a_full_batch_give_exact_class_counts(tmp_path, zero_start):
