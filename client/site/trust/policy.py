@@ -145,7 +145,7 @@ class Rules(Frozen):
     peers: bool = rule(
         False,
         True,
-        "whether silos' own models go round: this one's, by name, to other hospitals, and theirs here",
+        "whether silos' own models, or sums, go round: this one's to other hospitals, and theirs here",
     )
     own_model: bool = rule(
         False,
@@ -166,7 +166,7 @@ class Rules(Frozen):
     min_cell: Least = rule(
         10,
         1,
-        "fewest patients behind any count of a survey; smaller cells stay, and some others",
+        "fewest patients behind any count of a survey, and behind the mean of a class; smaller cells stay",
     )
     max_surveys: Most = rule(
         3, 0, "most different answers to surveys that ever leave from here; 0: any number"
