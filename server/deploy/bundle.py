@@ -11,34 +11,23 @@ import socket
 import ssl
 import tarfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client.site.node import Site
-from client.site.runtime.launch import supernode_command
+from client.site.trust.bundle_files import VALUES, BundleValues, render
 from client.site.trust.code import list_builds
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import JoinRequest, new_key, private_bytes
-from client.site.trust.policy import default_file
 from client.site.trust.signing import SIGNED, image_digests, sign_bundle
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import check_silo_name, unknown_name
+from partitions.common.parsed import parse_values
 from partitions.schema import NO_SCHEMA, Schema
-from server.deploy.bundle_files import (
-    COMPOSE,
-    INSTALL_UNIT,
-    KEY,
-    OWN_KEY,
-    README,
-    SILO_UNIT,
-    VARIABLES,
-)
-from server.deploy.compose import FLEET_PORT, device_inside, gpu_reservation, image
+from server.deploy.compose import FLEET_PORT, image
 from server.deploy.control import Control
 from server.deploy.federation import Federation
 from server.deploy.local.record import find_local, remote_keys, state_root
@@ -73,29 +62,26 @@ class Bundle:
 
     def files(self) -> dict[str, str | bytes]:
         """Return the bundle's files by name."""
-        words = {
-            "name": self.name,
-            "federation": self.federation,
-            "server": self.server,
-            "device": device_inside(self.device),
-            "image": self.image_name,
-            "flwr": importlib.metadata.version("flwr"),
-            "key": KEY if self.node_key else OWN_KEY,
-        }
-        names = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_DEVICE")
-        placeholder = Site.from_environment({name: f"${{{name}}}" for name in names})
-        command = "[" + ", ".join(quote_words(placeholder)) + "]"
-        wanted = f"SILOFL_KEY={self.fingerprint}\n" if self.fingerprint else ""
+        values = parse_values(
+            BundleValues,
+            {
+                "silofl": importlib.metadata.version("silofl"),
+                "name": self.name,
+                "federation": self.federation,
+                "server": self.server,
+                "device": self.device,
+                "image": self.image_name,
+                "flwr": importlib.metadata.version("flwr"),
+                "fingerprint": self.fingerprint,
+            },
+            f"the bundle of {self.name}",
+            "give it another value",
+        )
         files: dict[str, str | bytes] = {
-            ".env": VARIABLES.format(**words) + wanted,
-            "README.md": README.format(**words),
+            **render(values),
+            VALUES: values.text,
             "allowed-apps": self.allowed_apps,
             "ca.crt": self.ca_certificate,
-            "docker-compose.yml": COMPOSE.format(
-                command=command, deploy=gpu_reservation(self.device)
-            ),
-            "policy.toml": default_file(studies="required"),
-            **self.units(words),
         }
         files |= {"node.key": self.node_key} if self.node_key else {}
         files |= {"schema.json": self.schema.text} if self.schema.content else {}
@@ -103,31 +89,6 @@ class Bundle:
             content = {name: as_bytes(one) for name, one in files.items()}
             files[SIGNED] = sign_bundle(content, self.signing_key, self.images)
         return files
-
-    def units(self, words: Mapping[str, str]) -> dict[str, str]:
-        """Return the units for Podman's Quadlet by file name; they are the services of the compose file."""
-        environment = {
-            "SILOFL_NAME": self.name,
-            "SILOFL_SERVER": self.server,
-            "SILOFL_DEVICE": words["device"],
-            "SILOFL_FLWR": words["flwr"],
-            "SILOFL_ALLOWED_APPS": "/site/allowed-apps",
-            "SILOFL_POLICY": "/site/policy.toml",
-            "SILOFL_RESIDENT_MINUTES": "10",
-        }
-        unit = SILO_UNIT.format(
-            name=self.name,
-            image=self.image_name,
-            command=" ".join(quote_words(Site.from_environment(environment))),
-            environment=" ".join(f"{key}={value}" for key, value in environment.items()),
-            gpu=""
-            if self.device == "cpu"
-            else f"AddDevice=nvidia.com/gpu={self.device.removeprefix('cuda:')}\n",
-        )
-        return {
-            f"{self.name}.container": unit,
-            f"{self.name}-install.container": INSTALL_UNIT.format(**words),
-        }
 
     def write(self, path: Path) -> None:
         """Write the tar atomically with mode 0600. Raises UserError if the file exists."""
@@ -151,11 +112,6 @@ class Bundle:
                 member.mode = 0o600
                 member.mtime = int(time.time())
                 archive.addfile(member, io.BytesIO(data))
-
-
-def quote_words(site: Site) -> list[str]:
-    """Return the words of a silo's command line, for YAML and for systemd."""
-    return [f'"{word}"' for word in supernode_command(site)]
 
 
 def as_bytes(content: str | bytes) -> bytes:

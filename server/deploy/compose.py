@@ -8,7 +8,8 @@
 
 The Control API, through which code is shipped, listens only on the network `control`; its port is published on the
 host's loopback interface. Volumes: `setup` (the CA's key and the demo data; not mounted by server or silos),
-`server` (its certificate and the registrations), and per silo `SILO-site` (its key), `SILO-data`, `SILO-state`.
+`server` (its certificate and the registrations), and per silo `SILO-site` (its key), `SILO-data`, `SILO-state`,
+`SILO-head` (how far the state had come: an older copy of it is refused).
 
 Below it are the containers as the host sees them: their record, their CA's certificate, their `flwr` connection.
 """
@@ -23,13 +24,14 @@ from pathlib import Path
 
 import yaml
 
-from client.site.node import FIRST_GPU, Site, gpu_environment
+from client.site.node import Site, gpu_environment
 from client.site.runtime.launch import (
     LOOPBACK,
     THIS_MACHINE,
     superlink_command,
     supernode_command,
 )
+from client.site.trust.bundle_files import device_inside, gpu_reservation
 from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
@@ -45,9 +47,6 @@ SERVER = "superlink"  # the server's name on the network `fleet`
 CONTROL = "control"  # the server's name on the network `control`
 POLICY = "/policy.toml"  # a silo's own policy in its container
 OWN_WORDS = ("", PUBLIC)  # policies that are not files
-GPU = """\
-    deploy: {"resources": {"reservations": {"devices": [{"driver": "nvidia", "device_ids": ["%s"], "capabilities": ["gpu"]}]}}}
-"""
 
 # `mount` is a file of the host in a container; `build` an image, for which local wheels take precedence over the index,
 # for a server without a fast network. SILOFL_BASE comes from the build's environment if set. PyTorch from the package
@@ -149,7 +148,7 @@ services:
 
     command: {{ flow(command(site)) }}
     environment: {<<: *silo-environment, {{ flow(environment)[1:] }}
-    volumes: ["{{ silo.name }}-site:/site:ro", "{{ silo.name }}-state:/state", {% if silo.data %}{{ mount(silo.data, site.data) }}{% else %}"{{ silo.name }}-data:/data:ro"{% endif %}
+    volumes: ["{{ silo.name }}-site:/site:ro", "{{ silo.name }}-state:/state", "{{ silo.name }}-head:/state-head", {% if silo.data %}{{ mount(silo.data, site.data) }}{% else %}"{{ silo.name }}-data:/data:ro"{% endif %}
 {%- if environment.SILOFL_POLICY == policy %}, {{ mount(silo.policy, policy) }}{% endif %}]
 {% if silo.memory %}
     mem_limit: {{ silo.memory }}
@@ -175,6 +174,7 @@ volumes:
   {{ silo.name }}-data:
 {% endif %}
   {{ silo.name }}-state:
+  {{ silo.name }}-head:
 {% endfor %}"""
 
 
@@ -233,11 +233,6 @@ def image(part: str, device: str = "cpu") -> str:
     return f"silofl-{part}:{importlib.metadata.version('silofl')}{variant}"
 
 
-def device_inside(device: str) -> str:
-    """Return a silo's device in its container, where its GPU is always number 0."""
-    return device if device == "cpu" else FIRST_GPU
-
-
 def environment_of(silo: SiloEntry) -> dict[str, str]:
     """Return a silo's variables beside those that all silos have."""
     environment = {
@@ -246,11 +241,6 @@ def environment_of(silo: SiloEntry) -> dict[str, str]:
         "SILOFL_POLICY": silo.policy if silo.policy in OWN_WORDS else POLICY,
     }
     return environment | gpu_environment("", silo.gpu_share)
-
-
-def gpu_reservation(device: str) -> str:
-    """Return the `deploy` section that reserves the host's GPU N of `cuda:N` for a service; empty for a CPU."""
-    return "" if device == "cpu" else GPU % device.removeprefix("cuda:")
 
 
 def summary(federation: Federation) -> str:

@@ -39,6 +39,7 @@ from pydantic import (
 )
 
 from client.site.runtime.route import bracket_host
+from client.site.trust.bundle_files import DEVICE
 from client.site.trust.policy import PUBLIC, read_policy
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import SILO, nearest, unknown_name
@@ -51,7 +52,6 @@ TAKEN = ("default", "local", "supergrid")  # entries of Flower's own configurati
 # Not in `run`
 OF_A_RUN = {"dataset", "partition", "data-dir", "silos", "agreed", "resume", "out", "hold-out"}
 HYPHENS = ConfigDict(alias_generator=lambda name: name.replace("_", "-"))
-DEVICE = r"cpu|cuda:\d{1,3}|MIG-[0-9A-Za-z/-]{1,100}|\d{1,3}:\d{1,3}"
 
 Name = Annotated[
     str,

@@ -1,11 +1,13 @@
 """A site bundle at the hospital: reading, unpacking, and running it without Docker (`silofl join`).
 
-    NAME/.env  allowed-apps  ca.crt  docker-compose.yml  node.key  policy.toml  README.md  schema.json  signed.json
+    NAME/.env  allowed-apps  bundle.json  ca.crt  docker-compose.yml  node.key  policy.toml  README.md  schema.json
+    NAME/signed.json
     NAME/NAME.container  NAME-install.container     for Podman
 
 `silofl add-silo` makes it (server/deploy/bundle.py). A bundle with `node.key` gives its holder the silo's identity. A
 hospital that made its key itself (`keys.py`) gets one without: its key is at the site, or beside the unpacked
-files. `signed.json` is the consortium's signature (`signing.py`).
+files. `signed.json` is the consortium's signature (`signing.py`). All but keys and lists is rendered from `bundle.json`
+(`bundle_files.py`).
 """
 
 import os
@@ -17,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from client.site.node import Site, variables_of
+from client.site.trust.bundle_files import SERVER, VALUES
 from client.site.trust.envelope import fingerprint, public_pem
 from client.site.trust.keys import load_key, own_key, site_root
 from client.site.trust.signing import check_image, check_signed
@@ -27,6 +30,7 @@ from partitions.common.names import SILO
 # Optional files: bundles of older versions have no policy, a hospital's own key is not in its bundle, and not every
 # consortium signs, or declares a schema.
 OPTIONAL = (
+    VALUES,
     "README.md",
     "docker-compose.yml",
     "policy.toml",
@@ -36,13 +40,16 @@ OPTIONAL = (
 )
 FILES = (".env", "allowed-apps", "ca.crt", *OPTIONAL)
 UNIT = re.compile(rf"({SILO.pattern})\.container")
+# What Podman takes for a unit, or for a part of one, in a folder
+QUADLET = re.compile(
+    r".*\.(container|volume|network|kube|image|build|pod|artifact)(\.d)?", re.DOTALL
+)
 POLICY_ASKED = "policy-asked"  # in the silo's folder: the path of the file that `silofl join --policy` named
 LARGEST = 1 << 20  # bytes; every file of a bundle is a few thousand at most
 MOST_FILES = 20  # including the folder and extra entries of a tar
 KINDS_ONLY = "a bundle is one folder of plain files, each once"
 # Files that Docker Compose reads in a folder
 COMPOSE = re.compile(r"(docker-)?compose(\.override)?\.ya?ml")
-SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
 def read_bundle(path: Path) -> dict[str, bytes]:
@@ -55,7 +62,14 @@ def read_bundle(path: Path) -> dict[str, bytes]:
     try:
         if path.is_dir():
             # Podman would start every unit of the folder
-            names = [*FILES, *filter(UNIT.fullmatch, sorted(os.listdir(path)))]
+            units = [name for name in sorted(os.listdir(path)) if QUADLET.fullmatch(name)]
+            for name in units:
+                if not UNIT.fullmatch(name):
+                    raise DataError(
+                        f"{path} holds {name[:100]!r}, which Podman would use beside the bundle's units: remove it; a "
+                        "drop-in of your own goes beside this folder"
+                    )
+            names = [*FILES, *units]
             files = {
                 name: _plain_file(path / name) for name in names if os.path.lexists(path / name)
             }
@@ -97,9 +111,10 @@ def _plain_file(path: Path) -> bytes:
 
 def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield names and contents. Raises DataError for an unexpected member: other path, link, device or duplicate."""
-    seen = set[str]()
+    seen, folders = set[str](), set[PurePosixPath]()
     for member in archive:
         place = PurePosixPath(member.name)
+        folders.add(place if member.isdir() else place.parent)
         folder = member.isdir() and len(place.parts) <= 1
         file = (
             member.isreg()
@@ -111,6 +126,9 @@ def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]
             place.is_absolute()
             or ".." in place.parts
             or not (folder or file)
+            or len(folders) > 1
+            # Programs, and files that others could change
+            or member.mode & (0o7022 if folder else 0o7133)
             or member.size > LARGEST
         ):
             raise DataError(

@@ -32,16 +32,13 @@ from pydantic import AfterValidator
 
 from client.site.node import variables_of
 from client.site.parsed import Frozen, SiteError, parse_values
+from client.site.trust.bundle_files import FIXED, OWN_FILES, check_rendered
 from client.site.trust.chain import digest, utc_now
 from client.site.trust.envelope import BUNDLE, fingerprint, seal, unseal
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 
 SIGNED = "signed.json"
-# Files that the hospital may change, once unpacked
-OWN_FILES = (".env", "allowed-apps", "policy.toml", "node.key")
-# Variables of `.env` that it may not change
-FIXED = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_KEY", "SILOFL_FLWR")
 NEWEST = "newest-bundle"  # the file with the time of the newest bundle of each key
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 CLOCKS = 86400  # seconds by which the consortium's clock may be ahead of this machine's
@@ -140,7 +137,7 @@ def check_signed(
     remember: bool = True,
     allow_older: bool = False,
 ) -> Signed | None:
-    """Raise DataError, one line, if a bundle is not from a known signer, or is not what was signed.
+    """Raise DataError, one line, if a bundle is not from a known signer, not what was signed, or not what is rendered.
 
     ``unpacked``: the files are of a folder, not of the tar. ``folder``: the silo's, beside those of the site's
     other silos; each has the fingerprint of the signer of its last bundle. One of them must have signed a silo's first
@@ -149,6 +146,7 @@ def check_signed(
     ``allow_older``: whether the bundle may be older than the newest accepted one; later bundles are compared with it.
     """
     signed = read_signed(files, unpacked=unpacked)
+    changed = check_rendered(files, unpacked=unpacked)
     remembered = signed_by(folder)
     own, trusted = read_signer(remembered), known_signers(remembered)
     if by == UNSIGNED:
@@ -163,6 +161,8 @@ def check_signed(
         trusted = {wanted_key(by)}
     check_signer(signed, trusted)
     if signed is None:
+        if changed:
+            echo(f"not as silofl made it, so this site's own: {', '.join(changed)}")
         return None
     newest = remembered.with_name(NEWEST)
     times = check_time(signed, newest, allow_older)

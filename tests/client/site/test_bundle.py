@@ -46,6 +46,7 @@ FILES = {
     "clinic-install.container",
     "README.md",
     "allowed-apps",
+    "bundle.json",
     "ca.crt",
     "docker-compose.yml",
     "node.key",
@@ -170,7 +171,7 @@ def test_sites_containers_are_locked_down():
     assert services["silo"]["environment"]["SILOFL_ALLOWED_APPS"] == "/site/allowed-apps"
     assert services["silo"]["environment"]["SILOFL_POLICY"] == "/site/policy.toml"
     assert services["silo"]["volumes"][0] == "site:/site:ro"
-    data = services["silo"]["volumes"][2]
+    data = services["silo"]["volumes"][3]
     assert data["read_only"] is True and data["bind"] == {"create_host_path": False}
     site = Site.from_environment(services["silo"]["environment"])
     assert supernode_command(site) == services["silo"]["command"]

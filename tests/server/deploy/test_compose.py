@@ -129,7 +129,7 @@ def test_a_silo_sees_its_own_volumes_and_the_fleet_network_alone(committed):
         assert service["networks"] == ["fleet"]
         assert "ports" not in service
         sources = [volume.split(":")[0] for volume in service["volumes"]]
-        assert sources == [f"{silo}-site", f"{silo}-state", f"{silo}-data"]
+        assert sources == [f"{silo}-site", f"{silo}-state", f"{silo}-head", f"{silo}-data"]
         readonly = [volume for volume in service["volumes"] if volume.endswith(":ro")]
         assert readonly == [f"{silo}-site:/site:ro", f"{silo}-data:/data:ro"]
     assert committed["networks"]["fleet"] == {"internal": True}
