@@ -134,7 +134,7 @@ def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
     user, _, group = os.environ["SILOFL_USER"].partition(":")
     # In a pod the silo's own user runs this
     give = os.chown if os.geteuid() == 0 else lambda path, user, group: None
-    heads = root / "state-head"
+    heads = root / "state.head"
     # They may have been another user's
     for path in (site, state, *state.rglob("*"), heads, *heads.rglob("*")):
         give(path, int(user), int(group or user))

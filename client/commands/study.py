@@ -13,7 +13,21 @@ from partitions.common.errors import UserError
 
 def approve(args: argparse.Namespace) -> None:
     from client.studies import approve as approve_study
+    from client.studies import place_of
 
+    if args.restored:
+        from client.site.budget.restored import accept_restored
+
+        if not args.by:
+            raise UserError("--by NAME is missing: the audit log says who accepted the copy")
+        place = place_of(args.state_dir, args.policy)
+        count = accept_restored(place.state, place.name, args.by)
+        print(
+            f"accepted: {count} charges that the copy lacked were added; every study is revoked: silofl approve FILE"
+        )
+        return
+    if args.file is None:
+        raise UserError("FILE is missing: the study to approve, study.toml")
     if not args.yes and not sys.stdin.isatty():
         raise UserError(
             "there is no terminal to ask at: --yes --by NAME approves without a question"
@@ -73,7 +87,7 @@ COMMANDS = (
         "approve a study at this hospital",
         approve,
         (
-            file_option("file", "FILE", "the study, study.toml"),
+            file_option("file", "FILE", "the study, study.toml", nargs="?"),
             *STATE_DIR,
             file_option(
                 "--policy",
@@ -81,6 +95,11 @@ COMMANDS = (
                 "this hospital's policy.toml (default: the silo's, as far as known)",
             ),
             flag("--yes", "approve without a question; needs --by"),
+            flag(
+                "--restored",
+                "in place of FILE: go on with a restored state directory; what the head beside it had spent is "
+                "charged, and every study is revoked; needs --by",
+            ),
             *BY,
             option(
                 "--signed-by",

@@ -12,7 +12,8 @@ A process keeps its connection. A transaction is on the disk as a whole, or not 
 numbers, so what was disclosed is found by data, model and question; a run's number only narrows it further.
 
 A record that is damaged, missing or an older copy allows nothing. Beside the audit log, `audit/record` has its
-identity, and `audit/head.json` its identity and its number of replies. Files of earlier versions are taken over once
+identity, and `audit/head.json` its identity and its number of replies. Beside the state directory, `head.py` keeps how
+far it had come. Files of earlier versions are taken over once
 (`takeover.py`).
 """
 
@@ -29,6 +30,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from .head import Head
 from .parsed import SiteError
 from .takeover import PLACE, take_over
 from .takeover import disclose as disclose
@@ -101,8 +103,10 @@ atexit.register(close_records)
 class Record:
     """The record in one state directory."""
 
-    def __init__(self, state: Path) -> None:
-        self.state, self.path = state, state / FILE
+    def __init__(self, state: Path, *, restored: bool = False) -> None:
+        """``restored``: a person has accepted an older copy (`budget/restored.py`)."""
+        self.state, self.path, self.restored = state, state / FILE, restored
+        self.head = Head(state)
 
     @contextlib.contextmanager
     def write(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
@@ -125,6 +129,8 @@ class Record:
             try:
                 yield db
                 db.execute("COMMIT")
+                if sync:
+                    self.head.write(db)
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
@@ -168,7 +174,9 @@ class Record:
         try:
             if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                 raise sqlite3.DatabaseError("it is no record of this version")
-            self._check(db)
+            if not self.restored:
+                self.head.check(db)
+                self._check(db)
             if mode == "rw":
                 db.execute(
                     f"PRAGMA journal_mode={'DELETE' if is_remote(self.state) else 'WAL'}"
@@ -189,7 +197,8 @@ class Record:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.path.exists():
                 return
-            self._check_new()
+            if not self.restored:
+                self._check_new()
             new = self.state / f".{FILE}.new"
             new.unlink(missing_ok=True)
             os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -226,9 +235,10 @@ class Record:
 
     def _check_new(self) -> None:
         """Raise SiteError if a record was here before: a missing one is no fresh allowance."""
-        if self._read_note():
+        if self._read_note() or self.head.read():
             raise SiteError(
-                f"{FILE} is missing, and tells what this site has released: restore it from a backup"
+                f"{FILE} is missing, and tells what this site has released: restore it from a backup, or "
+                "`silofl approve --restored` goes on with all that was spent by the head kept apart"
             )
 
     def _check(self, db: sqlite3.Connection) -> None:

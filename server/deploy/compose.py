@@ -148,7 +148,7 @@ services:
 
     command: {{ flow(command(site)) }}
     environment: {<<: *silo-environment, {{ flow(environment)[1:] }}
-    volumes: ["{{ silo.name }}-site:/site:ro", "{{ silo.name }}-state:/state", "{{ silo.name }}-head:/state-head", {% if silo.data %}{{ mount(silo.data, site.data) }}{% else %}"{{ silo.name }}-data:/data:ro"{% endif %}
+    volumes: ["{{ silo.name }}-site:/site:ro", "{{ silo.name }}-state:/state", "{{ silo.name }}-head:/state.head", {% if silo.data %}{{ mount(silo.data, site.data) }}{% else %}"{{ silo.name }}-data:/data:ro"{% endif %}
 {%- if environment.SILOFL_POLICY == policy %}, {{ mount(silo.policy, policy) }}{% endif %}]
 {% if silo.memory %}
     mem_limit: {{ silo.memory }}

@@ -70,9 +70,9 @@ class Ledger(Chain):
     kind = "budget"
     required = EVERY | {"kind", "silo", "run-id", "message"}
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, *, restored: bool = False) -> None:
         super().__init__(state / FOLDER)
-        self.state = state
+        self.state, self.record = state, Record(state, restored=restored)
 
     def lines(self) -> Sequence[Line]:
         """Return all lines. Raises SiteError if one is changed or missing."""
@@ -125,13 +125,13 @@ class Ledger(Chain):
                 return spent
             if count <= len(sent):
                 spent = self._charge(db, release, policy)
-            self._note(db, {**self._entry(release, SENT), "reply": reply})
+            self.note(db, {**self._entry(release, SENT), "reply": reply})
             return spent
 
     @contextlib.contextmanager
     def open(self) -> Iterator[sqlite3.Connection]:
         """Open the record in a transaction, with all lines of the ledger in it. Raises SiteError, OSError."""
-        with self.hold(), Record(self.state).write() as db:
+        with self.hold(), self.record.write() as db:
             number, own, files = db.execute("SELECT ledger, hash, files FROM meta").fetchone()
             if (
                 read_head(self.folder) != ((number, own) if number else None)
@@ -158,7 +158,7 @@ class Ledger(Chain):
             [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found]
         )
 
-    def _note(self, db: sqlite3.Connection, entry: Line) -> None:
+    def note(self, db: sqlite3.Connection, entry: Line) -> None:
         number, own = self.write(entry)
         add_line(db, {**entry, "line": number})
         db.execute(
@@ -182,7 +182,7 @@ class Ledger(Chain):
             "delta": delta,
             "budget": policy.epsilon,
         }
-        self._note(
+        self.note(
             db, {**self._entry(release, CHARGE), **new, **spent, "cohort": release.data.cohort}
         )
         return SpentEpsilon(before, after, delta)
@@ -238,9 +238,9 @@ def add_line(db: sqlite3.Connection, line: Line) -> None:
     kind = line["data"], line["units"], line["rate"], line["noise"], line["steps"]
     for scope in (("", ""), (line["run-id"], line["silo"])):
         db.execute(
-            "INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE "
-            "SET steps = steps + excluded.steps, messages = messages + 1",
-            (*scope, *kind),
+            "INSERT INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
+            "SET steps = steps + excluded.steps, messages = messages + excluded.messages",
+            (*scope, *kind, line.get("messages", 1)),
         )
 
 

@@ -87,7 +87,7 @@ services:
     restart: "no"
     healthcheck: {{disable: true}}
     environment: {{SILOFL_USER: "${{SILOFL_USER}}"}}
-    volumes: ["./:/bundle:ro", "site:/site", "state:/state", "head:/state-head"]
+    volumes: ["./:/bundle:ro", "site:/site", "state:/state", "head:/state.head"]
 
   silo:
     <<: *container
@@ -110,7 +110,7 @@ services:
     volumes:
       - site:/site:ro
       - state:/state
-      - head:/state-head
+      - head:/state.head
       - type: bind
         source: ${{SILOFL_DATA}}
         target: /data/data.npz
@@ -144,7 +144,7 @@ Environment=SILOFL_USER=10001:10001
 Volume=./:/bundle:ro
 Volume={{name}}-site:/site
 Volume={{name}}-state:/state
-Volume={{name}}-head:/state-head
+Volume={{name}}-head:/state.head
 
 [Service]
 Type=oneshot
@@ -161,7 +161,7 @@ ContainerName={{name}}
 Environment={{environment}}
 Volume={{name}}-site:/site:ro
 Volume={{name}}-state:/state
-Volume={{name}}-head:/state-head
+Volume={{name}}-head:/state.head
 Volume=./data.npz:/data/data.npz:ro
 StopTimeout=15
 {{gpu}}

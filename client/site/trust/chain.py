@@ -66,7 +66,7 @@ class Chain:
 
     def write(self, entry: Mapping[str, Any]) -> tuple[int, str]:
         """Write one line, as :meth:`append` does, in a process that already holds the lock."""
-        number, before, torn = self._end()
+        number, before, torn = self.end()
         head = {"line": number + 1, "previous": before} | (
             {"torn": digest(torn)} if torn else {}
         )
@@ -89,7 +89,7 @@ class Chain:
         """Read the chain and verify it from line `first` on; earlier lines may be kept elsewhere."""
         return verify(self.folder, first, self.kind, self.required)
 
-    def _end(self) -> tuple[int, str, bytes]:
+    def end(self) -> tuple[int, str, bytes]:
         """Return number and hash of the last line, and the text after it that is no line."""
         torn: list[bytes] = []
         number, before = read_head(self.folder) or (0, START)

@@ -133,6 +133,7 @@ def test_a_wal_of_a_record_that_is_gone_does_not_enter_a_new_one(state):
 
     assert in_fork(counts_and_dies) == -signal.SIGKILL and (state / f"{FILE}-wal").exists()
     shutil.rmtree(state / "audit")
+    shutil.rmtree(state.with_name("state.head"))
     (state / FILE).unlink()
     with Record(state).write() as db:
         assert db.execute("SELECT count(*) FROM messages").fetchone() == (0,)
@@ -147,13 +148,18 @@ def test_an_older_copy_allows_nothing(state, tmp_path):
     shutil.copy(tmp_path / "older" / FILE, state / FILE)
     with pytest.raises(
         PolicyRefusedError,
-        match=r"is an older copy: it has 2 replies, and the audit log 4; restore",
+        match=r"an older copy, or another one: record\.sqlite has 2 .*head\.json had 4 .*; restore the newest",
     ):
         ask(state)
     ask(tmp_path / "other")
     close_records()
     shutil.copy(tmp_path / "other" / FILE, state / FILE)
+    fails(PolicyRefusedError, "an older copy, or another one", ask, state)
+    # Where the head beside it is lost, the audit log has its number of replies
+    shutil.rmtree(tmp_path / "state.head")
     fails(PolicyRefusedError, "is not the record that belongs to this audit log", ask, state)
+    shutil.copy(tmp_path / "older" / FILE, state / FILE)
+    fails(PolicyRefusedError, "it has 2 replies, and the audit log 4; restore", ask, state)
 
 
 def _die_before_the_commit(state):

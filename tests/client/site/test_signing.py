@@ -452,7 +452,7 @@ def test_what_is_no_signing_key():
 def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(monkeypatch):
     """`install`, the one-shot service of a bundle's compose file, over its volumes: what it copied last stays."""
     monkeypatch.setenv("SILOFL_USER", f"{os.getuid()}:{os.getgid()}")
-    for folder in ("site", "state", "state-head"):
+    for folder in ("site", "state", "state.head"):
         Path("root", folder).mkdir(parents=True)
 
     def place(tar):
@@ -483,7 +483,7 @@ def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(monkey
 
 def test_a_container_takes_an_older_bundle_only_where_it_is_told_to(monkeypatch):
     monkeypatch.setenv("SILOFL_USER", f"{os.getuid()}:{os.getgid()}")
-    for folder in ("site", "state", "state-head"):
+    for folder in ("site", "state", "state.head"):
         Path("root", folder).mkdir(parents=True)
     for day in (2, 1):
         untar(made_at(monkeypatch, day), Path("root"))

@@ -216,7 +216,7 @@ def test_a_bundle_in_a_secret_is_installed_by_the_silos_own_user(tmp_path, monke
     folder.mkdir()
     command = ("create", "secret", "generic", "bundle", f"--from-file={unpacked(folder)}")
     secret = yaml.safe_load(kubectl(*command, "--dry-run=client", "--output=yaml"))["data"]
-    for name in ("bundle/..2026_11_26", "site", "state", "state-head"):
+    for name in ("bundle/..2026_11_26", "site", "state", "state.head"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "bundle/..data").symlink_to("..2026_11_26")
     for name in secret:
