@@ -44,6 +44,9 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 CLOCKS = 86400  # seconds by which the consortium's clock may be ahead of this machine's
 UNSIGNED = "nobody"  # --signed-by nobody: the bundle may be unsigned
 AGAIN = "ask for the bundle again"
+ON_TRUST = (
+    "; no signer was known before, so it is taken on trust: compare it with what you were told"
+)
 DOCKER_SECONDS = 60.0
 
 
@@ -161,25 +164,24 @@ def check_signed(
         trusted = {wanted_key(by)}
     check_signer(signed, trusted)
     if signed is None:
-        if changed:
-            echo(f"not as silofl made it, so this site's own: {', '.join(changed)}")
+        name_own_files("silofl made it", changed, echo)
         return None
     newest = remembered.with_name(NEWEST)
     times = check_time(signed, newest, allow_older)
-    first = (
-        ""
-        if trusted
-        else "; no signer was known before, so it is taken on trust: compare it with what you were told"
-    )
-    echo(f"signed by {signed.fingerprint}{first}")
-    if signed.changed:
-        echo(f"not as it was signed, so this site's own: {', '.join(signed.changed)}")
+    echo(f"signed by {signed.fingerprint}{'' if trusted else ON_TRUST}")
+    name_own_files("it was signed", signed.changed, echo)
     if remember:
         remembered.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if signed.fingerprint != own:
             write_atomically(remembered, signed.fingerprint + "\n", mode=0o600)
         write_atomically(newest, json.dumps(times) + "\n", mode=0o600)
     return signed
+
+
+def name_own_files(how: str, names: Iterable[str], echo: Callable[[str], None]) -> None:
+    """Report the files of an unpacked bundle that the hospital has changed, if there are any."""
+    if found := ", ".join(names):
+        echo(f"not as {how}, so this site's own: {found}")
 
 
 def known_signers(remembered: Path) -> set[str]:
