@@ -47,6 +47,7 @@ from client.site.budget.ledger import add_cost
 from client.site.counts import number_of
 from client.site.secure import COUNTED, OWN
 from client.site.terms import Terms
+from client.site.trust.code import digest_of_code
 from client.site.trust.policy import Policy, PolicyRefusedError, public_policy
 from client.store import StateStore
 from models.initialisation import flat_model, initial_model
@@ -58,6 +59,8 @@ from models.tasks import task_of
 from models.tasks.patches import Window
 from models.trainable import Part, describe_network
 from partitions.common.errors import UserError
+from partitions.common.own_code import load_function
+from partitions.common.source_sum import read_once
 from partitions.splits import SiloData
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import asks_for_models, input_digest
@@ -121,6 +124,17 @@ class ClientSession:
     def sends_own_model(self) -> bool:
         """Return whether the run has the silo send its own model at its end."""
         return asks_for_models(self.info, self.settings.common)
+
+    def check_code(self) -> None:
+        """Raise PolicyRefusedError if the trainer in this process is another than the study's, or than on the disk."""
+        if not (name := self.settings.common.trainer):
+            return
+        load_function("trainer", name, "task")
+        own, study = read_once(name.partition(":")[0]), self.terms.study
+        if own and own not in {digest_of_code(name)} & {study.trainer if study else own}:
+            raise PolicyRefusedError(
+                f"{self.name} refuses: the code of trainer = {name} has changed since it was read"
+            )
 
     def check_trains(self) -> None:
         """Raise UserError if the run only evaluates, or holds this silo out, and a message starts training."""

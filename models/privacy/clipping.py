@@ -27,8 +27,7 @@ step, and the padding small.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any
@@ -40,12 +39,24 @@ from torch import Tensor, nn
 
 from models.features import seen_features
 from models.flat import FlatModel
+from models.privacy.chunks import (
+    by_size,
+    chunk_size,
+    evaluated,
+    in_chunk,
+    padded,
+    power_of_two,
+    random_like,
+    random_weights,
+    with_others,
+)
 from models.privacy.layers import ParameterGradients, Rows, in_float32, is_trained
 from models.privacy.records import (
     MEANS,
     average_loss,
     check_buffers,
     check_network,
+    code_of,
     each_loss,
     seen_layers,
 )
@@ -55,8 +66,6 @@ from partitions.common.memory import is_out_of_memory
 # Records of the trial, and the relative error that rounding explains
 TRIED, TOLERANCE = 3, 1e-3
 ROUNDED = 1 + 1e-3  # how much longer rounding may make a sum
-CHUNK = 2**17  # input values in a chunk,
-FEWEST, MOST = 16, 256  # within these limits of its records
 
 
 class Clipping:
@@ -78,6 +87,7 @@ class Clipping:
         self.clipped: Tensor | int = 0  # number of units whose gradients were clipped,
         self.units = 0  # of this number
 
+    @in_float32()
     def total(
         self,
         x: Any,
@@ -97,17 +107,6 @@ class Clipping:
             if groups is None
             else by_size(groups)
         )
-        with in_float32():
-            return self._total(x, y, loss, network, units)
-
-    def _total(
-        self,
-        x: Any,
-        y: Tensor,
-        loss: Loss | OnFeatures,
-        network: nn.Module | None,
-        units: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor]:
         sized = [
             (same, self._units_of_chunk(x, y, loss, network, same.shape[1])) for same in units
         ]
@@ -309,16 +308,16 @@ class Clipping:
         """Return whether a trial with this number of random records, and random weights, succeeds."""
         with random_weights(self.model) as rng:
             x, y = (random_like(v, rng, count) for v in (x, y))
-            before = {
-                name: buffer.clone() for name, buffer in self.model.module.named_buffers()
-            }
+            before = {name: own.clone() for name, own in self.model.module.named_buffers()}
             reason: object = "together, they are not each record's own"
+            counted = self.clipped, self.units
             try:
                 passed = trial(x, y, loss, network, rng)
             except Exception as error:  # of a network of the user's own: any
                 passed, reason = False, error
             if not passed:
                 log(INFO, "this network's gradients go one by one: %s", reason)
+            self.clipped, self.units = counted
             check_buffers(self.model.module, before)
         return passed
 
@@ -335,9 +334,7 @@ class Clipping:
         The first is tested as in training, the second without dropout.
         """
         module = network or self.model.module
-        count = (self.clipped, self.units)
         index = torch.arange(TRIED, device=y.device)
-        training = [m for m in module.modules() if m.training]
         parts = [
             self._first(with_others(x, others), y, loss, network)
             for others in (x, random_like(x, rng, TRIED))
@@ -346,8 +343,7 @@ class Clipping:
             torch.allclose(a, b, rtol=TOLERANCE, atol=1e-6) for a, b in zip(*parts, strict=True)
         ):
             return False
-        module.eval()
-        try:
+        with evaluated(module):
             together = torch.zeros_like(self.model.gradient)
             single = torch.zeros_like(self.model.gradient)
             norms = self._chunk(x, y, loss, network, together, (TRIED, 1), TRIED)[1]
@@ -355,10 +351,6 @@ class Clipping:
             for one in torch.split(index, 1):
                 self._single(x, y, one, loss, network)
                 lengths.append(self._add(single))
-        finally:
-            for m in training:
-                m.training = True
-            self.clipped, self.units = count
         alone = torch.stack(lengths)
         close = torch.allclose(
             norms, alone, rtol=TOLERANCE, atol=TOLERANCE * float(alone.max())
@@ -380,17 +372,11 @@ class Clipping:
         So they are at all places. On a GPU norms may differ by rounding: it adds rows of a table in any order.
         """
         module, found = network or self.model.module, []
-        training = [m for m in module.modules() if m.training]
-        module.eval()  # without dropout
-        try:
+        with evaluated(module):  # without dropout
             for by in (0, k):
-                index = torch.arange(many * k, device=y.device).roll(by)
-                index = padded(index, len(y))
+                index = padded(torch.arange(many * k, device=y.device).roll(by), len(y))
                 parts = self._parts(rows(x, index), y[index], loss, network, (many, k), many)[1]
                 found.append([v.roll(-1 if by else 0, 0) for p in parts for v in p.of_units(k)])
-        finally:
-            for m in training:
-                m.training = True
         alike = torch.equal if y.device.type == "cpu" else torch.allclose
         return all(map(alike, *found))
 
@@ -406,108 +392,9 @@ class Clipping:
         ]
 
 
-@contextmanager
-def random_weights(model: FlatModel) -> Iterator[torch.Generator]:
-    """Context in which the model has random weights and its first buffers; yields the generator, always the same."""
-    rng = torch.Generator().manual_seed(0)
-    kept = model.vector.clone()
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), model.kept_buffers():
-        for entry, parameter in zip(model.layout.parameters, model.parameters, strict=True):
-            values = torch.randn(entry.shape, generator=rng).to(parameter.device)
-            width = parameter[0].numel() if parameter.dim() > 1 else 1
-            parameter.data.copy_(values / width**0.5 if width > 1 else 1 + values / 2)
-        model.reset_buffers()
-        try:
-            yield rng
-        finally:
-            model.load(kept)
-
-
-def random_like(batch: Any, rng: torch.Generator, count: int) -> Any:
-    """Return random records like those of a batch: normal numbers, or 0 and 1 where it has integers."""
-    if not isinstance(batch, Tensor):
-        return type(batch)(*(random_like(part, rng, count) for part in batch))
-    # In the memory format of a chunk
-    found = batch[torch.zeros(count, dtype=torch.int64, device=batch.device)]
-    if batch.is_floating_point():
-        return found.copy_(torch.randn(found.shape, generator=rng))
-    values = torch.randint(0, 2, found.shape, generator=rng)
-    values.view(count, -1)[:, 0] = 1  # no text is empty
-    return found.copy_(values)
-
-
-def with_others(x: Any, others: Any) -> Any:
-    """Return the first record of ``x`` and all but the first of ``others``."""
-    if isinstance(x, Tensor):
-        return torch.cat([x[:1], others[1:]])
-    return type(x)(*(with_others(*pair) for pair in zip(x, others, strict=True)))
-
-
-def code_of(loss: Loss | OnFeatures) -> object:
-    """The code of a loss, the same for one that is defined anew at each step; else its type."""
-    function = loss.of if isinstance(loss, OnFeatures) else loss
-    return getattr(function, "__code__", type(function))
-
-
-def by_size(units: Sequence[Tensor]) -> list[Tensor]:
-    """Return the records of the units of each size, (units, size), in ascending order of size."""
-    sizes: dict[int, list[Tensor]] = {}
-    for index in units:
-        sizes.setdefault(len(index), []).append(index)
-    return [torch.stack(same) for _, same in sorted(sizes.items())]
-
-
 def length(vector: Tensor) -> Tensor:
     """Return the Euclidean norm, to float32's accuracy.
 
     On a CPU, ``Tensor.norm`` is 0.1 % too small with 20 million numbers, and the gradient would be clipped too little.
     """
     return vector.square().sum().sqrt()
-
-
-def chunk_size(x: Any, batch: int = MOST) -> int:
-    """Return the number of records in a chunk of batches like this one, if a batch shall fit in it."""
-    inputs = (x,) if isinstance(x, Tensor) else x
-    values = max(sum(part[:1].numel() for part in inputs), 1)
-    return power_of_two(max(min(CHUNK // values, MOST, batch), FEWEST))
-
-
-def in_chunk(many: int, k: int) -> int:
-    """Return the rows of a chunk of ``many`` units of k records.
-
-    Of several units they are a multiple of a vector register's numbers. Otherwise the last rows of a loss are computed
-    by other instructions.
-    """
-    return many * k if many == 1 else -(-many * k // FEWEST) * FEWEST
-
-
-def padded(index: Tensor, size: int) -> Tensor:
-    """Return indices (size, ...), of which those that lack are the first one's."""
-    return torch.cat([index, index[:1].expand(size - len(index), *index.shape[1:])])
-
-
-def by_chunk(of: Callable[..., tuple[Any, ...]], batch: Sequence[Any], size: int) -> Any:
-    """Return what ``of`` makes of a batch's parts, computed in chunks of one size as in :class:`Clipping`."""
-    first = batch[0] if isinstance(batch[0], Tensor) else batch[0][0]
-    order = torch.arange(len(first), device=first.device)
-    if not len(order):
-        return of(*batch)
-    found = []
-    with in_float32():
-        for index in torch.split(order, size):
-            made = of(*(rows(part, padded(index, size)) for part in batch))
-            found.append([rows(part, order[: len(index)]) for part in made])
-    return tuple(map(joined, zip(*found, strict=True)))
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Return one batch of several, each of which may have several inputs."""
-    if isinstance(parts[0], Tensor):
-        return torch.cat(list(parts))
-    return type(parts[0])(*map(joined, zip(*parts, strict=True)))
-
-
-def power_of_two(number: int) -> int:
-    """Return the largest power of two that is not above a number."""
-    return 1 << (number.bit_length() - 1)

@@ -61,7 +61,7 @@ class ParameterGradients:
 
     def of_units(self, k: int) -> list[Tensor]:
         """Return all that the units' clipped gradients are made of, tensors (b / k, ...)."""
-        return [self.square(k), self.d.unflatten(0, (-1, k))]
+        return [self.square(k), self.d.reshape(-1, k, *self.d.shape[1:])]
 
     def square(self, k: int) -> Tensor:
         """Return the squared norms (b / k,) of the units' gradients."""
@@ -139,7 +139,7 @@ class LinearMap(ParameterGradients):
         return replace(self, d=kept_rows(self.d, kept), a=kept_rows(self.a, kept))
 
     def of_units(self, k: int) -> list[Tensor]:
-        return [*super().of_units(k), self.a.unflatten(0, (-1, k))]
+        return [*super().of_units(k), self.a.reshape(-1, k, *self.a.shape[1:])]
 
     def square(self, k: int) -> Tensor:
         return linear_square(by_unit(self.a, k), by_unit(self.d, k))

@@ -97,3 +97,9 @@ def average_loss(loss: Loss | OnFeatures) -> Loss | OnFeatures:
             lambda logits, features, y: each_loss(loss, logits, features, y).mean()
         )
     return lambda logits, y: each_loss(loss, logits, None, y).mean()
+
+
+def code_of(loss: Loss | OnFeatures) -> object:
+    """The code of a loss, the same for one that is defined anew at each step; else its type."""
+    function = loss.of if isinstance(loss, OnFeatures) else loss
+    return getattr(function, "__code__", type(function))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import UserError
-from partitions.common.source_sum import source_sum
+from partitions.common.source_sum import read_once, source_sum
 
 STRATEGIES, NETWORKS = "silofl.strategies", "silofl.networks"  # groups of entry points
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -24,6 +24,7 @@ def load_function(setting: str, name: str, arguments: str) -> Callable[..., Any]
     """
     module, _, function = name.partition(":")
     try:
+        read_once(module)
         found = getattr(importlib.import_module(module), function, None)
     except Exception as error:
         hint = (
@@ -48,10 +49,9 @@ def line_of(error: BaseException) -> str:
 
 
 def code_sum(function: Callable[..., Any]) -> str:
-    """Return the SHA-256 of the source that defines a function: its module, or all modules of its package."""
+    """Return the SHA-256 of the code that a function was imported from (:mod:`source_sum`)."""
     module = function.__module__
-    file = sys.modules[module].__file__
-    return source_sum(module, Path(str(file)))
+    return read_once(module) or source_sum(module, Path(str(sys.modules[module].__file__)))
 
 
 def by_entry_point(group: str, name: str) -> str:

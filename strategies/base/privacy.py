@@ -32,7 +32,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from models.flat import FlatModel, is_finite
 from models.privacy.accountant import OutOfRangeError, Releases, noise_multiplier_for
-from models.privacy.clipping import Clipping, by_chunk, chunk_size
+from models.privacy.chunks import by_chunk, chunk_size
+from models.privacy.clipping import Clipping
 from models.privacy.layers import is_trained
 from models.privacy.noise import add_noise, derive_key, digest_of, poisson_sample, seed
 from models.training import Loss, OnFeatures, seed_torch

@@ -16,7 +16,8 @@ from torch import nn
 from models.flat import FlatModel
 from models.initialisation import flat_model
 from models.networks.fusion import Gru
-from models.privacy.clipping import Clipping, chunk_size, length
+from models.privacy.chunks import chunk_size
+from models.privacy.clipping import Clipping, length
 from models.privacy.noise import (
     GRID,
     add_noise,
@@ -300,7 +301,7 @@ def test_fixed_numbers_go_with_their_record(clip_norm):
             model.gradient.copy_(total)
             return value
 
-    model.private = Sum()
+    model.private = Sum()  # type: ignore[assignment]
     taught_gradient(model, x, y, taught, loss)
     model.private = before
     near(model.gradient, expected, 1e-5)
