@@ -51,7 +51,11 @@ def line_of(error: BaseException) -> str:
 def code_sum(function: Callable[..., Any]) -> str:
     """Return the SHA-256 of the code that a function was imported from (:mod:`source_sum`)."""
     module = function.__module__
-    return read_once(module) or source_sum(module, Path(str(sys.modules[module].__file__)))
+    own = read_once(module)
+    if own:
+        return own
+    file = sys.modules[module].__file__
+    return source_sum(module, Path(str(file)))
 
 
 def by_entry_point(group: str, name: str) -> str:
