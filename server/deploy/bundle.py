@@ -74,7 +74,7 @@ class Bundle:
                 "flwr": importlib.metadata.version("flwr"),
                 "fingerprint": self.fingerprint,
             },
-            f"the bundle of {self.name}",
+            Path(f"the bundle of {self.name}"),
             "give it another value",
         )
         files: dict[str, str | bytes] = {

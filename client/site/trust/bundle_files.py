@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 from client.site.node import FIRST_GPU, Site, read_variables, variables_of
