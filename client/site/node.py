@@ -8,7 +8,7 @@ its files are.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,10 @@ VARIABLES = (
 VARIABLE = re.compile(
     r"""(?P<key>[A-Z][A-Z0-9_]*)=(?P<quote>["']?)(?P<value>[^'"$`\\#]*)(?P=quote) *"""
 )
+
+LOOPBACK = "127.0.0.1"
+# Of a SuperNode alone on its machine or in its container; Flower's own default
+RUNTIME_PORT = 9094
 
 MIG = "MIG-"  # how the name of a part of a GPU starts (nvidia-smi -L)
 FIRST_GPU = "cuda:0"
@@ -129,3 +133,33 @@ def variables_of(files: Mapping[str, bytes]) -> dict[str, str]:
         raise UserError(
             "the bundle's .env is not in UTF-8: save it as a plain text file"
         ) from None
+
+
+def supernode_command(
+    site: Site, *, program: Sequence[str] = ("flower-supernode",), port: int = RUNTIME_PORT
+) -> list[str]:
+    """Return the command line of a silo's SuperNode; `port` is for its Runtime API on the loopback interface."""
+    return [
+        *program,
+        *("--superlink", site.server),
+        *("--root-certificates", str(site.ca_certificate)),
+        *("--auth-supernode-private-key", str(site.node_key)),
+        *("--host", LOOPBACK),
+        *("--port", str(port)),
+        *("--node-config", node_config(site.node_config)),
+    ]
+
+
+def node_config(values: Mapping[str, str]) -> str:
+    """Return the value of `--node-config`: `key='value'` pairs. Flower's parser does not support escaped quotes."""
+    pairs = []
+    for key, value in values.items():
+        if "'" not in value:
+            pairs.append(f"{key}='{value}'")
+        elif not set('"\\') & set(value):
+            pairs.append(f'{key}="{value}"')
+        else:
+            raise UserError(
+                f"{key}: {value!r} has quotes that Flower's --node-config cannot carry; rename it"
+            )
+    return " ".join(pairs)

@@ -24,13 +24,8 @@ from pathlib import Path
 
 import yaml
 
-from client.site.node import Site, gpu_environment
-from client.site.runtime.launch import (
-    LOOPBACK,
-    THIS_MACHINE,
-    superlink_command,
-    supernode_command,
-)
+from client.site.node import Site, gpu_environment, supernode_command
+from client.site.runtime.launch import LOOPBACK, THIS_MACHINE, superlink_command
 from client.site.trust.bundle_files import device_inside, gpu_reservation
 from client.site.trust.policy import PUBLIC
 from partitions.common.errors import UserError

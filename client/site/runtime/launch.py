@@ -11,17 +11,14 @@ import random
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from client.site.node import Site
+from client.site.node import LOOPBACK as LOOPBACK
 from partitions.common.errors import UserError
 
-LOOPBACK = "127.0.0.1"
 THIS_MACHINE = (LOOPBACK, "localhost", "::1")
-# Of a SuperNode alone on its machine or in its container; Flower's own default
-RUNTIME_PORT = 9094
 # For every Flower process: no telemetry is sent to Flower's makers, and nothing is installed when a run starts.
 FLOWER = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -84,36 +81,6 @@ def superexec_command(
         *("--runtime-api-address", f"{host}:{port}"),
         *("--parent-pid", str(superlink)),
     ]
-
-
-def supernode_command(
-    site: Site, *, program: Sequence[str] = ("flower-supernode",), port: int = RUNTIME_PORT
-) -> list[str]:
-    """Return the command line of a silo's SuperNode; `port` is for its Runtime API on the loopback interface."""
-    return [
-        *program,
-        *("--superlink", site.server),
-        *("--root-certificates", str(site.ca_certificate)),
-        *("--auth-supernode-private-key", str(site.node_key)),
-        *("--host", LOOPBACK),
-        *("--port", str(port)),
-        *("--node-config", node_config(site.node_config)),
-    ]
-
-
-def node_config(values: Mapping[str, str]) -> str:
-    """Return the value of `--node-config`: `key='value'` pairs. Flower's parser does not support escaped quotes."""
-    pairs = []
-    for key, value in values.items():
-        if "'" not in value:
-            pairs.append(f"{key}='{value}'")
-        elif not set('"\\') & set(value):
-            pairs.append(f'{key}="{value}"')
-        else:
-            raise UserError(
-                f"{key}: {value!r} has quotes that Flower's --node-config cannot carry; rename it"
-            )
-    return " ".join(pairs)
 
 
 # Below the kernel's range for outgoing connections: one of these could take a port before its server does.

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO
 
 from client.site.flower import BACK, LOST, REFUSED, REGISTERED
-from client.site.node import Site, gpu_environment
+from client.site.node import Site, gpu_environment, supernode_command
 from client.site.runtime.connection import CLOCK, connection_checks
 from client.site.runtime.doctor import (
     Via,
@@ -34,12 +34,7 @@ from client.site.runtime.doctor import (
     state_checks,
     table,
 )
-from client.site.runtime.launch import (
-    free_ports,
-    own_supernode,
-    silo_environment,
-    supernode_command,
-)
+from client.site.runtime.launch import free_ports, own_supernode, silo_environment
 from client.site.runtime.route import TRANSIENT
 from client.site.runtime.slurm import OPTIONS
 from client.site.trust.bundle import POLICY_ASKED, check_key, read_bundle, site_of, unpack

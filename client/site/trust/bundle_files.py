@@ -13,8 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-from client.site.node import FIRST_GPU, Site, read_variables, variables_of
-from client.site.runtime.launch import supernode_command
+from client.site.node import FIRST_GPU, Site, read_variables, supernode_command, variables_of
 from client.site.trust.policy import default_file
 from partitions.common.errors import DataError
 from partitions.common.names import SILO

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from client.site.node import Site, gpu_environment
+from client.site.node import Site, gpu_environment, supernode_command
 from client.site.runtime.launch import (
     LOOPBACK,
     THIS_MACHINE,
@@ -17,7 +17,6 @@ from client.site.runtime.launch import (
     silo_environment,
     superexec_command,
     superlink_command,
-    supernode_command,
 )
 from client.site.runtime.template import template_pid
 from client.site.trust.receipts import KEY as RECEIPT_KEY

@@ -25,9 +25,8 @@ from taken import silofl
 from tiny import write_silo
 
 from client.policies import policy_at
-from client.site.node import Site, read_variables
+from client.site.node import Site, read_variables, supernode_command
 from client.site.runtime.doctor import data_checks
-from client.site.runtime.launch import supernode_command
 from client.site.runtime.supervisor import only_one
 from client.site.trust.bundle import read_bundle, site_of, unpack
 from client.site.trust.keys import site_root

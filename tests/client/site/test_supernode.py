@@ -16,9 +16,9 @@ from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_MIN_INTER
 from flwr.supercore import heartbeat
 from flwr.supernode import start_client_internal
 
-from client.site.node import Site
+from client.site.node import Site, supernode_command
 from client.site.runtime import supernode
-from client.site.runtime.launch import own_supernode, supernode_command
+from client.site.runtime.launch import own_supernode
 from client.site.runtime.supernode import BUSY_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, Clock
 from client.site.secure.gate import KEY
 

@@ -11,9 +11,8 @@ import pytest
 from failing import fails
 
 from client.site.flower import LOST, REFUSED, REGISTERED
-from client.site.node import Site
+from client.site.node import Site, node_config
 from client.site.runtime import supervisor as module
-from client.site.runtime.launch import node_config
 from client.site.runtime.supervisor import run
 from partitions.common.errors import RunFailedError, UserError
 from partitions.silo_file import Check

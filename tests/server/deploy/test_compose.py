@@ -17,8 +17,7 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from packaging.requirements import Requirement
 
 from client.site.flower import BACK, LOST, REFUSED, REGISTERED
-from client.site.node import Site
-from client.site.runtime.launch import supernode_command
+from client.site.node import Site, supernode_command
 from requirements.lock import requirements
 from server.cli.main import main
 from server.deploy.compose import compose_file
