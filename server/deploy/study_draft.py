@@ -135,9 +135,11 @@ def draft(
     common, peers = runs[0].common, peers or {}
     today, size = datetime.now(UTC).date(), common.secure_group
     rounds, queries = common.rounds, QUERIES
-    repeats = REPEATS // 3 if common.secure_aggregation else 0
-    if repeats:  # one message more a round, and repeats; a run that is resumed is one more
-        queries, rounds = queries + rounds + REPEATS, rounds + repeats
+    if repeats := REPEATS // 3 * common.secure_aggregation:
+        queries, rounds = (
+            queries + rounds + REPEATS,
+            rounds + repeats,
+        )  # and a resume is a run more
     return PLAIN.from_string(DRAFT).render(
         kind=STUDY,
         name=name,

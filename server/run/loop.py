@@ -150,15 +150,8 @@ class RoundLoop:
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
         """Execute one round, or go back to an earlier one if silos' states are damaged."""
-        self.readmission.readmit(server_round)
-        strategy.follow(self.plan())
-        try:
-            plan = self.secure.begin(strategy, server_round)
-        except AttemptFailedError as error:
-            return self.secure.repeat_round(server_round, error)
-        if plan is None:
-            return None
-        strategy.follow(plan)
+        if not self._agrees(strategy, server_round):
+            return
         c = self.common
         recorder, collector = self.recorder, self.collector
         task = self.registration.task
@@ -204,6 +197,18 @@ class RoundLoop:
         self.done = server_round
         self.reporter.round_done(strategy, rows, aggregated - started, task)
         self.stopping.check(self.done)
+
+    def _agrees(self, strategy: PersonalizedStrategy, server_round: int) -> bool:
+        """Begin a round; return False if its masked sum has too few silos, so that it begins again."""
+        self.readmission.readmit(server_round)
+        strategy.follow(self.plan())
+        try:
+            plan = self.secure.begin(strategy, server_round)
+        except AttemptFailedError as error:
+            self.secure.repeat_round(server_round, error)
+            return False
+        strategy.follow(plan or self.plan())
+        return plan is not None
 
     def _aggregate(
         self,

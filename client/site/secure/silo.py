@@ -6,7 +6,6 @@
 A silo masks one vector per slot, and answers one set of survivors per slot, for each peer with a share of its self mask
 or of its mask key, never of both. It answers one set, with one weight each, per question over all runs: the received
 arrays. Two sums over different sets that start from one model would differ by single silos' updates.
-
 Its next step starts from the state after the last sum that it is in. Which sums those are, all silos of a list agree on
 (`ServerRecord.sums`), and each compares them with its record: a server can change no single silo's state.
 """
@@ -153,9 +152,7 @@ class SecureSilo:
         if share != weights[self.silo] / sum(weights.values()):
             raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
         if (self.silo in own_statistics) != self.alone:
-            raise SiteError(
-                "the message has other statistics for it than those that its data summary leads to"
-            )
+            raise SiteError("the message has other statistics for it than its data summary")
         self.counted = self._settle(asked.sums)
         context = masks.context(received, self.run_config, weights, listed, asked.sums)
         if entry.setdefault("context", context) != context:
@@ -175,10 +172,10 @@ class SecureSilo:
             following = slot_of(self.run, asked.round + 1, 1)
             kept[following] = self.slots.get(following) or _new_secrets()
             out |= self._share(following, kept[following], entry["seal"], self.listed)
-        about = entry["question"], context.hex(), canonical(entry["weights"]).decode()
-        fields = dict(zip(("question", "model", "answer"), about, strict=True))
+        fields = {"run": self.slot, "question": entry["question"], "model": context.hex()}
+        fields["answer"] = canonical(entry["weights"]).decode()
         with Record(self.folder).write(sync=False) as db:
-            disclose(db, VECTOR, silo=self.silo, run=self.slot, **fields)
+            disclose(db, VECTOR, silo=self.silo, **fields)
         # A vector has left under this attempt's keys
         self.least, self.slots = [asked.round, asked.attempt + 1], kept
         self._write()
@@ -202,7 +199,7 @@ class SecureSilo:
         if entry.setdefault("survivors", survivors) != survivors:
             raise SiteError(f"round {asked.round} was answered for other survivors")
         # Again with a repeated answer: a power cut may have left the file alone
-        self._note(self.slot, entry["question"], entry["weights"], survivors)
+        self._note((self.slot, entry["question"]), entry["weights"], survivors)
         if "answer" not in entry:
             halves = {True: slice(SHARE), False: slice(SHARE, None)}
             shares = [entry["held"].get(name, b"")[halves[name in survivors]] for name in names]
@@ -267,7 +264,7 @@ class SecureSilo:
         for one in reversed(sums):
             context, *silos = one.split(" ")
             for slot, question, weights in () if settled else self._vectors("model", context):
-                self._note(slot, question, weights, silos, strict=self.silo not in silos)
+                self._note((slot, question), weights, silos, strict=self.silo not in silos)
                 settled = self.silo in silos
             counted += [context] * (self.silo in silos)
         return counted
@@ -280,18 +277,13 @@ class SecureSilo:
         return [(slot, question, json.loads(weights)) for slot, question, weights in found]
 
     def _note(
-        self,
-        run: str,
-        question: str,
-        weights: Mapping[str, int],
-        silos: Iterable[str],
-        *,
-        strict: bool = True,
+        self, of: tuple[str, str], weights: Entry, silos: Iterable[str], *, strict: bool = True
     ) -> None:
         """Write down which set, with which weights, this question is answered for. Raises SiteError after another.
 
         Not ``strict``: after another answer in this very slot. So a silo goes on that answered an attempt of no sum.
         """
+        run, question = of
         own = digest(canonical({name: weights.get(name, 0) for name in silos}))
         with Record(self.folder).write(sync=False) as db:
             attempts = f"{run.rpartition('.')[0]}.%"

@@ -213,9 +213,8 @@ class SecureRounds:
         found = torch.from_numpy(opened.view(np.int32))
         plan = replace(strategy.plan, weights=weights)
         self.sum = " ".join([self.context.hex(), *survivors])
-        opened = pack_round(plan, strategy.round, self.replies, found)
-        opened.numbers["sum"] = self.sum
-        self._write(opened)
+        packed = pack_round(plan, strategy.round, self.replies, found)
+        self._write(State(packed.arrays, {**packed.numbers, "sum": self.sum}))
         return found.to(total)
 
     def _answers(
@@ -288,7 +287,7 @@ class SecureRounds:
         return holders, self._offers(holders, told)
 
     def _here(self, strategy: PersonalizedStrategy, before: Mapping[str, int]) -> set[str]:
-        """Return who is here for a list: nobody while they are too few, or one of ``before`` is away.
+        """Return who is here for a list; empty while they are too few, or one of ``before`` is away.
 
         Raises RunFailedError if they are too few after ``round-timeout``.
         """

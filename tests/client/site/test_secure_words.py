@@ -41,7 +41,11 @@ def settings_of(method: str) -> dict[str, Any]:
     """The settings with which a method has sums."""
     at = strategies()[method].info.sums_at
     own: dict[str, Any] = {f"{method}.{key}": values[0] for key, values in at.items()}
-    own |= {"fedbn": {"model": "tiny-bn"}, "fedsa-lora": {"lora_rank": 2}}.get(method, {})
+    need: dict[str, dict[str, Any]] = {
+        "fedbn": {"model": "tiny-bn"},
+        "fedsa-lora": {"lora_rank": 2},
+    }
+    own |= need.get(method, {})
     return {"mlp__hidden": "4", "strategy": method, "rounds": 3, **own}
 
 

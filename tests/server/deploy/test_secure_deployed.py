@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,7 @@ def test_five_hospitals_of_which_some_are_lost(tmp_path, monkeypatch):
         follower = threading.Thread(target=follow)
         follower.start()
         for name, count in (("hospital-05", 5), ("hospital-04", 4)):
-            wait_for(lambda count=count: count in sums(), 180)
+            wait_for(partial(lambda count: count in sums(), count), 180)
             (pid,) = supernode(up, name)
             os.kill(pid, signal.SIGKILL)
         follower.join(timeout=300)
