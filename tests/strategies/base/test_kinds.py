@@ -6,6 +6,8 @@ are; and what still moves as one value or one label changes is a statistic of th
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from cases import CASES, OPTIONS, K, every
@@ -16,7 +18,7 @@ from partitions.common.settings import keys_of
 from strategies import strategies
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
-from strategies.base.transport.kinds import COLUMN_SUMS, CONTROL, MODEL, ClassMeans
+from strategies.base.transport.kinds import COLUMN_SUMS, CONTROL, MODEL, ClassMeans, ReleaseKind
 from strategies.base.transport.payload import decode
 from strategies.fednova import FedNovaClient
 from strategies.fedproto import FedProtoClient
@@ -61,7 +63,8 @@ def messages(files, name, like=None):
                 message.content = like[number]
 
     run = federate(files, **{**DEEP, **OPTIONS, **settings, **still}, rounds=2, before=before)
-    info, found = run.strategy.info, {}
+    info = run.strategy.info
+    found: dict[tuple[int, str], tuple[ReleaseKind, Any]] = {}
     for server_round, _, payload, _ in replies_of(run, "a"):
         assert list(payload.models) == list(run.strategy.upload_names())
         for key, model in payload.models.items():
