@@ -150,7 +150,6 @@ def open_session(message: Message, context: Context) -> ClientSession:
     )
     session = ClientSession(settings, context, terms)
     session.check_floor()
-    session.check_code()
     return session
 
 
