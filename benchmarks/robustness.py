@@ -1,8 +1,9 @@
 """Effect of one or three attackers among twelve silos, by aggregation rule, and the cost of a rule for honest silos.
 
-``python -m benchmarks.robustness attacks [RULE...]``, ``methods [METHOD...]``, ``cost``, ``ratios [METHOD...]`` and
-``steps [METHOD...]``.
-*attacks*: FedAvg; *methods*: every method with a mean under ``screen``, one attacker on digits. 12 silos,
+``python -m benchmarks.robustness attacks [RULE...]``, ``masks [RULE...]``, ``methods [METHOD...]``, ``cost``,
+``ratios [METHOD...]`` and ``steps [METHOD...]``.
+*attacks*: FedAvg; *masks*: one attacker on digits with sums in place of updates (``secure-robust``): it cuts nothing,
+and sends what it likes; *methods*: every method with a mean under ``screen``, one attacker on digits. 12 silos,
 ``dirichlet.beta = 1``, ``mlp``, 10 rounds; the number is the mean test accuracy of the honest silos in percent, of the
 snapshot that the method evaluates, in the closing exchange where that is the received model, else in the last round.
 The data sets are digits, breast-cancer and 2000 pictures of fashion-mnist. The attackers are the first silos by name;
@@ -58,9 +59,11 @@ from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies import strategies
 from strategies.base import bounded
+from strategies.base.aggregation import secure
 from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.settings import Common
 from strategies.base.state import GLOBAL
-from strategies.base.transport.payload import array_record, tensor_of
+from strategies.base.transport.payload import Model, array_record, tensor_of
 
 SILOS, TARGET = 12, 0
 # A process has one silo's data, here it has all
@@ -141,16 +144,42 @@ class Colluding(InProcessGrid):
         for key in (
             list(trained[0].content.array_records) if self.factor and trained and honest else []
         ):
-            sent = {
-                n: tensor_of(by_node[n].content.array_records[key]["vector"]) for n in by_node
-            }
+            sent = {n: vector_of(by_node[n], key, self.asked[n]) for n in by_node}
             starts = {n: start_of(self.asked[n], vector) for n, vector in sent.items()}
             steps = torch.stack([sent[n] - starts[n] for n in honest])
             mean = steps.mean(0)
             lie = mean * (-self.factor * float(steps.norm(dim=1).median() / mean.norm()))
             for n in lying:
-                by_node[n].content[key] = array_record({"vector": starts[n] + lie})
+                replace_vector(by_node[n], key, self.asked[n], starts[n] + lie)
         return replies
+
+
+def vector_of(reply: Message, key: str, asked: Message) -> Tensor:
+    """Return a vector of a reply; of integers, the vector that they stand for."""
+    record = reply.content.array_records[key]
+    if key != secure.RECORD:
+        return tensor_of(record["vector"])
+    step = tensor_of(record[secure.ARRAY]).view(torch.int32) / per_unit(asked)
+    return start_of(asked, step) + step.float()
+
+
+def replace_vector(reply: Message, key: str, asked: Message, vector: Tensor) -> None:
+    """Put another vector into a reply; as integers, uncut."""
+    if key != secure.RECORD:
+        reply.content[key] = array_record({"vector": vector})
+        return
+    integers = ((vector - start_of(asked, vector)).double() * per_unit(asked)).round_()
+    integers = integers.remainder_(2**32).long().to(torch.uint32)
+    reply.content[key] = array_record({secure.ARRAY: integers})
+
+
+def per_unit(asked: Message) -> float:
+    """Return a silo's integers per unit of its step."""
+    config, info = asked.content.config_records["config"], strategies()["fedavg"].info
+    start = tensor_of(asked.content.array_records[f"model.{GLOBAL}"]["vector"])
+    common = Common(secure_aggregation=True)
+    _, clip = secure.bounds(info, common, {GLOBAL: Model(start)}, "model", len(start))
+    return secure.scale(int(config["participants"]), clip) * float(config[secure.SHARE])
 
 
 def start_of(message: Message, vector: Tensor) -> Tensor:
@@ -234,8 +263,8 @@ class AttackedFederation:
         ):
             next(iter(reply.content.config_records.values()))["n_train"] = 10**6
         if message.metadata.message_type == MessageType.TRAIN:
-            for key, record in list(reply.content.array_records.items()):
-                vector = tensor_of(record["vector"])
+            for key in list(reply.content.array_records):
+                vector = vector_of(reply, key, message)
                 start = start_of(message, vector)
                 if self.attack in SENT:
                     vector = SENT[self.attack](vector)
@@ -243,7 +272,7 @@ class AttackedFederation:
                     vector = start + STEPS[self.attack] * (vector - start)
                 elif self.attack == "drift":
                     vector = drift(vector, start)
-                reply.content[key] = array_record({"vector": vector})
+                replace_vector(reply, key, message, vector)
         return reply
 
     def honest(self) -> float:
@@ -344,6 +373,24 @@ def attacks(rules: Sequence[str]) -> None:
             ]
             add(rows, [title, str(liars), rule, *cells])
     print(table(rows, ["data", "attackers", "robust", "no attack", *ATTACKS]))
+
+
+MASKED: Mapping[str, Any] = {"secure-aggregation": True, "secure-group": 3}
+
+
+def masks(rules: Sequence[str]) -> None:
+    """Print for FedAvg on digits, with one attacker, a row per rule: sums of all, and of groups of three."""
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as name:
+        for rule, seed in itertools.product(rules or ("all", "screen"), (42, 1, 2)):
+            robust = {"robust": rule, "secure-robust": "groups"} if rule != "all" else {}
+            (folder := Path(name) / str(seed)).mkdir(exist_ok=True)
+            cells = [
+                cell("fedavg", attack, 1, folder, **MASKED, **robust, seed=seed)
+                for attack in ("no attack", *ATTACKS)
+            ]
+            add(rows, [rule, str(seed), *cells])
+    print(table(rows, ["robust", "seed", "no attack", *ATTACKS]))
 
 
 def mean_methods() -> list[str]:
@@ -494,6 +541,11 @@ def steps(methods: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    {"attacks": attacks, "methods": methods, "cost": cost, "ratios": ratios, "steps": steps}[
-        sys.argv[1]
-    ](sys.argv[2:])
+    {
+        "attacks": attacks,
+        "masks": masks,
+        "methods": methods,
+        "cost": cost,
+        "ratios": ratios,
+        "steps": steps,
+    }[sys.argv[1]](sys.argv[2:])

@@ -52,7 +52,12 @@ class SeededRing:
         nodes = {name: new_key() for name in self.names}
         peers = {name: fingerprint(public_pem(key)) for name, key in nodes.items()}
         groups = groups_of(self.names, group)
-        study: Any = SimpleNamespace(digest=STUDY, training_peers=peers, groups=groups)
+        study: Any = SimpleNamespace(
+            digest=STUDY,
+            training_peers=peers,
+            groups=groups,
+            summed_with=lambda silo: self.names,
+        )
         self.silos = {
             name: SecureSilo(
                 folder / name, name, key, RUN, study, Policy(secure_peers=2), SETTINGS

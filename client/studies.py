@@ -234,9 +234,10 @@ def _peer_faults(study: StudyProtocol, place: JoinedSilo) -> Iterator[str]:
         return
     if place.name not in training:
         yield f"[peers] does not name {place.name}: no message with secure-aggregation = true is answered here"
-    elif len(training) - 1 < policy.secure_peers:
+    elif (others := len(study.summed_with(place.name)) - 1) < policy.secure_peers:
+        where = "[peers]" if others + 1 == len(training) else "the group of silos"
         yield (
-            f"your policy has {policy.line('secure_peers')}, and [peers] {len(training) - 1} besides {place.name}: no "
+            f"your policy has {policy.line('secure_peers')}, and {where} {others} besides {place.name}: no "
             "message with secure-aggregation = true is answered here"
         )
 

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from statistics import median_low
 
+FEWEST = 3  # silos of a sum: of two, each knows the other's part; and groups to compare: of two, which one lies?
 CAP = 5.0  # of a silo's weight, in median weights, where ``weight-cap`` sets none
 
 
@@ -24,6 +25,16 @@ def groups_of(names: Iterable[str], size: int) -> list[list[str]]:
     if groups:
         groups[-1] += ordered[len(groups) * size :]
     return groups
+
+
+def comparison_fault(silos: int, size: int) -> str:
+    """Return why the sums of so many silos in groups of a size cannot be compared; empty: they can."""
+    if min(silos // size, size) >= FEWEST:
+        return ""
+    return (
+        f"secure-robust = groups: needs at least {FEWEST} groups of at least {FEWEST} silos that train (secure-group), "
+        f"here are {silos // size} of {size}"
+    )
 
 
 def labels_of(groups: Iterable[Iterable[str]]) -> dict[str, str]:

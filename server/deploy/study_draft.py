@@ -15,13 +15,12 @@ from client.site.trust.envelope import fingerprint
 from client.site.trust.methods import DEFAULTS
 from client.studies import corners
 from partitions.common.errors import UserError
-from partitions.common.sum_weights import groups_of
+from partitions.common.sum_weights import FEWEST, groups_of
 from partitions.own.index import ENDING
 from server.deploy.credentials import Credentials
 from server.deploy.federation import Federation
 from server.deploy.local.record import remote_keys, state_root
 from server.plain import PLAIN
-from strategies.base.aggregation.secure import FEWEST
 from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
 

@@ -41,7 +41,7 @@ from strategies.base.robust import (
 from strategies.base.settings import ATTACKER_RULES, KRUM, RULES, Common
 from strategies.base.state import GLOBAL
 from strategies.base.transport.data_summary import read_agreed
-from strategies.base.transport.payload import Model, Update
+from strategies.base.transport.payload import Model, Update, silos_of
 
 PART = 1 << 23  # numbers of a step that are in float64 at a time
 PIECE = 1 << 16  # of them that are subtracted at a time
@@ -50,6 +50,8 @@ PIECE = 1 << 16  # of them that are subtracted at a time
 def check_robust(info: MethodInfo, common: Common) -> None:
     """Raise UserError if the method has no mean for the rule, or has too few silos for the number of attackers."""
     rule, f, n = common.robust, common.robust_attackers, common.silos
+    if common.secure_robust == "groups":
+        n = (n - len(common.held_out)) // common.secure_group
     whole = not any(kind.bounded for kind in info.uploads.values())  # nothing has a length
     if info.receives == "nothing" or (rule not in RULES and not (whole and rule == "clip")):
         return
@@ -60,8 +62,9 @@ def check_robust(info: MethodInfo, common: Common) -> None:
         )
     if rule in ATTACKER_RULES and breakdown_point(rule, n, f) < f:
         least = 2 * f + (3 if rule in KRUM else 1)
+        what = "silos" if common.secure_robust == "none" else "groups of silos"
         raise UserError(
-            f"robust-attackers = {f}: {rule} needs at least {least} silos for that, here are {n}"
+            f"robust-attackers = {f}: {rule} needs at least {least} {what} for that, here are {n}"
         )
 
 
@@ -100,7 +103,8 @@ class UpdateBounds:
             return updates
         rule = self.common.robust
         screens = rule == "screen" and steps_are_comparable(self.info)
-        gram = self._gram(names[0], updates) if screens and excludable(len(updates)) else None
+        amount = len(updates), len(silos_of(updates))
+        gram = self._gram(names[0], updates) if screens and excludable(*amount) else None
         norms = self._norms(names, updates, gram)
         agreed = read_agreed(self.common.agreed).get("samples", {})
         # A lie must not widen the bound
@@ -114,7 +118,7 @@ class UpdateBounds:
             self.strategy.reject(silo, reason)
         kept = [i for i, update in enumerate(updates) if update.silo not in beyond]
         updates = [updates[i] for i in kept]
-        if screens and (f := tolerated_faults(len(updates))):
+        if screens and (f := tolerated_faults(len(updates), len(silos_of(updates)))):
             ratios = outliers(
                 norms, measures, length_limits(norms, measures, self.common.robust_clip, f)
             )
@@ -194,7 +198,7 @@ class UpdateBounds:
 
     def _drop_opposing(self, updates: list[Update], gram: Tensor) -> list[Update]:
         """Return the updates without up to f whose steps oppose the others; ``gram`` (n, n): the inner products."""
-        against = find_opposing(gram, excludable(len(updates)))
+        against = find_opposing(gram, excludable(len(updates), len(silos_of(updates))))
         for i, cosine in against.items():
             self._bound(
                 updates[i].silo,

@@ -51,7 +51,8 @@ Of n silos, f = floor(n / 4) may send anything, and state any number of samples.
 
 If all steps agree, ||g|| is m. If honest silos differ, or the model has converged, it is near 0.2 m. There honest steps
 oppose each other and cancel, so a negative cosine alone is no sign of an attack. An attack that moves the model away
-from such a point makes the honest steps agree again. Fewer than eight silos: none is excluded.
+from such a point makes the honest steps agree again. Fewer than eight silos: none is excluded. A group's mean step
+(``secure-robust``) is more alike than a silo's: of three groups or more, f is at least 1, and the eight are silos.
 
 No length, count or direction is weighted by a number that a silo states itself. The rule combines:
 
@@ -292,14 +293,14 @@ LEAST = 8
 OPPOSED = 0.1  # times the median length: a longer projection against g opposes it
 
 
-def tolerated_faults(n: int) -> int:
-    """Return f, the number of silos among n that may send anything."""
-    return n // 4
+def tolerated_faults(n: int, silos: int = 0) -> int:
+    """Return f, the number among n that may send anything: silos, or groups of so many ``silos``, then 1 from 3 on."""
+    return max(n // 4, int(n > 2 and silos > n))
 
 
-def excludable(n: int) -> int:
-    """Return how many of n silos may be excluded because of their direction: 0 of fewer than eight."""
-    return tolerated_faults(n) if n >= LEAST else 0
+def excludable(n: int, silos: int = 0) -> int:
+    """Return how many of n may be excluded because of their direction: 0 of fewer than eight silos."""
+    return tolerated_faults(n, silos) if max(n, silos) >= LEAST else 0
 
 
 def next_largest(values: Collection[float], f: int) -> float:

@@ -259,6 +259,12 @@ class Common(LocalTraining):
         minimum=1,
         maximum=100,
     )
+    secure_robust: str = setting(
+        "none",
+        "secure-aggregation: what `robust` compares: nothing, so that each silo's own cut is all, or groups of silos "
+        "(secure-group), whose sums the server then opens one by one",
+        choices=("none", "groups"),
+    )
     evidence: str = setting(
         "auto",
         "ask the silos once, at the end, for the evidence of the reported model (calibration, net benefit, conformal "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from client.site.secure import masks
 from client.site.secure.silo import SecureSilo
 from client.site.secure.statements import STATEMENT, Statement, read_statement, threshold
 from client.site.secure.unmasking import open_sum
+from client.site.study.protocol import StudyProtocol
 from client.site.trust.envelope import SECURE, PrivateKey, fingerprint, public_pem, seal
 from client.site.trust.keys import new_key
 from client.site.trust.policy import Policy
@@ -32,11 +34,21 @@ SETTINGS: dict[str, Any] = {
 Record = dict[str, Any]
 
 
+def summing(**of: Any) -> Any:
+    """A study of these fields, with the sums of a real one."""
+    study: Any = SimpleNamespace(**of)
+    study.summed_with = partial(StudyProtocol.summed_with, study)
+    return study
+
+
 class Ring:
     """The silos, what the server has of them, and the steps of a round."""
 
-    def __init__(self, folder: Path, count: int, least: int = 2, group: int = 1) -> None:
+    def __init__(
+        self, folder: Path, count: int, least: int = 2, group: int = 1, robust: str = "none"
+    ) -> None:
         self.folder, self.least, self.settings = folder, least, dict(SETTINGS)
+        self.robust = robust
         width = max(2, len(str(count)))
         self.names = [f"clinic-{number:0{width}}" for number in range(1, count + 1)]
         self.groups = groups_of(self.names, group)
@@ -48,8 +60,11 @@ class Ring:
         self.sent: dict[str, Record] = {}  # the last train record of each silo
 
     def silo(self, name: str, run: str = RUN) -> SecureSilo:
-        study: Any = SimpleNamespace(
-            digest=STUDY, training_peers=self.peers, groups=self.groups
+        study: Any = summing(
+            digest=STUDY,
+            training_peers=self.peers,
+            groups=self.groups,
+            settings={"secure-robust": self.robust},
         )
         agreed = study, Policy(secure_peers=self.least), self.settings
         return SecureSilo(self.folder / name, name, self.nodes[name], run, *agreed)
@@ -120,8 +135,16 @@ class Ring:
             total += masked[name]
         listed = {name: read_statement(**self.offers[name]) for name in names}
         agreed = self.received(round), self.settings, dict.fromkeys(names, 1), listed
-        context = masks.context(*agreed)
-        return open_sum(total, listed, self.holders, survivors, context, answers)
+        context, opened = masks.context(*agreed), (listed, self.holders)
+        if self.robust == "none":
+            return open_sum(total, *opened, survivors, context, answers)
+        sums, false = {}, dict[str, str]()
+        for of in self.groups:
+            if {*of} <= {*survivors}:
+                total = plain_sum(masked, of)
+                sums[of[0]], at = open_sum(total, *opened, of, context, answers, alone=True)
+                false |= at
+        return sums, false
 
 
 def state(key: PrivateKey, **fields: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, Error, Message
+from secure_ring import summing
 from tiny import Files, Run, TinyGrid, federate, seen
 
 from client.site.secure.gate import KEY, SecureMessage
@@ -31,6 +32,7 @@ class Secured:
         names: Mapping[str, Any],
         peers: int = 2,
         groups: Sequence[Sequence[str]] = (),
+        robust: str = "none",
     ) -> None:
         self.folder, self.asked, self.run = folder, list[tuple[str, str, int]](), 1
         self.gone: Lost = lambda silo, kind, number: False
@@ -43,8 +45,9 @@ class Secured:
             write_key(folder / f"{name}.key", key)
             signers[name] = fingerprint(public_pem(key))
         self.terms: Any = SimpleNamespace(
-            study=SimpleNamespace(
+            study=summing(
                 name="heart",
+                settings={"secure-robust": robust},
                 digest="ab" * 32,
                 training_peers=signers,
                 held_out=(),

@@ -78,6 +78,7 @@ class SecureSilo:
     def __post_init__(self) -> None:
         self.path = self.folder / "secure" / f"{quote(self.silo, safe='')}.json"
         self.labels = labels_of(self.study.groups)
+        self.summed = {*self.study.summed_with(self.silo)}
         self.agreed = digest(f"{self.study.digest} {self.build}".encode())
         # What the file has: this run's number of training samples, whether it withheld its columns' sums, the least
         # round and attempt that it gives keys for, its slots
@@ -165,7 +166,8 @@ class SecureSilo:
         if entry.setdefault("vector", own) != own:
             raise SiteError(f"another vector of round {asked.round} has left under these masks")
         context = entry["context"]
-        seeds = masks.pair_seeds(self.silo, entry["s"], self.listed.values(), context)
+        peers = [one for name, one in self.listed.items() if name in self.summed]
+        seeds = masks.pair_seeds(self.silo, entry["s"], peers, context)
         seeds.append((1, masks.self_seed(entry["b"], context)))
         kept, out = {self.slot: entry}, Entry()
         if asked.round < (number(self.run_config.get("rounds")) or 0):
@@ -247,9 +249,14 @@ class SecureSilo:
             raise SiteError(
                 f"{len(names)} silos of {of} are listed: at least {least} are needed"
             )
-        if (others := len({*names} - {self.silo})) < self.rules.secure_peers:
+        if (
+            others := len(self.summed.intersection(names) - {self.silo})
+        ) < self.rules.secure_peers:
             rule = self.rules.line("secure_peers")
-            raise SiteError(f"its policy has {rule}, and the list {others} besides this silo")
+            where = "list" if self.summed.issuperset(names) else "sum of its group"
+            raise SiteError(
+                f"its policy has {rule}, and the {where} {others} besides this silo"
+            )
         if whole(names, self.labels) != sorted(names):
             raise SiteError(
                 "the list has a part of a group of silos, and the study has groups in a sum as a whole (secure-group)"
@@ -284,7 +291,9 @@ class SecureSilo:
         Not ``strict``: after another answer in this very slot. So a silo goes on that answered an attempt of no sum.
         """
         run, question = of
-        own = digest(canonical({name: weights.get(name, 0) for name in silos}))
+        # What is opened with this silo's vector in it
+        summed = self.summed.intersection(silos)
+        own = digest(canonical({name: weights.get(name, 0) for name in summed}))
         with Record(self.folder).write(sync=False) as db:
             attempts = f"{run.rpartition('.')[0]}.%"
             found = db.execute(BEFORE, (SUM, self.silo, question, attempts)).fetchall()

@@ -17,17 +17,22 @@ def open_sum(
     survivors: Collection[str],
     context: bytes,
     answers: Mapping[str, Sequence[bytes]],
+    *,
+    alone: bool = False,
 ) -> tuple[Vector, dict[str, str]]:
     """Return the sum of the survivors' vectors, and the silos whose fault is proven, with what it is.
 
     ``total``: the sum of what they sent, which is changed; ``listed``: the round's list, with what each silo sealed for
-    the holders; ``answers``: by holder, a share per silo of the list. Raises SiteError where fewer true shares than
+    the holders; ``answers``: by holder, a share per silo of the list; ``alone``: whether the survivors share masks with
+    each other alone, so that no other silo's key is needed. Raises SiteError where fewer true shares than
     needed have come, or a silo's own secret is false.
     """
     false, seeds = dict[str, str](), list[tuple[int, bytes]]()
     alive, least = [listed[name] for name in survivors], threshold(len(holders))
     for place, (name, one) in enumerate(listed.items()):
         survived, shares = name in survivors, dict[int, bytes]()
+        if alone and not survived:
+            continue
         signed = slice(HASHES // 2) if survived else slice(HASHES // 2, HASHES)
         for x, (holder, sealed) in enumerate(zip(holders, one.sealed, strict=True), 1):
             given = answers.get(holder, ())

@@ -153,6 +153,12 @@ class StudyProtocol(ProtocolFile):
         )
         return found
 
+    def summed_with(self, silo: str) -> list[str]:
+        """Return the silos of the sum that the server opens with this one in it: those that it shares masks with."""
+        if self.settings.get("secure-robust", "none") == "none":
+            return [*self.training_peers]
+        return next((group for group in self.groups if silo in group), [])
+
 
 def sign_study(text: str, key: PrivateKey) -> str:
     """Return a protocol's file with this key's signature; an existing signature is replaced."""
@@ -189,18 +195,24 @@ def parse_study(text: str, path: str) -> StudyProtocol:
     body = body_of(text)
     found = parse_values(ProtocolFile, read_toml(body, path, MEND), path, MEND)
     settings = _settings(path, found.settings)
-    if isinstance(settings.get("secure-group"), dict | list):
-        raise SiteError(
-            f"{path}: [settings] secure-group: one value, for sums of groups of two sizes show single silos"
-        )
+    for key in ("secure-group", "secure-robust"):
+        if isinstance(settings.get(key), dict | list):
+            raise SiteError(
+                f"{path}: [settings] {key}: one value, for sums of groups of two sizes show single silos"
+            )
     if settings.get("init-weights", "") and not found.weights:
         raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
     if settings.get("trainer", "") and not found.trainer:
         raise SiteError(f"{path}: trainer is missing: the SHA-256 of the trainer's source")
-    return StudyProtocol(
+    study = StudyProtocol(
         **{**dict(found), "settings": settings},
         digest=hashlib.sha256(body.encode()).hexdigest(),
     )
+    if settings.get("secure-robust", "none") != "none":
+        agreed = len(study.training_peers), settings.get("secure-group", 1)
+        if fault := _sums.comparison_fault(*agreed):
+            raise SiteError(f"{path}: [settings] {fault}")
+    return study
 
 
 def _settings(path: str, table: Mapping[str, Any]) -> dict[str, Any]:

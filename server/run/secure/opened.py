@@ -23,7 +23,7 @@ SUM, REPLIES = "sum", "replies"
 def pack_round(
     plan: RoundPlan, number: int, replies: Sequence[Message], total: Tensor
 ) -> State:
-    """Return a round as a state, and drop its replies' vectors. ``total``: the opened sum, int32."""
+    """Return a round as a state, and drop its replies' vectors. ``total``: the opened sums (k, n), int32."""
     for reply in replies:
         if reply.has_content():
             reply.content.pop(RECORD, None)
@@ -44,7 +44,7 @@ def replies_of(state: State) -> list[Message]:
     text = state.arrays[REPLIES].numpy().tobytes()
     listed = internal("fleet_pb2").PushMessagesRequest.FromString(text).messages_list
     replies = [*map(internal("serde").message_from_proto, listed)]
-    zeros = Array(np.zeros(len(state.arrays[SUM]), np.uint32))
+    zeros = Array(np.zeros(state.arrays[SUM].shape[-1], np.uint32))
     nodes = state.numbers["plan"]["nodes"]
     _, *silos = state.numbers["sum"].split(" ")
     summed = {nodes[name] for name in silos}

@@ -44,7 +44,7 @@ from partitions.common.parsed import parse_values
 from partitions.common.sum_weights import whole
 from server.run.collector import Collector
 from server.run.secure.opened import SUM, pack_round, replies_of
-from strategies.base.aggregation.secure import weights_of
+from strategies.base.aggregation.secure import sums_of, weights_of
 from strategies.base.info import RoundPlan
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
@@ -180,9 +180,9 @@ class SecureRounds:
     def unmask(
         self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
     ) -> Tensor:
-        """Return the sum (n,) of these silos' integers without masks. Raises AttemptFailedError."""
+        """Return the sums (k, n) of these silos' integers without masks. Raises AttemptFailedError."""
         if not self.listed:
-            return self.opened.arrays.get(SUM, total)
+            return self.opened.arrays.get(SUM, total).view(total.shape)
         survivors, least = sorted(silos), threshold(len(self.holders))
         weights = weights_of(strategy, self.listed)
         if len(survivors) < least:
@@ -201,16 +201,17 @@ class SecureRounds:
                 self.asked = before
                 self._write(State())
             raise
+        totals, false = total.cpu().numpy().astype(np.uint32), dict[str, str]()
+        alone = strategy.common.secure_robust != "none"
         try:
-            opened, false = open_sum(
-                total.cpu().numpy().astype(np.uint32),
-                *(self.listed, [*self.holders], survivors, self.context, answers),
-            )
+            for one, of in zip(totals, sums_of(strategy, survivors), strict=True):
+                agreed = self.listed, [*self.holders], of, self.context, answers
+                false |= open_sum(one, *agreed, alone=alone)[1]
         except SiteError as error:
             raise AttemptFailedError(printable(str(error))) from error
         for silo, reason in sorted(false.items()):
             self.note(f"{silo} is at fault: {reason}")
-        found = torch.from_numpy(opened.view(np.int32))
+        found = torch.from_numpy(totals.view(np.int32))
         plan = replace(strategy.plan, weights=weights)
         self.sum = " ".join([self.context.hex(), *survivors])
         packed = pack_round(plan, strategy.round, self.replies, found)

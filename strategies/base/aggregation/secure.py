@@ -45,14 +45,21 @@ from torch.linalg import vector_norm
 from models.flat import gather, scatter
 from models.layout import Layout, size_of
 from partitions.common.errors import DataError, RunFailedError, UserError
-from partitions.common.sum_weights import groups_of, labels_of, weights_in_sum, whole
+from partitions.common.sum_weights import (
+    FEWEST,
+    comparison_fault,
+    groups_of,
+    labels_of,
+    weights_in_sum,
+    whole,
+)
+from strategies.base.bounded import UpdateBounds
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS, GLOBAL
 from strategies.base.transport.error_feedback import base_of
 from strategies.base.transport.payload import Model, Update, silos_of, tensor_of
 
-FEWEST = 3  # silos: of a sum of two, each knows the other's part
 STRIP = 1 << 14  # numbers that stay in a processor's cache
 TIMES = 4.0  # C, in lengths of what was received, before it becomes a power of two
 IMPOSSIBLE = 3  # rounds in a row whose sum is impossible
@@ -72,9 +79,10 @@ NEEDED: Mapping[str, tuple[object, str]] = {
 def check_secure(info: MethodInfo, common: Common, own: Any) -> None:
     """Raise UserError if the method or a setting does not fit secure sums. ``own``: the method's settings."""
     if not common.secure_aggregation:
-        for key, default in (("secure-clip", 0), ("secure-group", 1)):
-            if (value := getattr(common, key.replace("-", "_"))) != default:
-                raise UserError(f"{key} = {value:g}: it needs secure-aggregation = true")
+        for key, default in (("clip", 0), ("group", 1), ("robust", "none")):
+            if (value := getattr(common, f"secure_{key}")) != default:
+                shown = value if isinstance(value, str) else f"{value:g}"
+                raise UserError(f"secure-{key} = {shown}: it needs secure-aggregation = true")
         return
     name = "secure-aggregation = true"
     if not info.sums:
@@ -88,12 +96,19 @@ def check_secure(info: MethodInfo, common: Common, own: Any) -> None:
         if (value := getattr(common, key.replace("-", "_"))) != needed:
             shown, text = str(value).lower(), str(needed).lower() or "empty"
             raise UserError(f"{key} = {shown}: with {name} it must be {text}: {reason}")
-    if common.robust in RULES:
+    training, grouped = common.silos - len(common.held_out), common.secure_robust == "groups"
+    if grouped and (fault := comparison_fault(training, common.secure_group)):
+        raise UserError(fault)
+    if grouped and common.robust == "none":
+        raise UserError(
+            "secure-robust = groups: with robust = none the server would open each group's sum, and compare nothing"
+        )
+    if common.robust in RULES and not grouped:
         raise UserError(
             f"robust = {common.robust}: with {name} no silo can be compared with others; use screen, clip or none: "
-            "each silo cuts its own step (secure-clip)"
+            "each silo cuts its own step (secure-clip); or secure-robust = groups"
         )
-    if (training := common.silos - len(common.held_out)) < FEWEST:
+    if training < FEWEST:
         raise UserError(
             f"silos = {common.silos}: {name} needs at least {FEWEST} that train, here are {training}"
         )
@@ -126,6 +141,13 @@ def labels_in(strategy: Any) -> Mapping[str, str]:
             f"secure-group = {size}: needs at least so many silos that train, here are {len(silos)}"
         )
     return labels
+
+
+def sums_of(strategy: Any, silos: Collection[str]) -> list[list[str]]:
+    """Return the silos of each sum that is opened: all of these, or with ``secure-robust = groups`` each group."""
+    if strategy.common.secure_robust == "none":
+        return [[*silos]]
+    return [label.split("\n") for label in dict.fromkeys(labels_in(strategy)[s] for s in silos)]
 
 
 def scale(silos: int, clip: float) -> float:
@@ -227,39 +249,57 @@ def add_integers(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> list[Update]:
-    """Return the mean of updates of integers, as one update of these vectors; empty if the sum is impossible."""
-    if names and not (updates := _of_whole_groups(strategy, updates)):
-        strategy.unmask(torch.empty(0), ())
-        log(
-            WARNING, "round %d: no group of silos is whole; it changes no model", strategy.round
-        )
-        return []
-    silos, common, info = silos_of(updates), strategy.common, strategy.info
-    weights, received = weights_of(strategy, strategy.sent), strategy.sent[silos[0]]
-    share = sum(weights[silo] for silo in silos) / sum(weights.values())
-    parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
-    total = torch.empty(0)
+    """Return the mean of updates of integers, as one update of these vectors; empty if the sum is impossible.
+
+    With ``secure-robust = groups`` it is that of the groups' means, which ``robust`` has compared.
+    """
     if names:
-        total = strategy.unmask(add_integers([u.vectors[ARRAY] for u in updates]), silos)
-    sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
-    for name, integers in zip(names, torch.split(total, sizes), strict=True):
-        if name in info.sums_also:
-            part = len(silos) / len(weights) if info.sums_also[name] else share
-            vectors[name] = (gather_sums(integers) / part).float()
-            continue
-        centre, clip = bounds(info, common, received, name, len(integers), parts)
-        step = integers / (scale(len(weights), clip) * share)
-        if (length := float(vector_norm(step))) > 1.001 * clip:
-            return _impossible(strategy, name, length, clip)
-        mean = step if centre is None else centre.to(step.device).double() + step
-        vectors[name] = mean.float()
+        updates = _of_whole_groups(strategy, updates)
+    silos = silos_of(updates)
+    sums = sums_of(strategy, silos) if names else [silos]
+    grouped = bool(names) and strategy.common.secure_robust != "none"
+    if not silos or (grouped and len(sums) < FEWEST):
+        strategy.unmask(torch.empty(0), ())
+        why = (
+            f"of {FEWEST} groups to compare, {len(sums)} are"
+            if grouped
+            else "no group of silos is"
+        )
+        log(WARNING, "round %d: %s whole; it changes no model", strategy.round, why)
+        return []
+    totals = [torch.empty(0)]
+    if names:
+        sent = {update.silo: update.vectors[ARRAY] for update in updates}
+        added = [add_integers([sent[silo] for silo in of]) for of in sums]
+        totals = [*strategy.unmask(torch.stack(added), silos)]
+    means, line = list[Update](), ""
+    for of, total in zip(sums, totals, strict=True):
+        try:
+            means.append(_mean_of_sum(strategy, of, names, total))
+        except DataError as error:
+            line = str(error)
+            for silo in of if grouped else ():
+                strategy.reject(silo, line)
+    if not means:
+        return _impossible(strategy, line)
+    strategy.state.numbers.pop("impossible", None)
+    if grouped:
+        # A hospital knows that it is in a sum, and not what `robust` made of it: its state goes on from there
+        strategy.state.counted = strategy.state.counted | dict.fromkeys(silos, strategy.round)
+        if not (means := _compared(strategy, means)):
+            return []
+    kept = silos_of(means)
+    samples = sum(u.samples for u in updates if u.silo in kept)
+    [first, *others] = means
+    vectors = dict(first.vectors)
+    for name in vectors if others else ():
+        weights = [u.samples * len(u.silos) for u in means]
+        vectors[name] = strategy.mean([u.vectors[name] for u in means], weights)
     if BUFFERS in vectors:
         vectors[BUFFERS] = _without_negative(
             vectors[BUFFERS], strategy.layout, strategy.shared_buffers()
         )
-    strategy.state.numbers.pop("impossible", None)
-    samples = sum(update.samples for update in updates)
-    return [Update("", samples, vectors, {}, {}, silos=tuple(silos))]
+    return [Update("", samples, vectors, {}, {}, silos=tuple(kept))]
 
 
 def _of_whole_groups(strategy: Any, updates: Sequence[Update]) -> list[Update]:
@@ -270,12 +310,55 @@ def _of_whole_groups(strategy: Any, updates: Sequence[Update]) -> list[Update]:
     return [update for update in updates if update.silo in kept]
 
 
-def _impossible(strategy: Any, name: str, length: float, clip: float) -> list[Update]:
-    count = strategy.state.numbers.get("impossible", 0) + 1
-    line = (
-        f"round {strategy.round}: the mean step of '{name}' has the length {length:.3g}, over C = {clip:.3g}: "
-        "a silo sent no step, and a sum does not show which one"
+def _mean_of_sum(
+    strategy: Any, silos: Sequence[str], names: Sequence[str], total: Tensor
+) -> Update:
+    """Return the mean of these silos' vectors, by the sum of their integers. Raises DataError if it is impossible."""
+    common, info = strategy.common, strategy.info
+    weights, received = weights_of(strategy, strategy.sent), strategy.sent[silos[0]]
+    share = sum(weights[silo] for silo in silos) / sum(weights.values())
+    parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
+    sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
+    for name, integers in zip(names, torch.split(total, sizes), strict=True):
+        if name in info.sums_also:
+            part = len(silos) / len(weights) if info.sums_also[name] else share
+            vectors[name] = (gather_sums(integers) / part).float()
+            continue
+        centre, clip = bounds(info, common, received, name, len(integers), parts)
+        step = integers / (scale(len(weights), clip) * share)
+        if (length := float(vector_norm(step))) > 1.001 * clip:
+            raise DataError(
+                f"the mean step of '{name}' has the length {length:.3g}, over C = {clip:.3g}: "
+                "a silo sent no step, and a sum does not show which one"
+            )
+        mean = step if centre is None else centre.to(step.device).double() + step
+        vectors[name] = mean.float()
+    return Update(", ".join(silos), weights[silos[0]], vectors, {}, {}, silos=tuple(silos))
+
+
+def _compared(strategy: Any, means: list[Update]) -> list[Update]:
+    """Return the groups' means within the bounds of ``robust``, as if each were a silo's; note it at each silo."""
+    found, received = UpdateBounds(strategy), strategy.sent[means[0].silos[0]]
+    parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
+    found.sent = {u.silo: received for u in means}
+    found.centre = lambda name, u: (
+        None
+        if name in strategy.info.sums_also
+        else bounds(
+            strategy.info, strategy.common, received, name, len(u.vectors[name]), parts
+        )[0]
     )
+    kept = found.within(means)
+    for u in means:
+        for noted in (strategy.bounded, strategy.rejected):
+            if about := noted.pop(u.silo, None):
+                noted |= dict.fromkeys(u.silos, about)
+    return kept
+
+
+def _impossible(strategy: Any, line: str) -> list[Update]:
+    count = strategy.state.numbers.get("impossible", 0) + 1
+    line = f"round {strategy.round}: {line}"
     if count == IMPOSSIBLE:
         raise RunFailedError(f"{line}; this is the round number {count} in a row")
     log(WARNING, "%s; the round changes no model", line)
