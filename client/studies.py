@@ -12,7 +12,7 @@ from typing import Any
 from client.site.counts import count_used_up, read_released
 from client.site.node import Site
 from client.site.study import approvals
-from client.site.study.dangers import dangers, of_weights, values
+from client.site.study.dangers import dangers, of_weights, open_under_masks, values
 from client.site.study.protocol import StudyLimits, StudyProtocol, parse_study, signer_of, words
 from client.site.trust.bundle import POLICY_ASKED, find_state
 from client.site.trust.message_rules import owner, run_faults
@@ -189,8 +189,11 @@ def sums_text(study: StudyProtocol) -> str:
     """Describe whether the server opens only sums of what hospitals send; empty: it opens each update."""
     if values(study, "secure-aggregation") != [True]:
         return ""
+    how = (study.settings.get(key, DEFAULTS[key]) for key in ("secure-group", "secure-robust"))
+    still = " ".join(open_under_masks(*how))
     return (
         "Vectors leave under masks (secure-aggregation = true): the server opens only sums over several hospitals. "
+        f"{still} "
         "Counts, metrics and data summaries leave as they are. docs/security.md says what a server that lies can "
         "still open. A key does not show who holds it: one operator may hold several, and then sees the others' sum "
         "less its own. Ask each hospital for its fingerprint. The hospitals, and the keys that must sign for them:"

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from client.site.study.dangers import relevant, values
+from client.site.study.dangers import open_under_masks, relevant, values
 from client.site.study.protocol import FREE, STUDY, TEXTS, StudyProtocol, parse_study
 from client.site.trust.code import build, code_of_data, content_sum, digest_of_code
 from client.site.trust.envelope import fingerprint
@@ -41,6 +41,7 @@ BYTES = 10**9  # default limit of the bytes that leave a hospital
 DAYS = 365
 # Messages of a run for secure aggregation, beside one per round: keys, shares and unmask of up to four repeats
 REPEATS = 12
+GROUPED, GROUP = 9, 3  # hospitals with masks, from which on a draft has groups, and of how many
 QUERIES = 4  # data summary requests per run: more than one, as a silo may be offline or its process may die
 
 
@@ -79,6 +80,8 @@ bytes = {{ bytes }}
 days = {{ days }}
 {% if common.secure_aggregation %}
 
+{% for text in still %}# {{ text }}
+{% endfor %}
 # The fingerprint of each hospital's key, as it tells you: no other is in a sum.
 {% for group in groups %}# In a sum together or not at all: {{ group|join(", ") }}
 {% endfor %}
@@ -130,9 +133,14 @@ def draft(
     """
     if values.get("strategy") == EVALUATE:
         values = _drop_division(values)
+    peers = peers or {}
+    training = peers.keys() - {*held_out}
+    masked = str(values.get("secure-aggregation", False)).lower() == "true"
+    if masked and len(training) >= GROUPED:
+        values = {"secure-group": GROUP, **values}
     runs, settings = _bound(values)
-    common, peers = runs[0].common, peers or {}
-    today, size = datetime.now(UTC).date(), common.secure_group
+    common, today = runs[0].common, datetime.now(UTC).date()
+    size = common.secure_group
     rounds, queries = common.rounds, QUERIES
     if repeats := REPEATS // 3 * common.secure_aggregation:
         queries, rounds = (
@@ -159,7 +167,8 @@ def draft(
         queries=queries,
         bytes=bytes_,
         days=DAYS,
-        groups=groups_of(peers.keys() - {*held_out}, size) if size > 1 else (),
+        groups=groups_of(training, size) if size > 1 else (),
+        still=open_under_masks(size, common.secure_robust),
         peers=peers,
         datasets=datasets,
     )
@@ -240,5 +249,6 @@ def check(text: str, path: str) -> StudyProtocol:
     for method in study.methods:
         for run in corners(study, method):
             asked = {*relevant(study), *study.settings, "strategy"}
+            run |= {"silos": len(study.peers) or run["silos"]}
             parse_settings({key: value for key, value in run.items() if key in asked})
     return study

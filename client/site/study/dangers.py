@@ -153,6 +153,25 @@ def _other_groups(*studies: StudyProtocol) -> bool:
     return one != other and max(map(len, one | other), default=1) > 1
 
 
+def open_under_masks(group: int, robust: str) -> list[str]:
+    """Return, in plain sentences, what masks leave open with these values of ``secure-group`` and ``secure-robust``."""
+    found = []
+    if group == 1:
+        found.append(
+            "If a hospital is missing in one of two rounds, its update follows from their two sums (secure-group = 1)."
+        )
+    if robust == "none":
+        found.append(
+            "One hospital that lies can replace the model, since no update is compared (secure-robust = none)."
+        )
+    else:
+        found.append(
+            "The server reads the sum of each group by itself (secure-robust = groups): behind it are that group's "
+            "hospitals, no longer all."
+        )
+    return found
+
+
 def of_weights(file: Path, wanted: str) -> list[str]:
     """Return a line for each layer of a file of initial weights that is built like an imprint.
 

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from client.site.study.dangers import open_under_masks
 from server.report.canvas import (
     GAIN_AT,
     INK,
@@ -79,7 +80,7 @@ TEMPLATE = """{% macro span(values) %}{{ [values[0], values[-1]]|unique|join("â€
 {% if study.withheld %}<p class="note">Withheld by the hospital because too few test samples stand behind them: {{ study.withheld|join(", ") }}.</p>{% endif %}
 {{ rare(rare_text) }}
 {% if study.joined %}<p class="note">{% set semicolon = joiner("; ") %}{% for silo, by_round in study.joined.items() %}{% for first, own in by_round.items() %}{{ semicolon() }}{{ silo }} joined late: it took part from round {{ first }} on ({{ own|map("spell")|join(", ") }}){% endfor %}{% endfor %}. Its gain compares runs in which it trained for fewer rounds than the others; training alone counts from the round in which it joined that run.</p>{% endif %}
-{% if sums %}<p class="note">Secure aggregation: {% if study.simulated %}hospitals' updates were added as integers; in a simulation nothing is masked.{% else %}hospitals masked their updates, and the server opened their sums alone.{% endif %} {{ sums|join(". ") }}. Each hospital cut its own step.</p>{% endif %}
+{% if sums %}<p class="note">Secure aggregation: {% if study.simulated %}hospitals' updates were added as integers; in a simulation nothing is masked.{% else %}hospitals masked their updates, and the server opened their sums alone.{% endif %} {{ sums|join(". ") }}. Each hospital cut its own step. {{ still|join(" ") }}</p>{% endif %}
 {% for title, found in absences if found %}<h3>{{ title }}</h3>
 {% call table(["Hospital", "Method, seed", "Rounds", "Last reason"], "reasons") %}<tbody>{% for method, seed, silo, n, reason in found %}<tr><th scope="row">{{ silo }}</th><td>{{ method }}, {{ seed }}</td><td>{{ n }}</td><td class="text">{{ reason }}</td></tr>{% endfor %}</tbody>{% endcall %}
 {% endfor %}"""
@@ -107,6 +108,10 @@ def silos_section(study: StudyResults) -> Markup:
         rare_text=rounds_missed(rare),
         without=[mean_without(study, m, rare) for m in methods],
         sums=opened_sums(study),
+        still=open_under_masks(
+            int(study.config.get("secure-group", 1)),
+            str(study.config.get("secure-robust", "none")),
+        ),
         absences=[
             ("Rounds that went on without a hospital", silo_rounds(study, "rejected")),
             ("Rounds in which a hospital's step was bounded", silo_rounds(study, "bounded")),

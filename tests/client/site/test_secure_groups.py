@@ -14,7 +14,13 @@ from secure_ring import Ring, Symbolic, plain_sum, refusing, restore
 from client.site.parsed import SiteError
 from client.site.record import close_records
 from client.site.secure.statements import threshold
-from partitions.common.sum_weights import groups_of, labels_of, weights_in_sum, whole
+from partitions.common.sum_weights import (
+    comparison_fault,
+    groups_of,
+    labels_of,
+    weights_in_sum,
+    whole,
+)
 
 
 def test_the_groups_are_in_the_order_of_names():
@@ -158,3 +164,109 @@ def test_a_study_of_fewer_silos_than_a_group_opens_nothing(tmp_path):
     with pytest.raises(SiteError, match=PART):
         ring.begin()
     close_records()
+
+
+# --- sums of groups, opened one by one --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def threes(tmp_path_factory):
+    """Nine silos in three groups that mask among their own, and a tenth and eleventh in the last group."""
+    ring = Ring(tmp_path_factory.mktemp("ring"), 11, group=3, robust="groups")
+    ring.begin()
+    ring.masked, ring.following = ring.upload(ring.vectors())  # type: ignore[attr-defined]
+    for name in ring.names:
+        shutil.copytree(ring.folder / name, ring.folder / "first" / name)
+    yield ring
+    close_records()
+
+
+def test_each_groups_sum_opens_and_no_other(threes):
+    """A silo of the first group is gone: the two others' sums open, and no sum of parts of groups is plain."""
+    restore(threes, "first")
+    vectors, left = threes.vectors(), threes.names[3:]
+    sums, false = threes.open(threes.masked, left)
+    assert not false and sums.keys() == {"clinic-04", "clinic-07"}
+    for group in threes.groups[1:]:
+        assert (sums[group[0]] == plain_sum(vectors, group)).all()
+    slot = {"round": 1, "attempt": 1}
+    for part in (threes.names[1:], threes.names[:10], [*threes.names[:8], *threes.names[9:]]):
+        assert PART in refusing(threes.silos["clinic-05"].unmask, {**slot, "survivors": part})
+
+
+def test_masks_of_groups_cancel_within_each(threes):
+    """What the two masked vectors of one group lack to be plain is in the third; other groups have no part in it."""
+    restore(threes, "first")
+    vectors, (group, *_) = threes.vectors(), threes.groups
+    sums, _ = threes.open(threes.masked, threes.names)
+    assert (sums[group[0]] == plain_sum(vectors, group)).all()
+    for size in (1, 2):
+        for some in itertools.combinations(threes.names, size):
+            assert (plain_sum(threes.masked, some) != plain_sum(vectors, some)).any()
+
+
+def test_a_silo_answers_with_enough_peers_in_its_own_group_alone(tmp_path):
+    """Groups of three have two others: a policy that wants three refuses, though twelve are in the list."""
+    ring = Ring(tmp_path, 12, least=3, group=3, robust="groups")
+    line = r"secure-peers = 3, and the sum of its group 2 besides this silo"
+    with pytest.raises(SiteError, match=line):
+        ring.begin()
+    close_records()
+
+
+def test_a_silo_in_no_group_that_survives_gives_no_answer(threes):
+    restore(threes, "first")
+    left = {"round": 1, "attempt": 1, "survivors": threes.names[3:]}
+    assert "the sum of its group 0 besides" in refusing(threes.silos["clinic-01"].unmask, left)
+
+
+def test_one_model_is_summed_in_one_grouping_over_all_runs(threes):
+    """The same eleven silos and model in another run: as a whole, or in other groups, no sum opens any more.
+
+    Its own group again does.
+    """
+    restore(threes, "first")
+    threes.open(threes.masked, threes.names)
+    shown = []
+    for run, group, robust in (("8", 3, "none"), ("9", 5, "groups"), ("10", 3, "groups")):
+        other = Ring(threes.folder, 11, group=group, robust=robust)
+        other.nodes, other.peers = threes.nodes, threes.peers
+        other.silos = {name: other.silo(name, run) for name in other.names}
+        other.begin()
+        other.upload(other.vectors())
+        last = other.silos["clinic-11"]
+        slot = {"round": 1, "attempt": 1, "survivors": other.names}
+        try:
+            last.unmask(slot)
+            shown.append(run)
+        except SiteError as error:
+            assert "was summed over other silos before" in str(error)
+    assert shown == ["10"]
+
+
+@settings(deadline=None, max_examples=6, suppress_health_check=[*HealthCheck])
+@given(
+    alive=st.lists(st.sets(st.integers(0, 2), min_size=2), min_size=11, max_size=11),
+    colluders=st.sets(st.integers(0, 10), max_size=3),
+)
+def test_no_lie_opens_less_than_the_honest_silos_of_a_group(threes, alive, colluders):
+    """Masks of both kinds of one silo are never known, so what opens has all honest silos of a group, or none."""
+    restore(threes, "first")
+    bad = [threes.names[number] for number in colluders]
+    server = Symbolic(threes, bad)
+    for name, groups in zip(threes.names, alive, strict=True):
+        server.ask(name, 1, [one for number in sorted(groups) for one in threes.groups[number]])
+    for group in threes.groups:
+        honest = {*group} - {*bad}
+        inside = {name for name in honest if not server.knows(1, name, "s")}
+        if inside and all(server.knows(1, name, "b") for name in inside):
+            assert inside == honest
+        assert not any(
+            server.knows(1, name, "b") and server.knows(1, name, "s") for name in honest
+        )
+
+
+def test_comparing_needs_three_groups_of_three():
+    assert comparison_fault(9, 3) == "" and comparison_fault(17, 5) == ""
+    for silos, size in ((8, 3), (12, 2), (12, 5), (100, 1)):
+        assert f"here are {silos // size} of {size}" in comparison_fault(silos, size)
