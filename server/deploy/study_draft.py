@@ -137,7 +137,7 @@ def draft(
     training = peers.keys() - {*held_out}
     masked = str(values.get("secure-aggregation", False)).lower() == "true"
     if masked and len(training) >= GROUPED:
-        values = {"secure-group": GROUP, **values}
+        values = {"secure-group": GROUP, **values, "silos": len(peers)}
     runs, settings = _bound(values)
     common, today = runs[0].common, datetime.now(UTC).date()
     size = common.secure_group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import weakref
 from dataclasses import replace
@@ -1112,6 +1113,66 @@ def test_a_draft_puts_silos_into_groups(tmp_path):
         assert not any("secure-group" in line for line in lines)
     place = studies.JoinedSilo("a", tmp_path / "state", Policy(secure_group=3, secure_peers=2))
     fails(UserError, "secure-group = 3, the run secure-group = 2", studies.review, found, place)
+
+
+def drafted(file, count, *given):
+    new = f"study new {file} --name trial --sum {APP} {WORDS} --overwrite".split()
+    new += ["--strategy", "fedavg", "--set", "secure-aggregation=true", *given]
+    names = [f"h{number:02}" for number in range(count)]
+    new += [word for n in names for word in ("--peer", f"{n}=SHA256:{int(n[1:]):064}")]
+    assert main(new) == 0
+    return file.read_text()
+
+
+LOST = "If a hospital is missing in one of two rounds, its update follows from their two sums"
+LIAR = "One hospital that lies can replace the model"
+EACH = "The server reads the sum of each group by itself"
+
+
+def test_a_draft_has_groups_of_three_from_nine_hospitals_on(tmp_path):
+    """Draft, page and approval say in a sentence each what masks leave open."""
+    file = tmp_path / "study.toml"
+    for count, group, given in ((8, 1, ()), (9, 3, ()), (9, 1, ("secure-group=1",))):
+        text = drafted(file, count, *given)
+        found = parse_study(text, "f")
+        assert found.settings.get("secure-group", 1) == group
+        page = " ".join(studies.study_page(found, "").split())
+        for shown in (text, page):
+            assert (LOST in shown) == (group == 1) and LIAR in shown and EACH not in shown
+        assert main(["study", "check", str(file)]) == 0
+
+
+def test_sums_of_groups_are_agreed_in_the_study(tmp_path, capsys):
+    """Three groups of more than secure-peers; a hospital that wants more peers is warned, and answers no message."""
+    file, groups = tmp_path / "study.toml", ("secure-robust=groups", "secure-group=5")
+    text = drafted(file, 17, *groups)
+    found, fives = parse_study(text, "f"), ("h00", "h05")
+    assert main(["study", "check", str(file)]) == 0
+    page = " ".join(studies.study_page(found, "").split())
+    assert EACH in page and EACH in text and LIAR not in page and LOST not in page
+    assert [len(found.summed_with(name)) for name in (*fives, "h16")] == [5, 5, 7]
+    assert found.summed_with("other") == []
+    for peers, warned in ((4, False), (5, True)):
+        place = studies.JoinedSilo("h00", tmp_path / "state", Policy(secure_peers=peers))
+        lines = studies.review(found, place)
+        says = f"secure-peers = {peers}, and the group of silos 4 besides h00: no message"
+        assert any(says in line for line in lines) == warned
+    few = text.replace("secure-group = 5", "secure-group = 6")
+    line = (
+        "needs at least 3 groups of at least 3 silos that train (secure-group), here are 2 of 6"
+    )
+    with pytest.raises(SiteError, match=re.escape(line)):
+        parse_study(few, "f")
+    file.write_text(few)
+    assert main(["study", "check", str(file)]) == 2 and line in capsys.readouterr().err
+    with pytest.raises(SiteError, match="secure-robust: one value"):
+        parse_study(text.replace('"groups"', '["none", "groups"]'), "f")
+    # No run of another study opens sums of groups
+    alone = parse_study(drafted(file, 17, "secure-group=5"), "f")
+    run = {**DEFAULTS, **alone.settings, "strategy": "fedavg", "secure-robust": "groups"}
+    assert setting_faults(alone, run) == [
+        "the study trial has secure-robust = none, the run 'groups'"
+    ]
 
 
 def test_the_page_says_whether_noise_is_added():

@@ -20,6 +20,8 @@ def test_the_report_says_over_how_many_silos(tmp_path):
     assert opened_sums(study) == [first]
     page = str(silos_section(study))
     assert "in a simulation nothing is masked" in page and first in page
+    assert "its update follows from their two sums (secure-group = 1)" in page
+    assert "One hospital that lies can replace the model" in page
     # It makes no epsilon smaller
     assert not privacy_section(study) and "epsilon" not in page.lower()
 
