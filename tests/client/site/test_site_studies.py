@@ -1169,7 +1169,7 @@ def test_sums_of_groups_are_agreed_in_the_study(tmp_path, capsys):
         parse_study(text.replace('"groups"', '["none", "groups"]'), "f")
     # No run of another study opens sums of groups
     alone = parse_study(drafted(file, 17, "secure-group=5"), "f")
-    run = {**DEFAULTS, **alone.settings, "strategy": "fedavg", "secure-robust": "groups"}
+    run = {**studies.corners(alone, "fedavg")[0], "secure-robust": "groups"}
     assert setting_faults(alone, run) == [
         "the study trial has secure-robust = none, the run 'groups'"
     ]

@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.deployed, pytest.mark.exhaustive]
 ROOT = Path(__file__).parents[3]
 NAMES = ["hospital-01", "hospital-02", "hospital-03"]
 FOUR = [*NAMES, "hospital-04"]
+NINE = [f"hospital-{number:02}" for number in range(1, 10)]
 FEDERATION = """\
 name: masked
 demo: {dataset: digits, partition: dirichlet, seed: 42}
@@ -81,14 +82,20 @@ def scores(rows):
 
 
 @pytest.mark.parametrize(
-    "names, group", [(NAMES, 1), pytest.param(FOUR, 2, marks=pytest.mark.drill)]
+    "names, group, robust",
+    [
+        (NAMES, 1, "none"),
+        pytest.param(FOUR, 2, "none", marks=pytest.mark.drill),
+        pytest.param(NINE, 3, "groups", marks=pytest.mark.drill),
+    ],
 )
-def test_hospitals_that_require_masks(tmp_path, monkeypatch, names, group):
+def test_hospitals_that_require_masks(tmp_path, monkeypatch, names, group, robust):
     """No vector leaves without masks, the sums are those of a simulation, and each silo's log says what happened.
 
-    So it is with two groups of two, too, which each hospital's policy requires.
+    So it is with two groups of two, too, which each hospital's policy requires; and with three groups of three, whose
+    sums are opened one by one and compared.
     """
-    count, run = len(names), {**RUN, "secure-group": group}
+    count, run = len(names), {**RUN, "secure-group": group, "secure-robust": robust}
     try:
         up = start(tmp_path, names, run, monkeypatch)
         submit.run({**run, "study": "trial", "out": str(tmp_path / "run")})
