@@ -179,7 +179,9 @@ def per_unit(asked: Message) -> float:
     start = tensor_of(asked.content.array_records[f"model.{GLOBAL}"]["vector"])
     common = Common(secure_aggregation=True)
     _, clip = secure.bounds(info, common, {GLOBAL: Model(start)}, "model", len(start))
-    return secure.scale(int(config["participants"]), clip) * float(config[secure.SHARE])
+    return secure.scale(int(str(config["participants"])), clip) * float(
+        str(config[secure.SHARE])
+    )
 
 
 def start_of(message: Message, vector: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from typing import Any
 from client.site.counts import count_used_up, read_released
 from client.site.node import Site
 from client.site.study import approvals
-from client.site.study.dangers import dangers, of_weights, open_under_masks, values
-from client.site.study.protocol import StudyLimits, StudyProtocol, parse_study, signer_of, words
+from client.site.study.dangers import dangers, of_weights, sums_text, values
+from client.site.study.protocol import StudyLimits, StudyProtocol, parse_study, words
+from client.site.study.signature import signer_of
 from client.site.trust.bundle import POLICY_ASKED, find_state
 from client.site.trust.message_rules import owner, run_faults
 from client.site.trust.methods import DEFAULTS
@@ -182,21 +183,6 @@ def noise_text(study: StudyProtocol) -> str:
     return (
         "Nothing here adds noise to what leaves. The party that runs the server can read training records from "
         "updates; the limits above bound how much is asked, not what one reply gives away (docs/attacks.md)."
-    )
-
-
-def sums_text(study: StudyProtocol) -> str:
-    """Describe whether the server opens only sums of what hospitals send; empty: it opens each update."""
-    if values(study, "secure-aggregation") != [True]:
-        return ""
-    how = (study.settings.get(key, DEFAULTS[key]) for key in ("secure-group", "secure-robust"))
-    still = " ".join(open_under_masks(*how))
-    return (
-        "Vectors leave under masks (secure-aggregation = true): the server opens only sums over several hospitals. "
-        f"{still} "
-        "Counts, metrics and data summaries leave as they are. docs/security.md says what a server that lies can "
-        "still open. A key does not show who holds it: one operator may hold several, and then sees the others' sum "
-        "less its own. Ask each hospital for its fingerprint. The hospitals, and the keys that must sign for them:"
     )
 
 

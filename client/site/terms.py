@@ -11,7 +11,7 @@ from typing import Any
 
 from .parsed import SiteError
 from .study.approvals import study_for
-from .study.protocol import StudyProtocol, narrow_policy
+from .study.protocol import StudyProtocol
 from .trust.message_rules import is_secure
 from .trust.policy import Policy, PolicyRefusedError, policy_of
 
@@ -76,4 +76,12 @@ def take_terms(node: MutableMapping[str, Any]) -> Terms | None:
     policy, study = json.loads(str(given))
     return Terms(
         Policy.model_validate_json(policy), study and StudyProtocol.model_validate_json(study)
+    )
+
+
+def narrow_policy(policy: Policy, study: StudyProtocol) -> Policy:
+    """Return the stricter of policy and study where both have a rule: fewest silos, and metrics that may leave."""
+    metrics = tuple(metric for metric in policy.metrics if metric in study.metrics)
+    return policy.model_copy(
+        update={"metrics": metrics, "min_silos": max(policy.min_silos, study.participants)}
     )

@@ -73,7 +73,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def check(args: argparse.Namespace) -> None:
-    from client.site.study.protocol import signer_of
+    from client.site.study.signature import signer_of
     from partitions.common.parsed import read_text
     from server.deploy.study_draft import check as check_study
 
@@ -91,7 +91,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def sign(args: argparse.Namespace) -> None:
-    from client.site.study.protocol import sign_study, signer_of
+    from client.site.study.signature import sign_study, signer_of
     from client.site.trust.keys import load_signing_key
     from partitions.common.files import write_atomically
     from partitions.common.parsed import read_text
@@ -108,7 +108,7 @@ def sign(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    from client.site.study.protocol import signer_of
+    from client.site.study.signature import signer_of
     from client.studies import read_file, study_page
 
     text, study = read_file(args.file)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from client.site.study.dangers import open_under_masks, relevant, values
-from client.site.study.protocol import FREE, STUDY, TEXTS, StudyProtocol, parse_study
+from client.site.study.protocol import FREE, TEXTS, StudyProtocol, parse_study
 from client.site.trust.code import build, code_of_data, content_sum, digest_of_code
-from client.site.trust.envelope import fingerprint
+from client.site.trust.envelope import STUDY, fingerprint
 from client.site.trust.methods import DEFAULTS
 from client.studies import corners
 from partitions.common.errors import UserError
@@ -23,6 +23,7 @@ from server.deploy.local.record import remote_keys, state_root
 from server.plain import PLAIN
 from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.settings import Common
 
 ALWAYS = (  # settings that every protocol lists, even with default values
     *(
@@ -135,18 +136,9 @@ def draft(
         values = _drop_division(values)
     peers = peers or {}
     training = peers.keys() - {*held_out}
-    masked = str(values.get("secure-aggregation", False)).lower() == "true"
-    if masked and len(training) >= GROUPED:
-        values = {"secure-group": GROUP, **values, "silos": len(peers)}
-    runs, settings = _bound(values)
+    runs, settings = _bound(_grouped(values, len(training)))
     common, today = runs[0].common, datetime.now(UTC).date()
-    size = common.secure_group
-    rounds, queries = common.rounds, QUERIES
-    if repeats := REPEATS // 3 * common.secure_aggregation:
-        queries, rounds = (
-            queries + rounds + REPEATS,
-            rounds + repeats,
-        )  # and a resume is a run more
+    rounds, queries, repeats = _messages(common)
     return PLAIN.from_string(DRAFT).render(
         kind=STUDY,
         name=name,
@@ -167,11 +159,29 @@ def draft(
         queries=queries,
         bytes=bytes_,
         days=DAYS,
-        groups=groups_of(training, size) if size > 1 else (),
-        still=open_under_masks(size, common.secure_robust),
+        groups=groups_of(training, common.secure_group) if common.secure_group > 1 else (),
+        still=open_under_masks(common.secure_group, common.secure_robust),
         peers=peers,
         datasets=datasets,
     )
+
+
+def _messages(common: Common) -> tuple[int, int, int]:
+    """Return how many rounds a run may try, its most other messages to one hospital, and how many runs it may be more.
+
+    With masks there is one message more a round, and repeats; a run that is resumed is one more.
+    """
+    rounds = common.rounds
+    if not common.secure_aggregation:
+        return rounds, QUERIES, 0
+    return rounds + REPEATS // 3, QUERIES + rounds + REPEATS, REPEATS // 3
+
+
+def _grouped(values: Mapping[str, object], silos: int) -> Mapping[str, object]:
+    """Return the settings with groups of silos, where many train and masks add up what they send."""
+    masked = str(values.get("secure-aggregation", False)).lower() == "true"
+    few = not masked or silos < GROUPED
+    return values if few else {"secure-group": GROUP, **values, "silos": silos}
 
 
 def _drop_division(values: Mapping[str, object]) -> dict[str, object]:

@@ -172,6 +172,20 @@ def open_under_masks(group: int, robust: str) -> list[str]:
     return found
 
 
+def sums_text(study: StudyProtocol) -> str:
+    """Describe whether the server opens only sums of what hospitals send; empty: it opens each update."""
+    if values(study, "secure-aggregation") != [True]:
+        return ""
+    how = (values(study, key)[0] for key in ("secure-group", "secure-robust"))
+    return (
+        "Vectors leave under masks (secure-aggregation = true): the server opens only sums over several hospitals. "
+        f"{' '.join(open_under_masks(*how))} Counts, metrics and data summaries leave as they are. docs/security.md "
+        "says what a server that lies can still open. A key does not show who holds it: one operator may hold several, "
+        "and then sees the others' sum less its own. Ask each hospital for its fingerprint. The hospitals, and the keys "
+        "that must sign for them:"
+    )
+
+
 def of_weights(file: Path, wanted: str) -> list[str]:
     """Return a line for each layer of a file of initial weights that is built like an imprint.
 

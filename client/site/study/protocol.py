@@ -21,7 +21,6 @@ The site's own process checks a message before the app is loaded.
 
 import functools
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
@@ -29,14 +28,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from .. import parsed
 from ..parsed import Frozen, SiteError, match_pattern, parse_values, read_toml, shorten
 from ..private import load_ours
 from ..trust.code import trainer_faults
-from ..trust.envelope import SIGNATURE, STUDY, PrivateKey, add_prefix, body_of, sign, verify
+from ..trust.envelope import body_of
 from ..trust.message_rules import methods_of, number, owner, to_plain, uploads
 from ..trust.methods import DEFAULTS, METHODS
-from ..trust.policy import Metrics, Policy
+from ..trust.policy import Metrics
 
 # Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
 _FREE = """study out resume checkpoint-every threads device data-dir dataset partition silos agreed min-silos
@@ -158,32 +156,6 @@ class StudyProtocol(ProtocolFile):
         if self.settings.get("secure-robust", "none") == "none":
             return [*self.training_peers]
         return next((group for group in self.groups if silo in group), [])
-
-
-def sign_study(text: str, key: PrivateKey) -> str:
-    """Return a protocol's file with this key's signature; an existing signature is replaced."""
-    body = body_of(text)
-    signed = sign(add_prefix(STUDY, body), key)
-    return (
-        body
-        + SIGNATURE
-        + "".join(f"{name} = {json.dumps(value)}\n" for name, value in signed.items())
-    )
-
-
-def signer_of(text: str) -> str:
-    """Return the fingerprint of a study's signer; empty if unsigned. Raises SiteError if the signature is wrong."""
-    if SIGNATURE not in text:
-        return ""
-    try:
-        return verify(
-            add_prefix(STUDY, body_of(text)), parsed.parse_toml(text.rpartition(SIGNATURE)[2])
-        )
-    except ValueError as error:
-        what = error if isinstance(error, SiteError) else "its signature is damaged"
-        raise SiteError(
-            f"the study was changed after it was signed: {what}; ask for the file again"
-        ) from None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -399,11 +371,3 @@ def round_fault(
             f"the study {study.name}: a run with strategy = evaluate trains nothing, and a message asks to train"
         ]
     return [f"{of_study}, {where} {sent.get('round')!r:.20}"]
-
-
-def narrow_policy(policy: Policy, study: StudyProtocol) -> Policy:
-    """Return the stricter of policy and study where both have a rule: fewest silos, and metrics that may leave."""
-    metrics = tuple(metric for metric in policy.metrics if metric in study.metrics)
-    return policy.model_copy(
-        update={"metrics": metrics, "min_silos": max(policy.min_silos, study.participants)}
-    )

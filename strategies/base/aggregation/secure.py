@@ -16,16 +16,6 @@ bounds a silo as ``robust = clip`` does. A mean step longer than C is impossible
 shows which one. That round changes no model, and the third in a row ends the run.
 
 Cutting: norm bounding (Sun et al. 2019, arXiv 1911.07963). Fixed point and masks: Bonawitz et al., CCS 2017.
-
-Secure sums of numbers of at least 0 and of unknown magnitude: squares, sensitivities.
-
-Fixed point has one scale for all, so a silo sends a number x, times its weight, at five:
-
-    q_k = round(2^(20 k - 12) x)  mod 2^32,   k = 0 ... 4
-
-A sum mod 2^32 lacks a multiple of 2^32. At the coarsest scale it is 0, and each scale tells the next finer one's: it is
-exact to N/2, so to N 2^19 of the next one's units, below 2^31 for N < 4096. What is opened at all scales is thus the
-sum alone, to N 2^-69. (A number cut at 2^32 at each scale would show the smallest silo's.) Above 2^40 all count as it.
 """
 
 from __future__ import annotations
@@ -53,6 +43,7 @@ from partitions.common.sum_weights import (
     weights_in_sum,
     whole,
 )
+from strategies.base.aggregation.spread import gather_sums, spread
 from strategies.base.bounded import UpdateBounds
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, Common
@@ -267,11 +258,7 @@ def mean_of(strategy: Any, updates: Sequence[Update], names: Sequence[str]) -> l
         )
         log(WARNING, "round %d: %s whole; it changes no model", strategy.round, why)
         return []
-    totals = [torch.empty(0)]
-    if names:
-        sent = {update.silo: update.vectors[ARRAY] for update in updates}
-        added = [add_integers([sent[silo] for silo in of]) for of in sums]
-        totals = [*strategy.unmask(torch.stack(added), silos)]
+    totals = _totals(strategy, updates, sums) if names else [torch.empty(0)]
     means, line = list[Update](), ""
     for of, total in zip(sums, totals, strict=True):
         try:
@@ -308,6 +295,17 @@ def _of_whole_groups(strategy: Any, updates: Sequence[Update]) -> list[Update]:
         if silo not in kept:
             strategy.reject(silo, "a silo of its group is missing (secure-group)")
     return [update for update in updates if update.silo in kept]
+
+
+def _totals(
+    strategy: Any, updates: Sequence[Update], sums: Sequence[Sequence[str]]
+) -> list[Tensor]:
+    """Return the sums of integers, without masks, of these silos each."""
+    sent = {update.silo: update.vectors[ARRAY] for update in updates}
+    first, *others = [add_integers([sent[silo] for silo in of]) for of in sums]
+    # One sum is not copied
+    added = torch.stack([first, *others]) if others else first[None]
+    return [*strategy.unmask(added, silos_of(updates))]
 
 
 def _mean_of_sum(
@@ -373,27 +371,3 @@ def _without_negative(vector: Tensor, layout: Layout, parts: Sequence[slice]) ->
         if entry.name.endswith("running_var"):
             whole[entry.start : entry.stop].clamp_(min=0)
     return gather(whole, parts)
-
-
-COUNT = 5  # numbers that travel for each
-STEP = 2**20
-COARSEST = 2.0**-12
-
-
-def spread(numbers: Tensor) -> Tensor:
-    """Return numbers (n,) as integers at all scales (n COUNT,), int32: mod 2^32."""
-    bounded = numbers.double().clamp(0, 2.0**40)
-    levels = [(bounded * COARSEST * float(STEP**k)).round() for k in range(COUNT)]
-    return torch.stack(levels, 1).remainder(2**32).long().flatten().int()
-
-
-def gather_sums(integers: Tensor) -> Tensor:
-    """Return the sums (n,) from those of all scales (n COUNT,), mod 2^32."""
-    result = []
-    for levels in integers.view(-1, COUNT).tolist():
-        total = 0
-        for level in levels:
-            total *= STEP
-            total += (level - total + 2**31) % 2**32 - 2**31
-        result.append(max(total, 0) / STEP ** (COUNT - 1) / COARSEST)
-    return torch.tensor(result, dtype=torch.float64, device=integers.device)

@@ -27,17 +27,9 @@ from client.site.record import Record
 from client.site.runtime.doctor import study_checks
 from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
-from client.site.study.protocol import (
-    FREE,
-    allows,
-    message_faults,
-    narrow_policy,
-    parse_study,
-    setting_faults,
-    sign_study,
-    signer_of,
-)
-from client.site.terms import GIVEN, Terms, read_terms, take_terms, written_terms
+from client.site.study.protocol import FREE, allows, message_faults, parse_study, setting_faults
+from client.site.study.signature import sign_study, signer_of
+from client.site.terms import GIVEN, Terms, narrow_policy, read_terms, take_terms, written_terms
 from client.site.trust import audit
 from client.site.trust import policy as site_policy
 from client.site.trust.message_rules import owner

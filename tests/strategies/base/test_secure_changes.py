@@ -16,7 +16,8 @@ from tiny import federate, random_silos, round_of, train_replies, write_silo
 from two_layers import DEEP, confirmed
 
 import strategies.fedlama
-from strategies.base.aggregation.secure import COUNT, add_integers, gather_sums, spread
+from strategies.base.aggregation.secure import add_integers
+from strategies.base.aggregation.spread import COUNT, gather_sums, spread
 from strategies.playerfl import PLayerFL
 
 SECURE = {"secure_aggregation": True}
