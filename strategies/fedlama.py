@@ -41,7 +41,7 @@ from torch import Tensor
 from models.flat import gather, scatter
 from models.layout import Layout, size_of
 from partitions.common.adding import added
-from strategies.base.aggregation.secure import COUNT
+from strategies.base.aggregation.spread import COUNT
 from strategies.base.client import SiloClient
 from strategies.base.info import ONE_MODEL, OTHER_LAYERS
 from strategies.base.settings import Averaging, setting

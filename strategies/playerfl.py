@@ -41,7 +41,7 @@ from models.flat import gather
 from models.layout import Layout
 from models.training import generator
 from partitions.common.errors import DataError
-from strategies.base.aggregation.secure import COUNT
+from strategies.base.aggregation.spread import COUNT
 from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting

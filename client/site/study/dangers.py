@@ -181,8 +181,8 @@ def sums_text(study: StudyProtocol) -> str:
         "Vectors leave under masks (secure-aggregation = true): the server opens only sums over several hospitals. "
         f"{' '.join(open_under_masks(*how))} Counts, metrics and data summaries leave as they are. docs/security.md "
         "says what a server that lies can still open. A key does not show who holds it: one operator may hold several, "
-        "and then sees the others' sum less its own. Ask each hospital for its fingerprint. The hospitals, and the keys "
-        "that must sign for them:"
+        "and then sees the others' sum less its own. Ask each hospital for its fingerprint. The hospitals, and the "
+        "keys that must sign for them:"
     )
 
 
