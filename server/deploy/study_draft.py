@@ -134,8 +134,7 @@ def draft(
     """
     if values.get("strategy") == EVALUATE:
         values = _drop_division(values)
-    peers = peers or {}
-    training = peers.keys() - {*held_out}
+    training = (peers := peers or {}).keys() - {*held_out}
     runs, settings = _bound(_grouped(values, len(training)))
     common, today = runs[0].common, datetime.now(UTC).date()
     rounds, queries, repeats = _messages(common)
