@@ -320,6 +320,7 @@ class ClientSession:
         """Decode the message into ``config``; return the method's client with its state loaded."""
         if message.metadata.message_type == MessageType.TRAIN or self.info.asks == "survey":
             self.check_trains()
+            self.check_code()
         payload, sent = decode(message.content, self.device)
         brought = {"models": payload.models, "numbers": payload.numbers}
         self.config = {**DEFAULTS, "classes": self.data.classes, **sent, **brought}
