@@ -29,6 +29,7 @@ from client.privacy.checks import check_records, released_sums
 from client.progress import OwnProgress, note_failure
 from client.reported import (
     TERMS,
+    card_of,
     describe,
     describe_evaluated,
     keep_evaluated,
@@ -241,7 +242,7 @@ def train(session: ClientSession, client: SiloClient) -> Result:
     )
     vectors, _, metrics = client.fit(session.parameters, config)
     metrics |= session.add_cost(client)
-    describe(client, session.model_card(), metrics)
+    describe(client, card_of(session), metrics)
     note_candidate(client, metrics, snapshot, client.state)
     session.store.save(
         client.state, client.round, to_disk=config["save"], of=config.get(OWN, "")
@@ -267,7 +268,7 @@ def evaluate(session: ClientSession, client: SiloClient) -> Result:
         client, metrics, kept, session.info.reports, config
     ):
         closing = not config["personal"]
-        describe_evaluated(client, kept, session.model_card(), closing=closing)
+        describe_evaluated(client, kept, card_of(session), closing=closing)
         session.store.save(
             kept, kept.numbers.get("round", 0), to_disk=config["save"] or closing
         )

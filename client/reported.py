@@ -12,8 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
+from client.local_data import agreed_schema
+from models.samples import BYTE_MEAN, BYTE_STD
+from models.shapes import write_shape
+from models.trainable import describe_network
 from strategies.base.client import SiloClient
 from strategies.base.state import State, model_in, put_model
 
@@ -34,6 +39,40 @@ def note_terms(state: State, study: str, run: str, *, may_leave: bool) -> None:
         state.numbers[TERMS] = {"study": study, "runs": sorted({*before["runs"], run})}
     else:
         state.numbers.pop(TERMS, None)
+
+
+def card_of(session: Any) -> dict[str, Any]:
+    """Return what is needed to use a silo's model; it is saved with the model, so that export needs no server.
+
+    ``normalisation`` is the mean and std for inputs, (x - mean) / std; None: inputs are used unchanged.
+    """
+    data, c = session.own_data, session.settings.common
+    (mean, std), (label_mean, label_std) = session.statistics
+    scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
+    if data.train.x.dtype == np.uint8:
+        scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
+    return {
+        "silo": session.name,
+        "method": c.strategy,
+        "paper": session.info.paper,
+        "seed": c.seed,
+        "rounds": c.rounds,
+        "reports": session.info.reports,
+        "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
+        "model": describe_network(session.network, session.settings.head_name, session.part),
+        "input": {
+            "shape": write_shape(session.seen_shape),
+            "dtype": data.dtype,
+            **({"patch": True} if c.patch else {}),
+        },
+        "task": data.task,
+        "classes": session.classes,
+        "schema": {**agreed_schema(session.config).content, "dtype": data.dtype},
+        "normalisation": scale,
+        "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
+        **({"recipe": data.recipe} if data.recipe else {}),
+        **({"trainer": c.trainer} if c.trainer else {}),
+    }
 
 
 def array_of(entry: str, snapshot: str) -> str:

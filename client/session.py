@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Context, Message, MessageType
 from torch import Tensor
@@ -51,13 +50,11 @@ from client.site.trust.code import digest_of_code
 from client.site.trust.policy import Policy, PolicyRefusedError, public_policy
 from client.store import StateStore
 from models.initialisation import flat_model, initial_model
-from models.samples import BYTE_MEAN, BYTE_STD
 from models.shapes import columns as table_columns
-from models.shapes import write_shape
 from models.standardisation import Columns, standardisation
 from models.tasks import task_of
 from models.tasks.patches import Window
-from models.trainable import Part, describe_network
+from models.trainable import Part
 from partitions.common.errors import UserError
 from partitions.common.own_code import load_function
 from partitions.common.source_sum import read_once
@@ -371,39 +368,6 @@ class ClientSession:
                 f"{self.name} refuses: the study {self.study.name if self.study else ''} has schema = "
                 f"{wanted[:16]}..., and the run's has SHA-256 {agreed.digest[:16]}..."
             )
-
-    def model_card(self) -> dict[str, Any]:
-        """Return what is needed to use this silo's model; it is saved with the model, so that export needs no server.
-
-        ``normalisation`` is the mean and std for inputs, (x - mean) / std; None: inputs are used unchanged.
-        """
-        data, c = self.own_data, self.settings.common
-        (mean, std), (label_mean, label_std) = self.statistics
-        scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
-        if data.train.x.dtype == np.uint8:
-            scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
-        return {
-            "silo": self.name,
-            "method": c.strategy,
-            "paper": self.info.paper,
-            "seed": c.seed,
-            "rounds": c.rounds,
-            "reports": self.info.reports,
-            "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
-            "model": describe_network(self.network, self.settings.head_name, self.part),
-            "input": {
-                "shape": write_shape(self.seen_shape),
-                "dtype": data.dtype,
-                **({"patch": True} if c.patch else {}),
-            },
-            "task": data.task,
-            "classes": self.classes,
-            "schema": {**agreed_schema(self.config).content, "dtype": data.dtype},
-            "normalisation": scale,
-            "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
-            **({"recipe": data.recipe} if data.recipe else {}),
-            **({"trainer": c.trainer} if c.trainer else {}),
-        }
 
     def add_cost(self, client: SiloClient) -> dict[str, float]:
         """Add this round's privacy cost to the silo's state; return the run's cost so far."""
