@@ -15,7 +15,8 @@ from study_text import study_text
 from taken import silofl
 
 from client.site.parsed import SiteError
-from client.site.study.protocol import parse_study, signer_of
+from client.site.study.protocol import parse_study
+from client.site.study.signature import signer_of
 from client.site.trust.envelope import SIGNATURE
 from client.site.trust.policy import parse_policy, read_policy
 from partitions.common.parsed import DEEPEST, MOST_TEXT, parse_json, parse_toml

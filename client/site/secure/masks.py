@@ -4,6 +4,7 @@ A seed depends on all that the silos of a slot must agree on (:func:`context`). 
 model, list, weight or setting, its masks do not cancel: the sum is noise, and nothing leaks.
 """
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -122,3 +123,8 @@ def add(vector: Vector, seeds: Iterable[tuple[int, bytes]]) -> None:
 def sealing_key(shared: bytes, slot: str, sender: str, holder: str) -> bytes:
     """Return the key that seals the shares of one silo for another, once. ``slot``: of the secrets."""
     return derive(shared, f"silofl share 1\0{slot}\0{sender}\0{holder}".encode())
+
+
+def new_secrets() -> dict[str, Any]:
+    """Return what a slot begins with: the self mask's secret, the key of pair masks, the key to seal shares with."""
+    return {of: secrets.token_bytes(32) for of in ("b", "s", "seal")}

@@ -11,7 +11,6 @@ Its next step starts from the state after the last sum that it is in. Which sums
 """
 
 import json
-import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,7 +118,7 @@ class SecureSilo:
             out = self._share(self.slot, entry, entry["seal"], holders)
         else:
             if "keys" not in entry:
-                entry = _new_secrets()
+                entry = masks.new_secrets()
                 entry["keys"] = self._state(self.slot, entry, {}, [])
             out = {"statement": entry["keys"]}
         self.least, self.slots = asked.slot, {self.slot: entry}
@@ -172,7 +171,7 @@ class SecureSilo:
         kept, out = {self.slot: entry}, Entry()
         if asked.round < (number(self.run_config.get("rounds")) or 0):
             following = slot_of(self.run, asked.round + 1, 1)
-            kept[following] = self.slots.get(following) or _new_secrets()
+            kept[following] = self.slots.get(following) or masks.new_secrets()
             out |= self._share(following, kept[following], entry["seal"], self.listed)
         fields = {"run": self.slot, "question": entry["question"], "model": context.hex()}
         fields["answer"] = canonical(entry["weights"]).decode()
@@ -393,17 +392,7 @@ class SecureSilo:
     def _write(self, *, sync_name: bool = True) -> None:
         """Write this run's slots; other runs, and slots that are not among them, are erased."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        content = {
-            "run": self.run,
-            "samples": self.samples,
-            "alone": self.alone,
-            "least": self.least,
-            "slots": self.slots,
-        }
+        content = {"run": self.run, "samples": self.samples, "alone": self.alone}
+        content |= {"least": self.least, "slots": self.slots}
         text = json.dumps(content, default=lambda one: {BYTES: one.hex()})
         write_whole(self.path, text, sync_name=sync_name)
-
-
-def _new_secrets() -> Entry:
-    """Return what a slot begins with: the self mask's secret, the key of pair masks, the key to seal shares with."""
-    return {of: secrets.token_bytes(32) for of in ("b", "s", "seal")}
