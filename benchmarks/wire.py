@@ -19,7 +19,7 @@ from typing import Any
 from flwr.app import Message
 
 from benchmarks.common import Prepared, each_method, table
-from client.site.flower import internal
+from client.flower.internals import internal
 from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from strategies import strategies

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import tomli_w
 
-from client.site.flower import internal
+from client.flower.internals import internal
 from client.site.runtime.launch import reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically

@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from client.site.flower import internal
-from client.site.runtime.transfers import enclose, is_whole, parts_in
+from client.flower.internals import internal
+from client.flower.transfers import enclose, is_whole, parts_in
 from partitions.common.memory import return_memory
 from server.run.calls import take_confirmations
 from server.run.handover import write_into_slots

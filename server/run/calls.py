@@ -16,7 +16,7 @@ from typing import Any
 
 from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
 
-from client.site.flower import internal, wraps
+from client.flower.internals import internal, wraps
 
 # How long a received reply may wait for others: the SuperLink keeps its parts until then
 TOGETHER_SECONDS = 0.25

@@ -23,16 +23,9 @@ from flwr.app import ArrayRecord, Error, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from client.site.flower import internal
-from client.site.runtime.transfers import (
-    LONG_SECONDS,
-    PATIENT_SECONDS,
-    QUEUED_SECONDS,
-    enclose,
-    keep_pieces,
-    open_tree,
-    watch_pulls,
-)
+from client.flower.fleet import PATIENT_SECONDS, QUEUED_SECONDS
+from client.flower.internals import internal
+from client.flower.transfers import LONG_SECONDS, enclose, keep_pieces, open_tree, watch_pulls
 from partitions.common.memory import return_memory
 from server.run.calls import ask_for_nodes_once, confirm_together
 from server.run.handover import pull_by_slots

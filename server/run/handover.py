@@ -20,8 +20,8 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from client.site.flower import internal, wraps
-from client.site.runtime.transfers import new_buffer
+from client.flower.internals import internal, wraps
+from client.flower.transfers import new_buffer
 from server.run.calls import add_field, fields_of
 
 NAME = "silofl-slot-"  # and a number

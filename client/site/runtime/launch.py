@@ -47,8 +47,8 @@ def own_supernode() -> list[str]:
     return [
         sys.executable,
         "-P",
-        str(Path(__file__).resolve().parents[1] / "private.py"),
-        "runtime.supernode",
+        str(Path(__file__).resolve().parents[2] / "flower/private.py"),
+        "site.runtime.supernode",
     ]
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from failing import fails
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
-from supernode import wait_until
 
-from client.site.flower import internal
-from client.site.runtime import transfers
-from client.site.runtime.supernode import HEARTBEAT_SECONDS
-from client.site.runtime.transfers import PATIENT_SECONDS, Transfer, be_patient, watch_pulls
+from client.flower import transfers
+from client.flower.transfers import Transfer, watch_pulls
 
 
 @pytest.fixture
@@ -121,34 +116,3 @@ def test_a_part_that_has_not_come_is_asked_for_again_soon(said, monkeypatch):
     watch_pulls(module, "receiving", said.append)
     assert module.pull_objects(["a"], pull) == {"a": b"part"}
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-
-
-def test_heartbeats_ask_for_patience_and_are_sent_as_often(monkeypatch):
-    told: Any = internal("fleet_connection")
-    for module in (told, internal("heartbeat")):
-        monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_SECONDS)
-    beats = []
-
-    def beat():
-        beats.append(told.HEARTBEAT_DEFAULT_INTERVAL)
-        return True
-
-    monkeypatch.setattr(transfers, "HEARTS", [SimpleNamespace(heartbeat_fn=beat)])
-    be_patient(True)
-    assert told.HEARTBEAT_DEFAULT_INTERVAL == PATIENT_SECONDS
-    assert internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
-    wait_until(lambda: beats)
-    be_patient(False)
-    assert told.HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
-    assert beats == [PATIENT_SECONDS]
-
-
-def test_flower_reads_them_where_we_think_it_does():
-    source = inspect.getsource(internal("fleet_connection"))
-    assert (
-        "heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL" in source
-        and "timeout=HEARTBEAT_CALL_TIMEOUT" in source
-    )
-    assert "HeartbeatSender(send_node_heartbeat)" in source
-    for module in ("supernode_loop", "http_grid"):
-        assert "pull_objects(" in inspect.getsource(internal(module))

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
@@ -32,13 +31,14 @@ from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
 from superlink import superlink
 
-from client.site.flower import internal
-from client.site.runtime import transfers
-from client.site.runtime.transfers import enclose, names_in, parts_in
+from client.flower import transfers
+from client.flower.fleet import Fleet
+from client.flower.internals import internal
+from client.flower.transfers import enclose, names_in, parts_in
+from client.site.trust.envelope import load_node_key
 from server.deploy import superlink as ours
 from server.deploy.control import Control
 from server.deploy.superlink import (
@@ -560,14 +560,8 @@ def test_a_whole_superlink_lets_a_silo_wait(tmp_path):
     with superlink(tmp_path, wait=1.5) as running, Control(running.connection) as control:
         credentials = running.credentials
         control.register("north", credentials.node_public_pem("north"))
-        key = load_ssh_private_key(credentials.node_key("north").read_bytes(), None)
-        invoker = RetryInvoker(exponential, grpc.RpcError, max_tries=1, max_time=None)
-        with internal("fleet_connection").grpc_request_response(
-            f"127.0.0.1:{running.fleet}",
-            insecure=False,
-            retry_invoker=invoker,
-            root_certificates=credentials.ca_certificate.read_bytes(),
-            authentication_keys=(key, key.public_key()),
-        ) as (_, receive, *_):
+        key = load_node_key(credentials.node_key("north"))
+        ca = credentials.ca_certificate.read_bytes()
+        with Fleet(f"127.0.0.1:{running.fleet}", ca, key) as fleet:
             until = time.monotonic() + 1.5
-            assert receive() is None and time.monotonic() >= until
+            assert not fleet.ask("PullMessages").messages_list and time.monotonic() >= until

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from client.site.flower import internal
+from client.flower.internals import internal
 from server.deploy.superlink import HELD_SECONDS
 from server.run import calls
 from server.run.calls import (

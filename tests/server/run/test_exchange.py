@@ -11,7 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from client.site.runtime.transfers import PATIENT_SECONDS, QUEUED_SECONDS
+from client.flower.fleet import PATIENT_SECONDS, QUEUED_SECONDS
 from server.run import exchange
 from server.run.collector import ClockWatch
 from server.run.exchange import CODES, DETECTED_LATE, Exchange, TimeoutPolicy

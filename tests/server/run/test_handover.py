@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from client.site.flower import internal
+from client.flower.internals import internal
 from server.run import handover
 from server.run.handover import NAME, pull, write, write_into_slots
 

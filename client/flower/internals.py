@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-# Log lines of Flower's SuperNode: registered, connection lost, connection back, and refused by the server.
+# Log lines of a SuperNode, Flower's own words: registered, connection lost, connection back, and refused by the server.
 REGISTERED = "SuperNode ID: "
 LOST = "Connection attempt failed, retrying in"
 BACK = "Connection successful after"
@@ -26,7 +26,6 @@ INTERNALS = {
     "inflatable_utils": "flwr.supercore.inflatable.inflatable_utils",
     "get_flwr_home": "flwr.supercore.utils:get_flwr_home",
     "make_message": "flwr.app.message:make_message",
-    "SubStatus": "flwr.common.constant:SubStatus",
     "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor",
     "ErrorCode": "flwr.common.constant:ErrorCode",
     "flower_superlink": "flwr.superlink.cli.flower_superlink:flower_superlink",
@@ -49,19 +48,13 @@ INTERNALS = {
     "TaskIdentity": "flwr.supercore.task_identity:TaskIdentity",
     "get_all_nested_objects": "flwr.supercore.inflatable.inflatable_object:get_all_nested_objects",
     "get_object_tree": "flwr.supercore.inflatable.inflatable_object:get_object_tree",
-    "flower_supernode": "flwr.supernode.cli.flower_supernode:flower_supernode",
-    "supernode_loop": "flwr.supernode.start_client_internal",
-    "heartbeat": "flwr.supercore.heartbeat",
-    "fleet_connection": "flwr.client.grpc_rere_client.connection",
-    "http_grid": "flwr.superlink.grid.http_grid",
-    "Status": "flwr.common.constant:Status",
-    "headers": "flwr.common.constant",
-    "sign_message": "flwr.supercore.primitives.asymmetric:sign_message",
-    "FleetStub": "flwr.proto.fleet_pb2_grpc:FleetStub",
-    "ActivateNodeRequest": "flwr.proto.fleet_pb2:ActivateNodeRequest",
-    "ApiErrorCode": "flwr.supercore.error:ApiErrorCode",
+    "inflatable_object": "flwr.supercore.inflatable.inflatable_object",
+    "remove_content_from_message": "flwr.app.message:remove_content_from_message",
+    "get_fused_config_from_fab": "flwr.common.config:get_fused_config_from_fab",
+    "parse_config_args": "flwr.common.config:parse_config_args",
+    "node_pb2": "flwr.proto.node_pb2",
     "FlowerError": "flwr.supercore.error:FlowerError",
-    "public_key_to_bytes": "flwr.supercore.primitives.asymmetric:public_key_to_bytes",
+    "http_grid": "flwr.superlink.grid.http_grid",
 }
 
 
