@@ -11,6 +11,7 @@ heartbeat's interval, and does not count the transfer's time against silos (``se
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -63,6 +64,11 @@ def fleet_method(name: str) -> Any:
     return internal("fleet_pb2").DESCRIPTOR.services_by_name["Fleet"].methods_by_name[name]
 
 
+def signed_text(method: str, moment: str, body: bytes) -> bytes:
+    """Return what is signed of a call: its method, its time and its body."""
+    return f"silofl fleet 1\0{method}\0{moment}\0".encode() + hashlib.sha256(body).digest()
+
+
 class FleetCalls:
     """A channel to the Fleet API, as a context, and calls that are signed with a silo's key."""
 
@@ -100,7 +106,7 @@ class FleetCalls:
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
         moment = datetime.fromtimestamp(time.time() if at is None else at, UTC).isoformat()
-        signature = self.key.sign(moment.encode(), ec.ECDSA(SHA256()))
+        signature = self.key.sign(signed_text(name, moment, body), ec.ECDSA(SHA256()))
         headers = tuple(zip(HEADERS, (self.public, moment, signature), strict=True))
         return call(body, timeout=timeout, metadata=headers)
 

@@ -29,9 +29,6 @@ INTERNALS = {
     "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor",
     "ErrorCode": "flwr.common.constant:ErrorCode",
     "flower_superlink": "flwr.superlink.cli.flower_superlink:flower_superlink",
-    "FleetServicer": "flwr.server.superlink.fleet.grpc_rere.fleet_servicer:FleetServicer",
-    "PullMessagesResponse": "flwr.proto.fleet_pb2:PullMessagesResponse",
-    "superlink_server": "flwr.superlink.cli.flower_superlink",
     "runtime_handlers": "flwr.superlink.servicer.runtime.runtime_handlers",
     "fleet_pb2": "flwr.proto.fleet_pb2",
     "message_pb2": "flwr.proto.message_pb2",
@@ -54,6 +51,10 @@ INTERNALS = {
     "parse_config_args": "flwr.common.config:parse_config_args",
     "node_pb2": "flwr.proto.node_pb2",
     "FlowerError": "flwr.supercore.error:FlowerError",
+    "fleet_handlers": "flwr.superlink.servicer.fleet.fleet_handlers",
+    "extensions": "flwr.superlink.extensions",
+    "LinkState": "flwr.server.superlink.linkstate:LinkState",
+    "API_ERROR_MAP": "flwr.supercore.error.catalog:API_ERROR_MAP",
     "http_grid": "flwr.superlink.grid.http_grid",
 }
 

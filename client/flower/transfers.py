@@ -271,10 +271,10 @@ def new_buffer(size: int) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def is_whole(message: Any, store: Any) -> bool:
+def is_whole(name: str, store: Any) -> bool:
     """Return whether all parts of a message have arrived."""
     try:
-        tree = store.get_object_tree(message.metadata.message_id)
+        tree = store.get_object_tree(name)
     except Exception:  # a part was removed again, with its push session
         return False
     return all(store.get(name) for name in names_in(tree))

@@ -283,7 +283,7 @@ class Exchange:
     def _push(self, messages: Sequence[Message]) -> list[Message]:
         """Push the messages; return an error for each one whose node is unknown to the SuperLink.
 
-        A failed push is repeated: if two processes push equal parts at once, one part may be missing (Flower 1.39, "the
+        A failed push is repeated: if two processes push equal parts at once, one part may be missing (Flower, "the
         push session may have expired").
         """
         # Flower accepts a reply from every sender that gives the message id, which is a hash of the message. The

@@ -32,10 +32,11 @@ from partitions.silo_file import Check
 WARN_DAYS = 30
 CLOCK = "clock"  # wrong until a person, or NTP, sets it: a silo that was online before waits for that
 SET_IT = f"set it (NTP), or {OPERATOR} to set theirs: it may be 5 s ahead and 5 min behind"
+OTHER_SIGNATURE = "Invalid signature"  # of method and body, which silofl 0.3 did not sign
 HOUR = 3600
 FURTHEST = 25 * HOUR  # the largest clock error that is searched
 TIMESTAMP = "timestamp"  # in Flower's error for a wrong clock: "Invalid timestamp"
-# Flower (1.39) accepts signed times from 305 s before its own to 5 s after it
+# A server accepts signed times from 305 s before its own to 5 s after it
 HALF_WINDOW = 150
 # OpenSSL's reasons for refusing a certificate (X509_V_ERR_...).
 NOT_YET_VALID, EXPIRED, WRONG_NAME, WRONG_ADDRESS = 9, 10, 62, 64
@@ -232,6 +233,9 @@ def key_checks(site: Site, way: Way, *, sizes: bool = False) -> list[Check]:
             if "status: 413" in large:
                 checks.append(_size_check(way))
             return checks
+    if answer == OTHER_SIGNATURE:
+        fix = f"{OPERATOR} to upgrade: the server first, then the silos"
+        return [Check("version", False, "the server runs silofl 0.3 or older", fix)]
     if code == KEY_UNKNOWN:
         fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server (silofl add-silo {site.name})"
         return [Check("key", False, "the server does not know this silo's key", fix)]

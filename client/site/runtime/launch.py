@@ -38,7 +38,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise UserError(f"there is no {name}: install silofl with its dependencies (flwr 1.39)")
+        raise UserError(f"there is no {name}: install silofl with its dependencies (flwr 1.42)")
     return found
 
 

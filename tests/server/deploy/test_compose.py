@@ -332,7 +332,7 @@ def test_requirements_of_the_images_come_from_pyproject():
     text = (ROOT / "pyproject.toml").read_text()
     silo, server = requirements("silo", text), requirements("server", text)
     assert set(silo) < set(server)
-    assert "flwr==1.39.*" in silo
+    assert "flwr==1.42.*" in silo
     assert not any(
         requirement.startswith(("scikit-learn", "matplotlib", "torchvision"))
         for requirement in silo

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from client.flower.internals import internal
-from server.deploy.superlink import HELD_SECONDS
+from client.flower.mail import HELD_SECONDS
 from server.run import calls
 from server.run.calls import (
     NODES_SECONDS,
