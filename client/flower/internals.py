@@ -10,7 +10,6 @@ else of ours (see `private.py`), loads this file too.
 """
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 # Log lines of a SuperNode, Flower's own words: registered, connection lost, connection back, and refused by the server.
@@ -33,7 +32,6 @@ INTERNALS = {
     "fleet_pb2": "flwr.proto.fleet_pb2",
     "message_pb2": "flwr.proto.message_pb2",
     "NoObjectInStoreError": "flwr.supercore.object_store:NoObjectInStoreError",
-    "ObjectPushError": "flwr.supercore.inflatable.inflatable_utils:ObjectPushError",
     "ControlHttpClient": "flwr.supercore.control:ControlHttpClient",
     "control_pb2": "flwr.proto.control_pb2",
     "CliClientHttpInterceptor": "flwr.cli.cli_client_interceptor:CliClientHttpInterceptor",
@@ -43,8 +41,6 @@ INTERNALS = {
     "serde": "flwr.common.serde",
     "recorddict_pb2": "flwr.proto.recorddict_pb2",
     "TaskIdentity": "flwr.supercore.task_identity:TaskIdentity",
-    "get_all_nested_objects": "flwr.supercore.inflatable.inflatable_object:get_all_nested_objects",
-    "get_object_tree": "flwr.supercore.inflatable.inflatable_object:get_object_tree",
     "inflatable_object": "flwr.supercore.inflatable.inflatable_object",
     "remove_content_from_message": "flwr.app.message:remove_content_from_message",
     "get_fused_config_from_fab": "flwr.common.config:get_fused_config_from_fab",
@@ -55,6 +51,7 @@ INTERNALS = {
     "extensions": "flwr.superlink.extensions",
     "LinkState": "flwr.server.superlink.linkstate:LinkState",
     "API_ERROR_MAP": "flwr.supercore.error.catalog:API_ERROR_MAP",
+    "runtime_pb2": "flwr.proto.runtime_pb2",
     "http_grid": "flwr.superlink.grid.http_grid",
 }
 
@@ -64,21 +61,6 @@ def internal(name: str) -> Any:
     module, _, attribute = INTERNALS[name].partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found
-
-
-def wraps(owner: Any, name: str) -> Callable[[Any], None]:
-    """Put the decorated function in the place of Flower's, which it gets first, or of an earlier one."""
-    there = getattr(owner, name)
-    original = getattr(there, "flowers", there)
-
-    def put(wrapper: Any) -> None:
-        def call(*given: Any, **named: Any) -> Any:
-            return wrapper(original, *given, **named)
-
-        call.flowers = original  # type: ignore[attr-defined]
-        setattr(owner, name, call)
-
-    return put
 
 
 def records_of(content: Any, kind: str) -> dict[str, Any]:

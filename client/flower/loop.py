@@ -16,7 +16,16 @@ from typing import Any, NamedTuple, NoReturn
 from .fleet import Fleet, RunIsOverError, be_patient
 from .internals import internal
 from .private import return_memory
-from .transfers import AGAIN_SECONDS, Transfer, echo, names_in, parts_in, size_of, tree_of
+from .transfers import (
+    AGAIN_SECONDS,
+    LostPartError,
+    Transfer,
+    echo,
+    names_in,
+    parts_in,
+    size_of,
+    tree_of,
+)
 
 POLL_SECONDS = 0.25  # before the next question, while a run is on
 BUSY_SECONDS = 60.0  # how long after a silo's last message a run counts as on
@@ -26,10 +35,6 @@ WAITED_SECONDS = 1.0
 PAUSES = (1.0, 5.0, 20.0)  # before a reply's second, third and fourth try
 MOVERS = 2  # parts that move at a time
 MOST_RUNS = 4  # whose app is kept; another is asked for again
-
-
-class LostPartError(Exception):
-    """A part of a message is not there any more."""
 
 
 class Received(NamedTuple):

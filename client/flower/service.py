@@ -80,12 +80,8 @@ def missing_seams() -> list[str]:
     return missing
 
 
-def run_superlink(
-    most: Callable[[str], int | None],
-    too_large: Callable[[int], str],
-    wrap: Callable[[Any], None],
-) -> None:
-    """Run Flower's SuperLink with our Fleet API. ``most``, ``too_large``: of :class:`Mail`; ``wrap``: the Runtime API.
+def run_superlink(most: Callable[[str], int | None], too_large: Callable[[int], str]) -> None:
+    """Run Flower's SuperLink with our Fleet API. ``most``, ``too_large``: of :class:`Mail`.
 
     Raises SystemExit, one line, if the installed Flower has other names.
     """
@@ -100,7 +96,6 @@ def run_superlink(
         mail = Mail(states.state(), most, too_large)
         handlers = SimpleNamespace(**vars(app.state.runtime_handlers))
         mail.wrap(handlers)
-        wrap(handlers)
         app.state.runtime_handlers = handlers
         server = fleet_server(config.fleet_api_address, config.certificates, mail)
         server.start()

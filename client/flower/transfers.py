@@ -10,13 +10,12 @@ import hashlib
 import mmap
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from .internals import internal, wraps
-from .private import return_memory
+from .internals import internal
 
 LONG_SECONDS = 3.0  # after which a transfer counts as long
 EVERY_SECONDS = 10.0  # between two lines
@@ -26,7 +25,10 @@ LAST_PARTS = 4  # come last and are tiny: the descriptions of a message, its con
 MOST_ENCLOSED = 1 << 16  # bytes of a message's parts that travel in its tree
 STALLED_SECONDS = 20.0  # without a part, until the line reports it
 Echo = Callable[[str], object]
-PARTS: dict[str, bytes] = {}  # that came in the tree of the message that is received
+
+
+class LostPartError(Exception):
+    """A part of a message is not there any more."""
 
 
 @dataclass(eq=False)
@@ -106,36 +108,6 @@ class Transfer:
 
 def echo(line: str) -> None:
     print(line, flush=True)
-
-
-def watch_pulls(
-    module: Any, what: str, echo: Echo, lasting: Callable[[bool], object] = lambda yes: None
-) -> None:
-    """Wrap ``pull_objects`` of one of Flower's modules in a :class:`Transfer`."""
-
-    @wraps(module, "pull_objects")
-    def pull_objects(
-        original: Any, names: Sequence[str] = (), pull: Any = None, **given: Any
-    ) -> Any:
-        names = given.pop("object_ids", names)
-        pull = given.pop("pull_object_fn", pull)
-        # The whole message: Flower's threads would take longer than its work
-        if PARTS.keys() >= {*names}:
-            found = {name: PARTS[name] for name in names}
-            PARTS.clear()
-            return found
-        with Transfer(what, echo, parts=len(names), lasting=lasting) as transfer:
-            given |= {
-                "max_time": None,
-                "max_tries_per_object": None,
-                "initial_backoff": AGAIN_SECONDS[0],
-                "backoff_cap": AGAIN_SECONDS[1],
-            }
-            found = original(
-                names, lambda name: transfer.add(PARTS.pop(name, b"") or pull(name)), **given
-            )
-        return_memory()
-        return found
 
 
 def keep_pieces() -> None:
@@ -237,13 +209,6 @@ def tree_of(message: Any, parts: Mapping[str, Any], most: int = MOST_ENCLOSED) -
     tree = internal("inflatable_object").get_object_tree(message)
     enclose(tree, get)
     return tree
-
-
-def open_tree(tree: Any) -> list[SimpleNamespace]:
-    """Keep the parts in a message's tree until they are pulled; return its parts' names, as ``object_id``."""
-    PARTS.clear()
-    PARTS.update(parts_in(tree))
-    return [SimpleNamespace(object_id=name) for name in names_in(tree)]
 
 
 def parts_in(tree: Any) -> dict[str, bytes]:

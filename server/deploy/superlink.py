@@ -5,11 +5,8 @@ Run as ``python -P -m server.deploy.superlink`` with the arguments of `flower-su
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from client.flower.service import run_superlink
-from server.run.calls import take_confirmations
-from server.run.handover import write_into_slots
 from server.run.limits import most_bytes, too_large
 
 
@@ -20,13 +17,7 @@ def in_place_of(command: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Start Flower's SuperLink."""
-    run_superlink(most_bytes, too_large, wrap_handlers)
-
-
-def wrap_handlers(handlers: Any) -> None:
-    """Wrap handlers of the Runtime API, which a ServerApp of ours calls."""
-    take_confirmations(handlers)
-    write_into_slots(handlers)
+    run_superlink(most_bytes, too_large)
 
 
 if __name__ == "__main__":

@@ -60,11 +60,10 @@ from client.flower.service import (
     handler_of,
     missing_seams,
 )
-from client.flower.transfers import enclose, names_in, parts_in
+from client.flower.transfers import enclose, names_in, parts_in, tree_of
 from client.site.trust.envelope import load_node_key
 from server.deploy.control import Control
 from server.deploy.superlink import main as superlink_main
-from server.run.exchange import tree_of
 from server.run.limits import group_id, most_bytes, too_large
 
 
@@ -402,7 +401,7 @@ def test_a_serverapp_and_its_superlink_exchange_small_parts_with_their_message(s
     metadata.__dict__["_message_id"] = name = message.object_id
     request = PushAppMessagesRequest(
         messages_list=[message_to_proto(remove_content_from_message(message))],
-        message_object_trees=[tree_of(message)],
+        message_object_trees=[tree_of(message, get_all_nested_objects(message), 0)],
     )
     task = SimpleNamespace(run_id=server.run)
     answer = handlers.push_messages(request, state, task)
