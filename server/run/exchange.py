@@ -1,10 +1,10 @@
 """Exchange of messages with silos: one message to each, and the replies.
 
 A silo may be slow, or disconnect while the others wait. Flower notices a disconnected silo after two missed heartbeats
-(`client/site/runtime/supernode.py`), and its work on the message is lost. Such a silo is treated as silent at once, or
+(`client/flower/fleet.py`), and its work on the message is lost. Such a silo is treated as silent at once, or
 receives its message again when it is back online (``lost-silo``). After the quorum and half of the silos have answered,
 the others' time limit is a multiple of the median time so far (``straggler-factor``). The time of long transfers and in
-a site's queue (``client/site/runtime/transfers.py``) is not included.
+a site's queue (``client/flower/transfers.py``) is not included.
 """
 
 from __future__ import annotations
