@@ -40,8 +40,8 @@ WORDS = 30522  # of BERT's vocabulary
 ROLES = {
     "server.deploy.superlink": "SuperLink",
     "flwr-serverapp": "ServerApp",
-    "runtime.supernode": "SuperNode",
-    "runtime.template": "app",
+    "site.runtime.supernode": "SuperNode",
+    "site.runtime.template": "app",
 }
 
 

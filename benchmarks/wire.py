@@ -19,7 +19,7 @@ from typing import Any
 from flwr.app import Message
 
 from benchmarks.common import Prepared, each_method, table
-from client.site.flower import internal
+from client.flower.internals import internal
 from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from strategies import strategies
@@ -61,7 +61,7 @@ class Tapped:
 def sizes(message: Message) -> dict[str, int]:
     """Return the sizes in bytes of a message's objects, by hash."""
     with flower_identity():
-        objects = internal("get_all_nested_objects")(message).items()
+        objects = internal("inflatable_object").get_all_nested_objects(message).items()
         return {key: len(part.deflate()) for key, part in objects}
 
 

@@ -14,6 +14,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from client.faults import is_fault, line_of
+from client.flower.grid import own_grid
 from partitions.common.files import is_full, private
 from server.report.survey import write_survey_page
 from server.report.write import try_report, write_manifest
@@ -34,6 +35,7 @@ app = ServerApp()  # no annotation: Flower finds the app by reading this line
 def main(grid: Grid, context: Context) -> None:
     """Execute the run in its run directory. A failed run raises its error, so that Flower marks it as failed."""
     gc.freeze()  # an exchange searches for cycles, which need not pass through the libraries each time
+    grid = own_grid(grid)
     settings = parse_settings(context.run_config)
     c = settings.common
     out = Path(c.out) if c.out else default_out(c.strategy)

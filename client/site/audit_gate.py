@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..flower.internals import internal, records_of
 from .budget.ledger import SpentEpsilon
 from .budget.release import Charged, config_of, note_charged
 from .counts import budget_of, charge_bytes, note_reply
-from .flower import internal, records_of
 from .parsed import SiteError
 from .record import Record
 from .study.protocol import StudyProtocol

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..flower.internals import records_of
 from .audit_gate import (
     cohort_of,
     describe_message,
@@ -22,7 +23,6 @@ from .audit_gate import (
 )
 from .budget.release import Charged, charge, config_of, content_of
 from .counts import count_faults, has_left, limits_of, names_of, study_faults
-from .flower import records_of
 from .parsed import SiteError
 from .record import Record
 from .secure.gate import SecureMessage

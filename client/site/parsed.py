@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .private import load_ours
+from ..flower.private import load_ours
 
 
 class SiteError(ValueError):

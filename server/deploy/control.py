@@ -1,6 +1,6 @@
 """Flower's Control API and the `flwr` connections: list nodes and runs, register nodes, start and stop runs.
 
-It uses the client class of `flwr run`, `flwr list`, `flwr stop` and `flwr supernode` (flwr 1.39, protobuf over HTTPS).
+It uses the client class of `flwr run`, `flwr list`, `flwr stop` and `flwr supernode` (protobuf over HTTPS).
 It does not run these commands, because each start of one costs more than a second.
 """
 
@@ -17,11 +17,13 @@ from typing import Any
 import httpx
 import tomli_w
 
-from client.site.flower import internal
+from client.flower.internals import internal
 from client.site.runtime.launch import reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.parsed import parse_toml, read_text
+
+RUNS_A_PAGE = 100
 
 
 @dataclass(frozen=True)
@@ -252,10 +254,14 @@ class Control:
     def runs(self) -> list[FlowerRun]:
         """Return all runs, the latest first."""
         with self._translate_errors():
-            answer = self._client.ListRuns(self._requests.ListRunsRequest())
-        runs = sorted(
-            answer.run_dict.values(), key=lambda run: str(run.pending_at), reverse=True
-        )
+            found = dict[int, Any]()
+            while True:  # the newest first, a page at a time
+                page = self._requests.ListRunsRequest(limit=RUNS_A_PAGE, skip=len(found))
+                listed = self._client.ListRuns(page).run_dict
+                found |= dict(listed)
+                if len(listed) < RUNS_A_PAGE:
+                    break
+        runs = sorted(found.values(), key=lambda run: str(run.pending_at), reverse=True)
         return [self._run(run) for run in runs]
 
     def run(self, run_id: int) -> FlowerRun:

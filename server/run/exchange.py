@@ -1,10 +1,10 @@
 """Exchange of messages with silos: one message to each, and the replies.
 
 A silo may be slow, or disconnect while the others wait. Flower notices a disconnected silo after two missed heartbeats
-(`client/site/runtime/supernode.py`), and its work on the message is lost. Such a silo is treated as silent at once, or
+(`client/flower/fleet.py`), and its work on the message is lost. Such a silo is treated as silent at once, or
 receives its message again when it is back online (``lost-silo``). After the quorum and half of the silos have answered,
 the others' time limit is a multiple of the median time so far (``straggler-factor``). The time of long transfers and in
-a site's queue (``client/site/runtime/transfers.py``) is not included.
+a site's queue (``client/flower/transfers.py``) is not included.
 """
 
 from __future__ import annotations
@@ -13,29 +13,20 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from logging import WARNING
 from statistics import median
-from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from client.site.flower import internal
-from client.site.runtime.transfers import (
-    LONG_SECONDS,
-    PATIENT_SECONDS,
-    QUEUED_SECONDS,
-    enclose,
-    keep_pieces,
-    open_tree,
-    watch_pulls,
-)
+from client.flower.fleet import PATIENT_SECONDS, QUEUED_SECONDS
+from client.flower.grid import RuntimeGrid
+from client.flower.internals import internal
+from client.flower.transfers import LONG_SECONDS, LostPartError
 from partitions.common.memory import return_memory
-from server.run.calls import ask_for_nodes_once, confirm_together
-from server.run.handover import pull_by_slots
 from server.run.limits import OTHER_BYTES, group_id
 from server.run.receipts import Receipts
 
@@ -44,8 +35,6 @@ PRESENCE_SECONDS = 2.0  # between two queries of the nodes that are online
 DETECTED_LATE = LONG_SECONDS + 8.0  # duration of a transfer when a heartbeat first reports it
 # Before the second, third and fourth attempt to push the messages
 PUSH_PAUSES = (0.5, 2.0, 5.0)
-# Parts of messages are pushed two at a time; by the same threads, for what each has freed stays with it
-PUSHERS = ThreadPoolExecutor(2)
 CODES = internal("ErrorCode")
 UNREACHABLE = (
     CODES.NODE_UNAVAILABLE,
@@ -127,16 +116,8 @@ class Exchange:
         Returns one reply for each silo that is not silent; an error from the SuperLink is returned as the silo's.
         """
         started = time.monotonic()
-        if self.policy.watches:
-            keep_pieces()
-            http = internal("http_grid")
-            http.push_objects = push_objects
-            http.iterate_object_tree = open_tree
-            http.get_object_tree = tree_of
-            pull_by_slots()
-            confirm_together()
-            ask_for_nodes_once()
-            watch_pulls(http, "receiving a reply", self._report_progress)
+        if isinstance(self.grid, RuntimeGrid):
+            self.grid.report = self._report_progress
         self.before_pull()
         online: Mapping[int, str] = self._activations()
         self.online |= set(online)
@@ -290,7 +271,7 @@ class Exchange:
     def _push(self, messages: Sequence[Message]) -> list[Message]:
         """Push the messages; return an error for each one whose node is unknown to the SuperLink.
 
-        A failed push is repeated: if two processes push equal parts at once, one part may be missing (Flower 1.39, "the
+        A failed push is repeated: if two processes push equal parts at once, one part may be missing (Flower, "the
         push session may have expired").
         """
         # Flower accepts a reply from every sender that gives the message id, which is a hash of the message. The
@@ -308,7 +289,7 @@ class Exchange:
         for pause in PUSH_PAUSES:
             try:
                 return list(self.grid.push_messages(messages))
-            except internal("ObjectPushError") as error:
+            except LostPartError as error:
                 log(
                     WARNING,
                     "the messages did not reach the SuperLink (%s); again in %g s",
@@ -327,31 +308,6 @@ def join_arrays(reply: Message) -> Message:
                 _ = array.data
         return_memory()
     return reply
-
-
-def tree_of(message: Message) -> Any:
-    """Return the tree of a message's parts, with the small ones in it; chunks of arrays are not."""
-    parts = internal("get_all_nested_objects")(message).items()
-    small = {
-        name: part.deflate() for name, part in parts if type(part).__name__ != "ArrayChunk"
-    }
-    tree = internal("get_object_tree")(message)
-    enclose(tree, small.get)
-    return tree
-
-
-def push_objects(
-    objects: Mapping[str, Any],
-    push_object_fn: Callable[[str, bytes], object],
-    *,
-    object_ids_to_push: Collection[str],
-) -> None:
-    """Push the parts of messages, of which few are copied at a time; Flower's own function copies all at once."""
-
-    def push(name: str) -> None:
-        push_object_fn(name, objects[name].deflate())
-
-    list(PUSHERS.map(push, [name for name in objects if name in object_ids_to_push]))
 
 
 def answers(reply: Message, sent: Mapping[str, Message]) -> Message:

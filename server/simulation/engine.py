@@ -19,7 +19,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from client.site.flower import internal
+from client.flower.internals import internal
 from strategies.base.settings import Value
 
 

@@ -130,8 +130,7 @@ def faults(folder: Path) -> None:
         silo.workers = SlurmJobs(options)
         silo.ask(app, behaviour, ttl)
         told[name] = silo.reason()
-        for message in silo.state.get_messages(is_reply=True):
-            silo.state.delete_messages(message_ids=[message.metadata.message_id])
+        silo.replies.clear()
 
     def cancel() -> None:
         wait_for(lambda: (folder / "marks/pid").exists(), 60)

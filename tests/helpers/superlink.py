@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from client.flower.mail import WAIT_SECONDS
 from client.site.node import Site
 from client.site.runtime.launch import (
     LOOPBACK,
@@ -18,7 +19,6 @@ from client.site.runtime.launch import (
 )
 from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
-from server.deploy.superlink import WAIT_SECONDS
 
 
 @dataclass
@@ -61,7 +61,10 @@ def superlink(
     command = superlink_command(
         credentials.directory, fleet=f"{LOOPBACK}:{fleet}", host=LOOPBACK, port=port
     )
-    code = f"import server.deploy.superlink as ours; ours.WAIT_SECONDS = {wait}; ours.main()"
+    code = (
+        f"import client.flower.mail as mail; mail.WAIT_SECONDS = {wait}\n"
+        "import server.deploy.superlink as ours; ours.main()"
+    )
     inherited = environment(folder / "flower")
     log = folder / "superlink.log"
     with (

@@ -1,7 +1,7 @@
 """A SuperNode for tests of what it does with a message, without a SuperLink.
 
-`NodeSilo` is Flower's own SuperNode state, in this process: a test gives it a message and an app, has it answered as
-our SuperNode does, and looks at the reply. The template process imports Flower only, so it is ready in about a second.
+`NodeSilo` is a SuperNode's part without the server: a test gives it a message and an app, has it answered as our
+SuperNode does, and looks at the reply. The template process imports Flower only, so it is ready in about a second.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import get_fab_config, get_metadata_from_config
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
-from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.run import Run
-from flwr.supernode.nodestate import NodeStateFactory
-from flwr.supernode.start_client_internal import _insert_message
 
-from client.site.runtime.answering import answer_messages
+from client.flower.loop import Received
+from client.site.runtime.answering import answer_message
 from client.site.runtime.template import template_command
 from client.site.runtime.worker import Workers
 
@@ -85,13 +83,11 @@ CLIENT = """
 
 
 class NodeSilo:
-    """A SuperNode's state, its app's process, and the environment that it has."""
+    """A SuperNode's messages, its app's process, and the environment that it has."""
 
     def __init__(self, folder: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        stores = ObjectStoreFactory()
-        self.state = NodeStateFactory(objectstore_factory=stores).state()
-        self.store = stores.store()
-        self.state.set_node_id(NODE)
+        self.waiting: list[Received] = []
+        self.replies: list[Message] = []
         self.workers = Workers()
         self.folder, self.marks = folder, folder / "marks"
         self.marks.mkdir()
@@ -133,25 +129,21 @@ class NodeSilo:
         run_id: int = 0,
         kind_of_task: str = TaskType.CLIENT_APP,
         **named: str,
-    ) -> int:
-        """Store a message for the app as a SuperNode does; its task. Each is of a run of its own, if none is named."""
+    ) -> None:
+        """Store a message for the app. Each is of a run of its own, if none is named."""
         self.messages += 1
         run_id = run_id or RUN + self.messages
         run = Run.create_empty(run_id)
         run.fab_id, run.fab_version = get_metadata_from_config(get_fab_config(fab.content))
         run.fab_hash, run.series_id = fab.hash_str, run_id
         vars(run).update(named)  # `fab_id`, `fab_version`: the server's word
-        self.state.store_run(run)
-        self.state.store_fab(fab)
-        self.state.set_run_series_context(
+        run.primary_task_type = kind_of_task
+        context = Context(
             run_id,
-            Context(
-                run_id,
-                NODE,
-                node_config or self.node_config,
-                RecordDict(),
-                run_config or RUN_CONFIG,
-            ),
+            NODE,
+            node_config or self.node_config,
+            RecordDict(),
+            run_config or RUN_CONFIG,
         )
         metadata = Metadata(
             run_id=run_id,
@@ -167,14 +159,9 @@ class NodeSilo:
         content = RecordDict(
             {"config": ConfigRecord({"behaviour": behaviour, "round": 3, "run": "today"})}
         )
-        _insert_message(
-            make_message(metadata=metadata, content=content), self.state, self.store
-        )
-        task = self.state.create_task(
-            task_type=kind_of_task, run_id=run_id, fab_hash=fab.hash_str
-        )
-        assert task is not None
-        return task
+        message = make_message(metadata=metadata, content=content)
+        metadata.__dict__["_message_id"] = message.object_id
+        self.waiting.append(Received(message, run, fab, context))
 
     def ask(self, fab: Fab, *args: Any, **kwargs: Any) -> None:
         """Store a message, as :meth:`store_message`, and have it answered."""
@@ -182,11 +169,15 @@ class NodeSilo:
         self.answer_all()
 
     def answer_all(self) -> None:
-        answer_messages(self.workers, self.state, self.store)
+        while self.waiting:
+            task = self.waiting.pop(0)
+            bare = make_message(task.message.metadata, RecordDict())
+            self.replies.append(answer_message(self.workers, bare, lambda task=task: task))  # type: ignore[misc]
 
     def reply(self) -> Message:
-        """The one reply that there is now."""
-        (message,) = self.state.get_messages(is_reply=True)
+        """The one reply that there is now, taken."""
+        (message,) = self.replies
+        self.replies.clear()
         return message
 
     def reason(self) -> str:
@@ -196,19 +187,8 @@ class NodeSilo:
         return message.error.reason or ""
 
     def answer(self) -> ConfigRecord:
-        """What the app found out about its process, from the reply's objects."""
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-
-        message = self.reply()
-        tree = self.store.get_object_tree(message.metadata.message_id)
-        contents = {
-            node.object_id: self.store.get(node.object_id) or b""
-            for node in iterate_object_tree(tree)
-        }
-        inflated = inflate_object_from_contents(message.metadata.message_id, contents)
-        assert isinstance(inflated, Message)
-        answer = inflated.content["answer"]
+        """What the app found out about its process."""
+        answer = self.reply().content["answer"]
         assert isinstance(answer, ConfigRecord)
         return answer
 

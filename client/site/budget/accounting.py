@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...flower.private import load_ours
 from ..parsed import SiteError
-from ..private import load_ours
 from ..record import Record
 from ..takeover import DATA_FILE
 from ..trust.message_rules import number

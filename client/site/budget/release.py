@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..flower import records_of
+from ...flower.internals import records_of
 from ..parsed import SiteError
 from ..trust.chain import digest
 from ..trust.message_rules import is_private

@@ -26,10 +26,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ...flower.internals import internal, records_of
+from ...flower.private import return_memory
 from ..audit_gate import BY_SITE, BY_SITE_VALUE
-from ..flower import internal, records_of
 from ..parsed import SiteError
-from ..private import return_memory
 from ..terms import GIVEN
 
 # Takes questions (and its process number); has answered; how it ended

@@ -5,18 +5,16 @@ skipped.
 """
 
 import hashlib
-import os
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import certifi
 from cryptography.x509 import load_der_x509_certificate
 
-from client.site.flower import internal
+from client.flower.fleet import INTERVAL_REFUSED, KEY_UNKNOWN, FleetCalls, refusal_in, request
 from client.site.node import Site
 from client.site.parsed import SiteError
 from client.site.runtime.route import (
@@ -34,10 +32,11 @@ from partitions.silo_file import Check
 WARN_DAYS = 30
 CLOCK = "clock"  # wrong until a person, or NTP, sets it: a silo that was online before waits for that
 SET_IT = f"set it (NTP), or {OPERATOR} to set theirs: it may be 5 s ahead and 5 min behind"
+OTHER_SIGNATURE = "Invalid signature"  # of method and body, which silofl 0.3 did not sign
 HOUR = 3600
 FURTHEST = 25 * HOUR  # the largest clock error that is searched
 TIMESTAMP = "timestamp"  # in Flower's error for a wrong clock: "Invalid timestamp"
-# Flower (1.39) accepts signed times from 305 s before its own to 5 s after it
+# A server accepts signed times from 305 s before its own to 5 s after it
 HALF_WINDOW = 150
 # OpenSSL's reasons for refusing a certificate (X509_V_ERR_...).
 NOT_YET_VALID, EXPIRED, WRONG_NAME, WRONG_ADDRESS = 9, 10, 62, 64
@@ -222,21 +221,22 @@ def key_checks(site: Site, way: Way, *, sizes: bool = False) -> list[Check]:
     except SiteError as error:
         return [Check("key", False, str(error), "restore it from the bundle")]
     with FleetApi(way, site.ca_certificate, key) as fleet:
-        answer = fleet.ask(time.time())
+        code, answer = fleet.ask(time.time())
         if TIMESTAMP in answer:
-            return [clock_check(lambda at: fleet.code_of(fleet.ask(at)) is not None)]
-        code = fleet.code_of(answer)
-        codes = internal("ApiErrorCode")
-        if code == codes.FLEET_INVALID_HEARTBEAT_INTERVAL:
+            return [clock_check(lambda at: fleet.ask(at)[0] != 0)]
+        if code == INTERVAL_REFUSED:
             checks = [
                 Check(CLOCK, True, "within the server's limits"),
                 Check("key", True, "registered at the server"),
             ]
-            large = fleet.ask(time.time(), LARGE_BYTES) if sizes else ""
+            large = fleet.ask(time.time(), LARGE_BYTES)[1] if sizes else ""
             if "status: 413" in large:
                 checks.append(_size_check(way))
             return checks
-    if code == codes.FLEET_NODE_ACTIVATION_FAILED:
+    if answer == OTHER_SIGNATURE:
+        fix = f"{OPERATOR} to upgrade: the server first, then the silos"
+        return [Check("version", False, "the server runs silofl 0.3 or older", fix)]
+    if code == KEY_UNKNOWN:
         fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server (silofl add-silo {site.name})"
         return [Check("key", False, "the server does not know this silo's key", fix)]
     return [_no_answer(answer, way)]
@@ -262,55 +262,29 @@ def _no_answer(answer: str, way: Way) -> Check:
 class FleetApi:
     """The server's Fleet API, as a context: asked for an activation that changes nothing there.
 
-    Its heartbeat interval is 0. Flower (1.39) refuses that only after it has verified the key and the time, even while
-    the silo is online.
+    Its heartbeat interval is 0. It is refused only after key and time are verified, even while the silo is online.
     """
 
     def __init__(self, way: Way, ca_certificate: Path, key: Any) -> None:
-        # Of gRPC, which reads it once: names as every program here finds them, also from /etc/hosts without a DNS.
-        os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
-        import grpc  # type: ignore[import-untyped]
-
-        self.error = grpc.RpcError
-        self.key = key
-        self.public = internal("public_key_to_bytes")(key.public_key())
-        credentials = grpc.ssl_channel_credentials(ca_certificate.read_bytes())
-        self.channel = grpc.secure_channel(way.server, credentials, options=way.options)
+        self.calls = FleetCalls(way.server, ca_certificate.read_bytes(), key, way.options)
 
     def __enter__(self) -> "FleetApi":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.channel.close()
+        self.calls.channel.close()
 
-    def ask(self, at: float, padding: int = 0) -> str:
-        """Return the server's answer to a call that is signed with this time, and is larger by `padding` bytes."""
-        moment = datetime.fromtimestamp(at, UTC).isoformat()
-        headers = internal("headers")
-        sign = internal("sign_message")
-        names = (headers.PUBLIC_KEY_HEADER, headers.TIMESTAMP_HEADER, headers.SIGNATURE_HEADER)
-        values = (self.public, moment, sign(self.key, moment.encode()))
-        signed = tuple(zip(names, values, strict=True))
-        request = internal("ActivateNodeRequest")(
-            public_key=self.public, heartbeat_interval=0.0
-        )
-        # A field that this message has not: servers ignore it
-        large = internal("message_pb2").PushObjectRequest(object_content=bytes(padding))
-        request.MergeFromString(large.SerializeToString())
+    def ask(self, at: float, padding: int = 0) -> tuple[int, str]:
+        """Return the server's refusal of a call that is signed with this time, and is larger by `padding` bytes."""
+        body = request("ActivateNode", public_key=self.calls.public, heartbeat_interval=0.0)
+        if padding:  # a field that this message has not: servers ignore it
+            body += request("PushObject", object_content=bytes(padding))
         seconds = LARGE_SECONDS if padding else TIMEOUT_SECONDS
         try:
-            internal("FleetStub")(self.channel).ActivateNode(
-                request, timeout=seconds, metadata=signed
-            )
-        except self.error as error:
-            return str(error.details())
-        return "activated"
-
-    @staticmethod
-    def code_of(answer: str) -> object:
-        """Return Flower's code in an answer; None if it is no answer of Flower's."""
-        flower = internal("FlowerError").from_json(answer)
-        return flower.code if flower else None
+            self.calls.send("ActivateNode", body, at=at, timeout=seconds)
+        except self.calls.grpc.RpcError as error:
+            return refusal_in(error)
+        return 0, "activated"
 
 
 def clock_check(taken: Callable[[float], bool]) -> Check:

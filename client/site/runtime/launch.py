@@ -38,7 +38,7 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise UserError(f"there is no {name}: install silofl with its dependencies (flwr 1.39)")
+        raise UserError(f"there is no {name}: install silofl with its dependencies (flwr 1.42)")
     return found
 
 
@@ -47,8 +47,8 @@ def own_supernode() -> list[str]:
     return [
         sys.executable,
         "-P",
-        str(Path(__file__).resolve().parents[1] / "private.py"),
-        "runtime.supernode",
+        str(Path(__file__).resolve().parents[2] / "flower/private.py"),
+        "site.runtime.supernode",
     ]
 
 

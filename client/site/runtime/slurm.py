@@ -7,7 +7,7 @@ Each message has a folder of its own, whose name is drawn at random and is the j
 earlier job is taken, and what a dead SuperNode left can be cancelled. A job that Slurm requeues finds the same question
 and repeats its work. Its answer appears whole, by a rename, and passes the gate as any app's.
 
-The job gets the variables in `PASSED` only: no proxy's password, no key's path. Run as `runtime.slurm FOLDER` by
+The job gets the variables in `PASSED` only: no proxy's password, no key's path. Run as `site.runtime.slurm FOLDER` by
 `private.py`, this module is the job.
 """
 
@@ -24,11 +24,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...flower.fleet import announce_queue
+from ...flower.internals import internal
 from ..audit_gate import BY_SITE, BY_SITE_VALUE
-from ..flower import internal
 from .app_process import DIED, answer_question, prepare_process, read_answer, write_question
 from .template import PRIVATE
-from .transfers import announce_queue
 from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended, shared_memory
 
 OPTIONS = "SILOFL_SLURM"  # in a SuperNode's environment: options of sbatch; none: no Slurm
@@ -105,7 +105,7 @@ class SlurmJobs(Workers):
 
     def _submit(self, folder: Path) -> str:
         """Submit the job for a question, and return its number."""
-        command = [sys.executable, "-P", str(PRIVATE), "runtime.slurm", str(folder)]
+        command = [sys.executable, "-P", str(PRIVATE), "site.runtime.slurm", str(folder)]
         # `%` begins a pattern there
         log = str(folder / "log").replace("%", "%%")
         ours = ["--parsable", "--requeue", "--open-mode=append", "--export=ALL"]

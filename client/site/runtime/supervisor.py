@@ -1,7 +1,7 @@
 """A silo as one supervised process: its SuperNode, started again where that helps.
 
 Used by the container of a silo and by `silofl join`. If the silo's key is unknown or in use by another SuperNode, or if
-the certificate does not fit, Flower's SuperNode ends with an error in Flower's terms, or retries forever. `run` retries
+the certificate does not fit, the SuperNode ends with an error in Flower's terms, or retries forever. `run` retries
 if waiting helps. Otherwise one line names the cause (`client.site.runtime.doctor` finds it). `join` is `silofl join`:
 the silo of a bundle, without Docker.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from client.site.flower import BACK, LOST, REFUSED, REGISTERED
+from client.flower.internals import BACK, LOST, REFUSED, REGISTERED
 from client.site.node import Site, gpu_environment, supernode_command
 from client.site.runtime.connection import CLOCK, connection_checks
 from client.site.runtime.doctor import (
@@ -34,7 +34,7 @@ from client.site.runtime.doctor import (
     state_checks,
     table,
 )
-from client.site.runtime.launch import free_ports, own_supernode, silo_environment
+from client.site.runtime.launch import own_supernode, silo_environment
 from client.site.runtime.route import TRANSIENT
 from client.site.runtime.slurm import OPTIONS
 from client.site.trust.bundle import POLICY_ASKED, check_key, read_bundle, site_of, unpack
@@ -51,7 +51,7 @@ WAIT_SECONDS = 5.0
 IN_USE_SECONDS = 195.0
 RESTART_SECONDS = 60.0  # for a restarted server to register this silo again
 EXPLAIN_SECONDS = 60.0  # between two checks for the cause of a missing connection
-# Flower forces its own exit 5 s after SIGTERM; Docker kills 10 s after its own
+# A silo's last call has 2 s; Docker kills 10 s after its SIGTERM
 GRACE_SECONDS = 7.0
 IN_USE = (
     "its key is in use: a bundle runs in one place at a time, so end the other one or ask the server's operator for "
@@ -192,7 +192,7 @@ class Supervised:
                 self.last_line = line.strip()
 
     def _explain(self) -> None:
-        """Report why there is no connection, since Flower retries forever in silence; end it if a retry cannot help."""
+        """Report why there is no connection, since a SuperNode retries forever; end it if a retry cannot help."""
         if time.monotonic() - self.explained < EXPLAIN_SECONDS:
             return
         self.explained = time.monotonic()
@@ -291,12 +291,8 @@ def _take_part(
         raise UserError(f"{site.name} cannot join: {one_line(fault)}")
     # For `silofl policy`, `study`
     write_atomically(folder / POLICY_ASKED, policy)
-    port = free_ports(1)[0]
     echo(f"{site.name} joins {site.server}; Ctrl-C leaves")
-    echo(
-        f"port {port} is open on 127.0.0.1 alone: Flower's SuperNode opens it, and nothing here uses it"
-    )
-    command = supernode_command(site, program=own_supernode(), port=port)
+    command = supernode_command(site, program=own_supernode())
     environment = silo_environment(folder / "flower", template_socket=folder / "warm.sock")
     environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
     environment |= {"SILOFL_SERVER": site.server}  # the sender in the audit log

@@ -9,7 +9,7 @@ that process ended. If the template ends, the apps' processes go on; the SuperNo
 Silos of one machine may share a template.
 
 Python takes an app's module from `sys.modules` first. A template that had imported the package `client` would run the
-installed code instead of the app's. Therefore `client/site/private.py` loads the folder `client/site` as the package
+installed code instead of the app's. Therefore `client/flower/private.py` loads the folder `client` as the package
 `silofl_site`, a name that no app has. Code that runs here imports its neighbours relatively, and otherwise only the
 standard library and third-party packages. Before the fork nothing is computed and CUDA is not used.
 
@@ -32,10 +32,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ..flower import INTERNALS
+from ...flower.internals import INTERNALS
 from .app_process import DIED, check_peer, run_app_process
 
-PRIVATE = Path(__file__).resolve().parents[1] / "private.py"
+PRIVATE = Path(__file__).resolve().parents[2] / "flower/private.py"
 # Third-party modules that a silo's ClientApp imports; one that is not installed is skipped.
 PRELOAD = (
     INTERNALS["load_client_app"].partition(":")[0],
@@ -77,7 +77,7 @@ def main() -> None:
 
 def template_command(path: Path) -> list[str]:
     """Return the command line that runs the template process at a socket."""
-    return [sys.executable, "-P", str(PRIVATE), "runtime.template", str(path)]
+    return [sys.executable, "-P", str(PRIVATE), "site.runtime.template", str(path)]
 
 
 def serve_template(path: Path, modules: Sequence[str]) -> None:

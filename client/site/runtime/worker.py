@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..flower import internal
-from ..private import available_share
+from ...flower.internals import internal
+from ...flower.private import available_share
 from .app_process import DIED, DONE, READY, read_answer, write_question
 from .template import connect_to, template_command, template_pid
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from ...flower.internals import records_of
 from ..budget.release import config_of, whole
-from ..flower import records_of
 from ..parsed import SiteError
 from ..terms import Terms
 from ..trust.envelope import fingerprint, load_node_key, public_pem

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from ..flower import records_of
+from ...flower.internals import records_of
 from ..trust.chain import canonical, digest
 from ..trust.receipts import ASKED
 from . import COUNTED, OWN, SHARE

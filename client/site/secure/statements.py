@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from pydantic import AfterValidator, Field
 
+from ...flower.private import load_ours
 from ..parsed import Frozen, SiteError, match_pattern, parse_values
-from ..private import load_ours
 from ..trust.chain import digest
 from ..trust.envelope import SECURE, unseal
 from ..trust.message_rules import number

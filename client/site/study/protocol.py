@@ -28,8 +28,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from ...flower.private import load_ours
 from ..parsed import Frozen, SiteError, match_pattern, parse_values, read_toml, shorten
-from ..private import load_ours
 from ..trust.code import trainer_faults
 from ..trust.envelope import body_of
 from ..trust.message_rules import methods_of, number, owner, to_plain, uploads

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..private import load_ours
+from ...flower.private import load_ours
 
 LARGEST = 2 << 20  # bytes, after which the next file is begun
 BLOCK = 1 << 13  # bytes read at once from a file's end

@@ -21,8 +21,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from ..flower import internal
-from ..private import load_ours
+from ...flower.internals import internal
+from ...flower.private import load_ours
 
 
 class AppRefusedError(Exception):

@@ -38,7 +38,7 @@ from server.deploy.processes import Process
 from server.deploy.superlink import in_place_of
 
 # Text in a part's command line
-MAIN_PROCESSES = ("server.deploy.superlink", "private.py runtime.supernode")
+MAIN_PROCESSES = ("server.deploy.superlink", "private.py site.runtime.supernode")
 
 GRACE_SECONDS = 6.0  # Flower forces its own exit 5 s after SIGTERM
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from client.site.flower import REFUSED
+from client.flower.internals import REFUSED
 from client.site.node import MIG
 from client.site.runtime.launch import LOOPBACK, THIS_MACHINE, free_ports
 from client.site.runtime.template import template_command

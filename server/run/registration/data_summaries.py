@@ -4,7 +4,7 @@ Identity registry: each silo name is bound to a key.
 
 A silo sends its name in its data summary. The operator has registered the name with the node's public key at the
 SuperLink (`silofl up`, `setup`, `silofl add-silo`). The SuperLink authenticates nodes by their private keys. Flower's
-`Grid.get_nodes` (1.39) returns names and public keys to the ServerApp, so no silo can change this table. A checkpoint
+`Grid.get_nodes` returns names and public keys to the ServerApp, so no silo can change this table. A checkpoint
 holds the silos' keys, so a silo needs the same key in a resumed run.
 
 Without registered names (a simulation; a SuperLink without node keys) names are not checked.

@@ -12,7 +12,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message
 from torch import Tensor
 
-from client.site.flower import internal
+from client.flower.internals import internal
 from strategies.base.aggregation.secure import ARRAY, RECORD
 from strategies.base.info import RoundPlan
 from strategies.base.state import State

@@ -25,7 +25,8 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.supercore.constant import TaskType
 from supernode import LISTED, RUN, RUN_CONFIG, NodeSilo, gone, parent, wait_until
 
-from client.site import audit_gate, private
+from client.flower import private
+from client.site import audit_gate
 from client.site.audit_gate import rule_values
 from client.site.runtime import worker
 from client.site.runtime.template import template_command, template_pid
@@ -471,22 +472,22 @@ def test_what_the_parent_imports_ahead():
         import importlib, sys, threading
         from importlib.util import module_from_spec, spec_from_file_location
         root = sys.argv[1]
-        spec = spec_from_file_location("private", root + "/client/site/private.py")
+        spec = spec_from_file_location("private", root + "/client/flower/private.py")
         private = module_from_spec(spec)
         spec.loader.exec_module(private)
         private.load_site()
         import silofl_site
-        from silofl_site.runtime.template import PRELOAD
+        from silofl_site.site.runtime.template import PRELOAD
         for name in PRELOAD:
             importlib.import_module(name)
         ours = {"models", "strategies", "partitions", "client", "server"}
         before = {name.partition(".")[0] for name in sys.modules}
         print(sorted(ours & before), threading.active_count(), sys.modules["torch"].cuda.is_initialized())
         sys.path.insert(0, root)
-        import client.app, client.site.flower
+        import client.app, client.flower.internals, silofl_site.flower.internals
         after = {name.partition(".")[0] for name in sys.modules}
         print(sorted(after - before - ours - sys.stdlib_module_names))
-        print(client.site.flower is silofl_site.flower)
+        print(client.flower.internals is silofl_site.flower.internals)
     """)
     root = str(Path(private.__file__).parents[2])
     done = subprocess.run(

@@ -234,7 +234,7 @@ def test_versions(tmp_path):
     site = Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path)
     assert version_check(site).ok
     # A patch release speaks the same protocol
-    assert version_check(replace(site, flwr="1.39.7")).ok
+    assert version_check(replace(site, flwr="1.42.7")).ok
     other = version_check(replace(site, flwr="1.40.0"))
     assert not other.ok and "1.40.0" in other.detail and "install flwr 1.40.0" in other.fix
 

@@ -94,7 +94,7 @@ def test_the_rules_that_were_applied(node):
         within["study"] == {"name": "heart", "digest": study().digest} and "study" not in alone
     )
     assert set(within["versions"]) == {"python", *audit_gate.TOOLS}
-    assert within["versions"]["flwr"].startswith("1.39.")
+    assert within["versions"]["flwr"].startswith("1.42.")
 
 
 def test_a_line_tells_the_policy_or_that_there_is_none(node):

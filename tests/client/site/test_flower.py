@@ -12,10 +12,10 @@ import pytest
 from failing import fails
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.site.flower import INTERNALS, internal
+from client.flower.internals import INTERNALS, internal
 
 ROOT = Path(__file__).parents[3]
-INVENTORY = "client/site/flower.py"
+INVENTORY = "client/flower/internals.py"
 PUBLIC = {
     *(
         "flwr",

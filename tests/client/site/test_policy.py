@@ -488,8 +488,8 @@ def test_the_page_has_every_rule_and_every_method():
 def test_the_policy_needs_nothing_but_the_standard_library():
     """It runs where the name `client` must stay free for the app's own package."""
     code = (
-        "import sys; sys.path.insert(0, 'client/site'); import private; private.load_site();"
-        "import silofl_site.messages as p; p.check_message;"
+        "import sys; sys.path.insert(0, 'client/flower'); import private; private.load_site();"
+        "import silofl_site.site.messages as p; p.check_message;"
         "bad = {'client', 'numpy', 'torch', 'flwr', 'strategies'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     done = subprocess.run(

@@ -17,8 +17,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from client.flower.internals import internal
+from client.flower.transfers import keep_pieces
 from client.site.audit_gate import records
-from client.site.flower import internal
 from client.site.runtime.app_process import (
     InvalidAnswerError,
     read_answer,
@@ -26,7 +27,6 @@ from client.site.runtime.app_process import (
     write_answer,
     write_question,
 )
-from client.site.runtime.transfers import keep_pieces
 from client.site.runtime.worker import shared_memory
 from strategies.base.transport.payload import JOINED, Model, Payload, decode, encode
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from failing import fails
 
-from client.site.flower import LOST, REFUSED, REGISTERED
+from client.flower.internals import LOST, REFUSED, REGISTERED
 from client.site.node import Site, node_config
 from client.site.runtime import supervisor as module
 from client.site.runtime.supervisor import run

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import threading
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from failing import fails
-from flwr.supercore.inflatable import inflatable_utils
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
-from supernode import wait_until
 
-from client.site.flower import internal
-from client.site.runtime import transfers
-from client.site.runtime.supernode import HEARTBEAT_SECONDS
-from client.site.runtime.transfers import PATIENT_SECONDS, Transfer, be_patient, watch_pulls
+from client.flower import transfers
+from client.flower.transfers import Transfer
 
 
 @pytest.fixture
@@ -68,87 +58,3 @@ def test_the_line(monkeypatch):
     sent_again.add(bytes(5_000_000))
     sent_again.expect(1, 5_000_000)
     assert sent_again.line().startswith("5 of 10 MB")
-
-
-def test_who_waits_for_parts_waits_without_a_limit(said, monkeypatch):
-    """Flower's own function gives up after so many looks; where it is watched it does not."""
-    # No pauses
-    monkeypatch.setattr(inflatable_utils, "random", SimpleNamespace(uniform=lambda a, b: -1.0))
-    looks = 0
-
-    def pull(name):
-        nonlocal looks
-        looks += 1
-        if looks < 3000:
-            raise ObjectUnavailableError(name)
-        return b"part"
-
-    fails(Exception, "limit reached", inflatable_utils.pull_objects, ["a"], pull)
-    looks, module = 0, SimpleNamespace(pull_objects=inflatable_utils.pull_objects)
-    for _ in range(2):  # it is not wrapped twice
-        watch_pulls(module, "receiving", said.append)
-    assert module.pull_objects.flowers is inflatable_utils.pull_objects
-    assert module.pull_objects(object_ids=["a"], pull_object_fn=pull) == {"a": b"part"}
-    assert module.pull_objects(["a", "b"], lambda name: name.encode()) == {"a": b"a", "b": b"b"}
-
-
-def test_a_message_that_came_whole_is_not_pulled(said, monkeypatch):
-    module = SimpleNamespace(pull_objects=lambda names, pull, **given: {"pulled": b""})
-    watch_pulls(module, "receiving", said.append)
-    monkeypatch.setattr(transfers, "PARTS", {"a": b"1", "b": b"2"})
-    assert module.pull_objects(["a", "b", "a"], None) == {"a": b"1", "b": b"2"}
-    assert module.pull_objects(["a", "c"], None) == {"pulled": b""}
-
-
-def test_a_part_that_has_not_come_is_asked_for_again_soon(said, monkeypatch):
-    """Flower waits a second, two, four: most of an exchange of short messages."""
-    pauses, early = list[float | None](), iter(range(7))
-
-    class Early(threading.Event):
-        def wait(self, timeout=None):
-            pauses.append(timeout)
-            return False
-
-    def pull(name):
-        if next(early, None) is not None:
-            raise ObjectUnavailableError(name)
-        return b"part"
-
-    flower = SimpleNamespace(Event=Early, Lock=threading.Lock)
-    monkeypatch.setattr(inflatable_utils, "threading", flower)
-    monkeypatch.setattr(inflatable_utils, "random", SimpleNamespace(uniform=lambda a, b: 0.0))
-    module = SimpleNamespace(pull_objects=inflatable_utils.pull_objects)
-    watch_pulls(module, "receiving", said.append)
-    assert module.pull_objects(["a"], pull) == {"a": b"part"}
-    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-
-
-def test_heartbeats_ask_for_patience_and_are_sent_as_often(monkeypatch):
-    told: Any = internal("fleet_connection")
-    for module in (told, internal("heartbeat")):
-        monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_SECONDS)
-    beats = []
-
-    def beat():
-        beats.append(told.HEARTBEAT_DEFAULT_INTERVAL)
-        return True
-
-    monkeypatch.setattr(transfers, "HEARTS", [SimpleNamespace(heartbeat_fn=beat)])
-    be_patient(True)
-    assert told.HEARTBEAT_DEFAULT_INTERVAL == PATIENT_SECONDS
-    assert internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
-    wait_until(lambda: beats)
-    be_patient(False)
-    assert told.HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
-    assert beats == [PATIENT_SECONDS]
-
-
-def test_flower_reads_them_where_we_think_it_does():
-    source = inspect.getsource(internal("fleet_connection"))
-    assert (
-        "heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL" in source
-        and "timeout=HEARTBEAT_CALL_TIMEOUT" in source
-    )
-    assert "HeartbeatSender(send_node_heartbeat)" in source
-    for module in ("supernode_loop", "http_grid"):
-        assert "pull_objects(" in inspect.getsource(internal(module))

@@ -13,11 +13,10 @@ import yaml
 from failing import fails
 from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
-from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from packaging.requirements import Requirement
 
-from client.site.flower import BACK, LOST, REFUSED, REGISTERED
 from client.site.node import Site, supernode_command
+from client.site.runtime.supernode import argument_parser
 from requirements.lock import requirements
 from server.cli.main import main
 from server.deploy.compose import compose_file
@@ -70,17 +69,15 @@ def test_twelve_silos_a_server_and_a_setup(committed):
 
 
 @pytest.mark.parametrize("silo", SILOS)
-def test_silos_command_is_understood_by_flowers_own_parser(committed, silo):
+def test_silos_command_is_understood_by_our_parser(committed, silo):
     program, *arguments = committed["services"][silo]["command"]
     assert program == "flower-supernode"
-    parsed = _parse_args_run_supernode().parse_args(arguments)
-    assert not parsed.insecure
+    parsed = argument_parser().parse_args(arguments)
     assert parsed.superlink == "superlink:9092"
     assert (parsed.root_certificates, parsed.auth_supernode_private_key) == (
-        "/site/ca.crt",
-        "/site/node.key",
+        Path("/site/ca.crt"),
+        Path("/site/node.key"),
     )
-    assert (parsed.host, parsed.port) == ("127.0.0.1", 9094)
     assert parse_config_args([parsed.node_config]) == {
         "name": silo,
         "data": "/data/data.npz",
@@ -288,17 +285,6 @@ def test_missing_data_are_one_line_and_exit_code_2(tmp_path, capsys):
     assert not (tmp_path / "out.yml").exists()
 
 
-def test_what_the_supervisor_waits_for_is_what_flower_logs():
-    """`client.site.runtime.supervisor` reads the SuperNode's log; these lines stand in the installed Flower."""
-    flower = Path(importlib.util.find_spec("flwr").origin).parent  # type: ignore[union-attr, arg-type]
-    node = (flower / "supernode/start_client_internal.py").read_text()
-    retry = (flower / "supercore/retry/grpc_retry.py").read_text()
-    catalog = (flower / "supercore/error/catalog.py").read_text()
-    assert f'"{REGISTERED}%s"' in node
-    assert LOST in retry and BACK in retry
-    assert REFUSED in catalog
-
-
 # --- the images -------------------------------------------------------------------------------------------
 
 
@@ -346,7 +332,7 @@ def test_requirements_of_the_images_come_from_pyproject():
     text = (ROOT / "pyproject.toml").read_text()
     silo, server = requirements("silo", text), requirements("server", text)
     assert set(silo) < set(server)
-    assert "flwr==1.39.*" in silo
+    assert "flwr==1.42.*" in silo
     assert not any(
         requirement.startswith(("scikit-learn", "matplotlib", "torchvision"))
         for requirement in silo

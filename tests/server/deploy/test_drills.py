@@ -37,7 +37,7 @@ PHASES = {
     "while training": "hospital-02 strategies/apple.py AppleClient.local_update",
     "while the silo saves": "hospital-02 strategies/base/state.py write_sealed.<locals>.write",
     "while replying": "hospital-02 client/site/audit_gate.py release_reply",
-    "while sending": "hospital-02 client/site/runtime/answering.py send_replies",
+    "while sending": "hospital-02 client/flower/loop.py MessageLoop._send",
     "while aggregating": "superlink strategies/apple.py Apple.aggregate",
     "while the server saves": "superlink strategies/base/state.py write_sealed.<locals>.write",
 }
@@ -118,7 +118,7 @@ def victims(who, standing):
     return {
         "worker": [standing],
         "template process": [local.status(running)["warm"]["pid"]],
-        "SuperNode": [p.pid for p in silo if "private.py runtime.supernode" in p.command],
+        "SuperNode": [p.pid for p in silo if "private.py site.runtime.supernode" in p.command],
         "ServerApp": [p.pid for p in server if "flwr-serverapp" in p.command],
         "SuperLink": [p.pid for p in server if "server.deploy.superlink" in p.command],
         "server's SuperExec": [p.pid for p in server if "flower-superexec" in p.command],

@@ -23,7 +23,7 @@ from failing import fails
 from tiny import events_of
 from trio import bring_up, wait_for
 
-from client.site.runtime.launch import LOOPBACK, free_ports, program
+from client.site.runtime.launch import LOOPBACK, free_ports, own_supernode
 from client.site.trust.code import build
 from server.cli.main import main
 from server.deploy import following, local, processes, submit
@@ -194,12 +194,11 @@ def test_up_returns_when_all_are_online(federation):
     assert status["superlink"]["running"] and status["warm"]["running"] and status["runs"] == []
 
 
-def test_ports_are_on_the_loopback_interface_and_a_silo_has_one_of_its_own(federation):
+def test_ports_are_on_the_loopback_interface_and_a_silo_has_none(federation):
     superlink = local.status(federation)["superlink"]["pid"]
     control = int(federation.connection.address.rpartition(":")[2])
     assert listening(superlink) == {(LOOPBACK, control), (LOOPBACK, federation.fleet_port)}
-    nodes = [listening(pid) for pid in silo_pids(federation).values()]
-    assert nodes == [{(LOOPBACK, silo.port)} for silo in federation.silos]
+    assert [listening(pid) for pid in silo_pids(federation).values()] == [set(), set()]
 
 
 def test_the_connection_is_written_and_nothing_else_of_the_configuration_touched(federation):
@@ -213,10 +212,9 @@ def test_an_unregistered_key_is_refused(federation, tmp_path):
         tmp_path / "stranger", silos=["stranger"], hosts=["localhost"]
     )
     command = [
-        *(program("flower-supernode"), "--superlink", f"{LOOPBACK}:{federation.fleet_port}"),
+        *(*own_supernode(), "--superlink", f"{LOOPBACK}:{federation.fleet_port}"),
         *("--root-certificates", federation.connection.root_certificates),
         *("--auth-supernode-private-key", str(stranger.node_key("stranger"))),
-        *("--port", str(free_ports(1)[0])),
     ]
     environment = parts.part_environment(tmp_path, "stranger")
     # A file: a SuperExec that outlives its SuperNode for a while keeps a pipe open
@@ -448,7 +446,7 @@ def test_a_part_that_does_not_start_is_named_and_nothing_stays(folder):
     made = ensure_credentials(directory / "credentials", silos=["north"], hosts=["localhost"])
     made.node_key("north").write_text("no key\n")
     with pytest.raises(
-        local.PartFailedError, match=r"(?s)north ended.*Unable to parse the private key file"
+        local.PartFailedError, match=r"(?s)north ended.*is no private key of a silo"
     ):
         local.up(read_federation(path), echo=lambda line: None)
     assert processes.find(directory) == [] and local.leftover() == ""

@@ -10,50 +10,61 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from queue import SimpleQueue
 from types import SimpleNamespace
+from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from failing import fails
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
-from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
-from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.retry import RetryInvoker, exponential
 from flwr.superlink.federation import NoOpFederationManager
+from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped]
 from superlink import superlink
 
-from client.site.flower import internal
-from client.site.runtime import transfers
-from client.site.runtime.transfers import enclose, names_in, parts_in
-from server.deploy import superlink as ours
-from server.deploy.control import Control
-from server.deploy.superlink import (
+from client.flower import mail as mail_module
+from client.flower import transfers
+from client.flower.fleet import HEADERS, Fleet, FleetCalls, fleet_method, request, signed_text
+from client.flower.internals import internal
+from client.flower.mail import (
     GATHER_SECONDS,
     HELD_SECONDS,
     LOOK_SECONDS,
-    MOST_CALL,
     MOST_TIMES,
     WAIT_SECONDS,
-    ReplyBounds,
-    enclose_parts,
-    wait_for_messages,
+    Mail,
 )
-from server.run.exchange import tree_of
-from server.run.limits import group_id
+from client.flower.service import (
+    METHODS,
+    MOST_CALL,
+    OLD_SILO,
+    check_signature,
+    handler_of,
+    missing_seams,
+)
+from client.flower.transfers import enclose, names_in, parts_in, tree_of
+from client.site.trust.envelope import load_node_key
+from server.deploy.control import Control
+from server.deploy.superlink import main as superlink_main
+from server.run.limits import group_id, most_bytes, too_large
 
 
 class StoppedClock:
@@ -85,21 +96,26 @@ class StoppedClock:
 
 # A call that the caller has given up; a call that has been answered
 ENDED: SimpleQueue[bool] = SimpleQueue()
-pull = wait_for_messages(FleetServicer.PullMessages, most=2)
 
 
-class Waiting(FleetServicer):
-    """Flower's service as our SuperLink has it."""
+def endpoint(name, mail):
+    """A method of the service as our SuperLink has it, whoever calls."""
+    answer, method = handler_of(name, mail), fleet_method(name)
 
-    def PullMessages(self, request, context):
-        context.add_callback(lambda: ENDED.put(True))
+    def call(request, context):
+        if name == "PullMessages":
+            context.add_callback(lambda: ENDED.put(True))
         try:
-            return pull(self, request, context)
+            return answer(request, context)
         finally:
-            ENDED.put(False)
+            if name == "PullMessages":
+                ENDED.put(False)
 
-
-ReplyBounds().install(Waiting)
+    return grpc.unary_unary_rpc_method_handler(
+        call,
+        GetMessageClass(method.input_type).FromString,
+        GetMessageClass(method.output_type).SerializeToString,
+    )
 
 
 @dataclass
@@ -108,6 +124,7 @@ class FakeServer:
 
     states: LinkStateFactory
     stores: ObjectStoreFactory
+    mail: Mail
     address: str
     node: int
     run: int
@@ -122,13 +139,16 @@ class FakeServer:
         )
         message = make_message(metadata, content)
         metadata.__dict__["_message_id"] = message.object_id
-        session = state.start_session(self.run)
-        stored, missing = state.store_message_and_object_tree(
-            message, get_object_tree(message), session
+        request = PushAppMessagesRequest(
+            messages_list=[message_to_proto(remove_content_from_message(message))],
+            message_object_trees=[get_object_tree(message)],
         )
-        assert stored and missing
+        task = SimpleNamespace(run_id=self.run)
+        answer = internal("runtime_handlers").push_messages(request, state, task)
+        self.mail.note(request, answer)
+        assert answer.message_ids == [message.object_id] and answer.objects_to_push
         self.rest = (
-            session,
+            answer.session_id,
             {name: part.deflate() for name, part in get_all_nested_objects(message).items()},
         )
         if whole:
@@ -217,7 +237,7 @@ class FakeSilo:
 @pytest.fixture
 def clock(monkeypatch):
     clock = StoppedClock()
-    monkeypatch.setattr(ours, "time", clock)
+    monkeypatch.setattr(mail_module, "time", clock)
     return clock
 
 
@@ -233,13 +253,16 @@ def server(clock):
     )
     (task,) = state.get_tasks(run_ids=[run])
     assert state.claim_task(task.task_id) and state.activate_task(task.task_id)
+    mail = Mail(state, most_bytes, too_large, threading.Semaphore(2))
     service = grpc.server(
         ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", MOST_CALL)]
     )
-    add_FleetServicer_to_server(Waiting(states, stores, False), service)
+    endpoints = {name: endpoint(name, mail) for name in METHODS}
+    fleet = grpc.method_handlers_generic_handler("flwr.proto.Fleet", endpoints)
+    service.add_generic_rpc_handlers([fleet])
     port = service.add_insecure_port("127.0.0.1:0")
     service.start()
-    yield FakeServer(states, stores, f"127.0.0.1:{port}", node, run)
+    yield FakeServer(states, stores, mail, f"127.0.0.1:{port}", node, run)
     clock.let_pass(WAIT_SECONDS)
     service.stop(None).wait()
 
@@ -311,7 +334,7 @@ def test_a_silo_that_has_gone_takes_no_message_with_it(server, clock):
     name = server.store(1.0)
     clock.let_pass(LOOK_SECONDS)
     assert not ENDED.get(timeout=60)  # it has looked, and answered nobody
-    assert not server.states.state().message_ins_store[name].metadata.delivered_at
+    assert not server.mail.noted[name].delivered
     assert server.silo().ask() == [name]
 
 
@@ -366,7 +389,7 @@ def test_a_serverapp_and_its_superlink_exchange_small_parts_with_their_message(s
         server.states.state(),
         SimpleNamespace(**vars(internal("runtime_handlers"))),
     )
-    enclose_parts(handlers)
+    server.mail.wrap(handlers)
     content = RecordDict(
         {"model": ArrayRecord([np.arange(10_000.0)]), "config": ConfigRecord({})}
     )
@@ -378,7 +401,7 @@ def test_a_serverapp_and_its_superlink_exchange_small_parts_with_their_message(s
     metadata.__dict__["_message_id"] = name = message.object_id
     request = PushAppMessagesRequest(
         messages_list=[message_to_proto(remove_content_from_message(message))],
-        message_object_trees=[tree_of(message)],
+        message_object_trees=[tree_of(message, get_all_nested_objects(message), 0)],
     )
     task = SimpleNamespace(run_id=server.run)
     answer = handlers.push_messages(request, state, task)
@@ -402,7 +425,7 @@ def test_a_serverapp_and_its_superlink_exchange_small_parts_with_their_message(s
 def query(server):
     """Ask our SuperLink for the replies to messages; which have one."""
     handlers = SimpleNamespace(**vars(internal("runtime_handlers")))
-    enclose_parts(handlers)
+    server.mail.wrap(handlers)
     state, task = server.states.state(), SimpleNamespace(run_id=server.run)
 
     def ask(*names):
@@ -536,38 +559,104 @@ def test_parts_come_after_the_serverapp_has_begun_to_take_the_reply(server, numb
     assert kept(server) < MOST or whole
 
 
-def test_a_call_that_is_too_large_is_refused_by_its_length(monkeypatch):
-    module = internal("superlink_server")
-    monkeypatch.setattr(module, "GRPC_MAX_MESSAGE_LENGTH", module.GRPC_MAX_MESSAGE_LENGTH)
-    monkeypatch.setattr(module, "flower_superlink", lambda: None)
-    monkeypatch.setattr(ours.sys, "argv", ["x"])
-    for name in ("PullMessages", "PushMessages", "PushObject"):
-        monkeypatch.setattr(FleetServicer, name, getattr(FleetServicer, name))
-    handlers = internal("runtime_handlers")
-    for name in ("pull_messages", "push_messages", "confirm_message_received", "pull_object"):
-        monkeypatch.setattr(handlers, name, getattr(handlers, name))
-    ours.main()
-    seen = {}
-    monkeypatch.setattr(
-        module, "generic_create_grpc_server", lambda **given: seen.update(given) or 1 / 0
-    )
-    with pytest.raises(ZeroDivisionError):
-        module._run_fleet_api_grpc_rere("127.0.0.1:0", None, None, False, None)
-    assert seen["max_message_length"] == MOST_CALL < 150_000_000
+def test_a_reply_of_another_silo_is_not_taken(server):
+    """Flower takes it from each sender that names the message."""
+    name = server.store(1.0)
+    stranger = FakeSilo(server.silo().stub, server.node + 1, server.run)
+    assert stranger.answer(name, 1) == [] and server.silo().answer("a" * 64, 1) == []
+    before = kept(server)
+    assert all(server.silo().answer(name, 10_000)) and kept(server) > before
+
+
+# --- who calls ----------------------------------------------------------------------------------------------
+
+KEY, OTHER = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+MOMENT = "2026-11-28T12:00:00+00:00"
+NOW = datetime.fromisoformat(MOMENT).timestamp()
+
+
+def signed(text, key=KEY, moment=MOMENT):
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signature = KEY.sign(text, ec.ECDSA(SHA256()))
+    return dict(zip(HEADERS, (public, moment, signature), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("headers", "now", "reason"),
+    [
+        ({}, NOW, "Missing authentication metadata"),
+        (signed(b"x"), NOW, "Invalid signature"),
+        (signed(signed_text("PushObject", MOMENT, b"body"), OTHER), NOW, "Invalid signature"),
+        (signed(signed_text("PullObject", MOMENT, b"body")), NOW, "Invalid signature"),
+        (signed(signed_text("PushObject", MOMENT, b"bode")), NOW, "Invalid signature"),
+        (
+            signed(signed_text("PushObject", MOMENT, b"body"), moment="x"),
+            NOW,
+            "Invalid signature",
+        ),
+        (signed(MOMENT.encode()), NOW, OLD_SILO),
+        (signed(signed_text("PushObject", MOMENT, b"body")), NOW + 306, "Invalid timestamp"),
+        (signed(signed_text("PushObject", MOMENT, b"body")), NOW - 6, "Invalid timestamp"),
+    ],
+)
+def test_a_call_is_signed_with_method_body_and_time(headers, now, reason):
+    fails(ValueError, reason, check_signature, "PushObject", b"body", headers, now)
+    good = signed(signed_text("PushObject", MOMENT, b"body"))
+    assert check_signature("PushObject", b"body", good, NOW) == good[HEADERS[0]]
+
+
+def test_a_seam_that_flower_has_moved_is_an_error_at_start(monkeypatch):
+    assert missing_seams() == []
+    monkeypatch.delattr(internal("fleet_handlers"), "push_object")
+    monkeypatch.delattr(internal("extensions"), "get_lifespan_contexts")
+    with pytest.raises(
+        SystemExit, match=r"has no fleet_handlers\.push_object, extensions\.get_life"
+    ):
+        superlink_main()
+
+
+def test_a_whole_superlink_refuses_strangers_large_calls_and_old_silos(tmp_path):
+    with superlink(tmp_path, wait=0.1) as running, Control(running.connection) as control:
+        credentials = running.credentials
+        control.register("north", credentials.node_public_pem("north"))
+        control.register("south", credentials.node_public_pem("south"))
+        ca, north = credentials.ca_certificate.read_bytes(), credentials.node_key("north")
+        where, south = (
+            f"127.0.0.1:{running.fleet}",
+            load_node_key(credentials.node_key("south")),
+        )
+        with (
+            Fleet(where, ca, load_node_key(north)) as fleet,
+            FleetCalls(where, ca, south) as calls,
+        ):
+            told = {}
+            for name, body in (
+                ("node", request("PullMessages", node=Node(node_id=fleet.node))),
+                ("large", bytes(MOST_CALL + 1)),
+                ("broken", b"no message"),
+            ):
+                with pytest.raises(grpc.RpcError) as error:
+                    calls.send("PullMessages", body)
+                told[name] = (error.value.code().name, error.value.details())
+            assert told["node"] == ("UNAUTHENTICATED", "Invalid node ID")
+            assert (
+                told["large"][0] == "RESOURCE_EXHAUSTED"
+                and told["broken"][0] == "UNAUTHENTICATED"
+            )
+            own: Any = SimpleNamespace(  # as Flower's SuperNode, and silofl 0.3
+                sign=lambda text, how: south.sign(text.split(b"\0")[2], how)
+            )
+            calls.key = own
+            with pytest.raises(grpc.RpcError, match=OLD_SILO):
+                calls.send("PullMessages", request("PullMessages", node=Node(node_id=1)))
 
 
 def test_a_whole_superlink_lets_a_silo_wait(tmp_path):
     with superlink(tmp_path, wait=1.5) as running, Control(running.connection) as control:
         credentials = running.credentials
         control.register("north", credentials.node_public_pem("north"))
-        key = load_ssh_private_key(credentials.node_key("north").read_bytes(), None)
-        invoker = RetryInvoker(exponential, grpc.RpcError, max_tries=1, max_time=None)
-        with internal("fleet_connection").grpc_request_response(
-            f"127.0.0.1:{running.fleet}",
-            insecure=False,
-            retry_invoker=invoker,
-            root_certificates=credentials.ca_certificate.read_bytes(),
-            authentication_keys=(key, key.public_key()),
-        ) as (_, receive, *_):
+        key = load_node_key(credentials.node_key("north"))
+        ca = credentials.ca_certificate.read_bytes()
+        with Fleet(f"127.0.0.1:{running.fleet}", ca, key) as fleet:
             until = time.monotonic() + 1.5
-            assert receive() is None and time.monotonic() >= until
+            assert not fleet.ask("PullMessages").messages_list and time.monotonic() >= until

@@ -13,9 +13,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from tiny import federate, random_silos
 
-from client.site.flower import internal
-from client.site.runtime import transfers
-from client.site.runtime.transfers import keep_pieces
+from client.flower import transfers
+from client.flower.internals import internal
+from client.flower.transfers import keep_pieces
 from client.site.trust.receipts import RECORD
 from server.run.collector import Collector
 from server.run.exchange import join_arrays

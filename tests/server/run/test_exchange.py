@@ -9,9 +9,9 @@ import pytest
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from client.site.runtime.transfers import PATIENT_SECONDS, QUEUED_SECONDS
+from client.flower.fleet import PATIENT_SECONDS, QUEUED_SECONDS
+from client.flower.transfers import LostPartError
 from server.run import exchange
 from server.run.collector import ClockWatch
 from server.run.exchange import CODES, DETECTED_LATE, Exchange, TimeoutPolicy
@@ -61,7 +61,7 @@ class SilentNetwork(Grid):
     def push_messages(self, messages):
         if self.faults:
             self.faults -= 1
-            raise ObjectPushError("object", 1, "session")
+            raise LostPartError("object")
         names = []
         for message in messages:
             self.pushes += 1
@@ -285,5 +285,5 @@ def test_messages_that_did_not_reach_the_superlink_go_again(monkeypatch):
     network.faults = 3
     assert go(network, TimeoutPolicy(1000), monkeypatch)[0] == {1: "", 2: ""}
     network.faults = 4
-    with pytest.raises(ObjectPushError):
+    with pytest.raises(LostPartError):
         go(network, TimeoutPolicy(1000), monkeypatch)

@@ -10,10 +10,9 @@ else of ours (see `private.py`), loads this file too.
 """
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
-# Log lines of Flower's SuperNode: registered, connection lost, connection back, and refused by the server.
+# Log lines of a SuperNode, Flower's own words: registered, connection lost, connection back, and refused by the server.
 REGISTERED = "SuperNode ID: "
 LOST = "Connection attempt failed, retrying in"
 BACK = "Connection successful after"
@@ -26,18 +25,13 @@ INTERNALS = {
     "inflatable_utils": "flwr.supercore.inflatable.inflatable_utils",
     "get_flwr_home": "flwr.supercore.utils:get_flwr_home",
     "make_message": "flwr.app.message:make_message",
-    "SubStatus": "flwr.common.constant:SubStatus",
     "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor",
     "ErrorCode": "flwr.common.constant:ErrorCode",
     "flower_superlink": "flwr.superlink.cli.flower_superlink:flower_superlink",
-    "FleetServicer": "flwr.server.superlink.fleet.grpc_rere.fleet_servicer:FleetServicer",
-    "PullMessagesResponse": "flwr.proto.fleet_pb2:PullMessagesResponse",
-    "superlink_server": "flwr.superlink.cli.flower_superlink",
     "runtime_handlers": "flwr.superlink.servicer.runtime.runtime_handlers",
     "fleet_pb2": "flwr.proto.fleet_pb2",
     "message_pb2": "flwr.proto.message_pb2",
     "NoObjectInStoreError": "flwr.supercore.object_store:NoObjectInStoreError",
-    "ObjectPushError": "flwr.supercore.inflatable.inflatable_utils:ObjectPushError",
     "ControlHttpClient": "flwr.supercore.control:ControlHttpClient",
     "control_pb2": "flwr.proto.control_pb2",
     "CliClientHttpInterceptor": "flwr.cli.cli_client_interceptor:CliClientHttpInterceptor",
@@ -47,21 +41,18 @@ INTERNALS = {
     "serde": "flwr.common.serde",
     "recorddict_pb2": "flwr.proto.recorddict_pb2",
     "TaskIdentity": "flwr.supercore.task_identity:TaskIdentity",
-    "get_all_nested_objects": "flwr.supercore.inflatable.inflatable_object:get_all_nested_objects",
-    "get_object_tree": "flwr.supercore.inflatable.inflatable_object:get_object_tree",
-    "flower_supernode": "flwr.supernode.cli.flower_supernode:flower_supernode",
-    "supernode_loop": "flwr.supernode.start_client_internal",
-    "heartbeat": "flwr.supercore.heartbeat",
-    "fleet_connection": "flwr.client.grpc_rere_client.connection",
-    "http_grid": "flwr.superlink.grid.http_grid",
-    "Status": "flwr.common.constant:Status",
-    "headers": "flwr.common.constant",
-    "sign_message": "flwr.supercore.primitives.asymmetric:sign_message",
-    "FleetStub": "flwr.proto.fleet_pb2_grpc:FleetStub",
-    "ActivateNodeRequest": "flwr.proto.fleet_pb2:ActivateNodeRequest",
-    "ApiErrorCode": "flwr.supercore.error:ApiErrorCode",
+    "inflatable_object": "flwr.supercore.inflatable.inflatable_object",
+    "remove_content_from_message": "flwr.app.message:remove_content_from_message",
+    "get_fused_config_from_fab": "flwr.common.config:get_fused_config_from_fab",
+    "parse_config_args": "flwr.common.config:parse_config_args",
+    "node_pb2": "flwr.proto.node_pb2",
     "FlowerError": "flwr.supercore.error:FlowerError",
-    "public_key_to_bytes": "flwr.supercore.primitives.asymmetric:public_key_to_bytes",
+    "fleet_handlers": "flwr.superlink.servicer.fleet.fleet_handlers",
+    "extensions": "flwr.superlink.extensions",
+    "LinkState": "flwr.server.superlink.linkstate:LinkState",
+    "API_ERROR_MAP": "flwr.supercore.error.catalog:API_ERROR_MAP",
+    "runtime_pb2": "flwr.proto.runtime_pb2",
+    "http_grid": "flwr.superlink.grid.http_grid",
 }
 
 
@@ -70,21 +61,6 @@ def internal(name: str) -> Any:
     module, _, attribute = INTERNALS[name].partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found
-
-
-def wraps(owner: Any, name: str) -> Callable[[Any], None]:
-    """Put the decorated function in the place of Flower's, which it gets first, or of an earlier one."""
-    there = getattr(owner, name)
-    original = getattr(there, "flowers", there)
-
-    def put(wrapper: Any) -> None:
-        def call(*given: Any, **named: Any) -> Any:
-            return wrapper(original, *given, **named)
-
-        call.flowers = original  # type: ignore[attr-defined]
-        setattr(owner, name, call)
-
-    return put
 
 
 def records_of(content: Any, kind: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Runs a module of this folder in a process that imports nothing of ours under the name `client`.
+"""Runs a module of `client` in a process that imports nothing of ours under the name `client`.
 
-    python -P client/site/private.py MODULE ARGUMENTS      e.g. runtime.template SOCKET
+    python -P client/flower/private.py MODULE ARGUMENTS      e.g. site.runtime.template SOCKET
 
 The app that Flower ships contains a package `client` of its own. If `sys.modules` had ours already, Python would use
-it instead: old code. So this folder is loaded as the package `silofl_site`, and `MODULE`'s `main` runs with the
+it instead: old code. So the folder `client` is loaded as the package `silofl_site`, and `MODULE`'s `main` runs with the
 arguments. Modules loaded this way import their neighbours relatively, the standard library and third-party packages.
 """
 
@@ -18,8 +18,8 @@ PACKAGE = "silofl_site"
 
 
 def load_site() -> None:
-    """Make this folder importable as `silofl_site`."""
-    folder = Path(__file__).resolve().parent
+    """Make the folder `client` importable as `silofl_site`."""
+    folder = Path(__file__).resolve().parents[1]
     spec = spec_from_file_location(
         PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
@@ -33,7 +33,7 @@ def load_ours(folder: str, name: str) -> Any:
 
     It and its neighbours import each other relatively, and nothing else of ours.
     """
-    if __package__ != PACKAGE:
+    if __package__ != f"{PACKAGE}.flower":
         return importlib.import_module(f"{folder.replace('/', '.')}.{name}")
     package = f"{PACKAGE}.{folder.replace('/', '_')}"
     if package not in sys.modules:

@@ -1,31 +1,21 @@
-"""Messages that take long on a slow line: progress lines every ten seconds, and protection against time limits.
+"""Messages that take long on a slow line: progress lines every ten seconds. And the parts that a message travels in.
 
-Flower (1.39) moves a message in parts of 5 MiB, two at a time, each in a call without a time limit. A failed call is
-repeated, so after a cut only the parts in transit are sent again. These limits could end a transfer that still moves:
-
-* A heartbeat times out after 5 s, and it queues behind those parts: here after 20 s.
-* A silo counts as offline 24 s after its last heartbeat (``supernode.py``). In a transfer that has lasted for three
-  seconds its heartbeats announce three minutes, the time for which a SuperLink keeps a reply without a new part. So
-  the line may be cut for longer when it matters most; a silo that dies then is reported later. The server detects
-  this by the heartbeat's interval, and does not count the transfer's time against silos (``server/run/exchange.py``).
-* A receiver gives up after two hours, or 500 polls for one part: here never, since parts that cannot come any more are
-  removed.
-
-A receiver takes a message whose parts have begun to come, and asks for a missing one again after 1, 2, 4 to 10 s: here
-after 0.05, 0.1 to 1 s. A server that looks for replies often begins most of them so.
+Flower moves a message in parts of 5 MiB, two at a time, each in a call without a time limit. A failed call is repeated,
+so after a cut only the parts in transit are sent again. A receiver takes a message whose parts have begun to come, and
+asks for a missing one again after 0.05, 0.1 to 1 s, as often as it takes: parts that cannot come any more are removed.
+Small parts travel in the message's tree (:func:`enclose`).
 """
 
 import hashlib
 import mmap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from ..flower import internal, wraps
-from ..private import return_memory
+from .internals import internal
 
 LONG_SECONDS = 3.0  # after which a transfer counts as long
 EVERY_SECONDS = 10.0  # between two lines
@@ -34,13 +24,11 @@ AGAIN_SECONDS = (0.05, 1.0)
 LAST_PARTS = 4  # come last and are tiny: the descriptions of a message, its content, a record and an array
 MOST_ENCLOSED = 1 << 16  # bytes of a message's parts that travel in its tree
 STALLED_SECONDS = 20.0  # without a part, until the line reports it
-HEARTBEAT_CALL_SECONDS = 20
-# The heartbeat interval announced in a long transfer; a SuperLink waits for two
-PATIENT_SECONDS = 90.0
-# That of a silo whose work waits in a queue (`slurm.py`): by it the server knows
-QUEUED_SECONDS = 13.0
 Echo = Callable[[str], object]
-PARTS: dict[str, bytes] = {}  # that came in the tree of the message that is received
+
+
+class LostPartError(Exception):
+    """A part of a message is not there any more."""
 
 
 @dataclass(eq=False)
@@ -120,36 +108,6 @@ class Transfer:
 
 def echo(line: str) -> None:
     print(line, flush=True)
-
-
-def watch_pulls(
-    module: Any, what: str, echo: Echo, lasting: Callable[[bool], object] = lambda yes: None
-) -> None:
-    """Wrap ``pull_objects`` of one of Flower's modules in a :class:`Transfer`."""
-
-    @wraps(module, "pull_objects")
-    def pull_objects(
-        original: Any, names: Sequence[str] = (), pull: Any = None, **given: Any
-    ) -> Any:
-        names = given.pop("object_ids", names)
-        pull = given.pop("pull_object_fn", pull)
-        # The whole message: Flower's threads would take longer than its work
-        if PARTS.keys() >= {*names}:
-            found = {name: PARTS[name] for name in names}
-            PARTS.clear()
-            return found
-        with Transfer(what, echo, parts=len(names), lasting=lasting) as transfer:
-            given |= {
-                "max_time": None,
-                "max_tries_per_object": None,
-                "initial_backoff": AGAIN_SECONDS[0],
-                "backoff_cap": AGAIN_SECONDS[1],
-            }
-            found = original(
-                names, lambda name: transfer.add(PARTS.pop(name, b"") or pull(name)), **given
-            )
-        return_memory()
-        return found
 
 
 def keep_pieces() -> None:
@@ -236,11 +194,21 @@ def enclose(tree: Any, get: Callable[[str], bytes | None]) -> None:
             tree.MergeFromString(field(object_content=content).SerializeToString())
 
 
-def open_tree(tree: Any) -> list[SimpleNamespace]:
-    """Keep the parts in a message's tree until they are pulled; return its parts' names, as ``object_id``."""
-    PARTS.clear()
-    PARTS.update(parts_in(tree))
-    return [SimpleNamespace(object_id=name) for name in names_in(tree)]
+def size_of(part: Any) -> int:
+    """Return the bytes of a part that is a chunk of an array; of another part 0, for it is small."""
+    return len(part.data) if type(part).__name__ == "ArrayChunk" else 0
+
+
+def tree_of(message: Any, parts: Mapping[str, Any], most: int = MOST_ENCLOSED) -> Any:
+    """Return the tree of a message with these parts, with those in it whose chunks have at most so many bytes."""
+
+    def get(name: str) -> bytes | None:
+        content: bytes | None = parts[name].deflate() if size_of(parts[name]) <= most else None
+        return content
+
+    tree = internal("inflatable_object").get_object_tree(message)
+    enclose(tree, get)
+    return tree
 
 
 def parts_in(tree: Any) -> dict[str, bytes]:
@@ -268,50 +236,10 @@ def new_buffer(size: int) -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-HEARTS: list[Any] = []  # of this SuperNode's connections; the last one is active
-
-
-def install() -> None:
-    """Install the heartbeat, received messages in pieces, and their progress, in this SuperNode."""
-    connection = internal("fleet_connection")
-
-    class Heart(connection.HeartbeatSender):  # type: ignore[misc, name-defined]
-        def __init__(self, heartbeat_fn: Callable[[], bool]) -> None:
-            super().__init__(heartbeat_fn)
-            HEARTS.append(self)
-
-    connection.HEARTBEAT_CALL_TIMEOUT = HEARTBEAT_CALL_SECONDS
-    connection.HeartbeatSender = Heart
-    keep_pieces()
-    watch_pulls(internal("supernode_loop"), "receiving a message", echo, be_patient)
-
-
-def be_patient(yes: bool) -> None:
-    """Announce a longer heartbeat interval, so that the SuperLink marks this silo offline later; False: the usual."""
-    announce(PATIENT_SECONDS if yes else None)
-
-
-def announce_queue(yes: bool) -> None:
-    """Announce that the silo's work waits in its site's queue; False: no more."""
-    announce(QUEUED_SECONDS if yes else None)
-
-
-def announce(seconds: float | None) -> None:
-    """Send this heartbeat interval from now on; None: the usual one."""
-    connection = internal("fleet_connection")
-    before = connection.HEARTBEAT_DEFAULT_INTERVAL
-    connection.HEARTBEAT_DEFAULT_INTERVAL = (
-        seconds or internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
-    )
-    # At once: the next heartbeat would be up to six seconds later
-    if seconds not in (None, before) and HEARTS:
-        threading.Thread(target=HEARTS[-1].heartbeat_fn, daemon=True).start()
-
-
-def is_whole(message: Any, store: Any) -> bool:
+def is_whole(name: str, store: Any) -> bool:
     """Return whether all parts of a message have arrived."""
     try:
-        tree = store.get_object_tree(message.metadata.message_id)
+        tree = store.get_object_tree(name)
     except Exception:  # a part was removed again, with its push session
         return False
     return all(store.get(name) for name in names_in(tree))

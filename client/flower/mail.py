@@ -1,0 +1,270 @@
+"""What a SuperLink of ours knows of messages and replies: who waits, what was delivered, and how large a reply may be.
+
+A silo's request for a message waits until there is one, ten seconds at most. So a waiting silo polls rarely and
+receives its message at once.
+
+An answer may be lost in transit together with its message, and the silo and the round would wait. But a SuperNode polls
+only after it has finished its previous message. So a message that was delivered before and is not confirmed is
+delivered again, a few times.
+
+Each message carries the size limit of its reply (``server/run/limits.py``). All bytes that a silo sends in answer to it
+are counted; a larger reply is discarded, and the ServerApp receives an error in its place. The ServerApp takes a reply
+as soon as it has begun, and Flower then deletes message and reply while parts still arrive: so both are noted here.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .internals import internal
+from .private import return_memory
+from .transfers import enclose, is_whole, parts_in
+
+WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
+# Between two checks, for a silo and for a ServerApp, which read this process's memory only
+LOOK_SECONDS, LOOK_AT_REPLIES_SECONDS = 0.05, 0.01
+# Silos; each waiting one occupies one of the thousand threads that answer calls
+MOST_WAITING = 500
+HELD_SECONDS = 1.0  # maximum wait for a reply before an empty answer to a ServerApp
+GATHER_SECONDS = 0.05  # from a query's first reply, for others to come
+MOST_GIVEN = 20  # runs whose last answer is kept
+MOST_NOTED = 10_000  # messages; the oldest are dropped first
+MOST_TIMES = 5  # deliveries of a message again; a limit, as a message of a stopped run can never be confirmed
+
+
+@dataclass
+class PushedMessage:
+    """A message that a ServerApp has pushed. ``most``: bytes of its reply; None: any number."""
+
+    proto: Any
+    most: int | None
+    delivered: bool = False
+    times: int = 0  # how often it was delivered again
+    came: int = 0  # bytes of its reply
+    reply: str = ""  # id of the last one
+    session: str = ""  # in which that one's parts come
+    refused: bool = False
+
+    @property
+    def node(self) -> int:
+        return int(self.proto.metadata.dst_node_id)
+
+
+@dataclass
+class Mail:
+    """The messages of all runs.
+
+    ``most`` returns the bytes that a reply may have, by its message's group; ``too_large``: why one is refused.
+    ``state``: Flower's LinkState, which keeps them; ``room``: for silos that wait.
+    """
+
+    state: Any
+    most: Callable[[str], int | None]
+    too_large: Callable[[int], str]
+    room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_WAITING))
+
+    def __post_init__(self) -> None:
+        self.store = self.state.object_store
+        self.noted: dict[str, PushedMessage] = {}
+        self.last: dict[int, tuple[str, Any]] = {}  # by node: what was delivered to it last
+        self.sessions: dict[str, PushedMessage] = {}
+        self.given: dict[int, Any] = {}  # by run: the last answer to its ServerApp
+        self.lock = threading.Lock()
+
+    def note(self, request: Any, answer: Any) -> None:
+        """Note the messages that a ServerApp has pushed."""
+        with self.lock:
+            for name, proto in zip(answer.message_ids, request.messages_list, strict=True):
+                if name:
+                    self.noted[name] = PushedMessage(proto, self.most(proto.metadata.group_id))
+            for kept in (self.noted, self.sessions):
+                while len(kept) > MOST_NOTED:
+                    del kept[next(iter(kept))]
+
+    # --- a silo asks for a message ---
+
+    def pull(self, request: Any, is_active: Callable[[], bool]) -> Any:
+        """Return the answer to a silo that asks for a message, as soon as there is one."""
+        return_memory()
+        node, empty = request.node.node_id, internal("fleet_pb2").PullMessagesResponse()
+        if lost := self._lost_by(node):
+            return lost
+        if self.room.acquire(blocking=False):
+            try:
+                until = time.monotonic() + WAIT_SECONDS
+                while time.monotonic() < until and is_active() and not self._waits_for(node):
+                    time.sleep(LOOK_SECONDS)
+            finally:
+                self.room.release()
+        if not is_active():  # the caller has disconnected
+            return empty
+        waiting = self._waits_for(node)
+        answer = internal("fleet_handlers").pull_messages(request, self.state, self.store)
+        given = {message.metadata.message_id for message in answer.messages_list}
+        for name in given or waiting:  # those that Flower does not give are over
+            if name in self.noted:
+                self.noted[name].delivered = True
+        for name, tree in zip(given, answer.message_object_trees, strict=True):
+            enclose(tree, self.store.get)
+            self.last[node] = name, answer
+        return answer
+
+    def _waits_for(self, node: int) -> list[str]:
+        """Return the undelivered messages to a node, if one has all its parts: a silo waits for a missing part."""
+        with self.lock:
+            noted = [*self.noted.items()]
+        new = [name for name, one in noted if one.node == node and not one.delivered]
+        return [name for name in new if is_whole(name, self.store)]
+
+    def _lost_by(self, node: int) -> Any:
+        """Return the last answer to a node again, if its message is not confirmed; else None."""
+        name, answer = self.last.get(node, ("", None))
+        one = self.noted.get(name)
+        if one is None or one.times >= MOST_TIMES or not self._is_stored(name):
+            return None
+        one.times += 1
+        logging.getLogger("flwr").info(
+            "node %d did not get message %s; it is given to it again", node, name
+        )
+        return answer
+
+    def _is_stored(self, name: str) -> bool:
+        """Return whether the store still has parts of a message: a silo confirms a complete one."""
+        try:
+            self.store.get_object_tree(name)
+        except internal("NoObjectInStoreError"):
+            return False
+        return True
+
+    # --- a silo replies ---
+
+    def push(self, request: Any) -> Any:
+        """Return the answer to a silo that begins a reply; of one that is too large nothing is kept."""
+        metadata = request.messages_list[0].metadata
+        one, answers = self.noted.get(metadata.reply_to_message_id), internal("fleet_pb2")
+        # Flower takes a reply from each sender that names the message
+        if one is None or one.node != request.node.node_id:
+            return answers.PushMessagesResponse()
+        if self._is_too_large(one, request.ByteSize()):
+            self.refuse(one)
+            return answers.PushMessagesResponse()
+        answer = internal("fleet_handlers").push_messages(request, self.state)
+        one.reply, one.session = metadata.message_id, answer.session_id
+        self.sessions[answer.session_id] = one
+        for tree in request.message_object_trees[:1]:
+            self.take_enclosed(metadata.run_id, tree, answer)
+        return answer
+
+    def push_object(self, request: Any) -> Any:
+        """Return the answer to a silo that sends a part of a reply."""
+        one, answers = self.sessions.get(request.session_id), internal("message_pb2")
+        # Without a session id Flower uses any session that waits for this part, even another silo's
+        if one is None or one.node != request.node.node_id:
+            return answers.PushObjectResponse(stored=False)
+        if self._is_too_large(one, len(request.object_content)):
+            self.refuse(one)
+            return answers.PushObjectResponse(stored=False)
+        return internal("fleet_handlers").push_object(request, self.state)
+
+    def _is_too_large(self, one: PushedMessage, size: int) -> bool:
+        """Count received bytes; return whether the reply exceeds its limit."""
+        with self.lock:
+            one.came += size
+            return one.most is not None and one.came > one.most
+
+    def take_enclosed(self, run: int, tree: Any, answer: Any) -> None:
+        """Store the parts that came in a message's tree; the answer asks for the others."""
+        parts, state, session = parts_in(tree), self.state, answer.session_id
+        answer.objects_to_push[:] = [
+            name
+            for name in answer.objects_to_push
+            if not (name in parts and state.store_object(run, session, name, parts[name]))
+        ]
+
+    def refuse(self, one: PushedMessage) -> None:
+        """Discard the received parts of a reply and store an error in its place, once.
+
+        A ServerApp that has begun to pull the reply waits for its parts, and goes on without the silo if none arrive.
+        """
+        from flwr.app import Error, Message
+
+        with self.lock:
+            first, one.refused = not one.refused, True
+        if not first:
+            return
+        line = self.too_large(one.most or 0)
+        logging.getLogger("flwr").warning("node %d: %s", one.node, line)
+        if one.session:
+            self.state._cleanup_push_session(one.session, cleanup_messages=True)
+        asked = internal("serde").message_from_proto(one.proto)
+        error = Message(
+            Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=asked
+        )
+        error.metadata.__dict__["_message_id"] = error.object_id
+        run, session = asked.metadata.run_id, self.state.start_session(asked.metadata.run_id)
+        tree = internal("inflatable_object").get_object_tree(error)
+        self.state.store_message_and_object_tree(error, tree, session)
+        for name, part in internal("inflatable_object").get_all_nested_objects(error).items():
+            self.state.store_object(run, session, name, part.deflate())
+        one.reply = error.object_id
+
+    # --- a ServerApp ---
+
+    def wrap(self, handlers: Any) -> None:
+        """Wrap `pull_messages` and `push_messages` of the Runtime API, which a ServerApp calls.
+
+        A query for replies waits for them. It occupies one of the forty threads that answer such calls, a second at
+        most. Flower deletes a message whose reply it has given. A ServerApp asks for it again if the answer was lost,
+        and would have an error: here it has the answer.
+        """
+        pull, push = handlers.pull_messages, handlers.push_messages
+
+        def pull_messages(request: Any, state: Any, task: Any) -> Any:
+            asked, answer = {*request.message_ids}, self.given.get(task.run_id)
+            if not (
+                answer
+                and asked & {of.metadata.reply_to_message_id for of in answer.messages_list}
+            ):
+                # A ServerApp would wait for the rest of the others
+                if answered := self._wait_for_replies(asked):
+                    request = type(request)(message_ids=answered)
+                answer = pull(request, state, task)
+                for tree in answer.message_object_trees:
+                    enclose(tree, self.store.get)
+            self.given[task.run_id] = answer
+            if len(self.given) > MOST_GIVEN:
+                self.given.clear()
+            return answer
+
+        def push_messages(request: Any, state: Any, task: Any) -> Any:
+            answer = push(request, state, task)
+            for tree in request.message_object_trees:
+                self.take_enclosed(task.run_id, tree, answer)
+            self.note(request, answer)
+            return answer
+
+        handlers.pull_messages, handlers.push_messages = pull_messages, push_messages
+
+    def _wait_for_replies(self, asked: set[str]) -> set[str]:
+        """Wait until all these messages have an answer, or a while from the first one; return which have."""
+        until, answered = time.monotonic() + HELD_SECONDS, set[str]()
+        while time.monotonic() < until:
+            online = {node.node_id for node in self.state.get_node_info(statuses=["online"])}
+            new = {name for name in asked - answered if self._is_answered(name, online)}
+            if new and not answered:
+                until = min(until, time.monotonic() + GATHER_SECONDS)
+            answered |= new
+            if answered == asked:
+                break
+            time.sleep(LOOK_AT_REPLIES_SECONDS)
+        return answered
+
+    def _is_answered(self, name: str, online: set[int]) -> bool:
+        """Return whether a message's reply is whole, or Flower has an error in its place: its silo is offline."""
+        one = self.noted.get(name)
+        if one is None or one.node not in online:
+            return True
+        return bool(one.reply) and is_whole(one.reply, self.store)

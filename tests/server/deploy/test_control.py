@@ -1,0 +1,35 @@
+"""The Control API of a SuperLink: what silofl asks it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from flwr.proto.control_pb2 import ListRunsResponse
+from flwr.proto.run_pb2 import Run
+from flwr.superlink.servicer.control import control_handlers
+
+from server.deploy import control
+from server.deploy.control import Connection, Control
+
+
+def test_runs_come_a_page_at_a_time_and_none_is_missing(monkeypatch):
+    """Flower gives the newest 20 without a limit; `silofl stop` looks for the older ones, too."""
+    assert "request.limit if request.HasField" in inspect.getsource(control_handlers)
+    monkeypatch.setattr(control, "RUNS_A_PAGE", 3)
+    newest = [Run(run_id=n, pending_at=f"2026-11-{n:02}") for n in range(30, 0, -1)]
+    asked: list[Any] = []
+
+    class Client:
+        def ListRuns(self, request):
+            asked.append((request.limit, request.skip))
+            page = newest[request.skip : request.skip + request.limit]
+            return ListRunsResponse(run_dict={run.run_id: run for run in page})
+
+        def close(self):
+            pass
+
+    one = Control(Connection("test", "127.0.0.1:1", insecure=True))
+    monkeypatch.setattr(one, "_client", Client())
+    assert [run.run_id for run in one.runs()] == [*range(30, 0, -1)]
+    assert asked[:2] == [(3, 0), (3, 3)] and len(asked) == 11
