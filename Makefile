@@ -15,6 +15,7 @@ $(BIN)/python:
 # By version and SHA-256, as in the images: requirements/.
 $(VENV)/ready: pyproject.toml $(wildcard requirements/*) | $(BIN)/python
 	@echo "installing silofl and what it needs into $(VENV); the first time this takes minutes"
+	$(BIN)/python -m pip uninstall --quiet --yes silofl # pip check would read the requirements of before
 	PYTHON=$(BIN)/python sh requirements/install.sh dev
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@

@@ -355,8 +355,9 @@ $ python -m benchmarks.reference --out table --methods ditto --sets bmt   # a pa
 $ python -m benchmarks.reference --out table --page docs       # the page and its files, of finished cells
 ```
 
-The short form has 14,274 runs: 71 minutes in two processes on two cores (27 November 2026). All cells repeat, also those with
-differential privacy.
+The short form has 14,274 runs: 71 minutes in two processes on two cores (27 November 2026). All cells repeat but those
+with differential privacy, which are of the arithmetic before 28 November 2026: a private gradient's last bits are
+others since, and with them the choice of a trial.
 
 ## Design
 

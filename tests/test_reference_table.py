@@ -134,12 +134,9 @@ def test_the_page_says_which_gain_is_shown_and_for_whom(tmp_path):
     assert high - 0.1 == pytest.approx(0.1 - low) and 0.025 < high - 0.1 < 0.03
 
 
-@pytest.mark.parametrize("dataset", ["bmt", "azpro-grades-dp"])
+@pytest.mark.parametrize("dataset", ["bmt"])
 def test_a_published_cell_is_the_same_today(dataset):
-    """A cell of docs/reference-table.csv, from its first trial on: the choice, and all that no clock measured.
-
-    With differential privacy, too: its noise is made of the seed.
-    """
+    """A cell of docs/reference-table.csv, from its first trial on: the choice, and all that no clock measured."""
     with (DOCS / "reference-table.csv").open(encoding="utf-8", newline="") as file:
         row = next(
             r for r in csv.DictReader(file) if (r["set"], r["method"]) == (dataset, "fedavg")

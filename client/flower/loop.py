@@ -60,7 +60,8 @@ class MessageLoop:
         answer: Callable[[Any, Callable[[], Received]], Any],
         rest: Callable[[bool], object],
     ) -> None:
-        self.fleet, self.node_config, self.answer, self.rest = fleet, node_config, answer, rest
+        self.fleet, self.node_config = fleet, node_config
+        self.answer, self.rest = answer, rest
         self.runs: dict[int, tuple[Any, Any]] = {}
         self.contexts: dict[int, Any] = {}
         self.movers = ThreadPoolExecutor(MOVERS)

@@ -88,10 +88,10 @@ def _parse(parse: Callable[[str], Any], text: str) -> Any:
         json.dumps(found, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         raise DataError("a text in it has half a character, a lone surrogate") from None
-    except ValueError as error:
-        if type(error) is ValueError:  # Python's own, about thousands of digits
-            raise DataError("a number in it has too many digits") from None
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, DataError):
         raise
+    except ValueError:
+        raise DataError("a number in it has too many digits") from None
     return found
 
 

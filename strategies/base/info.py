@@ -136,7 +136,7 @@ class MethodInfo:
                 object.__setattr__(self, capability, lacking)
         for name, kind in {**self.uploads, **self.sends_numbers}.items():
             if (self.dp == "gradient" and not kind.noised) or (self.sums and not kind.summed):
-                raise ValueError(
+                raise UserError(
                     f"{self.name}: neither noise nor masks fit the kind of '{name}'"
                 )
 

@@ -24,7 +24,7 @@ from server.run.loop import Progress
 from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from strategies.base.client import SiloClient
-from strategies.scaffold import Scaffold, ScaffoldClient
+from strategies.scaffold import Scaffold
 
 SECRET = "clinic.npz: patient 4711"
 
@@ -167,18 +167,16 @@ def test_a_fault_in_a_methods_check_ends_the_run(three, monkeypatch, error):
     assert explain(error)[0] == (2 if isinstance(error, UserError) else 1)
 
 
-def test_a_silo_is_blamed_for_its_numbers_alone(three, monkeypatch):
-    local_update = ScaffoldClient.local_update
+def test_a_silo_is_blamed_for_its_numbers_alone(three):
+    def lie(silo, message, reply):
+        if silo == "a" and message.metadata.message_type == "train":
+            config = reply.content["config"]
+            config["number.steps"] = -1
+        return reply
 
-    def lying(self):
-        vectors = local_update(self)
-        if self.silo.name == "a":
-            self.replies["steps"] = -1
-        return vectors
-
-    monkeypatch.setattr(ScaffoldClient, "local_update", lying)
     seen: list[Progress] = []
-    federate(three, strategy="scaffold", rounds=2, watch=seen.append, scaffold__up="model")
+    options = {"rounds": 2, "watch": seen.append, "scaffold__up": "model"}
+    federate(three, "scaffold", **options, prepare=lambda grid: setattr(grid, "after", lie))
     assert [p.rejected for p in seen[:2]] == [{"a": "'steps' is -1, not a number of steps"}] * 2
 
 
@@ -204,7 +202,11 @@ def test_settings_that_cannot_be_read_lose_no_reply(tmp_path, monkeypatch, kind)
 ROOT = Path(__file__).parents[2]
 BARE = ("ValueError", "RuntimeError")
 # By the only function that calls it
-CAUGHT = {"partitions/common/settings.py", "client/site/runtime/route.py"}
+CAUGHT = {
+    "partitions/common/settings.py",
+    "client/site/runtime/route.py",
+    "client/flower/service.py",
+}
 
 
 def names_in(nodes):

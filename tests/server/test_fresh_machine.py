@@ -137,7 +137,7 @@ NO_HOME = [
         2,
         r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder",
     ),
-    ("compose", 0, "hospital-12-state:"),
+    ("compose", 0, "hospital-12-head:"),
 ]
 
 

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from taken import silofl
 from tiny import audited, federate, notes, random_silos, round_of
 
+from client.site.head import Head
 from client.site.trust import audit, receipts
 from client.site.trust.keys import make_signing_key
 from server.run.receipts import KEY, Receipts
@@ -174,10 +175,10 @@ def _readable(folder):
 
 
 def test_a_log_that_goes_back_is_noted(tmp_path, capsys):
-    """Somebody at hospital b deletes its log between two runs of the same directory."""
+    """Somebody at hospital b deletes its log between two runs of the same directory, and its head."""
     run(tmp_path, 2)
     _, _, place = log_of(tmp_path, "b")
-    for file in place.iterdir():
+    for file in (*place.iterdir(), Head(place.parent).file):
         file.unlink()
     run(tmp_path, 3, resume=True)
     assert notes(tmp_path / "run") == [

@@ -14,6 +14,7 @@ from cases import CASES, OPTIONS, K, every
 from tiny import federate, random_silos, round_of, rows_of, write_silo
 from two_layers import DEEP, replies_of
 
+from partitions.common.errors import UserError
 from partitions.common.settings import keys_of
 from strategies import strategies
 from strategies.base.client import SiloClient
@@ -184,12 +185,12 @@ def test_an_array_or_a_number_without_a_kind_does_not_leave(three, monkeypatch):
 
 def test_neither_noise_nor_masks_for_a_kind_that_they_do_not_fit():
     with pytest.raises(
-        ValueError, match="mine: neither noise nor masks fit the kind of 'inputs'"
+        UserError, match="mine: neither noise nor masks fit the kind of 'inputs'"
     ):
         MethodInfo(
             name="mine", title="", paper="", uploads={"inputs": COLUMN_SUMS}, sums="samples"
         )
-    with pytest.raises(ValueError, match="neither noise nor masks fit the kind of 'means'"):
+    with pytest.raises(UserError, match="neither noise nor masks fit the kind of 'means'"):
         MethodInfo(
             name="mine", title="", paper="", uploads={"means": ClassMeans("")}, dp="gradient"
         )
