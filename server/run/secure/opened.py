@@ -6,6 +6,7 @@ The file has the sum and the replies without their vectors. It is written before
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,11 +14,20 @@ from flwr.app import Array, ArrayRecord, Message
 from torch import Tensor
 
 from client.flower.internals import internal
+from client.site.secure import RECORD as SECURE
+from client.site.secure.statements import SiloRecord
+from partitions.common.parsed import parse_values
 from strategies.base.aggregation.secure import ARRAY, RECORD
 from strategies.base.info import RoundPlan
 from strategies.base.state import State
 
 SUM, REPLIES = "sum", "replies"
+
+
+def read_record(reply: Message, silo: str) -> SiloRecord:
+    """Take a silo's record out of its reply. Raises DataError."""
+    record = {**reply.content.pop(SECURE, {})}
+    return parse_values(SiloRecord, record, Path("its record"), "it is not used")
 
 
 def pack_round(

@@ -40,10 +40,9 @@ from client.site.secure.statements import (
 from client.site.secure.unmasking import open_sum
 from client.site.trust.chain import digest
 from partitions.common.errors import RunFailedError
-from partitions.common.parsed import parse_values
 from partitions.common.sum_weights import whole
 from server.run.collector import Collector
-from server.run.secure.opened import SUM, pack_round, replies_of
+from server.run.secure.opened import SUM, pack_round, read_record, replies_of
 from strategies.base.aggregation.secure import sums_of, weights_of
 from strategies.base.info import RoundPlan
 from strategies.base.state import State
@@ -54,7 +53,7 @@ from strategies.base.transport.reporting import printable, read_replies
 # At one round, and at a silo's answer how to open its sum
 MOST_ATTEMPTS = 3
 AWAY_SECONDS = 2.0  # between two looks for silos that are away
-# In the checkpoint's folder: the last rounds whose masks were asked for, silos' weights, and the last opened sum
+# In the checkpoint's folder: rounds whose masks were asked for, the silos of each sum with weights, the last opened sum
 FILE = "secure.safetensors"
 
 
@@ -78,12 +77,14 @@ class SecureRounds:
         # Of the round that is to be ended
         self.opened = State.load(self.path) if self.path and self.path.exists() else State()
         self.asked: dict[str, dict[str, int]] = self.opened.numbers.get("asked", {})
+        # By what a round starts from, the silos of its sum, of all methods: with FedAvg's model Ditto's sum is FedAvg's
+        self.summed: dict[str, dict[str, int]] = {}
+        for file in sorted(folder.parent.glob(f"*/{FILE}")) if folder else ():
+            self.summed |= State.load(file).numbers.get("summed", {})
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
         self.least = 0  # silos of a list, as they state it
-        self.since, self.waits = (
-            0.0,
-            "",
-        )  # when it began to wait for silos, and the line that says for whom
+        # When it began to wait for silos, and the line that says for whom
+        self.since, self.waits = 0.0, ""
         self.excluded: dict[str, str] = {}  # in this process, and why
         self.attempt = 1
         # Of this round: its number and attempt, its list (empty: nothing is masked), the holders of its shares, and
@@ -91,7 +92,7 @@ class SecureRounds:
         self.slot: dict[str, int] = {}
         self.listed: dict[str, Statement] = {}
         self.holders: dict[str, Statement] = {}
-        self.context = b""
+        self.context, self.question = b"", ""
         self.sum = ""  # what its masks depend on, and its silos
         self.replies: Sequence[Message] = ()
         self.told: dict[str, SiloRecord] = {}
@@ -133,9 +134,8 @@ class SecureRounds:
                 f"{len(listed)} silos have keys for a sum, and {least} are needed"
             )
         self.listed, self.holders = listed, holders
-        reason = "it has no keys for this round's sum, or a silo of its group has none"
-        if before:
-            reason = "the round is repeated over the silos of before"
+        missing = "it has no keys for this round's sum, or a silo of its group has none"
+        reason = "the round is repeated over the silos of before" if before else missing
         others = strategy.silos.keys() - self.listed.keys()
         return replace(
             strategy.plan,
@@ -156,6 +156,7 @@ class SecureRounds:
             return replies_of(self.opened)
         weights, sums = weights_of(strategy, self.listed), strategy.state.sums
         received = masks.received_sha256(messages[0].content)
+        self.question = received.partition(":")[0]
         agreed = received, self.run_config, weights, self.listed, sums
         self.context = masks.context(*agreed)
         sealed = zip(*(one.sealed for one in self.listed.values()), strict=True)
@@ -191,6 +192,12 @@ class SecureRounds:
             )
         self._exclude_unreadable(survivors, least)
         own, before = str(strategy.round), self.asked
+        other = self.summed.get(self.question)
+        if other and other.keys() != {*survivors}:
+            self.asked = {**before, own: other}
+            raise AttemptFailedError(
+                f"what it starts from has been summed over {', '.join(other)}, so its sum is over these"
+            )
         asked = {**before, own: {name: weights[name] for name in survivors}}
         self.asked = dict([*asked.items()][-KEPT:])
         self._write(State())
@@ -213,6 +220,7 @@ class SecureRounds:
             self.note(f"{silo} is at fault: {reason}")
         found = torch.from_numpy(totals.view(np.int32))
         plan = replace(strategy.plan, weights=weights)
+        self.summed[self.question] = {name: weights[name] for name in survivors}
         self.sum = " ".join([self.context.hex(), *survivors])
         packed = pack_round(plan, strategy.round, self.replies, found)
         self._write(State(packed.arrays, {**packed.numbers, "sum": self.sum}))
@@ -344,7 +352,7 @@ class SecureRounds:
         self, strategy: PersonalizedStrategy, replies: Iterable[Message], kind: str
     ) -> dict[str, SiloRecord]:
         """Take the valid records out of replies to messages of a kind; note why others have none."""
-        found, faults = read_replies(replies, strategy.plan.nodes, _read_record)
+        found, faults = read_replies(replies, strategy.plan.nodes, read_record)
         lines = [f"{silo} does not answer {kind}: {reason}" for silo, reason in faults.items()]
         for line in lines:
             self.note(line)
@@ -388,10 +396,5 @@ class SecureRounds:
     def _write(self, opened: State) -> None:
         """Write which sums were asked for, and an opened one."""
         if self.path is not None:
-            State(opened.arrays, {**opened.numbers, "asked": self.asked}).save(self.path)
-
-
-def _read_record(reply: Message, silo: str) -> SiloRecord:
-    """Take a silo's record out of its reply. Raises DataError."""
-    record = {**reply.content.pop(RECORD, {})}
-    return parse_values(SiloRecord, record, Path("its record"), "it is not used")
+            kept = {"asked": self.asked, "summed": self.summed}
+            State(opened.arrays, {**opened.numbers, **kept}).save(self.path)

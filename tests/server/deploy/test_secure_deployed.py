@@ -184,8 +184,11 @@ def test_five_hospitals_of_which_some_are_lost(tmp_path, monkeypatch):
             grid.absent = {(r.silo, r.round) for r in own if r.metric == "rejected"}
             with flower_identity():
                 loop.run()
-            assert scores(own).items() <= scores(loop.history.rows).items()
+            # A sum over a list of four has another scale than one of five without one
+            simulated, found = scores(loop.history.rows), scores(own)
+            assert found == pytest.approx({key: simulated[key] for key in found}, rel=1e-5)
     finally:
         processes.end(processes.find(record.state_root() / "masked"), grace=1.0)
-    assert sums("local") == [] and {*sums("ditto")} == {5}
+    # Ditto's shared model is FedAvg's, so its sums are over the same hospitals
+    assert sums("local") == [] and sums("ditto") == sums()
     assert {4, 5} <= {*sums()} and len(sums()) == 6

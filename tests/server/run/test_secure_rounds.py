@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from damage import flip
 from secure_ring import fields_of, state
@@ -459,3 +461,32 @@ def test_a_silo_with_a_damaged_state_stays_in_the_sums(six, tmp_path):
     assert run.values("secure_silos") == [6, 6, 5, 6, 6]
     assert run.values("secure_attempts") == [1] * 5
     assert [row.round for row in run.rows if row.metric == "state_lost"] == [3]
+
+
+def test_methods_that_share_a_model_sum_it_over_the_same_silos(six, tmp_path):
+    """Ditto's shared model is FedAvg's. f was away in FedAvg's second round, and in Ditto's it is left out.
+
+    Else the two sums would differ by f's step, and each hospital would refuse the second one for good.
+    """
+    secured = Secured(tmp_path, six)
+    secured.gone = lambda *of: of == ("f", "train", 2)
+    go(six, tmp_path, secured, directory=tmp_path / "run")
+
+    def prepare(grid):
+        """As where both methods have one directory."""
+        both = [tmp_path / name / "checkpoint" for name in ("run", "next")]
+        shutil.copytree(*both, dirs_exist_ok=True)
+        secured(grid)
+
+    secured.gone, secured.run = lambda *of: False, 2
+    masked = go(six, tmp_path, prepare, directory=tmp_path / "next", strategy="ditto")
+    assert masked.values("secure_silos") == [6, 5, 6]
+    assert masked.values("secure_attempts") == [1, 2, 1]
+    plain = federate(
+        six,
+        state_dir=tmp_path / "compared",
+        prepare=absent({2}),
+        rounds=3,
+        **{**SECURE, "strategy": "ditto"},
+    )
+    close(masked, plain)
