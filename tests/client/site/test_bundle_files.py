@@ -164,7 +164,7 @@ def test_a_bundle_of_another_version_says_what_to_do(files, capsys):
     text = files[COMPOSE].replace(b"size=256m", b"size=128m")
     refused(
         packed({**other, COMPOSE: text}),
-        "silofl 0.2.9 made this bundle, this is 0.3.0, and they write docker-compose.yml differently: ask for a",
+        "silofl 0.2.9 made this bundle, this is 0.4.0, and they write docker-compose.yml differently: ask for a",
         capsys,
     )
     del other[VALUES]
