@@ -101,7 +101,7 @@ def unpack(federation, folder, image=IMAGE):
 @pytest.fixture
 def systemd(machine):
     """The user's systemd, as after a login: it starts the units that it finds."""
-    machine.run(f"podman volume rm --force {NAME}-site {NAME}-state")
+    machine.run(f"podman volume rm --force {NAME}-site {NAME}-state {NAME}-head")
     # This machine tells nobody that its network is there
     waits = machine.home / ".config/systemd/user/podman-user-wait-network-online.service"
     waits.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def test_a_silo_under_rootless_podman_joins_trains_and_leaves(
     shutil.rmtree(clinic)
     built.run("systemctl --user daemon-reload")
     assert "not found" in built.run(f"systemctl --user start {NAME}", check=False)
-    volumes = [f"{NAME}-site", f"{NAME}-state"]
+    volumes = [f"{NAME}-head", f"{NAME}-site", f"{NAME}-state"]
     assert sorted(built.run("podman volume ls --quiet").split()) == volumes
     built.run(f"podman volume rm {' '.join(volumes)}")
     assert not state.exists()
@@ -196,7 +196,10 @@ def test_join_under_charliecloud_is_a_service_of_its_user(built, systemd, federa
         home / "silofl/.venv/bin/silofl",
         home / ".config/systemd/user/silofl@.service",
     )
-    for file, text in ((silofl, IN_CHARLIECLOUD), (unit, UNIT.read_text())):
+    own = UNIT.read_text().replace(
+        "--data %h/%i.npz", "--data %h/%i.npz --policy %h/policy.toml"
+    )
+    for file, text in ((silofl, IN_CHARLIECLOUD), (unit, own)):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     silofl.chmod(0o755)
@@ -226,13 +229,17 @@ def test_join_under_charliecloud_is_a_service_of_its_user(built, systemd, federa
 
 
 def bundle(federation, folder, home):
-    """The hospital's bundle, whose server this machine's network reaches."""
+    """The bundle with the hospital's key, of a server that this machine's network reaches, and its policy."""
     shutil.rmtree(folder / NAME, ignore_errors=True)
+    file, tar = Path(federation.file), home / f"{NAME}.tar"
+    text = file.read_text()
+    file.write_text(text.replace(HOST, LOOPBACK))
     unpack(federation, folder)
-    settings = folder / NAME / ".env"
-    settings.write_text(settings.read_text().replace(HOST, LOOPBACK))
-    with tarfile.open(home / f"{NAME}.tar", "w") as archive:
-        archive.add(folder / NAME, NAME)
+    file.write_text(text)
+    shutil.copy(file.parent / f"{NAME}.tar", tar)
+    with tarfile.open(tar, "a") as archive:
+        archive.add(folder / NAME / "node.key", f"{NAME}/node.key")
+    (home / "policy.toml").write_text((folder / NAME / "policy.toml").read_text())
 
 
 def stops(machine, federation, how):
