@@ -125,7 +125,7 @@ def check_kind(method, run, seen, got):
         assert same(start, got["global"]) and bool(moved.any())
     elif kind == "layers":
         mask = torch.zeros_like(moved)
-        parts = OWN[name](seen.client) if name in OWN else seen.client.flower.private
+        parts = OWN[name](seen.client) if name in OWN else seen.client.private
         for part in parts:
             mask[part] = True
         assert bool(moved.any()) == bool(mask.any()) and not bool((moved & ~mask).any())
