@@ -239,6 +239,7 @@ def bundle(federation, folder, home):
     shutil.copy(file.parent / f"{NAME}.tar", tar)
     with tarfile.open(tar, "a") as archive:
         archive.add(folder / NAME / "node.key", f"{NAME}/node.key")
+    tar.chmod(0o644)  # for the hospital's user
     (home / "policy.toml").write_text((folder / NAME / "policy.toml").read_text())
 
 
