@@ -474,8 +474,8 @@ def test_methods_that_share_a_model_sum_it_over_the_same_silos(six, tmp_path):
 
     def prepare(grid):
         """As where both methods have one directory."""
-        both = [tmp_path / name / "checkpoint" for name in ("run", "next")]
-        shutil.copytree(*both, dirs_exist_ok=True)
+        checkpoint = tmp_path / "next" / "checkpoint"
+        shutil.copytree(tmp_path / "run" / "checkpoint", checkpoint, dirs_exist_ok=True)
         secured(grid)
 
     secured.gone, secured.run = lambda *of: False, 2
