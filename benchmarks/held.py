@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks.common import table
 from benchmarks.round_trip import homes
-from client.site.runtime.template import template_pid
+from client.protocol.launch import template_pid
 from models.shapes import Shape
 from partitions.npz import write_npz
 from server.deploy import local, processes, submit

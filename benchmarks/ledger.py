@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from client.protocol.chain import LARGEST, START, chain_line, digest
+from client.protocol.policy import Policy
 from client.site.budget.accounting import DataFile, MessageCost
 from client.site.budget.ledger import Ledger, Release, in_ledger
-from client.site.trust.chain import LARGEST, START, chain_line, digest
-from client.site.trust.policy import Policy
 
 SIZES, MESSAGES = (100, 10_000, 100_000), 30
 COST = MessageCost("record", 200, 0.1, 1.5, 10, 1e-5)

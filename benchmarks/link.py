@@ -29,7 +29,7 @@ import grpc  # type: ignore[import-untyped]
 
 from benchmarks.common import interleaved, ratios, table
 from client.link.local_end import Link
-from client.site.node import Site
+from client.protocol.node import Site
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.relay import Relay, tls_of
 

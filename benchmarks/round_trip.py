@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks.common import ratios, table
 from benchmarks.link import WAYS, start_end
-from client.site.runtime.launch import FLOWER, free_ports
+from client.protocol.launch import FLOWER, free_ports
 from client.site.study import approvals
 from server.deploy import local, processes, submit
 from server.deploy.federation import Federation, read_federation

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 
 from benchmarks.common import table
-from client.site.secure import masks
+from client.protocol.envelope import fingerprint, public_pem
+from client.protocol.keys import new_key
+from client.protocol.policy import Policy
+from client.protocol.secure import masks
+from client.protocol.secure.statements import read_statement
+from client.protocol.secure.unmasking import open_sum
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import read_statement
-from client.site.secure.unmasking import open_sum
-from client.site.trust.envelope import fingerprint, public_pem
-from client.site.trust.keys import new_key
-from client.site.trust.policy import Policy
 from partitions.common.sum_weights import groups_of
 from strategies.base.aggregation.secure import add_integers, integers_of
 from strategies.base.settings import Common

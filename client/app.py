@@ -24,10 +24,13 @@ from torch import Tensor
 from client.egress import release, release_own_model, release_summary
 from client.evidence import answer_evidence, may_measure
 from client.faults import line_of, report
+from client.flower.contents import config_of
 from client.flower.internals import internal
 from client.local_data import columns_in, is_own_file, weights_file
 from client.privacy.checks import check_records, released_sums
 from client.progress import OwnProgress, note_failure
+from client.protocol.policy import PolicyRefusedError
+from client.protocol.secure import OWN
 from client.reported import (
     TERMS,
     card_of,
@@ -41,13 +44,10 @@ from client.reported import (
 )
 from client.session import ClientSession
 from client.site.audit_gate import cohort_of
-from client.site.budget.release import config_of
 from client.site.counts import claim, names_of
 from client.site.messages import charge_message, check_message
-from client.site.secure import OWN
 from client.site.terms import read_terms, take_terms
 from client.site.trust.message_rules import own_model_faults
-from client.site.trust.policy import PolicyRefusedError
 from client.survey import answer_survey
 from models.privacy.noise import digest_of
 from models.shapes import write_shape

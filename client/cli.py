@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from client.commands.table import Command, file_option, flag, option, several
 from partitions.common.errors import UserError
+
+if TYPE_CHECKING:
+    from partitions.silo_file import Check
 
 
 def check_data(args: argparse.Namespace) -> None:
     from tempfile import TemporaryDirectory
 
     from client.importing import schema_at
-    from client.site.trust.code import code_of_data
+    from client.protocol.code import code_of_data
     from partitions.own.dataset import resolve_name
     from partitions.own.index import write_index
     from partitions.silo_file import check_silo_file
@@ -41,7 +45,7 @@ def check_data(args: argparse.Namespace) -> None:
 
 
 def request(args: argparse.Namespace) -> None:
-    from client.site.trust.keys import make_request
+    from client.protocol.keys import make_request
 
     key, file, asked = make_request(args.name, args.folder, args.out)
     print(f"{key}: the private key of {asked.name}; it stays here, and is worth a backup")
@@ -82,6 +86,64 @@ def link_asked(args: argparse.Namespace) -> Callable[[Any], Any] | None:
     from client.link.local_end import Link
 
     return partial(Link, args.via, ca_file=args.via_ca)
+
+
+def site_doctor(
+    args: argparse.Namespace, echo: Callable[[str], None] = print
+) -> tuple[str, list[Check]]:
+    """Return the name and the checks of a site: of this container, or of a bundle."""
+    import tempfile
+    from contextlib import nullcontext
+    from dataclasses import replace
+
+    from client.link.local_end import Link
+    from client.protocol.keys import site_root
+    from client.protocol.node import Site
+    from client.site.runtime.doctor import site_checks
+    from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
+    from client.site.trust.signing import check_signed
+    from partitions.own.index import as_file
+
+    via = link_asked(args)
+    # Mode 0700; deleted afterwards with the key
+    with tempfile.TemporaryDirectory(prefix="silofl-") as made:
+        folder, data = Path(made), args.data
+        if args.what is None:
+            site = Site.from_environment(os.environ)
+            site = replace(
+                site,
+                data=as_file(data, folder, echo) if data else site.data,
+                policy=str(args.policy or site.policy),
+            )
+            asked = via(site) if via else Link.of_container(site, os.environ)
+            with asked or nullcontext() as link:
+                return site.name, site_checks(site, link, args.slurm)
+        files = read_bundle(args.what)
+        site = site_of(files, Path())
+        check_key(files, site)
+        check_signed(
+            files,
+            site_root() / site.name,
+            unpacked=args.what.is_dir(),
+            echo=echo,
+            remember=False,
+        )
+        if data is None and not site.data.is_file():
+            raise UserError(
+                f"there is no {site.data}, as the bundle's .env has it: name your data file with --data FILE"
+            )
+        unpack(files, folder)
+        data = as_file(data, folder, echo) if data else None
+        site = site_of(files, folder, data, policy=args.policy)
+        with via(site) if via else nullcontext() as link:
+            return site.name, site_checks(site, link, args.slurm)
+
+
+def print_checks(checks: Iterable[Check], *, as_json: bool) -> None:
+    """Print checks as a table, or as a JSON list."""
+    from client.site.runtime import doctor
+
+    print(doctor.as_json(checks) if as_json else doctor.table(checks))
 
 
 def policy(args: argparse.Namespace) -> None:

@@ -20,8 +20,8 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from torch import Tensor
 
+from client.protocol.policy import SCORE, Policy, PolicyRefusedError, key_of
 from client.site.audit_gate import RECORD, site_takes
-from client.site.trust.policy import SCORE, Policy, PolicyRefusedError, key_of
 from models.evidence.measure import Evidence
 from models.tasks import ENDS
 from partitions.common.errors import UserError

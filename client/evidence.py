@@ -32,11 +32,11 @@ from flwr.app import Message, RecordDict
 
 from client.egress import release_evidence
 from client.local_data import agreed_schema, is_own_file
+from client.protocol.policy import PolicyRefusedError
 from client.reported import load_reported
 from client.session import ClientSession
 from client.site.audit_gate import cohort_of
 from client.site.record import Record, disclose
-from client.site.trust.policy import PolicyRefusedError
 from models.evidence.measure import (
     EVIDENCE,
     Ask,

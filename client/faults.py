@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flwr.common import log
 
-from client.site.parsed import SiteError
+from client.protocol.parsed import SiteError
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.memory import is_out_of_memory
 

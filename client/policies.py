@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from client.protocol.policy import EVIDENCE as SITE_EVIDENCE
+from client.protocol.policy import RETIRED, Policy, Rules, parse_policy, read_policy
 from client.site.trust.bundle import joined_silos, read_bundle
 from client.site.trust.message_rules import (
     method_faults,
@@ -14,8 +16,6 @@ from client.site.trust.message_rules import (
     sends_whole,
     setting_faults,
 )
-from client.site.trust.policy import EVIDENCE as SITE_EVIDENCE
-from client.site.trust.policy import RETIRED, Policy, Rules, parse_policy, read_policy
 from client.studies import place_of
 from strategies import PersonalizedStrategy, strategies
 from strategies.base.evaluation import EVALUATE

@@ -39,15 +39,14 @@ from client.privacy.checks import (
     claim_statistics,
     released_moments,
 )
-from client.privacy.private_round import noise_key, private_round, units_of
+from client.privacy.private_round import add_cost, noise_key, private_round, units_of
+from client.protocol.code import digest_of_code
+from client.protocol.policy import Policy, PolicyRefusedError, public_policy
+from client.protocol.secure import COUNTED, OWN
 from client.reported import note_terms
 from client.site.audit_gate import folder_of
-from client.site.budget.ledger import add_cost
 from client.site.counts import number_of
-from client.site.secure import COUNTED, OWN
 from client.site.terms import Terms
-from client.site.trust.code import digest_of_code
-from client.site.trust.policy import Policy, PolicyRefusedError, public_policy
 from client.store import StateStore
 from models.initialisation import flat_model, initial_model
 from models.shapes import columns as table_columns

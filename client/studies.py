@@ -9,16 +9,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from client.protocol.methods import DEFAULTS
+from client.protocol.node import Site
+from client.protocol.policy import Policy, read_policy
+from client.protocol.run_settings import owner
+from client.protocol.study import (
+    StudyLimits,
+    StudyProtocol,
+    parse_study,
+    signer_of,
+    values,
+    words,
+)
 from client.site.counts import count_used_up, read_released
-from client.site.node import Site
 from client.site.study import approvals
-from client.site.study.dangers import dangers, of_weights, sums_text, values
-from client.site.study.protocol import StudyLimits, StudyProtocol, parse_study, words
-from client.site.study.signature import signer_of
-from client.site.trust.bundle import POLICY_ASKED, find_state
-from client.site.trust.message_rules import owner, run_faults
-from client.site.trust.methods import DEFAULTS
-from client.site.trust.policy import Policy, read_policy
+from client.site.study.dangers import dangers, of_weights, sums_text
+from client.site.trust.bundle import POLICY_ASKED, find_state, read_bundle, site_of
+from client.site.trust.message_rules import run_faults
 from client.site.trust.signing import UNSIGNED, read_signer, wanted_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.output import text_page, wrap
@@ -68,6 +75,11 @@ def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
     return JoinedSilo(
         folder.name, state, read_policy(str(own)), read_signer(folder / "signed-by")
     )
+
+
+def silo_of_bundle(path: Path) -> Site:
+    """Return the silo of a bundle's tar or folder, as `silofl join` runs it on this machine. Raises DataError."""
+    return site_of(read_bundle(path), Path())
 
 
 def read_file(file: Path) -> tuple[str, StudyProtocol]:

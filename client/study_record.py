@@ -14,9 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from client.protocol.chain import ChainVerdict, utc_now
+from client.protocol.envelope import RECORD, fingerprint, public_pem, seal, unseal
+from client.protocol.keys import load_key, own_key
+from client.protocol.node import Site
+from client.protocol.parsed import SiteError
 from client.site.counts import count_used_up
-from client.site.node import Site
-from client.site.parsed import SiteError
 from client.site.study import approvals
 from client.site.trust.audit import settings_of
 from client.site.trust.audit_page import (
@@ -26,9 +29,6 @@ from client.site.trust.audit_page import (
     receipt_text,
     withheld_text,
 )
-from client.site.trust.chain import ChainVerdict, utc_now
-from client.site.trust.envelope import RECORD, fingerprint, public_pem, seal, unseal
-from client.site.trust.keys import load_key, own_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from partitions.common.output import text_page

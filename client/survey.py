@@ -25,10 +25,10 @@ from flwr.app import RecordDict
 
 from client.egress import release_survey
 from client.local_data import is_own_file
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy, PolicyRefusedError
 from client.session import ClientSession
-from client.site.parsed import SiteError
 from client.site.record import Record, disclose
-from client.site.trust.policy import Policy, PolicyRefusedError
 from models.evidence.survey import ReleaseLimits, survey, table_of
 from models.evidence.survey import is_suppressed as is_suppressed
 from partitions.common.errors import DataError, UserError

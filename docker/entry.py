@@ -26,7 +26,7 @@ READY_SECONDS = 600.0  # `setup` may download public data first
 
 
 def main(command: list[str]) -> int:
-    from client.site.runtime.launch import reach_without_proxy
+    from client.protocol.launch import reach_without_proxy
 
     # Docker passes on the host's proxies
     reach_without_proxy(os.environ, "control", "superlink")
@@ -70,8 +70,8 @@ def main(command: list[str]) -> int:
         from contextlib import nullcontext
 
         from client.link.local_end import Link
-        from client.site.node import Site
-        from client.site.runtime.launch import own_supernode, threads
+        from client.protocol.launch import own_supernode, threads
+        from client.protocol.node import Site
         from client.site.runtime.supervisor import run
         from partitions.common.files import keep_private
 

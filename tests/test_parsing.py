@@ -25,10 +25,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scans import leaks, write_dicom, write_nifti
 
+from client.protocol.keys import make_request, read_request
+from client.protocol.policy import Policy, Rules, default_file, key_of, parse_policy
 from client.site.trust.audit import Log, files_of, verify
 from client.site.trust.bundle import read_bundle, site_of
-from client.site.trust.keys import make_request, read_request
-from client.site.trust.policy import Policy, Rules, default_file, key_of, parse_policy
 from partitions.common.errors import DataError, UserError
 from partitions.common.settings import toml_text
 from partitions.importing import dicom

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from client.site.trust.keys import site_root
+from client.protocol.keys import site_root
 from models.networks.custom import is_custom
 from models.shapes import Shape, read_shape
 from models.tasks import Task, task_of

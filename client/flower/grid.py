@@ -12,8 +12,8 @@ from typing import Any
 from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
+from ..protocol.private import return_memory
 from .internals import internal
-from .private import return_memory
 from .transfers import (
     AGAIN_SECONDS,
     LostPartError,

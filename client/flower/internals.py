@@ -61,15 +61,3 @@ def internal(name: str) -> Any:
     module, _, attribute = INTERNALS[name].partition(":")
     found = importlib.import_module(module)
     return getattr(found, attribute) if attribute else found
-
-
-def records_of(content: Any, kind: str) -> dict[str, Any]:
-    """Return the records of a type (Array, Metric, Config), by name.
-
-    Flower's views of them (``content.array_records``) refer to themselves: they keep a message's memory until Python
-    collects garbage.
-    """
-    from flwr import app
-
-    of = getattr(app, f"{kind}Record")
-    return {name: record for name, record in content.items() if isinstance(record, of)}

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn
 
+from ..protocol.private import return_memory
 from .fleet import Fleet, RunIsOverError, be_patient
 from .internals import internal
-from .private import return_memory
 from .transfers import (
     AGAIN_SECONDS,
     LostPartError,

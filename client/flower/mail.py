@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..protocol.private import return_memory
 from .internals import internal
-from .private import return_memory
 from .transfers import enclose, is_whole, parts_in
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer

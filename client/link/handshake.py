@@ -1,15 +1,15 @@
 """How a silo proves to the relay that it has a registered key, before the relay opens anything.
 
 The relay sends 32 random bytes. The silo answers with them in a text that it has signed, as all that is signed
-(`client/site/trust/envelope.py`): the signature is valid for this purpose and this connection only.
+(`client/protocol/envelope.py`): the signature is valid for this purpose and this connection only.
 """
 
 import json
 import secrets
 from collections.abc import Container
 
-from client.site.parsed import SiteError
-from client.site.trust.envelope import LINK, PrivateKey, seal, unseal
+from client.protocol.envelope import LINK, PrivateKey, seal, unseal
+from client.protocol.parsed import SiteError
 
 NONCE_BYTES = 32
 LARGEST_ANSWER = 2048

@@ -34,10 +34,10 @@ from client.link.handshake import (
     answer,
 )
 from client.link.posts import Posts
-from client.site.node import Site
-from client.site.runtime.launch import LOOPBACK, THIS_MACHINE
-from client.site.runtime.route import OPERATOR, YOUR_IT, Blocked, Way, way_checks, way_to
-from client.site.trust.keys import load_key
+from client.link.route import OPERATOR, YOUR_IT, Blocked, Way, way_checks, way_to
+from client.protocol.keys import load_key
+from client.protocol.launch import LOOPBACK, THIS_MACHINE
+from client.protocol.node import Site
 from partitions.common.errors import UserError
 from partitions.silo_file import Check
 

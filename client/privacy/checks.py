@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from client.local_data import agreed_schema, columns_in
+from client.protocol.policy import Policy, PolicyRefusedError
+from client.protocol.study import StudyProtocol
 from client.site.record import Record, disclose
-from client.site.study.protocol import StudyProtocol
-from client.site.trust.policy import Policy, PolicyRefusedError
 from models.privacy.noise import derive_key
 from models.samples import Samples
 from models.shapes import columns as table_columns

@@ -19,6 +19,8 @@ from flwr.app import Context
 from flwr.common import log
 
 from client.local_data import is_own_file, silo_name
+from client.site.budget.ledger import in_ledger
+from models.privacy.accountant import epsilon_of
 from models.privacy.noise import derive_key
 from models.privacy.records import check_network
 from partitions.common.errors import DataError, UserError
@@ -174,3 +176,32 @@ def kept_key(state: Path) -> bytes:
             f"{file} is damaged: {len(key)} bytes, not {LENGTH}; remove it, and a new key is made"
         )
     return key
+
+
+# --- the cost of a run, as a reply has it ---
+# For a deployed silo it comes from the site's ledger of the run, including repeated rounds. A simulation, and public
+# data, have no ledger: it comes from the silo's state.
+
+KEPT = "privacy"  # in a silo's state: noise, rate and steps of each kind of release in this run
+
+
+def add_cost(
+    plan: Any, numbers: dict[str, Any], ledger: Path | None, run_id: str, silo: str
+) -> dict[str, float]:
+    """Add a round's steps (``plan``) to those of the silo's state (``numbers``); return the run's cost so far.
+
+    ``ledger``: the ledger's folder; None if there is none.
+    """
+    kept = {(one["noise"], one["rate"]): int(one["steps"]) for one in numbers.get(KEPT, ())}
+    kind = plan.noise_multiplier, plan.sample_rate
+    kept[kind] = kept.get(kind, 0) + plan.steps
+    numbers[KEPT] = [
+        {"noise": noise, "rate": rate, "steps": steps} for (noise, rate), steps in kept.items()
+    ]
+    releases = (in_ledger(ledger, run_id, silo) if ledger else ()) or numbers[KEPT]
+    steps = sum(one["steps"] for one in releases)
+    return {
+        "epsilon": epsilon_of(releases, plan.delta),
+        "delta": plan.delta,
+        "dp_steps": float(steps),
+    }

@@ -28,18 +28,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..flower.internals import internal, records_of
+from ..flower.contents import array_sums, config_of, records_of
+from ..flower.internals import internal
+from ..protocol import receipts
+from ..protocol.chain import canonical, digest, utc_now, write_whole
+from ..protocol.code import digest_of_code
+from ..protocol.parsed import SiteError
+from ..protocol.policy import Policy, Rules
+from ..protocol.study import StudyProtocol
 from .budget.ledger import SpentEpsilon
-from .budget.release import Charged, config_of, note_charged
+from .budget.release import Charged, note_charged
 from .counts import budget_of, charge_bytes, note_reply
-from .parsed import SiteError
 from .record import Record
-from .study.protocol import StudyProtocol
 from .terms import Terms
-from .trust import receipts
-from .trust.chain import canonical, digest, utc_now, write_whole
-from .trust.code import digest_of_code
-from .trust.policy import Policy, Rules
+from .trust.receipts import keep_receipt
 
 TAKEN = "withheld"  # in `SILOFL_SITE_AUDITS`: the site accepts this record from the app
 RECORD = "site"  # in a reply: the app's report to the site, removed before the reply leaves
@@ -150,9 +152,7 @@ def take_receipt(message: Any, context: Any, terms: Terms) -> dict[str, Any] | N
         return None
     kind, run_id = message.metadata.message_type.partition(".")[0], str(context.run_id)
     silo = str(node.get("name", ""))
-    return receipts.keep_receipt(
-        config_of(message), kind, run_id, silo, folder_of(node), terms.rules
-    )
+    return keep_receipt(config_of(message), kind, run_id, silo, folder_of(node), terms.rules)
 
 
 def rule_of(terms: Terms) -> str:
@@ -249,10 +249,9 @@ def records(reply: Any) -> Iterable[dict[str, Any]]:
         yield {"name": "error", "text": reason[:MOST_TEXT], **measure_reply(reason.encode())}
         return
     content = reply.content
-    for name, arrays in records_of(content, "Array").items():
-        for key, array in arrays.items():
-            kind = {"dtype": str(array.dtype), "shape": [int(n) for n in array.shape]}
-            yield {"name": f"{name}/{key}", **kind, **measure_reply(array.data)}
+    for one in array_sums(content):
+        kind = {"dtype": one.dtype, "shape": [*one.shape], "bytes": one.bytes}
+        yield {"name": f"{one.record}/{one.key}", **kind, "sha256": one.sha256}
     for found in (records_of(content, "Metric"), records_of(content, "Config")):
         for name, record in found.items():
             values = {str(key): record[key] for key in sorted(record)}

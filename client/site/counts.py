@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .parsed import SiteError
+from ..protocol.parsed import SiteError
+from ..protocol.policy import Policy
+from ..protocol.study import StudyLimits, StudyProtocol
 from .record import Record, disclose
-from .study.protocol import StudyLimits, StudyProtocol
 from .takeover import add_reply
-from .trust.policy import Policy
 
 BYTES = "bytes"
 # For a kind of message, besides `max_messages`

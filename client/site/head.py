@@ -13,9 +13,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from .parsed import SiteError
+from ..protocol.chain import files_of, last_first, parse_line, write_whole
+from ..protocol.parsed import SiteError
 from .trust.audit import Log
-from .trust.chain import files_of, last_first, parse_line, write_whole
 
 SPENT = """SELECT data, f.silo, cohort, f.records, f.patients, units, rate, noise, steps, messages FROM spent AS s
     JOIN data_files AS f ON f.sha256 = s.data WHERE s.run = '' AND s.silo = '' ORDER BY data, units, rate, noise"""

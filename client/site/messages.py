@@ -11,7 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..flower.internals import records_of
+from ..flower.contents import config_of, records_of
+from ..protocol.parsed import SiteError
+from ..protocol.policy import Policy, PolicyRefusedError
+from ..protocol.study import StudyProtocol
 from .audit_gate import (
     cohort_of,
     describe_message,
@@ -21,17 +24,15 @@ from .audit_gate import (
     release_reply,
     take_receipt,
 )
-from .budget.release import Charged, charge, config_of, content_of
+from .budget.release import Charged, charge, content_of
 from .counts import count_faults, has_left, limits_of, names_of, study_faults
-from .parsed import SiteError
 from .record import Record
 from .secure.gate import SecureMessage
-from .study.protocol import StudyProtocol, message_faults
+from .study.protocol import message_faults
 from .takeover import MESSAGE
 from .terms import Terms, read_terms
 from .trust.code import AppRefusedError, dataset_faults
 from .trust.message_rules import OWN_MODEL, own_model_faults, round_faults, run_faults
-from .trust.policy import Policy, PolicyRefusedError
 
 
 def pass_gate(

@@ -30,12 +30,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..protocol.chain import sync_folder, write_whole
+from ..protocol.parsed import SiteError
 from .head import Head
-from .parsed import SiteError
 from .takeover import PLACE, take_over
 from .takeover import disclose as disclose
 from .trust.audit import Log
-from .trust.chain import sync_folder, write_whole
 
 FILE = "record.sqlite"
 VERSION = 2  # 1 was never released

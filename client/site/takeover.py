@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .parsed import SiteError
+from ..protocol.chain import EVERY, digest, utc_now
+from ..protocol.chain import verify as verify_chain
+from ..protocol.envelope import body_of
+from ..protocol.parsed import SiteError
 from .trust.audit import kind_of, verify
-from .trust.chain import EVERY, digest, utc_now
-from .trust.chain import verify as verify_chain
-from .trust.envelope import body_of
 
 PLACE = "before-record"
 MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?)"

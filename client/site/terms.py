@@ -9,11 +9,11 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from .parsed import SiteError
+from ..protocol.parsed import SiteError
+from ..protocol.policy import Policy, PolicyRefusedError, policy_of
+from ..protocol.run_settings import is_secure
+from ..protocol.study import StudyProtocol
 from .study.approvals import study_for
-from .study.protocol import StudyProtocol
-from .trust.message_rules import is_secure
-from .trust.policy import Policy, PolicyRefusedError, policy_of
 
 # In the node config of a message that the gate has checked, charged and counted
 GIVEN = "terms"

@@ -21,9 +21,10 @@ This module imports nothing else of silofl: the site's own process loads this fi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -100,6 +101,16 @@ def composed_epsilon(releases: Iterable[Releases], delta: float) -> float:
         ),
         0.0,
     )
+
+
+def epsilon_of(lines: Iterable[Mapping[str, Any]], delta: float) -> float:
+    """Return ε of all lines (noise, rate, steps) of a ledger or a silo's state; equal steps are summed first."""
+    steps: dict[tuple[float, float], int] = {}
+    for line in lines:
+        kind = float(line["noise"]), float(line["rate"])
+        steps[kind] = steps.get(kind, 0) + int(line["steps"])
+    releases = [Releases(*kind, count) for kind, count in sorted(steps.items())]
+    return composed_epsilon(releases, delta)
 
 
 def epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:

@@ -3,7 +3,7 @@
 Only its user can read what silofl writes (data, models, runs): files are 0600, folders 0700. With ``SILOFL_SHARED=1``
 the umask applies instead. (The server's container sets it, because the host's user works in its ``runs/`` too.)
 
-A hospital's own process loads this file, too (`client/site/trust/chain.py`): its imports are relative.
+A hospital's own process loads this file, too (`client/protocol/chain.py`): its imports are relative.
 """
 
 from __future__ import annotations

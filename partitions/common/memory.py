@@ -1,7 +1,7 @@
 """Free memory of the machine, or of the container or batch job where that is less (cgroup v1 and v2); its end; and
 memory that a process gives back before its own end.
 
-Standard library only, and no module of ours: client/flower/private.py loads this file by its path.
+Standard library only, and no module of ours: client/protocol/private.py loads this file by its path.
 """
 
 import ctypes

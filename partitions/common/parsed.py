@@ -1,6 +1,6 @@
 """From a text to values, one way for all files: bounded before it is parsed, then pydantic checks the values.
 
-A hospital's own process loads this file, too (`client/site/parsed.py`): its imports are relative.
+A hospital's own process loads this file, too (`client/protocol/parsed.py`): its imports are relative.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def check_levels(text: str) -> None:
 
 
 def parse_values(
-    kind: type[Parsed], content: object, file: Path, mend: str, context: object = None
+    kind: type[Parsed], content: object, file: Path | str, mend: str, context: object = None
 ) -> Parsed:
     """Return a file's content, JSON if it is bytes, as values. ``mend``: the next step. Raises DataError, one line."""
     try:

@@ -3,7 +3,7 @@
 A field's key on the command line is its name with hyphens, after its owner's name: ``local-epochs``,
 ``apple.max-downloads``, ``dirichlet.beta``. Every number has an upper limit (its own, or the one in :data:`MOST`),
 because a silo follows the settings that a server sends. A setting that a hospital's policy limits declares its
-``kind``, one of :data:`KINDS` (client/site/trust/policy.py has the limits).
+``kind``, one of :data:`KINDS` (client/protocol/policy.py has the limits).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ What was summed is what runs: the files of the folder on Python's path are read 
 from the bytes that were read. No ``.pyc`` there is read, and a module that was not summed is refused. Installed
 packages are imported as always; their sum is over the package's ``.py`` files.
 
-A hospital's own process loads this file, too (`client/site/trust/code.py`): it imports the standard library only.
+A hospital's own process loads this file, too (`client/protocol/code.py`): it imports the standard library only.
 """
 
 from __future__ import annotations

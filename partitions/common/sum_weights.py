@@ -3,7 +3,7 @@
 A group is in a sum as a whole or not, and its silos weigh the same. So whatever sums are combined, each group's silos
 have one factor, and none of them is left alone. Without ``secure-group`` each silo is a group.
 
-A hospital's own process loads this file, too (`client/site/secure/statements.py`): it imports only the standard
+A hospital's own process loads this file, too (`client/protocol/secure/statements.py`): it imports only the standard
 library.
 """
 

@@ -6,19 +6,18 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from client.cli import AT_SITE
+from client.cli import AT_SITE, print_checks, site_doctor
 from client.commands.table import Command, file_option, flag, option
 from partitions.common.errors import UserError
 from server.cli.options import CONNECTION, FEDERATION, FEDERATION_FILE, FILE, SIGN_WITH
 
 if TYPE_CHECKING:
-    from client.site.trust.envelope import PrivateKey
-    from client.site.trust.keys import JoinRequest
+    from client.protocol.envelope import PrivateKey
+    from client.protocol.keys import JoinRequest
     from server.deploy.bundle import Bundle
     from server.deploy.federation import Federation
 
@@ -39,7 +38,7 @@ def compose(args: argparse.Namespace) -> None:
 
 
 def credentials(args: argparse.Namespace) -> None:
-    from client.site.runtime.launch import THIS_MACHINE
+    from client.protocol.launch import THIS_MACHINE
     from server.deploy import compose as deployed
     from server.deploy.credentials import (
         NEW_CA,
@@ -83,8 +82,8 @@ def print_bundle(
     key: PrivateKey | None,
 ) -> None:
     """Print what to do with a silo's bundle."""
-    from client.site.runtime.launch import THIS_MACHINE
-    from client.site.trust.envelope import fingerprint, public_pem
+    from client.protocol.envelope import fingerprint, public_pem
+    from client.protocol.launch import THIS_MACHINE
 
     if (address := federation.server.public_host) in THIS_MACHINE:
         hint = f"server.address in {federation.path} is {address}: this bundle works on this machine only"
@@ -104,7 +103,7 @@ def print_bundle(
 
 
 def add_silo(args: argparse.Namespace) -> None:
-    from client.site.trust.keys import load_signing_key, read_request
+    from client.protocol.keys import load_signing_key, read_request
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
     from server.deploy.federation import DEVICE, read_federation
@@ -143,8 +142,8 @@ def add_silo(args: argparse.Namespace) -> None:
 
 
 def signing_key(args: argparse.Namespace) -> None:
-    from client.site.trust.envelope import fingerprint, public_pem
-    from client.site.trust.keys import make_signing_key
+    from client.protocol.envelope import fingerprint, public_pem
+    from client.protocol.keys import make_signing_key
     from partitions.common.files import write_atomically
     from server.deploy.bundle import signing_key_file
     from server.deploy.federation import read_federation
@@ -191,8 +190,6 @@ def withdraw(args: argparse.Namespace) -> None:
 
 
 def doctor(args: argparse.Namespace) -> None:
-    from client.site.runtime.doctor import as_json, table
-
     what = args.what
     if what is None and not os.environ.get("SILOFL_SERVER"):
         what = FEDERATION
@@ -210,64 +207,12 @@ def doctor(args: argparse.Namespace) -> None:
     else:
         echo = partial(print, file=sys.stderr if args.json else sys.stdout)
         subject, checks = site_doctor(args, echo)
-    print(as_json(checks) if args.json else table(checks))
+    print_checks(checks, as_json=args.json)
     failed = [check.name for check in checks if not check.ok]
     if failed:
         raise UserError(
             f"{subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}"
         )
-
-
-def site_doctor(
-    args: argparse.Namespace, echo: Callable[[str], None] = print
-) -> tuple[str, list[Any]]:
-    """Return the name and the checks of a site: of this container, or of a bundle."""
-    import tempfile
-    from contextlib import nullcontext
-    from dataclasses import replace
-
-    from client.cli import link_asked
-    from client.link.local_end import Link
-    from client.site.node import Site
-    from client.site.runtime.doctor import site_checks
-    from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
-    from client.site.trust.keys import site_root
-    from client.site.trust.signing import check_signed
-    from partitions.own.index import as_file
-
-    via = link_asked(args)
-    # Mode 0700; deleted afterwards with the key
-    with tempfile.TemporaryDirectory(prefix="silofl-") as made:
-        folder, data = Path(made), args.data
-        if args.what is None:
-            site = Site.from_environment(os.environ)
-            site = replace(
-                site,
-                data=as_file(data, folder, echo) if data else site.data,
-                policy=str(args.policy or site.policy),
-            )
-            asked = via(site) if via else Link.of_container(site, os.environ)
-            with asked or nullcontext() as link:
-                return site.name, site_checks(site, link, args.slurm)
-        files = read_bundle(args.what)
-        site = site_of(files, Path())
-        check_key(files, site)
-        check_signed(
-            files,
-            site_root() / site.name,
-            unpacked=args.what.is_dir(),
-            echo=echo,
-            remember=False,
-        )
-        if data is None and not site.data.is_file():
-            raise UserError(
-                f"there is no {site.data}, as the bundle's .env has it: name your data file with --data FILE"
-            )
-        unpack(files, folder)
-        data = as_file(data, folder, echo) if data else None
-        site = site_of(files, folder, data, policy=args.policy)
-        with via(site) if via else nullcontext() as link:
-            return site.name, site_checks(site, link, args.slurm)
 
 
 OPERATOR = (FEDERATION_FILE, CONNECTION)

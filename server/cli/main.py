@@ -40,7 +40,7 @@ from client import cli as site
 from client.commands import data
 from client.commands import study as hospital_studies
 from client.commands.table import Command, Parser, add_command, option
-from client.site.trust.methods import DEFAULTS
+from client.protocol.methods import DEFAULTS
 from server.cli import deploy, federation, models, relay, research, study, survey, tune
 
 SHELLS = ("bash", "zsh", "fish")

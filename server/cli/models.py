@@ -110,7 +110,7 @@ def export(args: argparse.Namespace) -> None:
 
 
 def budget(args: argparse.Namespace) -> None:
-    from client.site.budget.page import budget_page, budgets, run_page
+    from client.commands.budget import budget_page, budgets, run_page
     from client.studies import place_of
 
     if args.where is not None and (args.where / "config.toml").is_file():

@@ -10,8 +10,8 @@ from server.cli.options import CONNECTION, FEDERATION_FILE
 
 
 def relay(args: argparse.Namespace) -> None:
-    from client.site.runtime.connection import split_address
-    from client.site.runtime.launch import LOOPBACK
+    from client.link.connection import split_address
+    from client.protocol.launch import LOOPBACK
     from server.deploy.bundle import fleet_port
     from server.deploy.control import read_connection
     from server.deploy.federation import read_federation

@@ -73,7 +73,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def check(args: argparse.Namespace) -> None:
-    from client.site.study.signature import signer_of
+    from client.protocol.study import signer_of
     from partitions.common.parsed import read_text
     from server.deploy.study_draft import check as check_study
 
@@ -91,8 +91,8 @@ def check(args: argparse.Namespace) -> None:
 
 
 def sign(args: argparse.Namespace) -> None:
-    from client.site.study.signature import sign_study, signer_of
-    from client.site.trust.keys import load_signing_key
+    from client.protocol.keys import load_signing_key
+    from client.protocol.study import sign_study, signer_of
     from partitions.common.files import write_atomically
     from partitions.common.parsed import read_text
     from server.deploy.bundle import signing_key_file
@@ -108,7 +108,7 @@ def sign(args: argparse.Namespace) -> None:
 
 
 def show(args: argparse.Namespace) -> None:
-    from client.site.study.signature import signer_of
+    from client.protocol.study import signer_of
     from client.studies import read_file, study_page
 
     text, study = read_file(args.file)

@@ -11,7 +11,7 @@ from server.cli.options import assignments
 
 
 def run(args: argparse.Namespace) -> None:
-    from client.site.trust.policy import PUBLIC
+    from client.protocol.policy import PUBLIC
     from server.report.survey import survey_text
     from server.results.run_directory import default_out
     from server.results.survey import read_survey

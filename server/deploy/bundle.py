@@ -17,11 +17,11 @@ from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client.site.trust.bundle_files import VALUES, BundleValues, render
-from client.site.trust.code import list_builds
-from client.site.trust.envelope import fingerprint, public_pem
-from client.site.trust.keys import JoinRequest, new_key, private_bytes
-from client.site.trust.signing import SIGNED, image_digests, sign_bundle
+from client.flower.apps import list_builds
+from client.protocol.bundle_files import VALUES, BundleValues, render
+from client.protocol.envelope import fingerprint, public_pem
+from client.protocol.keys import JoinRequest, new_key, private_bytes
+from client.protocol.manifest import SIGNED, image_digests, sign_bundle
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import check_silo_name, unknown_name

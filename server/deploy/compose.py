@@ -24,10 +24,10 @@ from pathlib import Path
 
 import yaml
 
-from client.site.node import Site, gpu_environment, supernode_command
-from client.site.runtime.launch import LOOPBACK, THIS_MACHINE, superlink_command
-from client.site.trust.bundle_files import device_inside, gpu_reservation
-from client.site.trust.policy import PUBLIC
+from client.protocol.bundle_files import device_inside, gpu_reservation
+from client.protocol.launch import LOOPBACK, THIS_MACHINE, superlink_command
+from client.protocol.node import Site, gpu_environment, supernode_command
+from client.protocol.policy import PUBLIC
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from server.deploy.control import Connection, write_connection

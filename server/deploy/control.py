@@ -18,7 +18,7 @@ import httpx
 import tomli_w
 
 from client.flower.internals import internal
-from client.site.runtime.launch import reach_without_proxy
+from client.protocol.launch import reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.parsed import parse_toml, read_text

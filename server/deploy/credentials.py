@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from client.site.trust.keys import load_key, make_signing_key, new_key, write_key
+from client.protocol.keys import load_key, make_signing_key, new_key, write_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.silo_file import Check

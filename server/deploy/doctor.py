@@ -4,9 +4,9 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from client.site.runtime.connection import certificate_checks, split_address
-from client.site.runtime.launch import THIS_MACHINE
-from client.site.runtime.route import TIMEOUT_SECONDS, Way, port_check, resolve_check
+from client.link.connection import certificate_checks, split_address
+from client.link.route import TIMEOUT_SECONDS, Way, port_check, resolve_check
+from client.protocol.launch import THIS_MACHINE
 from partitions.silo_file import Check
 from server.deploy.bundle import fleet_port
 from server.deploy.control import Control, read_connection

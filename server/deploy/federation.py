@@ -38,9 +38,9 @@ from pydantic import (
     model_validator,
 )
 
-from client.site.runtime.route import bracket_host
-from client.site.trust.bundle_files import DEVICE
-from client.site.trust.policy import PUBLIC, read_policy
+from client.link.route import bracket_host
+from client.protocol.bundle_files import DEVICE
+from client.protocol.policy import PUBLIC, read_policy
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import SILO, nearest, unknown_name
 from partitions.common.parsed import Frozen, match_pattern, parse_values, read_text, shorten

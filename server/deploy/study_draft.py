@@ -8,11 +8,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from client.site.study.dangers import open_under_masks, relevant, values
-from client.site.study.protocol import FREE, TEXTS, StudyProtocol, parse_study
-from client.site.trust.code import build, code_of_data, content_sum, digest_of_code
-from client.site.trust.envelope import STUDY, fingerprint
-from client.site.trust.methods import DEFAULTS
+from client.flower.apps import build
+from client.protocol.code import code_of_data, content_sum, digest_of_code
+from client.protocol.envelope import STUDY, fingerprint
+from client.protocol.methods import DEFAULTS
+from client.protocol.study import (
+    FREE,
+    TEXTS,
+    StudyProtocol,
+    open_under_masks,
+    parse_study,
+    relevant,
+    values,
+)
 from client.studies import corners
 from partitions.common.errors import UserError
 from partitions.common.sum_weights import FEWEST, groups_of

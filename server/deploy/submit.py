@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from client.site.trust.code import build
+from client.flower.apps import build
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import share_new_files, write_atomically
 from server.deploy.control import Control, read_connection

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, Error, Message, MessageType
 
-from client.site.secure import KEYS, START, UNMASK
-from client.site.secure import RECORD as SECURE
+from client.protocol.secure import KEYS, START, UNMASK
+from client.protocol.secure import RECORD as SECURE
 from partitions.common.errors import DataError, RunFailedError
 from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply

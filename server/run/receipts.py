@@ -1,6 +1,6 @@
 """Receipts for the silos' audit logs: signed, kept in the run directory, and sent with the next message.
 
-A silo's reply holds its line number in the silo's log and the line's hash (``client/site/trust/receipts.py``). The
+A silo's reply holds its line number in the silo's log and the line's hash (``client/protocol/receipts.py``). The
 server signs both and appends them to ``receipts.jsonl`` of the run directory before it sends them back. So both sides
 hold the receipt even if a process is killed. A simulation has no logs, and a server without a key
 (``SILOFL_RECEIPT_KEY``) requests none.
@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message
 from pydantic import Field, ValidationError
 
-from client.site.parsed import SiteError
-from client.site.trust.keys import load_signing_key
-from client.site.trust.receipts import (
+from client.protocol.keys import load_signing_key
+from client.protocol.parsed import SiteError
+from client.protocol.receipts import (
     ASKED,
     FILE,
     KEY,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from client.app import app as client_app
 from client.export import card_file, export_model
-from client.site.trust.policy import PUBLIC
+from client.protocol.policy import PUBLIC
 from partitions.common.errors import UserError
 from partitions.common.files import private, write_atomically
 from partitions.common.settings import toml_text

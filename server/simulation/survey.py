@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from client.site.trust.policy import PUBLIC, default_file, read_policy
+from client.protocol.policy import PUBLIC, default_file, read_policy
 from partitions.common.errors import UserError
 from partitions.common.names import silo_names
 from partitions.simulated import files_of

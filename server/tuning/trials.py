@@ -25,8 +25,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from client.site.budget.accounting import epsilon_of
-from client.site.budget.ledger import KEPT
+from client.privacy.private_round import KEPT
+from models.privacy.accountant import epsilon_of
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula

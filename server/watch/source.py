@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from client.site.node import Site
-from client.site.trust.bundle import read_bundle, site_of
-from client.site.trust.keys import site_root
+from client.protocol.keys import site_root
+from client.protocol.node import Site
+from client.studies import silo_of_bundle
 from partitions.common.errors import UserError
 from partitions.common.output import columns, output_fault
 from server.deploy.control import read_connection
@@ -121,7 +121,7 @@ def find_source(what: str) -> WatchSource:
         return _default()
     path = Path(what).expanduser()
     if path.is_file() or (path / ".env").is_file():
-        site = site_of(read_bundle(path), Path())
+        site = silo_of_bundle(path)
         return _of_site(site.name, site.state)
     if path.is_dir():
         if any(path.glob("*/*/*/run-*")) or (path / "audit").is_dir():

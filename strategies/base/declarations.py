@@ -1,7 +1,7 @@
 """The methods' declarations (MethodInfo), written to docs/attacks.md's table and to the tables of a hospital's policy.
 
 The table lists, per method, what the server and the other hospitals see of a hospital; tests compare it with captured
-messages. ``client/site/trust/methods.json`` is for the site's own process, which imports no method. ``make settings``
+messages. ``client/protocol/methods.json`` is for the site's own process, which imports no method. ``make settings``
 writes both.
 """
 
@@ -118,7 +118,7 @@ def bounded_settings() -> dict[str, str]:
 
 
 def method_table_text() -> str:
-    """Return the text of ``methods.json`` beside ``client/site/trust/methods.py``, which explains it."""
+    """Return the text of ``methods.json`` beside ``client/protocol/methods.py``, which explains it."""
     tables = {
         "methods": method_table(),
         "networks": [*BUILT_IN],
@@ -196,7 +196,7 @@ def write_down(root: Path) -> None:
     (root / "docs" / "settings.md").write_text(settings_page(), "utf-8")
     page = root / "docs" / "attacks.md"
     page.write_text(with_table(page.read_text("utf-8")), "utf-8")
-    table = root / "client" / "site" / "trust" / "methods.json"
+    table = root / "client" / "protocol" / "methods.json"
     table.write_text(method_table_text(), "utf-8")
 
 

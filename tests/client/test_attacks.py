@@ -16,8 +16,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from tiny import PLAIN, federate, random_silos, rows_of, write_silo
 
 from client.app import app
+from client.protocol import policy as module
 from client.site.record import Record
-from client.site.trust import policy as module
 from models.standardisation import column_sums, rounded_sums
 from partitions.npz import write_npz
 from partitions.schemes.pool import hold_out

@@ -18,7 +18,7 @@ from tiny import federate
 from client import app as answer
 from client.app import app
 from client.faults import OURS, explain
-from client.site.parsed import SiteError
+from client.protocol.parsed import SiteError
 from partitions.common.errors import DataError, UserError
 from server.run.loop import Progress
 from server.simulation.engine import flower_identity
@@ -202,11 +202,7 @@ def test_settings_that_cannot_be_read_lose_no_reply(tmp_path, monkeypatch, kind)
 ROOT = Path(__file__).parents[2]
 BARE = ("ValueError", "RuntimeError")
 # By the only function that calls it
-CAUGHT = {
-    "partitions/common/settings.py",
-    "client/site/runtime/route.py",
-    "client/flower/service.py",
-}
+CAUGHT = {"partitions/common/settings.py", "client/link/route.py", "client/flower/service.py"}
 
 
 def names_in(nodes):

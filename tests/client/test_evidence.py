@@ -25,7 +25,7 @@ from tiny import (
     write_silo,
 )
 
-import client.site.trust.policy as site_policy
+import client.protocol.policy as site_policy
 from client.app import app
 from client.export import export_model
 from client.prediction.predict import predict_file

@@ -28,14 +28,15 @@ from tiny import (
 
 from client.app import app
 from client.policies import policy_page
+from client.protocol.policy import Policy
+from client.protocol.study import parse_study
 from client.reported import TERMS, note_terms
 from client.site.counts import read_released
 from client.site.study.dangers import dangers
-from client.site.study.protocol import message_faults, parse_study
+from client.site.study.protocol import message_faults
 from client.site.trust import audit
 from client.site.trust.audit_page import page
 from client.site.trust.message_rules import OWN_MODEL
-from client.site.trust.policy import Policy
 from client.studies import released_page, study_page
 from partitions.common.errors import RunFailedError, UserError
 from server.deploy.study_draft import draft

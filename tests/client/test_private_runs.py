@@ -16,13 +16,13 @@ from taken import silofl
 from tiny import events_of, federate, random_silos, settings_of
 
 from client.app import app
+from client.protocol.methods import METHODS
+from client.protocol.policy import Policy
 from client.site.budget import ledger as ledgers
 from client.site.budget.accounting import MessageCost, cost_of, data_file
 from client.site.budget.ledger import Ledger
 from client.site.budget.release import key_of
 from client.site.trust.message_rules import privacy_faults, run_faults
-from client.site.trust.methods import METHODS
-from client.site.trust.policy import Policy
 from models.privacy.accountant import epsilon
 from server.cli.main import main
 from server.simulation.engine import flower_identity

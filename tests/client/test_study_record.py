@@ -12,16 +12,17 @@ from study_text import study_text
 from taken import silofl
 from tiny import json_of
 
+from client.protocol import chain, receipts
+from client.protocol.envelope import fingerprint, public_pem
+from client.protocol.keys import new_key, private_bytes
+from client.protocol.policy import Policy
+from client.protocol.study import parse_study
 from client.site import audit_gate
 from client.site.messages import count_message
 from client.site.record import Record
 from client.site.study import approvals
-from client.site.study.protocol import parse_study
 from client.site.terms import Terms, read_terms
-from client.site.trust import audit, chain, receipts
-from client.site.trust.envelope import fingerprint, public_pem
-from client.site.trust.keys import new_key, private_bytes
-from client.site.trust.policy import Policy
+from client.site.trust import audit
 from client.study_record import read_export
 from partitions.common.errors import DataError
 from server.simulation.engine import flower_identity

@@ -11,13 +11,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from surveyed import HEADER, RECIPE, hospital, rewritten, rows, times
 from tiny import TinyGrid, audited
 
+from client.commands.budget import is_of_records
+from client.protocol.policy import Policy
 from client.site import audit_gate
-from client.site.budget.page import is_of_records
 from client.site.counts import count_used_up, read_released
 from client.site.record import Record
 from client.site.study.approvals import approve
 from client.site.study.dangers import dangers
-from client.site.trust.policy import Policy
 from client.studies import released_page
 from models.evidence.survey import MISSING
 from partitions.common.errors import DataError, RunFailedError, UserError

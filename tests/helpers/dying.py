@@ -19,11 +19,12 @@ from flwr.app import Context, Message
 from tiny import TinyGrid, federate, random_silos, tensor_of
 
 from client.app import app
+from client.protocol import chain
 from client.session import ClientSession
 from client.site import audit_gate, messages
 from client.site.budget.ledger import SENT, Ledger, charges
 from client.site.terms import GIVEN, Terms, written_terms
-from client.site.trust import audit, chain
+from client.site.trust import audit
 from client.store import StateStore
 from server.simulation.engine import flower_identity
 from strategies.base.privacy import PrivateTraining

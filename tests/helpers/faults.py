@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from trio import bring_up, end_silo, reach_over, text_of, wait_for
 
-from client.site.runtime.launch import LOOPBACK
+from client.protocol.launch import LOOPBACK
 
 HERE = Path(__file__).parent
 

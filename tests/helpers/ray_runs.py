@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from client.site.runtime.launch import free_ports, program
-from client.site.trust.code import build
+from client.flower.apps import build
+from client.protocol.launch import free_ports, program
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from failing import fails
 
-from client.site.parsed import SiteError
+from client.protocol.envelope import SECURE, PrivateKey, fingerprint, public_pem, seal
+from client.protocol.keys import new_key
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy
+from client.protocol.secure import masks
+from client.protocol.secure.statements import STATEMENT, Statement, read_statement, threshold
+from client.protocol.secure.unmasking import open_sum
+from client.protocol.study import StudyProtocol
 from client.site.record import close_records
-from client.site.secure import masks
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import STATEMENT, Statement, read_statement, threshold
-from client.site.secure.unmasking import open_sum
-from client.site.study.protocol import StudyProtocol
-from client.site.trust.envelope import SECURE, PrivateKey, fingerprint, public_pem, seal
-from client.site.trust.keys import new_key
-from client.site.trust.policy import Policy
 from partitions.common.sum_weights import groups_of
 
 RUN, STUDY, RECEIVED = "7", "a" * 64, "b" * 64

@@ -13,14 +13,21 @@ from flwr.app import Context, Error, Message
 from secure_ring import summing
 from tiny import Files, Run, TinyGrid, federate, seen
 
+from client.flower.contents import array_sums, config_of
+from client.protocol.envelope import fingerprint, public_pem
+from client.protocol.keys import new_key, write_key
+from client.protocol.policy import Policy, PolicyRefusedError
+from client.protocol.secure import masks
 from client.site.secure.gate import KEY, SecureMessage
-from client.site.trust.envelope import fingerprint, public_pem
-from client.site.trust.keys import new_key, write_key
-from client.site.trust.policy import Policy, PolicyRefusedError
 
 # (silo, message type, round) -> whether the message is lost before it arrives, or its reply on the way back
 Lost = Callable[[str, str, int], bool]
 SECURE: dict[str, Any] = {"secure_aggregation": True, "strategy": "fedavg"}
+
+
+def received_by(message: Message) -> str:
+    """Return the sums of what a silo has received in a train message."""
+    return masks.received_sha256(array_sums(message.content), config_of(message))
 
 
 class Secured:

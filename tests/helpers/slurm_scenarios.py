@@ -25,11 +25,11 @@ from trio import (
     wait_for,
 )
 
+from client.protocol.keys import site_root
+from client.protocol.launch import FLOWER
 from client.site.runtime import slurm
 from client.site.runtime.doctor import slurm_check
-from client.site.runtime.launch import FLOWER
 from client.site.runtime.slurm import OPTIONS, SlurmJobs
-from client.site.trust.keys import site_root
 from server.deploy import processes, submit
 from server.deploy.local import LocalFederation
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client.flower.mail import WAIT_SECONDS
-from client.site.node import Site
-from client.site.runtime.launch import (
+from client.protocol.launch import (
     LOOPBACK,
     THIS_MACHINE,
     environment,
     free_ports,
     superlink_command,
 )
+from client.protocol.node import Site
 from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
 

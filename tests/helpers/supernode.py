@@ -27,8 +27,8 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.run import Run
 
 from client.flower.loop import Received
+from client.protocol.launch import template_command
 from client.site.runtime.answering import answer_message
-from client.site.runtime.template import template_command
 from client.site.runtime.worker import Workers
 
 RUN, NODE = 11, 7

@@ -10,7 +10,7 @@ from typing import Any
 
 from tiny import comparable
 
-from client.site.runtime.launch import LOOPBACK
+from client.protocol.launch import LOOPBACK
 from server.deploy import local, processes, submit
 from server.deploy.credentials import Credentials
 from server.deploy.federation import read_federation

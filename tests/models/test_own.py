@@ -16,8 +16,8 @@ from torch import nn
 import models
 from client.export import export_model
 from client.prediction.predict import predict_file
+from client.protocol.policy import Policy, parse_policy, read_policy
 from client.site.trust.message_rules import network_fault
-from client.site.trust.policy import Policy, parse_policy, read_policy
 from models.flat import FlatModel
 from models.networks.custom import CustomSettings, check_network
 from models.networks.registry import build

@@ -18,8 +18,8 @@ from two_layers import replies_of
 
 from client.export import export_model
 from client.prediction.predict import predict_file
+from client.protocol.policy import Policy
 from client.site.trust.message_rules import setting_faults
-from client.site.trust.policy import Policy
 from models.initialisation import flat_model
 from models.samples import Samples
 from models.tasks import segmentation, task_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.flower import private as at_the_site
+from client.protocol import private as at_the_site
 from partitions.common import memory, sizes
 from partitions.common.memory import UNKNOWN, available, available_share
 from partitions.common.sizes import TooLargeError, check_size

@@ -18,9 +18,10 @@ from taken import silofl
 from tiny import federate
 from torchvision_here import models_or_skip
 
+from client.protocol.code import code_of_data, digest_of_code
+from client.protocol.study import parse_study
 from client.site.audit_gate import cohort_of
-from client.site.study.protocol import parse_study
-from client.site.trust.code import code_of_data, dataset_faults, digest_of_code
+from client.site.trust.code import dataset_faults
 from models.samples import Samples
 from partitions.common.errors import DataError
 from partitions.own import dataset as own_datasets

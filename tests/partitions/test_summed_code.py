@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 from failing import fails
 
+from client.protocol.code import digest_of_code
+from client.protocol.policy import PolicyRefusedError
 from client.session import ClientSession
-from client.site.trust.code import digest_of_code
-from client.site.trust.policy import PolicyRefusedError
 from partitions.common.errors import UserError
 from partitions.common.own_code import code_sum, load_function
 from partitions.common.source_sum import Summed

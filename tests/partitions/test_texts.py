@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from study_text import study_text
 from taken import silofl
 
-from client.site.parsed import SiteError
-from client.site.study.protocol import parse_study
-from client.site.study.signature import signer_of
-from client.site.trust.envelope import SIGNATURE
-from client.site.trust.policy import parse_policy, read_policy
+from client.protocol.envelope import SIGNATURE
+from client.protocol.parsed import SiteError
+from client.protocol.policy import parse_policy, read_policy
+from client.protocol.study import parse_study, signer_of
 from partitions.common.parsed import DEEPEST, MOST_TEXT, parse_json, parse_toml
 from partitions.recipes.pictures import load_any, read_any
 from partitions.schema import load_schema, read_schema

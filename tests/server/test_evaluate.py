@@ -33,13 +33,14 @@ from tiny import (
 
 from client import app as answer
 from client.export import export_model, read_model
-from client.site.study.protocol import FREE, TEXTS, message_faults, parse_study
+from client.protocol import receipts
+from client.protocol.keys import make_signing_key
+from client.protocol.methods import DEFAULTS
+from client.protocol.policy import Policy, PolicyRefusedError
+from client.protocol.study import FREE, TEXTS, parse_study
+from client.site.study.protocol import message_faults
 from client.site.terms import read_terms
-from client.site.trust import receipts
-from client.site.trust.keys import make_signing_key
 from client.site.trust.message_rules import round_faults
-from client.site.trust.methods import DEFAULTS
-from client.site.trust.policy import Policy, PolicyRefusedError
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.schema import parse_schema

@@ -15,7 +15,7 @@ from failing import fails
 from tiny import SIMULATED, summary_of
 
 import silofl
-from client.site.trust.code import build
+from client.flower.apps import build
 from server.simulation.simulate import simulate
 
 ROOT = Path(__file__).parents[2]

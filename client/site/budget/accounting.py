@@ -5,7 +5,7 @@ version with its units, declared cohort, digests of its samples, and the earlier
 belong to one cohort if they share a sample, or if they declare the same ``cohort``. If both declare none, the cohort is
 the silo's own. So editing a file does not give a new budget. A separate process reads the file, with the site's code.
 
-Inputs are the run's settings, the units that this site counts, and the method's declaration (`trust/methods.py`). The
+Inputs are the run's settings, the units that this site counts, and the method's declaration (`methods.json`). The
 app that the message is for cannot influence them, and it takes at most that many noised steps.
 
 The accountant (`models/privacy/accountant.py`) is loaded from its file, since `models` is the app's package.
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...flower.private import load_ours
-from ..parsed import SiteError
+from ...protocol.methods import DEFAULTS, METHODS
+from ...protocol.parsed import SiteError
+from ...protocol.policy import UNITS
+from ...protocol.private import load_ours
+from ...protocol.run_settings import number
 from ..record import Record
 from ..takeover import DATA_FILE
-from ..trust.message_rules import number
-from ..trust.methods import DEFAULTS, METHODS
-from ..trust.policy import UNITS
 
 ROOT = Path(__file__).resolve().parents[3]
 READ = "import sys; sys.path.insert(0, sys.argv[1]); from partitions.units import main; main(sys.argv[2:])"
@@ -164,13 +164,8 @@ def accountant() -> Any:
 
 
 def epsilon_of(lines: Iterable[Mapping[str, Any]], delta: float) -> float:
-    """Return the epsilon of all charges together (ledger lines: noise, rate, steps); equal steps are summed first."""
-    steps: dict[tuple[float, float], int] = {}
-    for line in lines:
-        kind = float(line["noise"]), float(line["rate"])
-        steps[kind] = steps.get(kind, 0) + int(line["steps"])
-    releases = [accountant().Releases(*kind, count) for kind, count in sorted(steps.items())]
-    return float(accountant().composed_epsilon(releases, delta))
+    """Return the epsilon of all charges together."""
+    return float(accountant().epsilon_of(lines, delta))
 
 
 def default_delta(units: int) -> float:

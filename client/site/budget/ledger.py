@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..parsed import SiteError
+from ...protocol.chain import EVERY, Chain, files_of, read_head, utc_now
+from ...protocol.parsed import SiteError
+from ...protocol.policy import Policy
 from ..record import Record
-from ..trust.chain import EVERY, Chain, files_of, read_head, utc_now
-from ..trust.policy import Policy
 from .accounting import (
     DataFile,
     MessageCost,
@@ -277,36 +277,6 @@ def delta_of(of_cohort: Iterable[Line], policy: Policy) -> float:
     return policy.delta or default_delta(
         max((int(line["units"]) for line in of_cohort), default=0)
     )
-
-
-# --- the cost of a run, as a reply has it ---
-# For a deployed silo it comes from the site's ledger of the run, including repeated rounds. A simulation, and public
-# data, have no ledger: it comes from the silo's state.
-
-
-KEPT = "privacy"  # in a silo's state: noise, rate and steps of each kind of release in this run
-
-
-def add_cost(
-    plan: Any, numbers: dict[str, Any], ledger: Path | None, run_id: str, silo: str
-) -> dict[str, float]:
-    """Add a round's steps (``plan``) to those of the silo's state (``numbers``); return the run's cost so far.
-
-    ``ledger``: the ledger's folder; None if there is none.
-    """
-    kept = {(one["noise"], one["rate"]): int(one["steps"]) for one in numbers.get(KEPT, ())}
-    kind = plan.noise_multiplier, plan.sample_rate
-    kept[kind] = kept.get(kind, 0) + plan.steps
-    numbers[KEPT] = [
-        {"noise": noise, "rate": rate, "steps": steps} for (noise, rate), steps in kept.items()
-    ]
-    releases = (in_ledger(ledger, run_id, silo) if ledger else ()) or numbers[KEPT]
-    steps = sum(one["steps"] for one in releases)
-    return {
-        "epsilon": epsilon_of(releases, plan.delta),
-        "delta": plan.delta,
-        "dp_steps": float(steps),
-    }
 
 
 def in_ledger(state: Path, run_id: str, silo: str) -> Sequence[Line]:

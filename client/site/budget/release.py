@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...flower.internals import records_of
-from ..parsed import SiteError
-from ..trust.chain import digest
-from ..trust.message_rules import is_private
-from ..trust.policy import Policy, PolicyRefusedError
+from ...flower.contents import array_sums, config_of, records_of
+from ...protocol.chain import digest
+from ...protocol.parsed import SiteError
+from ...protocol.policy import Policy, PolicyRefusedError
+from ...protocol.run_settings import is_private
 from .accounting import MessageCost, cost_of, data_file
 from .ledger import Ledger, Release, SpentEpsilon
 
@@ -93,7 +93,7 @@ def key_of(message: Any, context: Any, sha256: str, cost: MessageCost) -> str:
     its type, the whole message (with its run and round), the data file, and the cost.
     """
     run = int(context.run_id), sorted(context.run_config.items())
-    asked = message.metadata.message_type, _arrays(message), _values(message)
+    asked = message.metadata.message_type, arrays_of(message), _values(message)
     return digest(repr((run, asked, sha256, sorted(asdict(cost).items()))).encode())
 
 
@@ -104,7 +104,7 @@ def content_of(reply: Any) -> str:
         for key, value in sorted(config_of(reply).items())
         if key.startswith("number.")
     ]
-    return digest(repr((_arrays(reply), numbers)).encode())
+    return digest(repr((arrays_of(reply), numbers)).encode())
 
 
 def whole(value: object) -> int:
@@ -112,20 +112,9 @@ def whole(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def config_of(message: Any) -> dict[str, Any]:
-    """Return the config in a message's payload; empty if there is none."""
-    if not message.has_content():
-        return {}
-    return dict(records_of(message.content, "Config").get("config", {}))
-
-
-def _arrays(message: Any) -> list[tuple[object, ...]]:
-    """Return every array of a message: its place, type, shape and SHA-256."""
-    return [
-        (name, key, str(array.dtype), tuple(array.shape), str(array.stype), digest(array.data))
-        for name, arrays in sorted(records_of(message.content, "Array").items())
-        for key, array in sorted(arrays.items())
-    ]
+def arrays_of(message: Any) -> list[tuple[object, ...]]:
+    """Return every array of a message: its place, type, shape, form and SHA-256."""
+    return [one[:6] for one in sorted(array_sums(message.content))]
 
 
 def _values(message: Any) -> list[tuple[object, ...]]:

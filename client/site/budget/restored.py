@@ -11,12 +11,12 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from ...protocol.chain import utc_now
+from ...protocol.parsed import SiteError
 from ..head import Head, missing
-from ..parsed import SiteError
 from ..record import close_records
 from ..study.approvals import decision
 from ..takeover import DATA_FILE
-from ..trust.chain import utc_now
 from .ledger import CHARGE, Ledger
 
 

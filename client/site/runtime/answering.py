@@ -18,10 +18,11 @@ from typing import Any
 
 from ...flower.internals import internal
 from ...flower.loop import Received
+from ...protocol.code import content_sum, sha256_of
 from ..audit_gate import refuse
 from ..messages import pass_gate
 from ..terms import Terms, written_terms
-from ..trust.code import AppRefusedError, check_pin, content_sum, log_refusal, sha256_of
+from ..trust.code import AppRefusedError, check_pin, log_refusal
 from .worker import WorkerEndedError, Workers
 
 AGENT_APP = "flwr-agentapp"  # Flower's name for runs of another kind

@@ -26,10 +26,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...flower.internals import internal, records_of
-from ...flower.private import return_memory
+from ...flower.contents import records_of
+from ...flower.internals import internal
+from ...protocol.parsed import SiteError
+from ...protocol.private import return_memory
 from ..audit_gate import BY_SITE, BY_SITE_VALUE
-from ..parsed import SiteError
 from ..terms import GIVEN
 
 # Takes questions (and its process number); has answered; how it ended

@@ -12,12 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Protocol
 
-from client.site.node import FIRST_GPU, Site, gpu_environment
-from client.site.runtime.connection import connection_checks
+from client.link.connection import connection_checks
+from client.protocol.node import FIRST_GPU, Site, gpu_environment
+from client.protocol.policy import read_policy
 from client.site.runtime.slurm import refusal_of
 from client.site.study.approvals import REQUIRED, list_approved
 from client.site.trust.code import read_pins
-from client.site.trust.policy import read_policy
 from partitions.common.names import escape
 from partitions.schema import load_schema
 from partitions.silo_file import Check, check_silo_file

@@ -26,9 +26,9 @@ from typing import Any
 
 from ...flower.fleet import announce_queue
 from ...flower.internals import internal
+from ...protocol.launch import site_process
 from ..audit_gate import BY_SITE, BY_SITE_VALUE
 from .app_process import DIED, answer_question, prepare_process, read_answer, write_question
-from .template import PRIVATE
 from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended, shared_memory
 
 OPTIONS = "SILOFL_SLURM"  # in a SuperNode's environment: options of sbatch; none: no Slurm
@@ -105,7 +105,7 @@ class SlurmJobs(Workers):
 
     def _submit(self, folder: Path) -> str:
         """Submit the job for a question, and return its number."""
-        command = [sys.executable, "-P", str(PRIVATE), "site.runtime.slurm", str(folder)]
+        command = site_process("site.runtime.slurm", str(folder))
         # `%` begins a pattern there
         log = str(folder / "log").replace("%", "%%")
         ours = ["--parsable", "--requeue", "--open-mode=append", "--export=ALL"]

@@ -22,10 +22,10 @@ from ...flower.fleet import Fleet
 from ...flower.internals import REGISTERED, internal
 from ...flower.loop import MessageLoop
 from ...flower.transfers import keep_pieces
-from ..parsed import SiteError
+from ...protocol.envelope import load_node_key
+from ...protocol.parsed import SiteError
 from ..record import close_records
 from ..secure.gate import KEY
-from ..trust.envelope import load_node_key
 from .answering import answer_message
 from .slurm import OPTIONS, SlurmJobs
 from .worker import Workers

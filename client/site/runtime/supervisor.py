@@ -22,8 +22,11 @@ from types import FrameType
 from typing import IO
 
 from client.flower.internals import BACK, LOST, REFUSED, REGISTERED
-from client.site.node import Site, gpu_environment, supernode_command
-from client.site.runtime.connection import CLOCK, connection_checks
+from client.link.connection import CLOCK, connection_checks
+from client.link.route import TRANSIENT
+from client.protocol.keys import site_root
+from client.protocol.launch import own_supernode, silo_environment
+from client.protocol.node import Site, gpu_environment, supernode_command
 from client.site.runtime.doctor import (
     Via,
     data_checks,
@@ -34,11 +37,8 @@ from client.site.runtime.doctor import (
     state_checks,
     table,
 )
-from client.site.runtime.launch import own_supernode, silo_environment
-from client.site.runtime.route import TRANSIENT
 from client.site.runtime.slurm import OPTIONS
 from client.site.trust.bundle import POLICY_ASKED, check_key, read_bundle, site_of, unpack
-from client.site.trust.keys import site_root
 from client.site.trust.signing import check_signed
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import hold_lock, write_atomically

@@ -9,7 +9,7 @@ that process ended. If the template ends, the apps' processes go on; the SuperNo
 Silos of one machine may share a template.
 
 Python takes an app's module from `sys.modules` first. A template that had imported the package `client` would run the
-installed code instead of the app's. Therefore `client/flower/private.py` loads the folder `client` as the package
+installed code instead of the app's. Therefore `client/protocol/private.py` loads the folder `client` as the package
 `silofl_site`, a name that no app has. Code that runs here imports its neighbours relatively, and otherwise only the
 standard library and third-party packages. Before the fork nothing is computed and CUDA is not used.
 
@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...flower.internals import INTERNALS
+from ...protocol.launch import lock_path
 from .app_process import DIED, check_peer, run_app_process
 
-PRIVATE = Path(__file__).resolve().parents[2] / "flower/private.py"
 # Third-party modules that a silo's ClientApp imports; one that is not installed is skipped.
 PRELOAD = (
     INTERNALS["load_client_app"].partition(":")[0],
@@ -73,11 +73,6 @@ def main() -> None:
         if os.getppid() != given.parent:
             return
     serve_template(given.socket.absolute(), given.modules or PRELOAD)
-
-
-def template_command(path: Path) -> list[str]:
-    """Return the command line that runs the template process at a socket."""
-    return [sys.executable, "-P", str(PRIVATE), "site.runtime.template", str(path)]
 
 
 def serve_template(path: Path, modules: Sequence[str]) -> None:
@@ -168,23 +163,6 @@ def log(text: str) -> None:
 
 
 # --- its socket -------------------------------------------------------------------------------------------
-
-
-def lock_path(socket_path: Path) -> Path:
-    """Return the file that the template process at `socket_path` locks while it lives; its content is the pid."""
-    return socket_path.with_name(socket_path.name + ".lock")
-
-
-def template_pid(socket_path: Path) -> int | None:
-    """Return the process number of the template process at `socket_path`; None if none runs."""
-    try:
-        with lock_path(socket_path).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return None
-    except BlockingIOError:
-        return int(lock_path(socket_path).read_text() or 0) or None
-    return None
 
 
 def listen(path: Path) -> socket.socket:

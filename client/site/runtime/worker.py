@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ...flower.internals import internal
-from ...flower.private import available_share
+from ...protocol.launch import template_command, template_pid
+from ...protocol.private import available_share
 from .app_process import DIED, DONE, READY, read_answer, write_question
-from .template import connect_to, template_command, template_pid
+from .template import connect_to
 
 IDLE_MINUTES = 10.0  # without a message; SILOFL_RESIDENT_MINUTES overrides it
 AFTER_LAST_SECONDS = 30.0  # without a message after one of a run's last round

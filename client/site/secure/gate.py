@@ -8,14 +8,25 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ...flower.internals import records_of
-from ..budget.release import config_of, whole
-from ..parsed import SiteError
+from ...flower.contents import array_sums, config_of, records_of
+from ...protocol.envelope import fingerprint, load_node_key, public_pem
+from ...protocol.parsed import SiteError
+from ...protocol.policy import PolicyRefusedError
+from ...protocol.run_settings import is_secure, uploads
+from ...protocol.secure import (
+    ARRAY,
+    ARRAYS,
+    COUNTED,
+    KEYS,
+    OWN,
+    RECORD,
+    SHARE,
+    START,
+    UNMASK,
+    masks,
+)
+from ..budget.release import whole
 from ..terms import Terms
-from ..trust.envelope import fingerprint, load_node_key, public_pem
-from ..trust.message_rules import is_secure, uploads
-from ..trust.policy import PolicyRefusedError
-from . import ARRAY, ARRAYS, COUNTED, KEYS, OWN, RECORD, SHARE, START, UNMASK, masks
 from .silo import SecureSilo
 
 KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key
@@ -53,7 +64,8 @@ class SecureMessage:
             if self.own or self.masks or self.told:
                 self.silo = open_silo(self.name, context, terms, build)
             if self.masks:
-                config, received = config_of(message), masks.received_sha256(message.content)
+                config = config_of(message)
+                received = masks.received_sha256(array_sums(message.content), config)
                 own_statistics = config.get("own_statistics", ())
                 self.silo.enter(self.record, received, config.get(SHARE), own_statistics)
 

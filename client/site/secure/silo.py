@@ -20,17 +20,15 @@ from urllib.parse import quote
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from ..parsed import SiteError, parse_values
-from ..record import Record, disclose
-from ..study.protocol import StudyProtocol
-from ..trust.chain import canonical, digest, write_whole
-from ..trust.envelope import SECURE, PrivateKey, seal
-from ..trust.message_rules import number
-from ..trust.policy import Policy
-from . import OTHER_SUM, masks
-from .masks import Vector
-from .shamir import SHARE, split
-from .statements import (
+from ...protocol.chain import canonical, digest, write_whole
+from ...protocol.envelope import SECURE, PrivateKey, seal
+from ...protocol.parsed import SiteError, parse_values
+from ...protocol.policy import Policy
+from ...protocol.run_settings import number
+from ...protocol.secure import OTHER_SUM, masks
+from ...protocol.secure.masks import Vector
+from ...protocol.secure.shamir import SHARE, split
+from ...protocol.secure.statements import (
     HASHES,
     STATEMENT,
     ServerRecord,
@@ -46,6 +44,8 @@ from .statements import (
     weights_of,
     whole,
 )
+from ...protocol.study import StudyProtocol
+from ..record import Record, disclose
 
 # Kinds of rows in the record
 SUM, VECTOR = "secure sum", "masked vector"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..parsed import SiteError
+from ...protocol.chain import utc_now
+from ...protocol.parsed import SiteError
+from ...protocol.policy import Policy
+from ...protocol.study import StudyProtocol, parse_study
 from ..record import Record
 from ..takeover import APPROVAL
-from ..trust.chain import utc_now
-from ..trust.policy import Policy
-from .protocol import StudyProtocol, parse_study
 
 REQUIRED = "required"
 

@@ -3,17 +3,16 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from client.protocol.methods import METHODS, SETTINGS
+from client.protocol.policy import Policy
+from client.protocol.run_settings import number
+from client.protocol.study import StudyProtocol, open_under_masks, relevant, values
 from client.site.study.approvals import Approved
-from client.site.study.protocol import StudyProtocol
-from client.site.trust.message_rules import number, owner
-from client.site.trust.methods import DEFAULTS, METHODS, SETTINGS
-from client.site.trust.policy import Policy
 from partitions.common.errors import DataError
 
 # Samples: below it, published attacks rebuild single records from one gradient
@@ -153,25 +152,6 @@ def _other_groups(*studies: StudyProtocol) -> bool:
     return one != other and max(map(len, one | other), default=1) > 1
 
 
-def open_under_masks(group: int, robust: str) -> list[str]:
-    """Return, in plain sentences, what masks leave open with these values of ``secure-group`` and ``secure-robust``."""
-    found = []
-    if group == 1:
-        found.append(
-            "If a hospital is missing in one of two rounds, its update follows from their two sums (secure-group = 1)."
-        )
-    if robust == "none":
-        found.append(
-            "One hospital that lies can replace the model, since no update is compared (secure-robust = none)."
-        )
-    else:
-        found.append(
-            "The server reads the sum of each group by itself (secure-robust = groups): behind it are that group's "
-            "hospitals, no longer all."
-        )
-    return found
-
-
 def sums_text(study: StudyProtocol) -> str:
     """Describe whether the server opens only sums of what hospitals send; empty: it opens each update."""
     if values(study, "secure-aggregation") != [True]:
@@ -219,20 +199,6 @@ def is_imprint(tensor: np.ndarray) -> bool:
         return False
     direction = np.linalg.svd(rows, full_matrices=False)[2][0]
     return bool((np.abs(rows @ direction) > PARALLEL).mean() > SHARE)
-
-
-def relevant(study: StudyProtocol) -> Iterator[str]:
-    """Yield the settings that the study's methods read, common ones included."""
-    owners = {"", "dp", *study.methods}
-    return (key for key in DEFAULTS if owner(key) in owners)
-
-
-def values(study: StudyProtocol, key: str) -> list[Any]:
-    """Return the values that a setting may have; the ends of a range."""
-    allowed = study.settings.get(key, DEFAULTS[key])
-    if isinstance(allowed, dict):
-        return [allowed["min"], allowed["max"]]
-    return allowed if isinstance(allowed, list) else [allowed]
 
 
 def least(study: StudyProtocol, key: str) -> float:

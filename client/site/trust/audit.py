@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..parsed import SiteError
-from . import chain
-from .chain import EVERY, Chain, ChainVerdict, canonical, digest
+from ...protocol import chain
+from ...protocol.chain import EVERY, Chain, ChainVerdict, canonical, digest
+from ...protocol.parsed import SiteError
 from .message_rules import OWN_MODEL
 
 LARGEST_SETTINGS = 1 << 18  # bytes of a run's settings; a run with more gets no reply

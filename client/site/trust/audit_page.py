@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client.site.trust import receipts
+from client.protocol.chain import ChainVerdict
+from client.protocol.methods import DEFAULTS
+from client.protocol.receipts import FILE, read_kept
 from client.site.trust.audit import files_of, settings_of, verify
 from client.site.trust.bundle import find_state
-from client.site.trust.chain import ChainVerdict
-from client.site.trust.methods import DEFAULTS
+from client.site.trust.receipts import ReceiptCheck, compare_receipts, known_key
 from partitions.common.errors import UserError
 from partitions.common.names import escape
 from partitions.common.output import wrap
@@ -186,21 +187,21 @@ def cause(error: str) -> str:
 
 def check_receipts(
     found: ChainVerdict, folder: Path, others: Sequence[Path] = ()
-) -> receipts.ReceiptCheck:
+) -> ReceiptCheck:
     """Compare the receipts kept by the site, and the server's own files of receipts, with the log.
 
     Raises UserError for a file that cannot be read.
     """
-    texts = receipts.read_kept(folder / receipts.FILE)
+    texts = read_kept(folder / FILE)
     for path in others:
         if not path.is_file():
             raise UserError(
-                f"--receipts {path}: there is no such file; the server has runs/NAME/{receipts.FILE}"
+                f"--receipts {path}: there is no such file; the server has runs/NAME/{FILE}"
             )
-        texts += receipts.read_kept(path)
+        texts += read_kept(path)
     silos = {entry["silo"] for entry in found.entries}
-    key = receipts.known_key(folder)
-    return receipts.compare_receipts(
+    key = known_key(folder)
+    return compare_receipts(
         dict.fromkeys(texts), found.entries, lambda one: one.silo in silos or not silos, key
     )
 

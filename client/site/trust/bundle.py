@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from client.site.node import Site, variables_of
-from client.site.trust.bundle_files import SERVER, VALUES
-from client.site.trust.envelope import fingerprint, public_pem
-from client.site.trust.keys import load_key, own_key, site_root
+from client.protocol.bundle_files import SERVER, VALUES
+from client.protocol.envelope import fingerprint, public_pem
+from client.protocol.keys import load_key, own_key, site_root
+from client.protocol.node import Site, variables_of
 from client.site.trust.signing import check_image, check_signed
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically

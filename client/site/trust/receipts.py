@@ -21,69 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field
-
-from ..parsed import Frozen, SiteError, parse_values
+from ...protocol.chain import append_line, last_first, parse_line, write_whole
+from ...protocol.parsed import SiteError
+from ...protocol.policy import Policy, PolicyRefusedError
+from ...protocol.receipts import ASKED, FILE, Receipt, read_receipt
 from .audit import Log, files_of
-from .chain import append_line, last_first, parse_line, utc_now, write_whole
-from .envelope import RECEIPT, seal, unseal
-from .policy import Policy, PolicyRefusedError
 
-ASKED = "receipt"  # in a message's config: the receipt for the silo's last reply, or empty
-RECORD = "audit"  # in a reply: number and hash of its line
-# In the server's environment: the file of the key that signs receipts
-KEY = "SILOFL_RECEIPT_KEY"
-FILE, KEY_FILE = "receipts.jsonl", "server-key"
-LONGEST = 4096  # bytes of a receipt
+KEY_FILE = "server-key"
 REQUIRED = "required"
 REPEATED = 32  # last receipts, which a repeated message may have brought
 LOOKED_AT = 1000  # lines from the end of a log in which a receipt's line is searched
-
-
-class Receipt(Frozen):
-    """A receipt with a correct signature. ``key``: the signer's fingerprint; ``text``: the receipt as sent."""
-
-    kind: str
-    run: str
-    run_id: str = Field(alias="run-id")
-    silo: str
-    line: int
-    hash: str
-    time: str
-    key: str
-    text: str
-
-
-# --- making and reading -----------------------------------------------------------------------------------
-
-
-def sign_receipt(
-    key: Ed25519PrivateKey, *, run: str, run_id: str, silo: str, line: int, hash: str
-) -> str:
-    """Return a receipt signed by this key, as one line of JSON."""
-    fields = {
-        "run": run,
-        "run-id": run_id,
-        "silo": silo,
-        "line": line,
-        "hash": hash,
-        "time": utc_now(),
-    }
-    return seal(RECEIPT, "receipt", fields, key)
-
-
-def read_receipt(text: str) -> Receipt:
-    """Return the receipt in a line. Raises SiteError if it is none, or if its signature is wrong."""
-    if len(text) > LONGEST:
-        raise SiteError("it is no receipt (too long)")
-    fields, key = unseal(RECEIPT, "receipt", text)
-    return parse_values(
-        Receipt, {**fields, "key": key, "text": text}, "it is no receipt", "the server made it"
-    )
-
-
-# --- at the site ------------------------------------------------------------------------------------------
 
 
 def keep_receipt(
@@ -175,11 +122,6 @@ def _warn(line: str, run_id: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def head(line: int, own: str, silo: str) -> dict[str, Any]:
-    """Return the record in which a reply refers to its own line of the log."""
-    return {"line": line, "hash": own, "silo": silo}
-
-
 # --- comparison of receipts with the log -------------------------------------------------------------------
 
 
@@ -230,9 +172,3 @@ def compare_receipts(
         else:
             count, line = count + 1, max(line, receipt.line)
     return ReceiptCheck(tuple(faults), count, line, tuple(keys))
-
-
-def read_kept(path: Path) -> list[str]:
-    """Return the receipts of a file; a last one that was torn by a crash is dropped."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    return [line for line in text.split("\n")[:-1] if line]

@@ -18,53 +18,28 @@ refused too: it would block all later bundles.
 import calendar
 import json
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from pydantic import AfterValidator
 
-from client.site.node import variables_of
-from client.site.parsed import Frozen, SiteError, parse_values
-from client.site.trust.bundle_files import FIXED, OWN_FILES, check_rendered
-from client.site.trust.chain import digest, utc_now
-from client.site.trust.envelope import BUNDLE, fingerprint, seal, unseal
+from client.protocol.bundle_files import OWN_FILES, check_rendered
+from client.protocol.chain import digest
+from client.protocol.envelope import BUNDLE, fingerprint, unseal
+from client.protocol.manifest import SIGNED, TIME, Manifest, fixed_variables, image_digests
+from client.protocol.parsed import SiteError, parse_values
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 
-SIGNED = "signed.json"
 NEWEST = "newest-bundle"  # the file with the time of the newest bundle of each key
-TIME = "%Y-%m-%dT%H:%M:%SZ"
 CLOCKS = 86400  # seconds by which the consortium's clock may be ahead of this machine's
 UNSIGNED = "nobody"  # --signed-by nobody: the bundle may be unsigned
 AGAIN = "ask for the bundle again"
 ON_TRUST = (
     "; no signer was known before, so it is taken on trust: compare it with what you were told"
 )
-DOCKER_SECONDS = 60.0
-
-
-def check_time_text(made: str) -> str:
-    """Raise SiteError, or ValueError, for a time that cannot be compared as text."""
-    if time.strftime(TIME, time.strptime(made, TIME)) != made:
-        raise SiteError("must be a time as in 2026-11-24T09:00:00Z")
-    return made
-
-
-class Manifest(Frozen):
-    """What a bundle's signature covers."""
-
-    kind: str
-    made: Annotated[str, AfterValidator(check_time_text)]
-    files: dict[str, str]  # SHA-256 by name
-    variables: dict[str, str]  # of `.env`, which the hospital does not set
-    images: list[str]  # digests of the image for the hospital; empty: any
 
 
 @dataclass(frozen=True)
@@ -77,25 +52,6 @@ class Signed:
 
 
 # --- signing ----------------------------------------------------------------------------------------------------------
-
-
-def sign_bundle(
-    files: Mapping[str, bytes], key: Ed25519PrivateKey, images: Iterable[str] = ()
-) -> bytes:
-    """Return the `signed.json` of a bundle with these files. `images`: digests of the image for the hospital."""
-    manifest = {
-        "made": utc_now(),
-        "files": {name: digest(content) for name, content in files.items() if name != SIGNED},
-        "variables": fixed_variables(files),
-        "images": sorted({*images}),
-    }
-    return (seal(BUNDLE, "manifest", manifest, key, indent=1) + "\n").encode()
-
-
-def fixed_variables(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the variables of a bundle's `.env` that the hospital does not set."""
-    found = variables_of(files)
-    return {key: found.get(key, "") for key in FIXED}
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------
@@ -292,33 +248,6 @@ def wanted_key(by: str) -> str:
 
 
 # --- the image --------------------------------------------------------------------------------------------------------
-
-
-def image_digests(image: str) -> set[str]:
-    """Return the digests of an image in Docker on this machine; empty if it has no such image."""
-    if shutil.which("docker") is None:
-        return set()
-    command = ["docker", "image", "inspect", "--format", "{{json .}}", image]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=DOCKER_SECONDS, check=False
-        )
-        if done.returncode:
-            return set()
-        found = json.loads(done.stdout)
-        return {
-            str(found["Id"]),
-            *(name.partition("@")[2] for name in found.get("RepoDigests") or ()),
-        } - {""}
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OSError,
-        subprocess.TimeoutExpired,
-    ):
-        return set()
 
 
 def check_image(signed: Signed, image: str) -> str:

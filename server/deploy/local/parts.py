@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from client.site.node import Site, gpu_environment, supernode_command
-from client.site.runtime.launch import (
+from client.protocol.launch import (
     LOOPBACK,
     THIS_MACHINE,
     environment,
@@ -17,9 +16,10 @@ from client.site.runtime.launch import (
     silo_environment,
     superexec_command,
     superlink_command,
+    template_pid,
 )
-from client.site.runtime.template import template_pid
-from client.site.trust.receipts import KEY as RECEIPT_KEY
+from client.protocol.node import Site, gpu_environment, supernode_command
+from client.protocol.receipts import KEY as RECEIPT_KEY
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.names import SILO
 from server.deploy import processes

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from client.flower.internals import REFUSED
-from client.site.node import MIG
-from client.site.runtime.launch import LOOPBACK, THIS_MACHINE, free_ports
-from client.site.runtime.template import template_command
+from client.protocol.launch import LOOPBACK, THIS_MACHINE, free_ports, template_command
+from client.protocol.node import MIG
 from partitions.common.errors import UserError
 from server.deploy import processes
 from server.deploy.control import Connection, Control, write_connection

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from client.site.study.dangers import open_under_masks
+from client.protocol.study import open_under_masks
 from server.report.canvas import (
     GAIN_AT,
     INK,

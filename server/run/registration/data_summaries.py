@@ -29,7 +29,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from client.site.trust.envelope import fingerprint
+from client.protocol.envelope import fingerprint
 from partitions.common.errors import DataError, RunFailedError, UserError
 from server.run.exchange import CRASHED, UNREACHABLE, Exchange, TimeoutPolicy
 from server.run.limits import SUMMARY_BYTES, check_reply

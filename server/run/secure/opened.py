@@ -14,8 +14,8 @@ from flwr.app import Array, ArrayRecord, Message
 from torch import Tensor
 
 from client.flower.internals import internal
-from client.site.secure import RECORD as SECURE
-from client.site.secure.statements import SiloRecord
+from client.protocol.secure import RECORD as SECURE
+from client.protocol.secure.statements import SiloRecord
 from partitions.common.parsed import parse_values
 from strategies.base.aggregation.secure import ARRAY, RECORD
 from strategies.base.info import RoundPlan

@@ -26,9 +26,11 @@ import torch
 from flwr.app import ConfigRecord, Message
 from torch import Tensor
 
-from client.site.parsed import SiteError
-from client.site.secure import KEPT, KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
-from client.site.secure.statements import (
+from client.flower.contents import array_sums, config_of
+from client.protocol.chain import digest
+from client.protocol.parsed import SiteError
+from client.protocol.secure import KEYS, MOST_SILOS, OTHER_SUM, RECORD, START, UNMASK, masks
+from client.protocol.secure.statements import (
     SiloRecord,
     Statement,
     accept,
@@ -37,8 +39,7 @@ from client.site.secure.statements import (
     slot_of,
     threshold,
 )
-from client.site.secure.unmasking import open_sum
-from client.site.trust.chain import digest
+from client.protocol.secure.unmasking import open_sum
 from partitions.common.errors import RunFailedError
 from partitions.common.sum_weights import whole
 from server.run.collector import Collector
@@ -50,8 +51,8 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload
 from strategies.base.transport.reporting import printable, read_replies
 
-# At one round, and at a silo's answer how to open its sum
-MOST_ATTEMPTS = 3
+MOST_ATTEMPTS = 3  # at one round, and at a silo's answer how to open its sum
+KEPT = 3  # the last rounds whose weights are kept
 AWAY_SECONDS = 2.0  # between two looks for silos that are away
 # In the checkpoint's folder: rounds whose masks were asked for, the silos of each sum with weights, the last opened sum
 FILE = "secure.safetensors"
@@ -155,10 +156,10 @@ class SecureRounds:
         if not self.listed:
             return replies_of(self.opened)
         weights, sums = weights_of(strategy, self.listed), strategy.state.sums
-        received = masks.received_sha256(messages[0].content)
+        first = messages[0]
+        received = masks.received_sha256(array_sums(first.content), config_of(first))
         self.question = received.partition(":")[0]
-        agreed = received, self.run_config, weights, self.listed, sums
-        self.context = masks.context(*agreed)
+        self.context = masks.context(received, self.run_config, weights, self.listed, sums)
         sealed = zip(*(one.sealed for one in self.listed.values()), strict=True)
         shares = dict(zip(self.holders, sealed, strict=True))
         common: Any = {
@@ -191,8 +192,7 @@ class SecureRounds:
                 f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"
             )
         self._exclude_unreadable(survivors, least)
-        own, before = str(strategy.round), self.asked
-        other = self.summed.get(self.question)
+        own, before, other = str(strategy.round), self.asked, self.summed.get(self.question)
         if other and other.keys() != {*survivors}:
             self.asked = {**before, own: other}
             raise AttemptFailedError(
@@ -219,9 +219,9 @@ class SecureRounds:
         for silo, reason in sorted(false.items()):
             self.note(f"{silo} is at fault: {reason}")
         found = torch.from_numpy(totals.view(np.int32))
-        plan = replace(strategy.plan, weights=weights)
         self.summed[self.question] = {name: weights[name] for name in survivors}
         self.sum = " ".join([self.context.hex(), *survivors])
+        plan = replace(strategy.plan, weights=weights)
         packed = pack_round(plan, strategy.round, self.replies, found)
         self._write(State(packed.arrays, {**packed.numbers, "sum": self.sum}))
         return found.to(total)

@@ -261,7 +261,7 @@ def reason_of(text: str | None) -> str:
 
 
 def is_refusal(reason: str) -> bool:
-    """Return whether a silo's own policy is the reason (client/site/trust/policy.py)."""
+    """Return whether a silo's own policy is the reason (client/protocol/policy.py)."""
     return " refuses: its policy " in reason
 
 

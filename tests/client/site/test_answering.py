@@ -25,16 +25,18 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.supercore.constant import TaskType
 from supernode import LISTED, RUN, RUN_CONFIG, NodeSilo, gone, parent, wait_until
 
-from client.flower import private
+from client.flower.apps import build, list_builds
+from client.protocol import private
+from client.protocol.code import content_sum
+from client.protocol.launch import template_command, template_pid
+from client.protocol.policy import Policy
 from client.site import audit_gate
 from client.site.audit_gate import rule_values
 from client.site.runtime import worker
-from client.site.runtime.template import template_command, template_pid
 from client.site.runtime.worker import is_last
 from client.site.terms import GIVEN, read_terms, take_terms
 from client.site.trust import audit
-from client.site.trust.code import AppRefusedError, build, check_pin, content_sum, list_builds
-from client.site.trust.policy import Policy
+from client.site.trust.code import AppRefusedError, check_pin
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="an app's process needs Linux"
@@ -472,7 +474,7 @@ def test_what_the_parent_imports_ahead():
         import importlib, sys, threading
         from importlib.util import module_from_spec, spec_from_file_location
         root = sys.argv[1]
-        spec = spec_from_file_location("private", root + "/client/flower/private.py")
+        spec = spec_from_file_location("private", root + "/client/protocol/private.py")
         private = module_from_spec(spec)
         spec.loader.exec_module(private)
         private.load_site()

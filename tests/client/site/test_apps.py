@@ -10,7 +10,7 @@ from apps import project
 from failing import fails
 from flwr.cli.build import build_fab_from_disk
 
-from client.site.trust.code import build, files_of
+from client.flower.apps import build, files_of
 
 ROOT = Path(__file__).parents[3]
 FILES = (

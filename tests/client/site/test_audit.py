@@ -16,10 +16,11 @@ from forks import ended, fork, in_fork
 from taken import silofl
 from tiny import json_of
 
-from client.site.trust import audit_page, chain
+from client.protocol import chain
+from client.protocol.chain import chain_line, digest
+from client.protocol.methods import DEFAULTS
+from client.site.trust import audit_page
 from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
-from client.site.trust.chain import chain_line, digest
-from client.site.trust.methods import DEFAULTS
 
 FIRST = chain.file_name(1, "audit")
 

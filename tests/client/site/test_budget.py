@@ -17,6 +17,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from forks import ended, fork, in_fork
 from taken import silofl
 
+from client.commands.budget import budgets, is_of_records
+from client.protocol import chain
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy
 from client.site.audit_gate import records
 from client.site.budget import accounting
 from client.site.budget import ledger as site_ledger
@@ -30,11 +34,7 @@ from client.site.budget.accounting import (
     read_by_process,
 )
 from client.site.budget.ledger import LEAST_EPSILON, Ledger, Release, in_ledger, spent_of
-from client.site.budget.page import budgets, is_of_records
-from client.site.parsed import SiteError
 from client.site.record import Record
-from client.site.trust import chain
-from client.site.trust.policy import Policy
 from models.privacy.accountant import epsilon
 from partitions.silo_file import check_silo_file, read_silo_file, write_silo_file
 from partitions.units import describe_units

@@ -24,12 +24,12 @@ from taken import silofl
 from tiny import write_silo
 
 from client.policies import policy_at
-from client.site.node import Site, read_variables, supernode_command
+from client.protocol.keys import site_root
+from client.protocol.node import Site, read_variables, supernode_command
+from client.protocol.policy import Policy, read_policy
 from client.site.runtime.doctor import data_checks
 from client.site.runtime.supervisor import only_one
 from client.site.trust.bundle import read_bundle, site_of, unpack
-from client.site.trust.keys import site_root
-from client.site.trust.policy import Policy, read_policy
 from client.site.trust.signing import check_signed
 from partitions.schema import Feature, Schema
 from server.deploy.bundle import Bundle, add_silo, pins, remove_silo

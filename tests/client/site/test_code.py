@@ -8,13 +8,14 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from study_text import study_text
 
+from client.protocol.code import digest_of_code
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy
+from client.protocol.study import parse_study
 from client.site.audit_gate import describe_message
-from client.site.parsed import SiteError
-from client.site.study.protocol import message_faults, parse_study
+from client.site.study.protocol import message_faults
 from client.site.terms import Terms
-from client.site.trust.code import digest_of_code
 from client.site.trust.message_rules import run_faults
-from client.site.trust.policy import Policy
 from partitions.common.own_code import code_sum, load_function
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import defaults

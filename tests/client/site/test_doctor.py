@@ -15,10 +15,13 @@ from middlebox import TlsServer
 from superlink import superlink
 from taken import silofl
 
+from client.link import connection
+from client.link.connection import certificate_checks, connection_checks, key_checks
+from client.link.route import Way, port_check, resolve_check
 from client.local_data import gpu_share
-from client.site.node import Site, gpu_environment
-from client.site.runtime import connection, doctor
-from client.site.runtime.connection import certificate_checks, connection_checks, key_checks
+from client.protocol.launch import free_ports
+from client.protocol.node import Site, gpu_environment
+from client.site.runtime import doctor
 from client.site.runtime.doctor import (
     data_checks,
     device_check,
@@ -31,8 +34,6 @@ from client.site.runtime.doctor import (
     table,
     version_check,
 )
-from client.site.runtime.launch import free_ports
-from client.site.runtime.route import Way, port_check, resolve_check
 from partitions.common.errors import UserError
 from partitions.silo_file import Check
 from server.deploy import credentials as credentials_module

@@ -16,14 +16,15 @@ from taken import silofl
 from tiny import settings_of, write_silo
 
 from client.app import app
+from client.protocol import chain
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy, read_policy
+from client.protocol.study import parse_study
 from client.site import audit_gate
 from client.site.audit_gate import RECORD, rule_values
 from client.site.messages import count_message
-from client.site.parsed import SiteError
-from client.site.study.protocol import parse_study
 from client.site.terms import Terms, read_terms
-from client.site.trust import audit, chain
-from client.site.trust.policy import Policy, read_policy
+from client.site.trust import audit
 from server.simulation.engine import flower_identity
 from strategies.base.state import GLOBAL
 from strategies.base.transport.payload import Model, Payload, Wire, encode

@@ -16,16 +16,16 @@ from forks import ended, fork, in_fork
 from taken import silofl
 from tiny import write_silo
 
+from client.commands.budget import budgets
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy
 from client.site.budget.accounting import MessageCost, data_file
 from client.site.budget.ledger import Ledger, Release
-from client.site.budget.page import budgets
 from client.site.counts import note_reply
 from client.site.head import Head
-from client.site.parsed import SiteError
 from client.site.record import FILE, Record, close_records
 from client.site.study import approvals
 from client.site.trust.audit import verify
-from client.site.trust.policy import Policy
 
 POLICY = Policy(epsilon=50.0)
 COST = MessageCost("record", 200, 0.1, 1.5, 10, 1e-5)

@@ -15,13 +15,9 @@ from failing import fails
 
 import models.tasks
 from client.policies import policy_at, policy_page
-from client.site.messages import count_message
-from client.site.runtime.doctor import policy_check
-from client.site.trust import policy as site_policy
-from client.site.trust.bundle import POLICY_ASKED
-from client.site.trust.message_rules import method_faults, run_faults, setting_faults
-from client.site.trust.methods import METHODS, SETTINGS
-from client.site.trust.policy import (
+from client.protocol import policy as site_policy
+from client.protocol.methods import METHODS, SETTINGS
+from client.protocol.policy import (
     Policy,
     PolicyRefusedError,
     Rules,
@@ -30,6 +26,10 @@ from client.site.trust.policy import (
     policy_of,
     read_policy,
 )
+from client.site.messages import count_message
+from client.site.runtime.doctor import policy_check
+from client.site.trust.bundle import POLICY_ASKED
+from client.site.trust.message_rules import method_faults, run_faults, setting_faults
 from client.studies import place_of
 from partitions.common.settings import KINDS, keys_of
 from server.cli.main import main
@@ -171,7 +171,7 @@ def test_the_silos_own_environment_names_it(tmp_path, monkeypatch):
 
 
 def test_the_table_is_what_the_methods_declare():
-    assert (ROOT / "client/site/trust/methods.json").read_text() == method_table_text(), (
+    assert (ROOT / "client/protocol/methods.json").read_text() == method_table_text(), (
         "run: make settings"
     )
 

@@ -10,13 +10,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from failing import fails
 from taken import silofl
 
-from client.site.parsed import SiteError
-from client.site.trust import chain, receipts
+from client.protocol import chain, receipts
+from client.protocol.chain import chain_line
+from client.protocol.envelope import BUNDLE, add_prefix, sign
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy, PolicyRefusedError, parse_policy
+from client.protocol.receipts import ASKED, FILE, sign_receipt
 from client.site.trust.audit import Log, verify
-from client.site.trust.chain import chain_line
-from client.site.trust.envelope import BUNDLE, add_prefix, sign
-from client.site.trust.policy import Policy, PolicyRefusedError, parse_policy
-from client.site.trust.receipts import ASKED, FILE, KEY_FILE, keep_receipt, sign_receipt
+from client.site.trust.receipts import KEY_FILE, keep_receipt, known_key
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 OPTIONAL, WANTED = Policy(), parse_policy('receipts = "required"', "policy.toml")
@@ -81,7 +82,7 @@ def test_a_receipt_is_kept_once(log, capsys):
     assert (found["line"], found["key"]) == (3, receipts.read_receipt(text).key) and found[
         "hash"
     ] == verify(log).entries[2]["hash"]
-    assert receipts.read_kept(log / FILE) == [text] and receipts.known_key(log) == found["key"]
+    assert receipts.read_kept(log / FILE) == [text] and known_key(log) == found["key"]
     assert (
         (log / FILE).stat().st_mode & 0o777 == (log / KEY_FILE).stat().st_mode & 0o777 == 0o600
     )

@@ -15,14 +15,14 @@ import pytest
 from failing import fails
 from forks import in_fork
 
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy, PolicyRefusedError
 from client.site import record as site_record
 from client.site.counts import count_used, has_left, note_reply, read_released
 from client.site.messages import count_message
-from client.site.parsed import SiteError
 from client.site.record import FILE, Record, close_records, connect
 from client.site.takeover import MESSAGE, PLACE
 from client.site.trust.audit import verify
-from client.site.trust.policy import Policy, PolicyRefusedError
 
 THREE = Policy(max_messages=3)
 ENTRY = {

@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from middlebox import HOST, HttpProxy, TlsServer
 from superlink import superlink
 
-from client.site.node import Site
-from client.site.runtime import route
-from client.site.runtime.connection import connection_checks
+from client.link import route
+from client.link.connection import connection_checks
+from client.link.route import way_to
+from client.protocol.node import Site
 from client.site.runtime.doctor import as_json, first_failure, one_line, table
-from client.site.runtime.route import way_to
 from partitions.silo_file import Check
 from server.deploy import credentials as credentials_module
 from server.deploy.control import Control

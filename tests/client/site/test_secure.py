@@ -17,11 +17,12 @@ from forks import in_fork
 from secure_ring import RECEIVED, RUN, Ring, fields_of, plain_sum, state
 from tiny import json_of
 
-from client.site.parsed import SiteError
+from client.protocol.parsed import SiteError
+from client.protocol.secure import masks, shamir
+from client.protocol.secure.statements import read_statement, threshold, weights_of
 from client.site.record import Record, close_records
-from client.site.secure import masks, shamir, silo
+from client.site.secure import silo
 from client.site.secure.silo import SUM, SecureSilo
-from client.site.secure.statements import read_statement, threshold, weights_of
 from partitions.common.sum_weights import labels_of
 
 

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from secure_ring import Ring, Symbolic, fields_of, refusing, restore, state
 
-from client.site.parsed import SiteError
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy
+from client.protocol.secure.statements import read_statement, threshold
 from client.site.record import close_records
 from client.site.secure.silo import SecureSilo
-from client.site.secure.statements import read_statement, threshold
-from client.site.trust.policy import Policy
 
 COUNT = 6
 

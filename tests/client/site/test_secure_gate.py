@@ -8,24 +8,25 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from secured import received_by
 from study_text import study_text
 
+from client.protocol.envelope import fingerprint, public_pem
+from client.protocol.keys import new_key, write_key
+from client.protocol.methods import DEFAULTS
+from client.protocol.parsed import SiteError
+from client.protocol.secure import ARRAY, ARRAYS, KEYS, RECORD, START, UNMASK, masks
+from client.protocol.secure.statements import read_statement
+from client.protocol.secure.unmasking import open_sum
+from client.protocol.study import parse_study
 from client.site import audit_gate, messages
 from client.site.budget.ledger import SpentEpsilon
 from client.site.budget.release import Charged
 from client.site.messages import pass_gate
-from client.site.parsed import SiteError
 from client.site.record import close_records
-from client.site.secure import ARRAY, ARRAYS, KEYS, RECORD, START, UNMASK, masks
 from client.site.secure.gate import KEY
-from client.site.secure.statements import read_statement
-from client.site.secure.unmasking import open_sum
 from client.site.study import approvals
-from client.site.study.protocol import parse_study
 from client.site.trust import audit, audit_page
-from client.site.trust.envelope import fingerprint, public_pem
-from client.site.trust.keys import new_key, write_key
-from client.site.trust.methods import DEFAULTS
 from server.simulation.engine import flower_identity
 
 APP, RUN = "ab" * 32, 9
@@ -149,10 +150,7 @@ def test_a_round_leaves_masked_and_its_sum_is_opened(hospitals):
         for place, (n, t) in enumerate(zip(NAMES, record["statements"], strict=True))
     }
     context = masks.context(
-        masks.received_sha256(one.seen[0].content),
-        one.run,
-        {n: listed[n].samples for n in NAMES},
-        listed,
+        received_by(one.seen[0]), one.run, {n: listed[n].samples for n in NAMES}, listed
     )
     total = np.add.reduce([vector_of(masked[n]) for n in NAMES], dtype=np.uint32)
     found, false = open_sum(total, listed, NAMES, NAMES, context, answers)
@@ -180,7 +178,7 @@ def test_another_number_for_one_silo_gives_noise(hospitals, key):
             *("train", records[name], integers(np.zeros(64, np.uint32))),
             **{"secure_share": 1 / 3, "reported": len(name), **changed},
         )
-        found = masks.received_sha256(hospitals[name].seen[0].content)
+        found = received_by(hospitals[name].seen[0])
         left.append(found)
     assert left[0] == left[2] and left[0] != left[1]
     arrays = [one.partition(":")[0] for one in left]

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from secure_ring import Ring, Symbolic, plain_sum, refusing, restore
 
-from client.site.parsed import SiteError
+from client.protocol.parsed import SiteError
+from client.protocol.secure.statements import threshold
 from client.site.record import close_records
-from client.site.secure.statements import threshold
 from partitions.common.sum_weights import (
     comparison_fault,
     groups_of,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
-from secured import Secured, absent, close, go
+from secured import Secured, absent, close, go, received_by
 from tiny import TinyGrid, random_silos
 
+from client.protocol.receipts import ASKED
+from client.protocol.secure import RECORD, UNMASK
 from client.site.record import close_records
-from client.site.secure import RECORD, UNMASK, masks
-from client.site.trust.receipts import ASKED
 from partitions.common.errors import RunFailedError
 from strategies import strategies
 
@@ -106,11 +106,11 @@ class Replayed:
         def app(message: Message, context: Any) -> Message:
             if grid.key_of(message) != self.of or message.metadata.message_type != "train":
                 return inner(message, context)
-            changed, found = [*variants(message)], masks.received_sha256(message.content)
+            changed, found = [*variants(message)], received_by(message)
             first = inner(copied(message), context)
             vector = first.content["masked"]["sum"].data
             for word, other in changed:
-                if masks.received_sha256(other.content) != found:
+                if received_by(other) != found:
                     continue  # a word of the digest: the masks are others
                 reply = inner(other, context)
                 if reply.has_error():

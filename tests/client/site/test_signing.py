@@ -23,11 +23,12 @@ from cryptography.hazmat.primitives.serialization import (
 from failing import fails
 from taken import silofl
 
+from client.protocol.envelope import BUNDLE, add_prefix, fingerprint, public_pem, sign
+from client.protocol.keys import load_signing_key, make_request, make_signing_key, site_root
+from client.protocol.manifest import SIGNED, sign_bundle
 from client.site.trust import signing
 from client.site.trust.bundle import check, read_bundle
-from client.site.trust.envelope import BUNDLE, add_prefix, fingerprint, public_pem, sign
-from client.site.trust.keys import load_signing_key, make_request, make_signing_key, site_root
-from client.site.trust.signing import NEWEST, SIGNED, check_signed, sign_bundle, signed_by
+from client.site.trust.signing import NEWEST, check_signed, signed_by
 from docker import entry
 from server.cli.main import main
 from server.deploy.bundle import Bundle

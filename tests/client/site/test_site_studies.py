@@ -19,22 +19,22 @@ from failing import fails
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client import studies
+from client.protocol import policy as site_policy
+from client.protocol.methods import DEFAULTS, METHODS
+from client.protocol.parsed import SiteError
+from client.protocol.policy import Policy, PolicyRefusedError
+from client.protocol.run_settings import owner
+from client.protocol.study import FREE, parse_study, sign_study, signer_of
 from client.site import audit_gate, counts
 from client.site.counts import note_reply
 from client.site.messages import check_message, count_message, pass_gate
-from client.site.parsed import SiteError
 from client.site.record import Record
 from client.site.runtime.doctor import study_checks
 from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
-from client.site.study.protocol import FREE, allows, message_faults, parse_study, setting_faults
-from client.site.study.signature import sign_study, signer_of
+from client.site.study.protocol import allows, message_faults, setting_faults
 from client.site.terms import GIVEN, Terms, narrow_policy, read_terms, take_terms, written_terms
 from client.site.trust import audit
-from client.site.trust import policy as site_policy
-from client.site.trust.message_rules import owner
-from client.site.trust.methods import DEFAULTS, METHODS
-from client.site.trust.policy import Policy, PolicyRefusedError
 from partitions.common.errors import DataError, UserError
 from partitions.schema import load_schema
 from server.cli.main import main

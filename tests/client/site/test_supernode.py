@@ -37,9 +37,9 @@ from client.flower.fleet import (
     refusal_in,
 )
 from client.flower.internals import BACK, LOST, REFUSED, REGISTERED
-from client.site.node import Site, supernode_command
+from client.protocol.launch import own_supernode
+from client.protocol.node import Site, supernode_command
 from client.site.runtime import supernode
-from client.site.runtime.launch import own_supernode
 from client.site.secure.gate import KEY
 
 

@@ -11,7 +11,7 @@ import pytest
 from failing import fails
 
 from client.flower.internals import LOST, REFUSED, REGISTERED
-from client.site.node import Site, node_config
+from client.protocol.node import Site, node_config
 from client.site.runtime import supervisor as module
 from client.site.runtime.supervisor import run
 from partitions.common.errors import RunFailedError, UserError

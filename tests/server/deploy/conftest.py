@@ -7,7 +7,7 @@ import sys
 import pytest
 from trio import FEDERATION, bring_up
 
-from client.site.runtime.launch import FLOWER
+from client.protocol.launch import FLOWER
 from server.deploy import processes
 from server.deploy.local import record
 

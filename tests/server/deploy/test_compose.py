@@ -15,7 +15,7 @@ from flwr.common.config import parse_config_args
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from packaging.requirements import Requirement
 
-from client.site.node import Site, supernode_command
+from client.protocol.node import Site, supernode_command
 from client.site.runtime.supernode import argument_parser
 from requirements.lock import requirements
 from server.cli.main import main
@@ -58,7 +58,7 @@ def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(commit
     assert told == dict.fromkeys(SILOS, wanted)
     dockerfile = (ROOT / "docker/Dockerfile").read_text()
     assert (
-        "client.site.trust.code /src > /allowed-apps" in dockerfile
+        "client.flower.apps /src > /allowed-apps" in dockerfile
         and "mv /allowed-apps /opt/silofl/" in dockerfile
     )
 

@@ -23,7 +23,7 @@ from debian13 import copy_checkout, torch_wheel
 from safetensors.torch import load_file
 from tiny import summary_of
 
-from client.site.runtime.launch import FLOWER
+from client.protocol.launch import FLOWER
 from server.deploy.credentials import ensure_credentials
 from server.results.history import History
 

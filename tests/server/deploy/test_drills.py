@@ -18,9 +18,9 @@ from damage import flip
 from faults import Gate, SetClock, SmallDisk, over_a_line, slowed
 from trio import RUN, bring_up, end_silo, rows, start_run, supernode, text_of, wait_for
 
-from client.site.runtime.launch import LOOPBACK, program
-from client.site.trust.keys import site_root
-from client.site.trust.policy import default_file, public_policy
+from client.protocol.keys import site_root
+from client.protocol.launch import LOOPBACK, program
+from client.protocol.policy import default_file, public_policy
 from server.deploy import local, processes, submit
 from server.deploy.bundle import Bundle, pins
 from server.deploy.credentials import Credentials

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from client.site.node import read_variables
+from client.protocol.node import read_variables
 from docker import entry
 from server.deploy.bundle import Bundle
 from server.deploy.compose import compose_file, image

@@ -47,12 +47,12 @@ from client.link.handshake import (
     verify,
 )
 from client.link.local_end import Duplex, Link
-from client.site.node import Site
+from client.link.route import Proxy, Way, _request
+from client.protocol.envelope import LINK, public_pem
+from client.protocol.keys import load_key, site_root
+from client.protocol.launch import free_ports
+from client.protocol.node import Site
 from client.site.runtime.doctor import one_line
-from client.site.runtime.launch import free_ports
-from client.site.runtime.route import Proxy, Way, _request
-from client.site.trust.envelope import LINK, public_pem
-from client.site.trust.keys import load_key, site_root
 from docker import entry
 from partitions.common.errors import UserError
 from server.cli.main import main

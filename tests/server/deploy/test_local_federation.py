@@ -23,8 +23,8 @@ from failing import fails
 from tiny import events_of
 from trio import bring_up, wait_for
 
-from client.site.runtime.launch import LOOPBACK, free_ports, own_supernode
-from client.site.trust.code import build
+from client.flower.apps import build
+from client.protocol.launch import LOOPBACK, free_ports, own_supernode
 from server.cli.main import main
 from server.deploy import following, local, processes, submit
 from server.deploy.control import (

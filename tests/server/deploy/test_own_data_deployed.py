@@ -9,9 +9,9 @@ import pytest
 from tiny import PLAIN, federate
 from trio import bring_up, rows
 
-from client.site.runtime.launch import FLOWER
-from client.site.study.protocol import parse_study
-from client.site.trust.code import digest_of_code
+from client.protocol.code import digest_of_code
+from client.protocol.launch import FLOWER
+from client.protocol.study import parse_study
 from partitions.own.dataset import open_own
 from server.cli.main import main
 from server.deploy import local, submit

@@ -14,7 +14,7 @@ from debian13 import IMAGE, build_image, debian13
 from tiny import json_of
 from trio import RUN, bring_up, wait_for
 
-from client.site.runtime.launch import LOOPBACK, free_ports
+from client.protocol.launch import LOOPBACK, free_ports
 from server.cli.main import main
 from server.deploy import submit
 from server.deploy.local import status

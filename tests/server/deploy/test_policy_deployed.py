@@ -10,13 +10,14 @@ import pytest
 from tiny import TinyGrid, train_replies
 from trio import bring_up
 
+from client.protocol import receipts
+from client.protocol.study import parse_study
 from client.site import audit_gate
 from client.site.budget.ledger import Ledger
 from client.site.counts import count_used_up
 from client.site.record import Record
 from client.site.study import approvals
-from client.site.study.protocol import parse_study
-from client.site.trust import audit, receipts
+from client.site.trust import audit
 from client.studies import list_released
 from client.study_record import read_export
 from server.cli.main import main

@@ -16,10 +16,10 @@ from debian import FOLDER, libraries, unpacked
 from relays import Running as Relayed
 from trio import RUN, bring_up, is_online, rows, start_over, text_of, wait_for
 
+from client.link.connection import connection_checks
 from client.link.local_end import Link
-from client.site.node import Site
-from client.site.runtime.connection import connection_checks
-from client.site.runtime.launch import LOOPBACK, free_ports
+from client.protocol.launch import LOOPBACK, free_ports
+from client.protocol.node import Site
 from server.deploy import processes, submit
 from server.deploy.control import Control
 from server.deploy.credentials import ensure_credentials

@@ -12,7 +12,7 @@ import pytest
 from tiny import TinyGrid
 from trio import start_run, supernode, text_of, wait_for
 
-from client.site.secure import KEYS, START, UNMASK
+from client.protocol.secure import KEYS, START, UNMASK
 from client.site.study import approvals
 from client.site.trust import audit, audit_page
 from partitions.common.errors import RunFailedError

@@ -61,7 +61,7 @@ from client.flower.service import (
     missing_seams,
 )
 from client.flower.transfers import enclose, names_in, parts_in, tree_of
-from client.site.trust.envelope import load_node_key
+from client.protocol.envelope import load_node_key
 from server.deploy.control import Control
 from server.deploy.superlink import main as superlink_main
 from server.run.limits import group_id, most_bytes, too_large

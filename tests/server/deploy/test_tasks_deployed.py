@@ -10,7 +10,7 @@ from schemas import COLUMNS, LABELS, PERMUTED, save
 from tiny import PLAIN, federate, random_silos
 from trio import bring_up, rows
 
-from client.site.runtime.launch import FLOWER
+from client.protocol.launch import FLOWER
 from server.deploy import local, submit
 
 pytestmark = pytest.mark.deployed

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from trio import RUN, bring_up, reach_over, rows
 
-from client.site.runtime.launch import FLOWER
+from client.protocol.code import digest_of_code
+from client.protocol.launch import FLOWER
+from client.protocol.policy import METRICS
 from client.site.study import approvals
 from client.site.trust import audit
-from client.site.trust.code import digest_of_code
-from client.site.trust.policy import METRICS
 from server.deploy import local, submit
 from server.deploy.study_draft import app_sums, draft
 from server.results.history import History

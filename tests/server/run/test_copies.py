@@ -16,7 +16,7 @@ from tiny import federate, random_silos
 from client.flower import transfers
 from client.flower.internals import internal
 from client.flower.transfers import keep_pieces
-from client.site.trust.receipts import RECORD
+from client.protocol.receipts import RECORD
 from server.run.collector import Collector
 from server.run.exchange import join_arrays
 from server.run.receipts import Receipts

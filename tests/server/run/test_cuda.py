@@ -15,7 +15,7 @@ from hospitals import NETWORKS, hospital_files
 from tiny import federate, forget_models, random_silos, simulated
 from two_layers import DEEP
 
-from client.site.node import Site
+from client.protocol.node import Site
 from client.site.runtime.doctor import device_check
 from models import graphs
 from server.results.history import Row

@@ -12,7 +12,7 @@ from representatives import sampled
 from resuming import crash_after, interrupted
 from tiny import comparable, events_of, federate, round_of, rows_of, same, write_silo
 
-from client.site.trust.envelope import fingerprint
+from client.protocol.envelope import fingerprint
 from server.run.registration.data_summaries import IdentityRegistry, ImpostorError
 from server.simulation.engine import flower_identity
 

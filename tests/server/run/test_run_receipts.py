@@ -14,9 +14,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from taken import silofl
 from tiny import audited, federate, notes, random_silos, round_of
 
+from client.protocol import receipts
+from client.protocol.keys import make_signing_key
 from client.site.head import Head
-from client.site.trust import audit, receipts
-from client.site.trust.keys import make_signing_key
+from client.site.trust import audit
+from client.site.trust.receipts import known_key
 from server.run.receipts import KEY, Receipts
 from server.simulation.engine import flower_identity
 
@@ -81,7 +83,7 @@ def test_both_keep_them(tmp_path, capsys):
         names = {record["name"] for entry in entries for record in entry["sent"]}
         # A line cannot have its own hash; that leaves beside what it lists
         assert receipts.RECORD not in names
-        assert receipts.known_key(place) == theirs[0].key
+        assert known_key(place) == theirs[0].key
         assert silofl("audit", place) == 0
         assert "  receipts  of the server, up to line 3\n" in capsys.readouterr().out
     assert "receipt" not in capsys.readouterr().err

@@ -8,10 +8,10 @@ import pytest
 from secured import SECURE, Secured, absent, close, go, kinds
 from tiny import federate, random_silos, same
 
+from client.protocol.envelope import seal, unseal
+from client.protocol.keys import load_key
+from client.protocol.secure import KEYS, START, UNMASK
 from client.site.record import close_records
-from client.site.secure import KEYS, START, UNMASK
-from client.site.trust.envelope import seal, unseal
-from client.site.trust.keys import load_key
 from partitions.common.errors import UserError
 
 PAIRS = {"secure_group": 2}

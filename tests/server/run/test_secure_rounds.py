@@ -10,11 +10,11 @@ from secure_ring import fields_of, state
 from secured import SECURE, Secured, absent, close, go, kinds
 from tiny import comparable, federate, random_silos, same
 
+from client.protocol.chain import digest
+from client.protocol.keys import load_key
+from client.protocol.secure import KEYS, START, UNMASK
+from client.protocol.secure.statements import read_statement
 from client.site.record import close_records
-from client.site.secure import KEYS, START, UNMASK
-from client.site.secure.statements import read_statement
-from client.site.trust.chain import digest
-from client.site.trust.keys import load_key
 from partitions.common.errors import RunFailedError
 from server.run.checkpoints import Checkpoints
 from server.run.secure import rounds

@@ -14,7 +14,7 @@ from tiny import TinyGrid, federate, random_silos
 from two_layers import DEEP
 
 from client import app as answer
-from client.site.study.protocol import parse_study
+from client.protocol.study import parse_study
 from client.site.terms import read_terms
 from partitions.common.errors import RunFailedError, UserError
 from strategies import strategies

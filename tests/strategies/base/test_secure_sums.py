@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from near import near
 from representatives import sampled
+from secured import received_by
 from taken import silofl
 from tiny import federate, random_silos, same, settings_of, train_replies
 from torch.testing import assert_close
 from two_layers import DEEP
 
-from client.site.secure import masks
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.settings import keys_of
 from strategies import strategies
@@ -99,7 +99,7 @@ def test_all_silos_of_a_round_receive_the_same(whole, name, tiny_bn):
     received: dict[Any, set[str]] = {}
     for message, _ in run.grid.traffic:
         if message.metadata.message_type == "train":
-            found = masks.received_sha256(message.content)
+            found = received_by(message)
             received.setdefault(message.content["config"]["round"], set()).add(found)
     assert [len(of) for of in received.values()] == [1, 1, 1]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from client.protocol.chain import read_head
+from client.protocol.policy import Policy
+from client.protocol.run_settings import is_private
 from client.site.budget.accounting import DataFile, cohort_of, epsilon_of, label, load_data_file
 from client.site.budget.ledger import Ledger, Line, charges, delta_of, spent_of
 from client.site.record import Record
 from client.site.trust.audit import settings_of, verify
-from client.site.trust.chain import read_head
-from client.site.trust.message_rules import is_private
-from client.site.trust.policy import Policy
 from partitions.common.names import escape
 
 

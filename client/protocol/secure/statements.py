@@ -10,20 +10,19 @@ from typing import Annotated, Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from pydantic import AfterValidator, Field
 
-from ...flower.private import load_ours
+from ..chain import digest
+from ..envelope import SECURE, unseal
+from ..methods import DEFAULTS, METHODS
+from ..ours import sum_weights
 from ..parsed import Frozen, SiteError, match_pattern, parse_values
-from ..trust.chain import digest
-from ..trust.envelope import SECURE, unseal
-from ..trust.message_rules import number
-from ..trust.methods import DEFAULTS, METHODS
+from ..run_settings import number
 from . import MOST_SILOS
 from .shamir import SHARE
 
 STATEMENT = "statement"
 LONGEST = 4096  # characters of one
 # The rules that the server follows
-_sums: Any = load_ours("partitions/common", "sum_weights")
-labels_of, whole = _sums.labels_of, _sums.whole
+labels_of, whole = sum_weights.labels_of, sum_weights.whole
 
 
 # --- what is sent ---------------------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def weights_of(
     by = METHODS.get(str(run_config.get("strategy")), {}).get("sums", "")
     by = run_config.get(by, DEFAULTS.get(by, by))
     counts = {name: one.samples if by == "samples" else 1 for name, one in listed.items()}
-    found: dict[str, int] = _sums.weights_in_sum(
+    found: dict[str, int] = sum_weights.weights_in_sum(
         counts, number(run_config.get("weight-cap")) or 0, labels
     )
     return found

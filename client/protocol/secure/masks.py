@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from ...flower.internals import records_of
-from ..trust.chain import canonical, digest
-from ..trust.receipts import ASKED
+from ..chain import canonical, digest
+from ..receipts import ASKED
 from . import COUNTED, OWN, SHARE
 from .statements import Statement, agree, digest_of
 
@@ -36,19 +35,15 @@ PART = 1 << 18  # bytes of a stream made at once
 # --- what the silos of a slot must agree on ---------------------------------------------------------------------------
 
 
-def received_sha256(content: Any) -> str:
-    """Return two sums of a train message's content (RecordDict): of its arrays, and after a colon of its config.
+def received_sha256(arrays: Iterable[tuple[Any, ...]], config: Mapping[str, Any]) -> str:
+    """Return two sums of a train message: of its arrays, and after a colon of its config.
 
-    All numbers count with which a method trains: a server could make all steps but one small by them.
+    ``arrays``: record, key, type, shape, form and SHA-256 of each, as `client/flower/contents.py` has them. All numbers
+    count with which a method trains: a server could make all steps but one small by them.
     """
-    found = [
-        (name, key, str(array.dtype), array.shape, digest(array.data))
-        for name, arrays in sorted(records_of(content, "Array").items())
-        for key, array in sorted(arrays.items())
-    ]
-    config = dict(records_of(content, "Config").get("config", {}))
+    sums = [(*array[:4], array[5]) for array in sorted(arrays)]
     common = {key: config[key] for key in config.keys() - PER_SILO - NOT_FOR_APP}
-    return f"{digest(canonical({'arrays': found}))}:{digest(canonical(common))}"
+    return f"{digest(canonical({'arrays': sums}))}:{digest(canonical(common))}"
 
 
 def context(

@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from ..chain import digest
 from ..parsed import SiteError
-from ..trust.chain import digest
 from . import masks
 from .masks import Vector
 from .shamir import combine

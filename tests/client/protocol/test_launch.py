@@ -8,14 +8,8 @@ import httpx
 import pytest
 from failing import fails
 
-from client.site.runtime import launch
-from client.site.runtime.launch import (
-    LOOPBACK,
-    PORTS,
-    environment,
-    free_ports,
-    reach_without_proxy,
-)
+from client.protocol import launch
+from client.protocol.launch import LOOPBACK, PORTS, environment, free_ports, reach_without_proxy
 from partitions.common.errors import UserError
 from server.deploy.control import Connection, Control
 

@@ -1,21 +1,17 @@
 """From a text to values, as everywhere (`partitions/common/parsed.py`); errors are this site's own, `SiteError`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from ..flower.private import load_ours
+from .ours import parsed
 
 
 class SiteError(ValueError):
     """A rule, a key or a file of this site cannot be used, or forbids the message; the text names it and the reason."""
 
 
-_parsed: Any = load_ours("partitions/common", "parsed")
-if TYPE_CHECKING:
-    from partitions.common.parsed import Frozen, match_pattern, parse_toml, shorten
-else:
-    Frozen, match_pattern, shorten = _parsed.Frozen, _parsed.match_pattern, _parsed.shorten
-    parse_toml = _parsed.parse_toml
+Frozen = parsed.Frozen
+match_pattern, parse_toml, shorten = parsed.match_pattern, parsed.parse_toml, parsed.shorten
 
 Parsed = TypeVar("Parsed", bound=Frozen)
 
@@ -31,7 +27,7 @@ def read_toml(text: str, path: str, mend: str) -> dict[str, Any]:
 def read_bounded(path: Path) -> bytes:
     """Return a file's content. Raises SiteError, one line, where it is too long; OSError."""
     try:
-        return bytes(_parsed.read_bounded(path))
+        return parsed.read_bounded(path)
     except ValueError as error:
         raise SiteError(str(error)) from None
 
@@ -39,7 +35,6 @@ def read_bounded(path: Path) -> bytes:
 def parse_values(kind: type[Parsed], content: object, path: str, mend: str) -> Parsed:
     """Return content as values. ``mend``: the next step. Raises SiteError, one line."""
     try:
-        found: Parsed = _parsed.parse_values(kind, content, path, mend)
-        return found
+        return parsed.parse_values(kind, content, path, mend)
     except ValueError as error:
         raise SiteError(str(error)) from None

@@ -1,7 +1,7 @@
 """The settings of a hospital's silo.
 
 Environment of a silo's container: `SILOFL_NAME`, `SILOFL_SERVER` (host:port), `SILOFL_DEVICE`,
-`SILOFL_ALLOWED_APPS` (see `trust.code`), `SILOFL_POLICY` (see `trust.policy`), `SILOFL_WEIGHTS` (a folder of
+`SILOFL_ALLOWED_APPS` (`site/trust/code.py`), `SILOFL_POLICY` (`policy.py`), `SILOFL_WEIGHTS` (a folder of
 files that runs start from), `SILOFL_FLWR` (the server's version of Flower) and `SILOFL_VIA` (the server's relay, if
 the silo goes over a link). `Site.from_environment` defines where
 its files are.
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from partitions.common.errors import UserError
+from .ours import errors
 
 # Names that a bundle's .env may set. Docker Compose reads the file too: COMPOSE_FILE would start another file.
 VARIABLES = (
@@ -67,7 +67,7 @@ class Site:
         """Return the silo of a container. Raises UserError if a variable is missing."""
         for key in ("SILOFL_NAME", "SILOFL_SERVER"):
             if not environment.get(key):
-                raise UserError(
+                raise errors.UserError(
                     f"{key} is not set: name a bundle, or run this in a silo's container"
                 )
         return cls(
@@ -108,17 +108,17 @@ def read_variables(text: str) -> dict[str, str]:
             continue
         match = VARIABLE.fullmatch(line) if line.isprintable() else None
         if match is None:
-            raise UserError(
+            raise errors.UserError(
                 f"the bundle's .env, line {number} is {line[:60]!r}: write KEY=value, without `export`, and in the "
                 "value none of $ ` \\ # nor a quote inside it"
             )
         key, value = match["key"], match["value"].strip()
         if key not in VARIABLES:
-            raise UserError(
+            raise errors.UserError(
                 f"the bundle's .env, line {number} sets {key}; it may set {', '.join(VARIABLES)}"
             )
         if key in found:
-            raise UserError(
+            raise errors.UserError(
                 f"the bundle's .env, line {number} sets {key} a second time: leave one line of them"
             )
         found[key] = value
@@ -130,7 +130,7 @@ def variables_of(files: Mapping[str, bytes]) -> dict[str, str]:
     try:
         return read_variables(files[".env"].decode())
     except UnicodeDecodeError:
-        raise UserError(
+        raise errors.UserError(
             "the bundle's .env is not in UTF-8: save it as a plain text file"
         ) from None
 
@@ -159,7 +159,7 @@ def node_config(values: Mapping[str, str]) -> str:
         elif not set('"\\') & set(value):
             pairs.append(f'{key}="{value}"')
         else:
-            raise UserError(
+            raise errors.UserError(
                 f"{key}: {value!r} has quotes that Flower's --node-config cannot carry; rename it"
             )
     return " ".join(pairs)

@@ -1,11 +1,12 @@
 """The command lines and environments of Flower's processes, for every place where they run.
 
-Used by containers (`server.deploy.compose`, `server.deploy.bundle`), local federations (`server.deploy.local`),
-hospitals (`client.site.trust.bundle`) and the tests; a test compares the images' `ENV` with it. Flower's options change
-between releases: they are defined only here, and tests parse them with Flower's own parsers.
+Used by containers (`server/deploy/compose.py`, `bundle.py`), local federations (`server/deploy/local`), hospitals and
+the tests; a test compares the images' `ENV` with it. Flower's options change between releases: they are defined only
+here, and tests parse them with Flower's own parsers.
 """
 
 import contextlib
+import fcntl
 import os
 import random
 import shutil
@@ -15,8 +16,8 @@ from collections.abc import MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from client.site.node import LOOPBACK as LOOPBACK
-from partitions.common.errors import UserError
+from .node import LOOPBACK as LOOPBACK
+from .ours import errors
 
 THIS_MACHINE = (LOOPBACK, "localhost", "::1")
 # For every Flower process: no telemetry is sent to Flower's makers, and nothing is installed when a run starts.
@@ -38,18 +39,26 @@ def program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise UserError(f"there is no {name}: install silofl with its dependencies (flwr 1.42)")
+        raise errors.UserError(
+            f"there is no {name}: install silofl with its dependencies (flwr 1.42)"
+        )
     return found
 
 
 def own_supernode() -> list[str]:
     """Return the command of our SuperNode, which stands in place of `flower-supernode` (`supernode.py`)."""
-    return [
-        sys.executable,
-        "-P",
-        str(Path(__file__).resolve().parents[2] / "flower/private.py"),
-        "site.runtime.supernode",
-    ]
+    return site_process("site.runtime.supernode")
+
+
+def template_command(path: Path) -> list[str]:
+    """Return the command line that runs the template process at a socket."""
+    return site_process("site.runtime.template", str(path))
+
+
+def site_process(module: str, *arguments: str) -> list[str]:
+    """Return the command line of a process of the site: a module of `client`, loaded as no app's is (`private.py`)."""
+    private = Path(__file__).resolve().with_name("private.py")
+    return [sys.executable, "-P", str(private), module, *arguments]
 
 
 def superlink_command(credentials: Path, *, fleet: str, host: str, port: int) -> list[str]:
@@ -152,3 +161,23 @@ def silo_environment(home: Path, *, template_socket: Path, sharing: int = 1) -> 
 def threads(sharing: int) -> str:
     """Return OMP_NUM_THREADS for one of `sharing` silos on this machine; with all cores each, silos would wait."""
     return str(max(1, (os.cpu_count() or 1) // sharing))
+
+
+# --- the template process -----------------------------------------------------------------------------------
+
+
+def lock_path(socket_path: Path) -> Path:
+    """Return the file that the template process at `socket_path` locks while it lives; its content is the pid."""
+    return socket_path.with_name(socket_path.name + ".lock")
+
+
+def template_pid(socket_path: Path) -> int | None:
+    """Return the process number of the template process at `socket_path`; None if none runs."""
+    try:
+        with lock_path(socket_path).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        return int(lock_path(socket_path).read_text() or 0) or None
+    return None

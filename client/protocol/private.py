@@ -1,6 +1,6 @@
 """Runs a module of `client` in a process that imports nothing of ours under the name `client`.
 
-    python -P client/flower/private.py MODULE ARGUMENTS      e.g. site.runtime.template SOCKET
+    python -P client/protocol/private.py MODULE ARGUMENTS      e.g. site.runtime.template SOCKET
 
 The app that Flower ships contains a package `client` of its own. If `sys.modules` had ours already, Python would use
 it instead: old code. So the folder `client` is loaded as the package `silofl_site`, and `MODULE`'s `main` runs with the
@@ -33,7 +33,7 @@ def load_ours(folder: str, name: str) -> Any:
 
     It and its neighbours import each other relatively, and nothing else of ours.
     """
-    if __package__ != f"{PACKAGE}.flower":
+    if __package__ != f"{PACKAGE}.protocol":
         return importlib.import_module(f"{folder.replace('/', '.')}.{name}")
     package = f"{PACKAGE}.{folder.replace('/', '_')}"
     if package not in sys.modules:

@@ -13,10 +13,8 @@ from failing import fails
 from taken import silofl
 from tiny import json_of
 
-from client.site.node import read_variables
-from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
-from client.site.trust.envelope import fingerprint, public_pem
-from client.site.trust.keys import (
+from client.protocol.envelope import fingerprint, public_pem
+from client.protocol.keys import (
     load_key,
     make_request,
     new_key,
@@ -25,6 +23,8 @@ from client.site.trust.keys import (
     read_request,
     site_root,
 )
+from client.protocol.node import read_variables
+from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
 from server.deploy.bundle import Bundle
 from server.deploy.control import Control, write_connection
 
@@ -213,7 +213,7 @@ def test_a_request_is_signed_in(server, tmp_path, capsys):
             "clinic"
         ] == request.fingerprint
 
-    from client.site.runtime.connection import connection_checks
+    from client.link.connection import connection_checks
     from client.site.runtime.doctor import first_failure
 
     unpack(files, tmp_path / "files")  # the server knows the key

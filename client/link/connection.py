@@ -15,9 +15,7 @@ import certifi
 from cryptography.x509 import load_der_x509_certificate
 
 from client.flower.fleet import INTERVAL_REFUSED, KEY_UNKNOWN, FleetCalls, refusal_in, request
-from client.site.node import Site
-from client.site.parsed import SiteError
-from client.site.runtime.route import (
+from client.link.route import (
     OPERATOR,
     TIMEOUT_SECONDS,
     YOUR_IT,
@@ -26,7 +24,9 @@ from client.site.runtime.route import (
     way_checks,
     way_to,
 )
-from client.site.trust.envelope import load_node_key
+from client.protocol.envelope import load_node_key
+from client.protocol.node import Site
+from client.protocol.parsed import SiteError
 from partitions.silo_file import Check
 
 WARN_DAYS = 30

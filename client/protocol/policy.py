@@ -26,7 +26,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from ..parsed import (
+from .methods import METHODS
+from .parsed import (
     Frozen,
     SiteError,
     match_pattern,
@@ -35,7 +36,6 @@ from ..parsed import (
     read_toml,
     shorten,
 )
-from .methods import METHODS
 
 PUBLIC = "public"  # in place of a file: the data are public
 NO_LIMIT = 2**31

@@ -21,21 +21,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import Field
 
-from client.site.parsed import SiteError
-from client.site.trust.chain import utc_now
-from client.site.trust.envelope import (
-    REQUEST,
-    PrivateKey,
-    fingerprint,
-    load_node_key,
-    public_pem,
-    sign,
-    verify,
-)
-from partitions.common.errors import DataError, UserError
-from partitions.common.files import state_home, write_atomically
-from partitions.common.names import check_silo_name
-from partitions.common.parsed import Frozen, parse_values
+from .chain import utc_now
+from .envelope import REQUEST, PrivateKey, fingerprint, load_node_key, public_pem, sign, verify
+from .ours import errors, files, names, parsed
+from .parsed import Frozen, SiteError
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -56,7 +45,7 @@ def private_bytes(key: PrivateKey) -> bytes:
 def write_key(path: Path, key: PrivateKey) -> None:
     """Write a private key that other users cannot read, not even during the write."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomically(path, private_bytes(key), mode=0o600)
+    files.write_atomically(path, private_bytes(key), mode=0o600)
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -65,7 +54,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
         return load_node_key(path)
     except SiteError as error:
         anew = "remove it and ask anew" if path.exists() else "ask anew"
-        raise UserError(f"{error}: restore it from a backup, or {anew}") from None
+        raise errors.UserError(f"{error}: restore it from a backup, or {anew}") from None
 
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
@@ -73,11 +62,13 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; `silofl signing-key` makes one") from None
+        raise errors.DataError(
+            f"{path}: {error.strerror}; `silofl signing-key` makes one"
+        ) from None
     except (ValueError, TypeError):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise DataError(f"{path} is no signing key; `silofl signing-key` makes one")
+        raise errors.DataError(f"{path} is no signing key; `silofl signing-key` makes one")
     return key
 
 
@@ -90,7 +81,7 @@ def make_signing_key(path: Path) -> Ed25519PrivateKey:
 
 def site_root() -> Path:
     """Return the directory with one directory per silo that joined from this machine without Docker."""
-    return state_home() / "silofl-site"
+    return files.state_home() / "silofl-site"
 
 
 def own_key(folder: Path) -> Path:
@@ -130,18 +121,18 @@ def make_request(
 
     The key goes to the folder where `silofl join` searches, or as `node.key` into `folder`, for Docker.
     """
-    check_silo_name(name)
+    names.check_silo_name(name)
     file = folder / "node.key" if folder else own_key(site_root() / name)
     out = out or (folder or Path()) / f"{name}.request"
     if not out.absolute().parent.is_dir() and out.parent != folder:
-        raise DataError(f"there is no folder {out.parent} to write {out.name} to")
+        raise errors.DataError(f"there is no folder {out.parent} to write {out.name} to")
     if not file.exists():
         write_key(file, new_key())
     key = load_key(file)
     fields = {"kind": REQUEST, "made": utc_now(), "name": name}
     fields["public-key"] = public_pem(key).decode()
     content = fields | sign(json.dumps(fields, sort_keys=True), key)
-    write_atomically(out, json.dumps(content, indent=1) + "\n", mode=0o600)
+    files.write_atomically(out, json.dumps(content, indent=1) + "\n", mode=0o600)
     return file, out, JoinRequest.model_validate(content)
 
 
@@ -151,16 +142,16 @@ def read_request(path: Path) -> JoinRequest:
     try:
         content = path.read_bytes() if path.stat().st_size <= LARGEST else b""
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}: {hint}") from None
-    request = parse_values(JoinRequest, content, path, hint)
-    check_silo_name(request.name)
+        raise errors.DataError(f"{path}: {error.strerror}: {hint}") from None
+    request = parsed.parse_values(JoinRequest, content, path, hint)
+    names.check_silo_name(request.name)
     try:
         verify(request.signed_text, request.model_dump(by_alias=True))
         key = load_pem_public_key(request.public_key.encode())
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise SiteError("its key is of another kind")
     except ValueError as error:
-        raise DataError(
+        raise errors.DataError(
             f"{path} was changed, or its maker does not have its key: {error}; {hint}"
         ) from None
     return request

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from ..parsed import SiteError
+from .parsed import SiteError
 
 BUNDLE = "silofl bundle 1"
 RECEIPT = "silofl receipt 1"

@@ -15,7 +15,7 @@ from http.client import HTTPException, HTTPMessage, HTTPResponse
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from client.site.runtime.launch import THIS_MACHINE, reach_without_proxy
+from client.protocol.launch import THIS_MACHINE, reach_without_proxy
 from partitions.silo_file import Check
 
 TIMEOUT_SECONDS = 5.0

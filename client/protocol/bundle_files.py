@@ -13,11 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
-from client.site.node import FIRST_GPU, Site, read_variables, supernode_command, variables_of
-from client.site.trust.policy import default_file
-from partitions.common.errors import DataError
-from partitions.common.names import SILO
-from partitions.common.parsed import Frozen, match_pattern, parse_values
+from .node import FIRST_GPU, Site, read_variables, supernode_command, variables_of
+from .ours import errors, names, parsed
+from .parsed import Frozen, match_pattern
+from .policy import default_file
 
 VALUES = "bundle.json"
 # Files that the hospital may change, once unpacked
@@ -49,7 +48,7 @@ class BundleValues(Frozen):
     """What a bundle is rendered from."""
 
     silofl: Annotated[str, match_pattern(r"[0-9A-Za-z.+-]{1,40}", PLAIN_VALUE)]
-    name: Annotated[str, match_pattern(SILO.pattern, PLAIN_VALUE)]
+    name: Annotated[str, match_pattern(names.SILO.pattern, PLAIN_VALUE)]
     federation: Annotated[str, match_pattern(r"[A-Za-z0-9._-]{1,100}", PLAIN_VALUE)]
     server: Annotated[str, match_pattern(SERVER.pattern, PLAIN_VALUE)]
     device: Annotated[str, match_pattern(DEVICE, PLAIN_VALUE)]
@@ -265,11 +264,13 @@ def check_rendered(files: Mapping[str, bytes], *, unpacked: bool) -> list[str]:
     """
     own, anew = version("silofl"), f"ask for a bundle that silofl {version('silofl')} makes"
     if VALUES not in files:
-        raise DataError(
+        raise errors.DataError(
             f"this bundle has no {VALUES}, so an older silofl made it, and its files cannot be compared: {anew} "
             "(silofl add-silo --request)"
         )
-    values = parse_values(BundleValues, files[VALUES], Path(f"the bundle's {VALUES}"), anew)
+    values = parsed.parse_values(
+        BundleValues, files[VALUES], Path(f"the bundle's {VALUES}"), anew
+    )
     wanted = {name: text.encode() for name, text in render(values).items()}
     here = {name: content for name, content in files.items() if name not in GIVEN}
     differ = sorted(name for name in {*wanted, *here} if wanted.get(name) != here.get(name))
@@ -282,11 +283,11 @@ def check_rendered(files: Mapping[str, bytes], *, unpacked: bool) -> list[str]:
     if not faulty:
         return [name for name in differ if name in here]
     if values.silofl != own:
-        raise DataError(
+        raise errors.DataError(
             f"silofl {values.silofl} made this bundle, this is {own}, and they write {faulty[0]} differently: {anew}, "
             f"or use silofl {values.silofl} here"
         )
-    raise DataError(
+    raise errors.DataError(
         f"{faulty[0]} is not what silofl makes of this bundle's {VALUES}, so somebody changed or added it: ask for "
         "the bundle again; a change of your own to the containers goes into docker-compose.override.yml or a drop-in"
     )

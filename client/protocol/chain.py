@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...flower.private import load_ours
+from .ours import files
 
 LARGEST = 2 << 20  # bytes, after which the next file is begun
 BLOCK = 1 << 13  # bytes read at once from a file's end
@@ -33,7 +33,6 @@ START = "0" * 64  # `previous` of the first line
 END = b',"hash":"'
 # Fields of every line of every chain, beside `torn`
 EVERY = frozenset({"line", "previous", "time", "hash"})
-_files: Any = load_ours("partitions/common", "files")
 
 
 class Chain:
@@ -235,12 +234,12 @@ def append_line(file: Path, text: bytes) -> None:
 
 def write_whole(path: Path, text: str, *, sync_name: bool = True) -> None:
     """Write a file of this user alone, as `write_atomically` of `partitions/common/files.py` does."""
-    _files.write_atomically(path, text, mode=0o600, sync_name=sync_name)
+    files.write_atomically(path, text, mode=0o600, sync_name=sync_name)
 
 
 def sync_folder(folder: Path) -> None:
     """Wait until a folder's entries are on the disk."""
-    _files.sync(folder)
+    files.sync(folder)
 
 
 # --- verification -----------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import pytest
 from archives import untar
 from taken import silofl
 
+from client.protocol.bundle_files import VALUES, BundleValues, render
 from client.site.trust.bundle import read_bundle
-from client.site.trust.bundle_files import VALUES, BundleValues, render
 from server.deploy.bundle import Bundle
 
 COMPOSE, UNIT = "docker-compose.yml", "clinic.container"

@@ -1,0 +1,1 @@
+"""What both ends say: the silo and the server import this, and neither the other."""

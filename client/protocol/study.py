@@ -1,0 +1,307 @@
+"""A study's protocol, `study.toml`: the question, the methods, their settings, the code, the limits, the dates.
+
+    kind = "silofl study 1"
+    name = "heart-2026"
+    ...
+    [settings]
+    strategy = ["fedavg", "apple"]                  # one of these
+    learning-rate = {min = 0.001, max = 0.1}        # from, to
+    batch-size = 32                                 # this and no other
+
+A setting that the protocol does not list has silofl's default (`methods.py`); a run with another value is outside
+the study. Settings that do not affect a hospital's training are free (:data:`FREE`). The consortium's signature follows
+the protocol in a table of its own, and covers it byte for byte, up to the empty line before the table.
+
+    [signature]
+    public-key = "PEM"
+    signature = "BASE64"
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from datetime import date
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from . import parsed
+from .envelope import SIGNATURE, STUDY, PrivateKey, add_prefix, body_of, sign, verify
+from .methods import DEFAULTS, METHODS
+from .ours import sum_weights
+from .parsed import Frozen, SiteError, match_pattern, parse_values, read_toml, shorten
+from .policy import Metrics
+from .run_settings import number, owner
+
+# Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
+_FREE = """study out resume checkpoint-every threads device data-dir dataset partition silos agreed min-silos
+round-timeout straggler-factor straggler-floor lost-silo"""
+FREE = frozenset(_FREE.split())
+TEXTS = ("purpose", "contact", "results", "retention")
+# Of earlier versions, as unused
+NO_COMBAT = {"survey.harmonize": "", "survey.covariates": "", "survey.shrink": True}
+MOST = 2**53
+MEND = "`silofl study new` writes a protocol with every key"
+NAME = match_pattern(
+    r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "must be 1 to 63 lower-case letters, digits and hyphens"
+)
+Name = Annotated[str, NAME]
+Text = Annotated[str, match_pattern(r"(?s).*\S.*", "must be a text")]
+Sum = Annotated[str, match_pattern("[0-9a-f]{64}", "must be a SHA-256, 64 hexadecimal digits")]
+Fingerprint = Annotated[
+    str, match_pattern("SHA256:[0-9a-f]{64}", "must be SHA256: and 64 hexadecimal digits")
+]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class StudyLimits(Frozen):
+    """The most that one hospital answers in the whole study, over all its runs."""
+
+    runs: Count = Field(description="runs")
+    rounds: Count = Field(description="training messages")
+    evaluations: Count = Field(description="evaluations without training")
+    queries: Count = Field(description="requests for the data summary")
+    messages: Count = Field(description="messages of any kind")
+    bytes: Count = Field(description="bytes that leave")
+    days: Count = Field(description="days on which it answers")
+
+    @model_validator(mode="before")
+    @classmethod
+    def count_queries(cls, content: Any) -> Any:
+        """Return the table with a number of queries: of all messages, where it has none."""
+        known = isinstance(content, dict) and "messages" in content
+        return {"queries": content["messages"], **content} if known else content
+
+
+class ProtocolFile(Frozen):
+    """A protocol, as its file has it. ``settings``: the allowed values by key."""
+
+    model_config = ConfigDict(
+        alias_generator=lambda name: name.replace("_", "-"),
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
+
+    kind: Literal["silofl study 1"]
+    name: Name
+    purpose: Text
+    contact: Text
+    results: Text  # who may see them
+    retention: Text  # who keeps what for how long
+    start: date
+    end: date
+    # Of the app's builds, or of their content
+    apps: Annotated[tuple[Sum, ...], Field(strict=False, min_length=1)]
+    participants: Annotated[int, Field(ge=1, le=MOST)]  # fewest silos that train in a round
+    # Largest distance of a received model, in lengths of this silo's last one
+    step: Annotated[float, Field(gt=0)]
+    metrics: Metrics
+    settings: dict[str, Any]
+    limits: StudyLimits
+    # The federation's; empty: none is declared
+    schema_digest: Sum | Literal[""] = Field("", alias="schema")
+    weights: Sum | Literal[""] = ""  # the file of initial weights; empty: the seed's
+    trainer: Sum | Literal[""] = ""  # the source of the setting `trainer`
+    # The source of each silo's own data set; where one is listed, others have data files
+    datasets: dict[Name, Sum] = Field(default_factory=dict, max_length=100)
+    # Silos that are evaluated and do not train
+    held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    # The key of each silo, for secure aggregation: no other silo is in a sum
+    peers: dict[Name, Fingerprint] = Field(default_factory=dict, max_length=100)
+
+    @model_validator(mode="after")
+    def check_days(self) -> Self:
+        """Raise SiteError where the end is before the start."""
+        if self.end < self.start:
+            raise SiteError(f"end = {self.end}: must be a day after start = {self.start}")
+        return self
+
+    @model_validator(mode="after")
+    def check_peers(self) -> Self:
+        """Raise SiteError where two silos have one key: one of them would count twice."""
+        if len({*self.peers.values()}) < len(self.peers):
+            raise SiteError("[peers] names one key twice: each silo has a key of its own")
+        return self
+
+
+class StudyProtocol(ProtocolFile):
+    """A protocol that was read."""
+
+    digest: str  # SHA-256 of the protocol, without its signature
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        found = self.settings["strategy"]
+        return tuple(found) if isinstance(found, list) else (found,)
+
+    @property
+    def training_peers(self) -> dict[str, str]:
+        """The fingerprints of the peers that train."""
+        return {name: own for name, own in self.peers.items() if name not in self.held_out}
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """The peers that train, in groups that are in a sum as a whole or not; empty if they are too few."""
+        found: list[list[str]] = sum_weights.groups_of(
+            self.training_peers, self.settings.get("secure-group", 1)
+        )
+        return found
+
+    def summed_with(self, silo: str) -> list[str]:
+        """Return the silos of the sum that the server opens with this one in it: those that it shares masks with."""
+        if self.settings.get("secure-robust", "none") == "none":
+            return [*self.training_peers]
+        return next((group for group in self.groups if silo in group), [])
+
+
+@functools.lru_cache(8)
+def parse_study(text: str, path: str) -> StudyProtocol:
+    """Return the study in a file's text. Raises SiteError, one line, for the first entry that is invalid."""
+    body = body_of(text)
+    found = parse_values(ProtocolFile, read_toml(body, path, MEND), path, MEND)
+    settings = _settings(path, found.settings)
+    for key in ("secure-group", "secure-robust"):
+        if isinstance(settings.get(key), dict | list):
+            raise SiteError(
+                f"{path}: [settings] {key}: one value, for sums of groups of two sizes show single silos"
+            )
+    if settings.get("init-weights", "") and not found.weights:
+        raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
+    if settings.get("trainer", "") and not found.trainer:
+        raise SiteError(f"{path}: trainer is missing: the SHA-256 of the trainer's source")
+    study = StudyProtocol(
+        **{**dict(found), "settings": settings},
+        digest=hashlib.sha256(body.encode()).hexdigest(),
+    )
+    if settings.get("secure-robust", "none") != "none":
+        agreed = len(study.training_peers), settings.get("secure-group", 1)
+        if fault := sum_weights.comparison_fault(*agreed):
+            raise SiteError(f"{path}: [settings] {fault}")
+    return study
+
+
+def _settings(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the allowed values by key, with the methods. Raises SiteError, one line."""
+    flat = {
+        key: own for key, own in _flat(table) if key not in NO_COMBAT or own != NO_COMBAT[key]
+    }
+    for key, allowed in flat.items():
+        if key not in DEFAULTS or key in FREE:
+            why = "no study fixes it" if key in FREE else "this silofl has no such setting"
+            why = "ComBat left silofl in 0.3.0" if key in NO_COMBAT else why
+            raise SiteError(f"{path}: [settings] {shorten(key)}: {why}; leave it out")
+        if fault := _constraint_fault(allowed, DEFAULTS[key]):
+            raise SiteError(f"{path}: [settings] {key} = {shorten(allowed)}: {fault}")
+    methods = flat.get("strategy", DEFAULTS["strategy"])
+    for name in methods if isinstance(methods, list) else [methods]:
+        if name not in METHODS:
+            raise SiteError(f"{path}: [settings] strategy: there is no method {shorten(name)}")
+    return {"strategy": DEFAULTS["strategy"], **flat}
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the key and value of each entry; `[settings.apple] mu = 0.1` is `apple.mu`."""
+    for key, value in table.items():
+        if isinstance(value, dict) and not value.keys() & {"min", "max"}:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _constraint_fault(allowed: Any, default: Any) -> str:
+    """Return why a protocol's allowed values are invalid for a setting with this default; empty: they are valid."""
+    if isinstance(allowed, dict):
+        numeric = isinstance(default, int | float) and not isinstance(default, bool)
+        low, high = (number(allowed.get(end)) for end in ("min", "max"))
+        if (
+            not numeric
+            or set(allowed) != {"min", "max"}
+            or low is None
+            or high is None
+            or low > high
+        ):
+            return "a range is {min = LEAST, max = MOST}, of a number"
+        return ""
+    if isinstance(allowed, list) and not allowed:
+        return "a list of the values that it may have is needed here"
+    for value in allowed if isinstance(allowed, list) else [allowed]:
+        if isinstance(value, dict | list) or any(
+            isinstance(value, kind) != isinstance(default, kind) for kind in (bool, str)
+        ):
+            return f"a value like {default!r} is needed here"
+    return ""
+
+
+def words(allowed: Any) -> str:
+    """Return a setting's allowed values, in words."""
+    if isinstance(allowed, dict):
+        return f"{allowed['min']} to {allowed['max']}"
+    if isinstance(allowed, list):
+        return " or ".join(map(str, allowed))
+    return str(allowed)
+
+
+# --- what its settings may be ---
+
+
+def open_under_masks(group: int, robust: str) -> list[str]:
+    """Return, in plain sentences, what masks leave open with these values of ``secure-group`` and ``secure-robust``."""
+    found = []
+    if group == 1:
+        found.append(
+            "If a hospital is missing in one of two rounds, its update follows from their two sums (secure-group = 1)."
+        )
+    if robust == "none":
+        found.append(
+            "One hospital that lies can replace the model, since no update is compared (secure-robust = none)."
+        )
+    else:
+        found.append(
+            "The server reads the sum of each group by itself (secure-robust = groups): behind it are that group's "
+            "hospitals, no longer all."
+        )
+    return found
+
+
+def relevant(study: StudyProtocol) -> Iterator[str]:
+    """Yield the settings that the study's methods read, common ones included."""
+    owners = {"", "dp", *study.methods}
+    return (key for key in DEFAULTS if owner(key) in owners)
+
+
+def values(study: StudyProtocol, key: str) -> list[Any]:
+    """Return the values that a setting may have; the ends of a range."""
+    allowed = study.settings.get(key, DEFAULTS[key])
+    if isinstance(allowed, dict):
+        return [allowed["min"], allowed["max"]]
+    return allowed if isinstance(allowed, list) else [allowed]
+
+
+# --- the consortium's signature ---
+
+
+def sign_study(text: str, key: PrivateKey) -> str:
+    """Return a protocol's file with this key's signature; an existing signature is replaced."""
+    body = body_of(text)
+    signed = sign(add_prefix(STUDY, body), key)
+    return (
+        body
+        + SIGNATURE
+        + "".join(f"{name} = {json.dumps(value)}\n" for name, value in signed.items())
+    )
+
+
+def signer_of(text: str) -> str:
+    """Return the fingerprint of a study's signer; empty if unsigned. Raises SiteError if the signature is wrong."""
+    if SIGNATURE not in text:
+        return ""
+    try:
+        return verify(
+            add_prefix(STUDY, body_of(text)), parsed.parse_toml(text.rpartition(SIGNATURE)[2])
+        )
+    except ValueError as error:
+        what = error if isinstance(error, SiteError) else "its signature is damaged"
+        raise SiteError(
+            f"the study was changed after it was signed: {what}; ask for the file again"
+        ) from None
