@@ -44,6 +44,7 @@ from partitions.recipes.pictures import AnyRecipe, PictureRecipe
 from partitions.recipes.pipeline import fit, future_notes, gaps_of, transform
 from partitions.recipes.recipe import Recipe
 from partitions.schema import few, tidy
+from partitions.silo_file import write_silo_file
 from partitions.site_split import rows_of
 from partitions.splits import Array, Arrays, SiloData, Split
 from partitions.stored import together
@@ -115,6 +116,16 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     about = answers.outputs, task, vocabulary, schema, used.as_json, options.cohort
     notes += copies(samples, order)
     return Collected(SiloData(train, val, test, *about), names, tuple(notes), used, gaps)
+
+
+def write_collected(out: Path, collected: Collected) -> Names:
+    """Write the data file of an import, and return the notes on it: every import that is divided passes here.
+
+    ``collected.data`` has the inputs, labels and patients of each part. Pictures are read from their files as they are
+    written, so a check of all inputs belongs behind :func:`write_silo_file`, on the file that was written.
+    """
+    write_silo_file(out, collected.data, collected.gaps)
+    return collected.notes
 
 
 def check_places(source: Path, places: Array, people: str) -> None:

@@ -42,7 +42,7 @@ import numpy as np
 from partitions.array_names import make_schema, written_schema
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing.collect import collect, read_inputs
+from partitions.importing.collect import collect, read_inputs, write_collected
 from partitions.importing.discovery import find_rows
 from partitions.importing.division import FEWEST_DIVIDED, number_patients
 from partitions.importing.files import Faults
@@ -57,7 +57,7 @@ from partitions.npz import write_npz
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe
 from partitions.recipes.recipe import Recipe
 from partitions.schema import tidy
-from partitions.silo_file import read_silo_file, write_silo_file, written_part
+from partitions.silo_file import read_silo_file, written_part
 from partitions.splits import SiloData, Split
 
 
@@ -118,11 +118,12 @@ def import_source(
         people = len(np.unique(number_patients(found.rows)))
         if given and (not found.labelled or people < FEWEST_DIVIDED):
             return import_whole(out, found, given, options)
-        made = collect(source, found, options)
-    write_silo_file(out, made.data, made.gaps)
-    notes = (*made.notes, *options.faults.notes)
-    features = made.data.schema.names
-    return Imported(out, summary(made.data), made.names, features, notes, made.used)
+        collected = collect(source, found, options)
+    notes = (*write_collected(out, collected), *options.faults.notes)
+    data = collected.data
+    return Imported(
+        out, summary(data), collected.names, data.schema.names, notes, collected.used
+    )
 
 
 def with_binary_masks(found: Found, options: ImportOptions) -> tuple[Found, ImportOptions]:
