@@ -255,27 +255,27 @@ def describe_mapping(recipe: Recipe) -> Iterator[str]:
 def import_from(args: argparse.Namespace) -> Iterator[str]:
     """Make the data file, and a table's recipe beside it; yield the lines to print."""
     out, options = Path(args.out), options_of(args)
-    beside, given = recipe_file(out), options.recipe or options.pictures
+    beside, recipe = recipe_file(out), options.recipe or options.pictures
     if args.recipe is None and beside.exists() and not args.overwrite:
         raise UserError(
             f"{beside} is there already: use it with --recipe {beside}, name another file, or --overwrite"
         )
-    if args.recipe and given and is_open(given) and args.recipe.resolve() == beside.resolve():
+    if args.recipe and recipe and is_open(recipe) and args.recipe.resolve() == beside.resolve():
         raise UserError(
             f"{beside} is what --out {out} writes, with the values for gaps: give the draft another name"
         )
     options = with_schema(args, options)
-    made = import_source(args.source, out, options)
-    yield from str(made).splitlines()
-    if made.recipe and args.recipe is None:
+    imported = import_source(args.source, out, options)
+    yield from str(imported).splitlines()
+    if imported.recipe and args.recipe is None:
         describe = describe_mapping if args.schema else explain
-        yield from (f"column {line}" for line in describe(made.recipe))
-    yield from (f"note: {note}" for note in made.notes)
-    new = "NEW.csv" if made.recipe else "NEW"
-    if made.used != given:
-        write_atomically(beside, made.used.toml(f"How {out.name} was made."))
+        yield from (f"column {line}" for line in describe(imported.recipe))
+    yield from (f"note: {note}" for note in imported.notes)
+    new = "NEW.csv" if imported.recipe else "NEW"
+    if imported.used != recipe:
+        write_atomically(beside, imported.used.toml(f"How {out.name} was made."))
         yield f"{beside}: the recipe; silofl import {new} --recipe {beside} repeats it"
-    if made.divided:
+    if imported.divided:
         yield "the split is written into the file: no run can change it"
     yield str(out)
 
@@ -283,7 +283,7 @@ def import_from(args: argparse.Namespace) -> Iterator[str]:
 def is_open(recipe: AnyRecipe) -> bool:
     """Return whether a recipe has columns whose gaps have no value yet."""
     return isinstance(recipe, Recipe) and any(
-        own.fill != "refuse" and own.fill_value is None for own in recipe.used
+        column.fill != "refuse" and column.fill_value is None for column in recipe.used
     )
 
 
@@ -333,6 +333,6 @@ def write_schema(recipe: Path, out: Path, overwrite: bool) -> Schema:
         raise UserError(f"{out} does not end in .toml")
     if out.exists() and not overwrite:
         raise UserError(f"{out} is there already; name another file, or say --overwrite")
-    made = schema_of(load_recipe(recipe))
-    write_atomically(out, schema_toml(made))
-    return made
+    shared = schema_of(load_recipe(recipe))
+    write_atomically(out, schema_toml(shared))
+    return shared

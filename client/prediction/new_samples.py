@@ -32,7 +32,7 @@ from partitions.importing.images import PICTURES, SampleSource, kind_of
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import reading, with_recipe
 from partitions.importing.streams import new_pictures
-from partitions.importing.table_source import Found, lines_by, rows_by_recipe
+from partitions.importing.table_source import Listing, lines_by, rows_by_recipe
 from partitions.inputs import count_columns, read_vocabulary
 from partitions.labels import Fault
 from partitions.own.index import arrays_at
@@ -131,7 +131,7 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> NewSamples:
     )
 
 
-def asked_of(found: Found, used: Recipe) -> NewSamples:
+def asked_of(found: Listing, used: Recipe) -> NewSamples:
     """Return the rows of a table, which a recipe has read, as samples. Raises DataError for gaps without a value."""
     x, vocabulary, notes = read_inputs(found.rows, found.table, used)
     keys = [row.key for row in found.rows] if used.patient else [str(i) for i in range(len(x))]

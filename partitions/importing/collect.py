@@ -36,7 +36,7 @@ from partitions.importing.streams import (
     open_pictures,
     probe_all,
 )
-from partitions.importing.table_source import Found
+from partitions.importing.table_source import Listing
 from partitions.importing.targets import find_import_task, read_answers
 from partitions.labels import ONE_CLASS
 from partitions.patients import check_names
@@ -67,18 +67,20 @@ class Collected:
     gaps: Arrays
 
 
-def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
+def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected:
     """Read the samples' labels, probe their inputs, and divide them."""
-    samples, infos, notes = found.rows, list[ImageInfo](), [*found.notes]
-    check_options(source, found, options)
-    classes, given = tuple(options.labels), found.recipe or options.pictures
+    samples, infos, notes = listing.rows, list[ImageInfo](), [*listing.notes]
+    check_options(source, listing, options)
+    classes, recipe = tuple(options.labels), listing.recipe or options.pictures
     task = find_import_task(samples, options.task, classes, options.survival is not None)
     if samples[0].file:
         samples, infos = probe_all(samples, options.reading, options.faults)
-        check_lost(found.rows, samples, task)
+        check_lost(listing.rows, samples, task)
         notes += count_notes(infos)
-    known = given.outputs if given else 0
-    answers = read_answers(samples, found.columns, classes, task, options.reading, known)
+    known = recipe.outputs if recipe else 0
+    answers = read_answers(
+        samples, listing.columns, classes, task, options.reading, known
+    )
     patients = number_patients(samples)
     if answers.names and task in ONE_CLASS and not classes:
         check_class_names(answers.names, answers.y, patients)
@@ -89,18 +91,18 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     check_places(source, places, f", of {len(np.unique(patients))} patients" * named)
     order = {split: np.flatnonzero(places == split) for split in SPLITS}
     # Of a shared schema; this file's own names are in its recipe
-    names = (found.recipe and classes) or answers.names
+    names = (listing.recipe and classes) or answers.names
     shown = names if task in (*ONE_CLASS, "segmentation") else classes
     roles = {"task": task, "outputs": answers.outputs, "classes": shown}
     x: Any
     used: AnyRecipe
     vocabulary, gaps = 0, dict[str, Array]()
-    if found.recipe is None:
-        used = pictures = recipe_of_files(found, samples, infos, options, roles)
+    if listing.recipe is None:
+        used = pictures = recipe_of_files(listing, samples, infos, options, roles)
         x = open_pictures(samples, pictures, Faults())
     else:
-        table = found.table
-        used = fit(table, found.recipe.model_copy(update=roles), places == "train")
+        table = listing.table
+        used = fit(table, listing.recipe.model_copy(update=roles), places == "train")
         x, vocabulary, more = read_inputs(samples, table, used)
         notes += future_notes(table, used) + rare_notes(table, used, patients) + more
         filled = gaps_of(table, used)
@@ -138,7 +140,7 @@ def check_places(source: Path, places: Array, people: str) -> None:
 
 
 def recipe_of_files(
-    found: Found,
+    listing: Listing,
     samples: Samples,
     infos: Sequence[ImageInfo],
     options: ImportOptions,
@@ -150,8 +152,12 @@ def recipe_of_files(
         check_expected(samples, infos, recipe)
     else:
         recipe = draft_pictures(infos, *common_form(samples, infos), options.reading)
-    own = {"label": found.columns, "labels_by": found.by, "patient": found.patient}
-    return recipe.model_copy(update={**roles, **own, "seed": options.seed})
+    by_source = {
+        "label": listing.columns,
+        "labels_by": listing.by,
+        "patient": listing.patient,
+    }
+    return recipe.model_copy(update={**roles, **by_source, "seed": options.seed})
 
 
 def subgroups_of(samples: Samples) -> Array:
@@ -170,9 +176,9 @@ def copies(samples: Samples, order: Arrays) -> Names:
     return (note,) * bool(again)
 
 
-def check_options(source: Path, found: Found, options: ImportOptions) -> None:
+def check_options(source: Path, listing: Listing, options: ImportOptions) -> None:
     """Raise DataError for options that do not apply to these samples."""
-    samples = found.rows
+    samples = listing.rows
     of_scans = options.window or options.slices > 1 or options.series
     if of_scans and all(
         sample.file is None or kind_of(sample.file) in ("picture", "signal")
@@ -182,7 +188,9 @@ def check_options(source: Path, found: Found, options: ImportOptions) -> None:
             f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI"
         )
     of_signals = options.reading.channels or options.reading.rate or options.reading.seconds
-    if of_signals and not all(own.file and kind_of(own.file) == "signal" for own in samples):
+    if of_signals and not all(
+        sample.file and kind_of(sample.file) == "signal" for sample in samples
+    ):
         raise DataError(
             f"{source} has samples that are no signals; --channels, --rate and --seconds are of WFDB, EDF and DICOM "
             "waveforms"
@@ -193,15 +201,17 @@ def check_options(source: Path, found: Found, options: ImportOptions) -> None:
         raise DataError(
             f"{source}: --subgroup names a column of a csv that lists samples; none has a value there"
         )
-    if found.recipe and found.recipe.text.column:
-        parse_vocabulary(found.recipe.text.vocabulary)  # checked before labels are read
+    if listing.recipe and listing.recipe.text.column:
+        parse_vocabulary(
+            listing.recipe.text.vocabulary
+        )  # checked before labels are read
     if (options.take.text or options.take.columns) and samples[0].file:
         raise DataError(f"{source} has pictures; --text and --columns are of a table")
 
 
 def check_lost(before: Samples, after: Samples, task: str) -> None:
     """Raise DataError where no file of a class can be read."""
-    lost = {own.labels for own in before} - {own.labels for own in after}
+    lost = {sample.labels for sample in before} - {sample.labels for sample in after}
     if lost and task in ONE_CLASS:
         raise DataError(
             f"no file of class {few(sorted(labels[0] for labels in lost))} can be read: mend them"
@@ -215,7 +225,9 @@ def read_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, int, Na
     word where the text is the only input.
     """
     if open_ := [
-        own.name for own in recipe.used if own.fill != "refuse" and own.fill_value is None
+        column.name
+        for column in recipe.used
+        if column.fill != "refuse" and column.fill_value is None
     ]:
         raise DataError(
             f"the recipe has no fill-value for {few(open_)}: import the rows for training with it first, and take the "
@@ -225,21 +237,21 @@ def read_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, int, Na
     if not text.column:
         return values, 0, ()
     vocabulary, note = parse_vocabulary(text.vocabulary)
-    made = encode([row.text for row in rows], vocabulary, text.length)
+    tokens = encode([row.text for row in rows], vocabulary, text.length)
     notes = [note]
-    if made.cut:
+    if tokens.cut:
         notes.append(
-            f"{made.cut} of {len(rows)} texts are cut at {text.length} tokens (--length)"
+            f"{tokens.cut} of {len(rows)} texts are cut at {text.length} tokens (--length)"
         )
-    if made.unknown:
-        notes.append(f"{made.unknown} of {made.words} words are not in the vocabulary")
+    if tokens.unknown:
+        notes.append(f"{tokens.unknown} of {tokens.words} words are not in the vocabulary")
     number = vocabulary.number if isinstance(vocabulary, Hashed) else {}
     if sharing := sum(count for count in Counter(number.values()).values() if count > 1):
         notes.append(
             f"{sharing} of {len(number)} different words share a number with another one"
         )
-    missing = (made.x == 0).all(axis=1) | np.array([not row.text for row in rows])
-    made.x[missing] = 0
+    missing = (tokens.x == 0).all(axis=1) | np.array([not row.text for row in rows])
+    tokens.x[missing] = 0
     alone = not values.shape[1]
     if missing.any() and alone:
         where = rows[int(missing.argmax())].where
@@ -248,5 +260,5 @@ def read_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, int, Na
         notes.append(
             f"{missing.sum()} of {len(rows)} samples have no text: it counts as missing"
         )
-    x = made.x if alone else together({TABLE: values, TEXT: made.x})
+    x = tokens.x if alone else together({TABLE: values, TEXT: tokens.x})
     return x, vocabulary.size, tuple(notes)

@@ -148,8 +148,8 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         if not dataset.get("Rows") or not dataset.get("Columns"):
             raise ScanError("its file holds no picture")
         check_readable(dataset, path)
-        own = _frame(dataset, frame)
-        header = of_frame(dataset, own)
+        middle = _frame(dataset, frame)
+        header = of_frame(dataset, middle)
         check_rescale(header)
         height, width = fitted_size(
             dataset.Rows,
@@ -187,7 +187,9 @@ def describe_header(
     known = "PhotometricInterpretation" in dataset
     yield "photometric interpretation", taken.photometric if known else "none"
     yield "size", f"{dataset.Columns} x {dataset.Rows}"
-    stored, allocated = (int(dataset.get(f"Bits{own}") or 0) for own in ("Stored", "Allocated"))
+    stored, allocated = (
+        int(dataset.get(f"Bits{which}") or 0) for which in ("Stored", "Allocated")
+    )
     yield "bits", f"{stored} of {allocated} bits"
     yield "plane", taken.plane or "not stated"
     yield "values", "rescaled to a unit" if taken.rescaled else "not rescaled"
@@ -229,8 +231,8 @@ def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None)
             picture = Image.fromarray(_to_rgb(array, dataset))
         spacing = spacing_of(header, ratio=not reading.spacing)
         fitted = fit(picture, spacing, reading, Image.Resampling.BILINEAR)
-        made = np.asarray(fitted)
-        return made[..., np.newaxis] if made.ndim == 2 else made
+        array_out = np.asarray(fitted)
+        return array_out[..., np.newaxis] if array_out.ndim == 2 else array_out
 
 
 def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> Array:
@@ -241,8 +243,10 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
         shown = _apply_window(values, *window, "LINEAR_EXACT")
     elif header.get("VOILUTSequence"):
         shown = _by_table(values, header)
-    elif (given := _window_of(header)) is not None:
-        shown = _apply_window(values, *given, str(header.get("VOILUTFunction") or "LINEAR"))
+    elif (centre_width := _window_of(header)) is not None:
+        shown = _apply_window(
+            values, *centre_width, str(header.get("VOILUTFunction") or "LINEAR")
+        )
     elif int(header.get("BitsStored") or 32) <= 8 and "RescaleSlope" not in header:
         shown = values / (2.0**header.BitsStored - 1)
     else:

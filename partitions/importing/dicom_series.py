@@ -39,7 +39,7 @@ from partitions.importing.files import (
 )
 from partitions.importing.images import DICOM, SampleSource
 from partitions.importing.options import ImportOptions, Take
-from partitions.importing.table_source import Found
+from partitions.importing.table_source import Listing
 from partitions.importing.tables import SPLIT_NAMES
 from partitions.importing.targets import Answer, join_labels
 from partitions.importing.volumes.series import referenced_series
@@ -88,7 +88,7 @@ def find_studies(
     options: ImportOptions,
     *,
     labelled: bool,
-) -> Found:
+) -> Listing:
     """Return the samples of a folder of DICOM files.
 
     ``table``: the csv with their labels; without one, and with ``labelled``, ``classes`` are names of folders. Raises
@@ -115,7 +115,7 @@ def find_studies(
     ]
     if table:
         label = options.survival or options.label
-        joined = join_labels(table, [own.identity for own in studies], label, options.take)
+        joined = join_labels(table, [study.identity for study in studies], label, options.take)
         by, patient, columns = joined.by, joined.patient, joined.columns
         answers = joined.answers
         notes += joined.notes
@@ -127,10 +127,10 @@ def find_studies(
         for sample in _samples(study, answer, files, places, outlines, reading)
     ]
     if several := sum(len(study.slices) > 1 for study, _ in used):
-        one = f"{several} of {len(used)} studies have several slices: the middle one is taken (--slices)"
-        notes += [one] * (reading.slices == 1 and not reading.volume)
+        note = f"{several} of {len(used)} studies have several slices: the middle one is taken (--slices)"
+        notes += [note] * (reading.slices == 1 and not reading.volume)
     by = "outlines" if outlines and reading.volume else by
-    return Found(rows, columns, tuple(notes), by=by, patient=patient)
+    return Listing(rows, columns, tuple(notes), by=by, patient=patient)
 
 
 def _samples(
@@ -148,13 +148,13 @@ def _samples(
     masks = tuple(files[number] for number in outlines.get(study.longest, ()))
     slices = study.slices
     for number, frame in (slices[i] for i in parts_of(len(slices), reading.slices)):
-        made = SampleSource(
+        sample = SampleSource(
             places[number], labels, split, name, files[number], spelling=spelling
         )
         if reading.volume:
-            yield replace(made, files=whole, masks=masks)
+            yield replace(sample, files=whole, masks=masks)
         else:
-            yield replace(made, part=frame)
+            yield replace(sample, part=frame)
 
 
 def with_series(
@@ -174,7 +174,9 @@ def with_series(
     if reading.outlines:
         wanted.append("with a SEG or RTSTRUCT object")
         for study in studies:
-            study.series = {key: own for key, own in study.series.items() if key in outlines}
+            study.series = {
+                key: slices for key, slices in study.series.items() if key in outlines
+            }
     requested, kept = " ".join(wanted), [study for study in studies if study.series]
     if not kept:
         raise DataError(f"{source}: no study has a series {requested}")
@@ -187,13 +189,13 @@ def find_outlines(
     files: Paths, places: Sequence[str], others: dict[int, str], options: ImportOptions
 ) -> dict[str, list[int]]:
     """Return which of the ``others`` outline a series, by its pseudonym; they are others no more."""
-    found: dict[str, list[int]] = {}
+    outlines: dict[str, list[int]] = {}
     for number in [number for number in others if is_dicom(files[number])]:
         with options.faults.collect(), redacted_errors(places[number], "DICOM"):
             for series in referenced_series(files[number]):
-                found.setdefault(series, []).append(number)
+                outlines.setdefault(series, []).append(number)
                 others.pop(number, None)
-    return found
+    return outlines
 
 
 def has_outlines(folder: Path) -> bool:
@@ -209,7 +211,7 @@ def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, 
     faults = Faults(None)
     studies, _ = _group(folder, files, (), reading, faults, quiet=True)
     faults.check(len(files))
-    series = [own for study in studies for own in study.series.values()]
+    series = [slices for study in studies for slices in study.series.values()]
     if len(series) != 1:
         raise DataError(
             f"{where}: its folder has {len(series)} series; one is a volume, chosen by --series"

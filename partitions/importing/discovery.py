@@ -36,14 +36,14 @@ from partitions.importing.images import (
     paths_of,
 )
 from partitions.importing.options import ImportOptions
-from partitions.importing.table_source import Found, read_csv
+from partitions.importing.table_source import Listing, read_csv
 from partitions.importing.tables import SPLIT_NAMES, read_lines
 from partitions.importing.volumes import volume
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
 
 
-def find_rows(source: Path, options: ImportOptions) -> Found:
+def find_rows(source: Path, options: ImportOptions) -> Listing:
     """Return all samples of a source."""
     if options.pictures:
         return find_others(source, options.pictures, options)
@@ -58,10 +58,12 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
         if table:
             raise DataError("--labels-from goes with a folder of DICOM files")
         return slice_volumes(read_csv(source, options), options)
-    own = None if table else only_csv(source)
-    if own and not is_joined(own, source):
-        return slice_volumes(within(read_csv(own, options), source, own), options)
-    table, scans = table or own, holds_dicom(source)
+    table_inside = None if table else only_csv(source)
+    if table_inside and not is_joined(table_inside, source):
+        return slice_volumes(
+            within(read_csv(table_inside, options), source, table_inside), options
+        )
+    table, scans = table or table_inside, holds_dicom(source)
     label = options.survival or options.label
     if outlines and (table or label or take.patient or not scans):
         raise DataError(
@@ -83,15 +85,15 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     return slice_volumes(found_in_folders(rows, source, options), options)
 
 
-def check_folders(source: Path, found: Iterable[str], classes: Sequence[str]) -> None:
+def check_folders(source: Path, folders: Iterable[str], classes: Sequence[str]) -> None:
     """Raise DataError for folders that are none of the classes."""
-    if strange := {*found} - {*classes}:
+    if strange := {*folders} - {*classes}:
         raise DataError(f"{source} has {len(strange)} folders besides {', '.join(classes)}")
 
 
 def find_others(
     source: Path, recipe: PictureRecipe, options: ImportOptions, *, labelled: bool = True
-) -> Found:
+) -> Listing:
     """Return the samples for a recipe of pictures, with labels as in the recipe, or without labels.
 
     ``labelled``: False reads no labels even where there are some, and no csv in a folder.
@@ -101,28 +103,30 @@ def find_others(
             return slice_volumes(read_csv(source, options), options)
         where = "the file" if kind_of(source) != "picture" else str(source)
         rows = [SampleSource(where, (), "", "", file=source)]
-        return slice_volumes(Found(rows, labelled=False), options)
+        return slice_volumes(Listing(rows, labelled=False), options)
     unread = [] if labelled else csv_files(source)
     if recipe.reading.outlines:
         labelled = labelled and has_outlines(source)
     table = Path(options.labels_from) if options.labels_from else None
-    own = None if table or unread else only_csv(source)
-    if own and not is_joined(own, source):
-        return slice_volumes(within(read_csv(own, options), source, own), options)
-    table = (table or own) if labelled else None
+    table_inside = None if table or unread else only_csv(source)
+    if table_inside and not is_joined(table_inside, source):
+        return slice_volumes(
+            within(read_csv(table_inside, options), source, table_inside), options
+        )
+    table = (table or table_inside) if labelled else None
     folders = {folder.name for _, folder in class_folders(source)}
     by_folder = labelled and not table and recipe.labels_by == "folder"
     of_classes = by_folder and bool(folders) and folders <= {*recipe.classes}
     if holds_dicom(source):
         outlined = labelled and bool(recipe.reading.outlines)
-        made = recipe.pictures.model_copy(
+        pictures = recipe.pictures.model_copy(
             update={"outlines": recipe.reading.outlines * outlined}
         )
-        plain = replace(options, pictures=recipe.model_copy(update={"pictures": made}))
+        plain = replace(options, pictures=recipe.model_copy(update={"pictures": pictures}))
         classes = recipe.classes if of_classes else ()
         labelled = bool(table) or of_classes
-        found = find_studies(source, table, classes, plain, labelled=labelled)
-        return replace(found, labelled=labelled or outlined)
+        listing = find_studies(source, table, classes, plain, labelled=labelled)
+        return replace(listing, labelled=labelled or outlined)
     if of_classes:
         rows = list(folder_rows(source, options.take.patient))
         return slice_volumes(found_in_folders(rows, source, options), options)
@@ -136,7 +140,7 @@ def find_others(
         raise DataError(f"{source} has no pictures{instead}")
     taken = [*csv_files(source), *(path for row in rows for path in paths_of(row))]
     notes = passed_over(source, taken, named=False)
-    return slice_volumes(Found(rows, labelled=False, notes=notes), options)
+    return slice_volumes(Listing(rows, labelled=False, notes=notes), options)
 
 
 def csv_files(folder: Path) -> list[Path]:
@@ -153,7 +157,7 @@ def only_csv(folder: Path) -> Path | None:
     return next(iter(tables), None)
 
 
-def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOptions) -> Found:
+def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOptions) -> Listing:
     """Return the samples in folders of classes, and notes. Raises DataError for a folder with files and no picture."""
     named = not any(map(is_unnamed, rows))
     patient = options.take.patient or ""
@@ -171,7 +175,7 @@ def found_in_folders(rows: list[SampleSource], source: Path, options: ImportOpti
                 )
     options.faults.check(len(class_folders(source)))
     rows = linked_inside(number_samples(rows, source), source)
-    return Found(
+    return Listing(
         rows,
         by="folder",
         patient=patient,
@@ -185,23 +189,25 @@ def linked_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
     return rows
 
 
-def within(found: Found, source: Path, table: Path) -> Found:
+def within(listing: Listing, source: Path, table: Path) -> Listing:
     """Return the samples of a folder's own csv ``table``, and a note on files that it does not list.
 
     Raises DataError for a file outside the folder, or a link to one.
 
     A list in an export must not reach other files of the hospital. A csv that the user names itself may.
     """
-    listed = [(row.where, path) for row in found.rows for path in paths_of(row)]
+    listed = [(row.where, path) for row in listing.rows for path in paths_of(row)]
     for where in outside(source, listed):
         raise DataError(
             f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours"
         )
     if not listed:
-        return found
-    below = [own for _, path in listed if path.is_dir() for own in files_below(path)]
+        return listing
+    below = [inner for _, path in listed if path.is_dir() for inner in files_below(path)]
     taken = [table, *below, *(path for _, path in listed)]
-    return replace(found, notes=(*found.notes, *passed_over(source, taken, named=False)))
+    return replace(
+        listing, notes=(*listing.notes, *passed_over(source, taken, named=False))
+    )
 
 
 def loose_rows(source: Path) -> Iterator[SampleSource]:
@@ -209,9 +215,9 @@ def loose_rows(source: Path) -> Iterator[SampleSource]:
     files = list(files_below(source))
     for number, path in enumerate(files):
         if is_sample(path) and not path.name.startswith("."):
-            made = SampleSource(str(path), (), "", "", file=path)
+            sample = SampleSource(str(path), (), "", "", file=path)
             where = place_of(source, number, len(files))
-            yield replace(made, where=where) if is_unnamed(made) else made
+            yield replace(sample, where=where) if is_unnamed(sample) else sample
 
 
 def is_joined(table: Path, source: Path) -> bool:
@@ -246,27 +252,27 @@ def is_nifti(row: SampleSource) -> bool:
     return row.file is not None and row.file.name.lower().endswith(NIFTI)
 
 
-def slice_volumes(found: Found, options: ImportOptions) -> Found:
+def slice_volumes(listing: Listing, options: ImportOptions) -> Listing:
     """Return the rows with one for each requested slice of a NIfTI volume, or with whole volumes if requested."""
     reading, faults = options.reading, options.faults
     if reading.volume:
-        volumes = faults.good(found.rows, lambda row: whole(row, reading), "volumes")
-        return replace(found, rows=[row for _, row in volumes])
-    if not any(map(is_nifti, found.rows)):
-        return found
+        volumes = faults.good(listing.rows, lambda row: whole(row, reading), "volumes")
+        return replace(listing, rows=[row for _, row in volumes])
+    if not any(map(is_nifti, listing.rows)):
+        return listing
 
     def parts(row: SampleSource) -> tuple[list[int | None], int]:
         if not is_nifti(row) or row.file is None:
             return [row.part], 1
         return volume.parts(row.file, row.where, reading)
 
-    made = faults.good(found.rows, parts, "headers")
-    rows = [replace(row, part=part) for row, (numbers, _) in made for part in numbers]
-    several = sum(depth > len(numbers) for _, (numbers, depth) in made)
-    notes = found.notes
+    divided = faults.good(listing.rows, parts, "headers")
+    rows = [replace(row, part=part) for row, (numbers, _) in divided for part in numbers]
+    several = sum(depth > len(numbers) for _, (numbers, depth) in divided)
+    notes = listing.notes
     if several and reading.slices == 1:
         notes += (f"{several} volumes have several slices: the middle one is taken (--slices)",)
-    return replace(found, rows=rows, notes=notes)
+    return replace(listing, rows=rows, notes=notes)
 
 
 def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:

@@ -48,21 +48,23 @@ def number_patients(samples: Samples) -> Array:
     return patients
 
 
-def patient_notes(samples: Samples, asked: str | None) -> Names:
+def patient_notes(samples: Samples, column: str | None) -> Names:
     """Return notes on samples that name no patient, and on patients whose identifier is written in several ways."""
     spellings: dict[str, dict[str, str]] = {}
     for sample in samples:
         spellings.setdefault(sample.patient, {}).setdefault(sample.spelling, sample.where)
     spellings.pop("", None)
     notes = []
-    if several := [list(own.values()) for own in spellings.values() if len(own) > 1]:
+    if several := [
+        list(written.values()) for written in spellings.values() if len(written) > 1
+    ]:
         first, second = several[0][:2]
         notes.append(
             f"{len(several)} of {len(spellings)} patients are written in several ways, such as 7, 007, 7.0 or p7, P7, "
             f"first in {first} and {second.rpartition(', ')[2]}: each is taken as one patient"
         )
     without = sum(not sample.patient for sample in samples)
-    if without and not (without == len(samples) and asked is None):
+    if without and not (without == len(samples) and column is None):
         notes.append(
             f"{without} of {len(samples)} samples name no patient: each is taken for another patient's (--patient)"
         )
@@ -120,26 +122,26 @@ def assign_splits(samples: Samples, patients: Array, present: Array | None, seed
 
     ``present``: which classes each sample has, bool (n, k): patients of each class are divided by the same shares.
     """
-    given = np.array([sample.split for sample in samples])
-    if given.any() and not given.all():
-        sample = samples[int(np.flatnonzero(given == "")[0])]
+    stated = np.array([sample.split for sample in samples])
+    if stated.any() and not stated.all():
+        sample = samples[int(np.flatnonzero(stated == "")[0])]
         raise DataError(
             f"{sample.where} has no split, others have; name one for every sample, or for none"
         )
-    names, codes = np.unique(given, return_inverse=True)
+    names, codes = np.unique(stated, return_inverse=True)
     if twice := len(np.unique(patients * len(names) + codes)) - len(np.unique(patients)):
         raise DataError(
             f"{twice} patients are in more than one split; put all of a patient's samples into one"
         )
     rng = np.random.default_rng(seed)
-    splits = given.astype("<U5") if given.any() else np.full(len(samples), "train", "<U5")
+    splits = stated.astype("<U5") if stated.any() else np.full(len(samples), "train", "<U5")
     strata = strata_of(patients, present)
-    if not given.any():
+    if not stated.any():
         splits[np.isin(patients, held_out(np.arange(len(strata)), strata, TEST_SHARE, rng))] = (
             "test"
         )
     if "val" not in splits:
-        share = VAL_SHARE_OF_TRAIN if given.any() else VAL_SHARE
+        share = VAL_SHARE_OF_TRAIN if stated.any() else VAL_SHARE
         held = held_out(np.unique(patients[splits == "train"]), strata, share, rng)
         splits[np.isin(patients, held) & (splits == "train")] = "val"
     return splits
@@ -150,10 +152,10 @@ def strata_of(patients: Array, present: Array | None) -> Array:
     count = int(patients.max()) + 1
     if present is None:
         return np.zeros(count, np.int64)
-    own = np.stack([np.bincount(patients, column, count) > 0 for column in present.T], axis=1)
-    rarest = np.argsort(own.sum(axis=0), kind="stable")
+    has = np.stack([np.bincount(patients, column, count) > 0 for column in present.T], axis=1)
+    rarest = np.argsort(has.sum(axis=0), kind="stable")
     return np.asarray(
-        np.where(own.any(axis=1), rarest[own[:, rarest].argmax(axis=1)], present.shape[1])
+        np.where(has.any(axis=1), rarest[has[:, rarest].argmax(axis=1)], present.shape[1])
     )
 
 
@@ -162,9 +164,9 @@ def held_out(people: Array, strata: Array, share: float, rng: np.random.Generato
 
     ``strata``: of all patients; of one with patients enough for all three parts one at least is held out.
     """
-    drawn, own = rng.permutation(people), strata[people]
+    drawn, stratum = rng.permutation(people), strata[people]
     wanted = min(share_of(len(people), share), max(len(people) - 1, 0))
-    names, sizes = np.unique(own, return_counts=True)
+    names, sizes = np.unique(stratum, return_counts=True)
     exact = sizes * wanted / max(len(people), 1)
     enough = (sizes > 1) & (np.bincount(strata)[names] >= FEWEST_DIVIDED) & (len(names) > 1)
     counts = np.maximum(np.floor(exact).astype(int), enough)

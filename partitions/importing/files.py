@@ -47,7 +47,7 @@ class Faults:
     """Files that cannot be read. ``skip``: they are left out and named (--skip-bad); None: there is no such option."""
 
     skip: bool | None = False
-    found: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     @contextmanager
     def collect(self) -> Iterator[None]:
@@ -57,38 +57,38 @@ class Faults:
         except Unavailable:
             raise
         except DataError as error:
-            self.found.append(str(error))
+            self.messages.append(str(error))
 
     def check(self, total: int) -> None:
         """Raise DataError that names the first of ``total`` files that cannot be read, unless they are left out."""
-        if not self.found or self.skip:
+        if not self.messages or self.skip:
             return
         advice = "" if self.skip is None else "; --skip-bad leaves such files out"
-        if len(self.found) == 1:
-            raise DataError(self.found[0] + advice)
-        count, named = len(self.found), name_first(self.found)
+        if len(self.messages) == 1:
+            raise DataError(self.messages[0] + advice)
+        count, named = len(self.messages), name_first(self.messages)
         raise DataError(f"{count} of {total} files cannot be read: {named}{advice}")
 
     def good(
         self, items: Sequence[Item], work: Callable[[Item], Result], doing: str
     ) -> list[tuple[Item, Result]]:
         """Return the items that can be read, each with its result. Raises DataError as above, and where none can."""
-        made: list[tuple[Item, Result]] = []
+        results: list[tuple[Item, Result]] = []
         for item in tqdm(items, desc=doing, unit=""):
             with self.collect():
-                made.append((item, work(item)))
+                results.append((item, work(item)))
         self.check(len(items))
-        if items and not made:
-            raise DataError(f"none of the {len(items)} files can be read: {self.found[-1]}")
-        return made
+        if items and not results:
+            raise DataError(f"none of the {len(items)} files can be read: {self.messages[-1]}")
+        return results
 
     @property
     def notes(self) -> Names:
         """Return the number of files that are left out, and each of them."""
-        if not self.found:
+        if not self.messages:
             return ()
-        return f"{len(self.found)} files cannot be read: left out (--skip-bad)", *(
-            f"left out: {f}" for f in self.found
+        return f"{len(self.messages)} files cannot be read: left out (--skip-bad)", *(
+            f"left out: {f}" for f in self.messages
         )
 
 
@@ -162,9 +162,9 @@ def list_kinds(kinds: Counter[str]) -> str:
 
 def passed_over(source: Path, taken: Collection[Path | None], *, named: bool = True) -> Names:
     """Return the note on files below a folder that are not ``taken``, and on links."""
-    files, own = list(files_below(source)), set(taken)
+    files, taken_paths = list(files_below(source)), set(taken)
     kinds = Counter(
-        kind_of_other(path, source, named=named) for path in files if path not in own
+        kind_of_other(path, source, named=named) for path in files if path not in taken_paths
     )
     notes = [
         f"{kinds.total()} of {len(files)} files are passed over: {list_kinds(kinds)}"

@@ -131,7 +131,7 @@ def _wfdb(path: Path) -> Recording:
     header = wfdb.rdheader(record)
     if not isinstance(header, wfdb.Record):
         raise ScanError("its record is of several segments: save it as one")
-    if any(not own.is_file() for own in files_of(path)):
+    if any(not named_file.is_file() for named_file in files_of(path)):
         raise ScanError("its header names a file that is not there")
     per_frame = header.samps_per_frame or []
     count = header.n_sig or 0
@@ -143,8 +143,8 @@ def _wfdb(path: Path) -> Recording:
 
     def values(places: Sequence[int], seconds: float) -> list[Array]:
         to = min(int(header.sig_len), int(np.ceil(seconds * header.fs))) if seconds else None
-        made = wfdb.rdrecord(record, channels=list(places), sampto=to, smooth_frames=False)
-        return [np.asarray(own, np.float64) for own in made.e_p_signal]
+        physical = wfdb.rdrecord(record, channels=list(places), sampto=to, smooth_frames=False)
+        return [np.asarray(named_file, np.float64) for named_file in physical.e_p_signal]
 
     return _make_recording("wfdb", channels, values)
 
@@ -163,12 +163,12 @@ def _edf(path: Path) -> Recording:
         raise ScanError(f"its header counts {stated} data records, and its file has {there}")
     channels = [
         (
-            own.label.strip(),
-            own.physical_dimension.strip(),
-            float(own.sampling_frequency),
-            own.samples_per_data_record * there,
+            signal.label.strip(),
+            signal.physical_dimension.strip(),
+            float(signal.sampling_frequency),
+            signal.samples_per_data_record * there,
         )
-        for own in edf.signals
+        for signal in edf.signals
     ]
 
     def values(places: Sequence[int], seconds: float) -> list[Array]:
@@ -194,7 +194,7 @@ def _dicom(path: Path) -> Recording:
     defined = list(group.ChannelDefinitionSequence)
     if len(defined) != group.NumberOfWaveformChannels:
         raise ScanError("its header defines another number of channels than it has")
-    channels = [(_channel_name(own), _unit(own), rate, steps) for own in defined]
+    channels = [(_channel_name(channel), _unit(channel), rate, steps) for channel in defined]
 
     def values(places: Sequence[int], seconds: float) -> list[Array]:
         from pydicom.waveforms import multiplex_array
@@ -207,8 +207,8 @@ def _dicom(path: Path) -> Recording:
                 else padding
             )
         missing = stored == pad if padding else np.zeros(stored.shape, bool)
-        made = np.where(missing, np.nan, stored.astype(np.float64))
-        return [_physical(made[:, i], defined[i]) for i in places]
+        physical = np.where(missing, np.nan, stored.astype(np.float64))
+        return [_physical(physical[:, i], defined[i]) for i in places]
 
     patient = str(dataset.get("PatientID") or "").strip()
     return _make_recording(
@@ -293,8 +293,8 @@ def probe(path: Path, where: str, reading: ReadOptions) -> ImageInfo:
         chosen = choose(recording, reading)
         check_picture((chosen.steps, len(chosen.places)), "its signal")
         names, units, rates = (
-            tuple(own[i] for i in chosen.places)
-            for own in (recording.names, recording.units, recording.rates)
+            tuple(values[i] for i in chosen.places)
+            for values in (recording.names, recording.units, recording.rates)
         )
         notes = list(recording.notes)
         if chosen.there != chosen.steps:
@@ -323,8 +323,8 @@ def check_options(where: str, reading: ReadOptions) -> None:
         "--slices": reading.slices > 1,
         "--volume": reading.volume,
     }
-    if given := next((name for name, value in of_pictures.items() if value), ""):
-        raise DataError(f"{where}: its file is a signal, and {given} is of pictures and scans")
+    if option := next((name for name, value in of_pictures.items() if value), ""):
+        raise DataError(f"{where}: its file is a signal, and {option} is of pictures and scans")
 
 
 def read(path: Path, where: str, reading: ReadOptions) -> Array:
@@ -332,9 +332,9 @@ def read(path: Path, where: str, reading: ReadOptions) -> Array:
     with redacted_errors(where, KIND):
         recording = open_recording(path)
         chosen = choose(recording, reading)
-        made = np.zeros((chosen.steps, len(chosen.places)), np.float32)
-        found = recording.values(chosen.places, reading.seconds or 0.0)
-        for column, (place, values) in enumerate(zip(chosen.places, found, strict=True)):
+        signal = np.zeros((chosen.steps, len(chosen.places)), np.float32)
+        channels = recording.values(chosen.places, reading.seconds or 0.0)
+        for column, (place, values) in enumerate(zip(chosen.places, channels, strict=True)):
             if missing := int((~np.isfinite(values)).sum()):
                 name = recording.names[place]
                 raise ScanError(f"its channel {name} has {missing} steps without a value")
@@ -342,19 +342,19 @@ def read(path: Path, where: str, reading: ReadOptions) -> Array:
                 values * recording.scales[place], recording.rates[place], chosen.rate
             )
             kept = scaled[: chosen.steps]
-            made[: len(kept), column] = kept
-        return made
+            signal[: len(kept), column] = kept
+        return signal
 
 
-def resample_channel(values: Array, own: float, rate: float) -> Array:
+def resample_channel(values: Array, present: float, rate: float) -> Array:
     """Return a channel of ``own`` Hz at another rate; beyond its ends it follows the line through both."""
-    if own == rate:
+    if present == rate:
         return values
     from scipy.signal import resample_poly
 
-    ratio = Fraction(rate / own).limit_denominator(MOST_RATIO)
-    if not ratio or abs(float(ratio) * own / rate - 1) > 1e-6:
-        raise ScanError(f"its rate of {own:g} Hz has no simple ratio to {rate:g} Hz")
+    ratio = Fraction(rate / present).limit_denominator(MOST_RATIO)
+    if not ratio or abs(float(ratio) * present / rate - 1) > 1e-6:
+        raise ScanError(f"its rate of {present:g} Hz has no simple ratio to {rate:g} Hz")
     return np.asarray(resample_poly(values, ratio.numerator, ratio.denominator, padtype="line"))
 
 
@@ -367,15 +367,15 @@ def check_alike(places: Sequence[str], infos: Sequence[ImageInfo]) -> None:
     )
     for where, info in zip(places, infos, strict=True):
         taken = info.acquired
-        own = dict(zip(map(str.casefold, taken.channels), taken.units, strict=True))
-        if sorted(own) != names:
+        unit_of = dict(zip(map(str.casefold, taken.channels), taken.units, strict=True))
+        if sorted(unit_of) != names:
             raise DataError(
                 f"{where}: its file has channels {few(taken.channels, 30)}, the first one has "
                 f"{few(first.acquired.channels, 30)}; use --channels"
             )
-        if other := [name for name in names if own[name] != units[name]]:
+        if other := [name for name in names if unit_of[name] != units[name]]:
             raise DataError(
-                f"{where}: its channel {other[0]} is in {own[other[0]] or 'no unit'}, the first file's in "
+                f"{where}: its channel {other[0]} is in {unit_of[other[0]] or 'no unit'}, the first file's in "
                 f"{units[other[0]] or 'no unit'}; convert one of them"
             )
         if info.rate != first.rate:

@@ -49,7 +49,7 @@ from partitions.importing.files import Faults
 from partitions.importing.images import has_binary_masks
 from partitions.importing.options import DEFAULTS, ImportOptions, Take
 from partitions.importing.streams import new_pictures
-from partitions.importing.table_source import Found
+from partitions.importing.table_source import Listing
 from partitions.importing.targets import read_answers
 from partitions.inputs import describe_inputs
 from partitions.labels import Fault, describe_labels
@@ -113,12 +113,12 @@ def import_source(
     check_paths(source, out, options.overwrite)
     options = replace(with_recipe(options), faults=Faults(options.faults.skip))
     with reading(source):
-        found, options = with_binary_masks(find_rows(source, options), options)
-        given = options.recipe or options.pictures
-        people = len(np.unique(number_patients(found.rows)))
-        if given and (not found.labelled or people < FEWEST_DIVIDED):
-            return import_whole(out, found, given, options)
-        collected = collect(source, found, options)
+        listing, options = with_binary_masks(find_rows(source, options), options)
+        recipe = options.recipe or options.pictures
+        people = len(np.unique(number_patients(listing.rows)))
+        if recipe and (not listing.labelled or people < FEWEST_DIVIDED):
+            return import_whole(out, listing, recipe, options)
+        collected = collect(source, listing, options)
     notes = (*write_collected(out, collected), *options.faults.notes)
     data = collected.data
     return Imported(
@@ -126,15 +126,17 @@ def import_source(
     )
 
 
-def with_binary_masks(found: Found, options: ImportOptions) -> tuple[Found, ImportOptions]:
+def with_binary_masks(
+    listing: Listing, options: ImportOptions
+) -> tuple[Listing, ImportOptions]:
     """Return samples and options for masks of 0 and 255 alone. Raises DataError where the recipe says otherwise."""
-    masks = [row for row in found.rows if row.masks]
+    masks = [row for row in listing.rows if row.masks]
     if (
         not masks
         or options.reading.binary_masks
         or not has_binary_masks(masks, options.reading)
     ):
-        return found, options
+        return listing, options
     if options.pictures:
         raise DataError(
             f"{masks[0].where}: its mask, as all others, "
@@ -147,7 +149,9 @@ def with_binary_masks(found: Found, options: ImportOptions) -> tuple[Found, Impo
         "masks have 0 and 255 alone: 255 is class 1, what was drawn "
         "(binary-masks in the recipe)"
     )
-    return replace(found, notes=(*found.notes, note)), replace(options, binary_masks=True)
+    return replace(listing, notes=(*listing.notes, note)), replace(
+        options, binary_masks=True
+    )
 
 
 @contextmanager
@@ -162,20 +166,20 @@ def reading(source: Path) -> Iterator[None]:
 
 
 def import_whole(
-    out: Path, found: Found, recipe: AnyRecipe, options: ImportOptions
+    out: Path, listing: Listing, recipe: AnyRecipe, options: ImportOptions
 ) -> Imported:
     """Write new samples as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
-    samples, vocabulary = found.rows, 0
+    samples, vocabulary = listing.rows, 0
     x: Any
     if isinstance(recipe, Recipe):
-        x, vocabulary, notes = read_inputs(samples, found.table, recipe)
+        x, vocabulary, notes = read_inputs(samples, listing.table, recipe)
     else:
         x, notes = new_pictures(samples, recipe, options.faults)
         samples, notes = x.samples, (*notes, *options.faults.notes)
     y, names = None, Names()
-    if found.labelled:
-        asked = recipe.classes, recipe.task, options.reading, recipe.outputs
-        answers = read_answers(samples, found.columns, *asked)
+    if listing.labelled:
+        conversion = recipe.classes, recipe.task, options.reading, recipe.outputs
+        answers = read_answers(samples, listing.columns, *conversion)
         y, names = answers.y, answers.names
     named = any(sample.patient for sample in samples)
     whole = Split(x, y, number_patients(samples) if named else None)
@@ -185,9 +189,9 @@ def import_whole(
     schema = make_schema(recipe.features, tuple(map(tidy, recipe.classes)))
     arrays |= {**written_schema(schema), "recipe": np.array(recipe.as_json)}
     write_npz(out, arrays, streams)
-    why = "too few to be divided" if found.labelled else "without labels"
+    why = "too few to be divided" if listing.labelled else "without labels"
     text = f"{len(x)} samples, {why}, in one part: {describe_inputs(x)}"
-    notes = (*found.notes, *notes)
+    notes = (*listing.notes, *notes)
     return Imported(out, text, names, schema.names, notes, recipe, divided=False)
 
 
@@ -195,28 +199,30 @@ def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> Silo
     """Read some rows of a table by the options' recipe, and divide them. Raises DataError."""
     options = with_recipe(options)
     with reading(source):
-        found = find_rows(source, options)
-        if not found.columns or found.table is None:
+        listing = find_rows(source, options)
+        if not listing.columns or listing.table is None:
             raise DataError(f"{source} has no labels")
         some = replace(
-            found,
-            rows=[found.rows[i] for i in rows],
-            table=found.table.iloc[list(rows)].reset_index(drop=True),
+            listing,
+            rows=[listing.rows[i] for i in rows],
+            table=listing.table.iloc[list(rows)].reset_index(drop=True),
         )
         return collect(source, some, options).data
 
 
 def with_recipe(options: ImportOptions) -> ImportOptions:
     """Return the options with those of their recipe, if there is one."""
-    own = options.recipe or options.pictures
-    if own is None:
+    recipe = options.recipe or options.pictures
+    if recipe is None:
         return options
-    take = Take(patient=own.patient or None)
-    made = replace(options, labels=own.classes, task=own.task, seed=own.seed, take=take)
-    if isinstance(own, Recipe):
-        return made
-    survival = (own.label[0], own.label[1]) if own.task == "survival" else None
-    return replace(made, label=own.label or None, survival=survival)
+    take = Take(patient=recipe.patient or None)
+    replaced = replace(
+        options, labels=recipe.classes, task=recipe.task, seed=recipe.seed, take=take
+    )
+    if isinstance(recipe, Recipe):
+        return replaced
+    survival = (recipe.label[0], recipe.label[1]) if recipe.task == "survival" else None
+    return replace(replaced, label=recipe.label or None, survival=survival)
 
 
 def check_paths(source: Path, out: Path, overwrite: bool) -> None:

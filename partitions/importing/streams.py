@@ -80,8 +80,8 @@ def probe_all(
                 read_mask(sample, reading)
         return info
 
-    found = faults.good(samples, look, "looking")
-    return [with_patient(own, info) for own, info in found], [info for _, info in found]
+    probed = faults.good(samples, look, "looking")
+    return [with_patient(sample, info) for sample, info in probed], [info for _, info in probed]
 
 
 def with_patient(sample: SampleSource, info: ImageInfo) -> SampleSource:
@@ -130,9 +130,9 @@ def form_of(infos: Sequence[ImageInfo], height: int, width: int) -> tuple[Shape,
 def check_expected(samples: Samples, infos: Sequence[ImageInfo], recipe: PictureRecipe) -> None:
     """Raise DataError, one line, with the first pictures that do not match the recipe, and the differences."""
     faults = [
-        f"{sample.where}: {'; '.join(found)}"
+        f"{sample.where}: {'; '.join(reasons)}"
         for sample, info in zip(samples, infos, strict=True)
-        if (found := [*differences(info.acquired, recipe.expected), *unlike(info, recipe)])
+        if (reasons := [*differences(info.acquired, recipe.expected), *unlike(info, recipe)])
     ]
     if faults:
         raise DataError(
@@ -199,7 +199,7 @@ def open_pictures(
 
     ``faults``: takes the files that cannot be read, in whose place 0 is read, and raises at the last one.
     """
-    made, reading = recipe.pictures, recipe.reading
+    result, reading = recipe.pictures, recipe.reading
 
     def show_progress() -> Iterator[int]:
         yield from tqdm(range(len(samples)), desc="pictures", unit="")
@@ -208,16 +208,16 @@ def open_pictures(
 
     def read_like(sample: SampleSource) -> Array:
         last = next(progress, 0) == len(samples) - 1
-        picture = np.zeros(made.shape, made.dtype)
+        picture = np.zeros(result.shape, result.dtype)
         with faults.collect() if faults else nullcontext():
             picture = read(sample, reading)
         if faults and last:
             faults.check(len(samples))
-        if made.dtype == "float32" and picture.dtype == np.uint8:
+        if result.dtype == "float32" and picture.dtype == np.uint8:
             picture = picture.astype(np.float32) / 255
-        return np.broadcast_to(picture, made.shape)
+        return np.broadcast_to(picture, result.shape)
 
-    return Unread(samples, read_like, made.shape, made.dtype)
+    return Unread(samples, read_like, result.shape, result.dtype)
 
 
 def open_masks(samples: Samples, reading: ReadOptions) -> tuple[Unread, Array]:
@@ -226,14 +226,14 @@ def open_masks(samples: Samples, reading: ReadOptions) -> tuple[Unread, Array]:
     Each mask is read here, and again when it is written.
     """
     shape, seen = Shape(), np.zeros((len(samples), 256), bool)
-    for own, sample in zip(seen, tqdm(samples, desc="masks", unit=""), strict=True):
+    for values, sample in zip(seen, tqdm(samples, desc="masks", unit=""), strict=True):
         mask = read_mask(sample, reading)
         shape = shape or mask.shape
         if mask.shape != shape:
             raise DataError(
                 f"{sample.where}: {name_of(sample.masks[0])} has another size than those before it; use --size"
             )
-        own[np.unique(mask)] = True
+        values[np.unique(mask)] = True
     return Unread(samples, partial(read_mask, reading=reading), shape, np.uint8), seen
 
 

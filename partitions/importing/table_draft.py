@@ -55,8 +55,8 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, P
             check_identifiers(lines, patient)
         notes = (*notes, *divided_patients(lines, patient, (*roles, *take.columns)))
     gaps = find_gaps(lines, features, take)
-    found, decimal = draft_columns(lines, features, gaps, take, patient, problems)
-    for column in found:
+    drafted, decimal = draft_columns(lines, features, gaps, take, patient, problems)
+    for column in drafted:
         if column.kind == "skip" and (name := column.origin) in take.columns:
             with problems.collect():
                 raise DataError(
@@ -67,7 +67,7 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, P
     used = {*features, *columns, "split", take.text, patient}
     skipped = tuple(draft_column(name, "skip") for name in header if name not in used)
     recipe = Recipe(
-        columns=(*found, *skipped),
+        columns=(*drafted, *skipped),
         label=columns,
         task=options.task,
         classes=tuple(options.labels),
@@ -142,19 +142,23 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     gaps = find_gaps(lines, [name for name in header if name != patient], take)
     split = "split" if "split" in header else ""
     roles = {"patient": patient, "split": split, "seed": options.seed}
-    made = recipe_for(lines, shared, schema.labels, mapped, take, gaps, **roles)
-    taken = {own.name: own.origin for own in made.used if own.name not in mapped.columns}
+    recipe = recipe_for(lines, shared, schema.labels, mapped, take, gaps, **roles)
+    taken = {
+        column.name: column.origin
+        for column in recipe.used
+        if column.name not in mapped.columns
+    }
     if asked_for := [
         name
-        for name, own in taken.items()
-        if names_people(own, set(lines.columns[own].head(MOST_TRIED)))
+        for name, column in taken.items()
+        if names_people(column, set(lines.columns[column].head(MOST_TRIED)))
     ]:
         raise DataError(
             f"{path}: the schema asks for {few(asked_for, 20)}, and your column of that name may name people; if that "
             f"is meant, say --map {asked_for[0]}={taken[asked_for[0]]}"
         )
-    sign = label_sign(lines, made.label, gaps, take, ".")
-    return made.model_copy(update={"file": file_format(lines, sign, gaps)})
+    sign = label_sign(lines, recipe.label, gaps, take, ".")
+    return recipe.model_copy(update={"file": file_format(lines, sign, gaps)})
 
 
 def chosen_columns(
@@ -195,31 +199,31 @@ def long_text(lines: Lines, name: str) -> str:
 
 
 def label_sign(
-    lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, decimal: str
+    lines: Lines, columns: Sequence[str], gaps: Collection[str], options: Asked, decimal: str
 ) -> str:
     """Return the decimal sign of the labels: as requested, as their cells show, or else that of the columns."""
     for name in columns:
         cells = cells_in(lines, name, gaps)
-        own = evidence_of(cells)
+        evidence = evidence_of(cells)
         if (
             share_of_numbers(cells) > MOST_NUMBERS
-            and (own.decimal or own.unclear)
+            and (evidence.decimal or evidence.unclear)
             and not all(map(is_number, cells))
         ):
-            return signs_of(name, own, Evidence(), asked).decimal
-    return asked.decimal or (decimal if decimal != "," else ".")
+            return signs_of(name, evidence, Evidence(), options).decimal
+    return options.decimal or (decimal if decimal != "," else ".")
 
 
 def example(lines: Lines) -> str:
     """Return the first column name, or place of a cell, with a letter beyond ASCII, as an example of the encoding."""
-    if found := next((name for name in lines.header if not name.isascii()), ""):
-        return f", where it reads {found!r}"
+    if column := next((name for name in lines.header if not name.isascii()), ""):
+        return f", where it reads {column!r}"
     first = [
-        (cells.first_of(own), name)
+        (cells.first_of(beyond), name)
         for name, cells in lines.columns.items()
-        if (own := [c for c in cells.texts if not c.isascii()])
+        if (beyond := [c for c in cells.texts if not c.isascii()])
     ]
     if not first:
         return ""
-    line, name = min(first, key=lambda own: own[0])
+    line, name = min(first, key=lambda pair: pair[0])
     return f", first in {lines.where(line).rpartition(', ')[2]}, {name}"

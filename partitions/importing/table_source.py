@@ -33,7 +33,7 @@ from partitions.schema import few
 
 
 @dataclass(frozen=True)
-class Found:
+class Listing:
     """Samples of a source, the label columns, and notes; for a table also its recipe and converted cells.
 
     * ``table``: the used columns, from ``recipes.pipeline.convert``.
@@ -51,29 +51,31 @@ class Found:
     labelled: bool = True
 
 
-def read_csv(path: Path, options: ImportOptions) -> Found:
+def read_csv(path: Path, options: ImportOptions) -> Listing:
     """Read the samples of a csv."""
     if options.recipe:
         lines, notes = lines_by(path, options.recipe)
-        found = rows_by_recipe(lines, options.recipe, options.as_gaps)
+        listing = rows_by_recipe(lines, options.recipe, options.as_gaps)
     else:
         lines = read_lines(
             path, options.take.separator, options.take.encoding, options.take.gaps
         )
         notes = ()
-        found = rows_of(lines, options)
-    found = replace(found, notes=(*notes, *found.notes))
-    return with_subgroups(lines, found, options) if options.subgroup else found
+        listing = rows_of(lines, options)
+    listing = replace(listing, notes=(*notes, *listing.notes))
+    return (
+        with_subgroups(lines, listing, options) if options.subgroup else listing
+    )
 
 
-def with_subgroups(lines: Lines, found: Found, options: ImportOptions) -> Found:
+def with_subgroups(lines: Lines, listing: Listing, options: ImportOptions) -> Listing:
     """Add their subgroups to samples, each from its line. Raises DataError, or UserError for a wrong column."""
     column, limits = parse_column(options.subgroup)
     if column not in lines.columns:
         raise unknown_name(f"column of {lines.path}", column, lines.header)
     gaps, decimal = (
-        (found.recipe.file.gaps, found.recipe.file.decimal)
-        if found.recipe
+        (listing.recipe.file.gaps, listing.recipe.file.decimal)
+        if listing.recipe
         else ((), options.take.decimal)
     )
     names = {}
@@ -83,14 +85,15 @@ def with_subgroups(lines: Lines, found: Found, options: ImportOptions) -> Found:
         )
     groups = [names.get(cell, "") for cell in lines.columns[column]]
     return replace(
-        found,
+        listing,
         rows=[
-            replace(own, subgroup=name) for own, name in zip(found.rows, groups, strict=True)
+            replace(sample, subgroup=name)
+            for sample, name in zip(listing.rows, groups, strict=True)
         ],
     )
 
 
-def rows_of(lines: Lines, options: ImportOptions) -> Found:
+def rows_of(lines: Lines, options: ImportOptions) -> Listing:
     """Return the samples of a csv without a recipe of a table: a list of pictures, or a table by its draft."""
     if options.pictures:
         return read_others(lines, options.pictures, options)
@@ -99,13 +102,15 @@ def rows_of(lines: Lines, options: ImportOptions) -> Found:
     recipe, notes, problems = draft_recipe(lines, options)
     problems.refuse(lines.path)
     if not recipe.used and not recipe.text.column:
-        left = [f"{own.origin} is {own.why}" for own in recipe.columns if own.why]
+        left = [f"{column.origin} is {column.why}" for column in recipe.columns if column.why]
         why = "; ".join(left[:3]) + "; ..." * (len(left) > 3)
         raise DataError(
             f"{lines.path} has no column that can be an input ({why}); name others, or --text"
         )
-    found = table_rows(lines, recipe, recipe.label, options.as_gaps)
-    return replace(found, notes=notes)  # what becomes `other` is in the draft's own comments
+    listing = table_rows(lines, recipe, recipe.label, options.as_gaps)
+    return replace(
+        listing, notes=notes
+    )  # what becomes `other` is in the draft's own comments
 
 
 def labels_there(lines: Lines, wanted: Sequence[str]) -> Names:
@@ -117,7 +122,7 @@ def labels_there(lines: Lines, wanted: Sequence[str]) -> Names:
     return there
 
 
-def read_others(lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> Found:
+def read_others(lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> Listing:
     """Read a list of pictures for a recipe; a list without any of its label columns gives samples without labels."""
     header = lines.header
     if "file" not in header:
@@ -140,7 +145,7 @@ def read_others(lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> 
     )
 
 
-def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) -> Found:
+def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) -> Listing:
     """Read the samples of a list of pictures."""
     path, header = lines.path, lines.header
     masks = labelled and "mask" in header and not label
@@ -166,7 +171,7 @@ def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) 
                 where, *common, file=file, masks=drawn, spelling=hash_text(key), key=key
             )
         )
-    return Found(
+    return Listing(
         rows,
         columns,
         divided_patients(lines, patient, used),
@@ -188,7 +193,7 @@ def lines_by(path: Path, recipe: Recipe) -> tuple[Lines, Names]:
 
 def rows_by_recipe(
     lines: Lines, recipe: Recipe, as_gaps: bool, *, labelled: bool = True
-) -> Found:
+) -> Listing:
     """Return the samples of a table by a recipe; without any of its label columns they have no labels.
 
     ``labelled``: False reads no labels, even where there are label columns. Raises DataError for columns that only the
@@ -202,9 +207,10 @@ def rows_by_recipe(
     check_columns(str(lines.path), lines.header, recipe)
     there = labels_there(lines, recipe.label)
     check_identifiers(lines, recipe.patient)
-    found = table_rows(lines, recipe, there if labelled else (), as_gaps)
+    listing = table_rows(lines, recipe, there if labelled else (), as_gaps)
     return replace(
-        found, notes=(*found.notes, *divided_patients(lines, recipe.patient, recipe.label))
+        listing,
+        notes=(*listing.notes, *divided_patients(lines, recipe.patient, recipe.label)),
     )
 
 
@@ -213,8 +219,8 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
     roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text.column)))
     known = {column.origin for column in recipe.columns}
     dates = {column.origin for column in recipe.columns if column.format}
-    taken = [own.origin for own in recipe.used] + [
-        own.since for own in recipe.used if own.since in dates
+    taken = [column.origin for column in recipe.used] + [
+        column.since for column in recipe.used if column.since in dates
     ]
     missing = [
         name
@@ -232,7 +238,7 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
         )
 
 
-def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> Found:
+def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> Listing:
     """Convert a table's lines to samples."""
     table, misfits = convert(lines, recipe)
     notes = check_misfits(misfits, as_gaps)
@@ -246,18 +252,23 @@ def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> F
     known: dict[Names, tuple[Names, str]] = {}
     names, rows = (*columns, "split"), list[SampleSource]()
     cells = zip(*(lines.columns.get(name, empty) for name in names), strict=True)
-    for i, (own, key, text) in enumerate(zip(cells, keys, texts, strict=True)):
+    for i, (combination, key, text) in enumerate(zip(cells, keys, texts, strict=True)):
         where = lines.where(i)
-        if own not in known:
-            line = where, dict(zip(names, own, strict=True))
+        if combination not in known:
+            line = where, dict(zip(names, combination, strict=True))
             labels = labels_of(line, columns, recipe.file.decimal) if columns else ()
-            known[own] = (
+            known[combination] = (
                 tuple(recipe.label_values.get(label, label) for label in labels),
                 split_of(line),
             )
         rows.append(
             SampleSource(
-                where, *known[own], whose[key][0], text=text, spelling=whose[key][1], key=key
+                where,
+                *known[combination],
+                whose[key][0],
+                text=text,
+                spelling=whose[key][1],
+                key=key,
             )
         )
-    return Found(rows, columns, notes, recipe, table, labelled=bool(columns))
+    return Listing(rows, columns, notes, recipe, table, labelled=bool(columns))

@@ -191,11 +191,11 @@ Rows = Callable[[], Iterator[tuple[int, list[str]]]]
 def read_column(path: Path, rows: Rows, skipped: int, place: int) -> Coded:
     """Return all different cells of a column, and their codes. ``skipped``: rows that are the header."""
     reader = ColumnReader(numbers=False)
-    found = islice(rows(), skipped, None)
+    blocks = islice(rows(), skipped, None)
     with long_cells():
         while block := [
             cells[place] if place < len(cells) else ""
-            for _, cells in islice(found, BLOCK_CELLS)
+            for _, cells in islice(blocks, BLOCK_CELLS)
         ]:
             reader.add(block)
             check_size(reader.size, f"{path}, with {reader.lines} cells or more,")
@@ -239,15 +239,15 @@ def read_lines(
     separator = separator or find_separator(path, encoding)
     rows = partial(rows_of, path, separator, encoding)
     with long_cells():
-        found = rows()
-        if (first := next(found, None)) is None:
+        cell_rows = rows()
+        if (first := next(cell_rows, None)) is None:
             raise DataError(f"{path} is empty")
         header = [*map(str.strip, first[1])]
         width = len(first[1])
         unnamed = all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header if cell)
-        found = chain([first], found) if unnamed else found
+        cell_rows = chain([first], cell_rows) if unnamed else cell_rows
         readers = [ColumnReader(gaps=gaps) for _ in header]
-        numbers, ragged = read_blocks(path, found, readers)
+        numbers, ragged = read_blocks(path, cell_rows, readers)
     # Excel ends lines with separators: columns that have neither a name nor a value are none.
     kept = [
         k
@@ -264,12 +264,12 @@ def read_lines(
         (number, sum(i not in lost for i in range(len(cells))))
         for number, cells in ragged.items()
     ]
-    check_structure(path, header, [own for own in other if own[1] != len(header)], separator)
-    made = [
+    check_structure(path, header, [line for line in other if line[1] != len(header)], separator)
+    read = [
         readers[k].make_column(partial(read_column, path, rows, int(not unnamed), k))
         for k in kept
     ]
-    columns = dict(zip(header, made, strict=True))
+    columns = dict(zip(header, read, strict=True))
     return Lines(path, columns, np.concatenate(numbers), separator=separator, encoding=encoding)
 
 
@@ -296,7 +296,7 @@ def check_structure(
                 f"{path} has two columns named {few(map(repr, twice))}; rename or remove one"
             )
     for count in dict.fromkeys(count for _, count in other):
-        numbers = [str(number) for number, own in other if own == count]
+        numbers = [str(number) for number, count_here in other if count_here == count]
         more = f"; so has line {few(numbers[1:])}" if numbers[1:] else ""
         problems.found.append(
             DataError(

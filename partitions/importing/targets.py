@@ -47,10 +47,10 @@ def find_import_task(
     if survival or samples[0].masks:
         return "survival" if survival else "segmentation"
     if len(samples[0].labels) > 1:
-        found = {
+        values = {
             plain_label(text) for text in {text for sample in samples for text in sample.labels}
         }
-        return "multilabel" if found <= {"0", "1", "-1"} else "regression"
+        return "multilabel" if values <= {"0", "1", "-1"} else "regression"
     texts = {sample.labels[0] for sample in samples}
     measured = all(map(is_number, texts)) and any(
         float(text) != int(float(text)) for text in texts
@@ -117,7 +117,7 @@ def read_masks(
     """Return masks as labels. Raises DataError for values that leave numbers out, unless all classes are named."""
     masks, seen = open_masks(samples, reading)
     names = tuple(classes) or (
-        ("background", *(own.removesuffix("?") for own in reading.outlines))
+        ("background", *(name.removesuffix("?") for name in reading.outlines))
     )
     names = names if len(names) > 1 else ()
     outputs = max(int(np.flatnonzero(seen[:, :VOID].any(0)).max(initial=1)) + 1, known)
@@ -152,7 +152,9 @@ def number_labels(
     """
     texts = [sample.labels[0] for sample in samples]
     # Each label's first place, in order
-    first = dict(zip(reversed(texts), (own.where for own in reversed(samples)), strict=True))
+    first = dict(
+        zip(reversed(texts), (sample.where for sample in reversed(samples)), strict=True)
+    )
     first = {text: first[text] for text in dict.fromkeys(texts)}
     for text, where in first.items():
         if len(text) > LONGEST_LABEL:
@@ -183,7 +185,7 @@ def _class_numbers(
     first: Mapping[str, str], plain: Mapping[str, str], known: int, count: int
 ) -> dict[str, int]:
     """Return labels that are class numbers as such. Raises DataError where they cannot be all classes from 0."""
-    number = {text: int(own) for text, own in plain.items()}
+    number = {text: int(label) for text, label in plain.items()}
     for text, where in first.items():
         if number[text] >= (known or MOST_CLASSES):
             raise DataError(f"{where}: the label is {text}; labels are class numbers 0, 1, ...")
@@ -210,10 +212,10 @@ def check_spellings(first: Mapping[str, str]) -> None:
             )
 
 
-def numbering_error(count: int, found: str) -> DataError:
+def numbering_error(count: int, labels: str) -> DataError:
     """Return the error for labels that cannot be all classes: only one, or numbers with gaps."""
     return DataError(
-        f"the {count} labels are {found}: not all classes from 0 on, two at least, are here; "
+        f"the {count} labels are {labels}: not all classes from 0 on, two at least, are here; "
         "name every class of the federation, in order, with --labels A,B"
     )
 
@@ -284,17 +286,17 @@ def join_labels(
             )
         known[key] = where, answer
     keys = [study[kind] for study in studies]
-    found = [known[key][1] if key in known else None for key in keys]
-    if not any(found):
+    answers = [known[key][1] if key in known else None for key in keys]
+    if not any(answers):
         raise DataError(
             f"{table}: its column {column} names none of the {len(studies)} studies"
         )
     used = {*keys} & known.keys()
     notes = []
-    if without := found.count(None):
+    if without := answers.count(None):
         notes.append(f"{without} of {len(studies)} studies are not in {table}: left out")
     if len(used) < len(known):
         notes.append(
             f"{len(known) - len(used)} of {len(known)} in column {column} of {table} have no DICOM files here"
         )
-    return Joined(found, columns, notes, by=kind, patient=patients)
+    return Joined(answers, columns, notes, by=kind, patient=patients)

@@ -20,7 +20,7 @@ from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory, lines_of, take_inventory
 from partitions.importing.proposal.roles import Roles, SourceLayout, find_layout, find_roles
 from partitions.importing.streams import count_notes, draft_pictures, form_of
-from partitions.importing.table_source import Found, read_csv
+from partitions.importing.table_source import Listing, read_csv
 from partitions.recipes.draft import without_cells
 from partitions.recipes.pictures import PictureRecipe, made_by
 
@@ -52,33 +52,36 @@ FIND = "File 17 of a folder is: find FOLDER -xtype f | LC_ALL=C sort | sed -n 17
 def propose_pictures(source: Path, options: ImportOptions) -> str:
     """Return the draft as TOML. Raises DataError or UserError, one line, where nothing can be proposed."""
     layout = find_layout(source, options)
-    found = take_inventory(layout.files, len(layout.files))
+    inventory = take_inventory(layout.files, len(layout.files))
     if not sum(
-        found.kinds[kind] for kind in ("pictures", "NIfTI volumes", "DICOM pictures", "signals")
+        inventory.kinds[kind]
+        for kind in ("pictures", "NIfTI volumes", "DICOM pictures", "signals")
     ):
         raise DataError(
-            f"{source} has no pictures, scans or signals that can be read: {'; '.join(lines_of(found))}"
+            f"{source} has no pictures, scans or signals that can be read: {'; '.join(lines_of(inventory))}"
         )
-    roles = find_roles(layout, options, found)
-    infos, notes = infos_of(layout, options, found, known="label" not in roles.questions)
+    roles = find_roles(layout, options, inventory)
+    infos, notes = infos_of(layout, options, inventory, known="label" not in roles.questions)
     if not infos:
-        raise DataError(f"{source} gives no sample: {'; '.join([*lines_of(found), *notes])}")
+        raise DataError(
+            f"{source} gives no sample: {'; '.join([*lines_of(inventory), *notes])}"
+        )
     draft = as_signals if any(info.rate for info in infos) else as_recipe
     recipe = draft(options, infos, roles)
-    ask_of_scans(options, found, infos, roles)
-    return write_draft(layout, options, found, recipe, roles, [*notes, *count_notes(infos)])
+    ask_of_scans(options, inventory, infos, roles)
+    return write_draft(layout, options, inventory, recipe, roles, [*notes, *count_notes(infos)])
 
 
 def infos_of(
-    layout: SourceLayout, options: ImportOptions, found: Inventory, known: bool
+    layout: SourceLayout, options: ImportOptions, inventory: Inventory, known: bool
 ) -> tuple[list[ImageInfo], list[str]]:
     """Return the image infos of the samples in an import, and notes; faults are added to the inventory.
 
     ``known``: whether labels are known, so that samples without one are left out.
     """
-    own = replace(options, faults=Faults(skip=True))
+    changed = replace(options, faults=Faults(skip=True))
     try:
-        rows = samples_of(layout, own, known)
+        rows = samples_of(layout, changed, known)
     except DataError as error:
         return [], [f"the import would say: {error}"]
     infos, notes = list[ImageInfo](), list(rows.notes)
@@ -86,30 +89,30 @@ def infos_of(
         try:
             infos.append(probe(sample, options.reading))
         except DataError as error:
-            if not any(sample.where in places for places in found.faults.values()):
-                found.fault(error, sample.where)
-    known_places = tuple(where for places in found.faults.values() for where in places)
+            if not any(sample.where in places for places in inventory.faults.values()):
+                inventory.fault(error, sample.where)
+    known_places = tuple(where for places in inventory.faults.values() for where in places)
     notes += [
         f"does not fit: {text}"
-        for text in own.faults.found
+        for text in changed.faults.messages
         if not text.startswith(known_places)
     ]
     return infos, notes + [
         "until the files that do not fit are out, [expected] is of all others"
-    ] * bool(found.faults)
+    ] * bool(inventory.faults)
 
 
-def samples_of(layout: SourceLayout, options: ImportOptions, known: bool) -> Found:
+def samples_of(layout: SourceLayout, options: ImportOptions, known: bool) -> Listing:
     """Return the samples of a source, with or without their labels. Raises DataError."""
-    own = replace(
+    changed = replace(
         options, take=replace(options.take, patient=options.take.patient or None), subgroup=""
     )
     if known:
-        return find_rows(layout.source, own)
+        return find_rows(layout.source, changed)
     blank = PictureRecipe(pictures=made_by((1, 1, 1), "uint8", options.reading))
     if layout.kind == "list":
-        return slice_volumes(read_csv(layout.source, replace(own, pictures=blank)), own)
-    return find_others(layout.source, blank, replace(own, pictures=blank), labelled=False)
+        return slice_volumes(read_csv(layout.source, replace(changed, pictures=blank)), changed)
+    return find_others(layout.source, blank, replace(changed, pictures=blank), labelled=False)
 
 
 def as_recipe(
@@ -128,9 +131,9 @@ def as_recipe(
             f"all hospitals take? {SIDE} x {SIDE} is a draft: change shape, or run --propose again with --size"
         )
     shape, dtype = form_of(infos, height, width)
-    recipe = draft_pictures(infos, shape, dtype, reading, **roles.made, seed=options.seed)
+    recipe = draft_pictures(infos, shape, dtype, reading, **roles.fields, seed=options.seed)
     deep = sum(info.deep for info in infos)
-    if 0 < deep < len(infos) and all(own.acquired.format == "picture" for own in infos):
+    if 0 < deep < len(infos) and all(info.acquired.format == "picture" for info in infos):
         roles.questions["dtype"] = (
             f"{deep} of {len(infos)} pictures have 16 bits, the others 8: convert them alike"
         )
@@ -146,9 +149,9 @@ def as_signals(
     forms = Counter((info.acquired.channels, info.rate, info.height) for info in signals)
     channels, rate, steps = forms.most_common(1)[0][0]
     other: dict[str, set[Any]] = {
-        "channels": {frozenset(own) for own, _, _ in forms},
-        "rate": {own for _, own, _ in forms},
-        "seconds": {length / own for _, own, length in forms},
+        "channels": {frozenset(length_of) for length_of, _, _ in forms},
+        "rate": {length_of for _, length_of, _ in forms},
+        "seconds": {length / length_of for _, length_of, length in forms},
     }
     for name, values in other.items():
         if len(values) > 1:
@@ -165,16 +168,16 @@ def as_signals(
     size = 4e-6 * steps * len(channels) * len(infos)
     roles.reasons["shape"] = f"steps and channels; {size:.3g} MB in all"
     shape, dtype = (steps, len(channels)), "float32"
-    return draft_pictures(same, shape, dtype, options.reading, **roles.made, seed=options.seed)
+    return draft_pictures(same, shape, dtype, options.reading, **roles.fields, seed=options.seed)
 
 
 def reasons_of(
     recipe: PictureRecipe, infos: Sequence[ImageInfo], options: ImportOptions, sizes: int
 ) -> dict[str, str]:
     """Return the reason for each entry."""
-    made = recipe.pictures
-    *depth, height, width, channels = made.shape
-    size = math.prod(made.shape) * np.dtype(made.dtype).itemsize
+    result = recipe.pictures
+    *depth, height, width, channels = result.shape
+    size = math.prod(result.shape) * np.dtype(result.dtype).itemsize
     colour = sum(info.channels == 3 for info in infos)
     order = "depth, height, width, channels" if depth else "height, width, channels"
     how = (
@@ -187,23 +190,23 @@ def reasons_of(
     shape = f"{order}: {how}; {size / 1e6:.3g} MB each, {size * len(infos) / 1e9:.3g} GB in all"
     if not depth and max(height, width) > LARGE:
         shape += f"\nlarge for a network: resize = true and shape = [{SIDE}, {SIDE}, {channels}] makes them smaller"
-    found = {
+    reasons = {
         "shape": shape + f"\n{colour} of {len(infos)} are in colour" * bool(colour),
         "dtype": "more than 8 bits become 0..1"
-        if made.dtype == "float32"
+        if result.dtype == "float32"
         else "all have 8 bits",
         "resize": "stretched to the shape"
-        if made.spacing is None
+        if result.spacing is None
         else "cut or widened to the shape",
         "modalities": f"of the {len(infos)} samples; a model of one modality is of no use for another",
     }
     if not recipe.expected.pixel:
-        found["formats"] = "what the files are; not all say how large a pixel is"
-    return found
+        reasons["formats"] = "what the files are; not all say how large a pixel is"
+    return reasons
 
 
 def ask_of_scans(
-    options: ImportOptions, found: Inventory, infos: Sequence[ImageInfo], roles: Roles
+    options: ImportOptions, inventory: Inventory, infos: Sequence[ImageInfo], roles: Roles
 ) -> None:
     """Add questions on differences between scans."""
     modalities = Counter(
@@ -223,7 +226,7 @@ def ask_of_scans(
             "which Hounsfield units are to be seen? Run --propose again with --window=CENTRE,WIDTH, for example "
             "--window=40,400 for soft tissue. Without one each file's own window counts, and hospitals differ in it"
         )
-    if found.slices > 1 and options.slices == 1 and not options.volume:
+    if inventory.slices > 1 and options.slices == 1 and not options.volume:
         roles.questions["slices"] = (
             "of a series or volume of several slices the middle one is taken. Is that meant? slices = 5 under "
             "[pictures] takes the middles of five parts; --volume D,H,W takes whole volumes"
@@ -233,7 +236,7 @@ def ask_of_scans(
 def write_draft(
     layout: SourceLayout,
     options: ImportOptions,
-    found: Inventory,
+    inventory: Inventory,
     recipe: PictureRecipe,
     roles: Roles,
     notes: Sequence[str],
@@ -245,15 +248,15 @@ def write_draft(
         "",
         f"What was found: {layout}.",
     ]
-    lines += [f"  {line}" for line in lines_of(found)]
+    lines += [f"  {line}" for line in lines_of(inventory)]
     lines += [f"  note: {note}" for note in notes]
-    lines += [f"  {FIND}"] * bool(found.faults and layout.kind != "list")
+    lines += [f"  {FIND}"] * bool(inventory.faults and layout.kind != "list")
     if roles.questions:
         lines += [
             "",
             "QUESTIONS. Answer each below, then delete its name from `questions`: until then nothing is imported.",
         ]
         lines += [f"  {name}: {text}" for name, text in roles.questions.items()]
-    asked = recipe.model_copy(update={"questions": tuple(roles.questions)})
+    draft = recipe.model_copy(update={"questions": tuple(roles.questions)})
     known = dict(line.split(": ", 1) for line in REASONS.splitlines())
-    return without_cells(asked.toml("\n".join(lines), known | roles.reasons), layout.lines)
+    return without_cells(draft.toml("\n".join(lines), known | roles.reasons), layout.lines)

@@ -61,37 +61,37 @@ class Inventory:
 
 def take_inventory(files: Iterable[tuple[str, Path]], total: int) -> Inventory:
     """Return the inventory of these files. ``files``: each with its place, for messages."""
-    found = Inventory(total)
+    inventory = Inventory(total)
     for where, path in tqdm(files, desc="looking", unit="", total=total):
         try:
-            inspect_file(found, path, where)
+            inspect_file(inventory, path, where)
         except DataError as error:
-            found.fault(error, where)
-    return found
+            inventory.fault(error, where)
+    return inventory
 
 
-def inspect_file(found: Inventory, path: Path, where: str) -> None:
+def inspect_file(inventory: Inventory, path: Path, where: str) -> None:
     """Add one file to the inventory. Raises DataError where it cannot be read."""
     name = path.name.lower()
     if is_signal(path):
         with redacted_errors(where, "a signal"):
-            inspect_signal(found, path)
+            inspect_signal(inventory, path)
     elif is_dicom(path):
-        inspect_dicom(found, path, where)
+        inspect_dicom(inventory, path, where)
     elif name.endswith(NIFTI):
         with redacted_errors(where, "NIfTI"):
-            inspect_nifti(found, path)
+            inspect_nifti(inventory, path)
     elif name.endswith((".dcm", ".dicom", ".ima")):
         raise DataError(f"{where}: it is called like a DICOM file and is none")
     elif is_picture(path):
-        inspect_picture(found, path, where)
+        inspect_picture(inventory, path, where)
     elif not path.is_file():
         raise DataError(f"{where}: there is no such file")
     else:
-        found.kinds["csv files" if name.endswith(".csv") else "other files"] += 1
+        inventory.kinds["csv files" if name.endswith(".csv") else "other files"] += 1
 
 
-def inspect_picture(found: Inventory, path: Path, where: str) -> None:
+def inspect_picture(inventory: Inventory, path: Path, where: str) -> None:
     """Add a PNG or similar picture."""
     try:
         with open_picture(path, where) as picture:
@@ -106,36 +106,36 @@ def inspect_picture(found: Inventory, path: Path, where: str) -> None:
         if mode.startswith("I;16")
         else (OTHER_BITS.get(mode, 8), COLOURS.get(mode, "colour"))
     )
-    found.kinds["pictures"] += 1
+    inventory.kinds["pictures"] += 1
     for what, value in (
         ("format", kind),
         ("size", f"{width} x {height}"),
         ("bits", f"{bits}-bit {colour}"),
         *([("pages", "several, of which the first is read")] if frames > 1 else []),
     ):
-        found.count(what, value)
+        inventory.count(what, value)
 
 
-def inspect_nifti(found: Inventory, path: Path) -> None:
+def inspect_nifti(inventory: Inventory, path: Path) -> None:
     """Add a NIfTI volume."""
     image = load_nifti(path)
-    found.kinds["NIfTI volumes"] += 1
-    found.slices = max(found.slices, min(image.shape[:3]))
+    inventory.kinds["NIfTI volumes"] += 1
+    inventory.slices = max(inventory.slices, min(image.shape[:3]))
     shape = tuple(image.shape)
     zooms = [abs(float(mm)) for mm in image.header.get_zooms()[:3]]
-    found.count("size", " x ".join(map(str, shape[:3])))
-    found.count("numbers", str(image.get_data_dtype()))
+    inventory.count("size", " x ".join(map(str, shape[:3])))
+    inventory.count("numbers", str(image.get_data_dtype()))
     if len(shape) > 3:
-        found.count("times", "several, of which slices take the first and volumes none")
-    found.pixels.append(min(zooms))
-    found.count("spacing", " x ".join(f"{mm:.3g}" for mm in zooms) + " mm")
+        inventory.count("times", "several, of which slices take the first and volumes none")
+    inventory.pixels.append(min(zooms))
+    inventory.count("spacing", " x ".join(f"{mm:.3g}" for mm in zooms) + " mm")
 
 
-def inspect_signal(found: Inventory, path: Path) -> None:
+def inspect_signal(inventory: Inventory, path: Path) -> None:
     """Add a recording, from its header."""
     recording = open_recording(path)
-    found.kinds["signals"] += 1
-    found.patients.update(filter(None, [pseudonym(recording.patient)]))
+    inventory.kinds["signals"] += 1
+    inventory.patients.update(filter(None, [pseudonym(recording.patient)]))
     seconds = max(n / rate for n, rate in zip(recording.steps, recording.rates, strict=True))
     for what, value in (
         ("format", recording.format),
@@ -144,64 +144,68 @@ def inspect_signal(found: Inventory, path: Path) -> None:
         ("rate", ", ".join(f"{rate:g}" for rate in sorted(set(recording.rates))) + " Hz"),
         ("length", f"{seconds:g} s"),
     ):
-        found.count(what, value)
+        inventory.count(what, value)
 
 
-def inspect_dicom(found: Inventory, path: Path, where: str) -> None:
+def inspect_dicom(inventory: Inventory, path: Path, where: str) -> None:
     """Add a DICOM file, from its header."""
     header = dicom.read_header(path, where)
     if isinstance(header, str):
-        found.kinds["DICOM files without a picture"] += 1
-        found.objects[header] += 1
+        inventory.kinds["DICOM files without a picture"] += 1
+        inventory.objects[header] += 1
         return
     info = dicom.probe(path, where, ReadOptions())
-    found.kinds["DICOM pictures"] += 1
+    inventory.kinds["DICOM pictures"] += 1
     key = header.identity
-    found.patients |= {key["patient"]} - {""}
-    found.nameless += not key["patient"]
-    study = key["study"] or f"file {found.kinds['DICOM pictures']}"
-    found.studies.add(study)
+    inventory.patients |= {key["patient"]} - {""}
+    inventory.nameless += not key["patient"]
+    study = key["study"] or f"file {inventory.kinds['DICOM pictures']}"
+    inventory.studies.add(study)
     series = f"{study} {key['series']}"
-    found.series[series] += header.frames
-    found.slices = max(found.slices, found.series[series])
+    inventory.series[series] += header.frames
+    inventory.slices = max(inventory.slices, inventory.series[series])
     for what, value in info.seen:
-        found.count(what, value)
+        inventory.count(what, value)
     if info.acquired.pixel:
-        found.pixels.append(info.acquired.pixel)
+        inventory.pixels.append(info.acquired.pixel)
 
 
 # As lines
 
 
-def lines_of(found: Inventory) -> Iterator[str]:
+def lines_of(inventory: Inventory) -> Iterator[str]:
     """Yield the inventory line by line."""
-    yield f"{found.total} files: {', '.join(f'{count} {kind}' for kind, count in found.kinds.items())}"
-    if found.studies:
-        yield from lines_of_series(found)
-    for what, values in found.values.items():
+    yield f"{inventory.total} files: {', '.join(f'{count} {kind}' for kind, count in inventory.kinds.items())}"
+    if inventory.studies:
+        yield from lines_of_series(inventory)
+    for what, values in inventory.values.items():
         yield f"{what}: {rank_values(values)}"
-    if found.pixels:
-        low, high = min(found.pixels), max(found.pixels)
+    if inventory.pixels:
+        low, high = min(inventory.pixels), max(inventory.pixels)
         yield (
             f"a pixel: {low:.3g} mm"
             if f"{low:.3g}" == f"{high:.3g}"
             else f"a pixel: {low:.3g} to {high:.3g} mm"
         )
-    if found.objects:
-        yield f"without a picture, by modality: {rank_values(found.objects)}"
-    for reason, places in found.faults.items():
+    if inventory.objects:
+        yield f"without a picture, by modality: {rank_values(inventory.objects)}"
+    for reason, places in inventory.faults.items():
         more = f" and {len(places) - 3} more" if len(places) > 3 else ""
         yield f"DOES NOT FIT ({len(places)}): {reason}: {', '.join(places[:3])}{more}"
 
 
-def lines_of_series(found: Inventory) -> Iterator[str]:
+def lines_of_series(inventory: Inventory) -> Iterator[str]:
     """Yield lines on DICOM's patients, studies and series."""
-    counts = found.series.values()
+    counts = inventory.series.values()
     each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    people = f"{len(found.patients)} patients (PatientID)" if found.patients else "no PatientID"
-    yield f"{people}, {len(found.studies)} studies, {len(found.series)} series of {each} slices"
-    if found.nameless and found.patients:
-        yield f"{found.nameless} pictures have no PatientID"
+    people = (
+        f"{len(inventory.patients)} patients (PatientID)"
+        if inventory.patients
+        else "no PatientID"
+    )
+    yield f"{people}, {len(inventory.studies)} studies, {len(inventory.series)} series of {each} slices"
+    if inventory.nameless and inventory.patients:
+        yield f"{inventory.nameless} pictures have no PatientID"
 
 
 def rank_values(values: Counter[str]) -> str:

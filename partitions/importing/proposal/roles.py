@@ -60,9 +60,9 @@ class SourceLayout:
 
 @dataclass
 class Roles:
-    """A draft's entries on labels and patients, with reasons and questions. ``made``: fields of a PictureRecipe."""
+    """A draft's entries on labels and patients, with reasons and questions. ``fields``: of a PictureRecipe."""
 
-    made: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     questions: dict[str, str] = field(default_factory=dict)
 
@@ -75,60 +75,62 @@ class Roles:
 def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
     """Return the layout of a source. Raises DataError."""
     table = Path(options.labels_from) if options.labels_from else None
-    own = source if source.is_file() else None if table else only_csv(source)
+    table_inside = source if source.is_file() else None if table else only_csv(source)
     form = options.take.separator, options.take.encoding
-    if own and (own == source or not is_joined(own, source)):
-        lines = read_lines(own, *form)
+    if table_inside and (table_inside == source or not is_joined(table_inside, source)):
+        lines = read_lines(table_inside, *form)
         if "file" not in lines.columns:
             raise DataError(
-                f"{own} has no column file; --propose of pictures wants a folder, or a csv that lists files"
+                f"{table_inside} has no column file; --propose of pictures wants a folder, or a csv that lists files"
             )
-        files = [(where, with_ending(own.parent / row["file"])) for where, row in lines]
-        return SourceLayout("list", own, files, own, lines)
+        files = [
+            (where, with_ending(table_inside.parent / row["file"])) for where, row in lines
+        ]
+        return SourceLayout("list", table_inside, files, table_inside, lines)
     paths = list(files_below(source))
     placed = [(place_of(source, i, len(paths)), path) for i, path in enumerate(paths)]
     if holds_dicom(source):
-        table = table or own
+        table = table or table_inside
         lines = read_lines(table, *form) if table else NO_LINES
         return SourceLayout("dicom", source, placed, table, lines)
     if table:
         raise DataError(
             f"--labels-from goes with a folder of DICOM files, and {source} has none"
         )
-    found = [
+    sample_files = [
         (folder, path)
         for _, folder in class_folders(source)
         for path in filter(is_sample, files_below(folder))
     ]
     return SourceLayout(
-        "classes" if found else "loose",
+        "classes" if sample_files else "loose",
         source,
         placed,
-        folders=Counter(folder.name for folder, _ in found),
-        deeper=any(path.parent != folder for folder, path in found),
-        scans=any(kind_of(path) != "picture" for _, path in found),
+        folders=Counter(folder.name for folder, _ in sample_files),
+        deeper=any(path.parent != folder for folder, path in sample_files),
+        scans=any(kind_of(path) != "picture" for _, path in sample_files),
     )
 
 
-def find_roles(layout: SourceLayout, options: ImportOptions, found: Inventory) -> Roles:
+def find_roles(layout: SourceLayout, options: ImportOptions, inventory: Inventory) -> Roles:
     """Return labels and patients, or questions. Raises DataError or UserError for an option with a missing name."""
     roles = Roles()
     if layout.table:
         labels_of_table(layout, options, roles)
     elif layout.kind == "dicom":
-        labels_of_dicom(options, roles, found)
+        labels_of_dicom(options, roles, inventory)
     else:
         labels_of_folders(layout, options, roles)
-    patients_of(layout, options, roles, found)
-    if options.labels or not roles.made.get("classes"):
+    patients_of(layout, options, roles, inventory)
+    if options.labels or not roles.fields.get("classes"):
         return roles
     # Some classes that were found may be of few patients: ask for all of them, and name none
     counts: Mapping[str, int] = layout.folders
-    if layout.table and (label := roles.made.get("label")):
+    if layout.table and (label := roles.fields.get("label")):
         cells = {cell: cell for cell in layout.lines.columns[label[0]].different}
-        counts = patients_by(layout.lines, label[0], cells, roles.made.get("patient", ""))
+        counts = patients_by(layout.lines, label[0], cells, roles.fields.get("patient", ""))
     if rare := sum(count < FEWEST for count in counts.values()):
-        del roles.made["classes"]
+        del roles.fields["classes"]
         roles.questions["classes"] = (
             f"{rare} of the classes are of fewer than {FEWEST} patients; their names may be people's, and are not "
             "shown. Correct them, or run --propose again with --labels, which names all classes of the federation"
@@ -202,7 +204,7 @@ def count_values(values: Counter[str]) -> str:
     )
 
 
-def labels_of_dicom(options: ImportOptions, roles: Roles, found: Inventory) -> None:
+def labels_of_dicom(options: ImportOptions, roles: Roles, inventory: Inventory) -> None:
     """Add the labels of a folder of DICOM files without a csv."""
     if options.outlines:
         why = "the outlines that --outlines names"
@@ -211,7 +213,7 @@ def labels_of_dicom(options: ImportOptions, roles: Roles, found: Inventory) -> N
         why, classes = "--labels names folders as the classes", tuple(options.labels)
         roles.add(why, labels_by="folder", classes=classes, task="multiclass")
     else:
-        outlined = found.objects["SEG"] + found.objects["RTSTRUCT"]
+        outlined = inventory.objects["SEG"] + inventory.objects["RTSTRUCT"]
         drawn = f"; or where the {outlined} SEG and RTSTRUCT objects are the labels, with --volume and --outlines NAMES"
         roles.questions["label"] = (
             "nothing says what is to be learned. Run --propose again with --labels-from FILE.csv, a csv with a column "
@@ -256,34 +258,36 @@ def labels_of_folders(layout: SourceLayout, options: ImportOptions, roles: Roles
 
 
 def patients_of(
-    layout: SourceLayout, options: ImportOptions, roles: Roles, found: Inventory
+    layout: SourceLayout, options: ImportOptions, roles: Roles, inventory: Inventory
 ) -> None:
     """Add what identifies patients, or a question."""
-    asked = options.take.patient
-    if asked is None:
+    column = options.take.patient
+    if column is None:
         roles.add("--no-patient: each sample is of another patient", patient="")
     elif layout.table:
-        patients_of_table(layout, asked, roles, found)
+        patients_of_table(layout, column, roles, inventory)
     elif layout.kind == "dicom":
-        patients_of_headers(found, roles)
-    elif asked == "folder":
-        roles.add("folders below the classes are patients, as asked for", patient=asked)
-    elif not asked:
-        roles.made["patient"] = ""
+        patients_of_headers(inventory, roles)
+    elif column == "folder":
+        roles.add("folders below the classes are patients, as asked for", patient=column)
+    elif not column:
+        roles.fields["patient"] = ""
         below = 'Write patient = "folder" where the folders below the classes are patients. '
         below *= layout.deeper
         roles.questions["patient"] = f"whose is each file? {below}{each('a folder')}"
     else:
         raise DataError(
-            f"--patient {asked[:40]} names a column, and there is no csv; of folders it is --patient folder"
+            f"--patient {column[:40]} names a column, and there is no csv; of folders it is --patient folder"
         )
 
 
-def patients_of_table(layout: SourceLayout, asked: str, roles: Roles, found: Inventory) -> None:
+def patients_of_table(
+    layout: SourceLayout, column: str, roles: Roles, inventory: Inventory
+) -> None:
     """Add a csv's column of patients, or a question."""
-    header, used = layout.lines.header, (*roles.made.get("label", ()), "file", "split", "mask")
-    if asked:
-        name = patient_column(layout.lines, asked, used)
+    header, used = layout.lines.header, (*roles.fields.get("label", ()), "file", "split", "mask")
+    if column:
+        name = patient_column(layout.lines, column, used)
     else:
         joined = [n for n in header if layout.kind == "dicom" and names_what(n) == "patient"]
         name = next(iter(joined), "patient" if "patient" in header else "")
@@ -295,23 +299,23 @@ def patients_of_table(layout: SourceLayout, asked: str, roles: Roles, found: Inv
         roles.questions["patient"] = (
             f"does {few(likely)} say whose each file is? {each('that column')}"
         )
-    elif found.kinds["DICOM pictures"]:
-        patients_of_headers(found, roles)
+    elif inventory.kinds["DICOM pictures"]:
+        patients_of_headers(inventory, roles)
     else:
         roles.questions["patient"] = (
             f"no column says whose each file is. {each('such a column')}"
         )
 
 
-def patients_of_headers(found: Inventory, roles: Roles) -> None:
+def patients_of_headers(inventory: Inventory, roles: Roles) -> None:
     """Add patients by DICOM's PatientID, or a question."""
-    roles.made["patient"] = ""
-    if len(found.patients) > 1 and not found.nameless:
-        why = f"no column: PatientID tells {len(found.patients)} patients apart"
+    roles.fields["patient"] = ""
+    if len(inventory.patients) > 1 and not inventory.nameless:
+        why = f"no column: PatientID tells {len(inventory.patients)} patients apart"
         roles.add(why, patient="")
-    elif len(found.studies) > 1:
-        same = f"{found.kinds['DICOM pictures']} files have the same PatientID, as anonymisation makes it"
-        what = f"{found.nameless} files have no PatientID" if found.nameless else same
+    elif len(inventory.studies) > 1:
+        same = f"{inventory.kinds['DICOM pictures']} files have the same PatientID, as anonymisation makes it"
+        what = f"{inventory.nameless} files have no PatientID" if inventory.nameless else same
         roles.questions["patient"] = (
             f"{what}: whose are they? {each('a column patient in the csv')}"
         )

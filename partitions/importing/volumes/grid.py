@@ -59,12 +59,12 @@ class Grid:
     @property
     def canonical(self) -> Grid:
         """The grid along canonical axes."""
-        own = load_library("a volume", "nibabel").orientations
-        transform = own.ornt_transform(self.orientation, CANONICAL)
+        orientations = load_library("a volume", "nibabel").orientations
+        transform = orientations.ornt_transform(self.orientation, CANONICAL)
         shape = [self.shape[axis] for axis in np.argsort(transform[:, 0])]
         return Grid(
             (shape[0], shape[1], shape[2]),
-            self.affine @ own.inv_ornt_aff(transform, self.shape),
+            self.affine @ orientations.inv_ornt_aff(transform, self.shape),
         )
 
     def turn(self, values: Array) -> Array:
@@ -76,8 +76,10 @@ class Grid:
         return self._turn_part(values, CANONICAL, self.orientation)
 
     def _turn_part(self, values: Array, start: Array, end: Array) -> Array:
-        own = load_library("a volume", "nibabel").orientations
-        return np.asarray(own.apply_orientation(values, own.ornt_transform(start, end)))
+        orientations = load_library("a volume", "nibabel").orientations
+        return np.asarray(
+            orientations.apply_orientation(values, orientations.ornt_transform(start, end))
+        )
 
 
 def check_grid(grid: Grid, *, straight: bool) -> None:
@@ -94,9 +96,9 @@ def check_grid(grid: Grid, *, straight: bool) -> None:
         )
 
 
-def same_place(one: Grid, other: Grid) -> bool:
+def same_place(grid: Grid, other: Grid) -> bool:
     """Return whether two grids have their voxels at the same places, independent of their storage order."""
-    a, b = one.canonical, other.canonical
+    a, b = grid.canonical, other.canonical
     return a.shape == b.shape and np.allclose(a.affine, b.affine, atol=1e-2)
 
 
@@ -113,28 +115,30 @@ def resample(
 ) -> Array:
     """Resample values (n0, n1, n2) to ``shape`` voxels, each ``step`` old voxels wide, about the centre; 0 outside."""
     for axis, (count, width) in enumerate(zip(shape, step, strict=True)):
-        own = values.shape[axis]
-        places = (own - 1) / 2 + (np.arange(count) - (count - 1) / 2) * width
+        count_before = values.shape[axis]
+        places = (count_before - 1) / 2 + (np.arange(count) - (count - 1) / 2) * width
         if nearest:
             index = np.floor(places + 0.5).astype(np.int64)
-            inside = (index >= 0) & (index < own)
-            values = np.take(values, np.clip(index, 0, own - 1), axis)
+            inside = (index >= 0) & (index < count_before)
+            values = np.take(values, np.clip(index, 0, count_before - 1), axis)
             if not inside.all():
                 values = values * inside.reshape(
                     [-1 if i == axis else 1 for i in range(3)]
                 ).astype(values.dtype)
-        elif count != own or width != 1:
+        elif count != count_before or width != 1:
             values = np.moveaxis(
-                np.tensordot(weights(own, places, width), values, (1, axis)), 0, axis
+                np.tensordot(weights(count_before, places, width), values, (1, axis)), 0, axis
             )
     return values
 
 
-def weights(own: int, places: Array, width: float) -> Array:
+def weights(count_before: int, places: Array, width: float) -> Array:
     """Return the weights of ``own`` voxels for the value at each of ``places``, float32 (places, own)."""
     reach = max(1.0, width)
-    triangle = np.clip(1 - np.abs(np.arange(own) - places[:, np.newaxis]) / reach, 0, None)
-    outside = (places < -0.5) | (places > own - 0.5)
+    triangle = np.clip(
+        1 - np.abs(np.arange(count_before) - places[:, np.newaxis]) / reach, 0, None
+    )
+    outside = (places < -0.5) | (places > count_before - 0.5)
     triangle /= np.maximum(triangle.sum(1, keepdims=True), 1e-12)
     triangle[outside] = 0
     return triangle.astype(np.float32)
@@ -215,5 +219,5 @@ def stored_classes(path: Path, changed: int) -> Array:
         raise ScanError(
             "its mask has values that are no classes 0, 1, 2, ... 254; 255 does not count"
         )
-    made: Array = classes.astype(np.uint8)
-    return made
+    stored: Array = classes.astype(np.uint8)
+    return stored

@@ -230,15 +230,15 @@ def draw(files: Paths, names: Sequence[str], grid: Grid) -> Array:
     """
     check_picture(grid.shape, "its mask")
     drawn = np.zeros(grid.shape, np.uint8)
-    found = [own for path in files for own in outlines_of(path, grid)]
+    outlines = [masks for path in files for masks in outlines_of(path, grid)]
     for number, name in enumerate(names, 1):
         wanted = name.removesuffix("?").strip().casefold()
-        own = [mask for label, mask in found if label == wanted]
-        if not own and not name.endswith("?"):
+        masks = [mask for label, mask in outlines if label == wanted]
+        if not masks and not name.endswith("?"):
             raise ScanError(
-                f"its {len(found)} outlines have none called {name!r}; if a patient may have none, write {name}?"
+                f"its {len(outlines)} outlines have none called {name!r}; if a patient may have none, write {name}?"
             )
-        for mask in own:
+        for mask in masks:
             drawn[mask()] = number
     return drawn
 
@@ -268,13 +268,13 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
     )
 
     def mask(number: int) -> Array:
-        made = np.zeros(grid.shape, bool)
-        for place, own, frame in zip(slices, numbers, pixels, strict=True):
+        voxels = np.zeros(grid.shape, bool)
+        for place, segment_number, frame in zip(slices, numbers, pixels, strict=True):
             if kind == "LABELMAP":
-                made[place] |= frame == number
-            elif own == number:
-                made[place] |= frame >= half
-        return made
+                voxels[place] |= frame == number
+            elif segment_number == number:
+                voxels[place] |= frame >= half
+        return voxels
 
     for segment in dataset.get("SegmentSequence") or []:
         number = int(segment.SegmentNumber)
@@ -325,7 +325,7 @@ def contours(dataset: Dataset, grid: Grid) -> Iterator[tuple[str, Any]]:
 
 def fill_outline(drawn: Sequence[Dataset], grid: Grid) -> Array:
     """Return the voxels inside an outline's contours."""
-    made = np.zeros(grid.shape, bool)
+    voxels = np.zeros(grid.shape, bool)
     back = np.linalg.inv(grid.affine)
     for contour in drawn:
         if contour.get("ContourGeometricType") not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
@@ -339,16 +339,18 @@ def fill_outline(drawn: Sequence[Dataset], grid: Grid) -> Array:
             or not 0 <= k < grid.shape[0]
         ):
             raise ScanError(OFF_THE_SLICES)
-        made[k] ^= inside(places[:, 1], places[:, 2], grid.shape[1:])
-    return made
+        voxels[k] ^= inside(places[:, 1], places[:, 2], grid.shape[1:])
+    return voxels
 
 
 def inside(rows: Array, columns: Array, shape: Shape) -> Array:
     """Return which pixel centres are inside a polygon, bool: those left of an odd number of its edges in their row."""
-    made = np.zeros(shape, bool)
-    own, across = np.arange(shape[0]), np.arange(shape[1])
+    filled = np.zeros(shape, bool)
+    rows_of_picture, across = np.arange(shape[0]), np.arange(shape[1])
     for a, b, p, q in zip(rows, np.roll(rows, -1), columns, np.roll(columns, -1), strict=True):
-        between = own[(np.minimum(a, b) <= own) & (own < np.maximum(a, b))]
+        between = rows_of_picture[
+            (np.minimum(a, b) <= rows_of_picture) & (rows_of_picture < np.maximum(a, b))
+        ]
         crossing = p + (between - a) / (b - a) * (q - p) if len(between) else np.zeros(0)
-        made[between] ^= across < crossing[:, np.newaxis]
-    return made
+        filled[between] ^= across < crossing[:, np.newaxis]
+    return filled

@@ -103,8 +103,8 @@ def open_scan(files: Paths, *, whole: bool) -> Scan:
         )
 
     def values() -> tuple[Array, Array]:
-        found = stored_values(image)
-        return found, ~np.isfinite(found)
+        stored = stored_values(image)
+        return stored, ~np.isfinite(stored)
 
     # The volume counts as a patient, so that its slices are all in one split.
     whose = (hash_text(str(path.resolve())),) * 2
@@ -191,14 +191,14 @@ def scale_window(scan: Scan, window: tuple[float, float] | None) -> Array:
     elif (seen := values[~padding]).size:
         low, high = np.percentile(seen, PERCENTILES, overwrite_input=True)
         del seen
-    made = np.nan_to_num(values, copy=False)
-    made -= np.float32(low)
-    made /= np.float32(high - low if high > low else 1.0)
-    np.clip(made, 0, 1, out=made)
+    scaled = np.nan_to_num(values, copy=False)
+    scaled -= np.float32(low)
+    scaled /= np.float32(high - low if high > low else 1.0)
+    np.clip(scaled, 0, 1, out=scaled)
     if scan.acquired.photometric == "MONOCHROME1":
-        np.subtract(1, made, out=made)
-    made[padding] = 0
-    return made
+        np.subtract(1, scaled, out=scaled)
+    scaled[padding] = 0
+    return scaled
 
 
 def read_mask(
@@ -217,15 +217,15 @@ def read_mask(
                 raise ScanError(
                     "its mask has several times or channels: save classes 0, 1, 2, ... in one"
                 )
-            own = nifti_grid(image, straight=whole)
-            if not same_place(own, grid):
+            mask_grid = nifti_grid(image, straight=whole)
+            if not same_place(mask_grid, grid):
                 raise ScanError(
                     "its mask does not lie on its volume: another shape or another affine"
                 )
             classes = stored_classes(masks[0], masks[0].stat().st_mtime_ns)
             if not whole:
-                return slice_of(own, classes, part, reading, Image.Resampling.NEAREST)
-            turned = own.turn(classes)
+                return slice_of(mask_grid, classes, part, reading, Image.Resampling.NEAREST)
+            turned = mask_grid.turn(classes)
         elif is_nifti(files):
             raise ScanError("its mask is DICOM, and its volume NIfTI; convert one of them")
         elif not reading.outlines:
@@ -282,16 +282,16 @@ def write_masks(
 
     ``classes``: names of 0, 1, ...
     """
-    own, grid = as_source(mask, files, where, reading)
+    on_source, grid = as_source(mask, files, where, reading)
     written = [to.with_name(f"{to.name}.nii.gz")]
     if is_nifti(files):
-        write_nifti(written[0], own, np.asarray(load_nifti(files[0]).affine))
+        write_nifti(written[0], on_source, np.asarray(load_nifti(files[0]).affine))
     else:
         write_nifti(
-            written[0], np.transpose(own, (2, 1, 0)), (RAS @ grid.affine)[:, [2, 1, 0, 3]]
+            written[0], np.transpose(on_source, (2, 1, 0)), (RAS @ grid.affine)[:, [2, 1, 0, 3]]
         )
         written.append(to.with_name(f"{to.name}.dcm"))
-        write_segmentation(written[1], files, own, classes, where)
+        write_segmentation(written[1], files, on_source, classes, where)
     return written
 
 
@@ -309,7 +309,7 @@ def _sources(series: Series) -> list[Any]:
     from pydicom import dcmread
 
     paths = list(dict.fromkeys(plane.path for plane in series.planes))
-    sources = [dcmread(own, stop_before_pixels=True) for own in paths]
+    sources = [dcmread(path, stop_before_pixels=True) for path in paths]
     for source in sources:
         for keyword in MAY_BE_EMPTY:
             if keyword not in source:
@@ -351,7 +351,7 @@ def write_segmentation(
             )
             for number, label in enumerate(classes[1:], 1)
         ]
-        made = highdicom.seg.Segmentation(
+        segmentation = highdicom.seg.Segmentation(
             source_images=_sources(series),
             pixel_array=np.ascontiguousarray(frames, np.uint8),
             segmentation_type="BINARY",
@@ -366,5 +366,5 @@ def write_segmentation(
             device_serial_number="none",
         )
         content = io.BytesIO()
-        made.save_as(content)
+        segmentation.save_as(content)
     write_atomically(path, content.getvalue())
