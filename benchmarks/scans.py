@@ -23,7 +23,7 @@ from pydicom import Dataset, dcmread
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 
-from partitions.importing.volumes.grid import resample
+from partitions.importing.readers.volumes.grid import resample
 
 COUNT = {"ct": 8, "nifti": 6, "xray": 20}
 SEQUENCES = ("t1", "t1ce", "t2", "flair")

@@ -31,8 +31,8 @@ from client.site.trust.audit import Log, files_of, verify
 from client.site.trust.bundle import read_bundle, site_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.settings import toml_text
-from partitions.importing import dicom
-from partitions.importing.volumes import volume
+from partitions.importing.readers import dicom
+from partitions.importing.readers.volumes import volume
 from partitions.npz import write_npz
 from partitions.recipes.pictures import Expected as PicturesExpected
 from partitions.recipes.pictures import PictureRecipe, load_any, made_by, parse_any, read_any

@@ -24,12 +24,14 @@ from partitions.array_names import (
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import guard_formula, is_formula, unknown_name
 from partitions.importing.collect import read_inputs
-from partitions.importing.dicom import IDENTITY, read_key
-from partitions.importing.dicom_file import is_dicom
 from partitions.importing.discovery import find_others
 from partitions.importing.files import Faults
-from partitions.importing.images import PICTURES, SampleSource, kind_of
 from partitions.importing.options import ImportOptions
+from partitions.importing.readers import pictures as picture_files
+from partitions.importing.readers.dicom import IDENTITY, read_key
+from partitions.importing.readers.dicom_file import is_dicom
+from partitions.importing.readers.reader import SampleSource
+from partitions.importing.readers.registry import kind_of
 from partitions.importing.source import reading, with_recipe
 from partitions.importing.streams import new_pictures
 from partitions.importing.table_source import Listing, lines_by, rows_by_recipe
@@ -105,7 +107,7 @@ def needs_recipe(data: Path) -> bool:
     """Return whether this is a csv, a folder, a picture or a scan; anything else is a data file."""
     return (
         data.is_dir()
-        or data.name.lower().endswith((".csv", *PICTURES))
+        or data.name.lower().endswith((".csv", *picture_files.endings))
         or kind_of(data) != "picture"
     )
 

@@ -27,7 +27,7 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
 from partitions.common.parsed import parse_json
 from partitions.common.sizes import BLOCK, check_size, trap_of
-from partitions.importing.images import NIFTI, PICTURES
+from partitions.importing.readers import nifti, pictures
 from partitions.importing.table_source import check_columns, table_rows
 from partitions.recipes.lines import Lines
 from partitions.recipes.pictures import PictureRecipe
@@ -36,7 +36,6 @@ from partitions.recipes.recipe import Recipe
 MOST_SCAN_BYTES = 1 << 28  # of a request
 MOST_FILES = 10_000  # in a zip
 ZIP, GZIP = b"PK", b"\x1f\x8b"
-NIFTI_MAGIC = {344: (b"ni1\0", b"n+1\0"), 4: (b"ni2\0", b"n+2\0")}
 THE_REQUEST = "the request"
 
 
@@ -93,8 +92,7 @@ def laid_out(body: Path, source: Path) -> Path:
         source.mkdir()
         unpack(body, source)
         return source
-    volume = any(start[at : at + 4] in magic for at, magic in NIFTI_MAGIC.items())
-    ending = ".nii.gz" if start.startswith(GZIP) else ".nii" if volume else ""
+    ending = ".nii.gz" if start.startswith(GZIP) else ".nii" if nifti.recognises(start) else ""
     return body.rename(source.with_suffix(ending))
 
 
@@ -106,7 +104,10 @@ def unpack(body: Path, folder: Path) -> None:
             check_archive(members, body)
             for number, member in enumerate(members, 1):
                 name = member.filename.lower()
-                ending = next((own for own in (*NIFTI, *PICTURES) if name.endswith(own)), "")
+                ending = next(
+                    (own for own in (*nifti.endings, *pictures.endings) if name.endswith(own)),
+                    "",
+                )
                 with (
                     archive.open(member) as file,
                     (folder / f"{number:06}{ending}").open("xb") as out,

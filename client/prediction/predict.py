@@ -26,8 +26,8 @@ from models.samples import BYTE_MEAN, BYTE_STD, Samples, most_at_once
 from models.tasks.patches import Window
 from models.training import predict as logits_of
 from partitions.common.errors import DataError, UserError
+from partitions.importing.readers.volumes.volume import check_writable, write_masks
 from partitions.importing.source import reading
-from partitions.importing.volumes.volume import check_writable, write_masks
 from partitions.inputs import reorder_columns
 from partitions.labels import ONE_CLASS
 from partitions.npz import write_npz

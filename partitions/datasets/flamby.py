@@ -299,7 +299,7 @@ def load_ixi(source: Source) -> Dataset:
     def decode() -> Arrays:
         import torch
 
-        from partitions.importing.volumes.grid import read_stored
+        from partitions.importing.readers.volumes.nifti_file import read_stored
 
         pool = torch.nn.functional.adaptive_avg_pool3d
         x = np.empty((len(subjects), *IXI_SHAPE, 1), np.float32)

@@ -25,9 +25,10 @@ from partitions.importing.division import (
     patient_notes,
     rare_notes,
 )
-from partitions.importing.files import Faults, ImageInfo
-from partitions.importing.images import Samples, kind_of
+from partitions.importing.files import Faults
 from partitions.importing.options import ImportOptions
+from partitions.importing.readers.reader import ImageInfo, Samples
+from partitions.importing.readers.registry import kind_of
 from partitions.importing.streams import (
     check_expected,
     common_form,
@@ -78,9 +79,7 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
         check_lost(listing.rows, samples, task)
         notes += count_notes(infos)
     known = recipe.outputs if recipe else 0
-    answers = read_answers(
-        samples, listing.columns, classes, task, options.reading, known
-    )
+    answers = read_answers(samples, listing.columns, classes, task, options.reading, known)
     patients = number_patients(samples)
     if answers.names and task in ONE_CLASS and not classes:
         check_class_names(answers.names, answers.y, patients)
@@ -152,11 +151,7 @@ def recipe_of_files(
         check_expected(samples, infos, recipe)
     else:
         recipe = draft_pictures(infos, *common_form(samples, infos), options.reading)
-    by_source = {
-        "label": listing.columns,
-        "labels_by": listing.by,
-        "patient": listing.patient,
-    }
+    by_source = {"label": listing.columns, "labels_by": listing.by, "patient": listing.patient}
     return recipe.model_copy(update={**roles, **by_source, "seed": options.seed})
 
 
@@ -202,9 +197,7 @@ def check_options(source: Path, listing: Listing, options: ImportOptions) -> Non
             f"{source}: --subgroup names a column of a csv that lists samples; none has a value there"
         )
     if listing.recipe and listing.recipe.text.column:
-        parse_vocabulary(
-            listing.recipe.text.vocabulary
-        )  # checked before labels are read
+        parse_vocabulary(listing.recipe.text.vocabulary)  # checked before labels are read
     if (options.take.text or options.take.columns) and samples[0].file:
         raise DataError(f"{source} has pictures; --text and --columns are of a table")
 

@@ -20,29 +20,32 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing.dicom import Header, read_header
-from partitions.importing.dicom_file import is_dicom
 from partitions.importing.files import (
     Faults,
-    Paths,
     check_links,
     files_below,
-    hash_text,
     is_hidden,
     kind_of_other,
     link_notes,
     list_kinds,
-    parts_of,
     place_of,
+)
+from partitions.importing.options import ImportOptions, Take
+from partitions.importing.readers import dicom
+from partitions.importing.readers.dicom import Header, read_header
+from partitions.importing.readers.dicom_file import is_dicom
+from partitions.importing.readers.reader import (
+    Paths,
+    SampleSource,
+    hash_text,
+    parts_of,
     pseudonym,
     redacted_errors,
 )
-from partitions.importing.images import DICOM, SampleSource
-from partitions.importing.options import ImportOptions, Take
+from partitions.importing.readers.volumes.series import referenced_series
 from partitions.importing.table_source import Listing
 from partitions.importing.tables import SPLIT_NAMES
 from partitions.importing.targets import Answer, join_labels
-from partitions.importing.volumes.series import referenced_series
 from partitions.recipes.reading import ReadOptions
 
 
@@ -282,7 +285,7 @@ def header_of(source: Path, path: Path, where: str) -> Header | str:
     """Return a file's header, or what it is without a picture. Raises DataError where it cannot be read."""
     if is_dicom(path):
         return read_header(path, where)
-    if path.name.lower().endswith(DICOM) and not is_hidden(path, source):
+    if path.name.lower().endswith(dicom.endings) and not is_hidden(path, source):
         raise DataError(f"{where}: it is called like a DICOM file and is none")
     return kind_of_other(path, source, named=False)
 

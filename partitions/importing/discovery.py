@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from partitions.common.errors import DataError
-from partitions.importing.dicom_file import is_dicom
 from partitions.importing.dicom_series import (
     find_studies,
     has_outlines,
@@ -18,27 +17,20 @@ from partitions.importing.dicom_series import (
 from partitions.importing.files import (
     check_links,
     files_below,
-    hash_text,
     is_hidden,
     kind_of_other,
     list_kinds,
     outside,
     passed_over,
     place_of,
-    pseudonym,
-)
-from partitions.importing.images import (
-    NIFTI,
-    SIGNALS,
-    SampleSource,
-    is_sample,
-    kind_of,
-    paths_of,
 )
 from partitions.importing.options import ImportOptions
+from partitions.importing.readers.dicom_file import is_dicom
+from partitions.importing.readers.reader import SampleSource, hash_text, pseudonym
+from partitions.importing.readers.registry import SCANS, is_sample, kind_of, paths_of
+from partitions.importing.readers.volumes import volume
 from partitions.importing.table_source import Listing, read_csv
 from partitions.importing.tables import SPLIT_NAMES, read_lines
-from partitions.importing.volumes import volume
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
 
@@ -205,9 +197,7 @@ def within(listing: Listing, source: Path, table: Path) -> Listing:
         return listing
     below = [inner for _, path in listed if path.is_dir() for inner in files_below(path)]
     taken = [table, *below, *(path for _, path in listed)]
-    return replace(
-        listing, notes=(*listing.notes, *passed_over(source, taken, named=False))
-    )
+    return replace(listing, notes=(*listing.notes, *passed_over(source, taken, named=False)))
 
 
 def loose_rows(source: Path) -> Iterator[SampleSource]:
@@ -244,12 +234,12 @@ def number_samples(rows: list[SampleSource], source: Path) -> list[SampleSource]
 
 def is_unnamed(row: SampleSource) -> bool:
     """Return whether a row's file is a NIfTI volume or a signal, whose name may be a patient's."""
-    return row.file is not None and row.file.name.lower().endswith((*NIFTI, *SIGNALS))
+    return row.file is not None and row.file.name.lower().endswith(SCANS)
 
 
 def is_nifti(row: SampleSource) -> bool:
     """Return whether a row's picture is a NIfTI volume."""
-    return row.file is not None and row.file.name.lower().endswith(NIFTI)
+    return row.file is not None and kind_of(row.file) == "nifti"
 
 
 def slice_volumes(listing: Listing, options: ImportOptions) -> Listing:

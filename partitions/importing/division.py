@@ -10,7 +10,7 @@ import numpy as np
 from partitions.array_names import SPLITS
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing.images import Samples
+from partitions.importing.readers.reader import Samples
 from partitions.importing.targets import Answers
 from partitions.labels import ONE_CLASS
 from partitions.recipes.draft import FEWEST

@@ -46,8 +46,8 @@ from partitions.importing.collect import collect, read_inputs, write_collected
 from partitions.importing.discovery import find_rows
 from partitions.importing.division import FEWEST_DIVIDED, number_patients
 from partitions.importing.files import Faults
-from partitions.importing.images import has_binary_masks
 from partitions.importing.options import DEFAULTS, ImportOptions, Take
+from partitions.importing.readers.registry import has_binary_masks
 from partitions.importing.streams import new_pictures
 from partitions.importing.table_source import Listing
 from partitions.importing.targets import read_answers
@@ -149,9 +149,7 @@ def with_binary_masks(
         "masks have 0 and 255 alone: 255 is class 1, what was drawn "
         "(binary-masks in the recipe)"
     )
-    return replace(listing, notes=(*listing.notes, note)), replace(
-        options, binary_masks=True
-    )
+    return replace(listing, notes=(*listing.notes, note)), replace(options, binary_masks=True)
 
 
 @contextmanager

@@ -15,17 +15,10 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.importing.files import Faults, ImageInfo, name_first
-from partitions.importing.images import (
-    Samples,
-    SampleSource,
-    kind_of,
-    name_of,
-    probe,
-    read,
-    read_mask,
-)
-from partitions.importing.signals import check_alike
+from partitions.importing.files import Faults, name_first
+from partitions.importing.readers.reader import ImageInfo, Samples, SampleSource
+from partitions.importing.readers.registry import kind_of, name_of, probe, read, read_mask
+from partitions.importing.readers.signals import check_alike
 from partitions.recipes.pictures import (
     KIND,
     SIGNALS,

@@ -9,10 +9,9 @@ from typing import Any
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names, unknown_name
-from partitions.importing.files import hash_text, pseudonym
-from partitions.importing.images import SampleSource
 from partitions.importing.options import ImportOptions, Take
-from partitions.importing.signals import with_ending
+from partitions.importing.readers.reader import SampleSource, hash_text, pseudonym
+from partitions.importing.readers.wfdb import with_ending
 from partitions.importing.table_draft import draft_recipe
 from partitions.importing.tables import (
     UTF8,
@@ -63,9 +62,7 @@ def read_csv(path: Path, options: ImportOptions) -> Listing:
         notes = ()
         listing = rows_of(lines, options)
     listing = replace(listing, notes=(*notes, *listing.notes))
-    return (
-        with_subgroups(lines, listing, options) if options.subgroup else listing
-    )
+    return with_subgroups(lines, listing, options) if options.subgroup else listing
 
 
 def with_subgroups(lines: Lines, listing: Listing, options: ImportOptions) -> Listing:
@@ -108,9 +105,7 @@ def rows_of(lines: Lines, options: ImportOptions) -> Listing:
             f"{lines.path} has no column that can be an input ({why}); name others, or --text"
         )
     listing = table_rows(lines, recipe, recipe.label, options.as_gaps)
-    return replace(
-        listing, notes=notes
-    )  # what becomes `other` is in the draft's own comments
+    return replace(listing, notes=notes)  # what becomes `other` is in the draft's own comments
 
 
 def labels_there(lines: Lines, wanted: Sequence[str]) -> Names:
@@ -209,8 +204,7 @@ def rows_by_recipe(
     check_identifiers(lines, recipe.patient)
     listing = table_rows(lines, recipe, there if labelled else (), as_gaps)
     return replace(
-        listing,
-        notes=(*listing.notes, *divided_patients(lines, recipe.patient, recipe.label)),
+        listing, notes=(*listing.notes, *divided_patients(lines, recipe.patient, recipe.label))
     )
 
 

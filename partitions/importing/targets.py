@@ -11,10 +11,9 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names, plain_text, unknown_name
-from partitions.importing.dicom import IDENTITY
-from partitions.importing.files import pseudonym
-from partitions.importing.images import Samples
 from partitions.importing.options import Take
+from partitions.importing.readers.dicom import IDENTITY
+from partitions.importing.readers.reader import Samples, pseudonym
 from partitions.importing.streams import open_masks
 from partitions.importing.tables import Label, label_columns, labels_of, read_lines, split_of
 from partitions.labels import (

@@ -18,12 +18,11 @@ from client.prediction import predict
 from client.prediction.new_samples import NewSamples
 from models import samples
 from partitions.array_names import make_schema
-from partitions.importing.files import pseudonym
-from partitions.importing.images import SampleSource
+from partitions.importing.readers.reader import SampleSource, pseudonym
+from partitions.importing.readers.volumes import volume
+from partitions.importing.readers.volumes.grid import RAS
+from partitions.importing.readers.volumes.series import read_series, referenced_series
 from partitions.importing.streams import open_pictures
-from partitions.importing.volumes import volume
-from partitions.importing.volumes.grid import RAS
-from partitions.importing.volumes.series import read_series, referenced_series
 from partitions.recipes.pictures import PictureRecipe, made_by
 from partitions.recipes.reading import ReadOptions
 from server.cli.main import main

@@ -23,8 +23,8 @@ from pydicom.uid import ImplicitVRLittleEndian, JPEGLossless, JPEGLSLossless, RL
 from scans import SECRETS, accession, leaks, study_uid, write_dicom
 from taken import imported, refused, silofl, splits_of, write_lines
 
-from partitions.importing import dicom
-from partitions.importing.files import pseudonym
+from partitions.importing.readers import dicom
+from partitions.importing.readers.reader import pseudonym
 from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import read_silo_file, write_silo_file
 

@@ -10,8 +10,8 @@ from pydicom.datadict import dictionary_VR
 from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
 from scans import leaks, write_dicom
 
-from partitions.importing import dicom
-from partitions.importing.dicom_file import is_bare, is_dicom
+from partitions.importing.readers import dicom
+from partitions.importing.readers.dicom_file import is_bare, is_dicom
 from partitions.recipes.reading import ReadOptions
 
 PIXELS = np.arange(24, dtype=np.uint16).reshape(4, 6) * 100

@@ -12,10 +12,12 @@ from PIL import Image
 from scans import leaks, write_dicom, write_nifti
 from taken import imported, silofl, splits_of
 
-from partitions.importing import collect, images
+from partitions.importing import collect
 from partitions.importing.files import Faults
-from partitions.importing.images import SampleSource, is_picture
 from partitions.importing.options import Take
+from partitions.importing.readers import registry
+from partitions.importing.readers.pictures import is_picture
+from partitions.importing.readers.reader import SampleSource
 from partitions.recipes.reading import ReadOptions
 
 NOBODY = Take(patient=None)
@@ -47,7 +49,7 @@ def count(made):
 
 
 def remarks(path):
-    return images.probe(SampleSource("here", (), "", "", file=path), ReadOptions()).notes
+    return registry.probe(SampleSource("here", (), "", "", file=path), ReadOptions()).notes
 
 
 @pytest.mark.parametrize(
@@ -266,7 +268,9 @@ def test_sixteen_bits_of_a_colour_are_named(tmp_path):
 def test_white_may_be_zero_in_a_tiff_of_16_bits(tmp_path):
     values = np.array([[0, 65535], [13107, 26214]], np.uint16)
     Image.fromarray(values).save(tmp_path / "x.tif", tiffinfo={262: 0})
-    made = images.read(SampleSource("here", (), "", "", file=tmp_path / "x.tif"), ReadOptions())
+    made = registry.read(
+        SampleSource("here", (), "", "", file=tmp_path / "x.tif"), ReadOptions()
+    )
     assert np.array_equal(made[..., 0].astype(float).round(6), np.array([[1, 0], [0.8, 0.6]]))
 
 

@@ -13,7 +13,7 @@ from scans import write_nifti
 
 from partitions.datasets import flamby, registry
 from partitions.datasets.registry import DATASETS, Source
-from partitions.importing.volumes import grid
+from partitions.importing.readers.volumes import nifti_file
 from partitions.schemes.registry import partition
 from partitions.splits import take
 
@@ -242,7 +242,7 @@ def test_ixi_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
             assert_allclose(x[:, :6], 7**0.5, rtol=1e-5)
             assert_allclose(x[:, 6:], -(7**-0.5), rtol=1e-5)
         registry._load.cache_clear()
-        monkeypatch.setattr(grid, "read_stored", None)
+        monkeypatch.setattr(nifti_file, "read_stored", None)
 
 
 def test_ixi_test_parts_are_drawn_as_flamby_does(tmp_path):

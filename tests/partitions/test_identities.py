@@ -14,8 +14,8 @@ from taken import are_apart, imported, silofl, splits_of, write_lines
 
 from partitions.common.errors import DataError
 from partitions.importing.division import assign_splits, missing_notes
-from partitions.importing.images import SampleSource
 from partitions.importing.options import ImportOptions, Take
+from partitions.importing.readers.reader import SampleSource
 from partitions.importing.table_draft import shared_recipe
 from partitions.recipes.cells import identifier
 from partitions.recipes.lines import Lines

@@ -16,9 +16,9 @@ from PIL import Image
 from scans import SECRETS, leaks, write_dicom, write_nifti
 from taken import imported, refused, silofl, splits_of, write_lines
 
-from partitions.importing import dicom
-from partitions.importing.files import parts_of
-from partitions.importing.volumes import volume as scans
+from partitions.importing.readers import dicom
+from partitions.importing.readers.reader import parts_of
+from partitions.importing.readers.volumes import volume as scans
 from partitions.recipes.reading import ReadOptions
 
 

@@ -20,9 +20,9 @@ from scans import write_dicom, write_nifti
 from volumes import SHAPE, box, values, write_rtstruct, write_seg, write_series
 
 from partitions.common.errors import DataError
-from partitions.importing import dicom
-from partitions.importing.volumes import volume
-from partitions.importing.volumes.series import referenced_series
+from partitions.importing.readers import dicom
+from partitions.importing.readers.volumes import volume
+from partitions.importing.readers.volumes.series import referenced_series
 from partitions.recipes.reading import ReadOptions
 
 WISH = ReadOptions(volume=SHAPE, window=(500, 1000), outlines=("liver",))

@@ -21,9 +21,9 @@ from partitions.common import sizes
 from partitions.common.errors import DataError
 from partitions.common.sizes import VARIABLE, check_size, largest
 from partitions.datasets.pictures import read_idx
-from partitions.importing import dicom
+from partitions.importing.readers import dicom
+from partitions.importing.readers.volumes import volume
 from partitions.importing.tables import read_lines
-from partitions.importing.volumes import volume
 from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import read_silo_file
 

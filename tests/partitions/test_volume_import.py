@@ -18,10 +18,10 @@ from scans import leaks, write_dicom, write_nifti
 from taken import imported, silofl, splits_of, write_lines
 from volumes import AXIAL, SHAPE, box, values, write_rtstruct, write_seg, write_series
 
-from partitions.importing.volumes import volume
-from partitions.importing.volumes.grid import RAS, Grid, resample
-from partitions.importing.volumes.series import inside, read_series
-from partitions.importing.volumes.volume import write_segmentation
+from partitions.importing.readers.volumes import volume
+from partitions.importing.readers.volumes.grid import RAS, Grid, resample
+from partitions.importing.readers.volumes.series import inside, read_series
+from partitions.importing.readers.volumes.volume import write_segmentation
 from partitions.recipes.reading import ReadOptions
 from server.cli.main import main
 

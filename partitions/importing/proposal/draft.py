@@ -14,11 +14,12 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.importing.discovery import find_others, find_rows, slice_volumes
-from partitions.importing.files import Faults, ImageInfo
-from partitions.importing.images import probe
+from partitions.importing.files import Faults
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory, lines_of, take_inventory
 from partitions.importing.proposal.roles import Roles, SourceLayout, find_layout, find_roles
+from partitions.importing.readers.reader import ImageInfo
+from partitions.importing.readers.registry import probe
 from partitions.importing.streams import count_notes, draft_pictures, form_of
 from partitions.importing.table_source import Listing, read_csv
 from partitions.recipes.draft import without_cells
@@ -168,7 +169,9 @@ def as_signals(
     size = 4e-6 * steps * len(channels) * len(infos)
     roles.reasons["shape"] = f"steps and channels; {size:.3g} MB in all"
     shape, dtype = (steps, len(channels)), "float32"
-    return draft_pictures(same, shape, dtype, options.reading, **roles.fields, seed=options.seed)
+    return draft_pictures(
+        same, shape, dtype, options.reading, **roles.fields, seed=options.seed
+    )
 
 
 def reasons_of(

@@ -14,17 +14,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
-from partitions.importing import dicom
-from partitions.importing.dicom_file import is_dicom
-from partitions.importing.files import pseudonym, redacted_errors
-from partitions.importing.images import NIFTI, is_picture, open_picture
-from partitions.importing.signals import is_signal, open_recording
-from partitions.importing.volumes.grid import load_nifti
-from partitions.recipes.reading import ReadOptions
+from partitions.importing.readers.dicom_file import is_dicom
+from partitions.importing.readers.pictures import is_picture
+from partitions.importing.readers.reader import FileSummary
+from partitions.importing.readers.registry import reader_of
 
 MOST_SHOWN = 6  # different values in a line
-COLOURS = {"P": "palette", **dict.fromkeys(("1", "L", "LA", "I", "F"), "grey")}
-OTHER_BITS = {"1": 1, "I": 32, "F": 32}  # all others have 8
 
 
 @dataclass
@@ -54,6 +49,24 @@ class Inventory:
         """Count a file with this value of a property."""
         self.values.setdefault(what, Counter())[value] += 1
 
+    def add(self, file: FileSummary) -> None:
+        """Add what a file holds."""
+        self.kinds[file.kind] += 1
+        self.objects.update(filter(None, [file.without]))
+        for what, value in file.values:
+            self.count(what, value)
+        self.pixels += [file.pixel] if file.pixel else []
+        patient, length = file.identity.get("patient", ""), file.slices
+        self.patients |= {patient} - {""}
+        if "study" in file.identity:
+            self.nameless += not patient
+            study = file.identity["study"] or f"file {self.kinds[file.kind]}"
+            self.studies.add(study)
+            series = f"{study} {file.identity['series']}"
+            self.series[series] += length
+            length = self.series[series]
+        self.slices = max(self.slices, length)
+
     def fault(self, error: DataError, where: str) -> None:
         """Add the fault of a file that cannot be read; its place is stored separately from the text."""
         self.faults.setdefault(str(error).removeprefix(f"{where}: "), []).append(where)
@@ -72,102 +85,16 @@ def take_inventory(files: Iterable[tuple[str, Path]], total: int) -> Inventory:
 
 def inspect_file(inventory: Inventory, path: Path, where: str) -> None:
     """Add one file to the inventory. Raises DataError where it cannot be read."""
-    name = path.name.lower()
-    if is_signal(path):
-        with redacted_errors(where, "a signal"):
-            inspect_signal(inventory, path)
-    elif is_dicom(path):
-        inspect_dicom(inventory, path, where)
-    elif name.endswith(NIFTI):
-        with redacted_errors(where, "NIfTI"):
-            inspect_nifti(inventory, path)
-    elif name.endswith((".dcm", ".dicom", ".ima")):
+    reader = reader_of(path)
+    if reader.name == "dicom" and not is_dicom(path):
         raise DataError(f"{where}: it is called like a DICOM file and is none")
-    elif is_picture(path):
-        inspect_picture(inventory, path, where)
+    if reader.name != "picture" or is_picture(path):
+        inventory.add(reader.describe(path, where))
     elif not path.is_file():
         raise DataError(f"{where}: there is no such file")
     else:
-        inventory.kinds["csv files" if name.endswith(".csv") else "other files"] += 1
-
-
-def inspect_picture(inventory: Inventory, path: Path, where: str) -> None:
-    """Add a PNG or similar picture."""
-    try:
-        with open_picture(path, where) as picture:
-            kind, mode, (width, height) = picture.format or "?", picture.mode, picture.size
-            frames = getattr(picture, "n_frames", 1)
-            if kind == "PNG":
-                picture.verify()  # its parts have check sums; nothing is decoded
-    except DataError as error:
-        raise DataError(str(error).replace(f"{path.name} ", "it ", 1)) from None
-    bits, colour = (
-        (16, "grey")
-        if mode.startswith("I;16")
-        else (OTHER_BITS.get(mode, 8), COLOURS.get(mode, "colour"))
-    )
-    inventory.kinds["pictures"] += 1
-    for what, value in (
-        ("format", kind),
-        ("size", f"{width} x {height}"),
-        ("bits", f"{bits}-bit {colour}"),
-        *([("pages", "several, of which the first is read")] if frames > 1 else []),
-    ):
-        inventory.count(what, value)
-
-
-def inspect_nifti(inventory: Inventory, path: Path) -> None:
-    """Add a NIfTI volume."""
-    image = load_nifti(path)
-    inventory.kinds["NIfTI volumes"] += 1
-    inventory.slices = max(inventory.slices, min(image.shape[:3]))
-    shape = tuple(image.shape)
-    zooms = [abs(float(mm)) for mm in image.header.get_zooms()[:3]]
-    inventory.count("size", " x ".join(map(str, shape[:3])))
-    inventory.count("numbers", str(image.get_data_dtype()))
-    if len(shape) > 3:
-        inventory.count("times", "several, of which slices take the first and volumes none")
-    inventory.pixels.append(min(zooms))
-    inventory.count("spacing", " x ".join(f"{mm:.3g}" for mm in zooms) + " mm")
-
-
-def inspect_signal(inventory: Inventory, path: Path) -> None:
-    """Add a recording, from its header."""
-    recording = open_recording(path)
-    inventory.kinds["signals"] += 1
-    inventory.patients.update(filter(None, [pseudonym(recording.patient)]))
-    seconds = max(n / rate for n, rate in zip(recording.steps, recording.rates, strict=True))
-    for what, value in (
-        ("format", recording.format),
-        ("channels", ", ".join(recording.names)),
-        ("units", ", ".join(unit or "none" for unit in sorted(set(recording.units)))),
-        ("rate", ", ".join(f"{rate:g}" for rate in sorted(set(recording.rates))) + " Hz"),
-        ("length", f"{seconds:g} s"),
-    ):
-        inventory.count(what, value)
-
-
-def inspect_dicom(inventory: Inventory, path: Path, where: str) -> None:
-    """Add a DICOM file, from its header."""
-    header = dicom.read_header(path, where)
-    if isinstance(header, str):
-        inventory.kinds["DICOM files without a picture"] += 1
-        inventory.objects[header] += 1
-        return
-    info = dicom.probe(path, where, ReadOptions())
-    inventory.kinds["DICOM pictures"] += 1
-    key = header.identity
-    inventory.patients |= {key["patient"]} - {""}
-    inventory.nameless += not key["patient"]
-    study = key["study"] or f"file {inventory.kinds['DICOM pictures']}"
-    inventory.studies.add(study)
-    series = f"{study} {key['series']}"
-    inventory.series[series] += header.frames
-    inventory.slices = max(inventory.slices, inventory.series[series])
-    for what, value in info.seen:
-        inventory.count(what, value)
-    if info.acquired.pixel:
-        inventory.pixels.append(info.acquired.pixel)
+        kind = "csv files" if path.suffix.lower() == ".csv" else "other files"
+        inventory.kinds[kind] += 1
 
 
 # As lines

@@ -13,10 +13,11 @@ from partitions.common.names import Names
 from partitions.importing.dicom_series import holds_dicom
 from partitions.importing.discovery import check_folders, class_folders, is_joined, only_csv
 from partitions.importing.files import files_below, place_of
-from partitions.importing.images import SampleSource, is_sample, kind_of
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory
-from partitions.importing.signals import with_ending
+from partitions.importing.readers.reader import SampleSource
+from partitions.importing.readers.registry import is_sample, kind_of
+from partitions.importing.readers.wfdb import with_ending
 from partitions.importing.tables import label_columns, labels_of, list_columns, read_lines
 from partitions.importing.targets import find_import_task, join_key, names_what, number_labels
 from partitions.labels import ONE_CLASS
@@ -68,7 +69,7 @@ class Roles:
 
     def add(self, reason: str, **fields: Any) -> None:
         """Add entries, with the reason for the first one."""
-        self.made |= fields
+        self.fields |= fields
         self.reasons[next(iter(fields)).replace("_", "-")] = reason
 
 
@@ -285,7 +286,10 @@ def patients_of_table(
     layout: SourceLayout, column: str, roles: Roles, inventory: Inventory
 ) -> None:
     """Add a csv's column of patients, or a question."""
-    header, used = layout.lines.header, (*roles.fields.get("label", ()), "file", "split", "mask")
+    header, used = (
+        layout.lines.header,
+        (*roles.fields.get("label", ()), "file", "split", "mask"),
+    )
     if column:
         name = patient_column(layout.lines, column, used)
     else:

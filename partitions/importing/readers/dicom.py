@@ -1,4 +1,4 @@
-"""DICOM files for `silofl import`: attributes of the header, and pixels as a picture.
+"""Reader of DICOM files, with pydicom: attributes of the header, and pixels as a picture.
 
 Only the header attributes below are parsed, and none of their values is passed on: identifiers become pseudonyms, the
 others determine how pixels are converted:
@@ -24,7 +24,8 @@ import numpy as np
 from PIL import Image
 
 from partitions.common.names import Names
-from partitions.importing.dicom_file import (
+from partitions.importing.readers.dicom_file import (
+    begins_dicom,
     check_pixels,
     check_readable,
     frames_of,
@@ -36,7 +37,8 @@ from partitions.importing.dicom_file import (
     place_of,
     spacing_of,
 )
-from partitions.importing.files import (
+from partitions.importing.readers.reader import (
+    FileSummary,
     ImageInfo,
     ScanError,
     fit,
@@ -45,7 +47,7 @@ from partitions.importing.files import (
     pseudonym,
     redacted_errors,
 )
-from partitions.importing.signals import is_waveform
+from partitions.importing.readers.waveform import is_waveform
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
@@ -53,6 +55,9 @@ from partitions.splits import Array
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+name = "dicom"
+endings = (".dcm", ".dicom", ".ima")  # of files that are never named in messages
+recognises = begins_dicom
 IDENTITY = {
     "study": "StudyInstanceUID",
     "accession": "AccessionNumber",
@@ -141,42 +146,56 @@ def read_key(path: Path, where: str, kind: str) -> str:
         return _text(load(path, (IDENTITY[kind],)), IDENTITY[kind])
 
 
-def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None) -> ImageInfo:
+def probe(path: Path, where: str, reading: ReadOptions, part: int | None = None) -> ImageInfo:
     """Return the image info of a picture from its header; no pixels are decoded."""
     with redacted_errors(where, "DICOM"):
         dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
-        if not dataset.get("Rows") or not dataset.get("Columns"):
-            raise ScanError("its file holds no picture")
-        check_readable(dataset, path)
-        middle = _frame(dataset, frame)
-        header = of_frame(dataset, middle)
-        check_rescale(header)
-        height, width = fitted_size(
-            dataset.Rows,
-            dataset.Columns,
-            spacing_of(header, ratio=not reading.spacing),
-            reading,
-        )
-        grey = is_grey(dataset)
-        deep = grey and int(dataset.get("BitsStored") or 32) > 8
-        notes = [*warnings_of(dataset)]
-        if frame is None and frames_of(dataset) > 1:
-            notes.append(MIDDLE)
-        if deep and not reading.window and not has_window(header):
-            notes.append(NO_WINDOW)
-        whose = _text(dataset, "PatientID")
-        taken = read_acquisition(dataset, header)
-        return ImageInfo(
-            height,
-            width,
-            1 if grey else 3,
-            deep,
-            pseudonym(whose),
-            notes=tuple(notes),
-            acquired=taken,
-            spelling=hash_text(whose),
-            seen=tuple(describe_header(dataset, header, taken)),
-        )
+        return info_of(dataset, path, reading, part)
+
+
+def info_of(dataset: Dataset, path: Path, reading: ReadOptions, part: int | None) -> ImageInfo:
+    """Return the image info of a parsed header. Raises ScanError where its pixels cannot be read."""
+    if not dataset.get("Rows") or not dataset.get("Columns"):
+        raise ScanError("its file holds no picture")
+    check_readable(dataset, path)
+    header = of_frame(dataset, _frame(dataset, part))
+    check_rescale(header)
+    height, width = fitted_size(
+        dataset.Rows, dataset.Columns, spacing_of(header, ratio=not reading.spacing), reading
+    )
+    grey = is_grey(dataset)
+    deep = grey and int(dataset.get("BitsStored") or 32) > 8
+    notes = [*warnings_of(dataset)]
+    if part is None and frames_of(dataset) > 1:
+        notes.append(MIDDLE)
+    if deep and not reading.window and not has_window(header):
+        notes.append(NO_WINDOW)
+    whose = _text(dataset, "PatientID")
+    return ImageInfo(
+        height,
+        width,
+        1 if grey else 3,
+        deep,
+        pseudonym(whose),
+        notes=tuple(notes),
+        acquired=read_acquisition(dataset, header),
+        spelling=hash_text(whose),
+    )
+
+
+def describe(path: Path, where: str) -> FileSummary:
+    """Return identity and properties of a file, or what it is without a picture."""
+    identified = read_header(path, where)
+    if isinstance(identified, str):
+        return FileSummary("DICOM files without a picture", without=identified)
+    with redacted_errors(where, "DICOM"):
+        dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
+        taken = info_of(dataset, path, ReadOptions(), None).acquired
+        header = of_frame(dataset, _frame(dataset, None))
+        values = tuple(describe_header(dataset, header, taken))
+    return FileSummary(
+        "DICOM pictures", values, identified.identity, identified.frames, taken.pixel
+    )
 
 
 def describe_header(
@@ -212,13 +231,13 @@ def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
     )
 
 
-def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None) -> Array:
+def read(path: Path, where: str, reading: ReadOptions, part: int | None = None) -> Array:
     """Read the picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 where more than 8 bits are stored."""
     with redacted_errors(where, "DICOM"):
         dataset = load(path, (*KIND, *PIXELS))
         check_readable(dataset, path)
     with redacted_errors(where, "DICOM", HINT * is_compressed(dataset)):
-        frame = _frame(dataset, frame)
+        frame = _frame(dataset, part)
         array = pixels_of(path, dataset, frame)
         header = of_frame(dataset, frame)
         if is_grey(dataset):

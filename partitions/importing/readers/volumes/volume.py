@@ -29,7 +29,7 @@ from PIL import Image
 from partitions.common.files import write_atomically
 from partitions.common.names import Names
 from partitions.common.sizes import check_picture
-from partitions.importing.files import (
+from partitions.importing.readers.reader import (
     ImageInfo,
     Paths,
     ScanError,
@@ -41,19 +41,16 @@ from partitions.importing.files import (
     pseudonym,
     redacted_errors,
 )
-from partitions.importing.volumes.grid import (
-    RAS,
-    Grid,
+from partitions.importing.readers.volumes.grid import RAS, Grid, resample, same_place, steps
+from partitions.importing.readers.volumes.nifti_file import (
+    is_nifti,
     load_nifti,
     nifti_grid,
     nifti_shape,
-    resample,
-    same_place,
-    steps,
     stored_classes,
     stored_values,
 )
-from partitions.importing.volumes.series import Series, draw, read_series, values_of
+from partitions.importing.readers.volumes.series import Series, draw, read_series, values_of
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
 
@@ -76,19 +73,19 @@ class Scan:
     values: Callable[[], tuple[Array, Array]]
 
 
-def is_nifti(files: Paths) -> bool:
+def is_volume(files: Paths) -> bool:
     """Return whether this is a NIfTI file, not a series."""
-    return len(files) == 1 and files[0].name.lower().endswith((".nii", ".nii.gz"))
+    return len(files) == 1 and is_nifti(files[0])
 
 
-def kind_of(files: Paths) -> str:
+def title_of(files: Paths) -> str:
     """Return the name of the files' format, for messages."""
-    return "NIfTI" if is_nifti(files) else "DICOM"
+    return "NIfTI" if is_volume(files) else "DICOM"
 
 
 def open_scan(files: Paths, *, whole: bool) -> Scan:
     """Read the headers of a scan, to be used as a whole or slice by slice. Raises ScanError."""
-    if not is_nifti(files):
+    if not is_volume(files):
         series = read_series(files)
         whose = pseudonym(series.patient), hash_text(series.patient)
         return Scan(
@@ -129,7 +126,7 @@ def probe(files: Paths, where: str, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a volume, or of its slices, from the headers."""
     if reading.volume:
         check_picture(reading.volume, f"{where}: --volume {','.join(map(str, reading.volume))}")
-    with redacted_errors(where, kind_of(files)):
+    with redacted_errors(where, title_of(files)):
         scan = open_scan(files, whole=reading.volume is not None)
         turned, (whose, spelling) = scan.grid.canonical, scan.patient
         taken = replace(scan.acquired, pixel=min(turned.pixel))
@@ -144,7 +141,7 @@ def probe(files: Paths, where: str, reading: ReadOptions) -> ImageInfo:
 
 def read(files: Paths, where: str, reading: ReadOptions, part: int | None = None) -> Array:
     """Read a volume, float32 (d, h, w, 1) in 0..1, or its slice ``part``, (h, w, 1); None: the middle one."""
-    with redacted_errors(where, kind_of(files)):
+    with redacted_errors(where, title_of(files)):
         if reading.volume is None:
             grid, values = shown_of_file(files[0], files[0].stat().st_mtime_ns, reading.window)
             return slice_of(grid, values, part, reading, Image.Resampling.BILINEAR)[
@@ -209,9 +206,9 @@ def read_mask(
     They are in a NIfTI file, or outlines of a DICOM series. Raises DataError unless they lie on the volume.
     """
     whole = reading.volume is not None
-    with redacted_errors(where, kind_of(masks)):
+    with redacted_errors(where, title_of(masks)):
         grid = open_scan(files, whole=whole).grid
-        if is_nifti(masks):
+        if is_volume(masks):
             image = load_nifti(masks[0])
             if len(nifti_shape(image)) != 3:
                 raise ScanError(
@@ -226,7 +223,7 @@ def read_mask(
             if not whole:
                 return slice_of(mask_grid, classes, part, reading, Image.Resampling.NEAREST)
             turned = mask_grid.turn(classes)
-        elif is_nifti(files):
+        elif is_volume(files):
             raise ScanError("its mask is DICOM, and its volume NIfTI; convert one of them")
         elif not reading.outlines:
             raise ScanError(
@@ -242,7 +239,7 @@ def as_source(
     mask: Array, files: Paths, where: str, reading: ReadOptions
 ) -> tuple[Array, Grid]:
     """Return a mask (d, h, w) of a volume on the voxels of its source, uint8, 0 outside, and the source's grid."""
-    with redacted_errors(where, kind_of(files)):
+    with redacted_errors(where, title_of(files)):
         grid = open_scan(files, whole=True).grid
         _, step = steps(grid, reading)
         return grid.turned_back(
@@ -266,7 +263,7 @@ TISSUE = ("85756007", "SCT", "Tissue")
 
 def check_writable(sources: Iterable[Paths]) -> None:
     """Raise DataError where the library that writes SEG objects is missing, and one of the sources is a series."""
-    if any(not is_nifti(files) for files in sources):
+    if any(not is_volume(files) for files in sources):
         load_library(*SEG_WRITER)
 
 
@@ -284,7 +281,7 @@ def write_masks(
     """
     on_source, grid = as_source(mask, files, where, reading)
     written = [to.with_name(f"{to.name}.nii.gz")]
-    if is_nifti(files):
+    if is_volume(files):
         write_nifti(written[0], on_source, np.asarray(load_nifti(files[0]).affine))
     else:
         write_nifti(

@@ -7,26 +7,18 @@ to back, columns from the patient's right to the left. An oblique volume stays o
 Then each axis is resampled separately about its centre: values by linear interpolation over max(1, step) voxels, as in
 Pillow's bilinear filter (a triangle, which averages where voxels become fewer), classes by the nearest voxel. Outside
 the source the value is 0. scipy.ndimage does not average where voxels become fewer.
-
-Of NIfTI files headers, values and classes are read along a file's own axes; nothing else in a header is used.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from partitions.common.sizes import MOST_BEFORE, TooLargeError, check_picture
-from partitions.importing.files import ScanError, load_library, redacted_errors
+from partitions.importing.readers.reader import ScanError, load_library
 from partitions.recipes.reading import ReadOptions
-from partitions.splits import Array, Shape
+from partitions.splits import Array
 
 # nibabel's orientation: to the head, to the back, to the left
 CANONICAL = np.array([[2, 1], [1, -1], [0, -1]])
@@ -142,82 +134,3 @@ def weights(count_before: int, places: Array, width: float) -> Array:
     triangle /= np.maximum(triangle.sum(1, keepdims=True), 1e-12)
     triangle[outside] = 0
     return triangle.astype(np.float32)
-
-
-# NIfTI files
-
-LONGEST_HEADER = 540  # bytes, of NIfTI-2
-
-
-def read_stored(path: Path, where: str) -> Array:
-    """Read a volume's values along the file's own axes, float32 (i, j, k)."""
-    with redacted_errors(where, "NIfTI"):
-        image = load_nifti(path)
-        if len(nifti_shape(image)) != 3:
-            raise ScanError("its file is a series in time")
-        return stored_values(image)
-
-
-def load_nifti(path: Path) -> Any:
-    """Open a volume and read its header; values are read on access. Its size is checked before it is unpacked."""
-    nibabel = load_library("a volume", "nibabel")
-    with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
-        start = file.read(LONGEST_HEADER)
-    # In either byte order
-    length = min(int.from_bytes(start[:4], "little"), int.from_bytes(start[:4], "big"))
-    kind = nibabel.Nifti2Header if length == LONGEST_HEADER else nibabel.Nifti1Header
-    header = kind.from_fileobj(io.BytesIO(start), check=False)
-    check_picture(header.get_data_shape()[:3], "its volume")
-    if not 0 <= header.get_data_offset() <= MOST_BEFORE:
-        raise TooLargeError(
-            f"its header says that the voxels begin after {MOST_BEFORE >> 20} MiB or more"
-        )
-    image = nibabel.load(path)
-    if (
-        len(nifti_shape(image)) not in (3, 4)
-        or 0 in image.shape
-        or image.get_data_dtype().names
-    ):
-        raise ScanError(
-            f"its file is no volume of grey values, but {' x '.join(map(str, image.shape))}"
-        )
-    return image
-
-
-def nifti_shape(image: Any) -> Shape:
-    """Return a volume's shape without axes of length 1 behind the third."""
-    shape = tuple(image.shape)
-    while len(shape) > 3 and shape[-1] == 1:
-        shape = shape[:-1]
-    return shape
-
-
-def nifti_grid(image: Any, *, straight: bool) -> Grid:
-    """Return the grid of a volume, or of the first one. Raises ScanError where it is none."""
-    width, depth, height = image.shape[:3]
-    grid = Grid((width, depth, height), RAS @ np.asarray(image.affine, float))
-    check_grid(grid, straight=straight)
-    return grid
-
-
-def stored_values(image: Any) -> Array:
-    """Return a volume's values along the file's own axes, float32; of several times or channels the first."""
-    first = (..., *[0] * (len(image.shape) - 3))
-    values = np.asarray(
-        image.dataobj[first] if len(image.shape) > 3 else image.dataobj, np.float32
-    )
-    return np.require(values, requirements="W")
-
-
-# The scans of one patient, which are read consecutively, often have one mask
-@lru_cache(maxsize=1)
-def stored_classes(path: Path, changed: int) -> Array:
-    """Read the classes of a mask along the file's own axes, uint8 (i, j, k). Raises ScanError for other values."""
-    values = np.nan_to_num(stored_values(load_nifti(path)), copy=False)
-    classes = np.rint(values)
-    if classes.min() < 0 or classes.max() > 255 or np.abs(values - classes).max() > 1e-3:
-        raise ScanError(
-            "its mask has values that are no classes 0, 1, 2, ... 254; 255 does not count"
-        )
-    stored: Array = classes.astype(np.uint8)
-    return stored

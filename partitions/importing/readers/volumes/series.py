@@ -34,7 +34,7 @@ import numpy as np
 
 from partitions.common.names import Names
 from partitions.common.sizes import check_picture, check_size
-from partitions.importing.dicom import (
+from partitions.importing.readers.dicom import (
     KIND,
     PIXELS,
     PLACE,
@@ -42,7 +42,7 @@ from partitions.importing.dicom import (
     read_acquisition,
     warnings_of,
 )
-from partitions.importing.dicom_file import (
+from partitions.importing.readers.dicom_file import (
     Place,
     check_decoder,
     check_readable,
@@ -53,8 +53,8 @@ from partitions.importing.dicom_file import (
     pixels_of,
     place_of,
 )
-from partitions.importing.files import Paths, ScanError, pseudonym
-from partitions.importing.volumes.grid import Grid, check_grid
+from partitions.importing.readers.reader import Paths, ScanError, pseudonym
+from partitions.importing.readers.volumes.grid import Grid, check_grid
 from partitions.recipes.reading import Acquisition
 from partitions.splits import Array, Shape
 

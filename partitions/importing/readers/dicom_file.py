@@ -26,7 +26,7 @@ from partitions.common.sizes import (
     check_size,
     unpack,
 )
-from partitions.importing.files import ScanError, load_library
+from partitions.importing.readers.reader import ScanError, first_bytes, load_library
 from partitions.schema import few
 from partitions.splits import Array
 
@@ -53,12 +53,12 @@ GROUPS = re.findall(  # of enhanced files: the sequences that describe a frame
 
 
 def is_dicom(path: Path) -> bool:
-    """Return whether a file begins as DICOM files do: 128 bytes of any kind, then DICM; or at once with attributes."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(1024)
-    except OSError:  # the code that reads it reports this
-        return False
+    """Return whether a file is DICOM, by its first bytes."""
+    return begins_dicom(first_bytes(path))
+
+
+def begins_dicom(start: bytes) -> bool:
+    """Return whether a file that begins so is DICOM: 128 bytes of any kind, then DICM; or at once with attributes."""
     return start[128:132] == b"DICM" or is_bare(start)
 
 

@@ -1,0 +1,1 @@
+"""Readers of samples, one file per format."""

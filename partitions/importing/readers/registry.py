@@ -1,0 +1,132 @@
+"""The readers of samples: the one of a file, and its samples one by one (``probe``, ``read``, ``read_mask``).
+
+Messages name a scan by a line of a csv or by a number, because hospitals write patients' names into file names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.importing.readers import dicom, edf, nifti, pictures, waveform, wfdb
+from partitions.importing.readers.reader import (
+    ImageInfo,
+    Reader,
+    Samples,
+    SampleSource,
+    first_bytes,
+)
+from partitions.importing.readers.volumes import volume
+from partitions.labels import VOID
+from partitions.recipes.reading import ReadOptions
+from partitions.splits import Array
+
+# A new format is a module like these, and its place here: the first that recognises a file reads it
+READERS: tuple[Reader, ...] = (
+    waveform.READER,  # before DICOM, which it is
+    dicom,
+    nifti,
+    edf.READER,
+    wfdb.READER,
+    pictures,
+)
+# Of samples that no folder of DICOM files has, and whose names may be patients'
+SCANS = (*nifti.endings, *edf.READER.endings, *wfdb.READER.endings)
+
+
+def reader_of(path: Path) -> Reader:
+    """Return the reader of a file, by its first bytes or else by its ending; that of pictures for any other file."""
+    start, name = first_bytes(path), path.name.lower()
+    by_start = (reader for reader in READERS if reader.recognises(start))
+    by_name = (reader for reader in READERS if name.endswith(reader.endings))
+    return next(by_start, None) or next(by_name, pictures)
+
+
+def kind_of(path: Path) -> str:
+    """Return the name of a file's reader: nifti, signal, dicom or picture."""
+    return reader_of(path).name
+
+
+def is_sample(path: Path) -> bool:
+    """Return whether a file is a picture, a NIfTI volume or a signal."""
+    return path.name.lower().endswith(SCANS) or pictures.is_picture(path)
+
+
+def paths_of(sample: SampleSource) -> list[Path]:
+    """Return the files that a sample is read from, those that its header names included."""
+    return [*(wfdb.files_of(sample.file) if sample.file else ()), *sample.masks]
+
+
+def name_of(path: Path) -> str:
+    """Return a file's name for messages."""
+    return path.name if kind_of(path) == "picture" else "its file"
+
+
+def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
+    """Return the image info of a sample. Raises DataError, one line, where it cannot be read."""
+    assert sample.file is not None
+    if sample.file.is_dir():
+        raise DataError(
+            f"{sample.where}: its file is a folder; --volume takes one with a DICOM series as a volume"
+        )
+    reader = reader_of(sample.file)
+    if sample.files and reader.name != "signal":
+        return volume.probe(sample.files, sample.where, reading)
+    return reader.probe(sample.file, sample.where, reading, sample.part)
+
+
+def read(sample: SampleSource, reading: ReadOptions) -> Array:
+    """Read a sample: a picture, a slice or a signal as its reader does, a volume float32 (d, h, w, 1).
+
+    Raises DataError, one line.
+    """
+    assert sample.file is not None
+    reader = reader_of(sample.file)
+    if sample.files and reader.name != "signal":
+        return volume.read(sample.files, sample.where, reading, sample.part)
+    return reader.read(sample.file, sample.where, reading, sample.part)
+
+
+# Masks
+
+
+def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
+    """Read a sample's mask of classes, uint8 (h, w) or (d, h, w); of binary masks 255 is class 1. Raises DataError."""
+    mask = stored_mask(sample, reading)
+    if not reading.binary_masks:
+        return mask
+    if not is_binary(mask):
+        raise DataError(
+            f"{sample.where}: its mask has values besides 0 and 255, and the recipe says binary-masks"
+        )
+    return np.asarray(mask == VOID, np.uint8)
+
+
+def is_binary(mask: Array) -> bool:
+    """Return whether a mask has no values besides 0 and 255."""
+    return bool(((mask == 0) | (mask == VOID)).all())
+
+
+def has_binary_masks(samples: Samples, reading: ReadOptions) -> bool:
+    """Return whether all masks have 0 and 255 alone, so that 255 is what was drawn, and not what does not count."""
+    drawn = False
+    for sample in samples:
+        try:
+            mask = stored_mask(sample, reading)
+        except DataError:  # named when all are read
+            continue
+        drawn |= bool(mask.any())
+        if not is_binary(mask):
+            return False
+    return drawn
+
+
+def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
+    """Read a mask's values as they are stored: a grey or palette picture, NIfTI, or outlines."""
+    assert sample.file is not None
+    if reading.volume or kind_of(sample.masks[0]) == "nifti":
+        files = sample.files or (sample.file,)
+        return volume.read_mask(files, sample.masks, sample.where, reading, sample.part)
+    return pictures.read_classes(sample.masks[0], sample.where, reading)

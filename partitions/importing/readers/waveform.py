@@ -1,0 +1,105 @@
+"""Reader of DICOM waveforms, with pydicom. Source: DICOM PS3.3, C.10.9."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partitions.importing.readers.dicom_file import begins_dicom, load
+from partitions.importing.readers.reader import ScanError, first_bytes
+from partitions.importing.readers.signals import Recording, SignalReader, make_recording
+from partitions.splits import Array
+
+# The SOP class of a waveform, in the file's first group or in its first attributes (PS3.4, B.5).
+WAVEFORM = re.compile(
+    rb"(\x02\x00\x02|\x08\x00\x16)\x00.{4}1\.2\.840\.10008\.5\.1\.4\.1\.1\.9\.", re.DOTALL
+)
+# Values of these types are numbers; the two others of the standard are telephone codes (mu-law, A-law).
+LINEAR = ("SB", "UB", "SS", "US", "SL", "UL")
+SEVERAL = "have several groups of channels: the first is taken"
+
+
+def recognises(start: bytes) -> bool:
+    """Return whether a file that begins so is DICOM, and a waveform by its first attributes."""
+    return begins_dicom(start) and WAVEFORM.search(start) is not None
+
+
+def is_waveform(path: Path) -> bool:
+    """Return whether a DICOM file is a waveform."""
+    return recognises(first_bytes(path))
+
+
+def open_waveform(path: Path) -> Recording:
+    """Read the header of a waveform. Raises ScanError, or what pydicom raises."""
+    dataset = load(path, ("PatientID", "WaveformSequence"))
+    groups = dataset.get("WaveformSequence") or []
+    if not groups:
+        raise ScanError("its file holds no waveform")
+    group = groups[0]
+    if group.WaveformSampleInterpretation not in LINEAR:
+        raise ScanError("its values are telephone codes, no numbers; export them as numbers")
+    rate = float(group.SamplingFrequency)
+    steps = int(group.NumberOfWaveformSamples)
+    defined = list(group.ChannelDefinitionSequence)
+    if len(defined) != group.NumberOfWaveformChannels:
+        raise ScanError("its header defines another number of channels than it has")
+    channels = [(_channel_name(channel), _unit(channel), rate, steps) for channel in defined]
+
+    def values(places: Sequence[int], seconds: float) -> list[Array]:
+        from pydicom.waveforms import multiplex_array
+
+        stored = multiplex_array(dataset, 0, as_raw=True)
+        if padding := group.get("WaveformPaddingValue"):
+            pad = (
+                np.frombuffer(padding, stored.dtype)[0]
+                if isinstance(padding, bytes)
+                else padding
+            )
+        missing = stored == pad if padding else np.zeros(stored.shape, bool)
+        physical = np.where(missing, np.nan, stored.astype(np.float64))
+        return [_physical(physical[:, i], defined[i]) for i in places]
+
+    patient = str(dataset.get("PatientID") or "").strip()
+    return make_recording(
+        "dicom-waveform",
+        channels,
+        values,
+        patient=patient,
+        notes=(SEVERAL,) * (len(groups) > 1),
+    )
+
+
+def _channel_name(channel: Any) -> str:
+    """Return a DICOM channel's name: its label, or what its source's code means."""
+    source = channel.get("ChannelSourceSequence") or []
+    return (
+        str(source[0].get("CodeMeaning") or "")
+        if source
+        else str(channel.get("ChannelLabel") or "")
+    )
+
+
+def _unit(channel: Any) -> str:
+    units = channel.get("ChannelSensitivityUnitsSequence") or []
+    return (
+        str(units[0].get("CodeValue") or "")
+        if units and "ChannelSensitivity" in channel
+        else ""
+    )
+
+
+def _physical(stored: Array, channel: Any) -> Array:
+    """Return a DICOM channel in its unit (PS3.3, C.10.9.1.4.6)."""
+    factor = channel.get("ChannelSensitivityCorrectionFactor")
+    offset = channel.get("ChannelBaseline")
+    scale = float(channel.get("ChannelSensitivity") or 1) * float(
+        1 if factor is None else factor
+    )
+    return np.asarray(stored * scale + float(offset or 0))
+
+
+READER = SignalReader(open_waveform, recognises)
