@@ -186,7 +186,9 @@ def test_a_traceback_names_nobody_either(tmp_path, monkeypatch):
 
 def test_the_key_of_pseudonyms_is_this_process_s_own():
     """An attacker who has a log or a file cannot try out names; nothing of them is in either, but a dump may be."""
-    code = "from partitions.importing.readers.reader import pseudonym; print(pseudonym('PAT-1'))"
+    code = (
+        "from partitions.importing.readers.reader import pseudonym; print(pseudonym('PAT-1'))"
+    )
     made = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
         for _ in range(2)
