@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import passive_threads  # noqa: F401  (before PyTorch)
 import pytest
 import torch
 from public_data import DATA
