@@ -7,6 +7,7 @@ from copy import copy
 from typing import Any
 
 import pytest
+from cases import typical
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from secured import Secured, absent, close, go, received_by
 from tiny import TinyGrid, random_silos
@@ -75,7 +76,8 @@ def variants(message: Message) -> Iterator[tuple[str, Message]]:
         given: Any = message.content[name]
         for key in {**given, **(MORE if name == "config" else {})}:
             value = given.get(key, MORE.get(key))
-            for other in [value, *others_of(value), None]:
+            added = [] if key in given else [value]
+            for other in [*added, *others_of(value), None]:
                 changed = copied(message)
                 record: Any = changed.content[name]
                 if other is not None:
@@ -124,7 +126,7 @@ class Replayed:
         grid.app = app  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@typical(METHODS, "method")
 def test_no_word_beside_the_digest_changes_a_masked_vector(tmp_path, method, tiny_bn):
     """In round 3, when silos have a state. It is the same bit for bit, or nothing leaves."""
     six = random_silos(tmp_path, SIZES)
