@@ -39,9 +39,11 @@ types:
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then $(BIN)/mypy; \
 		else echo "mypy: skipped; types are checked with Python 3.11 alone, for newer ones have another NumPy"; fi
 
-# Write down what the code declares: settings (pyproject.toml, docs/settings.md), what each method shows (docs/attacks.md).
+# Write down what the code declares: settings (pyproject.toml, docs/settings.md), what each method shows (docs/attacks.md),
+# the report's templates (server/templates.json), which an app carries.
 settings: install
 	$(BIN)/python -m strategies.base.declarations
+	$(BIN)/python -m server.rendering
 
 # The suite without containers, in more processes than cores, for what starts a federation waits much of the time. A file's
 # tests run in one of them. PYTEST_OPTIONS='-k apple' runs a part of it; SILOFL_DATA names a folder of public data sets.

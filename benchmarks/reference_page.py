@@ -48,12 +48,11 @@ from server.report.html import (
     number,
     percent,
     points,
-    render,
+    report_environment,
     size_text,
 )
 from server.report.inference import HOSPITALS_NEEDED, Gain, finite_or_nan, over_hospitals
 from server.report.methods import alone, spell
-from server.report.page import CSS
 from server.report.participation import worst
 from server.report.sections.evidence import over_silos
 from server.report.sections.silos import held_out
@@ -255,9 +254,9 @@ for (const table of document.querySelectorAll("table")) [...table.tHead.rows[0].
     table.tBodies[0].append(...(down ? rows.reverse() : rows)); };
   head.onclick = sort; head.onkeydown = event => { if (event.key === "Enter") sort(); }; });
 """
-PAGE = """{% from "macros" import table, cells with context %}<!DOCTYPE html>
+PAGE = """{% from "report/macros.html" import table, cells with context %}<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>silofl: reference table</title><style>{{ css }} main { max-width: 1300px; }</style></head><body><main>
+<title>silofl: reference table</title><style>{% include "report/report.css" %} main { max-width: 1300px; }</style></head><body><main>
 <header><h1>Reference table</h1>{% for text in lead %}<p>{{ text }}</p>{% endfor %}<p class="note">A click on a column's head sorts by it.</p>
 <nav>{% for found, _ in parts %}<a href="#{{ found.dataset }}">{{ found.dataset }}</a>{% endfor %}</nav></header>
 {% for found, rows in parts %}<section id="{{ found.dataset }}"><h2>{{ found.title }}</h2><p class="lead">{{ found.sentence }}</p>
@@ -284,7 +283,8 @@ def html_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
             rows.append((name, [*values[:4], chart(gains.get(method), most), *values[4:]]))
         parts.append((found, rows))
     head = [*HEAD[:5], "chart", *HEAD[5:]]
-    return render(PAGE, css=Markup(CSS), sort=Markup(SORT), lead=lead, parts=parts, head=head)
+    template = report_environment().from_string(PAGE)
+    return template.render(sort=Markup(SORT), lead=lead, parts=parts, head=head)
 
 
 def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:

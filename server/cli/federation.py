@@ -24,30 +24,15 @@ def up(args: argparse.Namespace) -> None:
     )
 
 
-STATUS = """{{ name }}: server {% if not superlink.running %}stopped{% elif superlink.executor %}running
-{%- else %}runs, but starts no run (`silofl up` mends it){% endif %},
-{{- " silos reach it at %s, connection %s"|format(fleet, connection) }}
-{% set width = (silos + elsewhere)|map(attribute="name")|map("length")|max|default(0) %}
-{% for silo in silos %}
-  {{ "%-*s  %-11s  %-7s"|format(width, silo.name, silo.state, silo.device) }}  {{ silo.data }}
-{% endfor %}
-{% for silo in elsewhere %}
-  {{ "%-*s  %-11s"|format(width, silo.name, silo.state) }}  joins with a bundle
-{% endfor %}
-{% for run in runs[:5] %}
-  run {{ run.run_id }}: {{ run.status }}{{ " " ~ run.details if run.details }}
-{% endfor %}"""
-
-
 def status(args: argparse.Namespace) -> None:
     from server.deploy import local
-    from server.plain import fill
+    from server.rendering import fill
 
     found = local.status(local.find_local(args.name))
     if args.json:
         print(json.dumps(found, indent=1))
         return
-    print(fill(STATUS, **found), end="")
+    print(fill("cli/status.txt", **found), end="")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -39,40 +39,17 @@ def predict(args: argparse.Namespace) -> None:
     serve_model(Path(args.model), args.recipe, args.host, args.port, token, args.network)
 
 
-EXPORTED = """{% set scaled, known = card.temperature, card.conformal %}
-{% if scaled %}
-temperature {{ "%.3f"|format(scaled.T) }} from {{ scaled.samples }} validation samples: their loss was
-{{- " %.4f and is %.4f"|format(scaled.loss_before, scaled.loss_after) }}
-{% endif %}
-{% if known %}
-{{ in_words(known) }}
-{% endif %}
-{% if (scaled and not scaled.as_trained) or (known and not known.as_trained) %}
-note: the run divided the samples otherwise than this file (a simulation draws validation parts): what is
-{{- " computed here holds only if the model was not trained on the file's validation and test part" }}
-{% endif %}
-{% if card.onnx %}
-{{ card.onnx.file }}: onnxruntime gives PyTorch's answers, to {{ "%.1g"|format(card.onnx.apart) }}
-{% elif older %}
-note: {{ older }} was there before and is not of this model: remove it, or export again with --onnx
-{% endif %}
-{{ out }}: {{ card.method }}, seed {{ card.seed }}, {{ which }} model of {{ card.silo or "all silos" }}: {{ card.when }}
-{% if disclosed %}
-note: {{ disclosed }}
-{% endif %}"""
-
-
 def print_export(card: Card, out: Path, which: str) -> None:
     """Print what was computed for an exported model, and which one it is."""
     from client.export import onnx_file
     from client.exporting.calibration import in_words
     from client.prediction.new_samples import describe_disclosed
     from partitions.recipes.pictures import parse_any
-    from server.plain import fill
+    from server.rendering import fill
 
     older = onnx_file(out)
     text = fill(
-        EXPORTED,
+        "cli/exported.txt",
         card=card,
         out=out,
         which=which,

@@ -16,26 +16,15 @@ if TYPE_CHECKING:
     from server.tuning.trials import Book
 
 
-COSTS = """{% for method, cost in costs.items() %}
-{{ method }}: best {{ best[method][2:] }}; {{ cost.trials }} trials, {{ cost.rounds }} rounds,
-{{- " %.1f MB, %.0f s"|format(cost.bytes / 1e6, cost.seconds) }}
-{% endfor %}
-{% for silo, one in spent.items() %}
-{{ silo }}: all trials together epsilon {{ "%.2f at delta %.1g"|format(one.epsilon, one.delta) }};
-{{- " a simulation protects no data" }}
-{% endfor %}
-next: silofl simulate --tuned {{ next }} --out DIR"""
-
-
 def print_costs(book: Book) -> None:
     """Print each method's best trial, what the search has cost, and the next command."""
-    from server.report.html import text_lines
+    from server.rendering import fill
 
     costs = book.costs()
     best = {one: (book.path / f"best-{one}.toml").read_text().splitlines()[0] for one in costs}
     spent = book.privacy.get("all", {})
-    lines = text_lines(COSTS, costs=costs, best=best, spent=spent, next=book.path)
-    print("\n".join(lines), file=sys.stderr)
+    text = fill("cli/costs.txt", costs=costs, best=best, spent=spent, next=book.path)
+    print(text, file=sys.stderr)
 
 
 def tune(args: argparse.Namespace) -> None:

@@ -14,7 +14,6 @@ host's loopback interface. Volumes: `setup` (the CA's key and the demo data; not
 Below it are the containers as the host sees them: their record, their CA's certificate, their `flwr` connection.
 """
 
-# ruff: noqa: E501  (template)
 import importlib.metadata
 import os
 import shutil
@@ -33,7 +32,7 @@ from partitions.common.files import write_atomically
 from server.deploy.control import Connection, write_connection
 from server.deploy.federation import Federation, SiloEntry
 from server.deploy.local.record import Deployed, state_directory, write_record
-from server.plain import fill
+from server.rendering import fill
 
 # Inside the containers; on the host the default without ports in the file
 FLEET_PORT, CONTROL_PORT = 9092, 8000
@@ -42,135 +41,6 @@ SERVER = "superlink"  # the server's name on the network `fleet`
 CONTROL = "control"  # the server's name on the network `control`
 POLICY = "/policy.toml"  # a silo's own policy in its container
 OWN_WORDS = ("", PUBLIC)  # policies that are not files
-
-# `mount` is a file of the host in a container; `build` an image, for which local wheels take precedence over the index,
-# for a server without a fast network. SILOFL_BASE comes from the build's environment if set. PyTorch from the package
-# index is built for CUDA.
-TEMPLATE = """
-{#- YAML in one line; dollar signs are doubled, because compose would substitute variables #}
-{%- macro flow(content) %}{{ content|json|replace("$", "$$") }}{% endmacro %}
-{%- macro mount(file, target) %}{"type": "bind", "source": {{ flow(file|string) }}, "target": "{{ target }}", "read_only": true, "bind": {"create_host_path": false}}{% endmacro %}
-{%- macro build(part, args) %}build: {"context": {{ flow(context) }}, "dockerfile": "docker/Dockerfile", "target": "{{ part }}", "additional_contexts": {"wheels": {{ ("${SILOFL_WHEELS:-" ~ wheels ~ "}")|json }}}, "args": {{ flow(args) }}}{% endmacro %}
-{%- set server, (fleet, control) = federation.server, ports %}
-{%- set here, file, count = server.address in this_machine, federation.path.name, federation.silos|length %}
-{%- set runs = "./runs/" ~ federation.name %}
-# {{ federation.name }}: a server and {{ count }} hospital silos, by `silofl compose {{ file }}`: change that file, not this one.
-#
-# docker compose up --detach --wait: builds the images, makes keys and demo data, starts.
-# silofl credentials {{ file }}: writes the connection '{{ federation.name }}' of `flwr`.
-# flwr run . {{ federation.name }} --stream: trains; history and report come to {{ runs }}, models stay in the silos' volumes.
-# docker compose down: stops; with --volumes it forgets keys, data and models too.
-#
-# Ports: {{ fleet }} for the silos{{ " on this machine" if here }}; {{ control }} for the operator, on this machine's loopback interface only.
-
-name: {{ federation.name }}
-
-x-container: &container
-  init: true
-  read_only: true
-  cap_drop: [ALL]
-  security_opt: ["no-new-privileges:true"]
-  tmpfs: ["/tmp:size=256m"]
-  stop_grace_period: 15s
-  logging: {driver: json-file, options: {max-size: 10m, max-file: "3"}}
-
-x-silo: &silo
-  <<: *container
-  restart: unless-stopped
-  networks: [fleet]
-  depends_on: {setup: {condition: service_completed_successfully}}
-
-x-silo-environment: &silo-environment
-  SILOFL_SERVER: {{ reached_at }}
-  SILOFL_FLWR: {{ flow(flwr) }}
-  SILOFL_SHARING: {{ count }}  # silos that share this machine's cores
-  # How long a silo's process stays for a run's next message, with data, network and state in place; 0: none stays
-  SILOFL_RESIDENT_MINUTES: ${SILOFL_RESIDENT_MINUTES:-10}
-  # SHA-256 sums of the apps that silos may run; unset: the one of the images' checkout; empty: all
-  SILOFL_ALLOWED_APPS: ${SILOFL_ALLOWED_APPS-/opt/silofl/allowed-apps}
-
-services:
-  setup:
-    <<: *container
-    image: {{ image("server") }}
-    {{ build("server", ["SILOFL_BASE"]) }}
-    command: [setup]
-    user: "0:0"  # gives new volumes to the image's user, then becomes that user
-    cap_add: [CHOWN, SETGID, SETUID]
-    restart: "no"
-    networks: [control]
-    environment:
-      SILOFL_HOSTS: {{ flow(hosts) }}
-      SILOFL_DATA: /datasets
-      SILOFL_FEDERATION: |
-        {{ summary|indent(8) }}
-    volumes: ["setup:/setup", "server:/server", "{{ runs }}:/runs"
-{%- if federation.demo %}, "${SILOFL_DATA:-datasets}:/datasets"{% endif %}
-{%- for silo in federation.silos %}, "{{ silo.name }}-site:/volumes/site/{{ silo.name }}"
-{%- if silo.data is none %}, "{{ silo.name }}-data:/volumes/data/{{ silo.name }}"{% endif %}{% endfor %}]
-
-  superlink:
-    <<: *container
-    image: {{ image("server") }}
-    pull_policy: never  # `setup` builds it
-    restart: unless-stopped
-    command: {{ flow(superlink) }}
-    environment: {SILOFL_HOSTS: {{ flow(hosts) }}, SILOFL_RECEIPT_KEY: /server/receipt.key}
-    networks: {fleet: {}, control: {aliases: [control]}}
-    ports: ["{{ "127.0.0.1:" if here }}{{ fleet }}:{{ fleet_port }}", "127.0.0.1:{{ control }}:{{ control_port }}"]
-    depends_on: {setup: {condition: service_started}}
-    volumes: ["server:/server", "{{ runs }}:/runs"]
-
-  relay:  # docker compose --profile relay up --detach
-    <<: *container
-    image: {{ image("server") }}
-    pull_policy: never
-    profiles: [relay]
-    restart: unless-stopped
-    command: [relay]
-    healthcheck: {disable: true}
-    networks: [fleet, control]
-    # SILOFL_RELAY=443, with a folder of chain.pem and key.pem, speaks TLS itself; else a web server in front of it does
-    ports: ["${SILOFL_RELAY:-127.0.0.1:8082}:8082"]
-    depends_on: {superlink: {condition: service_healthy}}
-    volumes: ["server:/server:ro", "${SILOFL_RELAY_TLS:-relay}:/relay:ro"]
-{% for silo, environment, site in silos %}
-
-  {{ silo.name }}:
-    <<: *silo
-    image: {{ image("silo", silo.device) }}
-    {% if first[image("silo", silo.device)] == silo.name %}{{ build("silo", ["SILOFL_BASE"] if silo.device == "cpu" else ["SILOFL_BASE", "TORCH_INDEX="]) }}{% else %}pull_policy: never  # the first silo builds it{% endif %}
-
-    command: {{ flow(command(site)) }}
-    environment: {<<: *silo-environment, {{ flow(environment)[1:] }}
-    volumes: ["{{ silo.name }}-site:/site:ro", "{{ silo.name }}-state:/state", "{{ silo.name }}-head:/state.head", {% if silo.data %}{{ mount(silo.data, site.data) }}{% else %}"{{ silo.name }}-data:/data:ro"{% endif %}
-{%- if environment.SILOFL_POLICY == policy %}, {{ mount(silo.policy, policy) }}{% endif %}]
-{% if silo.memory %}
-    mem_limit: {{ silo.memory }}
-{% endif %}
-{{ gpu_reservation(silo.device) }}
-{%- endfor %}
-
-networks:
-  fleet: {internal: true}  # no way out, and none to the Control port
-  control: {}
-
-volumes:
-  setup:
-  server:
-  relay:
-{% if federation.demo %}
-{# a name means a volume, a path means a host folder: SILOFL_DATA=/srv/datasets docker compose up #}
-  datasets:
-{% endif %}
-{% for silo in federation.silos %}
-  {{ silo.name }}-site:
-{% if silo.data is none %}
-  {{ silo.name }}-data:
-{% endif %}
-  {{ silo.name }}-state:
-  {{ silo.name }}-head:
-{% endfor %}"""
 
 
 def compose_file(federation: Federation, directory: Path, source: Path) -> str:
@@ -196,7 +66,7 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
         for silo in federation.silos
     ]
     return fill(
-        TEMPLATE,
+        "deploy/compose.yaml.j2",
         federation=federation,
         silos=silos,
         first={image("silo", silo.device): silo.name for silo in reversed(federation.silos)},

@@ -28,7 +28,7 @@ from partitions.own.index import ENDING
 from server.deploy.credentials import Credentials
 from server.deploy.federation import Federation
 from server.deploy.local.record import remote_keys, state_root
-from server.plain import PLAIN
+from server.rendering import fill
 from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.settings import Common
@@ -52,57 +52,6 @@ DAYS = 365
 REPEATS = 12
 GROUPED, GROUP = 9, 3  # hospitals with masks, from which on a draft has groups, and of how many
 QUERIES = 4  # data summary requests per run: more than one, as a silo may be offline or its process may die
-
-
-DRAFT = """kind = {{ kind|json }}
-name = {{ name|json }}
-{% for key, text in texts.items() %}{{ key }} = {{ text|json }}
-{% endfor %}
-start = {{ start }}
-end = {{ end }}
-apps = {{ apps|json }}  # builds that may be sent, by SHA-256 of what they hold
-{% if schema %}schema = {{ schema|json }}  # SHA-256 of the federation's
-{% endif %}
-{% if code %}trainer = {{ code|json }}  # SHA-256 of the source of {{ common.trainer }}
-{% endif %}
-{% if weights %}weights = {{ weights.sha256|json }}  # SHA-256 of the file init-weights
-{% endif %}
-{% if held_out %}held-out = {{ held_out|json }}  # evaluated, not trained on
-{% endif %}
-participants = {{ [3, common.min_silos]|max }}  # fewest hospitals that train in a round
-step = 1.0  # a received model is at most so many lengths away from the hospital's last one
-metrics = ["loss", "score"]
-
-# One value, a list of values, or {min = LEAST, max = MOST}. A setting that is not here has silofl's default.
-[settings]
-{% for key, value in settings|dictsort(true) %}{{ key|json if "." in key else key }} = {{ value|json }}
-{% endfor %}
-
-# What one hospital answers at most, in all runs together.
-[limits]
-runs = {{ count + repeats }}
-rounds = {{ count * rounds }}
-evaluations = {{ count * evaluations }}
-queries = {{ count * queries }}
-messages = {{ count * (rounds + evaluations + queries) }}
-bytes = {{ bytes }}
-days = {{ days }}
-{% if common.secure_aggregation %}
-
-{% for text in still %}# {{ text }}
-{% endfor %}
-# The fingerprint of each hospital's key, as it tells you: no other is in a sum.
-{% for group in groups %}# In a sum together or not at all: {{ group|join(", ") }}
-{% endfor %}
-[peers]
-{% for silo, own in peers|dictsort(true) %}{{ silo }} = {{ own|json }}
-{% endfor %}{% endif %}
-{% if datasets %}
-
-# SHA-256 of the source of own data sets; the other hospitals have data files.
-[datasets]
-{% for silo, own in datasets|dictsort(true) %}{{ silo }} = {{ own|json }}
-{% endfor %}{% endif %}"""
 
 
 def _bound(values: Mapping[str, object]) -> tuple[list[RunSettings], dict[str, Any]]:
@@ -146,7 +95,8 @@ def draft(
     runs, settings = _bound(_grouped(values, len(training)))
     common, today = runs[0].common, datetime.now(UTC).date()
     rounds, queries, repeats = _messages(common)
-    return PLAIN.from_string(DRAFT).render(
+    return fill(
+        "deploy/study.toml.j2",
         kind=STUDY,
         name=name,
         texts=texts,

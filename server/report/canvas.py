@@ -21,6 +21,7 @@ from markupsafe import Markup
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from server.report.html import render
 from server.report.methods import baselines
 from server.report.study import StudyResults
 
@@ -183,7 +184,7 @@ def chart(draw: Callable[..., str]) -> Callable[..., Markup]:
         try:
             return Markup(draw(*given, **options))
         except Exception as error:
-            return Markup(log_undrawn(draw.__name__, error))
+            return log_undrawn(draw.__name__, error)
 
     return draw_marked
 
@@ -193,12 +194,12 @@ def in_widths(draw: Callable[..., Markup], *given: Any, wide: float = 820) -> li
     return [found for width in (wide, 350) if (found := draw(*given, width))]
 
 
-def log_undrawn(name: str, error: Exception) -> str:
+def log_undrawn(name: str, error: Exception) -> Markup:
     """Log why a chart could not be drawn; return the text in its place."""
     logging.getLogger("silofl").error(
         "the report's chart %s could not be drawn", name, exc_info=error
     )
-    return "<p class='note'>This chart could not be drawn; the reason is in the log.</p>"
+    return render("undrawn")
 
 
 def inline(text: str, key: str, label: str, width: float, height: float) -> str:

@@ -1,7 +1,5 @@
 """The report's values as text and markup: templates, numbers, durations, sizes, lines of a heading."""
 
-# ruff: noqa: E501  (template)
-
 from __future__ import annotations
 
 import math
@@ -12,48 +10,21 @@ from functools import cache
 from typing import Literal
 
 import numpy as np
-from jinja2 import DictLoader, Environment, StrictUndefined, Template
+from jinja2 import Environment
 from markupsafe import Markup
 
+from server.rendering import environment
 from server.report.inference import EXACT, Gain
 from server.report.methods import alone, baseline_name, spell
 from server.report.participation import MARK, worst
 from server.report.study import StudyResults
 
-MACROS = """
-{% macro table(head, kind="") %}
-{% if head|length - (2 if kind == "silos" else 0) > 5 or kind in ("wordy", "reasons") %}<p class="swipe note" aria-hidden="true">more columns →</p>{% endif %}
-<div class="scroll" tabindex="0"><table class="{{ kind }}"><thead><tr><th>{{ head[0] }}</th>{% for name in head[1:] %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>{{ caller() }}</table></div>
-{% endmacro %}
-{% macro cells(values) %}{% for value in values %}<td>{{ value }}</td>{% endfor %}{% endmacro %}
-{% macro widths(pair) %}<div class="wide">{{ pair[0] }}</div><div class="narrow">{{ pair[1] }}</div>{% endmacro %}
-{% macro explained() %}<details class="note"><summary>What is this?</summary>{{ caller() }}</details>{% endmacro %}
-{% macro rare(text) %}{% if text %}<p class="note">{{ mark }} {{ text }}. Scores are those of the last round that a hospital took part in.</p>{% endif %}{% endmacro %}
-{% macro spread(pair, form="percent", digits=1) %}{{ pair[0]|percent if form == "percent" else pair[0]|number(digits) }}{% if pair[1] is known %}<small>±&#8202;{{ pair[1]|percent if form == "percent" else pair[1]|number(digits) }}</small>{% endif %}{% endmacro %}
-{% macro gain_cell(gain) %}<td class="{{ ["", "up", "down"][gain.shown] }}">{{ gain.mean|points }}{% set interval = gain|between(0) %}{% if interval %}<small>{{ interval }}</small>{% endif %}</td>{% endmacro %}
-{% macro brackets(gain) %}{% if gain.has_interval %} (95&#8239;% interval {{ gain|between }}){% endif %}{% endmacro %}
-{% macro reached(found, silo) %}{% set own, tested = found.study.score(found.base, silo).mean, found.study.count_tested([silo]) %}
-{{ silo }}, reaches {{ found.study.score(found.method, silo).mean|percent }}&#8239;%{% if own is known %} ({{ own|percent }}&#8239;% {{ "alone" if found.base == alone() else "with " ~ found.base|spell }}){% endif %}
-{% if tested %} of {{ tested[0]|noun("test sample") }}{% endif %}{% endmacro %}
-{% macro worst_hospital(found) %}{% set first = worst(found.study, found.method) %}
-worst hospital, {{ reached(found, first) }}{% if first in found.rare %}{% set second = worst(found.study, found.method, found.rare) %}{% if second %}; without {{ mark }} {{ reached(found, second) }}{% endif %}{% endif %}{% endmacro %}
-"""
-IMPORT = """{% from "macros" import table, cells, widths, explained, rare, spread, gain_cell, brackets, reached, worst_hospital with context %}
-"""
-
 
 @cache
-def environment() -> Environment:
-    """Return the templates' environment: values are escaped, and a missing value is an error."""
-    loader = DictLoader({"macros": MACROS})
-    found = Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {
+def report_environment() -> Environment:
+    """Return the templates' environment with the report's filters and names."""
+    templates = environment()
+    templates.filters |= {
         "percent": percent,
         "points": points,
         "number": number,
@@ -70,35 +41,30 @@ def environment() -> Environment:
         "baseline": baseline_name,
         "unbroken": lambda text: Markup(re.sub(r"(\d) ", r"\1&nbsp;", text)),
     }
-    found.tests["known"] = lambda value: not math.isnan(value)
-    found.globals |= {
+    templates.tests["known"] = lambda value: not math.isnan(value)
+    templates.globals |= {
         "alone": alone,
         "baseline_name": baseline_name,
         "mark": MARK,
         "worst": worst,
     }
-    return found
+    return templates
 
 
-@cache
-def compile_template(template: str) -> Template:
-    return environment().from_string(IMPORT + template)
+def render(name: str, **values: object) -> Markup:
+    """Return the template ``report/NAME.html`` with these values; each is escaped unless it is already markup."""
+    return Markup(report_environment().get_template(f"report/{name}.html").render(**values))
 
 
-def render(template: str, **values: object) -> Markup:
-    """Return a template rendered with these values; every value is escaped unless it is already markup."""
-    return Markup(compile_template(template).render(**values))
+def text_lines(name: str, **values: object) -> list[str]:
+    """Return the lines of the plain text ``report/NAME.txt``."""
+    text = report_environment().get_template(f"report/{name}.txt").render(**values)
+    return text.splitlines()
 
 
-def text_lines(template: str, **values: object) -> list[str]:
-    """Return the lines of a template of plain text, in which nothing is escaped."""
-    plain = environment().overlay(autoescape=False)
-    return plain.from_string(template).render(**values).splitlines()
-
-
-def sentences(template: str, **values: object) -> Markup:
+def sentences(name: str, **values: object) -> Markup:
     """Return a template's text with one space for each sequence of spaces and line ends."""
-    return Markup(re.sub(r"[ \n]+", " ", render(template, **values)).strip())
+    return Markup(re.sub(r"[ \n]+", " ", render(name, **values)).strip())
 
 
 def percent(value: float, digits: int = 1) -> str:

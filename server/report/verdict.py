@@ -8,7 +8,6 @@ own gain's interval lies below zero, widened for the number of hospitals (Bonfer
 four reports on twelve hospitals without any gain would name one.
 """
 
-# ruff: noqa: E501  (templates)
 from __future__ import annotations
 
 import math
@@ -133,46 +132,6 @@ def estimate_settling(
 
 
 MOST_NAMES = 4  # maximum number of harmed hospitals in the sentence
-SENTENCE = """{% macro gain() %}{{ found.gain.mean|points }} points of {{ study.task.score_label }} on average
-over training alone{{ brackets(found.gain) }} in {{ found.tested_in }}{% endmacro %}
-{% macro losers() %}{% set comma, lose = joiner(", "), found.harmed.items()|list %}
-{%- for silo, own in lose[:most] %}{{ comma() }}{{ silo }} ({{ own.mean|points }}){% endfor %}
-{%- if lose|length > most %}, {{ (lose|length - most)|noun("other") }}{% endif %}
-{{ " is" if lose|length == 1 else " are" }} shown to lose{% endmacro %}
-{% macro too_few(count, what="") %}
-{%- if count < needed %}, {{ count|hospitals }}{{ what }}, at least {{ needed }} needed{% endif %}{% endmacro %}
-{% set name, shown = found.method|spell, found.shown %}
-{% set why = "" if found.why == found.gain|between else ", " ~ found.why %}
-{% if shown > 0 and found.harmed %}Yes on average, and not for everybody: {{ losers() }}, while {{ name }} gains {{ gain() }}
-{%- elif shown > 0 %}Yes: {{ name }} gains {{ gain() }}, and no hospital is shown to lose
-{%- elif shown < 0 %}No: {{ name }} has {{ gain() }}{% if found.harmed %}, and {{ losers() }}{% endif %}
-{%- elif found.harmed %}No gain is certain, and harm is shown: {{ losers() }}; {{ name }} has {{ gain() }}{{ why }}
-{%- else %}Not yet certain: {{ name }} has {{ gain() }}{{ why }}{% endif %}; the {{ worst_hospital(found) }};
-an unseen hospital: {% if unseen %}{% set mine, other, shown, count = unseen %}
-{{ ["no difference", "a gain", "a loss"][shown] }} is shown ({{ mine }}&#8239;% as it comes, {{ other }}&#8239;% alone
-{%- if count < held %}, in {{ count }} of {{ held|hospitals }} held out{% else %}{{ too_few(count, " held out") }}{% endif %})
-{%- elif held %}not shown, {{ held|hospitals }} held out, none with both scores
-{%- else %}not shown, none was held out{% endif %};
-calibration: {% if calibration %}{% set mine, other, shown, count = calibration %}
-{{ ["no difference is shown", "worse", "better"][shown] }}
-({{ what }} {{ mine }}, {{ other }} alone{{ too_few(count) }})
-{%- elif several %}not shown, each measurement has its own (evidence per hospital)
-{%- else %}not shown, it was not measured{% endif %};
-{% set bytes, seconds = study.cost(found.method) %}cost: {{ bytes|size }} and {{ seconds|long }},
-{% if not study.config.get("dp") %}without differential privacy
-{%- elif epsilon is not known %}with differential privacy, whose epsilon not every hospital has sent
-{%- else %}with epsilon at most {{ "%.3g"|format(epsilon) }}{% if unfinished %} so far{% endif %}
-{%- if runs > 1 %} in one run, as the hospitals' last replies say; runs on the same data add up{% endif %}{% endif %}."""
-CONDITION = """{% set scored, count = found.gains|length, study.silos|length %}
-Drawn from {% if scored < count %}{{ scored }} of {% endif %}{{ count|hospitals }}, each tested on its own samples;
-{% if study.split %}{{ study.split|join(", split by ") }}{% else %}the hospitals' own data{% endif %};
-{{ "%s to %s rounds"|format(ran|min, ran|max) if ran|length > 1 else ran[0]|noun("round") }}
-{%- if study.joined %}; {{ study.joined|join(", ") }} joined late{% endif %}
-{%- if study.config.get("dp") and study.config.get("normalization") == "none" %}; no table's columns were standardised
-(normalization = none), also in training alone, where a hospital could do so{% endif %}
-{%- if study.unsearched %}; tuned on the split of other seeds, whose test samples these may be{% endif %};
-{{ found.seeds|length|noun("seed") }}{% if chosen > 1 %}; the method was chosen among {{ chosen }} on
-{{ "validation" if study.chosen_on == "val" else "the same test" }} data{% endif %}."""
 
 
 @dataclass(frozen=True)
@@ -189,17 +148,15 @@ def answer(study: StudyResults) -> Answer | None:
     if best is None or worst(study, best) is None:
         return None
     if base not in study.methods:
-        why = f"Not shown: training alone (<code>{base}</code>) was not run beside it."
-        return Answer(Markup(why), "")
+        return Answer(sentences("answer", found=None), "")
     found = verdict(study, best, base)
     if not found.gains:
-        why = "Not shown: no hospital has sent a score of both."
-        return Answer(Markup(why), condition(found))
+        return Answer(sentences("answer", found=found), condition(found))
     held = held_out(study)
     key, what = calibration_of(study)
     mine, other = (over_silos(study, method, key) for method in (best, base))
     sentence = sentences(
-        SENTENCE,
+        "answer",
         study=study,
         found=found,
         most=MOST_NAMES,
@@ -260,7 +217,7 @@ def condition(found: GainVerdict) -> str:
     """Return the conditions of the answer: silos, seeds and rounds of the two compared methods."""
     study = found.study
     return sentences(
-        CONDITION,
+        "condition",
         study=study,
         found=found,
         ran=sorted({r["rounds"] for m in (found.method, found.base) for r in study.of(m)}),

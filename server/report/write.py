@@ -4,7 +4,6 @@
 values, ``sections`` the texts, ``charts`` the charts, ``templates`` the HTML.
 """
 
-# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 from logging import WARNING
@@ -65,31 +64,6 @@ def try_report(path: Path) -> None:
         )
 
 
-# Cells are divided by tabs; the lines behind the blank one are no cells.
-TABLE = """{% macro cell(pair) %}{{ pair[0]|percent }}{% if pair[1] is known %} ±{{ pair[1]|percent }}{% endif %}{% endmacro %}
-silo	test{% for method in study.methods %}	{{ method|spell }}{% endfor %}{% if base %}	{{ best|spell }} gains{% endif %}
-
-{% for silo in study.silos %}{{ silo }}	{{ tested(silo) }}
-{%- for method in study.methods %}{% set score = study.score(method, silo) %}	{{ cell((score.mean, score.spread)) }}{% endfor %}
-{%- if base %}	{{ study.gain(best, base, silo).mean|points }}{% endif %}
-
-{% endfor %}mean	{% for method in study.methods %}	{{ cell(study.mean_score(method)) }}{% endfor %}
-{%- if base %}	{{ found.gain.mean|points }}{% endif %}
-
-{% if study.ranks %}mean rank	{% for method in study.methods %}	{{ study.ranks[method]|number(2) }}{% endfor %}{{ "\t" if base }}
-{% endif %}
-
-{% if found and found.gains %}{{ best|spell }} against {{ base|spell }}: {{ found.gain.mean|points }} points,
-{%- if found.shown %} 95 % interval {{ found.gain|between }}{% else %} not yet certain: {{ found.why }}{% endif %}
-
-{% endif %}
-{{ study.task.score_label }} in % on test data, at the round that validation data chose
-{%- if study.seeds|length > 1 %}; mean and standard deviation of {{ study.seeds|length }} seeds{% endif %}
-
-{% if rare %}{{ rare }}: scores are those of the last round that a silo took part in
-{% endif %}"""
-
-
 def silo_table(study: StudyResults) -> str:
     """Return the comparison per silo as plain text: scores in per cent, gains in points, means and mean ranks.
 
@@ -98,7 +72,7 @@ def silo_table(study: StudyResults) -> str:
     methods, best = study.methods, study.best or ""
     base = study.base if best else None
     lines = text_lines(
-        TABLE,
+        "comparison",
         study=study,
         best=best,
         base=base,

@@ -24,8 +24,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from partitions.common.errors import UserError
+from server.rendering import fill
 from server.watch.access import LOOPBACK, Guard, Token
-from server.watch.page import content_policy, page
 from server.watch.source import WatchSource
 
 POLL_SECONDS = 0.2
@@ -82,13 +82,22 @@ class Follower:
                 yield ": no news\n\n"
 
 
+def content_policy(nonce: str) -> str:
+    """Return the Content-Security-Policy: only this page's style and script, and requests to its own origin."""
+    own = f"'nonce-{nonce}'"
+    return (
+        f"default-src 'none'; script-src {own}; style-src {own}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
 def application(source: WatchSource, token: str = "") -> Starlette:
     """Return the ASGI application. ``token``: required from readers; empty: only loopback names are answered."""
     follower = Follower(source)
     nonce = secrets.token_urlsafe(16)
 
     async def index(request: Request) -> Response:
-        return HTMLResponse(page(nonce))
+        return HTMLResponse(fill("watch/page.html", nonce=nonce))
 
     async def events(request: Request) -> Response:
         return StreamingResponse(follower.stream(), media_type="text/event-stream")

@@ -3,7 +3,6 @@
 A run in a terminal as one plain table: once, or again after each news until Ctrl-C.
 """
 
-# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import glob
@@ -20,7 +19,7 @@ from partitions.common.errors import UserError
 from partitions.common.output import columns, output_fault
 from server.deploy.control import read_connection
 from server.deploy.local.record import find_deployed
-from server.plain import fill
+from server.rendering import fill
 from server.results.reading import Tail
 from server.watch.board import Board
 
@@ -192,34 +191,12 @@ def show(source: WatchSource, *, once: bool) -> None:
         print()
 
 
-# Cells are divided by tabs; why a silo's last reply was left out or bounded stands behind the table
-TEXT = """{% macro seconds(value) %}
-{% if value < 120 %}{{ ("%.0f s" if value >= 10 else "%.1f s")|format([value, 0]|max) }}
-{%- elif value < 7200 %}{{ "%.0f min"|format(value / 60) }}{% else %}{{ "%.1f h"|format(value / 3600) }}{% endif %}
-{% endmacro %}
-{% macro cell(value, form="%.4f") %}{{ "-" if value is none else form|format(value) }}{% endmacro %}
-{% set run, title = picture.run, title|printable %}
-{% if run is none %}
-{{ title }}: no run has begun{{ "; silofl audit has messages that were refused" if picture.site }}
-{% else %}
-{{ title }}: {{ run.strategy|printable }} seed {{ run.seed }}, {{ run.state }},
-{%- if run.closing and run.state == "running" %} closing evaluation{% else %} round {{ run.round }}{% endif %} of {{ run.rounds }}
-{%- if run.left is not none %}, about {{ seconds(run.left) }} to the end{% endif %}, {{ "%.1f"|format(run.bytes / 1e6) }} MB
-{% for line in (run.why, run.transfer) if line %}
-{{ line|printable }}
-{% endfor %}
-{% set score = run.score|printable or "score" %}
-silo	now	last reply	validation {{ score }}	test {{ score }}	gain	missed	epsilon	
-{% for silo in run.silos %}
-{{ silo.name|printable }}	{{ silo.doing|printable or "-" }}{% if silo.doing and silo.since %} {{ seconds(picture.now - silo.since) }}{% endif %}
-{%- set took = silo.seconds %}	{% if took is none %}-{% else %}{{ seconds(took) }}{% endif %}	{{ cell(silo.validation) }}	{{ cell(silo.test) }}
-{{- "\t" ~ cell(silo.gain, "%+.4f") }}	{{ silo.missed }}	{{ cell(silo.epsilon, "%.3g") }}	{{ (silo.left_out or silo.bounded)|printable }}
-{% endfor %}{% endif %}"""
-
-
 def lines(picture: Mapping[str, Any], title: str) -> list[str]:
     """Return a picture's lines. Text from silos or the server is escaped: it cannot control the terminal."""
-    made = [line.split("\t") for line in fill(TEXT, picture=picture, title=title).split("\n")]
+    made = [
+        line.split("\t")
+        for line in fill("watch/page.txt", picture=picture, title=title).split("\n")
+    ]
     rows = [cells for cells in made[:-1] if len(cells) > 1]
     table = columns(cells[:-1] for cells in rows) if rows else []
     return [

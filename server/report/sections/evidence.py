@@ -1,6 +1,5 @@
 """Section on the evidence per hospital: calibration, reliability, net benefit, conformal sets, subgroups."""
 
-# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import math
@@ -45,28 +44,6 @@ HEADS = {
         "Intervals: coverage, width",
     ],
 }
-TEMPLATE = """{% from "macros" import table, cells, explained with context %}
-<h2>Evidence per hospital</h2><p class='lead'>{{ methods|map("spell")|join(", and small below it ") }}: each hospital measures its reported model once, on its own test samples ({{ tested|join(" to ") or "few" }}).{% if study.seeds|length > 1 %} Numbers are means over {{ study.seeds|length }} seeds; {% if task == "regression" %}limits, intervals, charts and {% elif task != "segmentation" %}sets, charts and {% endif %}subgroups are of the first seed that has them.{% endif %} The numbers of the table have no intervals: with few samples they can be far from the ideal, or differ between methods, by chance alone.</p>
-{% call table(head) %}<tbody>{% for silo, prefix, texts in rows %}<tr><th scope="row">{{ silo }}</th>{% if prefix %}<td>{{ name_of(prefix) }}</td>{% endif %}{% for of in texts %}<td>{{ of[0] }}{% for text in of[1:] %}<small>{{ text }}</small>{% endfor %}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}
-{% if task == "regression" %}{% call explained() %}<dl class='terms'>
-<dt>Unit</dt><dd>The measurement's own.{% if measured[0] %} Subgroups have means over the measurements, each in its own unit.{% endif %}</dd>
-<dt>Slope, intercept</dt><dd>Of the line through measurements by predictions (least squares); ideal 1 and 0. Below 1 high predictions are too high and low ones too low.</dd>
-<dt>Difference</dt><dd>Mean of measured less predicted; ideal 0.</dd>
-<dt>Limits of agreement</dt><dd>The mean difference and 1.96 standard deviations to either side. About 95&#8239;% of differences lie between, where they are normal.</dd>
-<dt>Intervals</dt><dd>Prediction intervals that are to hold 90&#8239;% of measurements, which no theorem promises of shrunk widths: the share of test samples where they did, and their width. They reach as far as the hospital's own half width, shrunk towards the hospitals' common one; half of the test samples make it, the others count.</dd></dl>{% endcall %}{% elif task != "segmentation" %}{% call explained() %}<dl class='terms'>
-<dt>Probability</dt><dd>{{ {"multilabel": "that a finding is present", "survival": "of the event until the chosen time"}.get(task, "of class 1 of two classes; of more classes, that the predicted class is right") }}.</dd>
-<dt>Brier</dt><dd>Mean squared distance of probability and event; lower is better.</dd>
-<dt>Slope</dt><dd>Ideal 1. Below 1 the model is too sure, above 1 not sure enough.</dd>
-<dt>In the large</dt><dd>Ideal 0. Above 0 there are more events than predicted.</dd>
-<dt>ECE</dt><dd>Mean distance of predicted and observed share over bins. It is too large where test parts are small: never read it alone.</dd>
-<dt>Sets</dt><dd>Classes that are to hold the true one with a probability of 90&#8239;%, which no theorem promises of shrunk thresholds: the share of test samples where they did, and their mean number. The threshold is the hospital's own, shrunk towards the hospitals' common one; half of the test samples make it, the others count.</dd>
-<dt>Net benefit</dt><dd>True positives per sample, less false positives at the odds of the threshold. The dashed line treats everybody, the line at 0 no one.</dd></dl>{% endcall %}{% endif %}
-{% if groups %}<h3>Subgroups</h3><p class='note'>{% if task == "regression" %}Mean absolute error with its 95&#8239;% interval, and root of the mean squared one, in the label's unit{% else %}Test {{ study.task.score_label }} in per cent with its 95&#8239;% interval{% endif %}, by a column that the hospital chose. Small subgroups are suppressed in the hospital, and with them others, where they would follow by subtraction. Each interval is of one subgroup by itself: chance alone lets about {{ "%.2g"|format(by_chance * groups|length * methods|length) }} of those below miss.</p>
-{% call table(["Hospital", "Subgroup", "Test"] + methods|map("spell")|list) %}<tbody>{% for silo, name, n, each in groups %}<tr><th scope="row">{{ silo }}</th><td>{{ name }}</td><td>{{ n }}</td>{% for found in each %}<td>{% if not found %}–{% elif found|length == 5 %}{{ "%.3g<small>%.3g–%.3g; %.3g</small>"|safe|format(*found[1:]) }}{% else %}{{ found[1]|percent }}<small>{{ found[2]|percent(0) }}–{{ found[3]|percent(0) }}</small>{% endif %}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}
-{% set left = drawn|length - panels|length %}
-{% if panels %}<h3>Reliability{% if panels[0][1]|length > 1 %} and net benefit{% endif %}</h3>
-<p class='note'>{% if task == "regression" %}Predicted against measured, means of groups{% else %}Predicted against observed share{% endif %}; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left > 0 %} {{ left }} more {{ "is" if left == 1 else "are" }} in summary.json.{% endif %}</p>
-<div class='panels'>{% for silo, charts in panels %}<figure><h3>{{ silo }}</h3>{% for chart in charts %}{{ chart }}{% endfor %}</figure>{% endfor %}</div>{% endif %}"""
 
 
 def value(study: StudyResults, method: str, silo: str, key: str) -> float:
@@ -150,7 +127,7 @@ def evidence_section(study: StudyResults) -> Markup:
     )
     tested = study.count_tested(study.silos)
     return render(
-        TEMPLATE,
+        "evidence",
         study=study,
         methods=methods,
         head=["Hospital", *(["Measurement"] if measured[0] else []), *columns],

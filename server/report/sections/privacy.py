@@ -1,6 +1,5 @@
 """Section on differential privacy: each silo's privacy cost, and the scores reached with it."""
 
-# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import statistics
@@ -14,14 +13,6 @@ from server.report.methods import info_of, spell
 from server.report.study import StudyResults
 from server.results.history import SiloCost, spent_by_silo
 
-TEMPLATE = """{% set unit, word = study.config["dp.unit"]|default("record"), study.task.score_label %}
-{% set without = study.methods|reject("in", methods)|map("spell")|list %}
-<h2>What differential privacy cost</h2><p class='lead'>Protected is a {{ unit }}: all that a hospital sent in a run tells little of any single one. Epsilon bounds how little; delta is the chance that the bound fails.</p>
-{% call table(["Hospital", "Method, seed", "Epsilon", "Delta", "Steps", study|capital], "dense") %}<tbody>{% for silo, run, cost, score in rows %}<tr><th scope="row">{{ silo }}</th><td>{{ run }}</td><td>{{ "%.2f"|format(cost.epsilon) }}</td><td>{{ "%.1g"|format(cost.delta) }}</td><td>{{ "{:,}".format(cost.steps) }}</td><td>{{ "withheld" if score is none else score|percent }}</td></tr>{% endfor %}</tbody>{% endcall %}
-{% call explained() %}<dl class='terms'><dt>Epsilon</dt><dd>With or without one {{ unit }}, the probability of anything that the hospital can send differs by a factor of at most e to the power of epsilon. Below 1 is strong, above 10 is weak.</dd><dt>Not covered</dt><dd>Numbers of samples, seconds, what other runs sent, and models that a hospital keeps for itself.</dd></dl>{% endcall %}
-<p class="note">Each row is one run by itself, as the hospital's last reply said: a round whose reply was lost is not in it.{% if several %} Runs on the same data add up.{% endif %} A hospital's own ledger adds all runs (<code>silofl budget</code>).{% if study.simulated %} In a simulation the noise comes from the seed: these numbers show what a deployed run costs. They protect no data.{% endif %}{% if without %} Without differential privacy: {{ without|join(", ") }}.{% endif %}</p>
-{% if figure %}<figure>{{ widths(figure) }}<figcaption>Test {{ word }} in per cent against the epsilon spent so far: a thin line per hospital, a thick one for their mean.</figcaption></figure>{% endif %}"""
-
 
 def privacy_section(study: StudyResults) -> Markup:
     """Render the section; empty if no run had differential privacy."""
@@ -29,7 +20,7 @@ def privacy_section(study: StudyResults) -> Markup:
     if not methods:
         return Markup()
     return render(
-        TEMPLATE,
+        "privacy",
         study=study,
         methods=methods,
         several=sum(len(study.of(method)) for method in methods) > 1,

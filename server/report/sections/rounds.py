@@ -1,6 +1,5 @@
 """Section on the scores by round: all methods, and each before and after local training."""
 
-# ruff: noqa: E501  (template)
 from __future__ import annotations
 
 import statistics
@@ -29,14 +28,6 @@ SNAPSHOTS = {
     "received": Style(ORANGE, "s", (0, (4, 2)), filled=False),
     "personal": Style(BLUE, "o", filled=False),
 }
-TEMPLATE = """{% from "macros" import widths %}
-<h2>{{ capital }} by round</h2><p class='lead'>How fast the hospitals' mean test {{ word }} rises.</p>
-<figure>{{ widths(by_round) }}</figure>
-{% if stopped %}<p class='note'>Early stopping: {{ stopped|join("; ") }}.</p>{% endif %}
-<h3>Before and after local training</h3>
-<p class='note'>In every round a hospital tests the model it <b>received</b> (dashed, squares) and, after training on its own data, its <b>personal</b> one (solid, circles); the thin lines are single hospitals.
-{%- if panels|length < methods %} Shown are {{ panels|length }} of {{ methods }} methods; history.csv has all.{% endif %}</p>
-<div class='panels'>{% for name, chart in panels %}<figure><h3>{{ name }}</h3>{{ chart }}</figure>{% endfor %}</div>"""
 
 
 def rounds_section(study: StudyResults) -> Markup:
@@ -48,7 +39,7 @@ def rounds_section(study: StudyResults) -> Markup:
     shown = list(dict.fromkeys([*first, *methods]))[:PANELS]
     stopped = [(run, why) for run in study.summarised if (why := early_stop(run))]
     return render(
-        TEMPLATE,
+        "rounds",
         capital=capital(study),
         word=study.task.score_label,
         by_round=in_widths(by_round, study),

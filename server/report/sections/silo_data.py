@@ -1,6 +1,5 @@
 """Sections on the data of the silos, and on the relationships between them."""
 
-# ruff: noqa: E501  (templates)
 from __future__ import annotations
 
 import itertools
@@ -44,17 +43,6 @@ from server.results.run_directory import newest_states
 from strategies import strategies
 from strategies.base.info import MethodInfo, Relationships
 
-DATA = """{% from "macros" import widths %}
-<h2>Who holds what</h2><p class='lead'>One circle per hospital and class; its area is the number of training samples.</p>
-<figure>{{ widths(circles) }}<figcaption>{{ dataset }} split by {{ partition }}.
-{%- if seeds > 1 %} The circles are of seed {{ seed }}; every seed splits anew.{% endif %} Shown because these data are public or all on this machine: a hospital's label counts never leave it.</figcaption></figure>"""
-RELATIONSHIPS = """{% from "macros" import widths, explained with context %}
-<h2>Who learns from whom</h2><p class='lead'>Each row is a hospital: how much its model takes from each column's.</p>
-{% call explained() %}<p>{{ related_by }}.</p>{% endcall %}
-<div class='side'><figure>{{ widths(map) }}<figcaption>After round {{ last }}. Stronger is darker or larger; orange with a minus sign is negative. A hospital's vector stays in the hospital: it is shown because all hospitals of this run were on this machine.</figcaption></figure>
-<div class='panels'><figure><h3>{{ first }} to all hospitals, by round</h3>{{ to_all }}</figure>
-<figure><h3>Every hospital to itself, by round</h3>{{ to_itself }}<figcaption>The strongest six are named.</figcaption></figure></div></div>"""
-
 
 def data_section(study: StudyResults) -> Markup:
     """Render the samples per silo and class; empty if they are unknown."""
@@ -62,7 +50,7 @@ def data_section(study: StudyResults) -> Markup:
     if m is None or not study.task.single_label:
         return Markup()
     about = {key: m[key] for key in ("dataset", "partition", "seed")}
-    return render(DATA, circles=in_widths(label_circles, m), seeds=len(study.seeds), **about)
+    return render("data", circles=in_widths(label_circles, m), seeds=len(study.seeds), **about)
 
 
 @chart
@@ -166,7 +154,7 @@ def relationships_section(study: StudyResults) -> Markup:
         return Markup()
     info, found = related
     return render(
-        RELATIONSHIPS,
+        "relationships",
         related_by=f"{info.spelling}: {info.relationships}",
         map=in_widths(relationship_map, found, wide=600),
         last=found.rounds[-1],

@@ -1,6 +1,5 @@
 """Sections on the silos (scores, gains, missed rounds) and on held-out hospitals (zero-shot, personalised, alone)."""
 
-# ruff: noqa: E501  (templates)
 from __future__ import annotations
 
 import math
@@ -51,39 +50,6 @@ from server.results.hold_out import results_in
 BAND: dict[str, Any] = {"alpha": 0.25, "linewidth": 6}
 SMALL = 30  # a test set with fewer samples is marked as small
 MOST_LOSERS = 6  # with more, the lead names five
-TEMPLATE = """{% macro span(values) %}{{ [values[0], values[-1]]|unique|join("–") if values else "–" }}{% endmacro %}
-{% set several, word, base = study.seeds|length > 1, study.task.score_label, study.base %}
-<h2>What each hospital gained</h2><p class='lead'>
-{%- if not gained %}The {{ word }} of every hospital's model on the hospital's own test data.
-{%- else %}
-{%- if lose %}Lower with {{ best|spell }} than with {{ base|spell }}: {% for silo, gain in (lose.items()|list)[:few if lose|length <= few else few - 1] %}
-{{ ", " if not loop.first }}<span class="nb">{{ silo }} ({{ gain.mean|points }})</span>{% endfor %}
-{%- if lose|length > few %}, {{ (lose|length - few + 1)|noun("other") }}{% endif %}.
-{%- else %}No hospital scores lower with {{ best|spell }} than with {{ base|spell }}.{% endif %}
-{%- if study.personalised not in (none, best) %} The best personalised method was {{ study.personalised|spell }}.{% endif %}{% endif %}</p>
-<figure>{% if figure %}{{ widths(figure) }}{% endif %}</figure>
-{% call table(['Hospital<small class="phone">train + test</small>'|safe, "Train", "Test"] + study.columns|map("spell")|list + ([("Gain of %s<br>over %s"|safe)|format(best|spell, base|spell)] if base else []), "silos") %}<tbody>
-{% for silo in study.silos %}{% set train, test = span(study.sizes(silo, "n_train")), study.sizes(silo, "n_test") %}
-<tr><th scope="row">{{ silo }}{{ mark if silo in rare_silos }}<small class="phone">{{ train }} + {{ span(test) }}</small></th><td class="desk">{{ train }}</td><td class="desk">{{ span(test) }}{% if test and 0 < test[0] < small %}<small>small</small>{% endif %}</td>
-{%- for method in study.columns %}{% set score = study.score(method, silo) %}<td class="{{ "main" if method == best and study.columns|length > 1 }}">
-{%- if score.mean is not known and silo in study.withheld %}<small>withheld</small>{% else %}{{ score.mean|percent }}{% endif %}
-{%- if score.interval[0] is known %}<small>{{ score.interval[0]|percent(0) }}–{{ score.interval[1]|percent(0) }}</small>{% endif %}
-{%- if score.spread is known %}<small>±&#8202;{{ score.spread|percent }}</small>{% endif %}</td>{% endfor %}
-{% if base %}{{ gain_cell(gained[silo]) }}{% endif %}</tr>{% endfor %}
-</tbody><tfoot><tr><th scope="row">Mean</th><td class="desk"></td><td class="desk"></td>
-{%- for method in study.columns %}<td>{{ study.mean_score(method)[0]|percent }}</td>{% endfor %}
-{%- if base %}<td>{{ study.mean_gain(best, base).mean|points }}</td>{% endif %}</tr>
-{% if rare_silos %}<tr><th scope="row">without {{ mark }}</th><td class="desk"></td><td class="desk"></td>
-{%- for mean in without %}<td>{{ mean|percent }}</td>{% endfor %}
-{%- if base %}<td>{{ study.mean_gain(best, base, rare_silos).mean|points }}</td>{% endif %}</tr>{% endif %}</tfoot>{% endcall %}
-<p class='note' style='margin-top:12px'>{{ study|capital }} in per cent on the hospital's own test samples, {% if several %}mean and standard deviation over seeds{% else %}with {{ "Wilson's" if study.task.score == "accuracy" else "its" }} 95&#8239;% interval below{% endif %}. {% if base %}The gain's interval counts {% if several %}seeds (from {{ seeds_needed }} on) and {% endif %}test samples. It takes the two tests as independent, because which samples were right never leaves a hospital; it is wider than it need be. A gain is in colour where its interval excludes zero.{% endif %}</p>
-{% if study.withheld %}<p class="note">Withheld by the hospital because too few test samples stand behind them: {{ study.withheld|join(", ") }}.</p>{% endif %}
-{{ rare(rare_text) }}
-{% if study.joined %}<p class="note">{% set semicolon = joiner("; ") %}{% for silo, by_round in study.joined.items() %}{% for first, own in by_round.items() %}{{ semicolon() }}{{ silo }} joined late: it took part from round {{ first }} on ({{ own|map("spell")|join(", ") }}){% endfor %}{% endfor %}. Its gain compares runs in which it trained for fewer rounds than the others; training alone counts from the round in which it joined that run.</p>{% endif %}
-{% if sums %}<p class="note">Secure aggregation: {% if study.simulated %}hospitals' updates were added as integers; in a simulation nothing is masked.{% else %}hospitals masked their updates, and the server opened their sums alone.{% endif %} {{ sums|join(". ") }}. Each hospital cut its own step. {{ still|join(" ") }}</p>{% endif %}
-{% for title, found in absences if found %}<h3>{{ title }}</h3>
-{% call table(["Hospital", "Method, seed", "Rounds", "Last reason"], "reasons") %}<tbody>{% for method, seed, silo, n, reason in found %}<tr><th scope="row">{{ silo }}</th><td>{{ method }}, {{ seed }}</td><td>{{ n }}</td><td class="text">{{ reason }}</td></tr>{% endfor %}</tbody>{% endcall %}
-{% endfor %}"""
 
 
 def silos_section(study: StudyResults) -> Markup:
@@ -95,7 +61,7 @@ def silos_section(study: StudyResults) -> Markup:
     known = any(not math.isnan(study.score(m, s).mean) for m in methods for s in study.silos)
     gained = {s: study.gain(study.headed, base, s) for s in study.silos} if base else {}
     return render(
-        TEMPLATE,
+        "silos",
         study=study,
         best=study.headed,
         figure=in_widths(gains, study) if known else None,
@@ -236,16 +202,6 @@ KINDS = {
     "all_in": "All in",
 }
 Scores = Mapping[str, float]  # kind -> score; nan if unknown
-UNSEEN = """{% macro difference(silos, kind, methods) %}{% set gain, count = gain_over_alone(silos, kind, methods) %}
-<td>{% if not count %}–{% else %}{{ gain.mean|points }}<small>{{ gain|between or "not shown" }}{% if count < silos|length %}, {{ count }} of {{ silos|length }} hospitals{% endif %}</small>{% endif %}</td>{% endmacro %}
-<h2>Hospitals that did not train</h2><p class='lead'>{{ found|length|hospitals }} held out of the training, by the {{ study.task.score_label }} on their own test samples in per cent{% if study.seeds|length > 1 %}, means over {{ study.seeds|length }} seeds{% endif %}.</p>
-{% call table(["Method"] + kinds.values()|list + ["Zero-shot − alone", "Personalised − alone", "Worst zero-shot"]) %}<tbody>{% for method, silos in methods.items() %}<tr><th scope="row">{{ method|spell }}</th>
-{% for kind in kinds %}<td>{{ mean(silos|map(attribute=kind)|list)|percent }}</td>{% endfor %}
-{% for kind in ("zero_shot", "personalised") %}{{ difference(silos, kind, study.count_compared(method, alone())) }}{% endfor %}<td>{{ lowest(silos)|percent }}</td></tr>{% endfor %}</tbody>{% endcall %}
-<p class='note'>{% if found|length < needed %}No interval is shown: {{ found|length|hospitals }} held out, at least {{ needed }} needed.{% else %}Below a difference is its 95 % interval over hospitals, as in the table of the methods. Their models come of mostly the same data, or are one model: the differences are not independent.{% endif %}</p>
-{% call explained() %}<dl class='terms'><dt>Zero-shot</dt><dd>The model that the hospital gets as a newcomer, before it trains.</dd><dt>Personalised</dt><dd>Its own model after some epochs (hold-out-epochs) on what is its own; all that is shared stays as it was received.</dd><dt>Alone</dt><dd>Trained on its own samples only.</dd><dt>All in</dt><dd>The same method with the hospital in the training.</dd></dl>{% endcall %}
-<h3>Each of them</h3>
-{% call table(["Hospital", "Method"] + kinds.values()|list) %}<tbody>{% for silo, of in found|dictsort %}{% for method in methods if method in of %}<tr><th scope="row">{{ silo }}</th><td>{{ method|spell }}</td>{% for kind in kinds %}<td>{{ of[method][kind]|percent }}</td>{% endfor %}</tr>{% endfor %}{% endfor %}</tbody>{% endcall %}"""
 
 
 def held_out(study: StudyResults) -> dict[str, dict[str, Scores]]:
@@ -266,8 +222,10 @@ def unseen_section(study: StudyResults) -> Markup:
     for method, scores in (pair for of in found.values() for pair in of.items()):
         if method != "local":
             methods[method].append(scores)
+    if not found:
+        return Markup()
     return render(
-        UNSEEN if found else "",
+        "unseen",
         study=study,
         found=found,
         methods=methods,
