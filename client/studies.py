@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from client.protocol.envelope import STUDY
 from client.protocol.methods import DEFAULTS
 from client.protocol.node import Site
 from client.protocol.policy import Policy, read_policy
@@ -35,6 +37,8 @@ from strategies.base.declarations import seen_and_inferred
 from strategies.base.transport.kinds import MODEL
 
 WIDTH = 100
+# A study's first line, and the bytes in which it stands: comments may come before it
+KIND, LONGEST_BEGIN = re.compile(rb"^\s*kind\s*=", re.MULTILINE), 1 << 16
 METRIC_WORDS = "counts of samples, the metrics {metrics}, seconds and bytes"
 
 
@@ -82,8 +86,14 @@ def silo_of_bundle(path: Path) -> Site:
     return site_of(read_bundle(path), Path())
 
 
-def read_file(file: Path) -> tuple[str, StudyProtocol]:
+def read_study(file: Path) -> tuple[str, StudyProtocol]:
     """Return a study file's text and the parsed study. Raises SiteError, DataError or OSError."""
+    with file.open("rb") as opened:
+        begin = opened.read(LONGEST_BEGIN)
+    if not KIND.search(begin):
+        raise DataError(
+            f'{file} is no study: a text with kind = "{STUDY}" is expected, as `silofl study new` writes it'
+        )
     text = read_text(file)
     return text, parse_study(text, str(file))
 
@@ -272,7 +282,7 @@ def approve(
 
     Raises UserError, DataError, SiteError or OSError, one line, if it cannot be approved; nothing is stored then.
     """
-    place, (text, study) = place_of(state, policy), read_file(file)
+    place, (text, study) = place_of(state, policy), read_study(file)
     signer = signer_of(text)
     check_signer(signer, place, signed_by)
     echo(study_page(study, signer))

@@ -38,7 +38,7 @@ def environment() -> Environment:
     return templates
 
 
-def fill(name: str, **values: object) -> str:
+def fill(name: str, /, **values: object) -> str:
     """Return the text of the template ``name``, a path below ``templates/``, with these values."""
     return environment().get_template(name).render(**values)
 

@@ -78,9 +78,13 @@ def write_atomically(
     * ``keep``: the path to which the old file is moved, once the new one is written; None: it is replaced.
     * ``sync_name``: whether to wait for the folder's list of names; if not, a power cut may leave the old file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Permissions 0600
-    descriptor, name = tempfile.mkstemp(prefix=".", suffix=f".{path.name}.tmp", dir=path.parent)
+    make_folder(path.parent)
+    try:  # permissions 0600
+        descriptor, name = tempfile.mkstemp(
+            prefix=".", suffix=f".{path.name}.tmp", dir=path.parent
+        )
+    except OSError as error:
+        raise name_file(error, path) from None
     temporary = Path(name)
     try:
         os.close(descriptor)
@@ -116,8 +120,34 @@ def append(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def name_file(error: OSError, path: Path) -> OSError:
-    """Return the error with the name of the file to be written, which Python adds only when opening a file."""
-    return OSError(error.errno, error.strerror, str(path)) if error.errno else error
+    """Return the error with the name of what is to be written, which Python adds only when opening a file.
+
+    A system that lets nothing be made in a folder, such as /proc, says of the new file that it does not exist.
+    """
+    if not error.errno:
+        return error
+    unmade = error.errno == errno.ENOENT and path.parent.is_dir()
+    reason = f"nothing can be made in {path.parent}" if unmade else error.strerror
+    return OSError(error.errno, reason, str(path))
+
+
+def file_fault(path: Path) -> str:
+    """Return why a path is no file that can be read, with the system's reason; empty if it is one."""
+    try:
+        with path.open("rb"):
+            return ""
+    except FileNotFoundError:
+        return f"there is no file {path}"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it, unless it is there. Raises OSError with the folder that cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=mode)
+    except OSError as error:
+        raise name_file(error, Path(error.filename or path)) from None
 
 
 def is_full(error: BaseException) -> TypeGuard[OSError]:

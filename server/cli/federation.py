@@ -26,13 +26,14 @@ def up(args: argparse.Namespace) -> None:
 
 def status(args: argparse.Namespace) -> None:
     from server.deploy import local
+    from server.deploy.following import plain_reason
     from server.rendering import fill
 
     found = local.status(local.find_local(args.name))
     if args.json:
         print(json.dumps(found, indent=1))
         return
-    print(fill("cli/status.txt", **found), end="")
+    print(fill("cli/status.txt", **found, reason=plain_reason), end="")
 
 
 def run(args: argparse.Namespace) -> None:

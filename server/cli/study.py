@@ -74,10 +74,10 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 def check(args: argparse.Namespace) -> None:
     from client.protocol.study import signer_of
-    from partitions.common.parsed import read_text
+    from client.studies import read_study
     from server.deploy.study_draft import check as check_study
 
-    text = read_text(args.file)
+    text, _ = read_study(args.file)
     study = check_study(text, str(args.file))
     signer = signer_of(text)
     print(
@@ -93,13 +93,13 @@ def check(args: argparse.Namespace) -> None:
 def sign(args: argparse.Namespace) -> None:
     from client.protocol.keys import load_signing_key
     from client.protocol.study import sign_study, signer_of
+    from client.studies import read_study
     from partitions.common.files import write_atomically
-    from partitions.common.parsed import read_text
     from server.deploy.bundle import signing_key_file
     from server.deploy.federation import read_federation
     from server.deploy.study_draft import check as check_study
 
-    text = read_text(args.file)
+    text, _ = read_study(args.file)
     check_study(text, str(args.file))
     file = args.sign_with or signing_key_file(read_federation(args.federation))
     text = sign_study(text, load_signing_key(file))
@@ -109,9 +109,9 @@ def sign(args: argparse.Namespace) -> None:
 
 def show(args: argparse.Namespace) -> None:
     from client.protocol.study import signer_of
-    from client.studies import read_file, study_page
+    from client.studies import read_study, study_page
 
-    text, study = read_file(args.file)
+    text, study = read_study(args.file)
     print(study_page(study, signer_of(text)))
 
 

@@ -21,7 +21,6 @@ directory.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +40,8 @@ from pydantic import (
 from client.link.route import bracket_host
 from client.protocol.bundle_files import DEVICE
 from client.protocol.policy import PUBLIC, read_policy
-from partitions.common.errors import DataError, UserError
+from partitions.common.errors import UserError
+from partitions.common.files import file_fault
 from partitions.common.names import SILO, nearest, unknown_name
 from partitions.common.parsed import Frozen, match_pattern, parse_values, read_text, shorten
 from partitions.common.plain_yaml import load_yaml
@@ -173,9 +173,8 @@ def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | No
     if isinstance(named, dict):
         return own_dataset(named, info.context.folder)
     file = absolute(named, info)
-    # False also for a name that is too long
-    if info.context.check_data and not os.path.isfile(file):
-        raise UserError(f"there is no file {file}; give the path of an .npz file, or `demo`")
+    if info.context.check_data and (fault := file_fault(file)):
+        raise UserError(f"{fault}; give the path of an .npz file, or `demo`")
     return file
 
 
@@ -331,10 +330,6 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
         text = read_text(path)
     except FileNotFoundError:
         raise UserError(f"there is no {path}: write one, or name another file") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error}") from None
-    except DataError as error:
-        raise UserError(str(error)) from None
     place = FederationPlace(path.parent, check_data)
     found = parse_values(
         Content, parse_yaml(text, path), path, "docs/deployment.md describes the file", place

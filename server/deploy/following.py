@@ -17,6 +17,7 @@ from server.deploy.control import Control
 from server.deploy.local.parts import last_lines
 from server.deploy.local.record import state_root
 from server.results.reading import Tail
+from server.results.reasons import merge_reasons
 
 POLL_SECONDS = 0.5
 
@@ -84,10 +85,8 @@ def round_line(event: Mapping[str, Any]) -> str:
         f"{event['silos']} silos  {name} {score}  {event['seconds']:.1f} s  {event['bytes'] / 1e6:.1f} MB"
     )
     for key, word in (("rejected", "without"), ("bounded", "bounds")):
-        if named := "; ".join(
-            f"{silo}: {reason}" for silo, reason in event.get(key, {}).items()
-        ):
-            line += f"  {word} {named}"
+        if reasons := "; ".join(merge_reasons(event.get(key, {}).items())):
+            line += f"  {word} {reasons}"
     return line
 
 
@@ -152,5 +151,6 @@ def reason_of(control: Control, run_id: int, progress: RunFollower, details: str
 
 
 def plain_reason(reason: str) -> str:
-    """Return a reason with Flower's `<class 'a.B'>:<'text'>` replaced by `B: text`."""
-    return re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*?)'>", r"\1: \2", reason)
+    """Return a reason in one line, with Flower's `<class 'a.B'>:<'text'>` replaced by `B: text`."""
+    text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*?)'>", r"\1: \2", reason, flags=re.DOTALL)
+    return " ".join(text.split())

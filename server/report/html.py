@@ -51,18 +51,18 @@ def report_environment() -> Environment:
     return templates
 
 
-def render(name: str, **values: object) -> Markup:
+def render(name: str, /, **values: object) -> Markup:
     """Return the template ``report/NAME.html`` with these values; each is escaped unless it is already markup."""
     return Markup(report_environment().get_template(f"report/{name}.html").render(**values))
 
 
-def text_lines(name: str, **values: object) -> list[str]:
+def text_lines(name: str, /, **values: object) -> list[str]:
     """Return the lines of the plain text ``report/NAME.txt``."""
     text = report_environment().get_template(f"report/{name}.txt").render(**values)
     return text.splitlines()
 
 
-def sentences(name: str, **values: object) -> Markup:
+def sentences(name: str, /, **values: object) -> Markup:
     """Return a template's text with one space for each sequence of spaces and line ends."""
     return Markup(re.sub(r"[ \n]+", " ", render(name, **values)).strip())
 

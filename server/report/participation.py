@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from server.report.methods import spell
@@ -89,13 +90,26 @@ def opened_sums(study: StudyResults) -> list[str]:
     return lines
 
 
-def silo_rounds(study: StudyResults, metric: str) -> list[tuple[str, int, str, int, str]]:
-    """Return method, seed, silo, rounds and last reason for silos that were ``rejected`` or ``bounded``."""
+def silo_rounds(study: StudyResults, metric: str) -> list[tuple[str, int, str, str, str]]:
+    """Return silos that were ``rejected`` or ``bounded``: method, seed, silos, rounds, last reason.
+
+    The silos of one reason are one entry, with their fewest and most rounds: ``2 hospitals: a, b``, ``1–3``.
+    """
     rows = study.rows[study.rows.metric == metric]
-    counts = rows.groupby(["strategy", "seed", "silo"]).size()
     reasons = {
         (event.get("strategy"), event.get("seed"), silo): str(reason)
         for event in study.events
         for silo, reason in (event.get(metric) or {}).items()
     }
-    return [(spell(key[0]), *key[1:], n, reasons.get(key, "")) for key, n in counts.items()]
+    merged = defaultdict[tuple[str, int, str], dict[str, int]](dict)
+    for (method, seed, silo), n in rows.groupby(["strategy", "seed", "silo"]).size().items():
+        merged[spell(method), seed, reasons.get((method, seed, silo), "")][silo] = n
+    return [
+        (
+            *(method, seed),
+            (f"{len(of)} hospitals: " if len(of) > 1 else "") + ", ".join(of),
+            "–".join(dict.fromkeys(map(str, (min(of.values()), max(of.values()))))),
+            reason,
+        )
+        for (method, seed, reason), of in merged.items()
+    ]

@@ -15,7 +15,6 @@ import pandas as pd
 
 from models.metrics import mean_rank
 from models.tasks import ENDS, Task, task_of
-from partitions.common.errors import UserError
 from partitions.common.names import split_names
 from server.report.inference import (
     NAN,
@@ -33,7 +32,7 @@ from server.report.inference import (
 from server.report.methods import baselines, exchanges, info_of
 from server.results.history import HEADER, History
 from server.results.reading import read_events, read_json, read_summary
-from server.results.run_directory import read_toml
+from server.results.run_directory import check_run, read_toml
 from server.results.study import TUNING
 from server.results.summary import FinishedRun, compare, run_summary, values_by_round
 from strategies import strategies
@@ -45,8 +44,7 @@ class StudyResults:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not (path / "config.toml").is_file():
-            raise UserError(f"{path} holds no run: there is no config.toml in it")
+        check_run(path)
         self.config: dict[str, Value] = read_toml(path / "config.toml")
         file = path / "history.csv"
         self.history = History(file) if file.exists() else History()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.files import fresh_folder
+from partitions.common.files import fresh_folder, make_folder
 from partitions.labels import ONE_CLASS
 from partitions.schemes.registry import PARTITIONS, SiloIndices, partition, silo_data
 from partitions.silo_file import write_silo_file
@@ -97,7 +97,7 @@ def write_partition(
     manifest["settings"] |= {} if validation < 0 else {"validation": validation}
     temporary: Path | None = None
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         temporary = fresh_folder(out)
         for silo, entry in zip(indices, manifest["silos"], strict=True):
             path = temporary / f"{silo.name}.npz"
@@ -132,7 +132,7 @@ def refuse_other_content(out: Path) -> None:
         own |= {
             silo["file"] for silo in json.loads((out / MANIFEST).read_text("utf-8"))["silos"]
         }
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         own = set()
     if other := sorted(path.name for path in out.iterdir() if path.name not in own):
         raise DataError(

@@ -29,6 +29,7 @@ from server.results.run_directory import (
     NAMES,
     REPORTED,
     RunDirectory,
+    check_run,
     load_checkpoint,
     read_toml,
     shared_arrays,
@@ -145,9 +146,7 @@ def model_card(
 
 def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSettings:
     """Return the requested run of a directory. Raises UserError if there is none, or more than one."""
-    if not (source / "config.toml").is_file():
-        what = "holds no run" if source.is_dir() else "is no directory"
-        raise UserError(f"{source} {what}: the shared model lies in the server's run directory")
+    check_run(source)
     runs = study_runs(read_toml(source / "config.toml"))
     found = [
         r

@@ -136,12 +136,12 @@ def read_events(file: Path) -> list[Event]:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the record in a JSON file; None if there is no file. Raises UserError if it cannot be read."""
+    """Return the record in a JSON file; None if there is no file. Raises UserError if it is damaged, OSError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}; take it from a copy") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it holds no record; take it from a copy")

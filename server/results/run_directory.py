@@ -18,7 +18,7 @@ import safetensors
 from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import append, hold_lock, sync, write_atomically
+from partitions.common.files import append, hold_lock, make_folder, sync, write_atomically
 from partitions.common.parsed import parse_toml, read_text
 from partitions.common.settings import toml_text
 from server.results.reading import read_events
@@ -70,13 +70,21 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
 
 
 def read_toml(path: Path) -> dict[str, Value]:
-    """Return a configuration file as flat keys. Raises UserError if it cannot be read."""
+    """Return a configuration file as flat keys. Raises UserError, or OSError if it cannot be read."""
     try:
         return flatten(parse_toml(read_text(path)))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"the configuration file {path} cannot be read: {error}") from None
+
+
+def check_run(path: Path) -> None:
+    """Raise UserError unless a directory holds a run, OSError if it cannot be searched."""
+    try:
+        (path / CONFIG).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} holds no run: there is no {CONFIG} in it") from None
 
 
 class RunDirectory:
@@ -111,7 +119,7 @@ class RunDirectory:
         """
         directory = cls(path.expanduser())
         directory._check_place(resume, member)
-        directory.path.mkdir(parents=True, exist_ok=True)
+        make_folder(directory.path)
         with directory.hold(LINGER_SECONDS if resume else 0.0):
             # No other process has come in between
             found = directory._check_place(resume, member)

@@ -317,11 +317,11 @@ def write_survey(folder: Path, found: Surveyed) -> None:
 
 
 def read_survey(folder: Path) -> Surveyed:
-    """Return a survey's results. Raises DataError if the file cannot be read."""
+    """Return a survey's results. Raises DataError if the file is damaged, OSError."""
     try:
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
         return Surveyed(dict(content["silos"]), dict(content["without"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{folder / JSON} cannot be read ({type(error).__name__}): run the survey again"
         ) from None

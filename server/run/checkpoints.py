@@ -23,6 +23,7 @@ from torch import Tensor
 from partitions.common.errors import UserError
 from server.results.history import History
 from server.results.models import any_kept
+from server.results.reasons import merge_reasons
 from server.results.run_directory import (
     BEFORE,
     NAMES,
@@ -341,7 +342,7 @@ def describe_lost(damage: Damage, server_round: int) -> str:
 
 def refusal(damaged: Sequence[Damage]) -> str:
     """Return the error message of a simulation whose results would differ without these states."""
-    reasons = "; ".join(f"{d.silo}: {d.reason}" for d in damaged)
+    reasons = "; ".join(merge_reasons((d.silo, d.reason) for d in damaged))
     return (
         f"{reasons}; the run cannot go back for it: restore the file from a backup, or start the run again with "
         "another --out"

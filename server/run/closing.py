@@ -28,6 +28,7 @@ from server.run.checkpoints import LoopState
 from server.run.collector import Collector
 from server.run.newcomers import HoldOut
 from server.run.recorder import Recorder
+from server.run.reporter import Reporter
 from strategies.base.evaluation import ACTION as OWN_MODEL
 from strategies.base.evaluation import asks_for_models
 from strategies.base.evidence import ACTION, read_evidence
@@ -38,7 +39,6 @@ from strategies.base.transport.reporting import SCHEMA, read_replies
 
 # Sends messages, and returns the replies
 Exchanges = Callable[[Sequence[Message]], Sequence[Message]]
-Note = Callable[[str], object]
 # The silos' thresholds that are averaged; a task has one of the two
 OWN = ("conformal", "conformal_width")
 HOSPITALS = 2  # minimum number of hospitals with a threshold for a common one
@@ -61,9 +61,9 @@ class Closing:
         strategy.follow(replace(strategy.plan, shown=reported.of(strategy.silos)))
         exchange = partial(self.collector.exchange, strategy=strategy, lost=state.lost)
         if wants_evidence(strategy, self.collector.registration.simulated):
-            self.evidence = collect_evidence(strategy, exchange, reporter.note)
+            self.evidence = collect_evidence(strategy, exchange, reporter)
         if asks_for_models(strategy.info, strategy.common) and folder:
-            kept = collect_models(strategy, exchange, folder, reporter.note)
+            kept = collect_models(strategy, exchange, folder, reporter)
             reporter.event("models", silos=kept)
         self.hold_out.begin_round(strategy)
         if reported.round in (0, strategy.round):
@@ -101,7 +101,7 @@ def wants_evidence(strategy: PersonalizedStrategy, simulated: bool) -> bool:
 
 
 def collect_evidence(
-    strategy: PersonalizedStrategy, exchange: Exchanges, note: Note
+    strategy: PersonalizedStrategy, exchange: Exchanges, reporter: Reporter
 ) -> dict[str, Evidence]:
     """Return by silo the evidence for its reported model (rounds in ``strategy.plan.shown``)."""
     names = measurement_names(strategy)
@@ -115,8 +115,7 @@ def collect_evidence(
             nodes,
             lambda reply, _: read_evidence(reply.content.get("metrics"), names),
         )
-        for silo, reason in faults.items():
-            note(f"no evidence of {silo}: {reason}")
+        reporter.note_reasons(faults.items(), "no evidence of ")
         return dict(sorted(found.items()))
 
     found = ask(strategy.plan.shown, {})
@@ -152,7 +151,7 @@ def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
 
 
 def collect_models(
-    strategy: PersonalizedStrategy, exchange: Exchanges, checkpoint: Path, note: Note
+    strategy: PersonalizedStrategy, exchange: Exchanges, checkpoint: Path, reporter: Reporter
 ) -> list[str]:
     """Keep the silos' models of the rounds in ``strategy.plan.shown``; return the silos whose model was kept."""
     own = strategy.plan.numbers.get("own_statistics", ())
@@ -177,7 +176,6 @@ def collect_models(
     kept, faults = read_replies(
         exchange(_requests(strategy, names.values(), OWN_MODEL, {})), names, keep
     )
-    for silo, reason in sorted({**missing, **faults}.items()):
-        if silo not in kept:
-            note(f"no model of {silo}: {reason}")
+    absent = [pair for pair in sorted({**missing, **faults}.items()) if pair[0] not in kept]
+    reporter.note_reasons(absent, "no model of ")
     return sorted(kept)

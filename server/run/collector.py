@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Error, Message, MessageType
 from client.protocol.secure import KEYS, START, UNMASK
 from client.protocol.secure import RECORD as SECURE
 from partitions.common.errors import DataError, RunFailedError
+from server.results.reasons import merge_reasons
 from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
 from server.run.registration.registration import Registration
@@ -202,9 +203,7 @@ class Collector:
         }
         usable = len(trained - strategy.rejected.keys())
         if usable < self.common.min_silos:
-            reasons = "; ".join(
-                f"{silo}: {reason}" for silo, reason in strategy.rejected.items()
-            )
+            reasons = "; ".join(merge_reasons(strategy.rejected.items()))
             raise RunFailedError(
                 f"round {strategy.round}: {usable} usable updates, min-silos = {self.common.min_silos} ({reasons})"
             )

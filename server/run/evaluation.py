@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula
 from server.results.history import History, Row, csv_text
 from server.results.reading import find_entry
+from server.results.reasons import merge_reasons
 from server.results.run_directory import RunDirectory
 from server.run.checkpoints import LoopState
 from server.run.collector import Collector
@@ -147,21 +149,21 @@ class EvaluationLoop:
 
     def _reasons(self, models: Iterable[str]) -> str:
         """Return the reasons why silos returned no metrics for these models, each reason once."""
-        reasons = [
-            f"{silo}: {reason}"
-            for model in models
-            for silo, reason in self.left_out[model].items()
+        every = [
+            line for model in models for line in merge_reasons(self.left_out[model].items())
         ]
-        return "; ".join(dict.fromkeys(reasons))
+        return "; ".join(dict.fromkeys(every))
 
     def _note_left_out(self) -> None:
         """Report the missing cells of the matrix: for each silo and reason, the models without metrics."""
-        found: dict[tuple[str, str], list[str]] = {}
+        models = defaultdict[tuple[str, str], list[str]](list)
         for model, silos in self.left_out.items():
-            for silo, reason in silos.items():
-                found.setdefault((silo, reason), []).append(model)
-        for (silo, reason), models in found.items():
-            self.reporter.note(f"{silo} did not evaluate {', '.join(models)}: {reason}")
+            for cell in silos.items():
+                models[cell].append(model)
+        self.reporter.note_reasons(
+            (silo, f"{silo} did not evaluate {', '.join(names)}: {reason}")
+            for (silo, reason), names in models.items()
+        )
 
 
 def check_models(settings: EvaluateSettings, models: Sequence[EvaluatedModel]) -> None:

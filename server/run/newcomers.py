@@ -101,10 +101,10 @@ class HoldOut:
         measured, faults = read_replies(
             replies, {info.node_id: name for name, info in silos.items()}, metrics_of_reply
         )
-        for name, reason in faults.items():
-            self.registration.reporter.note(
-                f"{name}, which is held out, was not evaluated: {reason}"
-            )
+        self.registration.reporter.note_reasons(
+            (name, f"{name}, which is held out, was not evaluated: {reason}")
+            for name, reason in faults.items()
+        )
         rows: list[Row] = []
         for name, metrics in sorted(measured.items()):
             rows += silo_rows(

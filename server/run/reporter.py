@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING
 
@@ -16,6 +16,7 @@ from flwr.common import log
 from client.faults import FAULT
 from models.tasks import Task
 from server.results.history import Row, mean
+from server.results.reasons import merge_reasons
 from server.results.run_directory import RunDirectory
 from strategies.base.run_settings import RunSettings
 from strategies.base.strategy import PersonalizedStrategy
@@ -89,6 +90,11 @@ class Reporter:
             message=line,
             **details,
         )
+
+    def note_reasons(self, reasons: Iterable[tuple[str, str]], what: str = "") -> None:
+        """Note the reasons of silos, each once (:func:`merge_reasons`), with ``what`` before it."""
+        for line in merge_reasons(reasons):
+            self.note(what + line)
 
     def log_refused(self, reason: str) -> None:
         """Log that a node is refused."""

@@ -6,6 +6,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from partitions.common.errors import RunFailedError
+from server.results.reasons import merge_reasons
 from server.results.run_directory import RunDirectory
 from server.results.survey import Surveyed
 from server.run.exchange import Exchange, TimeoutPolicy
@@ -41,14 +42,13 @@ def survey_silos(
         for node in names
     ]
     answers, faults = read_replies(exchange.run(messages), names, _read_answer)
-    for name, reason in faults.items():
-        registration.reporter.note(f"no survey of {name}: {reason}")
+    registration.reporter.note_reasons(faults.items(), "no survey of ")
     silent = {*names.values()} - answers.keys()
     late = dict.fromkeys(silent, f"no reply within {policy.timeout:g} s")
     without = dict(sorted({**late, **registration.left_out, **faults}.items()))
     if not answers:
         raise RunFailedError(
-            f"no silo answered the survey ({'; '.join(dict.fromkeys(without.values()))})"
+            f"no silo answered the survey ({'; '.join(merge_reasons(without.items()))})"
         )
     registration.reporter.event("survey", silos=len(answers), without=without)
     return Surveyed(dict(sorted(answers.items())), without)

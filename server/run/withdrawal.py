@@ -28,7 +28,13 @@ from server.results.history import History
 from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
 from server.results.models import FOLDER as OWN_MODELS
 from server.results.reading import read_events, read_json, read_summary
-from server.results.run_directory import WORKERS, RunDirectory, load_checkpoint, read_toml
+from server.results.run_directory import (
+    WORKERS,
+    RunDirectory,
+    check_run,
+    load_checkpoint,
+    read_toml,
+)
 from server.results.study import study_runs
 from server.results.summary import FinishedRun, compare, evidence_in, run_summary
 from server.results.survey import CSV, JSON, PAGE, read_survey, without_silo, write_survey
@@ -49,8 +55,7 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
     changed; UserError if no run keeps anything about the hospital.
     """
     for folder in folders:
-        if not (folder / "config.toml").is_file():
-            raise UserError(f"{folder} holds no run: there is no config.toml in it")
+        check_run(folder)
     below = (
         file.parent
         for folder in folders or [Path("runs")]

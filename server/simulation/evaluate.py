@@ -14,7 +14,7 @@ from client.app import app as client_app
 from client.export import card_file, export_model
 from client.protocol.policy import PUBLIC
 from partitions.common.errors import UserError
-from partitions.common.files import private, write_atomically
+from partitions.common.files import make_folder, private, write_atomically
 from partitions.common.settings import toml_text
 from server.deploy import submit
 from server.results.models import any_kept, export_kept, export_shared, find_run
@@ -198,7 +198,7 @@ def new_directory(out: Path) -> Iterator[None]:
     before = out.exists()
     try:
         with private():
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
             yield
     except BaseException:
         shutil.rmtree(out, ignore_errors=True)

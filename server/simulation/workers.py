@@ -37,6 +37,7 @@ from server.deploy.processes import Process, end, exit_code, spawn
 from server.report.write import write_manifest
 from server.results.history import History, Row
 from server.results.hold_out import part_of, parts_of
+from server.results.reasons import merge_reasons
 from server.results.run_directory import RunDirectory
 from server.results.study import server_context, study_runs
 from server.results.tracking import Tracker, round_values
@@ -122,7 +123,9 @@ def side_by_side(
                 of_part.take_back_all()
         try_reports(runs, directory)
     if study.failed:
-        reasons = "; ".join(f"{key}: {why}" for key, (_, why) in study.failed.items())
+        reasons = "; ".join(
+            merge_reasons(((key, why) for key, (_, why) in study.failed.items()), "runs")
+        )
         users = all(code == 2 for code, _ in study.failed.values())
         raise (UserError if users else RunFailedError)(reasons)
 

@@ -28,7 +28,7 @@ from optuna.trial import TrialState
 from client.privacy.private_round import KEPT
 from models.privacy.accountant import epsilon_of
 from partitions.common.errors import UserError
-from partitions.common.files import write_atomically
+from partitions.common.files import make_folder, write_atomically
 from partitions.common.names import guard_formula
 from partitions.common.settings import toml_text
 from server.results.history import Chosen, History, Row, mean, spent_by_silo
@@ -105,7 +105,7 @@ class Book:
             raise UserError(
                 f"{self.path} is not empty and holds no search: give --out a new directory"
             )
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         if log.is_file():  # a line that was cut off by a crash
             data = log.read_bytes()
             os.truncate(log, data.rfind(b"\n") + 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from models.trainable import Part
 from models.weights import weights_of
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
-from partitions.common.own_code import STRATEGIES, plugins
+from partitions.common.own_code import STRATEGIES, line_of, plugins
 from partitions.common.settings import build_settings, defaults_of, values_of
 from partitions.datasets.registry import DATASETS
 from partitions.own.dataset import resolve_name as own_named
@@ -47,11 +48,22 @@ from strategies.base.training.settings import check_patches
 from strategies.base.transport.data_summary import read_agreed
 
 
+def import_method(module: str, file: Path) -> None:
+    """Import a method's file. Raises UserError with the file and the line of its fault."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        places = traceback.extract_tb(error.__traceback__)
+        lines = [place.lineno for place in places if place.filename == str(file)]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else 1)
+        raise UserError(f"{file}, line {line}: {line_of(error)}") from error
+
+
 @functools.cache
 def _import_all() -> None:
     folder = Path(__file__).resolve().parents[1]
     for module in pkgutil.iter_modules([str(folder)]):
-        importlib.import_module(f"{folder.name}.{module.name}")
+        import_method(f"{folder.name}.{module.name}", folder / f"{module.name}.py")
     own = dict(_REGISTRY)
     for name, package, found in plugins(STRATEGIES):
         changed = [key for key, method in own.items() if _REGISTRY[key] is not method]
@@ -308,7 +320,8 @@ def _check_keys(values: Mapping[str, object]) -> None:
 
 def _check_names(common: Common) -> None:
     """Raise UserError for an unknown method, data set, partition or model."""
-    choose("strategy", common.strategy, runnable())
+    if common.strategy not in runnable():
+        choose("strategy", common.strategy, strategies())
     try:
         source = parse_source(common.dataset)
         if not is_custom(common.model):

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from partitions.common.errors import DataError, UserError
-from partitions.common.files import hold_lock, state_home, write_atomically
+from partitions.common.errors import UserError
+from partitions.common.files import hold_lock, make_folder, state_home, write_atomically
 from partitions.common.parsed import Frozen, parse_values
 from server.deploy import processes
 from server.deploy.control import Connection, read_connection
@@ -79,7 +79,7 @@ def state_directory(name: str) -> Path:
     """Return the federation's directory, created with mode 0700. Raises UserError if that fails."""
     directory = state_root() / name
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(directory, 0o700)
     except OSError as error:
         raise UserError(
             f"cannot make {directory}: {error.strerror}; XDG_STATE_HOME names another folder for it"
@@ -148,12 +148,7 @@ def find_federation(name: str = "") -> UpFederation | None:
 def read_record(directory: Path) -> LocalFederation:
     path = directory / "federation.json"
     mend = f"it is damaged; `silofl down --name {directory.name}` clears it away"
-    try:
-        return parse_values(LocalFederation, path.read_bytes(), path, mend)
-    except OSError as error:
-        raise UserError(f"{error}; {mend}") from None
-    except DataError as error:
-        raise UserError(str(error)) from None
+    return parse_values(LocalFederation, path.read_bytes(), path, mend)
 
 
 def write_record(folder: Path, up: UpFederation) -> None:

@@ -31,6 +31,7 @@ from flwr.serverapp import Grid
 
 from client.protocol.envelope import fingerprint
 from partitions.common.errors import DataError, RunFailedError, UserError
+from server.results.reasons import merge_reasons
 from server.run.exchange import CRASHED, UNREACHABLE, Exchange, TimeoutPolicy
 from server.run.limits import SUMMARY_BYTES, check_reply
 from server.run.receipts import Receipts
@@ -250,14 +251,12 @@ class SummaryRequests:
             complete and faults and not self.common.min_silos
         )
         if online < needed and too_many:
-            raise UserError("; ".join(dict.fromkeys(found.faults.values())))
+            raise UserError("; ".join(merge_reasons(by_node(found.faults))))
 
     def _timed_out(self, found: Candidates, expected: int) -> str:
         names = ", ".join(sorted(c["name"] for c in found.summaries.values())) or "none"
-        refused = "".join(
-            f"; refused: {reason}"
-            for reason in [*found.impostors.values(), *found.faults.values()]
-        )
+        reasons = merge_reasons(by_node({**found.impostors, **found.faults}))
+        refused = "".join(f"; refused: {reason}" for reason in reasons)
         waited = f"waited {self.common.round_timeout:g} s for {expected} silos"
         return f"{waited}; here are {len(found.summaries)}: {names}{refused}"
 
@@ -337,6 +336,11 @@ class SummaryRequests:
         found.summaries[node] = summary
         shown = (summary[key] for key in ("n_train", "shape", "device", "versions"))
         log(INFO, "%s: %d training samples, shape %s, %s, %s", name, *shown)
+
+
+def by_node(reasons: Mapping[int, str]) -> list[tuple[str, str]]:
+    """Return reasons with the names of nodes that have no other."""
+    return [(f"node {node}", reason) for node, reason in reasons.items()]
 
 
 def _message(node: int, *, late: bool) -> Message:

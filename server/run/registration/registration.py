@@ -17,6 +17,7 @@ from models.tasks import Task, task_of
 from models.training import use_threads
 from partitions.common.errors import UserError
 from partitions.schema import few, find_moved, read_schema
+from server.results.reasons import merge_reasons
 from server.results.run_directory import RunDirectory
 from server.run.receipts import Receipts
 from server.run.registration.data_summaries import Candidates, LateJoiners, SummaryRequests
@@ -64,22 +65,24 @@ def note_silos(
 
 
 def _note_withheld(summaries: Summaries, common: Common, reporter: Reporter) -> None:
-    alone = without_sums(summaries, common)
+    alone, lines = without_sums(summaries, common), dict[str, str]()
     for name in alone:
         reason = summaries[name].get(WITHHELD) or "its data summary has none"
         own = f"it is standardised by its own statistics, the others by those of {len(summaries) - len(alone)} silos"
-        reporter.note(f"{name} gives no sums of its columns: {reason}; {own}")
+        lines[name] = f"{name} gives no sums of its columns: {reason}; {own}"
+    reporter.note_reasons(lines.items())
 
 
 def _note_mapped(summaries: Summaries, spec: DataSpec, reporter: Reporter) -> None:
     """Report silos that map their columns or labels to the agreed order, and silos without names for them."""
     agreed = spec.schema
     own = {name: read_schema(summary.get(SCHEMA, "")) for name, summary in summaries.items()}
-    for name, schema in own.items():
-        if moves := find_moved(schema, agreed):
-            reporter.note(
-                f"{name} has its {' and '.join(moves)} in another order: it maps them by name"
-            )
+    moved = (
+        (name, f"{name} has its {' and '.join(moves)} in another order: it maps them by name")
+        for name, schema in own.items()
+        if (moves := find_moved(schema, agreed))
+    )
+    reporter.note_reasons(moved)
     for what in ("features", "labels"):
         silent = [
             name
@@ -262,9 +265,8 @@ class Registration:
         }
         self.left_out |= found.left_out
         if len(found.summaries) < (self.common.min_silos or 1):
-            raise UserError("; ".join(dict.fromkeys(self.left_out.values())))
-        for reason in self.left_out.values():
-            self.reporter.note(reason)
+            raise UserError("; ".join(merge_reasons(self.left_out.items())))
+        self.reporter.note_reasons(self.left_out.items())
         self.left_out |= self.requests.strangers  # already reported
         self.data_spec, self.summaries = found.data_spec, found.summaries
 

@@ -353,10 +353,9 @@ class SecureRounds:
     ) -> dict[str, SiloRecord]:
         """Take the valid records out of replies to messages of a kind; note why others have none."""
         found, faults = read_replies(replies, strategy.plan.nodes, read_record)
-        lines = [f"{silo} does not answer {kind}: {reason}" for silo, reason in faults.items()]
-        for line in lines:
-            self.note(line)
-        self.refused = "".join(lines[:1])
+        lines = {silo: f"{silo} does not answer {kind}: {why}" for silo, why in faults.items()}
+        self.collector.reporter.note_reasons(lines.items())
+        self.refused = next(iter(lines.values()), "")
         return found
 
     def _offers(

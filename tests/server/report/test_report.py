@@ -345,11 +345,32 @@ def test_silos_left_out_or_bounded_are_named_with_the_reason(tmp_path, kind, tit
     event[kind] = {"b": "cut: <b>far</b>"}
     (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
     study = StudyResults(path)
-    assert silo_rounds(study, kind) == [("APPLE", 42, "b", 2, "cut: <b>far</b>")]
+    assert silo_rounds(study, kind) == [("APPLE", 42, "b", "2", "cut: <b>far</b>")]
     (other,) = {"rejected", "bounded"} - {kind}
     assert not silo_rounds(study, other)
     text = checked(path).text
     assert title in text and text.count("Rounds ") == 1
+
+
+def test_hospitals_of_one_reason_are_one_row(tmp_path):
+    path = make_run(tmp_path / "run")
+    rows = [
+        Row("apple", 42, r, name, "", "", "rejected", 1.0, None)
+        for r, name in ((1, "a"), (1, "b"), (2, "b"))
+    ]
+    History(path / "history.csv").add(rows)
+    event = {
+        "event": "round",
+        "strategy": "apple",
+        "seed": 42,
+        "rejected": dict.fromkeys("ab", "no reply"),
+    }
+    (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
+    study = StudyResults(path)
+    assert silo_rounds(study, "rejected") == [
+        ("APPLE", 42, "2 hospitals: a, b", "1–2", "no reply")
+    ]
+    assert "2 hospitals: a, b APPLE, 42 1–2 no reply" in " ".join(checked(path).text.split())
 
 
 def test_several_seeds(tmp_path):
