@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from client.cli import AT_SITE, print_checks, site_doctor
 from client.commands.table import Command, file_option, flag, option
 from partitions.common.errors import UserError
-from server.cli.options import CONNECTION, FEDERATION, FEDERATION_FILE, FILE, SIGN_WITH
+from server.cli.options import FEDERATION, FILE, SIGN_WITH, WHOSE, federation_of
 
 if TYPE_CHECKING:
     from client.protocol.envelope import PrivateKey
@@ -106,12 +106,12 @@ def add_silo(args: argparse.Namespace) -> None:
     from client.protocol.keys import load_signing_key, read_request
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
-    from server.deploy.federation import DEVICE, read_federation
+    from server.deploy.federation import DEVICE
     from server.deploy.submit import app_directory
 
     if not re.fullmatch(DEVICE, args.device):
         raise UserError(f"--device {args.device}: no device; use cpu, or cuda:0 and so on")
-    federation = read_federation(args.federation, check_data=False)
+    federation = federation_of(args.federation)
     request = read_request(args.request) if args.request else None
     name = args.name or (request.name if request else "")
     if not name:
@@ -125,7 +125,7 @@ def add_silo(args: argparse.Namespace) -> None:
     out = args.out or Path(f"{name}.tar")
     kept = args.sign_with or bundle.signing_key_file(federation)
     key = load_signing_key(kept) if args.sign_with or kept.exists() else None
-    with Control(read_connection(args.connection or federation.name)) as control:
+    with Control(read_connection(federation.name)) as control:
         made = bundle.add_silo(
             federation,
             control,
@@ -168,10 +168,9 @@ def signing_key(args: argparse.Namespace) -> None:
 def remove_silo(args: argparse.Namespace) -> None:
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
-    from server.deploy.federation import read_federation
 
-    federation = read_federation(args.federation, check_data=False)
-    with Control(read_connection(args.connection or federation.name)) as control:
+    federation = federation_of(args.federation)
+    with Control(read_connection(federation.name)) as control:
         left = bundle.remove_silo(federation, control, args.name)
     print(f"{args.name} is shut out")
     if left:
@@ -181,12 +180,8 @@ def remove_silo(args: argparse.Namespace) -> None:
 def withdraw(args: argparse.Namespace) -> None:
     from server.run.withdrawal import withdraw
 
-    for line in withdraw(args.name, args.runs):
-        print(line)
-    print(
-        f"what others averaged or copied stays; `silofl remove-silo {args.name}` shuts it out",
-        file=sys.stderr,
-    )
+    print("\n".join(withdraw(args.name, args.runs)))
+    print(f"what others averaged stays; `silofl remove-silo {args.name}` shuts it out")
 
 
 def doctor(args: argparse.Namespace) -> None:
@@ -203,7 +198,7 @@ def doctor(args: argparse.Namespace) -> None:
 
         federation = read_federation(what, check_data=False)
         subject = federation.name
-        checks = server_checks(federation, args.connection or federation.name)
+        checks = server_checks(federation, federation.name)
     else:
         echo = partial(print, file=sys.stderr if args.json else sys.stdout)
         subject, checks = site_doctor(args, echo)
@@ -214,8 +209,6 @@ def doctor(args: argparse.Namespace) -> None:
             f"{subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}"
         )
 
-
-OPERATOR = (FEDERATION_FILE, CONNECTION)
 
 COMMANDS = (
     Command(
@@ -253,7 +246,7 @@ COMMANDS = (
             option("--device", "DEVICE", "cpu or cuda:N, at the hospital", default="cpu"),
             option("--image", "IMAGE", "image that the hospital takes", default=""),
             SIGN_WITH,
-            *OPERATOR,
+            WHOSE,
         ),
         examples=("silofl add-silo --request north.request --out north.tar",),
         description="Register one more silo and write its bundle NAME.tar (mode 0600): the CA's certificate, a"
@@ -280,7 +273,7 @@ COMMANDS = (
         "remove-silo",
         "shut a silo out at once",
         remove_silo,
-        (option("name", "NAME", "the silo's name"), *OPERATOR),
+        (option("name", "NAME", "the silo's name"), WHOSE),
         examples=("silofl remove-silo north",),
         description="Unregister a silo: the server refuses its key from its next call on.",
     ),
@@ -317,7 +310,6 @@ COMMANDS = (
             file_option("--policy", "FILE", "the site's policy.toml (default: the bundle's)"),
             *AT_SITE,
             flag("--json", "as a JSON list of {check, ok, detail, fix}"),
-            CONNECTION,
         ),
         examples=("silofl doctor federation.yaml", "silofl doctor north.tar --data ours.npz"),
         description="A site: name, port, proxy, certificate, key, versions, clock, data, state, GPU, policy. A "

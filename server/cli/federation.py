@@ -6,9 +6,17 @@ import argparse
 import json
 import sys
 
-from client.commands.table import Command, flag, option
+from client.commands.table import Command, OneOf, flag, option
 from partitions.common.errors import UserError
-from server.cli.options import FILE, HOST, RUN_OPTIONS, TOKEN_FILE, run_values
+from server.cli.options import (
+    FILE,
+    HOST,
+    RUN_OPTIONS,
+    TOKEN_FILE,
+    WHICH,
+    connection_of,
+    run_values,
+)
 from server.cli.research import print_outcomes
 
 
@@ -29,7 +37,7 @@ def status(args: argparse.Namespace) -> None:
     from server.deploy.following import plain_reason
     from server.rendering import fill
 
-    found = local.status(local.find_local(args.name))
+    found = local.status(local.find_local(connection_of(args.federation)))
     if args.json:
         print(json.dumps(found, indent=1))
         return
@@ -41,9 +49,9 @@ def run(args: argparse.Namespace) -> None:
     from server.report.study import StudyResults
     from server.report.write import silo_table
 
-    out = submit.run(run_values(args), args.connection)
+    out = submit.run(run_values(args), connection_of(args.federation or args.connection))
     if (out / "summary.json").is_file():  # missing here if the server is on another machine
-        print(silo_table(StudyResults(out)), file=sys.stderr)
+        print(silo_table(StudyResults(out)))
         print_outcomes(out)
     print(out)
 
@@ -51,14 +59,14 @@ def run(args: argparse.Namespace) -> None:
 def stop(args: argparse.Namespace) -> None:
     from server.deploy import submit
 
-    stopped = submit.stop(args.connection)
+    stopped = submit.stop(connection_of(args.federation))
     print("\n".join(f"run {run_id} is stopped" for run_id in stopped) or "no run is under way")
 
 
 def down(args: argparse.Namespace) -> None:
     from server.deploy import local
 
-    name = args.name or local.leftover()
+    name = connection_of(args.federation) or local.leftover()
     if not name:
         print("no federation is up")
         return
@@ -82,14 +90,6 @@ def watch(args: argparse.Namespace) -> None:
     serve(source, args.host, args.port, token_for(args.host, args.token_file))
 
 
-UP_CONNECTION = option(
-    "--connection",
-    "NAME",
-    "flwr connection (default: of the federation that is up)",
-    default="",
-)
-WHICH = (option("--name", "NAME", "which federation, where several are up", default=""),)
-
 COMMANDS = (
     Command(
         "up",
@@ -107,14 +107,17 @@ COMMANDS = (
         "status",
         "which silos are online, which runs there are",
         status,
-        (flag("--json", "as JSON"), *WHICH),
+        (flag("--json", "as JSON"), WHICH),
         examples=("silofl status", "silofl status --json"),
     ),
     Command(
         "run",
         "run methods on a federation",
         run,
-        (*RUN_OPTIONS, UP_CONNECTION),
+        (
+            *RUN_OPTIONS,
+            OneOf((WHICH, option("--connection", "NAME", "as --federation NAME", default=""))),
+        ),
         examples=(
             "silofl run --strategy local,fedavg,fedala --rounds 15",
             "silofl run --strategy apple --set study=NAME",
@@ -123,17 +126,13 @@ COMMANDS = (
         "the run. The last line printed is the run directory.",
     ),
     Command(
-        "stop",
-        "end the runs that are under way",
-        stop,
-        (UP_CONNECTION,),
-        examples=("silofl stop",),
+        "stop", "end the runs that are under way", stop, (WHICH,), examples=("silofl stop",)
     ),
     Command(
         "down",
         "end a federation of processes",
         down,
-        (*WHICH,),
+        (WHICH,),
         examples=("silofl down",),
         description="End every process of the federation. Keys, silo state, data and logs stay.",
     ),
@@ -144,8 +143,8 @@ COMMANDS = (
         (
             option(
                 "what",
-                "RUN|CONNECTION",
-                "a run directory, a folder whose newest run is shown, a flwr connection, or a silo's bundle or"
+                "RUN|FEDERATION",
+                "a run directory, a folder whose newest run is shown, a federation, or a silo's bundle or"
                 " state (default: the newest run in runs/, or the silo of this container or machine)",
                 nargs="?",
                 default="",

@@ -5,19 +5,31 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from client.commands.table import OneOf, file_option, option, pairs
 from partitions.common.errors import UserError
+
+if TYPE_CHECKING:
+    from partitions.simulated import DatasetSource
+    from server.deploy.federation import Federation
 
 FEDERATION = Path("federation.yaml")
 FILE = file_option(
     "file", "FEDERATION.yaml", "which silos, devices and data", nargs="?", default=FEDERATION
 )
-FEDERATION_FILE = file_option(
-    "--federation", "FEDERATION.yaml", "the federation's file", default=FEDERATION
+# Of a command that needs the file, and of one that needs a federation that is up
+WHOSE = option(
+    "--federation",
+    "NAME|FEDERATION.yaml",
+    "a federation, by its file or its name",
+    default=str(FEDERATION),
 )
-CONNECTION = option(
-    "--connection", "NAME", "flwr connection (default: the federation's)", default=""
+WHICH = option(
+    "--federation",
+    "NAME|FEDERATION.yaml",
+    "a federation, by its name or its file (default: the one that is up)",
+    default="",
 )
 SIGN_WITH = file_option(
     "--sign-with", "FILE", "the signing key (default: of silofl signing-key)"
@@ -75,6 +87,27 @@ DATA_OPTIONS = (
     ),
     *SPLIT_OPTIONS,
 )
+
+
+def is_federation_file(named: str) -> bool:
+    return named.endswith((".yaml", ".yml"))
+
+
+def federation_of(named: str) -> Federation:
+    """Return the federation in a file, or of a name that is up from this machine. Raises UserError."""
+    from server.deploy.federation import read_federation
+    from server.deploy.local.record import find_federation
+
+    if not is_federation_file(named):
+        if (up := find_federation(named)) is None:
+            raise UserError(f"--federation {named}: none of that name is up; name its file")
+        named = up.file
+    return read_federation(Path(named), check_data=False)
+
+
+def connection_of(named: str) -> str:
+    """Return the `flwr` connection of a federation, which has its name; empty for the one that is up."""
+    return federation_of(named).name if is_federation_file(named) else named
 
 
 def assignments(pairs: list[str]) -> dict[str, object]:
@@ -142,12 +175,24 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
         raise UserError(
             f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN"
         )
-    hospitals = hospitals_of(made)
+    hospitals = hospitals_of(made) or centres_of(made, values)
     natural = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
     return {
         "dataset": str(made),
         **{key: value for key, value in natural.items() if key not in values},
     }
+
+
+def centres_of(source: DatasetSource, values: Mapping[str, object]) -> list[str]:
+    """Return the silos that a named data set comes with; empty unless the partition is `natural`."""
+    from partitions.simulated import open_dataset
+
+    if values.get("partition") != "natural" or source.is_path:
+        return []
+    named = {key: str(values.get(key) or "") for key in ("data-dir", "seed", "task")}
+    seed = int(named["seed"].partition(",")[0] or 0)
+    whole = open_dataset(str(source), named["data-dir"], seed, named["task"] or "auto")
+    return list(whole.groups or ())
 
 
 def absolute(path: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 
 from client.commands.table import Command, file_option, option
 from partitions.common.errors import UserError
-from server.cli.options import CONNECTION, FEDERATION_FILE
+from server.cli.options import WHOSE, federation_of
 
 
 def relay(args: argparse.Namespace) -> None:
@@ -14,7 +14,6 @@ def relay(args: argparse.Namespace) -> None:
     from client.protocol.launch import LOOPBACK
     from server.deploy.bundle import fleet_port
     from server.deploy.control import read_connection
-    from server.deploy.federation import read_federation
     from server.deploy.relay import relay as serve
     from server.deploy.relay import tls_of
 
@@ -22,8 +21,8 @@ def relay(args: argparse.Namespace) -> None:
     if fault:
         raise UserError(f"--listen {args.listen}: {fault.detail}; use HOST:PORT")
     context = tls_of(args.certificate, args.key)
-    federation = read_federation(args.federation, check_data=False)
-    connection = read_connection(args.connection or federation.name)
+    federation = federation_of(args.federation)
+    connection = read_connection(federation.name)
 
     fleet = (LOOPBACK, fleet_port(federation))
     try:
@@ -38,8 +37,7 @@ COMMANDS = (
         "let hospitals behind proxies that open TLS reach the server",
         relay,
         (
-            FEDERATION_FILE,
-            CONNECTION,
+            WHOSE,
             option(
                 "--listen",
                 "HOST:PORT",

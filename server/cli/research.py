@@ -20,7 +20,14 @@ from client.commands.table import (
     several,
 )
 from partitions.common.errors import UserError
-from server.cli.options import DATA_OPTIONS, OF_SEVERAL, RUN_OPTIONS, SPLIT_OPTIONS, run_values
+from server.cli.options import (
+    DATA_OPTIONS,
+    OF_SEVERAL,
+    RUN_OPTIONS,
+    SPLIT_OPTIONS,
+    connection_of,
+    run_values,
+)
 
 if TYPE_CHECKING:
     from server.results.history import Row
@@ -179,13 +186,13 @@ def evaluate(args: argparse.Namespace) -> None:
     from server.simulation.evaluate import evaluate, evaluate_deployed
 
     source, out = Path(args.source), Path(args.out)
-    if args.study and not args.connection:
-        raise UserError("--study goes with --connection: hospitals approve studies")
-    if args.connection:
+    if args.study and not args.federation:
+        raise UserError("--study goes with --federation: hospitals approve studies")
+    if args.federation:
         matrix = evaluate_deployed(
             source,
             out,
-            args.connection,
+            connection_of(args.federation),
             args.models,
             args.strategy,
             args.seed,
@@ -302,7 +309,7 @@ COMMANDS = (
             OneOf(
                 (
                     option("--data", "FILE", "at one silo's data file"),
-                    option("--connection", "NAME", "at the silos of a federation"),
+                    option("--federation", "NAME|FEDERATION.yaml", "at a federation's silos"),
                 )
             ),
             *OF_SEVERAL,
@@ -315,7 +322,7 @@ COMMANDS = (
             option(
                 "--study",
                 "NAME",
-                "--connection: the study that the hospitals approved",
+                "--federation: the study that the hospitals approved",
                 default="",
             ),
             option(
@@ -329,6 +336,6 @@ COMMANDS = (
         description="Evaluate the shared model of a run, all its models, or an exported model, without "
         "training and without touching states. DIR/matrix.csv has a row for each model, silo, "
         "split and metric. A run is evaluated at the silos of its simulation, unless --data or "
-        "--connection says where.",
+        "--federation says where.",
     ),
 )

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from client.commands.table import Command, file_option, flag, option, several
 from partitions.common.errors import UserError
-from server.cli.options import FEDERATION_FILE, RUN_OPTIONS, SIGN_WITH, run_values
+from server.cli.options import (
+    FEDERATION,
+    RUN_OPTIONS,
+    SIGN_WITH,
+    WHOSE,
+    federation_of,
+    run_values,
+)
 
 TEXTS = {
     "purpose": "the question, for a research committee",
@@ -22,7 +29,6 @@ TEXTS = {
 def new(args: argparse.Namespace) -> None:
     from partitions.common.files import write_atomically
     from partitions.schema import NO_SCHEMA, load_schema
-    from server.deploy.federation import read_federation
     from server.deploy.study_draft import app_sums, draft, known_datasets, known_peers
 
     if args.file.exists() and not args.overwrite:
@@ -30,8 +36,8 @@ def new(args: argparse.Namespace) -> None:
     values, own, schema, held_out = run_values(args), {}, NO_SCHEMA, args.held_out
     peers, datasets = dict[str, str](), dict[str, str]()
     # Its runs have the settings, the schema and the roles that the file states
-    if args.federation.is_file():
-        federation = read_federation(args.federation, check_data=False)
+    if args.federation != str(FEDERATION) or FEDERATION.is_file():
+        federation = federation_of(args.federation)
         own, schema = federation.settings, federation.declared
         peers, datasets = known_peers(federation), known_datasets(federation)
         held_out = held_out or federation.held_out(values.get("strategy"))
@@ -96,12 +102,11 @@ def sign(args: argparse.Namespace) -> None:
     from client.studies import read_study
     from partitions.common.files import write_atomically
     from server.deploy.bundle import signing_key_file
-    from server.deploy.federation import read_federation
     from server.deploy.study_draft import check as check_study
 
     text, _ = read_study(args.file)
     check_study(text, str(args.file))
-    file = args.sign_with or signing_key_file(read_federation(args.federation))
+    file = args.sign_with or signing_key_file(federation_of(args.federation))
     text = sign_study(text, load_signing_key(file))
     write_atomically(args.file, text)
     print(f"signed by {signer_of(text)}")
@@ -137,7 +142,7 @@ ACTIONS = (
                 default=Path(),
             ),
             several("--sum", "SHA256", "or the sum of an app's build"),
-            FEDERATION_FILE,
+            WHOSE,
             file_option(
                 "--schema", "FILE", "the schema: no run has another (default: the federation's)"
             ),
@@ -179,7 +184,7 @@ ACTIONS = (
         "sign",
         "sign a study with the consortium's key",
         sign,
-        (file_option("file", "FILE", "the study"), FEDERATION_FILE, SIGN_WITH),
+        (file_option("file", "FILE", "the study"), WHOSE, SIGN_WITH),
         examples=("silofl study sign study.toml",),
         description="Sign a study in place. A change after that is found, and wants a new signature.",
     ),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from client.commands.table import Command, OneOf, file_option, option, pairs
 from partitions.common.errors import UserError
-from server.cli.options import assignments
+from server.cli.options import assignments, connection_of
 
 
 def run(args: argparse.Namespace) -> None:
@@ -20,20 +19,20 @@ def run(args: argparse.Namespace) -> None:
     if args.policy and not args.data:
         raise UserError("--policy goes with --data")
     if args.set and args.data:
-        raise UserError("--set goes with --dataset or --connection")
+        raise UserError("--set goes with --dataset or --federation")
     if args.data and not args.data.exists():
         raise UserError(
             f"there is no {args.data}: name an .npz file of silofl import, or a folder of such"
         )
     values = assignments(args.set)
-    if args.connection:
-        out = survey_deployed(values, args.out, args.connection)
+    if args.federation:
+        out = survey_deployed(values, args.out, connection_of(args.federation))
     else:
         values |= {"dataset": args.dataset} if args.dataset else {}
         out = survey(
             values, args.out or default_out("survey"), args.data, args.policy or PUBLIC
         )
-    print("\n".join(survey_text(read_survey(out))), file=sys.stderr)
+    print("\n".join(survey_text(read_survey(out))))
     print(out)
 
 
@@ -48,7 +47,7 @@ COMMANDS = (
                     file_option(
                         "--data", "FILE|FOLDER", "a hospital's .npz file, or a folder of such"
                     ),
-                    option("--connection", "NAME", "the silos of a federation"),
+                    option("--federation", "NAME|FEDERATION.yaml", "the silos of a federation"),
                     option("--dataset", "D", "a data set by name, divided as for a simulation"),
                 ),
                 required=True,
@@ -61,13 +60,13 @@ COMMANDS = (
             pairs(
                 "--set",
                 "KEY=VALUE",
-                "--dataset: partition, silos, seed ...; --connection: study=NAME, where hospitals want a study",
+                "--dataset: partition, silos, seed ...; --federation: study=NAME, where hospitals want a study",
             ),
             file_option("--out", "DIR", "a new directory (default: runs/TIME-survey)"),
         ),
         examples=(
             "silofl survey --data hospitals/",
-            "silofl survey --connection demo --out runs/survey",
+            "silofl survey --federation demo --out runs/survey",
         ),
         description="Counts, missing values, means, deviations and histograms of each column and hospital, as "
         "each hospital's policy lets them leave, and outliers of one hospital: another unit, sign,"

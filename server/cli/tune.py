@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ def print_costs(book: Book) -> None:
     best = {one: (book.path / f"best-{one}.toml").read_text().splitlines()[0] for one in costs}
     spent = book.privacy.get("all", {})
     text = fill("cli/costs.txt", costs=costs, best=best, spent=spent, next=book.path)
-    print(text, file=sys.stderr)
+    print(text)
 
 
 def tune(args: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ directory.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -304,6 +305,13 @@ class Federation(Content):
         """The settings of a run that does not say else: of the demo data, and of the section `run`."""
         demo = self.demo.model_dump(include={"dataset", "partition"}) if self.demo else {}
         return {**demo, **(self.demo.settings if self.demo else {}), **self.run}
+
+    @property
+    def flower_command(self) -> str:
+        """The command that trains with Flower's own tool, which does not read the section `run` itself."""
+        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in self.run.items())
+        settings = f" --run-config {shlex.quote(pairs)}" if pairs else ""
+        return f"flwr run . {self.name} --stream{settings}"
 
     def held_out(self, strategy: object = None) -> tuple[str, ...]:
         """The silos that never take part in training; where nothing is trained, all silos are alike."""

@@ -71,7 +71,7 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
         if done:
             left = [log for log in LOGS if (run / log).exists()]
             note = f"; look through {', '.join(left)} yourself" if left else ""
-            lines.append(f"{run}: {', '.join(done)}{note}")
+            lines.append(f"{run}: {name} is deleted from {', '.join(done)}{note}")
     if not lines:
         raise UserError(
             f"no run in {', '.join(map(str, folders)) or 'runs/'} keeps anything of {name}"
@@ -103,7 +103,7 @@ def _clean_checkpoints(run: Path, name: str) -> Iterator[str]:
                 shutil.rmtree(own)
                 count += 1
         if count:
-            yield f"{checkpoint.name} ({count} states)"
+            yield f"{count} states of {checkpoint.name}, which cannot be resumed"
 
 
 def _clean_history(run: Path, name: str) -> Iterator[str]:

@@ -100,7 +100,7 @@ def settings_of_run(source: Path, run: RunSettings) -> dict[str, object]:
     """
     if not has_states(source, run) and not (source / "manifest.json").is_file():
         raise UserError(
-            f"{source} was no simulation: --connection NAME, or --data FILE, says where to evaluate it"
+            f"{source} was no simulation: --federation NAME, or --data FILE, says where to evaluate it"
         )
     values, division = run.flat(), f"{run.common.partition}."
     return {k: v for k, v in values.items() if k in OF_THE_DATA or k.startswith(division)}
@@ -142,7 +142,7 @@ def evaluate(
     run, network = run_of(source, strategy, seed, network)
     if run is None and data is None:
         raise UserError(
-            f"{source} is a model: --data FILE, or --connection NAME, says where to evaluate it"
+            f"{source} is a model: --data FILE, or --federation NAME, says where to evaluate it"
         )
     if (
         run
@@ -150,7 +150,7 @@ def evaluate(
         and not (has_states(source, run) or any_kept(source / "checkpoint" / run.run_key))
     ):
         raise UserError(
-            f"--models all: the silos' own models of {source} lie at the silos: --connection NAME evaluates there"
+            f"--models all: the silos' own models of {source} lie at the silos: --federation NAME evaluates there"
         )
     where = settings_of_run(source, run) if run and data is None else {"silos": 1}
     nodes: list[dict[str, Value]] = (

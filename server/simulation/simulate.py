@@ -76,7 +76,7 @@ def simulate(
 ) -> Path:
     """Run the study in this process or with another executor, and return its directory.
 
-    The report is written even if a run fails; the comparison per silo is printed to standard error. ``log``: the
+    The report is written even if a run fails; the comparison per silo is printed. ``log``: the
     tracking libraries (see ``server.results.tracking``). ``hold_out``: hospitals without which the methods are also
     trained, or ``each`` (see ``server.results.hold_out``). ``tuned``: searches of ``silofl tune`` with the best
     settings for each method (see ``server.results.study``). Raises UserError, or RunFailedError if a run fails.
@@ -111,9 +111,9 @@ def simulate(
             WorkerDirectories(part, own).take_back_all()
         (executor or run_all)([*runs, *without], directory, trackers, quiet=quiet)
     if not quiet:
-        print(silo_table(StudyResults(directory.path)), file=sys.stderr)
+        print(silo_table(StudyResults(directory.path)))
         if groups:
-            print("\n".join(["", *columns(table(directory))]), file=sys.stderr)
+            print("\n".join(["", *columns(table(directory))]))
     return directory.path
 
 
@@ -224,7 +224,7 @@ class StudyBar:
             total=total,
             unit="round",
             file=sys.stderr,
-            disable=quiet,
+            disable=quiet or None,  # and where standard error is no terminal
             dynamic_ncols=True,
             smoothing=0.1,
         )

@@ -93,7 +93,7 @@ def tune(
     book = Book(out, request.settings_asked(), list(request.space.distributions))
     book.open()
     total = request.trials * len(request.strategies)
-    with tqdm(total=total, unit="trial", file=sys.stderr, disable=quiet) as bar:
+    with tqdm(total=total, unit="trial", file=sys.stderr, disable=quiet or None) as bar:
         searcher = Searcher(request, book, engine, bar)
         for strategy in request.strategies:
             searcher.search(strategy)

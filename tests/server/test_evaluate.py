@@ -149,7 +149,7 @@ def without_states(study, folder):
 def test_models_that_all_stayed_at_their_hospitals(study, tmp_path, capsys):
     """No model, so nothing to ask of a federation: none is running here."""
     run, out = without_states(study, tmp_path / "run"), tmp_path / "m"
-    given = (*ALL, "fedper", "--connection", "none")
+    given = (*ALL, "fedper", "--federation", "none")
     assert command(run, out, *given) == 0
     assert {key[:2] for key in read(out / "matrix.csv")} == {
         (f"hospital-0{i}", f"hospital-0{i}") for i in (1, 2, 3)
@@ -160,7 +160,7 @@ def test_models_that_all_stayed_at_their_hospitals(study, tmp_path, capsys):
         in said
     )
     assert command(run, out, *given) == command(run, tmp_path / "x", *ALL, "ditto") == 2
-    assert "lie at the silos: --connection NAME evaluates there" in capsys.readouterr().err
+    assert "lie at the silos: --federation NAME evaluates there" in capsys.readouterr().err
     for gone in ("history.csv", "summary.json"):
         (run / gone).unlink()
         assert command(run, tmp_path / gone, *given) == 2
@@ -292,7 +292,7 @@ def test_a_federations_run_is_not_evaluated_at_simulated_data(tmp_path):
     federate(files, strategy="fedavg", rounds=1, directory=tmp_path / "run")
     for states in (tmp_path / "run/checkpoint").glob("*/silos"):
         shutil.rmtree(states)  # they stay at the hospitals
-    with pytest.raises(UserError, match="was no simulation: --connection NAME, or --data FILE"):
+    with pytest.raises(UserError, match="was no simulation: --federation NAME, or --data FILE"):
         evaluate(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert evaluate(tmp_path / "run", tmp_path / "out", data=files["a"]).is_file()
@@ -487,7 +487,7 @@ def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
     approved = parse_study((tmp_path / "s.toml").read_text(), "s.toml")
     monkeypatch.setattr(submit, "run", lambda values, *_, **__: sent.append(values))
     assert silofl(*models, *f"--study look --out {tmp_path}/x".split()) == 2
-    silofl(*models, *f"--study look --connection c --out {tmp_path}/there".split())
+    silofl(*models, *f"--study look --federation c --out {tmp_path}/there".split())
     (values,) = sent
     assert values.pop("out") and values["study"] == "look" and values["rounds"] == 4
     run, today = parse_settings({**values, "silos": 3}).flat(), date.today()

@@ -54,7 +54,11 @@ FROM_NOTHING = [
     ("run --connection elsewhere", 2, "there is no connection 'elsewhere'"),
     ("stop", 2, NO_FEDERATION),
     ("down", 0, "no federation is up"),
-    ("down --name typo", 2, "there is no federation 'typo' on this machine; there are: none"),
+    (
+        "down --federation typo",
+        2,
+        "there is no federation 'typo' on this machine; there are: none",
+    ),
     ("compose federation.yaml --out docker-compose.yml", 2, NO_FILE),
     ("credentials", 2, NO_FILE),
     ("add-silo clinic-13", 2, NO_FILE),
@@ -94,7 +98,7 @@ FROM_NOTHING = [
     ("budget", 2, NO_SILO),
     ("evaluate runs/first --out matrix", 2, "there is no runs/first"),
     ("survey --data centres --out look", 2, "there is no centres"),
-    ("survey --connection hospitals --out look", 2, "there is no connection"),
+    ("survey --federation hospitals --out look", 2, "there is no connection"),
     ("watch runs/first", 2, "there is no run directory runs/first"),
     ("schema ours.recipe.toml --out schema.toml", 2, "ours.recipe.toml cannot be read"),
     (
@@ -216,8 +220,8 @@ def test_another_federation_is_left_alone(silofl, tmp_path):
     check(silofl("status", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
     check(silofl("run --strategy local", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
     check(silofl("down", tmp_path, HOME=str(tmp_path)), 0, "no federation is up")
-    check(silofl("down --name typo", tmp_path, HOME=str(tmp_path)), 2, "there are: other")
-    check(silofl("down --name other", tmp_path, HOME=str(tmp_path)), 0, "other is down")
+    check(silofl("down --federation typo", tmp_path, HOME=str(tmp_path)), 2, "there are: other")
+    check(silofl("down --federation other", tmp_path, HOME=str(tmp_path)), 0, "other is down")
     assert (other / "credentials/ca.key").read_text() == "kept"
 
 

@@ -155,7 +155,7 @@ def test_two_processes_from_the_command_line(table, tmp_path, capsys):
     assert summary(tmp_path / "run/hold-out/hospital-01+hospital-03")["runs"][0]["silos"] == [
         HELD
     ]
-    assert "zero-shot" in capsys.readouterr().err
+    assert "zero-shot" in capsys.readouterr().out
 
 
 def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path):

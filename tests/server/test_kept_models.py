@@ -74,7 +74,7 @@ def test_the_setting_changes_nothing_else(runs, tmp_path):
         plain == evaluate(runs / "kept", tmp_path / "b", "all", strategy="fedper").read_text()
     )
     with pytest.raises(
-        UserError, match=r"own models of .* lie at the silos: --connection NAME evaluates there"
+        UserError, match=r"own models of .* lie at the silos: --federation NAME evaluates there"
     ):
         evaluate(without_states(runs / "plain", tmp_path / "bare"), tmp_path / "c", "all")
 
@@ -109,7 +109,7 @@ def test_what_a_federation_is_asked(runs, tmp_path, monkeypatch, capsys):
         fill(Path(values["out"]))
 
     monkeypatch.setattr(submit, "run", run)
-    command = f"evaluate {bare} --models all --strategy fedper --connection c".split()
+    command = f"evaluate {bare} --models all --strategy fedper --federation c".split()
     assert silofl(*command, "--out", tmp_path / "m") == 0
     (values,) = sent
     others = [silo for silo in SILOS if silo != SILOS[4]]

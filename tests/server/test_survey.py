@@ -130,10 +130,10 @@ def test_a_simulation_and_a_name_that_would_be_markup(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "one of the arguments --data --connection --dataset is required"),
+        ([], "one of the arguments --data --federation --dataset is required"),
         (["--data", "nowhere"], "there is no nowhere"),
         (["--dataset", "digits", "--policy", "p"], "--policy goes with --data"),
-        (["--data", "file", "--set", "silos=2"], "--set goes with --dataset or --connection"),
+        (["--data", "file", "--set", "silos=2"], "--set goes with --dataset or --federation"),
         (["--data", "file", "--policy", "no.toml"], "no.toml: No such file"),
         (["--data", "file", "--out", "taken"], "is there already"),
     ],

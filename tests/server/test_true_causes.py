@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 from failing import fails
+from studies import make_run
 
 from client.studies import read_study
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import make_folder, write_atomically
-from server.cli.main import main
+from server.cli.main import COMMANDS, main
+from server.cli.options import connection_of, federation_of
+from server.deploy import submit
+from server.deploy.compose import compose_file
 from server.deploy.federation import read_federation
 from server.deploy.following import plain_reason, round_line
 from server.deploy.local.record import read_record
@@ -175,3 +179,60 @@ def test_every_command_names_a_method_s_file_with_a_fault(tmp_path):
         )
         named = f"{tmp_path}/strategies/fedprobe.py, line 2: TypeError: no paper"
         assert done.returncode == 2 and named in done.stderr
+
+
+# --- the documented way -------------------------------------------------------------------------------------------
+
+
+def test_one_option_names_a_federation_in_all_commands(tmp_path, monkeypatch):
+    """By its name, or by its file, from which the name of its connection comes."""
+    file = tmp_path / "clinics.yaml"
+    file.write_text("name: clinics\nsilos: []\n")
+    for named in ("clinics", str(file)):
+        assert connection_of(named) == "clinics"
+    assert federation_of(str(file)).path == file
+    fails(UserError, "--federation clinics: none of that name is up", federation_of, "clinics")
+    asked = []
+    monkeypatch.setattr(submit, "stop", lambda name: asked.append(name) or [])
+    assert main(["stop", "--federation", str(file)]) == main(["stop"]) == 0
+    assert asked == ["clinics", ""]
+    commands = {command.name: command for command in COMMANDS}
+    for name in (
+        "status",
+        "run",
+        "stop",
+        "down",
+        "evaluate",
+        "survey",
+        "add-silo",
+        "remove-silo",
+        "relay",
+    ):
+        assert "'--federation'" in str(commands[name].options), name
+
+
+def test_the_compose_file_begins_with_the_command_that_has_its_settings(tmp_path):
+    """`flwr run` does not read `run:`, and with the default settings the demo hardly learns."""
+    file = tmp_path / "federation.yaml"
+    file.write_text("name: x\nrun: {model: mlp, dp: true, learning-rate: 0.1}\nsilos: []\n")
+    federation = read_federation(file)
+    command = """flwr run . x --stream --run-config 'model="mlp" dp=true learning-rate=0.1'"""
+    assert federation.flower_command == command
+    assert f"# {command}\n" in compose_file(federation, tmp_path, ROOT)
+
+
+def test_natural_knows_its_number_of_silos(tmp_path, capsys):
+    """The 16 centres of azpro, also where a folder of files has none to count."""
+    line = f"partition --dataset azpro --partition natural --out {tmp_path}/parts".split()
+    assert main(line) == 0
+    assert len(list((tmp_path / "parts").glob("*.npz"))) == 16
+    assert main([*line[:-1], f"{tmp_path}/other", "--silos", "3"]) == 2
+    assert "azpro comes with 16 silos" in capsys.readouterr().err
+
+
+def test_withdraw_says_what_it_did(tmp_path, monkeypatch, capsys):
+    run = make_run(tmp_path / "run")
+    assert main(["withdraw", "b", str(run)]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == f"{run}: b is deleted from history.csv, summary.json"
+    assert last == "what others averaged stays; `silofl remove-silo b` shuts it out"

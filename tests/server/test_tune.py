@@ -399,7 +399,7 @@ def test_the_command_line(table, tmp_path, capsys):
     assert silofl(*given, *f"--out {tmp_path}/out --sampler random".split()) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == str(tmp_path / "out")
-    assert "2 trials, 2 rounds" in shown.err
+    assert "2 trials, 2 rounds" in shown.out
     assert len(rows(tmp_path / "out")) == 2
 
 

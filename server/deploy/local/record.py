@@ -108,7 +108,7 @@ def only_name(names: list[str]) -> str:
     """Return the name of the only federation. Raises UserError for several."""
     if len(names) > 1:
         raise UserError(
-            f"several federations are up: {', '.join(names)}; say which with --name"
+            f"several federations are up: {', '.join(names)}; say which with --federation"
         )
     return names[0]
 
@@ -147,7 +147,7 @@ def find_federation(name: str = "") -> UpFederation | None:
 
 def read_record(directory: Path) -> LocalFederation:
     path = directory / "federation.json"
-    mend = f"it is damaged; `silofl down --name {directory.name}` clears it away"
+    mend = f"it is damaged; `silofl down --federation {directory.name}` clears it away"
     return parse_values(LocalFederation, path.read_bytes(), path, mend)
 
 

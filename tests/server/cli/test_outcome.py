@@ -47,7 +47,7 @@ def test_a_run_that_learned_nothing_says_so(rate, learned, tmp_path, capsys):
     )
     settings = ["--set", "model=linear", "partition=iid", f"learning-rate={rate}", "threads=1"]
     assert silofl(*command, *settings) == 0
-    lines = capsys.readouterr().out.splitlines()[:2]
+    lines = capsys.readouterr().out.splitlines()[-3:-1]
     assert ["hardly better than before training (0." in line for line in lines] == [
         not learned
     ] * 2
@@ -65,9 +65,8 @@ def test_a_studys_warnings_are_one_line_behind_the_bar(monkeypatch, tmp_path, ca
     with RunDirectory.open(tmp_path / "run", study_config([values]), resume=False) as directory:
         run_all([values], directory, (), quiet=False)
     errors = capsys.readouterr().err
-    assert errors.endswith(
-        "\nnote: round 0 bounds a (and 2 like it); another; the report names all\n"
-    )
+    # No bar is drawn where standard error is no terminal
+    assert errors == "note: round 0 bounds a (and 2 like it); another; the report names all\n"
     assert errors.count("bounds") == 1 and logging.getLogger("flwr").filters == []
 
 
@@ -98,8 +97,8 @@ def test_a_federations_run_ends_as_a_simulation_does(tmp_path, monkeypatch, caps
     monkeypatch.setattr(submit, "run", lambda values, connection: out)
     assert silofl("run", "--strategy", "local,fedavg") == 0
     said = capsys.readouterr()
-    assert silo_table(StudyResults(out)) in said.err and "FedAvg" in said.err
-    lines = said.out.splitlines()
+    assert silo_table(StudyResults(out)) in said.out and not said.err
+    lines = said.out.splitlines()[-3:]
     assert [line.partition(":")[0] for line in lines] == ["local-42", "fedavg-42", str(out)]
     (out / "summary.json").unlink()  # the server is on another machine
     assert silofl("run", "--strategy", "local,fedavg") == 0

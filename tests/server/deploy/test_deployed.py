@@ -163,7 +163,7 @@ def test_a_matrix_deployed(federation, here, tmp_path):
     """Of models that the silos have sent, the whole of it; else what needs none."""
     matrix = evaluate(here, tmp_path / "a", "all")
     there = tmp_path / "b"
-    given = ["--models", "all", "--connection", federation.connection.name, "--out", str(there)]
+    given = ["--models", "all", "--federation", federation.connection.name, "--out", str(there)]
     near = shutil.copytree(here, tmp_path / "near", ignore=shutil.ignore_patterns("silos"))
     assert main(["evaluate", str(near), *given]) == 0
     assert (there / "matrix.csv").read_text() == matrix.read_text()
@@ -182,7 +182,7 @@ def test_a_survey_deployed(federation, tmp_path):
     """Over the wire as in this process, and the silos' logs say what left."""
     there = tmp_path / "there"
     assert (
-        main(["survey", "--connection", federation.connection.name, "--out", str(there)]) == 0
+        main(["survey", "--federation", federation.connection.name, "--out", str(there)]) == 0
     )
     here = survey(DATA, tmp_path / "here")
     assert (there / "survey.json").read_text() == (here / "survey.json").read_text()

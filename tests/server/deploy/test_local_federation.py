@@ -366,12 +366,13 @@ def test_a_server_that_lost_its_superexec_is_mended_by_up(federation, folder, ca
     wait_for(lambda: bool(superexecs()), 30)
     (before,) = superexecs()
     processes.end([before], grace=0.0)
-    assert main(["status", "--name", "trial"]) == 0
+    assert main(["status", "--federation", "trial"]) == 0
     assert "server runs, but starts no run" in capsys.readouterr().out
     bring_up(folder)
     assert [process.command for process in superexecs()] == [before.command]
     assert (
-        main(["status", "--name", "trial"]) == 0 and "server running" in capsys.readouterr().out
+        main(["status", "--federation", "trial"]) == 0
+        and "server running" in capsys.readouterr().out
     )
 
 

@@ -514,7 +514,7 @@ def test_study_prints_the_table_and_ends_with_the_directory(tmp_path, capsys):
     assert main(line.split()) == 0
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == str(out)
-    assert silo_table(StudyResults(out)) in said.err
+    assert silo_table(StudyResults(out)) in said.out and "round/s" not in said.err
 
 
 @pytest.mark.parametrize("simulated", [True, False])
@@ -543,9 +543,10 @@ def test_server_app_ends_with_a_report(simulated, tmp_path, monkeypatch):
     assert ("Who holds what" in checked(out).text) == simulated
 
 
-def test_rounds_done_before_do_not_count_for_the_pace():
+def test_rounds_done_before_do_not_count_for_the_pace(monkeypatch):
     """Ten rounds, four from an earlier start: two more in this one make 6 of 10, and 4 are left at this one's pace."""
     run = parse_settings({"rounds": 10})
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     for quiet in (False, True):  # a silent bar has no counters
         with StudyBar([run], quiet) as study:
             study.round(run, 5, "")
