@@ -16,8 +16,8 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("models", "partitions", "strategies", "client", "server")
 MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
-# Nodes of the syntax tree per line of code: of most modules, and of any module.
-MOST_NODES_MEDIAN, MOST_NODES = 9, 15
+# Nodes of the syntax tree per line of code: of most modules, and of any module. Lines of templates are no code.
+MOST_NODES_MEDIAN, MOST_NODES = 9.5, 15
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change: of a method's file, and of
 # all else together, which leaves a new feature room. They are lowered as code goes, and raised only in a commit that
 # says why.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -40,6 +41,17 @@ def load_function(setting: str, name: str, arguments: str) -> Callable[..., Any]
             f"{setting} = {name!r}: {module} defines no function {function}({arguments})"
         )
     return found  # type: ignore[no-any-return]
+
+
+def import_file(module: str, file: Path) -> None:
+    """Import a module of a method or another part. Raises UserError with the file and the line of its fault."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        places = traceback.extract_tb(error.__traceback__)
+        lines = [place.lineno for place in places if place.filename == str(file)]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else 1)
+        raise UserError(f"{file}, line {line}: {line_of(error)}") from error
 
 
 def line_of(error: BaseException) -> str:

@@ -91,9 +91,9 @@ def draft(
     """
     if values.get("strategy") == EVALUATE:
         values = _drop_division(values)
-    training = (peers := peers or {}).keys() - {*held_out}
+    training, today = (peers := peers or {}).keys() - {*held_out}, datetime.now(UTC).date()
     runs, settings = _bound(_grouped(values, len(training)))
-    common, today = runs[0].common, datetime.now(UTC).date()
+    common = runs[0].common
     rounds, queries, repeats = _messages(common)
     return fill(
         "deploy/study.toml.j2",

@@ -8,9 +8,7 @@ Other packages' methods come as entry points of the group ``silofl.strategies``,
 from __future__ import annotations
 
 import functools
-import importlib
 import pkgutil
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +25,7 @@ from models.trainable import Part
 from models.weights import weights_of
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
-from partitions.common.own_code import STRATEGIES, line_of, plugins
+from partitions.common.own_code import STRATEGIES, import_file, plugins
 from partitions.common.settings import build_settings, defaults_of, values_of
 from partitions.datasets.registry import DATASETS
 from partitions.own.dataset import resolve_name as own_named
@@ -48,22 +46,11 @@ from strategies.base.training.settings import check_patches
 from strategies.base.transport.data_summary import read_agreed
 
 
-def import_method(module: str, file: Path) -> None:
-    """Import a method's file. Raises UserError with the file and the line of its fault."""
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        places = traceback.extract_tb(error.__traceback__)
-        lines = [place.lineno for place in places if place.filename == str(file)]
-        line = getattr(error, "lineno", None) or (lines[-1] if lines else 1)
-        raise UserError(f"{file}, line {line}: {line_of(error)}") from error
-
-
 @functools.cache
 def _import_all() -> None:
     folder = Path(__file__).resolve().parents[1]
     for module in pkgutil.iter_modules([str(folder)]):
-        import_method(f"{folder.name}.{module.name}", folder / f"{module.name}.py")
+        import_file(f"{folder.name}.{module.name}", folder / f"{module.name}.py")
     own = dict(_REGISTRY)
     for name, package, found in plugins(STRATEGIES):
         changed = [key for key, method in own.items() if _REGISTRY[key] is not method]

@@ -14,6 +14,7 @@ from studies import make_run
 from client.studies import read_study
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import make_folder, write_atomically
+from partitions.common.own_code import import_file
 from server.cli.main import COMMANDS, main
 from server.cli.options import connection_of, federation_of
 from server.deploy import submit
@@ -27,7 +28,7 @@ from server.results.reasons import merge_reasons
 from server.results.run_directory import read_toml
 from server.results.survey import read_survey
 from server.run.checkpoints import refusal
-from strategies.base.run_settings import import_method, parse_settings
+from strategies.base.run_settings import parse_settings
 from strategies.base.transport.reporting import Damage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,7 +163,7 @@ def test_a_fault_in_a_method_s_file_names_the_file(tmp_path, monkeypatch, text, 
     file = tmp_path / "fedprobe.py"
     file.write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    fails(UserError, rf"{file}, {line}", import_method, "fedprobe", file)
+    fails(UserError, rf"{file}, {line}", import_file, "fedprobe", file)
 
 
 def test_every_command_names_a_method_s_file_with_a_fault(tmp_path):
