@@ -110,18 +110,18 @@ class Run:
         """
         rows: list[dict[str, Any]] = []
         for strategy, seed in self._study.history.runs():
-            own = self._study.history.of(strategy, seed)
-            found: dict[int, dict[str, Any]] = {r.round: {} for r in own}
+            rows_of_run = self._study.history.of(strategy, seed)
+            by_round: dict[int, dict[str, Any]] = {r.round: {} for r in rows_of_run}
             of = info_of(strategy).reports, self._study.task.score
             for part, name in PARTS.items():
-                for number, values in values_by_round(own, part, *of).items():
-                    found[number][name] = mean(values)
-            for row in own:
+                for number, values in values_by_round(rows_of_run, part, *of).items():
+                    by_round[number][name] = mean(values)
+            for row in rows_of_run:
                 if not row.silo:
-                    found[row.round][row.metric] = row.value
+                    by_round[row.round][row.metric] = row.value
             rows += [
-                {"strategy": strategy, "seed": seed, "round": number, **found[number]}
-                for number in sorted(found)
+                {"strategy": strategy, "seed": seed, "round": number, **by_round[number]}
+                for number in sorted(by_round)
             ]
         of_round = ("round_seconds", "bytes_down", "bytes_up")
         columns = ["strategy", "seed", "round", *PARTS.values(), *of_round]
@@ -167,9 +167,11 @@ class Run:
             )
         plot, looks = Plot(), styles(self._study)
         axes = plot.add_subplot()
-        for strategy, own in self.rounds.dropna(subset=[part]).groupby("strategy", sort=False):
+        for strategy, of_method in self.rounds.dropna(subset=[part]).groupby(
+            "strategy", sort=False
+        ):
             name = str(strategy)
-            by_round = own.groupby("round")[part].agg(["mean", "min", "max"])
+            by_round = of_method.groupby("round")[part].agg(["mean", "min", "max"])
             colour = looks[name].colour if name in looks else None
             axes.plot(by_round.index, by_round["mean"], label=spell(name), color=colour)
             axes.fill_between(

@@ -149,8 +149,8 @@ def taken_by(recipe: AnyRecipe) -> dict[str, Any]:
             "also": roles,
             "limits": {"rows": MOST_ROWS, "bytes": MOST_BYTES},
         }
-    made = {key: recipe.content[key] for key in ("pictures", "expected")}
-    return {**made, "limits": {"files": MOST_FILES, "bytes": MOST_SCAN_BYTES}}
+    parts = {key: recipe.content[key] for key in ("pictures", "expected")}
+    return {**parts, "limits": {"files": MOST_FILES, "bytes": MOST_SCAN_BYTES}}
 
 
 async def receive(request: Request, file: IO[bytes], most: int) -> bool:

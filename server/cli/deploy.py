@@ -53,23 +53,23 @@ def credentials(args: argparse.Namespace) -> None:
     federation = read_federation(args.file, check_data=False)
     compose = args.file.absolute().parent / "docker-compose.yml"
     if deployed.containers_exist(compose):
-        found = deployed.connect(federation, compose)
+        containers = deployed.connect(federation, compose)
         print(
-            f"connection {found.connection.name} ({found.connection.address}); runs land in {found.runs}"
+            f"connection {containers.connection.name} ({containers.connection.address}); runs land in {containers.runs}"
         )
         return
-    made = ensure_credentials(
+    files = ensure_credentials(
         state_directory(federation.name) / "credentials",
         silos=[silo.name for silo in federation.silos],
         hosts={*THIS_MACHINE, federation.server.address, federation.server.public_host},
     )
     for check in (
-        dates_check("CA", load_certificate(made.ca_certificate), NEW_CA),
-        dates_check("server", load_certificate(made.server_certificate), RENEW),
+        dates_check("CA", load_certificate(files.ca_certificate), NEW_CA),
+        dates_check("server", load_certificate(files.server_certificate), RENEW),
     ):
         print(f"{check.name}: {check.detail}")
     print(
-        f"keys of {len(federation.silos)} silos in {made.directory}; `silofl up` writes the connection"
+        f"keys of {len(federation.silos)} silos in {files.directory}; `silofl up` writes the connection"
     )
 
 
@@ -78,7 +78,7 @@ def print_bundle(
     name: str,
     out: Path,
     request: JoinRequest | None,
-    made: Bundle,
+    bundle: Bundle,
     key: PrivateKey | None,
 ) -> None:
     """Print what to do with a silo's bundle."""
@@ -97,8 +97,8 @@ def print_bundle(
         print(f"{out}: hand it to {name} as the secret it is")
     if key:
         print(f"signed by {fingerprint(public_pem(key))}")
-        if not made.images:
-            missing = f"Docker has no {made.image_name} here, so the signature names no image"
+        if not bundle.images:
+            missing = f"Docker has no {bundle.image_name} here, so the signature names no image"
             print(f"{missing}: --image NAME@sha256:... does", file=sys.stderr)
 
 
@@ -126,7 +126,7 @@ def add_silo(args: argparse.Namespace) -> None:
     kept = args.sign_with or bundle.signing_key_file(federation)
     key = load_signing_key(kept) if args.sign_with or kept.exists() else None
     with Control(read_connection(federation.name)) as control:
-        made = bundle.add_silo(
+        handed_out = bundle.add_silo(
             federation,
             control,
             name,
@@ -138,7 +138,7 @@ def add_silo(args: argparse.Namespace) -> None:
             request=request,
             signing_key=key,
         )
-    print_bundle(federation, name, out, request, made, key)
+    print_bundle(federation, name, out, request, handed_out, key)
 
 
 def signing_key(args: argparse.Namespace) -> None:

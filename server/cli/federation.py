@@ -37,11 +37,11 @@ def status(args: argparse.Namespace) -> None:
     from server.deploy.following import plain_reason
     from server.rendering import fill
 
-    found = local.status(local.find_local(connection_of(args.federation)))
+    state = local.status(local.find_local(connection_of(args.federation)))
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(state, indent=1))
         return
-    print(fill("cli/status.txt", **found, reason=plain_reason), end="")
+    print(fill("cli/status.txt", **state, reason=plain_reason), end="")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -93,11 +93,11 @@ class TopParser(Parser):
 
         width, indent = max(get_terminal_size().columns - 2, 40), " " * 16
         lines = ["usage: silofl COMMAND [OPTION ...]", "", str(self.description)]
-        for group, own in GROUPS.items():
+        for group, commands in GROUPS.items():
             lines += ["", f"{group}:"]
             lines += [
-                fill(f"  {one.name:13} {one.help}", width, subsequent_indent=indent)
-                for one in own
+                fill(f"  {command.name:13} {command.help}", width, subsequent_indent=indent)
+                for command in commands
             ]
         return "\n".join(
             [*lines, "", "silofl COMMAND --help: its options and examples; silofl --version\n"]
@@ -119,16 +119,16 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the parsed command line; without a command, print the help and exit with 0."""
-    top, given = parser(), list(sys.argv[1:] if arguments is None else arguments)
+    top, words = parser(), list(sys.argv[1:] if arguments is None else arguments)
     known = [command.name for command in COMMANDS]
-    if not given:
+    if not words:
         top.print_help()
         top.exit(0)
-    if not given[0].startswith("-") and given[0] not in known:
+    if not words[0].startswith("-") and words[0] not in known:
         from partitions.common.names import nearest
 
-        top.error(f"there is no command {given[0][:80]!r}{nearest(given[0], known)}")
-    return top.parse_args(given)
+        top.error(f"there is no command {words[0][:80]!r}{nearest(words[0], known)}")
+    return top.parse_args(words)
 
 
 def completion(shell: str) -> str:

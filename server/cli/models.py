@@ -76,13 +76,13 @@ def export(args: argparse.Namespace) -> None:
         raise UserError(f"--which {args.which}: --silo NAME is needed here")
     else:
         which = args.silo, args.which, out, args.strategy, args.seed, args.run_id, args.round
-        own = {
+        extras = {
             "temperature": args.temperature,
             "conformal": args.conformal,
             "coverage": args.coverage,
             "onnx": args.onnx,
         }
-        card = export_model(source, *which, recipe=not args.no_recipe, **own)
+        card = export_model(source, *which, recipe=not args.no_recipe, **extras)
     print_export(card, out, args.which)
 
 
@@ -99,13 +99,13 @@ def budget(args: argparse.Namespace) -> None:
                 "--policy: a run directory has no budget; name a silo's state directory"
             )
         unit = str(read_toml(args.where / "config.toml").get("dp.unit", "record"))
-        found = budgets_of(History(args.where / "history.csv"), unit)
-        text = run_page(found)
+        cohorts = budgets_of(History(args.where / "history.csv"), unit)
+        text = run_page(cohorts)
     else:
         place = place_of(args.where, args.policy)
-        found = budgets(place.state, place.policy)
-        text = budget_page(found, place.name, place.state)
-    print(json.dumps(found, indent=1) if args.json else text)
+        cohorts = budgets(place.state, place.policy)
+        text = budget_page(cohorts, place.name, place.state)
+    print(json.dumps(cohorts, indent=1) if args.json else text)
 
 
 SERVE = (

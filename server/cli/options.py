@@ -151,34 +151,34 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     from partitions.own.dataset import resolve_name
     from partitions.simulated import OPTIONS, hospitals_of, parse_source
 
-    given = getattr(args, "data", None) or ""
-    asked = {key: value for key in OPTIONS if (value := getattr(args, key, None))}
-    if not (given or asked or "dataset" in values):
+    data = getattr(args, "data", None) or ""
+    chosen = {key: value for key in OPTIONS if (value := getattr(args, key, None))}
+    if not (data or chosen or "dataset" in values):
         return {}
-    source = parse_source(str(given or values.get("dataset", "digits")))
-    own = resolve_name(source.name)
+    source = parse_source(str(data or values.get("dataset", "digits")))
+    function = resolve_name(source.name)
     is_file = source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()
-    if given and not (is_file or own):
+    if data and not (is_file or function):
         raise UserError(
-            f"--data {given}: is no folder, no .npz file (silofl import makes one), no csv, and no MODULE:FUNCTION"
+            f"--data {data}: is no folder, no .npz file (silofl import makes one), no csv, and no MODULE:FUNCTION"
         )
-    if given and getattr(args, "data_dir", None):
+    if data and getattr(args, "data_dir", None):
         raise UserError("--data-dir goes with --dataset: --data names its own file or folder")
-    if "recipe" in asked:
-        asked["recipe"] = absolute(asked["recipe"])
-    name = own or (absolute(source.name) if given or source.is_path else source.name)
+    if "recipe" in chosen:
+        chosen["recipe"] = absolute(chosen["recipe"])
+    name = function or (absolute(source.name) if data or source.is_path else source.name)
     options = urlencode(
-        {key: value for key in OPTIONS if (value := asked.get(key) or getattr(source, key))}
+        {key: value for key in OPTIONS if (value := chosen.get(key) or getattr(source, key))}
     )
-    made = parse_source(f"{name}#{options}" if options else name)
-    if name.endswith(".csv") and not made.by:
+    dataset = parse_source(f"{name}#{options}" if options else name)
+    if name.endswith(".csv") and not dataset.by:
         raise UserError(
             f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN"
         )
-    hospitals = hospitals_of(made) or centres_of(made, values)
+    hospitals = hospitals_of(dataset) or centres_of(dataset, values)
     natural = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
     return {
-        "dataset": str(made),
+        "dataset": str(dataset),
         **{key: value for key, value in natural.items() if key not in values},
     }
 

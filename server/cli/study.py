@@ -33,19 +33,19 @@ def new(args: argparse.Namespace) -> None:
 
     if args.file.exists() and not args.overwrite:
         raise UserError(f"{args.file} is there already: --overwrite replaces it")
-    values, own, schema, held_out = run_values(args), {}, NO_SCHEMA, args.held_out
+    values, stated, schema, held_out = run_values(args), {}, NO_SCHEMA, args.held_out
     peers, datasets = dict[str, str](), dict[str, str]()
     # Its runs have the settings, the schema and the roles that the file states
     if args.federation != str(FEDERATION) or FEDERATION.is_file():
         federation = federation_of(args.federation)
-        own, schema = federation.settings, federation.declared
+        stated, schema = federation.settings, federation.declared
         peers, datasets = known_peers(federation), known_datasets(federation)
         held_out = held_out or federation.held_out(values.get("strategy"))
     schema = load_schema(args.schema) if args.schema else schema
     texts = {key: getattr(args, key) for key in TEXTS}
     text = draft(
         args.name,
-        {**own, **values},
+        {**stated, **values},
         texts=texts,
         end=args.end,
         apps=args.sum or app_sums(args.app),
@@ -56,7 +56,7 @@ def new(args: argparse.Namespace) -> None:
         datasets=datasets | pairs("--own-dataset", args.own_dataset),
     )
     write_atomically(args.file, text)
-    empty = [key for key, found in texts.items() if not found]
+    empty = [key for key, text_of in texts.items() if not text_of]
     if empty:
         print(f"write {', '.join(empty)} into it")
     print(f"then: silofl study check {args.file}; silofl study sign {args.file}")
@@ -65,17 +65,17 @@ def new(args: argparse.Namespace) -> None:
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     """Return the values of `--peer SILO=FINGERPRINT` and `--own-dataset SILO=SHA256`, by silo. Raises UserError."""
-    found = {}
+    by_silo = {}
     for text in texts:
-        name, equals, own = text.partition("=")
+        name, equals, value = text.partition("=")
         if not equals or not name:
             raise UserError(
                 f"{option} {text}: write SILO=SHA256:..., the fingerprint of its key"
                 if option == "--peer"
                 else f"{option} {text}: write SILO=SHA256, as its check-data prints it"
             )
-        found[name] = own
-    return found
+        by_silo[name] = value
+    return by_silo
 
 
 def check(args: argparse.Namespace) -> None:

@@ -20,7 +20,9 @@ def print_costs(book: Book) -> None:
     from server.rendering import fill
 
     costs = book.costs()
-    best = {one: (book.path / f"best-{one}.toml").read_text().splitlines()[0] for one in costs}
+    best = {
+        name: (book.path / f"best-{name}.toml").read_text().splitlines()[0] for name in costs
+    }
     spent = book.privacy.get("all", {})
     text = fill("cli/costs.txt", costs=costs, best=best, spent=spent, next=book.path)
     print(text)

@@ -86,7 +86,7 @@ class Bundle:
         files |= {"node.key": self.node_key} if self.node_key else {}
         files |= {"schema.json": self.schema.text} if self.schema.content else {}
         if self.signing_key:
-            content = {name: as_bytes(one) for name, one in files.items()}
+            content = {name: as_bytes(text) for name, text in files.items()}
             files[SIGNED] = sign_bundle(content, self.signing_key, self.images)
         return files
 

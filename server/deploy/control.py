@@ -254,14 +254,14 @@ class Control:
     def runs(self) -> list[FlowerRun]:
         """Return all runs, the latest first."""
         with self._translate_errors():
-            found = dict[int, Any]()
+            by_number = dict[int, Any]()
             while True:  # the newest first, a page at a time
-                page = self._requests.ListRunsRequest(limit=RUNS_A_PAGE, skip=len(found))
+                page = self._requests.ListRunsRequest(limit=RUNS_A_PAGE, skip=len(by_number))
                 listed = self._client.ListRuns(page).run_dict
-                found |= dict(listed)
+                by_number |= dict(listed)
                 if len(listed) < RUNS_A_PAGE:
                     break
-        runs = sorted(found.values(), key=lambda run: str(run.pending_at), reverse=True)
+        runs = sorted(by_number.values(), key=lambda run: str(run.pending_at), reverse=True)
         return [self._run(run) for run in runs]
 
     def run(self, run_id: int) -> FlowerRun:

@@ -93,5 +93,5 @@ def fleet_checks(federation: Federation, ca_certificate: Path) -> list[Check]:
     checks += rename_check(name, port_check(host, port), fix)
     if checks[-1].ok:
         shown = certificate_checks(Way(host, port), ca_certificate)
-        checks += [replace(one, name=f"{before}{one.name}") for one in shown]
+        checks += [replace(check, name=f"{before}{check.name}") for check in shown]
     return checks

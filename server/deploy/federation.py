@@ -339,11 +339,11 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
     except FileNotFoundError:
         raise UserError(f"there is no {path}: write one, or name another file") from None
     place = FederationPlace(path.parent, check_data)
-    found = parse_values(
+    content = parse_values(
         Content, parse_yaml(text, path), path, "docs/deployment.md describes the file", place
     )
-    demo = found.demo if any(silo.data is None for silo in found.silos) else None
-    fields = {name: getattr(found, name) for name in Content.model_fields}
+    demo = content.demo if any(silo.data is None for silo in content.silos) else None
+    fields = {name: getattr(content, name) for name in Content.model_fields}
     return Federation.model_construct(**fields | {"demo": demo}, path=path)
 
 

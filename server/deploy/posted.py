@@ -25,7 +25,7 @@ class Posted:
         self.last = b""  # the answer to the last POST that asked
         self.next = {UP: 0, DOWN: 0}
         self.turn = {UP: 0, DOWN: 0}
-        self.code, self.told = OPEN, False
+        self.code, self.notified = OPEN, False
         self.busy, self.seen = 0, asyncio.get_running_loop().time()
         self.news = asyncio.Event()
 
@@ -66,7 +66,7 @@ class Posted:
         self.end(code)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TOLD_SECONDS):
-                await self._until(lambda: self.told)
+                await self._until(lambda: self.notified)
 
     # --- POSTs --------------------------------------------------------------------------------------------
 
@@ -98,14 +98,14 @@ class Posted:
     def _take(self, data: bytes) -> bytes:
         if not self.code:
             self.up = data
-            self.told = not data  # it ends the link, and asks no more
+            self.notified = not data  # it ends the link, and asks no more
             self.next[UP] += 1
             self._tell()
         return answer_of(self.code, b"")
 
     def _give(self) -> bytes:
         if self.code and self.down is None:
-            self.told = True
+            self.notified = True
             self._tell()
             return answer_of(self.code, b"")
         self.last, self.down = self.down or b"", None

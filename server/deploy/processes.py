@@ -69,7 +69,7 @@ def spawn(
 def find(directory: Path) -> list[Process]:
     """Return all running processes of the federation in `directory`, oldest first."""
     wanted = f"{PART}={directory}:".encode()
-    found, hidden = [], []
+    processes, hidden = [], []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
@@ -90,15 +90,15 @@ def find(directory: Path) -> list[Process]:
             continue
         for variable in environment.split(b"\0"):
             if variable.startswith(wanted) and (started := _start_time(int(entry))) is not None:
-                found.append(
+                processes.append(
                     Process(int(entry), started, variable[len(wanted) :].decode(), command)
                 )
-    parts = {str(process.pid): process.part for process in found}
+    parts = {str(process.pid): process.part for process in processes}
     for pid, command in hidden:
         parent = command.partition("--parent-pid ")[2].split(" ")[0]
         if parent in parts and _is_own(pid) and (started := _start_time(pid)) is not None:
-            found.append(Process(pid, started, parts[parent], command))
-    return sorted(found, key=lambda process: (process.started, process.pid))
+            processes.append(Process(pid, started, parts[parent], command))
+    return sorted(processes, key=lambda process: (process.started, process.pid))
 
 
 def end(processes: Sequence[Process], *, grace: float) -> None:

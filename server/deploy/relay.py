@@ -127,8 +127,8 @@ class Relay:
 
     async def refresh(self) -> None:
         """Ask the server for the registered keys, and end the links of the others."""
-        found = await asyncio.to_thread(self.registered)
-        self.keys = frozenset(key.strip() for key in found)
+        registered = await asyncio.to_thread(self.registered)
+        self.keys = frozenset(key.strip() for key in registered)
         for link, key in list(self.links.items()):
             if key not in self.keys:
                 self.echo("a link ends: its key was removed")
@@ -169,7 +169,9 @@ class Relay:
 
         A stranger gives way to a newer connection.
         """
-        self.doors = {way: one for way, one in self.doors.items() if one.socket.fileno() >= 0}
+        self.doors = {
+            way: entry for way, entry in self.doors.items() if entry.socket.fileno() >= 0
+        }
         if len(self.doors) < self.limits.unsigned + SOCKETS * len(self.links):
             return self.over
         if oldest := crowding(door for door in self.doors.values() if not door.signed):
@@ -290,8 +292,8 @@ def crowding(strangers: Iterable[S]) -> S | None:
     So one address takes no other's place. Behind a web server all have one address: there only the oldest gives way.
     """
     waiting = [*strangers]
-    crowd = Counter(one.address for one in waiting)
-    return max(waiting, key=lambda one: crowd[one.address]) if waiting else None
+    crowd = Counter(stranger.address for stranger in waiting)
+    return max(waiting, key=lambda stranger: crowd[stranger.address]) if waiting else None
 
 
 def network_of(peer: tuple[str, int] | None) -> str:
@@ -370,8 +372,8 @@ def relay(
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        one = Relay(fleet, list_registered, echo=echo)
-        async with one.serve(*listen, context):
+        carrier = Relay(fleet, list_registered, echo=echo)
+        async with carrier.serve(*listen, context):
             echo(f"the relay listens on {listen[0]}:{listen[1]}{PATH}; Ctrl-C ends it")
             await stopped.wait()
 

@@ -56,9 +56,9 @@ QUERIES = 4  # data summary requests per run: more than one, as a silo may be of
 
 def _bound(values: Mapping[str, object]) -> tuple[list[RunSettings], dict[str, Any]]:
     """Return the runs, and the settings that the protocol names: those that are not the default, and some always."""
-    given = {key: str(value) for key, value in values.items()}
+    texts = {key: str(value) for key, value in values.items()}
     methods, seeds = (
-        given.get(key, str(DEFAULTS[key])).split(",") for key in ("strategy", "seed")
+        texts.get(key, str(DEFAULTS[key])).split(",") for key in ("strategy", "seed")
     )
     runs = [
         parse_settings({**values, "strategy": method, "seed": seed})
@@ -162,19 +162,19 @@ def _evaluations(run: RunSettings) -> int:
 
 def known_peers(federation: Federation) -> dict[str, str]:
     """Return the fingerprints of the keys that a federation has registered from here, by silo."""
-    folder, found = state_root() / federation.name, dict[str, str]()
+    folder, fingerprints = state_root() / federation.name, dict[str, str]()
     credentials = Credentials(folder / "credentials")
     for silo in federation.silos:
         if credentials.node_public_key(silo.name).is_file():
-            found[silo.name] = fingerprint(credentials.node_public_pem(silo.name))
+            fingerprints[silo.name] = fingerprint(credentials.node_public_pem(silo.name))
     for file in sorted(remote_keys(folder).glob("*.pem")):
-        found[file.stem] = fingerprint(file.read_bytes())
-    return found
+        fingerprints[file.stem] = fingerprint(file.read_bytes())
+    return fingerprints
 
 
 def known_datasets(federation: Federation) -> dict[str, str]:
     """Return the SHA-256 of each own data set's source that lies here. Raises UserError where one has no index."""
-    found = {}
+    sums = {}
     for silo in federation.silos:
         if silo.data is None:
             continue
@@ -183,8 +183,8 @@ def known_datasets(federation: Federation) -> dict[str, str]:
                 f"{silo.name}: {silo.data.name} is not there: silofl up makes it first"
             )
         if code := code_of_data(silo.data):
-            found[silo.name] = code
-    return found
+            sums[silo.name] = code
+    return sums
 
 
 def app_sums(folder: Path) -> list[str]:
@@ -215,7 +215,7 @@ def check(text: str, path: str) -> StudyProtocol:
         )
     for method in study.methods:
         for run in corners(study, method):
-            asked = {*relevant(study), *study.settings, "strategy"}
+            allowed = {*relevant(study), *study.settings, "strategy"}
             run |= {"silos": len(study.peers) or run["silos"]}
-            parse_settings({key: value for key, value in run.items() if key in asked})
+            parse_settings({key: value for key, value in run.items() if key in allowed})
     return study

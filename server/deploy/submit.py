@@ -83,8 +83,8 @@ def run(
             directory = open_directory(out, config, file, resume=first.resume)
             fill(directory.path)
         try:
-            for one in runs:
-                settings = {**one.flat(), "out": str(theirs), "resume": first.resume}
+            for member in runs:
+                settings = {**member.flat(), "out": str(theirs), "resume": first.resume}
                 submit_and_follow(control, bundle, settings, directory.path)
         finally:
             directory.end()
@@ -113,14 +113,14 @@ def app_directory() -> Path:
     return directory
 
 
-def _silos_before(given: Mapping[str, object]) -> int:
+def _silos_before(values: Mapping[str, object]) -> int:
     """Return the number of silos of the run to resume; 0: no run is resumed. They need not be online."""
     from server.results.run_directory import read_toml
 
-    config = Path(str(given.get("out") or "")) / "config.toml"
+    config = Path(str(values.get("out") or "")) / "config.toml"
     resumed = (
-        str(given.get("resume", "")).lower() == "true"
-        and bool(given.get("out"))
+        str(values.get("resume", "")).lower() == "true"
+        and bool(values.get("out"))
         and config.is_file()
     )
     return cast(int, read_toml(config)["silos"]) if resumed else 0
@@ -172,13 +172,13 @@ def _with_the_federations(
     up: UpFederation | None, values: Mapping[str, object], control: Control
 ) -> dict[str, object]:
     """Return the settings with those that the federation has, and the number of silos."""
-    given = dict(values)
+    settings = dict(values)
     if up:
-        given = {**_own_data(up, values), **_of_the_file(up, values), **values}
-    if "silos" not in given:
-        late = str(given.get("late-joiners", ""))
-        given["silos"] = _silos_before(given) or _silos_online(control, late)
-    return given
+        settings = {**_own_data(up, values), **_of_the_file(up, values), **values}
+    if "silos" not in settings:
+        late = str(settings.get("late-joiners", ""))
+        settings["silos"] = _silos_before(settings) or _silos_online(control, late)
+    return settings
 
 
 def _own_data(up: UpFederation, values: Mapping[str, object]) -> dict[str, object]:
@@ -186,17 +186,22 @@ def _own_data(up: UpFederation, values: Mapping[str, object]) -> dict[str, objec
     from strategies.base.run_settings import defaults, parse_settings
 
     demo = up.demo or {}
-    own = {
+    demo_settings = {
         **{key: demo[key] for key in ("dataset", "partition") if key in demo},
         **demo.get("settings", {}),
     }
     split = {key: values[key] for key in demo.get("settings", {}) if key in values}
     # Typed
-    values = {**values, **{key: parse_settings({**own, **split}).flat()[key] for key in split}}
+    values = {
+        **values,
+        **{key: parse_settings({**demo_settings, **split}).flat()[key] for key in split},
+    }
     for key in ("dataset", "partition", "data-dir", *demo.get("settings", {})):
-        asked = values.get(key) or own.get(key)
-        unused = not demo and asked == defaults()[key]  # from the config.toml of an earlier run
-        if asked != own.get(key) and not unused:
+        wanted = values.get(key) or demo_settings.get(key)
+        unused = (
+            not demo and wanted == defaults()[key]
+        )  # from the config.toml of an earlier run
+        if wanted != demo_settings.get(key) and not unused:
             has = (
                 f"{demo['dataset']}, {demo['partition']}, seed {demo['seed']}"
                 if demo
@@ -206,10 +211,10 @@ def _own_data(up: UpFederation, values: Mapping[str, object]) -> dict[str, objec
             if isinstance(up, Deployed):
                 again = f"silofl compose {up.file} --out docker-compose.yml && docker compose up --wait"
             raise UserError(
-                f"{key} = {asked}: the data are the federation's own ({has}); to split other data, "
+                f"{key} = {wanted}: the data are the federation's own ({has}); to split other data, "
                 f"change `demo` in {up.file} and `{again}`"
             )
-    return own
+    return demo_settings
 
 
 def _of_the_file(up: UpFederation, values: Mapping[str, object]) -> dict[str, Any]:
@@ -221,14 +226,14 @@ def _of_the_file(up: UpFederation, values: Mapping[str, object]) -> dict[str, An
         return {}
     federation = read_federation(Path(up.file), check_data=False)
     held = federation.held_out(values.get("strategy"))
-    asked = {name.strip() for name in str(values.get("hold-out", ",".join(held))).split(",")}
-    if not asked >= {*held}:
+    named = {name.strip() for name in str(values.get("hold-out", ",".join(held))).split(",")}
+    if not named >= {*held}:
         names = ",".join(held)
         raise UserError(
             f"hold-out = {values['hold-out']!r}: {up.file} has {names} with `role: held-out`: name them too"
         )
-    own = {"agreed": federation.agreed, "hold-out": ",".join(held)}
-    return {**federation.run, **{key: value for key, value in own.items() if value}}
+    stated = {"agreed": federation.agreed, "hold-out": ",".join(held)}
+    return {**federation.run, **{key: value for key, value in stated.items() if value}}
 
 
 def submit_and_follow(
@@ -284,10 +289,10 @@ def stop(connection: str = "") -> list[int]:
     """Stop every run that is in progress; return their numbers."""
     stopped = []
     with Control(read_connection(connection or default_connection())) as control:
-        for one in control.runs():
-            if not one.finished:
-                stop_run(control, one.run_id)
-                stopped.append(one.run_id)
+        for active in control.runs():
+            if not active.finished:
+                stop_run(control, active.run_id)
+                stopped.append(active.run_id)
     return stopped
 
 

@@ -180,18 +180,18 @@ def chart(draw: Callable[..., str]) -> Callable[..., Markup]:
     """Decorate a function that draws a chart: one that fails is a line of text, and the page goes on."""
 
     @functools.wraps(draw)
-    def draw_marked(*given: Any, **options: Any) -> Markup:
+    def draw_marked(*arguments: Any, **options: Any) -> Markup:
         try:
-            return Markup(draw(*given, **options))
+            return Markup(draw(*arguments, **options))
         except Exception as error:
             return log_undrawn(draw.__name__, error)
 
     return draw_marked
 
 
-def in_widths(draw: Callable[..., Markup], *given: Any, wide: float = 820) -> list[Markup]:
+def in_widths(draw: Callable[..., Markup], *arguments: Any, wide: float = 820) -> list[Markup]:
     """Return a chart for a desk and for a phone; the page's CSS shows one of them."""
-    return [found for width in (wide, 350) if (found := draw(*given, width))]
+    return [svg for width in (wide, 350) if (svg := draw(*arguments, width))]
 
 
 def log_undrawn(name: str, error: Exception) -> Markup:

@@ -35,20 +35,20 @@ def headline(study: StudyResults) -> tuple[Markup, Markup]:
         for silo in study.silos
         if any(not math.isnan(study.score(method, silo).mean) for method in study.methods)
     ]
-    found = compare_headline(study)
+    gain_verdict = compare_headline(study)
     values = {
         "study": study,
         "word": study.task.score_label,
         "method": study.headed,
         "base": study.base,
-        "found": found,
+        "found": gain_verdict,
         "failed": bool(faults_of(study)),
         "silent": not scored,
         "known": len(scored),
         "exchanged": exchanges(study.headed),
         "by_chance": BY_CHANCE,
         "needed": SEEDS_NEEDED,
-        "missed": rounds_missed(found.rare) if found else "",
+        "missed": rounds_missed(gain_verdict.rare) if gain_verdict else "",
     }
     return sentences("headline", **values), sentences("caution", **values)
 
@@ -73,21 +73,25 @@ def faults_of(study: StudyResults) -> list[str]:
     last: dict[tuple[str, int], dict[str, Any]] = {}
     for event in study.events:
         last[event.get("strategy", ""), event.get("seed", 0)] = event
-    found = []
+    sentences_of_faults = []
     # The closing exchange has the number rounds + 1
-    asked = int(study.config.get("rounds", 0))
+    planned_rounds = int(study.config.get("rounds", 0))
     for key in study.planned:
         event = last.get(key, {})
         name = f"{spell(key[0])}, seed {key[1]}"
-        rounds = min(max((r.round for r in study.history.of(*key)), default=0), asked)
+        rounds = min(max((r.round for r in study.history.of(*key)), default=0), planned_rounds)
         if event.get("event") == "error":
             where = f"after round {rounds}" if rounds else "before its first round ended"
-            found.append(f"{name} failed {where}: {event.get('message', 'no reason given')}")
+            sentences_of_faults.append(
+                f"{name} failed {where}: {event.get('message', 'no reason given')}"
+            )
         elif key not in study.finished and rounds:
-            found.append(f"{name} stopped after round {rounds} of {asked}")
+            sentences_of_faults.append(
+                f"{name} stopped after round {rounds} of {planned_rounds}"
+            )
         elif key not in study.finished:
-            found.append(f"{name} was not run")
-    return found
+            sentences_of_faults.append(f"{name} was not run")
+    return sentences_of_faults
 
 
 def notes_of(study: StudyResults) -> list[dict[str, Any]]:

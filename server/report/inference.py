@@ -154,14 +154,14 @@ def silo_interval(seeds: Seeds) -> Interval:
     Each side adds in quadrature the patients' distance to that end and, from ``SEEDS_NEEDED`` seeds on, Student's half
     width over seeds.
     """
-    found = list(seeds.values())
-    if not found or any(math.isnan(end) for d in found for end in d.interval):
+    differences = list(seeds.values())
+    if not differences or any(math.isnan(end) for d in differences for end in d.interval):
         return UNKNOWN
-    mean, n = statistics.fmean(d.mean for d in found), len(found)
-    below = statistics.fmean(d.mean - d.interval[0] for d in found)
-    above = statistics.fmean(d.interval[1] - d.mean for d in found)
+    mean, n = statistics.fmean(d.mean for d in differences), len(differences)
+    below = statistics.fmean(d.mean - d.interval[0] for d in differences)
+    above = statistics.fmean(d.interval[1] - d.mean for d in differences)
     of_seeds = (
-        t_quantile(n) * statistics.stdev(d.mean for d in found) / math.sqrt(n)
+        t_quantile(n) * statistics.stdev(d.mean for d in differences) / math.sqrt(n)
         if n >= SEEDS_NEEDED
         else 0.0
     )

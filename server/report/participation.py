@@ -31,14 +31,14 @@ def seldom(study: StudyResults, methods: Sequence[str]) -> dict[str, Rounds]:
 
     A silo without any score is not among them, as it does not enter the means.
     """
-    found: dict[str, Rounds] = {}
+    rare: dict[str, Rounds] = {}
     for method in methods:
         rounds = attendance(study, method)
         usual = statistics.median(taken for taken, _ in rounds.values()) if rounds else 0
         for silo, (taken, of) in rounds.items():
-            if 0 < taken < FEW * usual and taken < found.get(silo, (of, of))[0]:
-                found[silo] = taken, of
-    return dict(sorted(found.items()))
+            if 0 < taken < FEW * usual and taken < rare.get(silo, (of, of))[0]:
+                rare[silo] = taken, of
+    return dict(sorted(rare.items()))
 
 
 def worst(study: StudyResults, method: str, without: Collection[str] = ()) -> str | None:
@@ -58,13 +58,13 @@ def mean_without(study: StudyResults, method: str, silos: Collection[str]) -> fl
     return statistics.fmean(means) if means else math.nan
 
 
-def rounds_missed(found: Mapping[str, Rounds]) -> str:
+def rounds_missed(rare: Mapping[str, Rounds]) -> str:
     """Return the silos' rounds as a clause: ``b took part in 3 of 25 rounds``."""
     lines = [
         f"{silo} took part in {taken} of {of} rounds"
-        for silo, (taken, of) in list(found.items())[:5]
+        for silo, (taken, of) in list(rare.items())[:5]
     ]
-    more = len(found) - len(lines)
+    more = len(rare) - len(lines)
     return ", ".join(lines) + (f", and {more} more in few" if more else "")
 
 

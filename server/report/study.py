@@ -105,7 +105,7 @@ class StudyResults:
     def task(self) -> Task:
         """The task that the silos train on."""
         found_tasks = (
-            str(found["task"]) for found in (*self.summarised, *self.events) if "task" in found
+            str(entry["task"]) for entry in (*self.summarised, *self.events) if "task" in entry
         )
         return task_of(next(found_tasks, "multiclass"))
 
@@ -152,12 +152,12 @@ class StudyResults:
     @cached_property
     def joined(self) -> dict[str, dict[int, list[str]]]:
         """Methods by silo and first round, for silos that joined during a run."""
-        found: dict[str, dict[int, list[str]]] = {}
+        joined: dict[str, dict[int, list[str]]] = {}
         for run in self.runs:
             for silo, first in run.get("joined", {}).items():
-                methods = found.setdefault(silo, {}).setdefault(first, [])
+                methods = joined.setdefault(silo, {}).setdefault(first, [])
                 methods += [] if run["strategy"] in methods else [run["strategy"]]
-        return found
+        return joined
 
     @property
     def simulated(self) -> bool:
@@ -174,7 +174,7 @@ class StudyResults:
 
         Its interval is the one that the silo sent, or Wilson's for an accuracy.
         """
-        found: dict[str, dict[tuple[str, int], Tested]] = defaultdict(dict)
+        tested: dict[str, dict[tuple[str, int], Tested]] = defaultdict(dict)
         sent = ENDS if ENDS[0] in self.task.metrics else ()
         for r in self.runs:
             for name, v in r["per_silo"].items():
@@ -182,13 +182,13 @@ class StudyResults:
                 low, high = (
                     (finite_or_nan(v[e]) for e in sent) if sent else accuracy_interval(score, n)
                 )
-                found[r["strategy"]][name, r["seed"]] = Tested(score, n, (low, high))
-        return found
+                tested[r["strategy"]][name, r["seed"]] = Tested(score, n, (low, high))
+        return tested
 
     def score(self, method: str, silo: str) -> Score:
-        found = [tested for (name, _), tested in self.tests[method].items() if name == silo]
-        scored = [tested for tested in found if not math.isnan(tested.score)]
-        n_test = round(statistics.fmean(tested.n for tested in found)) if found else 0
+        tests = [tested for (name, _), tested in self.tests[method].items() if name == silo]
+        scored = [tested for tested in tests if not math.isnan(tested.score)]
+        n_test = round(statistics.fmean(tested.n for tested in tests)) if tests else 0
         if not scored:
             return Score(NAN, NAN, UNKNOWN, n_test)
         scores = [tested.score for tested in scored]
@@ -207,13 +207,13 @@ class StudyResults:
         """Return by silo and seed the difference of ``method`` and ``base``, without withheld scores."""
         if (method, base) not in self._differences:
             mine, other = self.tests[method], self.tests[base]
-            found: dict[str, dict[int, Gain]] = {silo: {} for silo in self.silos}
+            by_silo: dict[str, dict[int, Gain]] = {silo: {} for silo in self.silos}
             for silo, seed in sorted(mine.keys() & other.keys()):
                 a, b = mine[silo, seed], other[silo, seed]
                 if not math.isnan(difference := a.score - b.score):
                     interval = from_intervals(a.score, a.interval, b.score, b.interval)
-                    found[silo][seed] = Gain(difference, interval)
-            self._differences[method, base] = found
+                    by_silo[silo][seed] = Gain(difference, interval)
+            self._differences[method, base] = by_silo
         return self._differences[method, base]
 
     def gain(self, method: str, base: str, silo: str) -> Gain:
@@ -242,11 +242,11 @@ class StudyResults:
         self, method: str, base: str, without: Collection[str] = ()
     ) -> dict[str, float]:
         """Return each silo's difference of ``method`` and ``base`` as a mean over seeds, for silos that have one."""
-        found = self.differences(method, base)
+        by_silo = self.differences(method, base)
         return {
-            s: statistics.fmean(d.mean for d in found[s].values())
-            for s in found
-            if found[s] and s not in without
+            s: statistics.fmean(d.mean for d in by_silo[s].values())
+            for s in by_silo
+            if by_silo[s] and s not in without
         }
 
     def count_compared(self, method: str, base: str) -> int:
@@ -297,8 +297,8 @@ class StudyResults:
     @cached_property
     def personalised(self) -> str | None:
         """The best method that ends with a model per silo."""
-        own = (m for m in self._candidates if not info_of(m).one_model)
-        return max(own, key=self._score, default=None)
+        several_models = (m for m in self._candidates if not info_of(m).one_model)
+        return max(several_models, key=self._score, default=None)
 
     @property
     def _candidates(self) -> list[str]:
@@ -327,10 +327,10 @@ class StudyResults:
 
     def final(self, method: str, key: str) -> tuple[float, float]:
         """Return mean and standard deviation over seeds of an entry of ``final`` or of the run (``bmcta``...)."""
-        found = [
+        of_seeds = [
             r["final"].get(key) if key in r["final"] else r.get(key) for r in self.of(method)
         ]
-        values = [float(v) for v in found if v is not None]
+        values = [float(v) for v in of_seeds if v is not None]
         return (statistics.fmean(values), spread(values)) if values else (NAN, NAN)
 
     def mean_score(self, method: str) -> tuple[float, float]:

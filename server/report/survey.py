@@ -21,16 +21,16 @@ def write_survey_page(folder: Path) -> Path:
     return folder / PAGE
 
 
-def survey_page(found: Surveyed) -> str:
+def survey_page(survey: Surveyed) -> str:
     """Return the page as HTML; every value is escaped."""
-    return render("survey", **values_of(found))
+    return render("survey", **values_of(survey))
 
 
-def values_of(found: Surveyed) -> dict[str, Any]:
+def values_of(survey: Surveyed) -> dict[str, Any]:
     """Return what the templates of page and text use."""
     return {
-        "found": found,
-        "findings": found.findings,
+        "found": survey,
+        "findings": survey.findings,
         "parts": PARTS,
         "held": HELD,
         "holders": holders,
@@ -42,16 +42,16 @@ def values_of(found: Surveyed) -> dict[str, Any]:
     }
 
 
-def nothing_found(found: Surveyed) -> str:
+def nothing_found(survey: Surveyed) -> str:
     """Return the text for no findings; with too few hospitals nothing was compared."""
-    if len(found.answers) <= OTHERS:
+    if len(survey.answers) <= OTHERS:
         return f"nothing was compared: it takes {OTHERS + 1} hospitals, for one is held against {OTHERS} others or more"
     return "nothing odd is found in one hospital alone"
 
 
-def holders(found: Surveyed, key: str, name: str) -> list[tuple[str, Mapping[str, Any]]]:
+def holders(survey: Surveyed, key: str, name: str) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the silos that have a column, with their answers."""
-    return [(silo, answer) for silo, answer in found.answers.items() if name in answer[key]]
+    return [(silo, answer) for silo, answer in survey.answers.items() if name in answer[key]]
 
 
 def cells(n: int, item: Mapping[str, Any]) -> list[str]:
@@ -61,6 +61,6 @@ def cells(n: int, item: Mapping[str, Any]) -> list[str]:
     return [str(n), missing, *moments]
 
 
-def survey_text(found: Surveyed) -> list[str]:
+def survey_text(survey: Surveyed) -> list[str]:
     """Return the survey as lines for a terminal: each column and hospital, then the findings."""
-    return text_lines("survey", **values_of(found))
+    return text_lines("survey", **values_of(survey))

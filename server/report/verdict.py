@@ -65,9 +65,10 @@ class GainVerdict:
     @property
     def seed_means(self) -> list[float]:
         """The mean gain of each seed over the silos that have it."""
-        found = self.study.differences(self.method, self.base).values()
+        by_silo = self.study.differences(self.method, self.base).values()
         return [
-            statistics.fmean(of[seed].mean for of in found if seed in of) for seed in self.seeds
+            statistics.fmean(of[seed].mean for of in by_silo if seed in of)
+            for seed in self.seeds
         ]
 
     @property
@@ -149,16 +150,16 @@ def answer(study: StudyResults) -> Answer | None:
         return None
     if base not in study.methods:
         return Answer(sentences("answer", found=None), "")
-    found = verdict(study, best, base)
-    if not found.gains:
-        return Answer(sentences("answer", found=found), condition(found))
+    gain_verdict = verdict(study, best, base)
+    if not gain_verdict.gains:
+        return Answer(sentences("answer", found=gain_verdict), condition(gain_verdict))
     held = held_out(study)
     key, what = calibration_of(study)
     mine, other = (over_silos(study, method, key) for method in (best, base))
     sentence = sentences(
         "answer",
         study=study,
-        found=found,
+        found=gain_verdict,
         most=MOST_NAMES,
         needed=HOSPITALS_NEEDED,
         held=len(held),
@@ -170,7 +171,7 @@ def answer(study: StudyResults) -> Answer | None:
         what=what,
         calibration=compare_means(
             [(abs(mine[s]), abs(other[s])) for s in sorted(mine.keys() & other.keys())],
-            found.compared,
+            gain_verdict.compared,
             lambda value: number(value, 3),
         ),
         several=bool(measurements_of(study)[0]),
@@ -178,7 +179,7 @@ def answer(study: StudyResults) -> Answer | None:
         unfinished=any((best, run["seed"]) not in study.finished for run in study.of(best)),
         runs=len(study.runs) - len(study.of(base)),  # training alone sends nothing
     )
-    return Answer(sentence, condition(found))
+    return Answer(sentence, condition(gain_verdict))
 
 
 def compare_means(
@@ -213,13 +214,15 @@ def largest_epsilon(study: StudyResults, method: str) -> float:
     return math.nan if any(map(math.isnan, spent)) else max(spent, default=math.nan)
 
 
-def condition(found: GainVerdict) -> str:
+def condition(gain_verdict: GainVerdict) -> str:
     """Return the conditions of the answer: silos, seeds and rounds of the two compared methods."""
-    study = found.study
+    study = gain_verdict.study
     return sentences(
         "condition",
         study=study,
-        found=found,
-        ran=sorted({r["rounds"] for m in (found.method, found.base) for r in study.of(m)}),
+        found=gain_verdict,
+        ran=sorted(
+            {r["rounds"] for m in (gain_verdict.method, gain_verdict.base) for r in study.of(m)}
+        ),
         chosen=sum(method != alone() for method in study.methods),
     )

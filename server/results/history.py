@@ -108,8 +108,8 @@ class History:
         new = list(rows)
         self.rows += new
         text = _text(new)
-        if new and (own := self._sums.get((new[0].strategy, new[0].seed))):
-            own.update(text.encode())
+        if new and (digest := self._sums.get((new[0].strategy, new[0].seed))):
+            digest.update(text.encode())
         if self.path is not None:
             append(self.path, text)
 
@@ -238,14 +238,14 @@ class Chosen:
         if not known:
             return
         self.evaluated = number = known[0].round
-        found = {r.silo: r.value for r in known if r.split == "val"}
+        validation = {r.silo: r.value for r in known if r.split == "val"}
         for silo in {r.silo for r in known}:
             if silo not in self._last:  # its first score also applies to earlier rounds
                 self.rounds[silo] = number
-                self._best |= {silo: found[silo]} if silo in found else {}
+                self._best |= {silo: validation[silo]} if silo in validation else {}
             self._last[silo] = number
             self._values.pop(silo, None)
-        self._values |= found
+        self._values |= validation
         if (
             mean(self._values) > mean(self._best) + self.min_delta
             or not self._best

@@ -51,8 +51,8 @@ def groups_of(out: Path) -> Groups:
     if not file.exists():
         return []
     try:
-        found = json.loads(file.read_text())
-        return [[str(name) for name in group] for group in found]
+        groups = json.loads(file.read_text())
+        return [[str(name) for name in group] for group in groups]
     except (ValueError, TypeError):
         raise DataError(
             f"{file} is damaged: start the study again, with another --out"
@@ -88,11 +88,11 @@ def parts_of(
     directory: RunDirectory, runs: Iterable[RunSettings]
 ) -> list[tuple[RunDirectory, list[RunSettings]]]:
     """Return the study's directories with their runs, in the order of the runs."""
-    found: dict[Path, tuple[RunDirectory, list[RunSettings]]] = {}
+    parts: dict[Path, tuple[RunDirectory, list[RunSettings]]] = {}
     for run in runs:
         part = part_of(directory, run)
-        found.setdefault(part.path, (part, []))[1].append(run)
-    return list(found.values())
+        parts.setdefault(part.path, (part, []))[1].append(run)
+    return list(parts.values())
 
 
 def write_results(directory: RunDirectory) -> None:
@@ -102,14 +102,14 @@ def write_results(directory: RunDirectory) -> None:
         return
     summary = read_summary(directory.summary)
     parts = (RunDirectory(directory.path / FOLDER / "+".join(group)) for group in groups)
-    if found := means(
+    if scores := means(
         [
             row
             for part in parts
             for row in rows_of(read_summary(part.summary)["runs"], summary["runs"])
         ]
     ):
-        directory.write_json("summary.json", {**summary, "hold_out": found})
+        directory.write_json("summary.json", {**summary, "hold_out": scores})
 
 
 def results_in(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,19 +139,19 @@ def rows_of(
 
 def means(rows: Sequence[Scored]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the scores by silo and method as means over the seeds."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    by_silo: dict[str, dict[str, dict[str, Any]]] = {}
     for silo, method, row in sorted(rows, key=lambda row: row[0]):
         each = [scores for name, strategy, scores in rows if (name, strategy) == (silo, method)]
-        found.setdefault(silo, {})[method] = {
+        by_silo.setdefault(silo, {})[method] = {
             kind: mean([scores[kind] for scores in each]) for kind in row
         }
-    return found
+    return by_silo
 
 
 def score_of(run: Mapping[str, Any] | None, silo: str) -> float | None:
     """Return a silo's score in a run of the summary; None if unknown."""
-    found = (run or {}).get("per_silo", {}).get(silo, {}).get((run or {}).get("score", ""))
-    return None if found is None else float(found)
+    score = (run or {}).get("per_silo", {}).get(silo, {}).get((run or {}).get("score", ""))
+    return None if score is None else float(score)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -162,11 +162,11 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def table(directory: RunDirectory) -> list[list[str]]:
     """Return the results as table cells, header first: per method the mean and the worst hospital in per cent."""
-    found = read_summary(directory.summary).get("hold_out", {})
-    methods = list(dict.fromkeys(method for of in found.values() for method in of))
+    by_silo = read_summary(directory.summary).get("hold_out", {})
+    methods = list(dict.fromkeys(method for of in by_silo.values() for method in of))
     rows = [["held out", "zero-shot", "worst", "personalised", "worst", "local", "all in"]]
     for method in methods:
-        of = [values[method] for values in found.values() if method in values]
+        of = [values[method] for values in by_silo.values() if method in values]
         cells = [
             summed([row[kind] for row in of]) for kind in KINDS for summed in (mean, lowest)
         ]

@@ -127,14 +127,14 @@ def refuse_other_content(out: Path) -> None:
         return
     if not out.is_dir():
         raise DataError(f"{out} is a file; name a directory for the partition")
-    own = {MANIFEST}
+    expected = {MANIFEST}
     try:
-        own |= {
+        expected |= {
             silo["file"] for silo in json.loads((out / MANIFEST).read_text("utf-8"))["silos"]
         }
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        own = set()
-    if other := sorted(path.name for path in out.iterdir() if path.name not in own):
+        expected = set()
+    if other := sorted(path.name for path in out.iterdir() if path.name not in expected):
         raise DataError(
             f"{out} holds something else ({other[0]}); name a new or empty directory"
         )

@@ -46,8 +46,8 @@ def _reported_model(state: State) -> dict[int, dict[str, Tensor]]:
     """Return the shared model of the reported round, by the round; empty if it is not kept."""
     if REPORTED + GLOBAL not in state.arrays:
         return {}
-    own = {n: state.arrays[REPORTED + n] for n in NAMES if REPORTED + n in state.arrays}
-    return {state.numbers["reported"]: own}
+    arrays = {n: state.arrays[REPORTED + n] for n in NAMES if REPORTED + n in state.arrays}
+    return {state.numbers["reported"]: arrays}
 
 
 def export_shared(
@@ -148,26 +148,26 @@ def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSetting
     """Return the requested run of a directory. Raises UserError if there is none, or more than one."""
     check_run(source)
     runs = study_runs(read_toml(source / "config.toml"))
-    found = [
+    chosen = [
         r
         for r in runs
         if strategy in (None, r.common.strategy) and seed in (None, r.common.seed)
     ]
-    names = ", ".join(run.run_key for run in (found or runs))
-    if not found:
+    names = ", ".join(run.run_key for run in (chosen or runs))
+    if not chosen:
         raise UserError(f"{source} holds no such run; there are: {names}")
-    if len(found) > 1:
+    if len(chosen) > 1:
         raise UserError(
             f"{source} holds several runs: {names}; choose with --strategy and --seed"
         )
-    return found[0]
+    return chosen[0]
 
 
 def final_of(source: Path, run: RunSettings) -> dict[str, Any]:
     """Return the run's result in ``summary.json``, with the name of its score; empty for an unfinished run."""
-    found = find_entry(RunDirectory(source).summary, run.common.which)
-    kept = {key: found[key] for key in ("score", "rounds")} if found else {}
-    return {**found["final"], **kept} if found else {}
+    entry = find_entry(RunDirectory(source).summary, run.common.which)
+    kept = {key: entry[key] for key in ("score", "rounds")} if entry else {}
+    return {**entry["final"], **kept} if entry else {}
 
 
 def statistics(

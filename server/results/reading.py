@@ -93,11 +93,11 @@ class RunEvent(Lenient):
 def parse_event(line: bytes) -> Event | None:
     """Return the event in a line of ``progress.jsonl``; None if it is none."""
     try:
-        found: Event = json.loads(line)
-        RunEvent.model_validate(found)
+        event: Event = json.loads(line)
+        RunEvent.model_validate(event)
     except (ValueError, RecursionError):
         return None
-    return found
+    return event
 
 
 class Tail:

@@ -96,7 +96,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, part: str = "") -> None:
         self.path = path
-        self.own = path / WORKERS / part if part else path
+        self.folder = path / WORKERS / part if part else path
 
     @classmethod
     @contextlib.contextmanager
@@ -122,12 +122,12 @@ class RunDirectory:
         make_folder(directory.path)
         with directory.hold(LINGER_SECONDS if resume else 0.0):
             # No other process has come in between
-            found = directory._check_place(resume, member)
-            if not (found and member):
+            exists = directory._check_place(resume, member)
+            if not (exists and member):
                 kept = {k: v for k, v in config.items() if k not in ("resume", "out")}
-                if found:
+                if exists:
                     directory._check_same(kept)
-                write_atomically(directory.path / (NEXT if found else CONFIG), toml_text(kept))
+                write_atomically(directory.path / (NEXT if exists else CONFIG), toml_text(kept))
             try:
                 yield directory
             finally:
@@ -151,18 +151,18 @@ class RunDirectory:
 
     def _check_place(self, resume: bool, member: bool) -> bool:
         """Return whether a run exists here already. Raises UserError if the directory cannot be used."""
-        path, found = self.path, (self.path / CONFIG).exists()
+        path, exists = self.path, (self.path / CONFIG).exists()
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: give --out a directory")
-        if found and not (resume or member):
+        if exists and not (resume or member):
             raise UserError(
                 f"{path} holds another run: give --out a new directory, or continue it with --set resume=true"
             )
-        if not found and path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
+        if not exists and path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run: give --out a new directory")
-        if not found and resume:
+        if not exists and resume:
             raise UserError(f"{path} holds no run to resume")
-        return found
+        return exists
 
     @contextlib.contextmanager
     def hold(self, patience: float = 0.0) -> Iterator[None]:
@@ -171,7 +171,7 @@ class RunDirectory:
             # Another user's directory: a run without a lock is acceptable
             with contextlib.suppress(PermissionError):
                 busy = f"{self.path}: another run is writing to it; silofl stop ends it"
-                stack.enter_context(hold_lock(self.own / LOCK, busy, patience))
+                stack.enter_context(hold_lock(self.folder / LOCK, busy, patience))
             yield
 
     def check_free(self) -> None:
@@ -203,15 +203,15 @@ class RunDirectory:
 
     @property
     def history(self) -> Path:
-        return self.own / "history.csv"
+        return self.folder / "history.csv"
 
     @property
     def summary(self) -> Path:
-        return self.own / "summary.json"
+        return self.folder / "summary.json"
 
     @property
     def progress_file(self) -> Path:
-        return self.own / "progress.jsonl"
+        return self.folder / "progress.jsonl"
 
     def checkpoint(self, run_key: str) -> Path:
         return self.path / "checkpoint" / run_key
@@ -228,7 +228,9 @@ class RunDirectory:
         return counts
 
     def write_json(self, name: str, value: Any) -> None:
-        write_atomically(self.own / name, json.dumps(value, indent=1, allow_nan=False) + "\n")
+        write_atomically(
+            self.folder / name, json.dumps(value, indent=1, allow_nan=False) + "\n"
+        )
 
 
 def newest_states(folder: Path) -> dict[str, State]:
@@ -282,11 +284,11 @@ def load_checkpoint(folder: Path) -> tuple[State | None, str]:
 
 def readable_checkpoints(folder: Path) -> list[tuple[Path, State]]:
     """Return the readable checkpoints with their files, newest first."""
-    found = []
+    readable = []
     for file in (folder / NEWEST, folder / BEFORE):
         with contextlib.suppress(DataError):
-            found += [(file, State.load(file))] if file.exists() else []
-    return found
+            readable += [(file, State.load(file))] if file.exists() else []
+    return readable
 
 
 def go_back_to(folder: Path, file: Path | None) -> None:

@@ -78,13 +78,13 @@ def study_runs(values: Mapping[str, object]) -> list[RunSettings]:
     )
     if not names or not seeds:
         raise UserError("a study needs at least one strategy and one seed")
-    for kind, given in (("strategy", names), ("seed", seeds)):
-        if len(set(given)) < len(given):
-            raise UserError(f"{kind} = {','.join(given)} names one of them twice")
+    for kind, names_of_kind in (("strategy", names), ("seed", seeds)):
+        if len(set(names_of_kind)) < len(names_of_kind):
+            raise UserError(f"{kind} = {','.join(names_of_kind)} names one of them twice")
     runs = list(itertools.product(seeds, names))
-    common, own = split_by_run(values, [f"{n}-{s}" for s, n in runs])
+    common, by_name = split_by_run(values, [f"{n}-{s}" for s, n in runs])
     return [
-        parse_settings({**common, **own.get(f"{n}-{s}", {}), "strategy": n, "seed": s})
+        parse_settings({**common, **by_name.get(f"{n}-{s}", {}), "strategy": n, "seed": s})
         for s, n in runs
     ]
 
@@ -99,7 +99,7 @@ def split_by_run(
 ) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
     """Return the common settings, and each run's own settings by run. Raises UserError for an unknown run."""
     common = {key: value for key, value in values.items() if not key.startswith(RUN)}
-    own: dict[str, dict[str, object]] = {}
+    by_name: dict[str, dict[str, object]] = {}
     for key in values.keys() - common.keys():
         name, _, setting = key.removeprefix(RUN).partition(".")
         if name not in names:
@@ -108,8 +108,8 @@ def split_by_run(
             )
         if setting in SAME:
             raise UserError(f"{key[:80]}: {setting} is the same for all runs of a study")
-        own.setdefault(name, {})[setting] = values[key]
-    return common, own
+        by_name.setdefault(name, {})[setting] = values[key]
+    return common, by_name
 
 
 def study_config(runs: list[RunSettings]) -> dict[str, Value]:
@@ -191,32 +191,32 @@ def read_search(path: Path) -> dict[str, Any]:
     """Return the record of a finished search. Raises UserError if it is missing, unfinished or unreadable."""
     file = path / TUNING
     try:
-        found = json.loads(file.read_text())
-        asked, cost = found["asked"], found["cost"]
+        record = json.loads(file.read_text())
+        request, cost = record["asked"], record["cost"]
         with (path / "trials.csv").open(encoding="utf-8", newline="") as reading:
             rows = list(csv.DictReader(reading))
         best = {}
-        for strategy in asked["strategies"]:
-            own = [row for row in rows if row["strategy"] == strategy]
+        for strategy in request["strategies"]:
+            trials = [row for row in rows if row["strategy"] == strategy]
             if (
-                len(own) < int(asked["trials"])
+                len(trials) < int(request["trials"])
                 or not (path / f"best-{strategy}.toml").is_file()
             ):
                 raise UserError(
                     f"{path}: the search is not finished; the same silofl tune goes on with it"
                 )
             cost[strategy] |= {
-                state: sum(row["state"] == state for row in own) for state in STATES
+                state: sum(row["state"] == state for row in trials) for state in STATES
             }
             best[strategy] = best_of(
-                own, read_toml(path / f"best-{strategy}.toml"), asked["space"]
+                trials, read_toml(path / f"best-{strategy}.toml"), request["space"]
             )
-        seed = int(asked["settings"]["seed"])
+        seed = int(request["settings"]["seed"])
     except FileNotFoundError:
         raise UserError(f"{path} holds no search: silofl tune --out makes one") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: the search cannot be read ({error!r})") from None
-    kept = {"asked": asked, "cost": cost, "best": best, "privacy": found.get("privacy", {})}
+    kept = {"asked": request, "cost": cost, "best": best, "privacy": record.get("privacy", {})}
     return {"directory": str(path), "seed": seed, **kept}
 
 
@@ -225,47 +225,49 @@ def best_of(
 ) -> dict[str, Any]:
     """Return the number, validation score and searched values of a method's best trial."""
     whole = [row for row in rows if row["state"] == "complete" and row["score"]]
-    found = max(whole, key=lambda row: (float(row["score"]), -int(row["trial"])))
-    values = {key: settings[key] for key in space if found[key] != ""}
-    return {"trial": int(found["trial"]), "score": float(found["score"]), "values": values}
+    trial = max(whole, key=lambda row: (float(row["score"]), -int(row["trial"])))
+    values = {key: settings[key] for key in space if trial[key] != ""}
+    return {"trial": int(trial["trial"]), "score": float(trial["score"]), "values": values}
 
 
 def tuned_study(
-    paths: Sequence[Path], given: Mapping[str, object]
+    paths: Sequence[Path], given_values: Mapping[str, object]
 ) -> tuple[dict[str, object], dict[str, Any]]:
     """Return the settings of the study for one search, or for one search per seed, and its record.
 
-    ``given``: settings of the command line (:data:`ALLOWED`). Raises UserError if the searches differ in more than
+    ``given_values``: of the command line (:data:`ALLOWED`). Raises UserError if the searches differ in more than
     their seed (budgets would not be equal), or if the search fixes a given setting.
     """
     searches = [read_search(path) for path in paths]
     first = searches[0]
     for other in searches[1:]:
         check_alike(first, other)
-    if fixed := sorted(key for key in given if key not in ALLOWED):
+    if fixed := sorted(key for key in given_values if key not in ALLOWED):
         raise UserError(
             f"--tuned: {', '.join(fixed)} is the search's; leave it out, or tune with it"
         )
     known = first["asked"]["strategies"]
-    names = split_names(given.get("strategy") or ",".join(known))
+    names = split_names(given_values.get("strategy") or ",".join(known))
     for name in names:
         if name not in known:
             raise UserError(
                 f"--tuned: {name} was not tuned in {first['directory']}{nearest(name, known)}"
             )
-    by_seed = seeds_of(searches, str(given.get("seed", "")))
+    by_seed = seeds_of(searches, str(given_values.get("seed", "")))
     values: dict[str, object] = {}
     for seed, search in by_seed.items():
         for name in names:
             settings = read_toml(Path(search["directory"]) / f"best-{name}.toml")
-            own = search["best"][name]["values"]
+            best = search["best"][name]["values"]
             values |= {
                 key: value
                 for key, value in settings.items()
                 if key not in first["asked"]["space"]
             }
-            values |= {by_run(name, seed, key): value for key, value in own.items()}
-    free = {key: value for key, value in given.items() if key not in ("strategy", "seed")}
+            values |= {by_run(name, seed, key): value for key, value in best.items()}
+    free = {
+        key: value for key, value in given_values.items() if key not in ("strategy", "seed")
+    }
     values |= {**free, "strategy": ",".join(names), "seed": ",".join(map(str, by_seed))}
     return values, {"searches": searches}
 
@@ -273,8 +275,8 @@ def tuned_study(
 def check_alike(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Raise UserError if two searches differ in more than their seed, or have the same seed."""
     a, b = (
-        {**one["asked"], "settings": {**one["asked"]["settings"], "seed": ""}}
-        for one in (first, other)
+        {**search["asked"], "settings": {**search["asked"]["settings"], "seed": ""}}
+        for search in (first, other)
     )
     if differ := sorted(key for key in {*a, *b} if a.get(key) != b.get(key)):
         raise UserError(

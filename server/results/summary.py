@@ -123,7 +123,7 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "per_silo": {
             n: {
                 **{key: run.silos[n][key] for key in ("n_train", "n_test")},
-                **{metric: own.get(n) for metric, own in measured.items()},
+                **{metric: by_silo.get(n) for metric, by_silo in measured.items()},
                 **_evidence(run.evidence.get(n, {})),
                 "round": evaluated.get(n),  # of these values
                 **({"epsilon": c.epsilon, "delta": c.delta} if (c := costs.get(n)) else {}),
@@ -138,10 +138,10 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     }
 
 
-def _evidence(found: Evidence) -> dict[str, Any]:
+def _evidence(evidence: Evidence) -> dict[str, Any]:
     """Return the numbers on calibration of a silo's evidence, and the rest under one key."""
-    numbers = {key: found.get(key) for key in CALIBRATION}
-    return {**numbers, "evidence": {k: v for k, v in found.items() if k not in CALIBRATION}}
+    numbers = {key: evidence.get(key) for key in CALIBRATION}
+    return {**numbers, "evidence": {k: v for k, v in evidence.items() if k not in CALIBRATION}}
 
 
 def _over_silos(
@@ -166,11 +166,11 @@ def _over_silos(
 
 def evidence_in(entry: Mapping[str, Any]) -> dict[str, Evidence]:
     """Return by silo the evidence in a run's entry; empty for a run made before evidence existed."""
-    found = {}
+    by_silo = {}
     for name, values in entry["per_silo"].items():
         numbers = {key: values[key] for key in CALIBRATION if values.get(key) is not None}
-        found[name] = {**numbers, **values.get("evidence", {})}
-    return found
+        by_silo[name] = {**numbers, **values.get("evidence", {})}
+    return by_silo
 
 
 def round_name(number: int, rounds: int) -> str:
@@ -227,7 +227,7 @@ def values_by_round(
 
     A silo that misses a round has the values of its last earlier round, or else of its first one.
     """
-    found = {
+    known = {
         (r.round, r.silo): r.value
         for r in rows
         if (r.split, r.snapshot, r.metric) == (split, snapshot, metric or score)
@@ -235,7 +235,7 @@ def values_by_round(
     }
     values = Values()
     for number, at in rounds_by_round(rows, snapshot, score).items():
-        here = {silo: found[last, silo] for silo, last in at.items() if (last, silo) in found}
+        here = {silo: known[last, silo] for silo, last in at.items() if (last, silo) in known}
         if here:
             values[number] = here
     return values

@@ -28,13 +28,13 @@ NEAR = 1.15  # a ratio of means within this factor of a known one matches it
 
 
 class Factor(NamedTuple):
-    """Conversion ``one`` = ``times`` * ``other`` (+ ``plus``), for columns whose name contains one of ``words``.
+    """Conversion ``unit`` = ``times`` * ``other`` (+ ``plus``), for columns whose name contains one of ``words``.
 
     Without words it applies to every column.
     """
 
     times: float
-    one: str
+    unit: str
     other: str
     words: tuple[str, ...] = ()
     plus: float = 0.0
@@ -54,21 +54,21 @@ FACTORS = [
 
 def known_ratio(ratio: float, column: str) -> tuple[str, float]:
     """Return a phrase for the units with this ratio (own values to the others') and their factor; empty: none."""
-    found: list[tuple[bool, float, str, float]] = []
+    matches: list[tuple[bool, float, str, float]] = []
     for factor in FACTORS:
         named = factor.named_in(column)
         if factor.plus or (factor.words and not named):
             continue
-        for times, own, theirs in (
-            (factor.times, factor.one, factor.other),
-            (1 / factor.times, factor.other, factor.one),
+        for times, here, theirs in (
+            (factor.times, factor.unit, factor.other),
+            (1 / factor.times, factor.other, factor.unit),
         ):
             distance = abs(math.log(ratio / times))
             if distance <= math.log(NEAR):
-                found.append(
-                    (not named, distance, f"{own} against {theirs} is {times:.4g}", times)
+                matches.append(
+                    (not named, distance, f"{here} against {theirs} is {times:.4g}", times)
                 )
-    return min(found)[2:] if found else ("", ratio)
+    return min(matches)[2:] if matches else ("", ratio)
 
 
 def conversion(
@@ -78,11 +78,11 @@ def conversion(
 
     None unless ``mean`` and ``sd`` are nearer to ``of`` and ``spread`` in another affine unit than as they are.
     """
-    for factor in (own for own in FACTORS if own.plus and own.named_in(column)):
+    for factor in (here for here in FACTORS if here.plus and here.named_in(column)):
         times, plus = factor.times, factor.plus
-        for own, theirs, back, offset in (  # theirs = back * own + offset
-            (factor.one, factor.other, 1 / times, -plus / times),
-            (factor.other, factor.one, times, plus),
+        for here, theirs, back, offset in (  # theirs = back * own + offset
+            (factor.unit, factor.other, 1 / times, -plus / times),
+            (factor.other, factor.unit, times, plus),
         ):
             apart = abs(back * mean + offset - of)
             if (
@@ -90,7 +90,7 @@ def conversion(
                 and back * sd <= 3 * spread
                 and apart < back * abs(mean - of)
             ):
-                return f"{own} against {theirs}", back, offset
+                return f"{here} against {theirs}", back, offset
     return None
 
 
@@ -120,7 +120,7 @@ def findings(
     answers: Mapping[str, Mapping[str, Any]], without: Mapping[str, str]
 ) -> list[Finding]:
     """Return all findings: first silos without a survey, then column by column."""
-    found = [Finding(silo, "", "no survey", why, "") for silo, why in without.items()]
+    every = [Finding(silo, "", "no survey", why, "") for silo, why in without.items()]
     for part in ("columns", "labels"):
         names = dict.fromkeys(name for answer in answers.values() for name in answer[part])
         for name in names:
@@ -129,15 +129,15 @@ def findings(
                 for silo, answer in answers.items()
                 if name in answer[part]
             }
-            found += _find_lacking(name, items, answers) if len(items) < len(answers) else []
+            every += _find_lacking(name, items, answers) if len(items) < len(answers) else []
             for silo, (n, item) in items.items():
-                others = [other for own, other in items.items() if own != silo]
+                others = [other for this, other in items.items() if this != silo]
                 if len(others) >= OTHERS:
-                    found += [
+                    every += [
                         Finding(silo, name, *texts)
                         for texts in _of_column(name, n, item, others)
                     ][:1]
-    return found
+    return every
 
 
 def _find_lacking(
@@ -258,17 +258,17 @@ def _of_category(
         what = f"as elsewhere if {levels[first]!r} and {levels[second]!r} change places"
         yield "code", what, look
         return
-    for level, own, theirs in zip(levels, here, usual, strict=True):
-        if own == 0 and theirs >= COMMON and item["cells"][levels.index(level)] is None:
+    for level, share_here, theirs in zip(levels, here, usual, strict=True):
+        if share_here == 0 and theirs >= COMMON and item["cells"][levels.index(level)] is None:
             most = levels[max(range(len(here)), key=lambda i: here[i] - usual[i])]
             what = f"hardly a patient is {level!r}, elsewhere {theirs:.0%}; {most!r} has more instead"
             yield "code", what, look
             return
 
 
-def variation(one: Sequence[float], other: Sequence[float]) -> float:
+def variation(first: Sequence[float], other: Sequence[float]) -> float:
     """Return the total variation distance of two distributions, 0 to 1."""
-    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 2
+    return sum(abs(a - b) for a, b in zip(first, other, strict=True)) / 2
 
 
 def _find_exchanged(here: Sequence[float], usual: Sequence[float]) -> tuple[int, int, float]:
@@ -278,7 +278,9 @@ def _find_exchanged(here: Sequence[float], usual: Sequence[float]) -> tuple[int,
         for j in range(i):
             changed = list(here)
             changed[i], changed[j] = changed[j], changed[i]
-            best = min(best, (j, i, variation(changed, usual)), key=lambda one: one[2])
+            best = min(
+                best, (j, i, variation(changed, usual)), key=lambda candidate: candidate[2]
+            )
     return best
 
 
@@ -304,15 +306,17 @@ class Surveyed:
         )
 
 
-def write_survey(folder: Path, found: Surveyed) -> None:
+def write_survey(folder: Path, survey: Surveyed) -> None:
     """Write the files."""
     content = {
-        "silos": found.answers,
-        "without": found.without,
-        "findings": [finding._asdict() for finding in found.findings],
+        "silos": survey.answers,
+        "without": survey.without,
+        "findings": [finding._asdict() for finding in survey.findings],
     }
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    rows = ([guard_formula(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(found))
+    rows = (
+        [guard_formula(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(survey)
+    )
     write_atomically(folder / CSV, csv_text([HEADER, *rows]))
 
 
@@ -327,9 +331,9 @@ def read_survey(folder: Path) -> Surveyed:
         ) from None
 
 
-def rows_of(found: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
+def rows_of(survey: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
     """Yield the rows of the csv file; a withheld value is empty."""
-    for silo, answer in found.answers.items():
+    for silo, answer in survey.answers.items():
         yield silo, "", "", "n", answer["n"]
         for part, key in PARTS.items():
             for name, item in answer[key].items():
@@ -352,7 +356,9 @@ def cell_names(item: Mapping[str, Any]) -> list[str]:
     return [f"{a:g}..{b:g}" for a, b in itertools.pairwise(edges)]
 
 
-def without_silo(found: Surveyed, name: str) -> Surveyed:
+def without_silo(survey: Surveyed, name: str) -> Surveyed:
     """Return the survey of the other silos."""
-    answers = {silo: answer for silo, answer in found.answers.items() if silo != name}
-    return Surveyed(answers, {silo: why for silo, why in found.without.items() if silo != name})
+    answers = {silo: answer for silo, answer in survey.answers.items() if silo != name}
+    return Surveyed(
+        answers, {silo: why for silo, why in survey.without.items() if silo != name}
+    )

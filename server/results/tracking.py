@@ -64,10 +64,10 @@ class MLflow(Tracker):
     def start(self, run: RunSettings, out: Path) -> None:
         uri = f"sqlite:///{(out / 'mlflow.db').resolve()}"
         self.client: Any = self.mlflow.MlflowClient(tracking_uri=uri)
-        found = self.client.get_experiment_by_name("silofl")
+        known = self.client.get_experiment_by_name("silofl")
         artifacts = (out / "mlartifacts").resolve().as_uri()
         experiment = (
-            found.experiment_id if found else self.client.create_experiment("silofl", artifacts)
+            known.experiment_id if known else self.client.create_experiment("silofl", artifacts)
         )
         self.run_id = self.client.create_run(experiment, run_name=run.run_key).info.run_id
         entities = self.mlflow.entities

@@ -37,7 +37,7 @@ class WorkerDirectories:
         history = History(self.directory.history)
         for run, which in zip(self.runs, self.order, strict=True):
             part = self.of(run)
-            part.own.mkdir(parents=True)
+            part.folder.mkdir(parents=True)
             write_history(part.history, history.of(*which))
             self._tails[run.run_key] = Tail(part.progress_file)
 
@@ -62,7 +62,7 @@ class WorkerDirectories:
         """
         part = self.of(run)
         which = run.common.which
-        if not part.own.is_dir():
+        if not part.folder.is_dir():
             return []
         with part.hold():
             new_events = self.follow(run)
@@ -74,7 +74,7 @@ class WorkerDirectories:
                 write_history(self.directory.history, rows)
             if part.summary.exists():
                 add_to_summary(self.directory, read_summary(part.summary)["runs"], self.order)
-            shutil.rmtree(part.own)
+            shutil.rmtree(part.folder)
         return new_events
 
     def take_back_all(self) -> None:

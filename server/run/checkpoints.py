@@ -276,20 +276,20 @@ class Recovery:
         checkpoints. Raises UserError in a simulation that cannot go back: its numbers would differ.
         """
         self.lost_now = {}
-        found = damages(replies, strategy.plan.nodes, strategy.round)
-        if not found:
+        damaged = damages(replies, strategy.plan.nodes, strategy.round)
+        if not damaged:
             return None
-        repairable = [damage for damage in found if damage.silo not in self.repaired]
+        repairable = [damage for damage in damaged if damage.silo not in self.repaired]
         # After silos' own models were sent, the run trains no further
         folder = None if any_kept(folder) else folder
         start = earlier_start(folder, repairable, self.common.checkpoint_every)
         repaired = start.repaired if start is not None else ()
-        if len(repaired) < len(found) and simulated:
-            raise UserError(refusal([damage for damage in found if damage not in repaired]))
+        if len(repaired) < len(damaged) and simulated:
+            raise UserError(refusal([damage for damage in damaged if damage not in repaired]))
         if start is None:
-            for damage in found:
+            for damage in damaged:
                 self.reporter.note(describe_lost(damage, strategy.round), about="state")
-            self.lost_now = {damage.silo: damage.round for damage in found}
+            self.lost_now = {damage.silo: damage.round for damage in damaged}
         self.repaired |= {damage.silo for damage in repaired}
         return start
 
@@ -301,12 +301,12 @@ def earlier_start(folder: Path | None, damaged: Sequence[Damage], every: int) ->
     """
     if folder is None:
         return None
-    found = [
+    checkpoints = [
         (int(state.numbers["round"]), state, file)
         for file, state in readable_checkpoints(folder)
     ]
-    places: list[tuple[int, State | None, Path | None]] = [*found]
-    if max((done for done, *_ in found), default=0) <= every:
+    places: list[tuple[int, State | None, Path | None]] = [*checkpoints]
+    if max((done for done, *_ in checkpoints), default=0) <= every:
         places.append((0, None, None))
     starts = [
         Start(*place, tuple(d for d in damaged if d.is_mended_from(place[0])))

@@ -94,9 +94,9 @@ def wants_evidence(strategy: PersonalizedStrategy, simulated: bool) -> bool:
 
     Never with differential privacy: evidence has no mechanism and no share of the budget.
     """
-    asked = "off" if strategy.common.dp else strategy.common.evidence
+    setting = "off" if strategy.common.dp else strategy.common.evidence
     return strategy.common.evaluate_every > 0 and (
-        asked == "on" or (asked == "auto" and simulated)
+        setting == "on" or (setting == "auto" and simulated)
     )
 
 
@@ -110,23 +110,23 @@ def collect_evidence(
         nodes = {
             node: silo for silo in silos if (node := strategy.silos[silo].node_id) != OFFLINE
         }
-        found, faults = read_replies(
+        answers, faults = read_replies(
             exchange(_requests(strategy, nodes.values(), ACTION, numbers)),
             nodes,
             lambda reply, _: read_evidence(reply.content.get("metrics"), names),
         )
         reporter.note_reasons(faults.items(), "no evidence of ")
-        return dict(sorted(found.items()))
+        return dict(sorted(answers.items()))
 
-    found = ask(strategy.plan.shown, {})
+    by_silo = ask(strategy.plan.shown, {})
     keys: list[Sequence[str]] = [
         [f"{MEASUREMENT}{name}.conformal_width"] for name in names
     ] or [OWN]
-    common = [threshold for own in keys if (threshold := _common(found, own)) is not None]
+    common = [threshold for key in keys if (threshold := _common(by_silo, key)) is not None]
     if len(common) == len(keys):
-        for silo, values in ask(found, {COMMON: common if names else common[0]}).items():
-            found[silo].update(values)
-    return found
+        for silo, values in ask(by_silo, {COMMON: common if names else common[0]}).items():
+            by_silo[silo].update(values)
+    return by_silo
 
 
 def measurement_names(strategy: PersonalizedStrategy) -> list[str]:
@@ -139,9 +139,9 @@ def measurement_names(strategy: PersonalizedStrategy) -> list[str]:
     )
 
 
-def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
+def _common(evidence: Mapping[str, Evidence], key: Sequence[str]) -> float | None:
     """Return the weighted mean of the silos' thresholds under these names; None if too few silos have one."""
-    values = [v[name] for v in found.values() for name in own if name in v]
+    values = [v[name] for v in evidence.values() for name in key if name in v]
     pairs = [(n[0], n[1]) for n in values if isinstance(n, list)]
     if len(pairs) < HOSPITALS:
         return None
@@ -154,11 +154,11 @@ def collect_models(
     strategy: PersonalizedStrategy, exchange: Exchanges, checkpoint: Path, reporter: Reporter
 ) -> list[str]:
     """Keep the silos' models of the rounds in ``strategy.plan.shown``; return the silos whose model was kept."""
-    own = strategy.plan.numbers.get("own_statistics", ())
+    standardised_alone = strategy.plan.numbers.get("own_statistics", ())
     names = dict[int, str]()
     missing = dict[str, str]()
     for silo in strategy.plan.shown:
-        if silo in own:
+        if silo in standardised_alone:
             missing[silo] = "it is used with the statistics of this silo, which stay there"
         elif (node := strategy.silos[silo].node_id) == OFFLINE:
             missing[silo] = "it was offline when the run was resumed"

@@ -87,10 +87,10 @@ class Collector:
             on_queue=self._note_queued,
             on_reply=self._report_reply,
         )
-        asked = {message.metadata.dst_node_id: message for message in messages}
+        by_node = {message.metadata.dst_node_id: message for message in messages}
         replies = []
         for reply in exchange.run(messages):
-            message = asked[reply.metadata.src_node_id]
+            message = by_node[reply.metadata.src_node_id]
             reply = verify_reply(
                 reply, message, expected_records(message, strategy), most(message)
             )
@@ -166,9 +166,9 @@ class Collector:
     ) -> None:
         """Reject silos that have not replied in time."""
         answered = {r.metadata.src_node_id for r in replies}
-        asked = {m.metadata.dst_node_id for m in messages}
+        nodes = {m.metadata.dst_node_id for m in messages}
         for name, info in strategy.silos.items():
-            if info.node_id in asked - answered:
+            if info.node_id in nodes - answered:
                 shorter = (
                     " (straggler-factor, straggler-floor)"
                     if self.limit < self.common.round_timeout
@@ -240,7 +240,7 @@ def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[st
 
 
 def verify_reply(
-    reply: Message, asked: Message, records: Collection[str], most: int
+    reply: Message, question: Message, records: Collection[str], most: int
 ) -> Message:
     """Return the reply, or a one-line error if it is too large or holds records that were not requested."""
     if not reply.has_error():
@@ -248,7 +248,7 @@ def verify_reply(
             check_reply(reply.content, records, most)
         except DataError as error:
             refused = Message(
-                Error(CODES.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=asked
+                Error(CODES.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=question
             )
-            return answers(refused, {refused.metadata.reply_to_message_id: asked})
+            return answers(refused, {refused.metadata.reply_to_message_id: question})
     return reply

@@ -92,13 +92,13 @@ def read_models(files: Sequence[Path], network: str = "") -> list[EvaluatedModel
 def statistics_of(card: Card) -> dict[str, list[float]]:
     """Return the card's mean and std of a table's columns, then of measured labels; empty: not standardised."""
     d, scale, labels = columns(card.shape), card.normalisation, card.labels
-    found: dict[str, list[float]] = {}
+    by_key: dict[str, list[float]] = {}
     for key in ("mean", "std"):
         inputs = list(getattr(scale, key)) if scale and d else []
         if labels and d and not inputs:
             raise UserError("the card has statistics of the labels, and none of the columns")
-        found[key] = inputs + (list(getattr(labels, key)) if labels else [])
-    return found
+        by_key[key] = inputs + (list(getattr(labels, key)) if labels else [])
+    return by_key
 
 
 def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[str, object]:
@@ -109,12 +109,14 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
     card = models[0].card
     name = card.model.name
     # Of one's own network, the task says all
-    own = None if is_custom(name) else spec_of(name).settings
-    given = card.model.settings
+    network_settings = None if is_custom(name) else spec_of(name).settings
+    of_card = card.model.settings
     options = {}  # a network of one's own has none: the task says whether it has outputs per pixel
-    if own and not is_custom(name):
+    if network_settings and not is_custom(name):
         options = {
-            key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given
+            key: of_card[f.name]
+            for key, f in keys_of(network_settings, name).items()
+            if f.name in of_card
         }
     agreed: dict[str, Any] = {
         "task": card.task,

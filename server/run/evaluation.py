@@ -73,9 +73,11 @@ class EvaluationLoop:
                 f"the models have {len(models[0].vector)} parameters, the network {strategy.layout.size}"
             )
         # The digests cover the models' own columns and labels, so these replace what most silos have.
-        own = models[0].schema
+        model_schema = models[0].schema
         schema = replace(
-            self.registration.data_spec.schema, features=own.features, labels=own.labels
+            self.registration.data_spec.schema,
+            features=model_schema.features,
+            labels=model_schema.labels,
         )
         state.numbers |= {"run_id": state.run_id, SCHEMA: schema.text}
         cells: Cells = []
@@ -127,10 +129,10 @@ class EvaluationLoop:
         for name, measured in sorted(metrics.items()):
             info, c = strategy.silos[name], self.common
             score, which = self.registration.task.score, (*c.which, number, name)
-            found = silo_rows(strategy, info, measured, number, score)
+            measured_rows = silo_rows(strategy, info, measured, number, score)
             # A silo that withholds all metrics gets one empty row per split.
             empty = {"val": info.n_val, "test": info.n_test}
-            rows += found or [
+            rows += measured_rows or [
                 Row(*which, p, "received", score, math.nan, n) for p, n in empty.items() if n
             ]
         return [matrix_row(model.name, row) for row in rows]
@@ -168,8 +170,8 @@ class EvaluationLoop:
 
 def check_models(settings: EvaluateSettings, models: Sequence[EvaluatedModel]) -> None:
     """Raise UserError if these are not the models that the run's settings name."""
-    found = [(model.name, model.digest) for model in models]
-    if found != [(entry.name, entry.digest) for entry in settings.entries]:
+    digests = [(model.name, model.digest) for model in models]
+    if digests != [(entry.name, entry.digest) for entry in settings.entries]:
         raise UserError(
             "the files in models/ are not the models that evaluate.models names: run silofl evaluate again"
         )
@@ -202,7 +204,7 @@ def own_cells(source: Path, run: RunSettings) -> Cells:
     Raises UserError if the run has not ended, or its history is missing.
     """
     entry = entry_of(source, run)
-    rounds = {silo: found.get("round") for silo, found in entry["per_silo"].items()}
+    rounds = {silo: values.get("round") for silo, values in entry["per_silo"].items()}
     file = RunDirectory(source).history
     if not file.is_file():
         raise UserError(

@@ -56,9 +56,9 @@ class TimeoutPolicy:
     resend: bool = False  # whether a silo that disconnected receives its message again
     watches: bool = False  # whether presence is checked while replies are pulled: the silos are remote processes
 
-    def limit(self, asked: int, took: Sequence[float]) -> float:
-        """Return the length of the exchange. ``took``: reply times so far; ``asked``: the number of silos."""
-        if not self.factor or len(took) < max(self.quorum, (asked + 1) // 2):
+    def limit(self, silos: int, took: Sequence[float]) -> float:
+        """Return the length of the exchange. ``took``: reply times so far; ``silos``: the number of silos."""
+        if not self.factor or len(took) < max(self.quorum, (silos + 1) // 2):
             return self.timeout
         return min(self.timeout, max(self.floor, self.factor * median(took)))
 
@@ -157,14 +157,14 @@ class Exchange:
 
         Flower waits up to three minutes for the rest of a partial reply; presence is checked meanwhile.
         """
-        asked = list(self.waiting)
+        ids = list(self.waiting)
         if not self.policy.watches:
-            return list(self.grid.pull_messages(asked)), online
+            return list(self.grid.pull_messages(ids)), online
         pulled: Future[list[Message]] = Future()
 
         def pull() -> None:
             try:
-                pulled.set_result([*map(join_arrays, self.grid.pull_messages(asked))])
+                pulled.set_result([*map(join_arrays, self.grid.pull_messages(ids))])
             except BaseException as error:
                 pulled.set_exception(error)
 
@@ -193,11 +193,11 @@ class Exchange:
 
     def _is_wanted(self, reply: Message) -> bool:
         """Return whether a reply is awaited, or is a valid late one from a silo that had disconnected."""
-        asked = reply.metadata.reply_to_message_id
-        return asked in self.waiting or (
+        question = reply.metadata.reply_to_message_id
+        return question in self.waiting or (
             not reply.has_error()
-            and asked in self.sent
-            and self.sent[asked].metadata.dst_node_id in self.lost
+            and question in self.sent
+            and self.sent[question].metadata.dst_node_id in self.lost
         )
 
     def _take(self, reply: Message) -> Message | None:
@@ -212,7 +212,7 @@ class Exchange:
                 self.lost[node] = reply
                 return None
         # Both ids of a message that was sent twice
-        self.waiting -= {one for one, of in self._awaited().items() if of == node}
+        self.waiting -= {message_id for message_id, of in self._awaited().items() if of == node}
         self.lost.pop(node, None)
         return reply
 
@@ -312,20 +312,20 @@ def join_arrays(reply: Message) -> Message:
 
 def answers(reply: Message, sent: Mapping[str, Message]) -> Message:
     """Return the reply with the addressed silo as its source: an error from the SuperLink has the SuperLink's id."""
-    asked = sent[reply.metadata.reply_to_message_id].metadata
+    question = sent[reply.metadata.reply_to_message_id].metadata
     reply.metadata.__dict__ |= {
-        "_src_node_id": asked.dst_node_id,
-        "_message_type": asked.message_type,
+        "_src_node_id": question.dst_node_id,
+        "_message_type": question.message_type,
     }
     return reply
 
 
 def copy_of(message: Message) -> Message:
     """Return a copy of a message for sending it again."""
-    asked = message.metadata
+    metadata = message.metadata
     return Message(
         message.content,
-        dst_node_id=asked.dst_node_id,
-        message_type=asked.message_type,
-        ttl=asked.ttl,
+        dst_node_id=metadata.dst_node_id,
+        message_type=metadata.message_type,
+        ttl=metadata.ttl,
     )

@@ -64,8 +64,8 @@ class RoundLoop:
         self.hold_out = HoldOut(self.collector)
         self.closing = Closing(self.collector, self.recorder, self.hold_out)
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
-        given = settings.flat() if run_config is None else run_config
-        self.secure = SecureRounds(self.collector, self.checkpoints.folder, given)
+        silo_settings = settings.flat() if run_config is None else run_config
+        self.secure = SecureRounds(self.collector, self.checkpoints.folder, silo_settings)
         self.state = LoopState()
         self.until = 0  # the round after which the run pauses; 0: none
         # The last round that is done; the closing exchange comes after the last of all
@@ -319,8 +319,8 @@ def prepare(
         run_state.statistics = {
             **agreed_statistics(list(registration.summaries.values()), strategy.plan.samples)
         }
-        if own := without_sums(registration.summaries, c):
-            run_state.statistics["own_statistics"] = own
+        if alone := without_sums(registration.summaries, c):
+            run_state.statistics["own_statistics"] = alone
     run_state.numbers = {
         "classes": spec.classes,
         "task": task.name,

@@ -65,16 +65,16 @@ class Receipts:
         file = os.environ.get(KEY, "")
         if not file or directory is None:
             return cls()
-        found = cls(load_signing_key(Path(file)), directory / FILE, directory.name, note)
-        for text in read_kept(found.path or directory):
+        receipts = cls(load_signing_key(Path(file)), directory / FILE, directory.name, note)
+        for text in read_kept(receipts.path or directory):
             try:
                 receipt = read_receipt(text)
             except SiteError as error:
-                note(f"{found.path}: {error}")
+                note(f"{receipts.path}: {error}")
                 continue
-            before = found.lines.get(receipt.silo, 0)
-            found.lines[receipt.silo] = max(receipt.line, before)
-        return found
+            before = receipts.lines.get(receipt.silo, 0)
+            receipts.lines[receipt.silo] = max(receipt.line, before)
+        return receipts
 
     def attach(self, messages: Iterable[Message]) -> None:
         """Add to each message the receipt for its silo's last reply in this run, or an empty string."""
@@ -86,7 +86,7 @@ class Receipts:
 
     def take(self, replies: Iterable[Message]) -> None:
         """Remove the log records from the replies, sign them, and keep the receipts."""
-        made: dict[int, tuple[str, int, str]] = {}
+        signed: dict[int, tuple[str, int, str]] = {}
         for reply in replies:
             if reply.has_error() or RECORD not in reply.content:
                 continue
@@ -95,14 +95,14 @@ class Receipts:
                 text = sign_receipt(
                     self.key, run=self.run, run_id=str(reply.metadata.run_id), **dict(head)
                 )
-                made[reply.metadata.src_node_id] = head.silo, head.line, text
-        if made and self.path is not None:
+                signed[reply.metadata.src_node_id] = head.silo, head.line, text
+        if signed and self.path is not None:
             append(
                 self.path,
                 "\n" * is_torn(self.path)
-                + "".join(f"{text}\n" for _, _, text in made.values()),
+                + "".join(f"{text}\n" for _, _, text in signed.values()),
             )
-        for node, (silo, line, text) in made.items():
+        for node, (silo, line, text) in signed.items():
             if line <= self.lines.get(silo, 0):
                 self.note(
                     f"{printable(silo)}: its audit log goes back from line {self.lines[silo]} to line {line}: lines "

@@ -110,12 +110,14 @@ class Recorder:
         rows = []
         for reply in replies:
             with contextlib.suppress(DataError):
-                found = {} if reply.has_error() else read_metrics(reply.content.get("metrics"))
+                metrics = (
+                    {} if reply.has_error() else read_metrics(reply.content.get("metrics"))
+                )
                 silo = names.get(reply.metadata.src_node_id, "")
                 rows += [
-                    self._row(server_round, name, found[name], silo)
+                    self._row(server_round, name, metrics[name], silo)
                     for name in PRIVACY
-                    if name in found
+                    if name in metrics
                 ]
         return sorted(rows, key=lambda row: (row.silo, row.metric))
 
@@ -161,8 +163,8 @@ def metrics_of(
     strategy: PersonalizedStrategy, replies: Iterable[Message]
 ) -> dict[str, dict[str, float]]:
     """Return the metrics of the silos that are not rejected, by name."""
-    found, _ = read_replies(replies, strategy.plan.nodes, metrics_of_reply)
-    return {name: metrics for name, metrics in found.items() if name not in strategy.rejected}
+    by_silo, _ = read_replies(replies, strategy.plan.nodes, metrics_of_reply)
+    return {name: metrics for name, metrics in by_silo.items() if name not in strategy.rejected}
 
 
 def silo_rows(

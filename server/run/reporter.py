@@ -42,12 +42,12 @@ def silo_scores(
     strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task
 ) -> dict[str, dict[str, float]]:
     """Return the silos' ``val`` and ``test`` scores for the snapshot that the method reports."""
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    scores: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         known = not math.isnan(row.value)
         if known and (row.snapshot, row.metric) == (strategy.info.reports, task.score):
-            found[row.silo][row.split] = row.value
-    return dict(found)
+            scores[row.silo][row.split] = row.value
+    return dict(scores)
 
 
 def epsilons(rows: Sequence[Row]) -> dict[str, float]:
@@ -121,7 +121,7 @@ class Reporter:
     ) -> None:
         """Report the silos that receive a message in this round, with the message types."""
         names = strategy.plan.nodes
-        asked = {names[m.metadata.dst_node_id]: m.metadata.message_type for m in messages}
+        kinds = {names[m.metadata.dst_node_id]: m.metadata.message_type for m in messages}
         number, rounds = strategy.round - closing, self.common.rounds
         self.event(
             "begin",
@@ -129,7 +129,7 @@ class Reporter:
             rounds=rounds,
             closing=closing,
             time=time.time(),
-            silos=asked,
+            silos=kinds,
         )
 
     def stopped_early(self, last: int, since: int) -> None:

@@ -98,9 +98,9 @@ def _clean_checkpoints(run: Path, name: str) -> Iterator[str]:
     for checkpoint in sorted((run / "checkpoint").glob("*")):
         known = _names(checkpoint)
         count = sum(_clean_state(file, name, known) for file in _states(checkpoint, name))
-        for own in (checkpoint / "silos" / name, checkpoint / OWN_MODELS / name):
-            if own.is_dir():
-                shutil.rmtree(own)
+        for folder in (checkpoint / "silos" / name, checkpoint / OWN_MODELS / name):
+            if folder.is_dir():
+                shutil.rmtree(folder)
                 count += 1
         if count:
             yield f"{count} states of {checkpoint.name}, which cannot be resumed"
@@ -190,14 +190,14 @@ def _clean_config(run: Path, name: str) -> list[str]:
     """Remove the silo from the settings that list silos: ``hold-out``, ``late-joiners``, ``evaluate.models``."""
 
     def clean_line(line: str) -> str:
-        if not (found := NAMING.fullmatch(line)):
+        if not (match := NAMING.fullmatch(line)):
             return line
         entries = [
             e
-            for e in found[2].split(",")
+            for e in match[2].split(",")
             if e.partition("=")[0].strip() != name and not e.endswith(f"@{name}")
         ]
-        return f'{found[1]} = "{",".join(entries)}"'
+        return f'{match[1]} = "{",".join(entries)}"'
 
     return _rewrite(run / "config.toml", lambda lines: list(map(clean_line, lines)))
 
@@ -234,8 +234,10 @@ def _clean_summary(run: Path, name: str) -> Iterator[str]:
         left_out = {
             k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")
         }
-        own = {"hold_out": of} if (of := without(entry.get("hold_out", {}), name, [])) else {}
-        after.append({**new, "threads": threads, "left_out": left_out, **own})
+        held_in_run = (
+            {"hold_out": of} if (of := without(entry.get("hold_out", {}), name, [])) else {}
+        )
+        after.append({**new, "threads": threads, "left_out": left_out, **held_in_run})
     held = {"hold_out": of} if (of := without(held, name, [])) else {}
     RunDirectory(run).write_json("summary.json", {"runs": compare(after), **held})
     yield "summary.json"
@@ -266,7 +268,11 @@ def _clean_matrix(run: Path, name: str) -> Iterator[str]:
     """Delete the silo's rows and its own models from an evaluation (``silofl evaluate``)."""
     entries = str(read_toml(run / "config.toml").get("evaluate.models", "")).split(",")
     gone = {name, *(e.partition("=")[0].strip() for e in entries if e.endswith(f"@{name}"))}
-    files = [file for one in gone for file in (run / "models").glob(f"{one}.safetensors*")]
+    files = [
+        file
+        for model_name in gone
+        for file in (run / "models").glob(f"{model_name}.safetensors*")
+    ]
     for file in files:
         file.unlink()
     yield from ["models"] if files else []

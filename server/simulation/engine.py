@@ -70,17 +70,17 @@ class InProcessGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Compute and return the replies to these messages."""
-        asked = [
+        waiting = [
             self.sent.pop(i)
             for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2]))
             if i in self.sent
         ]
         started = time.perf_counter()
         replies = []
-        for message in asked:
+        for message in waiting:
             replies.append(self.app(message, self.contexts[message.metadata.dst_node_id]))
             if self.answered is not None:
-                self.answered(len(replies), len(asked))
+                self.answered(len(replies), len(waiting))
         self.seconds += time.perf_counter() - started
         return replies
 

@@ -70,10 +70,10 @@ def gather_models(
         return [folder / source.name]
     run = find_run(source, strategy, seed)
     chosen = run.common.which
-    made: list[Path] = []
+    files: list[Path] = []
     try:
         export_shared(source, folder / f"{SHARED}.safetensors", *chosen)
-        made.append(folder / f"{SHARED}.safetensors")
+        files.append(folder / f"{SHARED}.safetensors")
     except UserError:
         if which == SHARED:
             raise
@@ -84,8 +84,8 @@ def gather_models(
             export_model(source, silo, "reported", file, *chosen)
         elif not export_kept(source, run, silo, entry, file):
             continue
-        made.append(file)
-    return made
+        files.append(file)
+    return files
 
 
 def has_states(source: Path, run: RunSettings) -> bool:
@@ -226,7 +226,7 @@ def evaluate_deployed(
     run, network = run_of(source, strategy, seed, network)
     with tempfile.TemporaryDirectory() as temporary:
         files = gather_models(source, Path(temporary) / MODELS, which, strategy, seed)
-        own = own_cells(source, run) if run and which == ALL else []
+        measured = own_cells(source, run) if run and which == ALL else []
         if files:
             values = {
                 **run_values(read_models(files, network)),
@@ -239,24 +239,28 @@ def evaluate_deployed(
                     shutil.copyfile(path, directory / MODELS / path.name)
 
             submit.run({**values, "out": str(out)}, connection, fill=fill)
-        elif not own:
+        elif not measured:
             raise UserError(
                 f"{source} holds no model, and its history no metrics of one: there is nothing to evaluate"
             )
     if run and which == ALL:
         add_own(
-            source, out, run, own, {file.name.removesuffix(".safetensors") for file in files}
+            source,
+            out,
+            run,
+            measured,
+            {file.name.removesuffix(".safetensors") for file in files},
         )
     return out / MATRIX
 
 
 def add_own(
-    source: Path, out: Path, run: RunSettings, own: Cells, evaluated: Collection[str]
+    source: Path, out: Path, run: RunSettings, measured: Cells, evaluated: Collection[str]
 ) -> None:
     """Add the run's own metrics to the matrix; print which models the federation did not evaluate, and why."""
     silos = [str(name) for name in entry_of(source, run)["silos"]]
     out.mkdir(parents=True, exist_ok=True)
-    add_cells(out / MATRIX, own, silos)
+    add_cells(out / MATRIX, measured, silos)
     if absent := [silo for silo in silos if silo not in evaluated]:
         why = "the server has no model of theirs that the report shows (a run with keep-models = reported asks for it)"
         if run.strategy.info.reports_shared and SHARED in evaluated:

@@ -102,13 +102,13 @@ def simulate(
             write_groups(directory, groups)
         if record:
             directory.write_json(TUNING, record)
-        for part, own in parts_of(directory, [*runs, *without]):
+        for part, part_runs in parts_of(directory, [*runs, *without]):
             if part.path != directory.path:
                 resume = first.resume and (part.path / "config.toml").exists()
                 held.enter_context(
-                    RunDirectory.open(part.path, study_config(own), resume=resume)
+                    RunDirectory.open(part.path, study_config(part_runs), resume=resume)
                 )
-            WorkerDirectories(part, own).take_back_all()
+            WorkerDirectories(part, part_runs).take_back_all()
         (executor or run_all)([*runs, *without], directory, trackers, quiet=quiet)
     if not quiet:
         print(silo_table(StudyResults(directory.path)))
@@ -172,19 +172,19 @@ class Warnings(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, list[str]] = {}
+        self.lines: dict[str, list[str]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is shown now."""
         if record.levelno == logging.WARNING:
-            self.found.setdefault(record.msg, []).append(record.getMessage())
+            self.lines.setdefault(record.msg, []).append(record.getMessage())
         return record.levelno != logging.WARNING
 
     def __str__(self) -> str:
         """Return the first warning of each kind, with the number of others like it, in one line."""
         return "; ".join(
             texts[0] + (f" (and {len(texts) - 1} like it)" if texts[1:] else "")
-            for texts in self.found.values()
+            for texts in self.lines.values()
         )
 
 
@@ -199,7 +199,7 @@ def one_line_of_warnings(quiet: bool) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(withheld)
-        if withheld.found:
+        if withheld.lines:
             print(f"note: {withheld}; the report names all", file=sys.stderr)
 
 
@@ -307,11 +307,11 @@ def silos_shown(bar: tqdm[Any], label: str) -> Callable[[int, int], None]:
     """Return a function that shows the silos within a round, once a second at most."""
     shown = time.monotonic()
 
-    def show_answered(replies: int, asked: int) -> None:
+    def show_answered(replies: int, messages: int) -> None:
         nonlocal shown
         if time.monotonic() - shown > 1:
             shown = time.monotonic()
-            bar.set_description(f"{label}, silo {replies} of {asked}")
+            bar.set_description(f"{label}, silo {replies} of {messages}")
 
     return show_answered
 

@@ -71,5 +71,5 @@ def survey_deployed(values: Mapping[str, object], out: Path | None, connection: 
         "ala": False,
     }
     # Overrides the federation file's training settings
-    given = {**plain, "keep-models": "none", **values, **RUN}
-    return submit.run({**given, **({"out": str(out)} if out else {})}, connection)
+    settings = {**plain, "keep-models": "none", **values, **RUN}
+    return submit.run({**settings, **({"out": str(out)} if out else {})}, connection)

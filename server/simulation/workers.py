@@ -103,11 +103,11 @@ def side_by_side(
     errors.
     """
     directories: dict[str, WorkerDirectories] = {}
-    for part, own in parts_of(directory, runs):
-        write_manifest(part, own[0])
-        of_part = WorkerDirectories(part, own)
+    for part, part_runs in parts_of(directory, runs):
+        write_manifest(part, part_runs[0])
+        of_part = WorkerDirectories(part, part_runs)
         of_part.hand_out()
-        directories |= {run.label: of_part for run in own}
+        directories |= {run.label: of_part for run in part_runs}
     jobs = {run.label: Job(part_of(directory, run), run) for run in runs}
     try:
         with StudyBar(runs, quiet) as bar, contextlib.closing(engine(jobs)) as ends:

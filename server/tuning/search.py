@@ -66,7 +66,9 @@ class Request:
 
     def settings_asked(self) -> dict[str, object]:
         """Return everything that the trials depend on, for ``tuning.json``."""
-        space = {key: repr(found) for key, found in self.space.distributions.items()}
+        space = {
+            key: repr(distribution) for key, distribution in self.space.distributions.items()
+        }
         values = {
             key: value
             for key, value in self.values.items()
@@ -100,15 +102,17 @@ def tune(
     book.finish()
     hopeless = []
     for strategy in request.strategies:
-        own = book.of(strategy)
-        whole = [trial for trial in own if trial.state == COMPLETE and trial.score is not None]
+        trials = book.of(strategy)
+        whole = [
+            trial for trial in trials if trial.state == COMPLETE and trial.score is not None
+        ]
         if whole:
             best = max(whole, key=lambda trial: (trial.score, -trial.number))
             book.write_best(
                 best, parse_settings({**request.values, **best.values, "strategy": strategy})
             )
         else:
-            hopeless.append(f"{strategy}: no trial has a score ({own[0].why})")
+            hopeless.append(f"{strategy}: no trial has a score ({trials[0].why})")
     if hopeless:
         raise RunFailedError("; ".join(hopeless))
     return book
@@ -160,11 +164,11 @@ class Searcher:
     def settings(self, trial: Trial) -> RunSettings:
         """Return the settings of a trial's run. Raises UserError if its values are incompatible."""
         directory = self.book.directory(trial)
-        found = (directory.path / "config.toml").is_file()
+        exists = (directory.path / "config.toml").is_file()
         values = {**self.request.values, **trial.values, "strategy": trial.strategy}
         # Evidence uses test data, which trials must not use.
         return parse_settings(
-            {**values, "out": str(directory.path), "resume": found, "evidence": "off"}
+            {**values, "out": str(directory.path), "resume": exists, "evidence": "off"}
         )
 
     def execute(self, trials: Sequence[Trial], until: int) -> None:
@@ -237,8 +241,8 @@ class Searcher:
         directories = {
             name: WorkerDirectories(job.directory, [job.run]) for name, job in jobs.items()
         }
-        for found in directories.values():
-            found.hand_out()
+        for part in directories.values():
+            part.hand_out()
         with contextlib.closing(self.engine(jobs)) as engine:
             for ended in engine:
                 for name, code in ended.items():

@@ -39,8 +39,8 @@ class Space:
         """Return the distributions for this method: its own settings, and settings of no method."""
         others = {name for name in strategies if name != strategy}
         return {
-            key: found
-            for key, found in self.distributions.items()
+            key: distribution
+            for key, distribution in self.distributions.items()
             if key.partition(".")[0] not in others
         }
 
@@ -51,7 +51,7 @@ def read_space(entries: Sequence[str], strategies: Sequence[str]) -> Space:
     Raises UserError before anything is run: for an unknown setting, a setting that must not vary, a setting of a method
     that is not tuned, an invalid form, or a value that the setting refuses.
     """
-    found: dict[str, BaseDistribution] = {}
+    distributions: dict[str, BaseDistribution] = {}
     for entry in entries:
         key, sign, form = entry.partition("=")
         if sign:
@@ -63,12 +63,12 @@ def read_space(entries: Sequence[str], strategies: Sequence[str]) -> Space:
                 f"--space {entry}: KEY=FORM or a .toml file is needed here; forms are {FORMS}"
             )
         for name, value in pairs.items():
-            if name in found:
+            if name in distributions:
                 raise UserError(f"--space names {name} twice")
-            found[name] = distribution(name, value, strategies)
-    if not found:
+            distributions[name] = distribution(name, value, strategies)
+    if not distributions:
         raise UserError(f"--space: at least one KEY=FORM is needed here; forms are {FORMS}")
-    return Space(found)
+    return Space(distributions)
 
 
 def distribution(key: str, form: object, strategies: Sequence[str]) -> BaseDistribution:

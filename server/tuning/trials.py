@@ -68,10 +68,10 @@ class Trial:
 
 @dataclass
 class Book:
-    """The files of one tuning directory. ``asked``: everything that the trials depend on."""
+    """The files of one tuning directory. ``request``: everything that the trials depend on."""
 
     path: Path
-    asked: Mapping[str, Any]
+    request: Mapping[str, Any]
     keys: Sequence[str]
     trials: list[Trial] = field(default_factory=list)
     # Set at the end of the search
@@ -88,9 +88,9 @@ class Book:
                 raise UserError(
                     f"{file} cannot be read ({error!r}); give --out a new directory"
                 ) from None
-            asked = json.loads(json.dumps(dict(self.asked)))
+            request = json.loads(json.dumps(dict(self.request)))
             if changed := sorted(
-                key for key in {*before, *asked} if before.get(key) != asked.get(key)
+                key for key in {*before, *request} if before.get(key) != request.get(key)
             ):
                 raise UserError(
                     f"{self.path} holds another search: {', '.join(changed)} differ; give --out a new one"
@@ -119,10 +119,12 @@ class Book:
 
     def trial(self, study: optuna.Study, number: int) -> Trial:
         """Return a stored trial, with its state if it has ended."""
-        found = study.get_trials(deepcopy=False)[number]
-        trial = Trial(number, study.study_name, dict(found.params))
+        stored = study.get_trials(deepcopy=False)[number]
+        trial = Trial(number, study.study_name, dict(stored.params))
         trial.why = study.user_attrs.get(trial.name, "")
-        trial.state = next((name for name, state in STORED.items() if state == found.state), "")
+        trial.state = next(
+            (name for name, state in STORED.items() if state == stored.state), ""
+        )
         self.trials.append(trial)
         return trial
 
@@ -153,8 +155,8 @@ class Book:
         ]
         text = pd.DataFrame(rows, columns=columns).to_csv(index=False)
         write_atomically(self.path / "trials.csv", text)
-        found = {"asked": dict(self.asked), "cost": self.costs(), "privacy": self.privacy}
-        text = json.dumps(found, indent=1, ensure_ascii=False)
+        record = {"asked": dict(self.request), "cost": self.costs(), "privacy": self.privacy}
+        text = json.dumps(record, indent=1, ensure_ascii=False)
         write_atomically(self.path / "tuning.json", text + "\n")
 
     def of(self, strategy: str) -> list[Trial]:
@@ -243,15 +245,15 @@ def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
     if run.privacy is None:
         return {}
     states = newest_states(directory.checkpoint(run.run_key) / "silos")
-    found: Releases = {}
+    by_silo: Releases = {}
     for silo, cost in spent_by_silo(rows_of(directory)).items():
         kept = states[silo].numbers.get(KEPT, []) if silo in states else []
-        steps = sum(one["steps"] for one in kept)
-        releases = [dict(one) for one in kept]
+        steps = sum(release["steps"] for release in kept)
+        releases = [dict(release) for release in kept]
         if releases:
             releases[0]["steps"] += max(cost.steps - steps, 0)
-        found[silo] = {"delta": cost.delta, "epsilon": cost.epsilon, "releases": releases}
-    return found
+        by_silo[silo] = {"delta": cost.delta, "epsilon": cost.epsilon, "releases": releases}
+    return by_silo
 
 
 def together(trials: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -262,15 +264,18 @@ def together(trials: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]
     others (basic composition).
     """
     every = defaultdict[str, list[Mapping[str, Any]]](list)
-    for silo, found in (pair for one in trials for pair in one.items()):
-        every[silo].append(found)
+    for silo, releases in (pair for trial in trials for pair in trial.items()):
+        every[silo].append(releases)
     total = {}
-    for silo, own in sorted(every.items()):
-        lost = [one for one in own if not one["releases"]]
-        known = [release for one in own for release in one["releases"]]
-        delta = max((one["delta"] for one in own if one["releases"]), default=0.0)
+    for silo, of_silo in sorted(every.items()):
+        lost = [trial for trial in of_silo if not trial["releases"]]
+        known = [release for trial in of_silo for release in trial["releases"]]
+        delta = max((trial["delta"] for trial in of_silo if trial["releases"]), default=0.0)
         epsilon = (epsilon_of(known, delta) if known else 0.0) + sum(
-            one["epsilon"] for one in lost
+            trial["epsilon"] for trial in lost
         )
-        total[silo] = {"epsilon": epsilon, "delta": delta + sum(one["delta"] for one in lost)}
+        total[silo] = {
+            "epsilon": epsilon,
+            "delta": delta + sum(trial["delta"] for trial in lost),
+        }
     return total

@@ -136,21 +136,21 @@ class Guard:
             answer = RedirectResponse("/", 303)
             answer.set_cookie(cookie_name(host), self.token, httponly=True, samesite="lax")
             return answer
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if (kind.lower() == "bearer" and self._is_token(given)) or self._is_token(
+        kind, _, credentials = request.headers.get("authorization", "").partition(" ")
+        if (kind.lower() == "bearer" and self._is_token(credentials)) or self._is_token(
             cookie(request.headers, host)
         ):
             return None
         return refuse(self.hint, 401)
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.token.encode())
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(), self.token.encode())
 
 
 def host_name(host: str) -> str:
     """Return the name in a ``Host`` header without its port, which ``ssh -L`` may change; empty: it is none."""
-    found = HOST.fullmatch(host)
-    return (found[1] or found[2]).lower() if found else ""
+    match = HOST.fullmatch(host)
+    return (match[1] or match[2]).lower() if match else ""
 
 
 def from_elsewhere(headers: Mapping[str, str], host: str) -> bool:
@@ -174,10 +174,10 @@ def cookie_name(host: str) -> str:
 
 def cookie(headers: Mapping[str, str], host: str) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(cookie_name(host))
+        morsel = SimpleCookie(headers.get("cookie", "")).get(cookie_name(host))
     except CookieError:
         return ""
-    return found.value if found else ""
+    return morsel.value if morsel else ""
 
 
 def refuse(why: str, status: int = 403) -> Response:

@@ -57,7 +57,7 @@ class WatchedRun:
     rounds: int = 0
     round: int = 0
     # Start of the current round, Unix time; None: no round is in progress
-    asked: float | None = None
+    begun: float | None = None
     closing: bool = False
     score: str = ""
     silos: dict[str, WatchedSilo] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class WatchedRun:
 
     def rest(self) -> None:
         """End the current round: no silo's reply is awaited."""
-        self.asked = None
+        self.begun = None
         for silo in self.silos.values():
             silo.doing = ""
 
@@ -100,7 +100,7 @@ class WatchedRun:
         took = [
             s.seconds
             for s in self.silos.values()
-            if not s.doing and s.since == self.asked and s.seconds
+            if not s.doing and s.since == self.begun and s.seconds
         ]
         if len(took) < (len(waiting) + len(took) + 1) // 2 or not took:
             return set()
@@ -109,15 +109,15 @@ class WatchedRun:
 
     def scores(self, part: str) -> dict[str, float]:
         """Return the last scores of the silos that have one."""
-        found = {name: getattr(silo, part) for name, silo in self.silos.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        by_silo = {name: getattr(silo, part) for name, silo in self.silos.items()}
+        return {name: value for name, value in by_silo.items() if value is not None}
 
 
 class Board:
     """All runs of one directory. ``own``: keep only this silo's row, and ignore other silos in the events."""
 
-    def __init__(self, own: str = "") -> None:
-        self.own = own
+    def __init__(self, site: str = "") -> None:
+        self.site = site
         self.runs: dict[tuple[str, int], WatchedRun] = {}
         self.current: WatchedRun | None = None
         self.notes: deque[tuple[str, str]] = deque(maxlen=NOTES)  # (time, line)
@@ -125,13 +125,13 @@ class Board:
     def take(self, event: Mapping[str, Any]) -> None:
         """Process one event; what is none, or of an unknown kind, is ignored."""
         try:
-            found = RunEvent.model_validate(event, context=self.own)
+            checked = RunEvent.model_validate(event, context=self.site)
         except ValidationError:
             return
-        kind, strategy, seed = found.event, found.strategy, found.seed
+        kind, strategy, seed = checked.event, checked.strategy, checked.seed
         if kind in NOTED:
-            when = found.time if isinstance(found.time, str) else ""
-            self.notes.append((when, found.message))
+            when = checked.time if isinstance(checked.time, str) else ""
+            self.notes.append((when, checked.message))
         handler = getattr(self, f"_on_{kind}", None)
         if handler is None or not strategy or seed is None:
             return
@@ -142,7 +142,7 @@ class Board:
             or self.current.state != "running"
         ):
             self.current = run
-        handler(run, found)
+        handler(run, checked)
 
     def _on_silos(self, run: WatchedRun, event: RunEvent) -> None:
         for name in event.samples:
@@ -150,24 +150,24 @@ class Board:
 
     def _on_left_out(self, run: WatchedRun, event: RunEvent) -> None:
         """Record that the site failed on a message: the round goes on without it."""
-        if self.own in ("", event.silo):
+        if self.site in ("", event.silo):
             silo = run.silo(event.silo)
             silo.doing, silo.left_out = "", event.message
             silo.missed += 1
-            run.asked = None
+            run.begun = None
 
     def _on_begin(self, run: WatchedRun, event: RunEvent) -> None:
         run.rest()
         run.state, run.why, run.transfer = "running", "", ""
         run.rounds = event.rounds or run.rounds
         run.closing = event.closing
-        run.asked = None if isinstance(event.time, str) else event.time
+        run.begun = None if isinstance(event.time, str) else event.time
         for name, kind in event.silos.items() if isinstance(event.silos, dict) else ():
             silo = run.silo(name)
-            silo.doing, silo.since = kind, run.asked
+            silo.doing, silo.since = kind, run.begun
 
     def _on_reply(self, run: WatchedRun, event: RunEvent) -> None:
-        if self.own in ("", event.silo):
+        if self.site in ("", event.silo):
             silo = run.silo(event.silo)
             silo.doing, silo.seconds = "", event.seconds
             run.transfer = ""
@@ -192,7 +192,8 @@ class Board:
         self._score(run, event, run.round)
         if not run.curve or run.curve[-1][0] != run.round:
             validation, test = (
-                mean(found) if (found := run.scores(part)) else None for part in PARTS.values()
+                mean(scores) if (scores := run.scores(part)) else None
+                for part in PARTS.values()
             )
             run.curve.append((run.round, validation, test))
 
@@ -202,10 +203,10 @@ class Board:
             run.score = event.score
             run.chosen = Chosen("", event.score)
         rows = []
-        for name, found in event.per_silo.items():
+        for name, scores in event.per_silo.items():
             silo = run.silo(name)
             for split, part in PARTS.items():
-                if (value := getattr(found, split)) is not None:
+                if (value := getattr(scores, split)) is not None:
                     setattr(silo, part, value)
                     of = run.strategy, run.seed, server_round, name, split
                     rows.append(Row(*of, "", run.score, value, None))
@@ -218,7 +219,7 @@ class Board:
         run.rest()
 
     def _on_transfer(self, run: WatchedRun, event: RunEvent) -> None:
-        run.transfer = "" if self.own else event.message
+        run.transfer = "" if self.site else event.message
 
     def _on_stopped(self, run: WatchedRun, event: RunEvent) -> None:
         run.why = event.message
@@ -226,7 +227,7 @@ class Board:
     def _on_error(self, run: WatchedRun, event: RunEvent) -> None:
         run.state = "failed"
         run.why = event.message
-        run.asked = None
+        run.begun = None
 
     def _on_done(self, run: WatchedRun, event: RunEvent) -> None:
         run.rest()
@@ -239,9 +240,9 @@ class Board:
         now = time.time() if now is None else now
         return {
             "now": now,
-            "site": self.own,
-            "notes": [{"time": when, "text": found} for when, found in reversed(self.notes)],
-            "runs": [self._overview(found) for found in self.runs.values()],
+            "site": self.site,
+            "notes": [{"time": when, "text": entry} for when, entry in reversed(self.notes)],
+            "runs": [self._overview(entry) for entry in self.runs.values()],
             "run": None if self.current is None else self._detail(self.current, now),
         }
 
@@ -275,7 +276,7 @@ class Board:
         kept = (
             "why",
             "closing",
-            "asked",
+            "begun",
             "took",
             "bytes",
             "bytes_down",

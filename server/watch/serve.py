@@ -47,8 +47,8 @@ class Follower:
         while True:
             self.poll()
             async with self.changed:
-                if self.text != (found := self.picture_text()):
-                    self.text = found
+                if self.text != (text := self.picture_text()):
+                    self.text = text
                     self.number += 1
                     self.changed.notify_all()
             await asyncio.sleep(POLL_SECONDS)
@@ -84,9 +84,9 @@ class Follower:
 
 def content_policy(nonce: str) -> str:
     """Return the Content-Security-Policy: only this page's style and script, and requests to its own origin."""
-    own = f"'nonce-{nonce}'"
+    source = f"'nonce-{nonce}'"
     return (
-        f"default-src 'none'; script-src {own}; style-src {own}; connect-src 'self'; img-src data:; "
+        f"default-src 'none'; script-src {source}; style-src {source}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
@@ -118,8 +118,8 @@ def application(source: WatchSource, token: str = "") -> Starlette:
             task.cancel()
 
     routes = [
-        Route(f"/{name}", found)
-        for name, found in (("", index), ("events", events), ("metrics", metrics))
+        Route(f"/{name}", answer)
+        for name, answer in (("", index), ("events", events), ("metrics", metrics))
     ]
     routes.append(Route("/health", health))
     guard = Middleware(Guard, token=token, csp=content_policy(nonce))
@@ -231,13 +231,13 @@ class PictureCollector(Collector):
         readable = "silofl_source_readable", "1 while the run's progress.jsonl can be read"
         yield gauge(readable, [], [((), not self.picture["fault"])])
         states = (
-            ([*which(found), name], found["state"] == name) for found in runs for name in STATES
+            ([*which(each), name], each["state"] == name) for each in runs for name in STATES
         )
         yield gauge(
             ("silofl_run_state", "1 for the state that a run is in"), [*RUN, "state"], states
         )
         for key, about in OF_RUNS.items():
-            yield gauge(about, RUN, [(which(found), found[key]) for found in runs])
+            yield gauge(about, RUN, [(which(each), each[key]) for each in runs])
         if run is None:
             return
         sent = CounterMetricFamily(

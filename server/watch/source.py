@@ -40,8 +40,8 @@ class Followed(Tail):
     def _look(self) -> tuple[tuple[int, int], bytes]:
         """Return the file's device and inode, which a new file may reuse, and its first bytes."""
         with self.file.open("rb") as reading:
-            found = os.fstat(reading.fileno())
-            return (found.st_dev, found.st_ino), reading.read(FIRST)
+            status = os.fstat(reading.fileno())
+            return (status.st_dev, status.st_ino), reading.read(FIRST)
 
     def is_new(self) -> bool:
         """Return whether the file was replaced or rewritten since the last call."""
@@ -67,9 +67,9 @@ class WatchSource:
     def files(self) -> list[Path]:
         """Return the files to follow now, the newest last; empty if there is none yet."""
         if self.silo:
-            found = self.folder.glob(f"*/*/{glob.escape(self.silo)}/run-*/{PROGRESS}")
+            files = self.folder.glob(f"*/*/{glob.escape(self.silo)}/run-*/{PROGRESS}")
             # Of each method and seed
-            newest = {file.parents[2]: file for file in sorted(found, key=_modified_at)}
+            newest = {file.parents[2]: file for file in sorted(files, key=_modified_at)}
             ordered = sorted(newest.values(), key=_modified_at)
             return [file for file in ordered if file.parents[3] == ordered[-1].parents[3]]
         if (self.folder / "config.toml").is_file() or (self.folder / PROGRESS).is_file():
@@ -155,12 +155,12 @@ def _silo_in(state: Path) -> str:
     """Return the only silo with states in a state directory. Raises UserError for none or several."""
     names = {file.parent.name for file in state.glob("*/*/*/run-*")}
     if len(names) != 1:
-        found = (
+        text = (
             f"several silos: {', '.join(sorted(names))}"
             if names
             else "no run of a silo yet: name its bundle"
         )
-        raise UserError(f"{state} holds the states of {found}")
+        raise UserError(f"{state} holds the states of {text}")
     return names.pop()
 
 
@@ -193,13 +193,13 @@ def show(source: WatchSource, *, once: bool) -> None:
 
 def lines(picture: Mapping[str, Any], title: str) -> list[str]:
     """Return a picture's lines. Text from silos or the server is escaped: it cannot control the terminal."""
-    made = [
+    rows_of_text = [
         line.split("\t")
         for line in fill("watch/page.txt", picture=picture, title=title).split("\n")
     ]
-    rows = [cells for cells in made[:-1] if len(cells) > 1]
+    rows = [cells for cells in rows_of_text[:-1] if len(cells) > 1]
     table = columns(cells[:-1] for cells in rows) if rows else []
     return [
-        *(line for line, *cells in made[:-1] if not cells),
+        *(line for line, *cells in rows_of_text[:-1] if not cells),
         *(f"{line}  {cells[-1]}".rstrip() for line, cells in zip(table, rows, strict=True)),
     ]

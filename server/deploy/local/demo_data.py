@@ -42,7 +42,7 @@ def split_demo(
         from strategies.base.run_settings import parse_settings
 
         dataset = load_dataset(demo.dataset, os.environ.get("SILOFL_DATA", ""))
-        asked = parse_settings(
+        settings = parse_settings(
             {**demo.settings, "partition": demo.partition, "seed": demo.seed}
         )
         manifest = write_partition(
@@ -51,8 +51,8 @@ def split_demo(
             folder,
             silos=count,
             seed=demo.seed,
-            settings=asked.partition,
-            validation=asked.common.validation,
+            settings=settings.partition,
+            validation=settings.common.validation,
         )
     before = [part.get("owner") for part in manifest["silos"]]
     owners = assign_parts(federation, before, users, echo)

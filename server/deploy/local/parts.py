@@ -51,14 +51,14 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
     """Return the environment of a part. `sharing`: for a silo, the number of silos on this machine."""
     flower = directory / "flower" / part
     flower.mkdir(parents=True, exist_ok=True)
-    made = environment(flower)
+    variables = environment(flower)
     if part == SUPERLINK:
-        made |= {RECEIPT_KEY: str(Credentials(directory / "credentials").receipt_key)}
+        variables |= {RECEIPT_KEY: str(Credentials(directory / "credentials").receipt_key)}
     if sharing:
-        made = silo_environment(
+        variables = silo_environment(
             flower, template_socket=directory / "warm.sock", sharing=sharing
         )
-    return made
+    return variables
 
 
 def superlink_part(local: LocalFederation) -> list[str]:
@@ -146,10 +146,11 @@ def main_processes(directory: Path) -> dict[str, Process]:
     return main
 
 
-def starts_runs(found: Sequence[Process]) -> bool:
+def starts_runs(running: Sequence[Process]) -> bool:
     """Return whether one of these processes is the server's SuperExec; without one, no run starts."""
     return any(
-        process.part == SUPERLINK and "flower-superexec" in process.command for process in found
+        process.part == SUPERLINK and "flower-superexec" in process.command
+        for process in running
     )
 
 

@@ -90,18 +90,18 @@ def state_directory(name: str) -> Path:
 def find_local(name: str = "") -> LocalFederation:
     """Return the federation of that name, or the only one that is up. Raises UserError for none or several."""
     names = sorted(path.parent.name for path in state_root().glob("*/federation.json"))
-    asked = [one for one in names if name in ("", one)]
-    if not asked and (deployed := find_deployed(name)):
+    matching = [federation for federation in names if name in ("", federation)]
+    if not matching and (deployed := find_deployed(name)):
         raise UserError(
             f"{deployed.name} is up in containers: see docker compose ps, silofl doctor {deployed.file}"
         )
-    if not asked and name:
+    if not matching and name:
         raise UserError(
             f"federation {name!r} is not up (up are: {', '.join(names) or 'none'}); `silofl up` starts one"
         )
-    if not asked:
+    if not matching:
         raise UserError("no federation is up; `silofl up` starts one")
-    return read_record(state_root() / only_name(asked))
+    return read_record(state_root() / only_name(matching))
 
 
 def only_name(names: list[str]) -> str:
@@ -115,17 +115,17 @@ def only_name(names: list[str]) -> str:
 
 def leftover() -> str:
     """Return the name of the only federation with a record or a process left; empty if there is none."""
-    found = sorted(
+    remaining = sorted(
         path.name
         for path in state_root().glob("*")
         if path.is_dir() and ((path / "federation.json").exists() or processes.find(path))
     )
-    return only_name(found) if found else ""
+    return only_name(remaining) if remaining else ""
 
 
 def find_deployed(name: str = "") -> Deployed | None:
     """Return the federation in containers with the connection `name`, or the only one; else None."""
-    found = []
+    connected = []
     for path in sorted(state_root().glob(f"{name or '*'}/deployed.json")):
         with contextlib.suppress(OSError, ValueError):
             deployed = parse_values(
@@ -133,8 +133,8 @@ def find_deployed(name: str = "") -> Deployed | None:
             )
             # Else it was overwritten by another federation
             if read_connection(deployed.name) == deployed.connection:
-                found.append(deployed)
-    return found[0] if len(found) == 1 else None
+                connected.append(deployed)
+    return connected[0] if len(connected) == 1 else None
 
 
 def find_federation(name: str = "") -> UpFederation | None:

@@ -147,9 +147,9 @@ def plan(
     """Return the federation with its ports and paths. A running SuperLink and existing silos keep their ports."""
     server = federation.server
     ports = iter(free_ports(2 + len(federation.silos)))
-    asked = {"fleet-port": server.fleet_port, "control-port": server.control_port}
+    wanted = {"fleet-port": server.fleet_port, "control-port": server.control_port}
     now = {"fleet-port": old.fleet_port, "control-port": old.control_port} if old else {}
-    for key, port in asked.items():
+    for key, port in wanted.items():
         if port and old and port != now[key]:
             raise UserError(
                 f"{federation.path}: server: the federation is up on other ports; `silofl down` first"
@@ -159,7 +159,7 @@ def plan(
                 f"{federation.path}: server.{key}: port {port} is in use; choose another, or 0 for a free one"
             )
     fleet_port, control_port = (
-        now.get(key) or port or next(ports) for key, port in asked.items()
+        now.get(key) or port or next(ports) for key, port in wanted.items()
     )
     old_ports = {silo.name: silo.port for silo in old.silos} if old else {}
     silos = [
@@ -219,12 +219,12 @@ def register_keys(local: LocalFederation, control: Control) -> None:
     """
     credentials = local.credentials
     renew_shut_out(control, credentials, [silo.name for silo in local.silos])
-    own = {credentials.node_public_pem(silo.name).strip(): silo.name for silo in local.silos}
+    listed = {credentials.node_public_pem(silo.name).strip(): silo.name for silo in local.silos}
     remote = {
         path.read_bytes().strip(): path.stem
         for path in remote_keys(local.directory).glob("*.pem")
     }
-    wanted = remote | own
+    wanted = remote | listed
     register(control, {key.decode() + "\n": name for key, name in wanted.items()})
     for node in control.nodes():
         if node.public_key not in wanted:

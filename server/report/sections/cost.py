@@ -29,8 +29,8 @@ def cost_section(study: StudyResults) -> Markup:
 
 def mean_seconds(study: StudyResults, method: str, part: str) -> float | None:
     """Return the seconds of one part of a method's runs, mean over seeds; None if unknown."""
-    found = [s for r in study.of(method) if (s := r["seconds"].get(part)) is not None]
-    return statistics.fmean(found) if found else None
+    seconds = [s for r in study.of(method) if (s := r["seconds"].get(part)) is not None]
+    return statistics.fmean(seconds) if seconds else None
 
 
 @chart
@@ -67,8 +67,8 @@ def seconds_per_round(study: StudyResults) -> str:
     c = Canvas(340, 230, (40, 26 + room_for(map(spell, study.methods)), 8, 42))
     look = styles(study)
     for method in study.methods:
-        if found := study.training_seconds(method):
-            c.line(list(found), list(found.values()), look[method], spell(method))
+        if by_round := study.training_seconds(method):
+            c.line(list(by_round), list(by_round.values()), look[method], spell(method))
     c.axes.set_ylim(bottom=0)
     c.axes.set_ylabel("seconds")
     c.finish_lines("round", percent=False)
@@ -102,5 +102,5 @@ def bytes_up(study: StudyResults) -> pd.DataFrame:
     rows = study.silo_rows.assign(trained=study.silo_rows.split == "train")
     senders = rows[rows.trained | ~rows.groupby(ROUND).trained.transform("any")]
     sent = study.rows.query("metric == 'bytes_up' and value > 0")[[*ROUND, "value"]]
-    found = senders[["silo", *ROUND]].drop_duplicates().merge(sent, on=ROUND)
-    return found.assign(share=found.value / found.groupby(ROUND).silo.transform("size"))
+    shares = senders[["silo", *ROUND]].drop_duplicates().merge(sent, on=ROUND)
+    return shares.assign(share=shares.value / shares.groupby(ROUND).silo.transform("size"))

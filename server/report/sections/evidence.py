@@ -49,16 +49,18 @@ HEADS = {
 def value(study: StudyResults, method: str, silo: str, key: str) -> float:
     """Return a value of a silo's evidence, mean over seeds; ``nan`` if no seed has it."""
     each = [r["per_silo"].get(silo, {}) for r in study.of(method)]
-    found = [
+    values_of_seeds = [
         finite_or_nan(values.get(key, values.get("evidence", {}).get(key))) for values in each
     ]
-    return statistics.fmean(v) if (v := [v for v in found if not math.isnan(v)]) else NAN
+    return (
+        statistics.fmean(v) if (v := [v for v in values_of_seeds if not math.isnan(v)]) else NAN
+    )
 
 
 def lists(study: StudyResults, method: str, silo: str) -> Mapping[str, Any]:
     """Return a silo's lists (bins, net benefit, sets) from the first seed that has any."""
     each = (r["per_silo"].get(silo, {}).get("evidence") for r in study.of(method))
-    return next((found for found in each if found), {})
+    return next((evidence for evidence in each if evidence), {})
 
 
 def measurements_of(study: StudyResults) -> list[str]:
@@ -76,8 +78,8 @@ def keys_of(study: StudyResults) -> list[str]:
 
 def over_silos(study: StudyResults, method: str, key: str) -> dict[str, float]:
     """Return a value of the evidence by silo, for the silos that have it."""
-    found = {silo: value(study, method, silo, key) for silo in study.silos}
-    return {silo: v for silo, v in found.items() if not math.isnan(v)}
+    by_silo = {silo: value(study, method, silo, key) for silo in study.silos}
+    return {silo: v for silo, v in by_silo.items() if not math.isnan(v)}
 
 
 def evidence_that_left(study: StudyResults) -> list[str]:
@@ -161,8 +163,10 @@ def group_rows(
     """
     for silo in study.silos:
         each = [lists(study, m, silo) for m in methods]
-        for key in sorted({key for found in each for key in found if key.startswith(PREFIX)}):
-            scores = [found.get(key) for found in each]
+        for key in sorted(
+            {key for evidence in each for key in evidence if key.startswith(PREFIX)}
+        ):
+            scores = [evidence.get(key) for evidence in each]
             n = next(f"{score[0]:.0f}" for score in scores if score)
             yield silo, key.removeprefix(PREFIX), n, scores
 
@@ -174,15 +178,15 @@ def name_of(prefix: str) -> str:
 
 def texts_of(study: StudyResults, method: str, silo: str, prefix: str) -> list[str]:
     """Return a method's values in a silo's row; measurements in the label's unit."""
-    found, task = lists(study, method, silo), study.task.name
+    evidence, task = lists(study, method, silo), study.task.name
     if task == "segmentation":
         return [percent(value(study, method, silo, "dice_worst_decile"))]
     if task != "regression":
-        sets = found.get("conformal_sets")
+        sets = evidence.get("conformal_sets")
         texts = [number(value(study, method, silo, key), digits) for key, _, digits in COLUMNS]
         return [*texts, "–" if sets is None else f"{percent(sets[5], 0)} %, {sets[6]:.2f}"]
-    between = found.get(f"{prefix}agreement")
-    sets = found.get(f"{prefix}conformal_intervals")
+    between = evidence.get(f"{prefix}agreement")
+    sets = evidence.get(f"{prefix}conformal_intervals")
     slope, intercept, difference = (
         value(study, method, silo, f"{prefix}calibration_{key}")
         for key in ("slope", "intercept", "in_the_large")
@@ -196,12 +200,12 @@ def texts_of(study: StudyResults, method: str, silo: str, prefix: str) -> list[s
     ]
 
 
-def short(found: float | None) -> str:
+def short(quantity: float | None) -> str:
     """Return a number in the label's unit with three digits."""
     return (
         "–"
-        if math.isnan(finite_or_nan(found))
-        else format_number(float(found or 0), 3, zeros=False)
+        if math.isnan(finite_or_nan(quantity))
+        else format_number(float(quantity or 0), 3, zeros=False)
     )
 
 
@@ -212,7 +216,7 @@ def diagrams(
     each = {m: lists(study, m, silo) for m in methods}
     place = study.silos.index(silo)
     bins, values, benefits = (
-        {m: found[key] for m, found in each.items() if key in found}
+        {m: evidence[key] for m, evidence in each.items() if key in evidence}
         for key in ("reliability", f"{prefix}value_bins", "net_benefit")
     )
     if values:
@@ -280,8 +284,8 @@ def net_benefit_chart(study: StudyResults, silo: str, benefits: Values, place: i
     a.plot(THRESHOLDS, everybody, **ORDINARY)
     a.axhline(0, color=MUTED, linewidth=1)
     for method, values in benefits.items():
-        own = {"color": look[method].colour, "linestyle": look[method].dash}
-        a.plot(THRESHOLDS, values[:n], linewidth=1.8, zorder=3, **own)
+        line = {"color": look[method].colour, "linestyle": look[method].dash}
+        a.plot(THRESHOLDS, values[:n], linewidth=1.8, zorder=3, **line)
     top = max([0.1, *everybody, *(v for values in benefits.values() for v in values[:n])])
     a.set(
         xlim=(0, 1),

@@ -68,11 +68,11 @@ def top_score(study: StudyResults, silo: str) -> float:
 
 def rounds_text(study: StudyResults, method: str, which: str) -> str:
     """Return the rounds of a method's ``final`` or ``bmcta`` scores over its seeds."""
-    found = [
+    chosen = [
         (r["final"]["round"] if which == "final" else r["bmcta_round"], r["rounds"])
         for r in study.of(method)
     ]
-    known = sorted({(number, rounds) for number, rounds in found if number is not None})
+    known = sorted({(number, rounds) for number, rounds in chosen if number is not None})
     if not known:
         return ""
     first, last = known[0], known[-1]

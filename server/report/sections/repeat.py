@@ -25,8 +25,8 @@ def commands(study: StudyResults) -> list[str]:
     """Return the commands that repeat this study, write its report and export its models."""
     c: dict[str, Any] = study.config
     standard, note = defaults(), study.path / "study"
-    asked = {key: c.get(key) for key in ("strategy", "rounds", "seed")}
-    changed = {k: v for k, v in c.items() if k not in asked and standard.get(k) != v}
+    named = {key: c.get(key) for key in ("strategy", "rounds", "seed")}
+    changed = {k: v for k, v in c.items() if k not in named and standard.get(k) != v}
     data = {k: changed.pop(k) for k in ("dataset", "partition", "silos") if k in changed}
     first = {key: c.get(key) for key in ("strategy", "seed", "rounds", "silos")}
     of_flower = study.manifest is not None and not note.exists()
@@ -36,7 +36,7 @@ def commands(study: StudyResults) -> list[str]:
         study=study,
         run=str(study.path),
         kind="simulate" if study.simulated else "flower" if of_flower else "run",
-        asked=asked,
+        asked=named,
         changed=changed,
         data=data,
         pairs=first | data | changed,

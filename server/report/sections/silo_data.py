@@ -152,15 +152,15 @@ def relationships_section(study: StudyResults) -> Markup:
     related = relationships(study)
     if related is None:
         return Markup()
-    info, found = related
+    info, weights = related
     return render(
         "relationships",
         related_by=f"{info.spelling}: {info.relationships}",
-        map=in_widths(relationship_map, found, wide=600),
-        last=found.rounds[-1],
-        first=found.names[0],
-        to_all=trajectories(found, False),
-        to_itself=trajectories(found, True),
+        map=in_widths(relationship_map, weights, wide=600),
+        last=weights.rounds[-1],
+        first=weights.names[0],
+        to_all=trajectories(weights, False),
+        to_itself=trajectories(weights, True),
     )
 
 
@@ -170,16 +170,16 @@ def relationships(study: StudyResults) -> tuple[MethodInfo, Relationships] | Non
         method = strategies().get(name)
         if method is not None and method.info.relationships:
             states = newest_states(study.path / "checkpoint" / f"{name}-{seed}" / "silos")
-            if found := cast(Any, method).read_relationships(states):
-                return method.info, found
+            if weights := cast(Any, method).read_relationships(states):
+                return method.info, weights
     return None
 
 
 @chart
-def relationship_map(found: Relationships, width: float) -> str:
+def relationship_map(weights: Relationships, width: float) -> str:
     """Draw p_ij after the last round: how much silo i (row) takes of silo j's core model (column)."""
-    values, n = found.values[-1], len(found.names)
-    names, prefix = short_names(found.names)
+    values, n = weights.values[-1], len(weights.names)
+    names, prefix = short_names(weights.names)
     left = 14 + room_for(names)
     below = 44 if prefix else 44 + room_for(names)
     cell = min((width - left - 6) / n, 44)
@@ -218,26 +218,31 @@ def relationship_map(found: Relationships, width: float) -> str:
 
 
 @chart
-def trajectories(found: Relationships, own: bool) -> str:
-    """Draw relationships over the rounds: of the first silo to all (``own`` false), or of every silo to itself."""
+def trajectories(weights: Relationships, to_itself: bool) -> str:
+    """Draw relationships over the rounds: of the first silo to all, or of every silo ``to_itself``."""
     c = Canvas(340, 250, (40, 92, 8, 42))
-    names, _ = short_names(found.names, 12)
-    lines = [found.values[:, j if own else 0, j] for j in range(len(names))]
+    names, _ = short_names(weights.names, 12)
+    lines = [weights.values[:, j if to_itself else 0, j] for j in range(len(names))]
     labelled = sorted(range(len(lines)), key=lambda j: -abs(float(lines[j][-1])))[:6]
-    if not own and 0 not in labelled:
+    if not to_itself and 0 not in labelled:
         labelled = [0, *labelled[:5]]
     looks = itertools.cycle([BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY])
     for j, values in enumerate(lines):
         look: dict[str, Any] = {"color": MUTED, "alpha": 0.5, "linewidth": 0.9}
         if j in labelled:
-            first = not own and j == 0
+            first = not to_itself and j == 0
             look = {"color": BLUE if first else next(looks), "linewidth": 2.4 if first else 1.6}
             look["linestyle"] = DASHES[j % len(DASHES)]
             c.ends.append((float(values[-1]), names[j], None))
-        c.axes.plot(found.rounds, values, **look)
+        c.axes.plot(weights.rounds, values, **look)
     c.axes.axhline(0, color=INK, linewidth=0.8)
     c.finish_lines("round", percent=False)
-    what = "of every hospital to itself" if own else f"of {found.names[0]} to all hospitals"
+    what = (
+        "of every hospital to itself"
+        if to_itself
+        else f"of {weights.names[0]} to all hospitals"
+    )
     return c.svg(
-        f"dr-{'own' if own else 'first'}", f"Directed relationships {what} over the rounds."
+        f"dr-{'own' if to_itself else 'first'}",
+        f"Directed relationships {what} over the rounds.",
     )

@@ -87,9 +87,12 @@ def silos_section(study: StudyResults) -> Markup:
 
 def _gain_column(a: Any, gain: Sequence[Gain]) -> None:
     """Write the gains beside the rows, the clear ones in bold."""
-    for row, own in enumerate(gain):
-        how = {"weight": "bold" if own.shown else "normal", "color": INK if own.sign else MUTED}
-        a.annotate(points(own.mean), (1, row), (46, 0), **GAIN_AT, **how)
+    for row, of_silo in enumerate(gain):
+        how = {
+            "weight": "bold" if of_silo.shown else "normal",
+            "color": INK if of_silo.sign else MUTED,
+        }
+        a.annotate(points(of_silo.mean), (1, row), (46, 0), **GAIN_AT, **how)
     above = {**GAIN_AT, "va": "bottom"}
     a.annotate("gain", (1, -0.5), (46, 6), **above, color=MUTED, fontsize=11)
 
@@ -217,17 +220,17 @@ def held_out(study: StudyResults) -> dict[str, dict[str, Scores]]:
 
 def unseen_section(study: StudyResults) -> Markup:
     """Render the section; empty if no silo was held out."""
-    found = held_out(study)
+    unseen = held_out(study)
     methods = defaultdict[str, list[Scores]](list)
-    for method, scores in (pair for of in found.values() for pair in of.items()):
+    for method, scores in (pair for of in unseen.values() for pair in of.items()):
         if method != "local":
             methods[method].append(scores)
-    if not found:
+    if not unseen:
         return Markup()
     return render(
         "unseen",
         study=study,
-        found=found,
+        found=unseen,
         methods=methods,
         kinds=KINDS,
         needed=HOSPITALS_NEEDED,

@@ -199,7 +199,7 @@ class SummaryRequests:
         """Return the ids of the nodes that are online."""
         return self.identities.update(self.grid.get_nodes())
 
-    def wait(self, found: Candidates, before: Mapping[str, Any]) -> list[int]:
+    def wait(self, candidates: Candidates, before: Mapping[str, Any]) -> list[int]:
         """Request summaries until all expected silos have answered, or the time is up; return the nodes.
 
         ``before``: the silos of the resumed run. Raises UserError if too many nodes have a fault, RunFailedError if
@@ -209,14 +209,14 @@ class SummaryRequests:
         deadline = time.monotonic() + self.common.round_timeout
         announced, pause = -1, LOOK_SECONDS[0]
         while True:
-            online, complete = self._ask_all(found, before)
-            self._check_faults(found, len(online), expected, complete)
+            online, complete = self._ask_all(candidates, before)
+            self._check_faults(candidates, len(online), expected, complete)
             strangers = 0 if self.identities.has_keys else len(self.strangers)
-            if len(online) + len(found.faults) + strangers >= expected:
+            if len(online) + len(candidates.faults) + strangers >= expected:
                 return online
             if time.monotonic() > deadline:
                 if not 0 < self.common.min_silos <= len(online):
-                    raise RunFailedError(self._timed_out(found, expected))
+                    raise RunFailedError(self._timed_out(candidates, expected))
                 log(WARNING, "goes on with %d of %d silos", len(online), expected)
                 return online
             if len(online) != announced:
@@ -228,71 +228,76 @@ class SummaryRequests:
             time.sleep(pause)
             pause = min(pause * 1.5, LOOK_SECONDS[1])
 
-    def _ask_all(self, found: Candidates, before: Mapping[str, Any]) -> tuple[list[int], bool]:
+    def _ask_all(
+        self, candidates: Candidates, before: Mapping[str, Any]
+    ) -> tuple[list[int], bool]:
         """Query the nodes that have not answered; return the nodes that may begin, and whether no others can come."""
         nodes = self.nodes()
-        self.ask([n for n in nodes if n not in found], found, before)
+        self.ask([n for n in nodes if n not in candidates], candidates, before)
         # An impostor does not take a silo's place
-        nodes = [n for n in nodes if n not in found.impostors]
-        answered = [n for n in nodes if n in found.summaries]
+        nodes = [n for n in nodes if n not in candidates.impostors]
+        answered = [n for n in nodes if n in candidates.summaries]
         online = [
-            n for n in answered if not self.late.is_late(found.summaries[n]["name"], before)
+            n
+            for n in answered
+            if not self.late.is_late(candidates.summaries[n]["name"], before)
         ]
         a_simulation = not self.identities.has_keys  # its set of nodes never grows
-        return online, a_simulation and len(answered) + len(found.faults) == len(nodes)
+        return online, a_simulation and len(answered) + len(candidates.faults) == len(nodes)
 
     def _check_faults(
-        self, found: Candidates, online: int, expected: int, complete: bool
+        self, candidates: Candidates, online: int, expected: int, complete: bool
     ) -> None:
         """Raise UserError if so many nodes have a fault that the required number of silos cannot be reached."""
         needed = self.common.min_silos or 1
-        faults = len(found.faults)
+        faults = len(candidates.faults)
         too_many = expected - faults < needed or (
             complete and faults and not self.common.min_silos
         )
         if online < needed and too_many:
-            raise UserError("; ".join(merge_reasons(by_node(found.faults))))
+            raise UserError("; ".join(merge_reasons(by_node(candidates.faults))))
 
-    def _timed_out(self, found: Candidates, expected: int) -> str:
-        names = ", ".join(sorted(c["name"] for c in found.summaries.values())) or "none"
-        reasons = merge_reasons(by_node({**found.impostors, **found.faults}))
+    def _timed_out(self, candidates: Candidates, expected: int) -> str:
+        names = ", ".join(sorted(c["name"] for c in candidates.summaries.values())) or "none"
+        reasons = merge_reasons(by_node({**candidates.impostors, **candidates.faults}))
         refused = "".join(f"; refused: {reason}" for reason in reasons)
         waited = f"waited {self.common.round_timeout:g} s for {expected} silos"
-        return f"{waited}; here are {len(found.summaries)}: {names}{refused}"
+        return f"{waited}; here are {len(candidates.summaries)}: {names}{refused}"
 
     def ask(
         self,
         nodes: Sequence[int],
-        found: Candidates,
+        candidates: Candidates,
         before: Mapping[str, Any] | None = None,
         *,
         late: bool = False,
     ) -> None:
-        """Request data summaries; add each one to ``found``, or the reason why a node has none.
+        """Request data summaries; add each one to ``candidates``, or the reason why a node has none.
 
         An unreachable node, or one whose process died (out of memory, killed), is asked again later. ``before``: the
         silos of the resumed run, if any; other silos take part in new runs only. ``late``: the run has begun.
         """
-        asked = [_message(node, late=late) for node in nodes]
+        questions = [_message(node, late=late) for node in nodes]
         policy = TimeoutPolicy(JOIN_SECONDS if late else SUMMARY_SECONDS)
         exchange = Exchange(
             self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts
         )
         replies = sorted(
-            exchange.run(asked) if asked else [], key=lambda reply: reply.metadata.src_node_id
+            exchange.run(questions) if questions else [],
+            key=lambda reply: reply.metadata.src_node_id,
         )
-        found.silent = sorted({*nodes} - {reply.metadata.src_node_id for reply in replies})
+        candidates.silent = sorted({*nodes} - {reply.metadata.src_node_id for reply in replies})
         for reply in replies:
             node = reply.metadata.src_node_id
             if not reply.has_error():
-                self._admit(node, reply.content, found, before)
+                self._admit(node, reply.content, candidates, before)
                 continue
             code, reason = reply.error.code, reason_of(reply.error.reason)
             if code in UNREACHABLE or (code == CRASHED and self.may_crash(node)):
                 log(WARNING, "a silo (node %d) gave no data summary yet: %s", node, reason)
             else:
                 self.reporter.silo_fault(f"node {node}", reason)
-                found.faults[node] = _cannot_take_part(node, reason)
+                candidates.faults[node] = _cannot_take_part(node, reason)
 
     def may_crash(self, node: int) -> bool:
         """Count a crash of a node's process; return whether the node is asked again."""
@@ -303,10 +308,10 @@ class SummaryRequests:
         self,
         node: int,
         content: RecordDict,
-        found: Candidates,
+        candidates: Candidates,
         before: Mapping[str, Any] | None,
     ) -> None:
-        """Check a node's data summary and its name; add the summary or the fault to ``found``."""
+        """Check a node's data summary and its name; add the summary or the fault to ``candidates``."""
         try:
             check_reply(content, ("summary",), SUMMARY_BYTES)
             summary = read_data_summary(content.get("summary"))
@@ -316,24 +321,24 @@ class SummaryRequests:
                 and name not in (*before, *self.common.held_out)
                 and not self.late.allows(name)
             ):
-                self.strangers[name] = found.impostors[node] = (
+                self.strangers[name] = candidates.impostors[node] = (
                     f"{name} is here, and is none of this run's silos"
                 )
-                self.reporter.note(found.impostors[node])
+                self.reporter.note(candidates.impostors[node])
                 return
-            for other, known in found.summaries.items():
+            for other, known in candidates.summaries.items():
                 if known["name"] == name and other in self.identities.nodes:
                     raise UserError(
                         f"it is called {name}, as node {other} is: give each its own `name`"
                     )
         except ImpostorError as error:
-            found.impostors[node] = str(error)
+            candidates.impostors[node] = str(error)
             self.reporter.log_refused(str(error))
             return
         except (UserError, DataError) as error:
-            found.faults[node] = _cannot_take_part(node, str(error))
+            candidates.faults[node] = _cannot_take_part(node, str(error))
             return
-        found.summaries[node] = summary
+        candidates.summaries[node] = summary
         shown = (summary[key] for key in ("n_train", "shape", "device", "versions"))
         log(INFO, "%s: %d training samples, shape %s, %s, %s", name, *shown)
 

@@ -42,27 +42,27 @@ class Readmission:
 
     def _newly_online(self) -> dict[int, dict[str, Any]]:
         """Return the data summaries of new nodes, and of nodes that had a fault before; report the other nodes."""
-        registration, found = self.registration, Candidates()
+        registration, candidates = self.registration, Candidates()
         again = {node for node, reason in registration.faulty.items() if not is_refusal(reason)}
         new = [
             node
             for node in self.requests.nodes()
             if node not in registration.nodes or node in again
         ]
-        self.requests.ask(new, found, late=True)
-        for node, reason in found.faults.items():
+        self.requests.ask(new, candidates, late=True)
+        for node, reason in candidates.faults.items():
             if registration.faulty.get(node) != reason:
                 self.reporter.note(reason)
-        registration.faulty = found.faults
-        gone = [node for node in found.silent if not self.requests.may_crash(node)]
+        registration.faulty = candidates.faults
+        gone = [node for node in candidates.silent if not self.requests.may_crash(node)]
         for node in gone:
             self.reporter.note(
                 f"a silo (node {node}) gave no data summary within {JOIN_SECONDS:g} s, {SUMMARY_TRIES} times"
             )
         registration.nodes |= {
-            node: f"node {node}" for node in (*found.faults, *found.impostors, *gone)
+            node: f"node {node}" for node in (*candidates.faults, *candidates.impostors, *gone)
         }
-        return found.summaries
+        return candidates.summaries
 
     def _receive(self, node: int, summary: dict[str, Any], server_round: int) -> None:
         """Admit a node whose silo belongs to the run, keep a late joiner until its round, or report why not."""

@@ -68,25 +68,27 @@ def _note_withheld(summaries: Summaries, common: Common, reporter: Reporter) -> 
     alone, lines = without_sums(summaries, common), dict[str, str]()
     for name in alone:
         reason = summaries[name].get(WITHHELD) or "its data summary has none"
-        own = f"it is standardised by its own statistics, the others by those of {len(summaries) - len(alone)} silos"
-        lines[name] = f"{name} gives no sums of its columns: {reason}; {own}"
+        share = f"it is standardised by its own statistics, the others by those of {len(summaries) - len(alone)} silos"
+        lines[name] = f"{name} gives no sums of its columns: {reason}; {share}"
     reporter.note_reasons(lines.items())
 
 
 def _note_mapped(summaries: Summaries, spec: DataSpec, reporter: Reporter) -> None:
     """Report silos that map their columns or labels to the agreed order, and silos without names for them."""
     agreed = spec.schema
-    own = {name: read_schema(summary.get(SCHEMA, "")) for name, summary in summaries.items()}
+    schemas = {
+        name: read_schema(summary.get(SCHEMA, "")) for name, summary in summaries.items()
+    }
     moved = (
         (name, f"{name} has its {' and '.join(moves)} in another order: it maps them by name")
-        for name, schema in own.items()
+        for name, schema in schemas.items()
         if (moves := find_moved(schema, agreed))
     )
     reporter.note_reasons(moved)
     for what in ("features", "labels"):
         silent = [
             name
-            for name, schema in own.items()
+            for name, schema in schemas.items()
             if getattr(agreed, what) and not getattr(schema, what)
         ]
         if silent:
@@ -192,21 +194,22 @@ class Registration:
         use_threads(c.threads, c.tf32, deterministic=c.deterministic)
         self.keys = dict(saved.numbers.get("keys", {})) if saved else {}
         self.identities.known = dict(self.keys)
-        found = Candidates()
+        candidates = Candidates()
         before: dict[str, dict[str, Any]] = saved.numbers.get("cards", {}) if saved else {}
-        online = self.requests.wait(found, before)
-        for n, summary in found.summaries.items():
+        online = self.requests.wait(candidates, before)
+        for n, summary in candidates.summaries.items():
             if self.late.is_late(name := summary["name"], before):
                 self.late.wait(name, n, summary)
-        summaries = {found.summaries[n]["name"]: found.summaries[n] for n in online}
+        summaries = {candidates.summaries[n]["name"]: candidates.summaries[n] for n in online}
         held = {name: summaries.pop(name) for name in self.common.held_out if name in summaries}
-        self._agree(summaries, found.faults, saved)
-        self.faulty = found.faults
-        nodes_of = {found.summaries[n]["name"]: n for n in online}
+        self._agree(summaries, candidates.faults, saved)
+        self.faulty = candidates.faults
+        nodes_of = {candidates.summaries[n]["name"]: n for n in online}
         self.nodes = {
-            n: self.identities.registered_name(n) for n in (*found.faults, *found.impostors)
+            n: self.identities.registered_name(n)
+            for n in (*candidates.faults, *candidates.impostors)
         }
-        self.nodes |= {n: summary["name"] for n, summary in found.summaries.items()}
+        self.nodes |= {n: summary["name"] for n, summary in candidates.summaries.items()}
         self.keys |= {
             name: key for name in self.summaries if (key := self.identities.key(nodes_of[name]))
         }
@@ -259,16 +262,18 @@ class Registration:
             known = saved.numbers.get("facts") or data_spec_of(saved.numbers["cards"].values())
             source = "this run has"
         sums = self.common.normalization == "agreed"
-        found = reconcile(list(summaries.values()), read_data_spec(known), source, sums=sums)
+        reconciled = reconcile(
+            list(summaries.values()), read_data_spec(known), source, sums=sums
+        )
         self.left_out = {
             self.identities.registered_name(node): fault for node, fault in faults.items()
         }
-        self.left_out |= found.left_out
-        if len(found.summaries) < (self.common.min_silos or 1):
+        self.left_out |= reconciled.left_out
+        if len(reconciled.summaries) < (self.common.min_silos or 1):
             raise UserError("; ".join(merge_reasons(self.left_out.items())))
         self.reporter.note_reasons(self.left_out.items())
         self.left_out |= self.requests.strangers  # already reported
-        self.data_spec, self.summaries = found.data_spec, found.summaries
+        self.data_spec, self.summaries = reconciled.data_spec, reconciled.summaries
 
     def _add_absent(self, saved: State) -> None:
         """Add the checkpoint's silos that are offline, if a quorum is online; the run goes on without them.

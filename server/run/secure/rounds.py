@@ -77,7 +77,7 @@ class SecureRounds:
         self.run_config = run_config
         # Of the round that is to be ended
         self.opened = State.load(self.path) if self.path and self.path.exists() else State()
-        self.asked: dict[str, dict[str, int]] = self.opened.numbers.get("asked", {})
+        self.requested: dict[str, dict[str, int]] = self.opened.numbers.get("asked", {})
         # By what a round starts from, the silos of its sum, of all methods: with FedAvg's model Ditto's sum is FedAvg's
         self.summed: dict[str, dict[str, int]] = {}
         for file in sorted(folder.parent.glob(f"*/{FILE}")) if folder else ():
@@ -96,7 +96,7 @@ class SecureRounds:
         self.context, self.question = b"", ""
         self.sum = ""  # what its masks depend on, and its silos
         self.replies: Sequence[Message] = ()
-        self.told: dict[str, SiloRecord] = {}
+        self.records: dict[str, SiloRecord] = {}
         self.refused = ""  # the first refusal of the last question
 
     @property
@@ -122,10 +122,10 @@ class SecureRounds:
             return replace(strategy.plan, attempt=self.attempt)
         self.slot = {"round": server_round, "attempt": self.attempt}
         holders = self.listed
-        before = self.asked.get(str(server_round), {})
+        before = self.requested.get(str(server_round), {})
         if not (here := self._here(strategy, before)):
             return None
-        offers = self._offers(holders, self.told)
+        offers = self._offers(holders, self.records)
         if here - offers.keys():
             holders, offers = self._start(strategy, sorted(here))
         before = before if before.keys() <= offers.keys() else {}
@@ -159,12 +159,13 @@ class SecureRounds:
         first = messages[0]
         received = masks.received_sha256(array_sums(first.content), config_of(first))
         self.question = received.partition(":")[0]
-        self.context = masks.context(received, self.run_config, weights, self.listed, sums)
-        sealed = zip(*(one.sealed for one in self.listed.values()), strict=True)
+        agreed = received, self.run_config, weights, self.listed, sums
+        self.context = masks.context(*agreed)
+        sealed = zip(*(statement.sealed for statement in self.listed.values()), strict=True)
         shares = dict(zip(self.holders, sealed, strict=True))
         common: Any = {
             **self.slot,
-            "statements": [one.text for one in self.listed.values()],
+            "statements": [statement.text for statement in self.listed.values()],
             "again": bool(strategy.plan.weights),
             "sums": sums,
         }
@@ -177,7 +178,7 @@ class SecureRounds:
         """Take the records out of a round's replies: the next round's shares, and whose each silo could not read."""
         self.replies = replies if self.listed else ()
         answered = (reply for reply in self.replies if not reply.has_error())
-        self.told = self._told(strategy, answered, "train")
+        self.records = self._read(strategy, answered, "train")
 
     def unmask(
         self, strategy: PersonalizedStrategy, total: Tensor, silos: Sequence[str]
@@ -192,39 +193,40 @@ class SecureRounds:
                 f"{len(survivors)} masked vectors have come, and {least} are needed to open their sum"
             )
         self._exclude_unreadable(survivors, least)
-        own, before, other = str(strategy.round), self.asked, self.summed.get(self.question)
+        number, before = str(strategy.round), self.requested
+        other = self.summed.get(self.question)
         if other and other.keys() != {*survivors}:
-            self.asked = {**before, own: other}
+            self.requested = {**before, number: other}
             raise AttemptFailedError(
                 f"what it starts from has been summed over {', '.join(other)}, so its sum is over these"
             )
-        asked = {**before, own: {name: weights[name] for name in survivors}}
-        self.asked = dict([*asked.items()][-KEPT:])
+        requested = {**before, number: {name: weights[name] for name in survivors}}
+        self.requested = dict([*requested.items()][-KEPT:])
         self._write(State())
         try:
             answers = self._answers(strategy, survivors, least)
         except AttemptFailedError:
-            if OTHER_SUM in self.refused and own in before:
-                self.asked = before
+            if OTHER_SUM in self.refused and number in before:
+                self.requested = before
                 self._write(State())
             raise
         totals, false = total.cpu().numpy().astype(np.uint32), dict[str, str]()
         alone = strategy.common.secure_robust != "none"
         try:
-            for one, of in zip(totals, sums_of(strategy, survivors), strict=True):
+            for total_of, of in zip(totals, sums_of(strategy, survivors), strict=True):
                 agreed = self.listed, [*self.holders], of, self.context, answers
-                false |= open_sum(one, *agreed, alone=alone)[1]
+                false |= open_sum(total_of, *agreed, alone=alone)[1]
         except SiteError as error:
             raise AttemptFailedError(printable(str(error))) from error
         for silo, reason in sorted(false.items()):
             self.note(f"{silo} is at fault: {reason}")
-        found = torch.from_numpy(totals.view(np.int32))
+        opened = torch.from_numpy(totals.view(np.int32))
+        plan = replace(strategy.plan, weights=weights)
         self.summed[self.question] = {name: weights[name] for name in survivors}
         self.sum = " ".join([self.context.hex(), *survivors])
-        plan = replace(strategy.plan, weights=weights)
-        packed = pack_round(plan, strategy.round, self.replies, found)
+        packed = pack_round(plan, strategy.round, self.replies, opened)
         self._write(State(packed.arrays, {**packed.numbers, "sum": self.sum}))
-        return found.to(total)
+        return opened.to(total)
 
     def _answers(
         self, strategy: PersonalizedStrategy, survivors: Sequence[str], least: int
@@ -238,11 +240,13 @@ class SecureRounds:
         times, ends = Counter[str](), time.monotonic() + strategy.common.round_timeout
         while len(answers) < least:
             silent, online = {*survivors} - answers.keys(), self._online(strategy)
-            asked = [name for name in sorted(silent & online) if times[name] < MOST_ATTEMPTS]
-            times.update(asked)
-            if asked:
-                told = self._ask(strategy, UNMASK, asked, survivors=survivors)
-                answers |= {name: of.shares for name, of in told.items()}
+            online_silos = [
+                name for name in sorted(silent & online) if times[name] < MOST_ATTEMPTS
+            ]
+            times.update(online_silos)
+            if online_silos:
+                records = self._ask(strategy, UNMASK, online_silos, survivors=survivors)
+                answers |= {name: of.shares for name, of in records.items()}
             elif len(answers) + len(silent - online) < least or time.monotonic() > ends:
                 of, more = len(survivors), f" ({self.refused})" if self.refused else ""
                 raise AttemptFailedError(
@@ -258,7 +262,9 @@ class SecureRounds:
         bad = [
             name
             for name in self.listed
-            if sum(name not in self.told.get(one, unknown).unreadable for one in holders)
+            if sum(
+                name not in self.records.get(holder, unknown).unreadable for holder in holders
+            )
             < least
         ]
         self.excluded |= dict.fromkeys(bad, "too few silos could read the shares of its keys")
@@ -271,10 +277,10 @@ class SecureRounds:
         """Prepare to repeat the round. Raises RunFailedError after the last attempt, or where no repeat can help."""
         line = f"round {server_round}, attempt {self.attempt}: {error}"
         if self.attempt == MOST_ATTEMPTS or OTHER_SUM in line:
-            begun = ", ".join(self.asked.get(str(server_round), ()))
+            begun = ", ".join(self.requested.get(str(server_round), ()))
             raise RunFailedError(line + (begun and f"; it was begun over {begun}")) from error
         self.note(f"{line}; the round is repeated")
-        self.attempt, self.told = self.attempt + 1, {}
+        self.attempt, self.records = self.attempt + 1, {}
 
     def end_attempts(self, strategy: PersonalizedStrategy) -> None:
         """Begin to count the next round's attempts; keep the sum if the round has changed the model."""
@@ -289,11 +295,11 @@ class SecureRounds:
     ) -> tuple[dict[str, Statement], dict[str, Statement]]:
         """Ask these silos for keys; return those of all that have answered, and what these have made for each other."""
         keys = self._offers({}, self._ask(strategy, KEYS, silos))
-        self.labels |= {name: one.group for name, one in keys.items()}
+        self.labels |= {name: statement.group for name, statement in keys.items()}
         holders = {name: keys[name] for name in self._whole(keys)}
-        texts = [one.text for one in holders.values()]
-        told = self._ask(strategy, START, holders, statements=texts)
-        return holders, self._offers(holders, told)
+        texts = [statement.text for statement in holders.values()]
+        records = self._ask(strategy, START, holders, statements=texts)
+        return holders, self._offers(holders, records)
 
     def _here(self, strategy: PersonalizedStrategy, before: Mapping[str, int]) -> set[str]:
         """Return who is here for a list; empty while they are too few, or one of ``before`` is away.
@@ -323,7 +329,7 @@ class SecureRounds:
     def _least(self, strategy: PersonalizedStrategy, listed: Iterable[Statement] = ()) -> int:
         """Return how many silos a list has at least: two thirds of all, and as many as so many silos accept."""
         least = threshold(len(strategy.silos))
-        stated = sorted(one.least for one in listed)[least - 1 : least]
+        stated = sorted(statement.least for statement in listed)[least - 1 : least]
         self.least = max(least, *stated, 0 if stated else self.least)
         return self.least
 
@@ -333,8 +339,8 @@ class SecureRounds:
 
     def _whole(self, silos: Collection[str]) -> list[str]:
         """Return the silos, sorted, whose whole group is among these; no group is smaller than the run has them."""
-        least, found = self.collector.common.secure_group, whole(silos, self.labels)
-        return [name for name in found if len({*self.labels[name].split("\n")}) >= least]
+        least, whole_groups = self.collector.common.secure_group, whole(silos, self.labels)
+        return [name for name in whole_groups if len({*self.labels[name].split("\n")}) >= least]
 
     def _ask(
         self, strategy: PersonalizedStrategy, kind: str, silos: Iterable[str], **record: Any
@@ -346,43 +352,47 @@ class SecureRounds:
             messages.append(strategy.message(node, kind, Payload(), config))
             messages[-1].content[RECORD] = ConfigRecord({**self.slot, **record})
         replies = self.collector.exchange(messages, strategy, {}) if messages else []
-        return self._told(strategy, replies, kind)
+        return self._read(strategy, replies, kind)
 
-    def _told(
+    def _read(
         self, strategy: PersonalizedStrategy, replies: Iterable[Message], kind: str
     ) -> dict[str, SiloRecord]:
         """Take the valid records out of replies to messages of a kind; note why others have none."""
-        found, faults = read_replies(replies, strategy.plan.nodes, read_record)
+        records, faults = read_replies(replies, strategy.plan.nodes, read_record)
         lines = {silo: f"{silo} does not answer {kind}: {why}" for silo, why in faults.items()}
         self.collector.reporter.note_reasons(lines.items())
         self.refused = next(iter(lines.values()), "")
-        return found
+        return records
 
     def _offers(
-        self, holders: Mapping[str, Statement], told: Mapping[str, SiloRecord]
+        self, holders: Mapping[str, Statement], records: Mapping[str, SiloRecord]
     ) -> dict[str, Statement]:
         """Return the statements that silos have validly made for this round's attempt, with the holders' shares.
 
         A list with an invalid one is refused by all.
         """
-        read, made, origin = dict[str, Statement](), dict[str, Statement](), digest_of(holders)
-        for name, record in sorted(told.items()):
+        read, accepted, origin = (
+            dict[str, Statement](),
+            dict[str, Statement](),
+            digest_of(holders),
+        )
+        for name, record in sorted(records.items()):
             with self._noting(name):
-                one = read_statement(record.statement, record.sealed)
-                own = len(one.sealed), digest(b"".join(one.sealed)), origin
-                if own != (len(holders), one.shares, one.holders):
+                statement = read_statement(record.statement, record.sealed)
+                signed = len(statement.sealed), digest(b"".join(statement.sealed)), origin
+                if signed != (len(holders), statement.shares, statement.holders):
                     raise SiteError("its shares are not those that it has signed for this list")
-                read[name] = one
-        claims = Counter(one.of for one in read.values()).most_common(1)
-        for name, one in read.items():
+                read[name] = statement
+        claims = Counter(statement.of for statement in read.values()).most_common(1)
+        for name, statement in read.items():
             (of, study), _ = claims[0]
             run, _, _ = of.partition(".")
             with self._noting(name):
-                if len(made) == MOST_SILOS:
+                if len(accepted) == MOST_SILOS:
                     raise SiteError(f"a sum is over {MOST_SILOS} silos at most")
-                signer = self.collector.registration.keys.get(name) or one.signer
-                accept(one, (slot_of(run, **self.slot), study), {name: signer}, made)
-        return made
+                signer = self.collector.registration.keys.get(name) or statement.signer
+                accept(statement, (slot_of(run, **self.slot), study), {name: signer}, accepted)
+        return accepted
 
     @contextmanager
     def _noting(self, name: str) -> Iterator[None]:
@@ -395,5 +405,5 @@ class SecureRounds:
     def _write(self, opened: State) -> None:
         """Write which sums were asked for, and an opened one."""
         if self.path is not None:
-            kept = {"asked": self.asked, "summed": self.summed}
+            kept = {"asked": self.requested, "summed": self.summed}
             State(opened.arrays, {**opened.numbers, **kept}).save(self.path)

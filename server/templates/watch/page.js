@@ -87,7 +87,7 @@ function clock() {
   const run = picture.run;
   const round = "round " + run.round + " of " + run.rounds;
   const where = run.closing && run.state === "running" ? "closing evaluation" : round;
-  const next = run.asked ? ", the next one for " + time(now() - run.asked) : "";
+  const next = run.begun ? ", the next one for " + time(now() - run.begun) : "";
   put(at("head"), run.strategy + ", seed " + run.seed + ": " + run.state + ", " + where + next);
   silos(run);
 }
