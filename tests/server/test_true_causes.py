@@ -193,8 +193,13 @@ def test_one_option_names_a_federation_in_all_commands(tmp_path, monkeypatch):
         assert connection_of(named) == "clinics"
     assert federation_of(str(file)).path == file
     fails(UserError, "--federation clinics: none of that name is up", federation_of, "clinics")
-    asked = []
-    monkeypatch.setattr(submit, "stop", lambda name: asked.append(name) or [])
+    asked = list[str]()
+
+    def stop(name):
+        asked.append(name)
+        return []
+
+    monkeypatch.setattr(submit, "stop", stop)
     assert main(["stop", "--federation", str(file)]) == main(["stop"]) == 0
     assert asked == ["clinics", ""]
     commands = {command.name: command for command in COMMANDS}

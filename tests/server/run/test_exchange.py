@@ -126,10 +126,10 @@ def test_each_reply_is_reported_as_it_comes(monkeypatch):
 def test_the_time_that_stragglers_have():
     """The median of 10, 20 and 30 s is 20 s: five times that is 100 s."""
     policy = TimeoutPolicy(timeout=1000, factor=5, floor=60)
-    assert policy.limit(asked=6, took=[10, 20]) == 1000  # not half of them yet
-    assert policy.limit(asked=6, took=[10, 20, 30]) == 100
-    assert policy.limit(asked=7, took=[10, 20, 30]) == 1000
-    assert policy.limit(asked=6, took=[1, 2, 3]) == 60  # never less
+    assert policy.limit(silos=6, took=[10, 20]) == 1000  # not half of them yet
+    assert policy.limit(silos=6, took=[10, 20, 30]) == 100
+    assert policy.limit(silos=7, took=[10, 20, 30]) == 1000
+    assert policy.limit(silos=6, took=[1, 2, 3]) == 60  # never less
     # Never more
     assert TimeoutPolicy(timeout=90, factor=5, floor=60).limit(6, [10, 20, 30]) == 90
     assert (
