@@ -58,7 +58,7 @@ from server.report.sections.evidence import over_silos
 from server.report.sections.silos import held_out
 from server.report.study import StudyResults
 from server.report.verdict import calibration_of
-from server.results.hold_out import means, rows_of
+from server.results.hold_out import held_out_rows, means
 from server.results.summary import compare
 from strategies import strategies
 
@@ -157,7 +157,7 @@ def found_of(folder: Path, dataset: str, form: Form) -> FinishedStudies:
     path = folder / "studies" / dataset
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(path / "config.toml", toml_text({**settings, **SETS[dataset]}))
-    summary = {"runs": compare(runs), "hold_out": means(list(rows_of(held, runs)))}
+    summary = {"runs": compare(runs), "hold_out": means(list(held_out_rows(held, runs)))}
     write_atomically(path / "summary.json", json.dumps(summary))
     return FinishedStudies(dataset, StudyResults(path), left_out, missing)
 

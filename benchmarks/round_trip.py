@@ -262,7 +262,9 @@ def plain(silos: int, rounds: int, network: str) -> list[float]:
 
         def start(part: str, *command: str) -> None:
             log = folder / f"{part}.log"
-            processes.start(part, command, directory=folder, log=log, environment=inherited)
+            processes.start_process(
+                part, command, directory=folder, log=log, environment=inherited
+            )
 
         start(
             "superlink",

@@ -32,7 +32,7 @@ app = ServerApp()  # no annotation: Flower finds the app by reading this line
 
 
 @app.main()
-def main(grid: Grid, context: Context) -> None:
+def run_app(grid: Grid, context: Context) -> None:
     """Execute the run in its run directory. A failed run raises its error, so that Flower marks it as failed."""
     gc.freeze()  # an exchange searches for cycles, which need not pass through the libraries each time
     grid = own_grid(grid)
@@ -51,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
                 if info.trains:
                     train(grid, settings, directory, context.run_config)
                 else:
-                    work = survey if info.asks == "survey" else evaluate
+                    work = run_survey if info.asks == "survey" else run_evaluation
                     work(grid, settings, directory)
         except Exception as error:
             log(ERROR, "%s", line_of(error), exc_info=error if is_fault(error) else None)
@@ -63,13 +63,13 @@ def main(grid: Grid, context: Context) -> None:
         log(INFO, "run directory: %s", directory.path.resolve())
 
 
-def evaluate(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
+def run_evaluation(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     """Evaluate the models in the directory, and write ``matrix.csv`` (``silofl evaluate``)."""
     models = models_in(directory.path, settings)
     write_matrix(directory.path, EvaluationLoop(grid, settings, directory).run(models))
 
 
-def survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
+def run_survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     """Survey the silos' data, and write the answers and the page (``silofl survey``)."""
     write_survey(directory.path, survey_silos(grid, settings, directory))
     write_survey_page(directory.path)

@@ -38,7 +38,7 @@ from partitions.common.memory import is_out_of_memory
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any
 from partitions.recipes.recipe import Recipe
 from server.watch.access import Guard, Token
-from server.watch.serve import listen, run
+from server.watch.serve import listen, serve_app
 
 SCANS = ("application/dicom", "application/zip", "application/gzip", "application/octet-stream")
 HINT = "send the header Authorization: Bearer TOKEN; silofl predict --serve printed it, or keeps it in its --token-file"
@@ -54,7 +54,7 @@ def serve_model(
     except DataError as error:
         raise UserError(str(error)) from None
     with listen(host, port) as listening:
-        run(application(card, net, used, token.text), listening, host, token)
+        serve_app(prediction_app(card, net, used, token.text), listening, host, token)
 
 
 async def of_rows(request: Request, card: Card, net: FlatModel, used: Recipe) -> Response:
@@ -92,7 +92,7 @@ async def of_scans(
         )
 
 
-def application(card: Card, net: FlatModel, recipe: AnyRecipe, token: str = "") -> Starlette:
+def prediction_app(card: Card, net: FlatModel, recipe: AnyRecipe, token: str = "") -> Starlette:
     """Return the ASGI application. ``token``: required from clients; empty: only loopback names are answered."""
 
     async def about(request: Request) -> Response:

@@ -102,7 +102,7 @@ def print_bundle(
             print(f"{missing}: --image NAME@sha256:... does", file=sys.stderr)
 
 
-def add_silo(args: argparse.Namespace) -> None:
+def add_silo_command(args: argparse.Namespace) -> None:
     from client.protocol.keys import load_signing_key, read_request
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
@@ -165,7 +165,7 @@ def signing_key(args: argparse.Namespace) -> None:
     print(fingerprint(public))
 
 
-def remove_silo(args: argparse.Namespace) -> None:
+def remove_silo_command(args: argparse.Namespace) -> None:
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
 
@@ -177,7 +177,7 @@ def remove_silo(args: argparse.Namespace) -> None:
         print(left, file=sys.stderr)
 
 
-def withdraw(args: argparse.Namespace) -> None:
+def withdraw_command(args: argparse.Namespace) -> None:
     from server.run.withdrawal import withdraw
 
     print("\n".join(withdraw(args.name, args.runs)))
@@ -232,7 +232,7 @@ COMMANDS = (
     Command(
         "add-silo",
         "make the bundle of one more hospital",
-        add_silo,
+        add_silo_command,
         (
             option(
                 "name",
@@ -272,7 +272,7 @@ COMMANDS = (
     Command(
         "remove-silo",
         "shut a silo out at once",
-        remove_silo,
+        remove_silo_command,
         (option("name", "NAME", "the silo's name"), WHOSE),
         examples=("silofl remove-silo north",),
         description="Unregister a silo: the server refuses its key from its next call on.",
@@ -280,7 +280,7 @@ COMMANDS = (
     Command(
         "withdraw",
         "delete what runs keep of a hospital",
-        withdraw,
+        withdraw_command,
         (
             option("name", "NAME", "the silo's name"),
             file_option("runs", "RUN", "run directories (default: all below runs/)", nargs="*"),

@@ -20,7 +20,7 @@ from server.cli.options import (
 from server.cli.research import print_outcomes
 
 
-def up(args: argparse.Namespace) -> None:
+def up_command(args: argparse.Namespace) -> None:
     from server.deploy import local
     from server.deploy.federation import read_federation
 
@@ -32,7 +32,7 @@ def up(args: argparse.Namespace) -> None:
     )
 
 
-def status(args: argparse.Namespace) -> None:
+def status_command(args: argparse.Namespace) -> None:
     from server.deploy import local
     from server.deploy.following import plain_reason
     from server.rendering import fill
@@ -44,7 +44,7 @@ def status(args: argparse.Namespace) -> None:
     print(fill("cli/status.txt", **state, reason=plain_reason), end="")
 
 
-def run(args: argparse.Namespace) -> None:
+def run_command(args: argparse.Namespace) -> None:
     from server.deploy import submit
     from server.report.study import StudyResults
     from server.report.write import silo_table
@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> None:
     print(out)
 
 
-def stop(args: argparse.Namespace) -> None:
+def stop_command(args: argparse.Namespace) -> None:
     from server.deploy import submit
 
     stopped = submit.stop(connection_of(args.federation))
     print("\n".join(f"run {run_id} is stopped" for run_id in stopped) or "no run is under way")
 
 
-def down(args: argparse.Namespace) -> None:
+def down_command(args: argparse.Namespace) -> None:
     from server.deploy import local
 
     name = connection_of(args.federation) or local.leftover()
@@ -73,7 +73,7 @@ def down(args: argparse.Namespace) -> None:
     print(f"{name} is down ({local.down(name)} processes ended)")
 
 
-def watch(args: argparse.Namespace) -> None:
+def watch_command(args: argparse.Namespace) -> None:
     from server.watch.access import token_for
     from server.watch.source import find_source
 
@@ -81,9 +81,9 @@ def watch(args: argparse.Namespace) -> None:
         raise UserError("--once: one picture is for a terminal; add --text")
     source = find_source(args.what)
     if args.text:
-        from server.watch.source import show
+        from server.watch.source import show_run
 
-        show(source, once=args.once)
+        show_run(source, once=args.once)
         return
     from server.watch.serve import serve
 
@@ -94,7 +94,7 @@ COMMANDS = (
     Command(
         "up",
         "start a federation of processes on this machine",
-        up,
+        up_command,
         (FILE,),
         examples=("silofl up federation.yaml",),
         description="Start a server and one process per silo on this machine, talking gRPC with TLS and node "
@@ -106,14 +106,14 @@ COMMANDS = (
     Command(
         "status",
         "which silos are online, which runs there are",
-        status,
+        status_command,
         (flag("--json", "as JSON"), WHICH),
         examples=("silofl status", "silofl status --json"),
     ),
     Command(
         "run",
         "run methods on a federation",
-        run,
+        run_command,
         (
             *RUN_OPTIONS,
             OneOf((WHICH, option("--connection", "NAME", "as --federation NAME", default=""))),
@@ -126,12 +126,16 @@ COMMANDS = (
         "the run. The last line printed is the run directory.",
     ),
     Command(
-        "stop", "end the runs that are under way", stop, (WHICH,), examples=("silofl stop",)
+        "stop",
+        "end the runs that are under way",
+        stop_command,
+        (WHICH,),
+        examples=("silofl stop",),
     ),
     Command(
         "down",
         "end a federation of processes",
-        down,
+        down_command,
         (WHICH,),
         examples=("silofl down",),
         description="End every process of the federation. Keys, silo state, data and logs stay.",
@@ -139,7 +143,7 @@ COMMANDS = (
     Command(
         "watch",
         "show a run as it goes on: a page, a terminal, numbers for Prometheus",
-        watch,
+        watch_command,
         (
             option(
                 "what",

@@ -140,7 +140,7 @@ def run_values(args: argparse.Namespace) -> dict[str, object]:
     values |= own_data(args, values)
     for key in ("data-dir", "init-weights"):
         if values.get(key):
-            values[key] = absolute(str(values[key]))
+            values[key] = absolute_path(str(values[key]))
     return values
 
 
@@ -165,8 +165,8 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     if data and getattr(args, "data_dir", None):
         raise UserError("--data-dir goes with --dataset: --data names its own file or folder")
     if "recipe" in chosen:
-        chosen["recipe"] = absolute(chosen["recipe"])
-    name = function or (absolute(source.name) if data or source.is_path else source.name)
+        chosen["recipe"] = absolute_path(chosen["recipe"])
+    name = function or (absolute_path(source.name) if data or source.is_path else source.name)
     options = urlencode(
         {key: value for key in OPTIONS if (value := chosen.get(key) or getattr(source, key))}
     )
@@ -195,6 +195,6 @@ def centres_of(source: DatasetSource, values: Mapping[str, object]) -> list[str]
     return list(whole.groups or ())
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     """Return the absolute path; "" stays "". A run's config.toml must name the same files in any directory."""
     return str(Path(path).expanduser().resolve()) if path else ""

@@ -9,7 +9,7 @@ from partitions.common.errors import UserError
 from server.cli.options import WHOSE, federation_of
 
 
-def relay(args: argparse.Namespace) -> None:
+def relay_command(args: argparse.Namespace) -> None:
     from client.link.connection import split_address
     from client.protocol.launch import LOOPBACK
     from server.deploy.bundle import fleet_port
@@ -35,7 +35,7 @@ COMMANDS = (
     Command(
         "relay",
         "let hospitals behind proxies that open TLS reach the server",
-        relay,
+        relay_command,
         (
             WHOSE,
             option(

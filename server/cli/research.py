@@ -80,7 +80,7 @@ def list_strategies(args: argparse.Namespace) -> None:
             print(f"    {key} = {f.default!r}  ({symbol}{f.metadata['help']})")
 
 
-def simulate(args: argparse.Namespace) -> None:
+def simulate_command(args: argparse.Namespace) -> None:
     from server.simulation.simulate import simulate
     from server.simulation.workers import executor_of
 
@@ -182,7 +182,7 @@ def partition(args: argparse.Namespace) -> None:
     print(args.out)
 
 
-def evaluate(args: argparse.Namespace) -> None:
+def evaluate_command(args: argparse.Namespace) -> None:
     from server.simulation.evaluate import evaluate, evaluate_deployed
 
     source, out = Path(args.source), Path(args.out)
@@ -218,7 +218,7 @@ COMMANDS = (
     Command(
         "simulate",
         "run methods in this process",
-        simulate,
+        simulate_command,
         (
             *RUN_OPTIONS,
             *DATA_OPTIONS,
@@ -292,7 +292,7 @@ COMMANDS = (
     Command(
         "evaluate",
         "metrics of a model, or of a run's models, at every silo, without training",
-        evaluate,
+        evaluate_command,
         (
             option(
                 "source",

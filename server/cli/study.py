@@ -78,10 +78,10 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     return by_silo
 
 
-def check(args: argparse.Namespace) -> None:
+def check_command(args: argparse.Namespace) -> None:
     from client.protocol.study import signer_of
     from client.studies import read_study
-    from server.deploy.study_draft import check as check_study
+    from server.deploy.study_draft import check_study as check_study
 
     text, _ = read_study(args.file)
     study = check_study(text, str(args.file))
@@ -102,7 +102,7 @@ def sign(args: argparse.Namespace) -> None:
     from client.studies import read_study
     from partitions.common.files import write_atomically
     from server.deploy.bundle import signing_key_file
-    from server.deploy.study_draft import check as check_study
+    from server.deploy.study_draft import check_study as check_study
 
     text, _ = read_study(args.file)
     check_study(text, str(args.file))
@@ -112,7 +112,7 @@ def sign(args: argparse.Namespace) -> None:
     print(f"signed by {signer_of(text)}")
 
 
-def show(args: argparse.Namespace) -> None:
+def show_command(args: argparse.Namespace) -> None:
     from client.protocol.study import signer_of
     from client.studies import read_study, study_page
 
@@ -176,7 +176,7 @@ ACTIONS = (
     Command(
         "check",
         "is a study complete, can it run, and who signed it?",
-        check,
+        check_command,
         (file_option("file", "FILE", "the study"),),
         examples=("silofl study check study.toml",),
     ),
@@ -191,7 +191,7 @@ ACTIONS = (
     Command(
         "show",
         "a study in words: what leaves, what can be inferred, how much at most",
-        show,
+        show_command,
         (file_option("file", "FILE", "the study"),),
         examples=("silofl study show study.toml",),
     ),

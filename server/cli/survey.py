@@ -9,7 +9,7 @@ from partitions.common.errors import UserError
 from server.cli.options import assignments, connection_of
 
 
-def run(args: argparse.Namespace) -> None:
+def survey_command(args: argparse.Namespace) -> None:
     from client.protocol.policy import PUBLIC
     from server.report.survey import survey_text
     from server.results.run_directory import default_out
@@ -40,7 +40,7 @@ COMMANDS = (
     Command(
         "survey",
         "statistics of every hospital's data before a training, and what is odd in one of them",
-        run,
+        survey_command,
         (
             OneOf(
                 (

@@ -28,7 +28,7 @@ def print_costs(book: Book) -> None:
     print(text)
 
 
-def tune(args: argparse.Namespace) -> None:
+def tune_command(args: argparse.Namespace) -> None:
     try:
         import optuna  # noqa: F401
     except ImportError:
@@ -69,7 +69,7 @@ COMMANDS = (
     Command(
         "tune",
         "search the settings of methods by their validation scores",
-        tune,
+        tune_command,
         (
             *RUN_OPTIONS,
             *DATA_OPTIONS,

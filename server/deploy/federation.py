@@ -156,7 +156,7 @@ class FederationPlace(NamedTuple):
     check_data: bool
 
 
-def absolute(named: object, info: ValidationInfo[FederationPlace]) -> Path:
+def named_file(named: object, info: ValidationInfo[FederationPlace]) -> Path:
     """Return the path of a file that is named in the federation file."""
     if not isinstance(named, str) or not named:
         raise UserError("must be the path of a file")
@@ -173,7 +173,7 @@ def data_file(named: object, info: ValidationInfo[FederationPlace]) -> Path | No
         return None
     if isinstance(named, dict):
         return own_dataset(named, info.context.folder)
-    file = absolute(named, info)
+    file = named_file(named, info)
     if info.context.check_data and (fault := file_fault(file)):
         raise UserError(f"{fault}; give the path of an .npz file, or `demo`")
     return file
@@ -195,7 +195,7 @@ def policy_file(named: object, info: ValidationInfo[FederationPlace]) -> str:
     if named in (None, PUBLIC):
         # Demo data are public
         return PUBLIC if named or info.data.get("data", "") is None else ""
-    read_policy(file := str(absolute(named, info)))
+    read_policy(file := str(named_file(named, info)))
     return file
 
 
@@ -223,7 +223,7 @@ class SiloEntry(Frozen):
 def declared_schema(content: object, info: ValidationInfo[FederationPlace]) -> Schema:
     """Return the schema of the section `schema`, or of the file that it names."""
     return (
-        load_schema(absolute(content, info))
+        load_schema(named_file(content, info))
         if isinstance(content, str)
         else parse_schema(content)
     )

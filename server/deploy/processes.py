@@ -38,7 +38,7 @@ class Process:
         return _start_time(self.pid) == self.started
 
 
-def start(
+def start_process(
     part: str,
     command: Sequence[str],
     *,

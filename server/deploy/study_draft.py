@@ -197,7 +197,7 @@ def app_sums(folder: Path) -> list[str]:
         ) from None
 
 
-def check(text: str, path: str) -> StudyProtocol:
+def check_study(text: str, path: str) -> StudyProtocol:
     """Return a file's study after checking each method with the minimum and maximum of every setting.
 
     Raises SiteError or UserError with one line on the fault.

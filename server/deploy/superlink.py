@@ -15,10 +15,10 @@ def in_place_of(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "server.deploy.superlink", *command[1:]]
 
 
-def main() -> None:
+def start_superlink() -> None:
     """Start Flower's SuperLink."""
     run_superlink(most_bytes, too_large)
 
 
 if __name__ == "__main__":
-    main()
+    start_superlink()

@@ -32,7 +32,7 @@ from server.report.inference import (
 from server.report.methods import baselines, exchanges, info_of
 from server.results.history import HEADER, History
 from server.results.reading import read_events, read_json, read_summary
-from server.results.run_directory import check_run, read_toml
+from server.results.run_directory import check_holds_run, read_toml
 from server.results.study import TUNING
 from server.results.summary import FinishedRun, compare, run_summary, values_by_round
 from strategies import strategies
@@ -44,7 +44,7 @@ class StudyResults:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        check_run(path)
+        check_holds_run(path)
         self.config: dict[str, Value] = read_toml(path / "config.toml")
         file = path / "history.csv"
         self.history = History(file) if file.exists() else History()

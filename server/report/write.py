@@ -20,7 +20,7 @@ from server.report.participation import rounds_missed, seldom
 from server.report.study import StudyResults
 from server.report.survey import write_survey_page
 from server.report.verdict import verdict
-from server.results.manifest import describe
+from server.results.manifest import describe_partition
 from server.results.run_directory import RunDirectory
 from server.results.survey import JSON as SURVEY_JSON
 from strategies.base.run_settings import RunSettings
@@ -34,7 +34,7 @@ def write_manifest(directory: RunDirectory, settings: RunSettings) -> None:
     if (directory.path / "manifest.json").exists():
         return
     whole, silos = divide(settings.division)
-    manifest = describe(
+    manifest = describe_partition(
         whole, silos, name=c.partition, seed=c.seed, settings=settings.partition
     )
     directory.write_json("manifest.json", manifest)

@@ -106,7 +106,7 @@ def write_results(directory: RunDirectory) -> None:
         [
             row
             for part in parts
-            for row in rows_of(read_summary(part.summary)["runs"], summary["runs"])
+            for row in held_out_rows(read_summary(part.summary)["runs"], summary["runs"])
         ]
     ):
         directory.write_json("summary.json", {**summary, "hold_out": scores})
@@ -117,13 +117,13 @@ def results_in(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
     A run that holds silos out itself (``hold-out``, ``role: held-out``) has ``zero_shot`` and ``personalised`` only.
     """
-    return summary.get("hold_out") or means(list(rows_of(summary.get("runs", []))))
+    return summary.get("hold_out") or means(list(held_out_rows(summary.get("runs", []))))
 
 
 Scored = tuple[str, str, dict[str, float | None]]  # silo, method, scores of one seed by kind
 
 
-def rows_of(
+def held_out_rows(
     runs: Iterable[Mapping[str, Any]], everybody: Sequence[Mapping[str, Any]] = ()
 ) -> Iterator[Scored]:
     """Yield the scores of the silos that these runs hold out, and in the study's runs with ``everybody`` if given."""
@@ -133,7 +133,7 @@ def rows_of(
             row = {kind: result[kind].get(run["score"]) for kind in KINDS}
             if known:
                 for kind, method in (("local", "local"), ("all_in", run["strategy"])):
-                    row[kind] = score_of(known.get((method, run["seed"])), silo)
+                    row[kind] = silo_score(known.get((method, run["seed"])), silo)
             yield silo, run["strategy"], row
 
 
@@ -143,18 +143,18 @@ def means(rows: Sequence[Scored]) -> dict[str, dict[str, dict[str, Any]]]:
     for silo, method, row in sorted(rows, key=lambda row: row[0]):
         each = [scores for name, strategy, scores in rows if (name, strategy) == (silo, method)]
         by_silo.setdefault(silo, {})[method] = {
-            kind: mean([scores[kind] for scores in each]) for kind in row
+            kind: mean_of_seeds([scores[kind] for scores in each]) for kind in row
         }
     return by_silo
 
 
-def score_of(run: Mapping[str, Any] | None, silo: str) -> float | None:
+def silo_score(run: Mapping[str, Any] | None, silo: str) -> float | None:
     """Return a silo's score in a run of the summary; None if unknown."""
     score = (run or {}).get("per_silo", {}).get(silo, {}).get((run or {}).get("score", ""))
     return None if score is None else float(score)
 
 
-def mean(values: Sequence[float | None]) -> float | None:
+def mean_of_seeds(values: Sequence[float | None]) -> float | None:
     """Return the mean over seeds; None if a value is unknown."""
     known = [value for value in values if value is not None]
     return added(known) / len(known) if len(known) == len(values) else None
@@ -168,9 +168,11 @@ def table(directory: RunDirectory) -> list[list[str]]:
     for method in methods:
         of = [values[method] for values in by_silo.values() if method in values]
         cells = [
-            summed([row[kind] for row in of]) for kind in KINDS for summed in (mean, lowest)
+            summed([row[kind] for row in of])
+            for kind in KINDS
+            for summed in (mean_of_seeds, lowest)
         ]
-        cells += [mean([row[kind] for row in of]) for kind in ("local", "all_in")]
+        cells += [mean_of_seeds([row[kind] for row in of]) for kind in ("local", "all_in")]
         rows.append([method, *map(_percent, cells)])
     return rows
 

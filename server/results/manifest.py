@@ -22,7 +22,7 @@ from partitions.splits import Array, Dataset
 MANIFEST = "manifest.json"
 
 
-def describe(
+def describe_partition(
     dataset: Dataset,
     silos: Sequence[SiloIndices],
     *,
@@ -93,7 +93,7 @@ def write_partition(
     indices = partition(
         dataset, name, silos=silos, seed=seed, settings=settings, validation=validation
     )
-    manifest = describe(dataset, indices, name=name, seed=seed, settings=settings)
+    manifest = describe_partition(dataset, indices, name=name, seed=seed, settings=settings)
     manifest["settings"] |= {} if validation < 0 else {"validation": validation}
     temporary: Path | None = None
     try:

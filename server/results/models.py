@@ -29,7 +29,7 @@ from server.results.run_directory import (
     NAMES,
     REPORTED,
     RunDirectory,
-    check_run,
+    check_holds_run,
     load_checkpoint,
     read_toml,
     shared_arrays,
@@ -146,7 +146,7 @@ def model_card(
 
 def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSettings:
     """Return the requested run of a directory. Raises UserError if there is none, or more than one."""
-    check_run(source)
+    check_holds_run(source)
     runs = study_runs(read_toml(source / "config.toml"))
     chosen = [
         r

@@ -79,7 +79,7 @@ def read_toml(path: Path) -> dict[str, Value]:
         raise UserError(f"the configuration file {path} cannot be read: {error}") from None
 
 
-def check_run(path: Path) -> None:
+def check_holds_run(path: Path) -> None:
     """Raise UserError unless a directory holds a run, OSError if it cannot be searched."""
     try:
         (path / CONFIG).stat()

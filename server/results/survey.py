@@ -315,7 +315,7 @@ def write_survey(folder: Path, survey: Surveyed) -> None:
     }
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     rows = (
-        [guard_formula(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(survey)
+        [guard_formula(str(cell)) for cell in row[:4]] + [row[4]] for row in survey_rows(survey)
     )
     write_atomically(folder / CSV, csv_text([HEADER, *rows]))
 
@@ -331,7 +331,7 @@ def read_survey(folder: Path) -> Surveyed:
         ) from None
 
 
-def rows_of(survey: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
+def survey_rows(survey: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
     """Yield the rows of the csv file; a withheld value is empty."""
     for silo, answer in survey.answers.items():
         yield silo, "", "", "n", answer["n"]

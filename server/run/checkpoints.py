@@ -317,7 +317,7 @@ def earlier_start(folder: Path | None, damaged: Sequence[Damage], every: int) ->
     return best if best is not None and best.repaired else None
 
 
-def describe(damaged: Sequence[Damage]) -> str:
+def name_states(damaged: Sequence[Damage]) -> str:
     """Return a phrase that names the damaged states."""
     states = [f"{d.silo}'s state of round {d.round}" for d in damaged]
     return f"{' and '.join(states)} {'is' if len(states) == 1 else 'are'} damaged"
@@ -330,14 +330,14 @@ def gone_back(start: Start) -> str:
         if start.done
         else "begins again at round 1"
     )
-    return f"{describe(start.repaired)}: the run {where} and repeats the rounds after it"
+    return f"{name_states(start.repaired)}: the run {where} and repeats the rounds after it"
 
 
 def describe_lost(damage: Damage, server_round: int) -> str:
     """Return a one-line message on a lost state."""
     kept = max(damage.kept, default=0)
     then = f"goes on from its state of round {kept}" if kept else "begins anew"
-    return f"{describe([damage])}, and the run cannot go back for it: it misses round {server_round} and then {then}"
+    return f"{name_states([damage])}, and the run cannot go back for it: it misses round {server_round} and then {then}"
 
 
 def refusal(damaged: Sequence[Damage]) -> str:

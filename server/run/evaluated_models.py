@@ -101,7 +101,9 @@ def statistics_of(card: Card) -> dict[str, list[float]]:
     return by_key
 
 
-def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[str, object]:
+def evaluation_settings(
+    models: Sequence[EvaluatedModel], *, owned: bool = True
+) -> dict[str, object]:
     """Return the settings of the run that evaluates these models, without data and directory.
 
     ``owned``: include each model's owner, which the silos' policies check. False: no model leaves this machine.

@@ -31,7 +31,7 @@ from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import (
     WORKERS,
     RunDirectory,
-    check_run,
+    check_holds_run,
     load_checkpoint,
     read_toml,
 )
@@ -55,7 +55,7 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
     changed; UserError if no run keeps anything about the hospital.
     """
     for folder in folders:
-        check_run(folder)
+        check_holds_run(folder)
     below = (
         file.parent
         for folder in folders or [Path("runs")]

@@ -18,7 +18,7 @@ from partitions.common.files import make_folder, private, write_atomically
 from partitions.common.settings import toml_text
 from server.deploy import submit
 from server.results.models import any_kept, export_kept, export_shared, find_run
-from server.run.evaluated_models import read_models, run_values
+from server.run.evaluated_models import evaluation_settings, read_models
 from server.run.evaluation import (
     MATRIX,
     MODELS,
@@ -162,9 +162,9 @@ def evaluate(
         models = read_models(
             gather_models(source, out / MODELS, which, strategy, seed), network
         )
-        settings = parse_settings({**where, **run_values(models, owned=False)})
+        settings = parse_settings({**where, **evaluation_settings(models, owned=False)})
         # With owners, as for a federation's study
-        named = parse_settings({**where, **run_values(models)})
+        named = parse_settings({**where, **evaluation_settings(models)})
         with silos_here(out, settings, named, nodes) as grid:
             return write_matrix(out, EvaluationLoop(grid, settings).run(models))
 
@@ -229,7 +229,7 @@ def evaluate_deployed(
         measured = own_cells(source, run) if run and which == ALL else []
         if files:
             values = {
-                **run_values(read_models(files, network)),
+                **evaluation_settings(read_models(files, network)),
                 **({"study": study} if study else {}),
             }
 

@@ -233,7 +233,7 @@ def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, N
     try:
         while waiting or going:
             for key in waiting[: count - len(going)]:
-                going[key] = start(jobs[key], stdin)
+                going[key] = start_job(jobs[key], stdin)
                 waiting.remove(key)
             time.sleep(PAUSE)
             ended = {
@@ -249,7 +249,7 @@ def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, N
         end([*going.values()], grace=0)
 
 
-def start(
+def start_job(
     job: Job, stdin: int, program: Sequence[str] = ("-m", "server.simulation.workers")
 ) -> Process:
     """Start a process for this run."""

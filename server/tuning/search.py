@@ -31,7 +31,7 @@ from server.results.worker_directories import WorkerDirectories
 from server.simulation.simulate import run_one
 from server.simulation.workers import Engine, Job
 from server.tuning.space import Space
-from server.tuning.trials import COMPLETE, FAILED, OBJECTIVES, PRUNED, Book, Trial, score_of
+from server.tuning.trials import COMPLETE, FAILED, OBJECTIVES, PRUNED, Book, Trial, trial_score
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.settings import choose
 
@@ -214,7 +214,9 @@ class Searcher:
         """Set a trial's score so far. Raises UserError if there is no validation score to compare trials."""
         run = self.settings(trial)
         self.book.count(trial, run)
-        trial.score = score_of(self.book.directory(trial), run, self.request.objective, until)
+        trial.score = trial_score(
+            self.book.directory(trial), run, self.request.objective, until
+        )
         if trial.score is None:
             raise UserError(
                 f"{trial.name} has no validation score, by which trials are compared: set validation = 0.2, and "

@@ -179,13 +179,13 @@ class Book:
         directory = self.directory(trial)
         if runs := read_summary(directory.summary)["runs"]:
             return int(runs[0]["rounds"])
-        rows = rows_of(directory)
+        rows = trial_rows(directory)
         return max((row.round for row in rows if row.metric == "round_seconds"), default=0)
 
     def count(self, trial: Trial, run: RunSettings) -> None:
         """Set a trial's cost so far: rounds, bytes, seconds, and releases with differential privacy."""
         directory = self.directory(trial)
-        rows = rows_of(directory)
+        rows = trial_rows(directory)
         trial.rounds = self.rounds_done(trial)
         sent = (row for row in rows if row.metric in ("bytes_down", "bytes_up"))
         trial.bytes = sum(int(row.value) for row in sent)
@@ -211,19 +211,19 @@ class Book:
         return file
 
 
-def rows_of(directory: RunDirectory) -> list[Row]:
+def trial_rows(directory: RunDirectory) -> list[Row]:
     """Return the history of a trial's run so far."""
     return History(directory.history).rows if directory.history.exists() else []
 
 
-def score_of(
+def trial_score(
     directory: RunDirectory, run: RunSettings, objective: str, until: int = 0
 ) -> float | None:
     """Return the validation score at the round that the report would show; None if no silo has one.
 
     ``objective``: the unweighted ``mean`` over silos, or the ``worst`` silo. ``until``: last round to use; 0: all.
     """
-    rows = rows_of(directory)
+    rows = trial_rows(directory)
     scores = (
         e["score"]
         for e in read_events(directory.progress_file)
@@ -246,7 +246,7 @@ def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
         return {}
     states = newest_states(directory.checkpoint(run.run_key) / "silos")
     by_silo: Releases = {}
-    for silo, cost in spent_by_silo(rows_of(directory)).items():
+    for silo, cost in spent_by_silo(trial_rows(directory)).items():
         kept = states[silo].numbers.get(KEPT, []) if silo in states else []
         steps = sum(release["steps"] for release in kept)
         releases = [dict(release) for release in kept]

@@ -91,7 +91,7 @@ def content_policy(nonce: str) -> str:
     )
 
 
-def application(source: WatchSource, token: str = "") -> Starlette:
+def watch_app(source: WatchSource, token: str = "") -> Starlette:
     """Return the ASGI application. ``token``: required from readers; empty: only loopback names are answered."""
     follower = Follower(source)
     nonce = secrets.token_urlsafe(16)
@@ -146,10 +146,10 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(source: WatchSource, host: str, port: int, token: Token) -> None:
     """Serve until Ctrl-C; print one line with the address first."""
     with listen(host, port) as listening:
-        run(application(source, token.text), listening, host, token)
+        serve_app(watch_app(source, token.text), listening, host, token)
 
 
-def run(app: Starlette, listening: socket.socket, host: str, token: Token) -> None:
+def serve_app(app: Starlette, listening: socket.socket, host: str, token: Token) -> None:
     """Serve an application until Ctrl-C; print one line with the address first. Requests are not logged."""
     name = f"[{host}]" if ":" in host else host
     print(token.address(f"http://{name}:{listening.getsockname()[1]}/"), flush=True)

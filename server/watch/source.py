@@ -178,7 +178,7 @@ def _of_connection(name: str) -> WatchSource:
 REFRESH_SECONDS = 0.5
 
 
-def show(source: WatchSource, *, once: bool) -> None:
+def show_run(source: WatchSource, *, once: bool) -> None:
     """Print the table; without ``once``, again whenever something has happened, until Ctrl-C."""
     while source.poll():  # a long file is read in parts
         pass

@@ -76,7 +76,9 @@ def start_over(
     variables = parts.part_environment(running.directory, name, 3)
     variables |= {"SILOFL_POLICY": "public", **(environment or {})}
     log = running.directory / "logs" / f"{name}.log"
-    processes.start(name, command, directory=running.directory, log=log, environment=variables)
+    processes.start_process(
+        name, command, directory=running.directory, log=log, environment=variables
+    )
 
 
 def end_silo(running: LocalFederation, name: str = "hospital-02") -> None:

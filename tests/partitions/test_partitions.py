@@ -721,7 +721,7 @@ def test_write_partition_leaves_nothing_when_it_fails(tmp_path):
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_plot(tmp_path, ending):
     data = make()
-    described = manifest.describe(
+    described = manifest.describe_partition(
         data, partition(data, "iid", silos=3, seed=0), name="iid", seed=0
     )
     path = tmp_path / f"plot.{ending}"

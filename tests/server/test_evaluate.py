@@ -44,13 +44,13 @@ from client.site.trust.message_rules import round_faults
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.schema import parse_schema
-from server.app import main as server_main
+from server.app import run_app as server_main
 from server.deploy import submit
 from server.results.history import History
 from server.results.models import find_run
 from server.results.run_directory import RunDirectory
 from server.results.study import study_config, study_runs
-from server.run.evaluated_models import read_models, run_values
+from server.run.evaluated_models import evaluation_settings, read_models
 from server.run.evaluation import EvaluationLoop, add_cells, models_in, own_cells
 from server.run.receipts import KEY
 from server.run.withdrawal import withdraw
@@ -317,7 +317,7 @@ class Sites:
         self.made = gather_models(folder / "run", folder / "models", "shared")
         self.policy = folder / "policy.toml"
         self.policy.write_text(rule)
-        self.values = run_values(read_models(self.made))
+        self.values = evaluation_settings(read_models(self.made))
 
     def grid(self, values):
         settings = parse_settings({"silos": 3, "threads": 1, **values})
@@ -555,7 +555,7 @@ def test_the_limit_of_evaluations_holds(tmp_path):
     export_model(tmp_path / "run", "a", "last", second)
     sites.made.append(second)
     # As a server that does not say whose it is
-    sites.values = run_values(read_models(sites.made), owned=False)
+    sites.values = evaluation_settings(read_models(sites.made), owned=False)
     assert not same(read_model(second)[1].vector, net.vector) and card.classes == 3
     fails(RuntimeError, r"no silo evaluated second .*max-evaluations = 1", sites.run)
     assert not (tmp_path / "out/matrix.csv").exists()
@@ -568,7 +568,7 @@ def test_a_model_of_one_silo_goes_where_peers_allow_it(tmp_path, strict):
     for silo in "ab":
         sites.made.append(sites.made[0].with_name(f"of-{silo}.safetensors"))
         export_model(tmp_path / "run", silo, "last", sites.made[-1])
-    sites.values = run_values(read_models(sites.made))
+    sites.values = evaluation_settings(read_models(sites.made))
     (tmp_path / "strict.toml").write_text(ONLY)
     asked: list[tuple[str, int]] = []
 

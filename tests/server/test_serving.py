@@ -18,7 +18,7 @@ from client.export import export_model, read_model
 from client.prediction.new_samples import recipe_of
 from client.prediction.posted import MOST_BYTES, MOST_ROWS
 from client.prediction.predict import predict_file
-from server.serving import application
+from server.serving import prediction_app
 
 TOKEN = "0123456789abcdef-token"
 OLD = {"Patient-ID": "X-1", "age": "81,5", "sex": "w", "dose": 3}
@@ -39,7 +39,7 @@ def ask(served, content, path="/predict", token="", **headers):
     card, net, recipe = served[2]
 
     async def go():
-        transport = httpx.ASGITransport(application(card, net, recipe, token))
+        transport = httpx.ASGITransport(prediction_app(card, net, recipe, token))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1:8643"
         ) as client:

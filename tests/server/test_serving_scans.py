@@ -22,7 +22,7 @@ from client.prediction.predict import predict_file
 from partitions.recipes.pictures import PictureRecipe, parse_any
 from server import serving
 from server.cli.main import main
-from server.serving import application
+from server.serving import prediction_app
 
 DICOM, ZIP = {"content-type": "application/dicom"}, {"content-type": "application/zip"}
 
@@ -80,7 +80,7 @@ def ask(model, body, path="/predict", recipe=None, **headers):
     used = recipe or recipe_of(card)
 
     async def go():
-        transport = httpx.ASGITransport(application(card, net, used))
+        transport = httpx.ASGITransport(prediction_app(card, net, used))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1:8643"
         ) as client:

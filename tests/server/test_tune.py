@@ -27,7 +27,7 @@ from server.run.loop import RoundLoop
 from server.simulation.workers import engine_of, keep_workers, work
 from server.tuning.search import Request, budgets, tune
 from server.tuning.space import read_space
-from server.tuning.trials import STORAGE, Book, score_of, together
+from server.tuning.trials import STORAGE, Book, together, trial_score
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
 
@@ -258,7 +258,7 @@ def test_halving_continues_the_best_third_by_the_score_at_the_rung(
         return made[until][number(directory)]
 
     monkeypatch.setattr(server.tuning.search, "run_one", run)
-    monkeypatch.setattr(server.tuning.search, "score_of", score)
+    monkeypatch.setattr(server.tuning.search, "trial_score", score)
     search(
         request(table, "halving", 9, rounds=9, strategies=["fedavg"], space=SPACE[:1]),
         tmp_path / "out",
@@ -282,7 +282,7 @@ def test_a_rung_is_scored_by_its_own_last_round(table, tmp_path):
         for silo in "ab"
     )
     run = parse_settings({**request(table).values, "strategy": "fedavg"})
-    assert [score_of(directory, run, "mean", until) for until in (1, 2, 3, 4, 0)] == [
+    assert [trial_score(directory, run, "mean", until) for until in (1, 2, 3, 4, 0)] == [
         0.5,
         0.75,
         0.75,

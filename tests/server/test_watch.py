@@ -30,7 +30,7 @@ from server.results.summary import run_summary
 from server.run.withdrawal import without
 from server.watch.access import cookie_name, read_token, token_for
 from server.watch.board import Board
-from server.watch.serve import Follower, application, exposition, listen, serve
+from server.watch.serve import Follower, exposition, listen, serve, watch_app
 from server.watch.source import WatchSource, find_source
 from strategies.base.client import SiloClient
 
@@ -424,7 +424,7 @@ def ask(folder, path, token="", **headers):
     """One request to the application, as a browser at 127.0.0.1 sends it."""
 
     async def go():
-        transport = httpx.ASGITransport(application(WatchSource(folder), token))
+        transport = httpx.ASGITransport(watch_app(WatchSource(folder), token))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1:8642"
         ) as client:
@@ -561,7 +561,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(tmp_path):
 
 def test_it_is_read_only(tmp_path):
     async def go(method):
-        transport = httpx.ASGITransport(application(WatchSource(tmp_path)))
+        transport = httpx.ASGITransport(watch_app(WatchSource(tmp_path)))
         async with httpx.AsyncClient(
             transport=transport, base_url="http://127.0.0.1"
         ) as client:
@@ -652,7 +652,7 @@ def test_numbers_for_prometheus(tmp_path):
 
 def test_health_says_whether_the_source_can_be_read(tmp_path):
     async def go(change):
-        app = application(WatchSource(tmp_path / "run"))
+        app = watch_app(WatchSource(tmp_path / "run"))
         async with app.router.lifespan_context(app):
             change()
             transport = httpx.ASGITransport(app)

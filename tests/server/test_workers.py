@@ -35,7 +35,7 @@ from server.simulation.workers import (
     executor_of,
     in_processes,
     side_by_side,
-    start,
+    start_job,
     work,
 )
 
@@ -180,14 +180,14 @@ def test_a_killed_worker(table, tmp_path, monkeypatch):
 
     def start_one(job, stdin):
         return (
-            start(job, stdin, ("-c", KILLED))
+            start_job(job, stdin, ("-c", KILLED))
             if job.run.run_key == "apple-1"
-            else start(job, stdin)
+            else start_job(job, stdin)
         )
 
     given = values(table, tmp_path / "run", strategy="apple,fedavg", seed=1)
     with monkeypatch.context() as patch:
-        patch.setattr(server.simulation.workers, "start", start_one)
+        patch.setattr(server.simulation.workers, "start_job", start_one)
         with pytest.raises(
             RuntimeError,
             match=r"^apple-1: its process was killed \(signal 9; if memory ran out: lower",
@@ -321,7 +321,7 @@ def test_of_processes_that_have_ended_nothing_stays_open(table, tmp_path, monkey
         started.append(spawn([sys.executable, "-S", "-c", code], {}, stdin=stdin))
         return started[-1]
 
-    monkeypatch.setattr(server.simulation.workers, "start", start_one)
+    monkeypatch.setattr(server.simulation.workers, "start_job", start_one)
     runs = study_runs(values(table, tmp_path / "run", strategy="local,fedavg", seed=1))
     going = in_processes(
         2, {run.run_key: Job(RunDirectory(tmp_path / "run"), run) for run in runs}

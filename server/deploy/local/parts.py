@@ -83,7 +83,7 @@ def start_superexec(local: LocalFederation, superlink: Process) -> None:
     )
     log = log_file(local.directory, SUPERLINK)
     inherited = part_environment(local.directory, SUPERLINK)
-    processes.start(
+    processes.start_process(
         SUPERLINK, command, directory=local.directory, log=log, environment=inherited
     )
 
@@ -117,7 +117,7 @@ def start_part(
     if log.exists():
         log.rename(log.with_name(log.name + ".1"))
     inherited = inherited or part_environment(local.directory, part)
-    return processes.start(
+    return processes.start_process(
         part, command, directory=local.directory, log=log, environment=inherited
     )
 

@@ -235,12 +235,12 @@ def unseen_section(study: StudyResults) -> Markup:
         kinds=KINDS,
         needed=HOSPITALS_NEEDED,
         mean=lambda values: statistics.fmean(values) if values else math.nan,
-        lowest=lowest,
+        lowest=lowest_zero_shot,
         gain_over_alone=gain_over_alone,
     )
 
 
-def lowest(silos: Sequence[Scores]) -> float:
+def lowest_zero_shot(silos: Sequence[Scores]) -> float:
     """Return the lowest zero-shot score; ``nan`` if one is not known."""
     scores = [scores["zero_shot"] for scores in silos]
     return math.nan if any(map(math.isnan, scores)) else min(scores)

@@ -24,7 +24,7 @@ from strategies.base.state import State
 SUM, REPLIES = "sum", "replies"
 
 
-def read_record(reply: Message, silo: str) -> SiloRecord:
+def read_silo_record(reply: Message, silo: str) -> SiloRecord:
     """Take a silo's record out of its reply. Raises DataError."""
     record = {**reply.content.pop(SECURE, {})}
     return parse_values(SiloRecord, record, Path("its record"), "it is not used")

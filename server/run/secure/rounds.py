@@ -43,7 +43,7 @@ from client.protocol.secure.unmasking import open_sum
 from partitions.common.errors import RunFailedError
 from partitions.common.sum_weights import whole
 from server.run.collector import Collector
-from server.run.secure.opened import SUM, pack_round, read_record, replies_of
+from server.run.secure.opened import SUM, pack_round, read_silo_record, replies_of
 from strategies.base.aggregation.secure import sums_of, weights_of
 from strategies.base.info import RoundPlan
 from strategies.base.state import State
@@ -358,7 +358,7 @@ class SecureRounds:
         self, strategy: PersonalizedStrategy, replies: Iterable[Message], kind: str
     ) -> dict[str, SiloRecord]:
         """Take the valid records out of replies to messages of a kind; note why others have none."""
-        records, faults = read_replies(replies, strategy.plan.nodes, read_record)
+        records, faults = read_replies(replies, strategy.plan.nodes, read_silo_record)
         lines = {silo: f"{silo} does not answer {kind}: {why}" for silo, why in faults.items()}
         self.collector.reporter.note_reasons(lines.items())
         self.refused = next(iter(lines.values()), "")

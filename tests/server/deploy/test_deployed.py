@@ -36,7 +36,7 @@ from server.deploy.local import parts, record, start
 from server.results.history import History
 from server.results.models import FILE, FOLDER
 from server.results.study import study_config, study_runs
-from server.run.evaluated_models import read_models, run_values
+from server.run.evaluated_models import evaluation_settings, read_models
 from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
 from server.simulation.survey import survey
@@ -196,7 +196,7 @@ def test_a_survey_deployed(federation, tmp_path):
 def test_a_matrix_under_ray(ports, here, tmp_path):
     matrix, out = evaluate(here, tmp_path / "a"), tmp_path / "b"
     files = gather_models(here, tmp_path / "models", "shared")
-    values = {**DATA, **run_values(read_models(files)), "out": str(out)}
+    values = {**DATA, **evaluation_settings(read_models(files)), "out": str(out)}
     directory = submit.open_directory(out, study_config(study_runs(values)), "", resume=False)
     (tmp_path / "models").rename(directory.path / "models")
     run_under_ray(
@@ -392,7 +392,7 @@ def test_an_impostor_under_an_absent_hospitals_name_is_refused(
             "SILOFL_POLICY": "public"
         }
         log = tmp_path / "intruder.log"
-        processes.start(
+        processes.start_process(
             "intruder", command, directory=running.directory, log=log, environment=environment
         )
         wait_for(

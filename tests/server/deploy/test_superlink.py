@@ -63,7 +63,7 @@ from client.flower.service import (
 from client.flower.transfers import enclose, names_in, parts_in, tree_of
 from client.protocol.envelope import load_node_key
 from server.deploy.control import Control
-from server.deploy.superlink import main as superlink_main
+from server.deploy.superlink import start_superlink as superlink_main
 from server.run.limits import group_id, most_bytes, too_large
 
 

@@ -536,7 +536,9 @@ def test_server_app_ends_with_a_report(simulated, tmp_path, monkeypatch):
         client.app, "data_summary", lambda session, **asked: {**summary(session), **kind}
     )
     with flower_identity():
-        server.app.main(InProcessGrid(client_app, 2, settings.flat()), server_context(settings))
+        server.app.run_app(
+            InProcessGrid(client_app, 2, settings.flat()), server_context(settings)
+        )
     # For its user alone
     assert {p.stat().st_mode & 0o077 for p in (out, *out.rglob("*"))} == {0}
     assert (out / "manifest.json").exists() == simulated

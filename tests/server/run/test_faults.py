@@ -447,7 +447,7 @@ def test_the_server_logs_the_traceback_of_a_fault(
     monkeypatch.setattr(server.app.RoundLoop, "run", fail)
     settings = {**parse_settings({}).flat(), "out": str(tmp_path / "run")}
     with pytest.raises(type(error)):
-        server.app.main(
+        server.app.run_app(
             InProcessGrid(client_app, 1, settings),
             cast(Context, SimpleNamespace(run_config=settings)),
         )
