@@ -6,6 +6,7 @@ values, ``sections`` the texts, ``charts`` the charts, ``templates`` the HTML.
 
 from __future__ import annotations
 
+import statistics
 from logging import WARNING
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from partitions.simulated import divide
 from server.report.html import text_lines
 from server.report.page import page
 from server.report.participation import rounds_missed, seldom
+from server.report.sections.silos import lowest_score, unseen_methods
 from server.report.study import StudyResults
 from server.report.survey import write_survey_page
 from server.report.verdict import verdict
@@ -94,4 +96,14 @@ def silo_table(study: StudyResults) -> str:
     # What the run noted of silos' damaged states, and how it handled each
     damaged = (e for e in study.events if e["event"] == "note" and e.get("about") == "state")
     notes += dict.fromkeys(event["message"] for event in damaged)
-    return "\n".join([text[0], rule, *text[1:end], rule, *text[end:], *notes])
+    return "\n".join(
+        [text[0], rule, *text[1:end], rule, *text[end:], *notes, *held_out_lines(study)]
+    )
+
+
+def held_out_lines(study: StudyResults) -> list[str]:
+    """Return the means and worst scores of held-out hospitals in per cent, a line per method; empty without any."""
+    if not (methods := unseen_methods(study)):
+        return []
+    rows = text_lines("held-out", methods=methods, mean=statistics.fmean, lowest=lowest_score)
+    return ["", *columns(row.translate(TERMINAL).split("\t") for row in rows)]

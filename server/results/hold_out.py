@@ -158,28 +158,3 @@ def mean_of_seeds(values: Sequence[float | None]) -> float | None:
     """Return the mean over seeds; None if a value is unknown."""
     known = [value for value in values if value is not None]
     return added(known) / len(known) if len(known) == len(values) else None
-
-
-def table(directory: RunDirectory) -> list[list[str]]:
-    """Return the results as table cells, header first: per method the mean and the worst hospital in per cent."""
-    by_silo = read_summary(directory.summary).get("hold_out", {})
-    methods = list(dict.fromkeys(method for of in by_silo.values() for method in of))
-    rows = [["held out", "zero-shot", "worst", "personalised", "worst", "local", "all in"]]
-    for method in methods:
-        of = [values[method] for values in by_silo.values() if method in values]
-        cells = [
-            summed([row[kind] for row in of])
-            for kind in KINDS
-            for summed in (mean_of_seeds, lowest)
-        ]
-        cells += [mean_of_seeds([row[kind] for row in of]) for kind in ("local", "all_in")]
-        rows.append([method, *map(_percent, cells)])
-    return rows
-
-
-def lowest(values: Sequence[float | None]) -> float | None:
-    return None if None in values else min(value for value in values if value is not None)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"

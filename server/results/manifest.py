@@ -121,19 +121,23 @@ def write_partition(
     return manifest
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a partition; empty if there is no valid one."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        return manifest if all(part["file"] for part in manifest["silos"]) else {}
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def refuse_other_content(out: Path) -> None:
     """Raise DataError unless the directory is absent, empty, or holds an earlier partition and nothing else."""
     if not out.exists():
         return
     if not out.is_dir():
         raise DataError(f"{out} is a file; name a directory for the partition")
-    expected = {MANIFEST}
-    try:
-        expected |= {
-            silo["file"] for silo in json.loads((out / MANIFEST).read_text("utf-8"))["silos"]
-        }
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        expected = set()
+    manifest = read_manifest(out)
+    expected = {MANIFEST, *(silo["file"] for silo in manifest["silos"])} if manifest else ()
     if other := sorted(path.name for path in out.iterdir() if path.name not in expected):
         raise DataError(
             f"{out} holds something else ({other[0]}); name a new or empty directory"

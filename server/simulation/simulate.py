@@ -17,7 +17,6 @@ from tqdm import tqdm
 from client.app import app as client_app
 from partitions.common.errors import UserError
 from partitions.common.files import is_full
-from partitions.common.output import columns
 from partitions.simulated import names_of
 from server.app import errors_recorded, record_end
 from server.report.study import StudyResults
@@ -30,7 +29,6 @@ from server.results.hold_out import (
     parts_of,
     read_groups,
     runs_without,
-    table,
     with_local,
     write_groups,
     write_results,
@@ -112,8 +110,6 @@ def simulate(
         (executor or run_all)([*runs, *without], directory, trackers, quiet=quiet)
     if not quiet:
         print(silo_table(StudyResults(directory.path)))
-        if groups:
-            print("\n".join(["", *columns(table(directory))]))
     return directory.path
 
 

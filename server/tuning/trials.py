@@ -32,7 +32,7 @@ from partitions.common.files import make_folder, write_atomically
 from partitions.common.names import guard_formula
 from partitions.common.settings import toml_text
 from server.results.history import Chosen, History, Row, mean, spent_by_silo
-from server.results.reading import read_events, read_summary
+from server.results.reading import read_events, read_json, read_summary
 from server.results.run_directory import RunDirectory, newest_states
 from server.tuning.space import text_of
 from strategies.base.run_settings import RunSettings
@@ -81,13 +81,8 @@ class Book:
     def open(self) -> None:
         """Create or reopen the directory. Raises UserError if it holds another search or anything else."""
         file, log = self.path / "tuning.json", self.path / STORAGE
-        if file.is_file():
-            try:
-                before = json.loads(file.read_text())["asked"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(
-                    f"{file} cannot be read ({error!r}); give --out a new directory"
-                ) from None
+        if (record := read_json(file)) is not None:
+            before = record.get("asked", {})
             request = json.loads(json.dumps(dict(self.request)))
             if changed := sorted(
                 key for key in {*before, *request} if before.get(key) != request.get(key)

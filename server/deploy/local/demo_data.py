@@ -11,7 +11,7 @@ from partitions.common.files import write_atomically
 from partitions.datasets.registry import load_dataset
 from partitions.own.index import ENDING, keep_index
 from server.deploy.federation import Federation
-from server.results.manifest import write_partition
+from server.results.manifest import read_manifest, write_partition
 
 
 def split_demo(
@@ -76,15 +76,6 @@ def split_of(content: Mapping[str, Any]) -> tuple[object, ...]:
     }
     settings = known | dict(content.get("settings", {}))
     return content.get("dataset"), partition, content.get("seed"), settings
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a partition; empty if there is no valid one."""
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        return manifest if all(part["file"] for part in manifest["silos"]) else {}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def assign_parts(

@@ -34,7 +34,7 @@ from server.report.inference import (
     finite_or_nan,
     over_hospitals,
 )
-from server.report.methods import spell
+from server.report.methods import alone, spell
 from server.report.participation import (
     MARK,
     mean_without,
@@ -218,31 +218,35 @@ def held_out(study: StudyResults) -> dict[str, dict[str, Scores]]:
     }
 
 
+def unseen_methods(study: StudyResults) -> dict[str, list[Scores]]:
+    """Return the held-out silos' scores by method, without training alone."""
+    methods = defaultdict[str, list[Scores]](list)
+    for method, scores in (pair for of in held_out(study).values() for pair in of.items()):
+        if method != alone():
+            methods[method].append(scores)
+    return methods
+
+
 def unseen_section(study: StudyResults) -> Markup:
     """Render the section; empty if no silo was held out."""
-    unseen = held_out(study)
-    methods = defaultdict[str, list[Scores]](list)
-    for method, scores in (pair for of in unseen.values() for pair in of.items()):
-        if method != "local":
-            methods[method].append(scores)
-    if not unseen:
+    if not (unseen := held_out(study)):
         return Markup()
     return render(
         "unseen",
         study=study,
         found=unseen,
-        methods=methods,
+        methods=unseen_methods(study),
         kinds=KINDS,
         needed=HOSPITALS_NEEDED,
-        mean=lambda values: statistics.fmean(values) if values else math.nan,
-        lowest=lowest_zero_shot,
+        mean=statistics.fmean,
+        lowest=lowest_score,
         gain_over_alone=gain_over_alone,
     )
 
 
-def lowest_zero_shot(silos: Sequence[Scores]) -> float:
-    """Return the lowest zero-shot score; ``nan`` if one is not known."""
-    scores = [scores["zero_shot"] for scores in silos]
+def lowest_score(silos: Sequence[Scores], kind: str = "zero_shot") -> float:
+    """Return the lowest score; ``nan`` if one is not known."""
+    scores = [scores[kind] for scores in silos]
     return math.nan if any(map(math.isnan, scores)) else min(scores)
 
 
