@@ -19,7 +19,9 @@ from typing import Any
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from client.local_data import silo_name
+from client.protocol.node import Site
 from client.session import ClientSession
+from client.site.trust.bundle import read_bundle, site_of
 from client.store import StateStore
 from partitions.common.files import append
 from strategies.base.newcomers import NEWCOMER
@@ -100,6 +102,11 @@ class OwnProgress:
                 add_event(
                     self.folder, event, strategy=common.strategy, seed=common.seed, **values
                 )
+
+
+def silo_of_bundle(path: Path) -> Site:
+    """Return the silo of a bundle's tar or folder, as `silofl join` runs it on this machine. Raises DataError."""
+    return site_of(read_bundle(path), Path())
 
 
 def note_failure(

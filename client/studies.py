@@ -26,7 +26,7 @@ from client.protocol.study import (
 from client.site.counts import count_used_up, read_released
 from client.site.study import approvals
 from client.site.study.dangers import dangers, of_weights, sums_text
-from client.site.trust.bundle import POLICY_ASKED, find_state, read_bundle, site_of
+from client.site.trust.bundle import POLICY_ASKED, find_state
 from client.site.trust.message_rules import run_faults
 from client.site.trust.signing import UNSIGNED, read_signer, wanted_key
 from partitions.common.errors import DataError, UserError
@@ -79,11 +79,6 @@ def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
     return JoinedSilo(
         folder.name, state, read_policy(str(own)), read_signer(folder / "signed-by")
     )
-
-
-def silo_of_bundle(path: Path) -> Site:
-    """Return the silo of a bundle's tar or folder, as `silofl join` runs it on this machine. Raises DataError."""
-    return site_of(read_bundle(path), Path())
 
 
 def read_study(file: Path) -> tuple[str, StudyProtocol]:

@@ -94,7 +94,6 @@ def draft(
     training, today = (peers := peers or {}).keys() - {*held_out}, datetime.now(UTC).date()
     runs, settings = _bound(_grouped(values, len(training)))
     common = runs[0].common
-    rounds, queries, repeats = _messages(common)
     return fill(
         "deploy/study.toml.j2",
         kind=STUDY,
@@ -110,10 +109,8 @@ def draft(
         common=common,
         settings=settings,
         count=len(runs),
-        repeats=repeats,
-        rounds=rounds,
         evaluations=_evaluations(runs[0]),
-        queries=queries,
+        **_messages(common),
         bytes=bytes_,
         days=DAYS,
         groups=groups_of(training, common.secure_group) if common.secure_group > 1 else (),
@@ -123,15 +120,20 @@ def draft(
     )
 
 
-def _messages(common: Common) -> tuple[int, int, int]:
+def _messages(common: Common) -> dict[str, int]:
     """Return how many rounds a run may try, its most other messages to one hospital, and how many runs it may be more.
 
     With masks there is one message more a round, and repeats; a run that is resumed is one more.
     """
     rounds = common.rounds
     if not common.secure_aggregation:
-        return rounds, QUERIES, 0
-    return rounds + REPEATS // 3, QUERIES + rounds + REPEATS, REPEATS // 3
+        return {"rounds": rounds, "queries": QUERIES, "repeats": 0}
+    repeats = REPEATS // 3
+    return {
+        "rounds": rounds + repeats,
+        "queries": QUERIES + rounds + REPEATS,
+        "repeats": repeats,
+    }
 
 
 def _grouped(values: Mapping[str, object], silos: int) -> Mapping[str, object]:

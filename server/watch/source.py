@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from client.progress import silo_of_bundle
 from client.protocol.keys import site_root
 from client.protocol.node import Site
-from client.studies import silo_of_bundle
 from partitions.common.errors import UserError
 from partitions.common.output import columns, output_fault
 from server.deploy.control import read_connection

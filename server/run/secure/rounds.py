@@ -84,17 +84,18 @@ class SecureRounds:
             self.summed |= State.load(file).numbers.get("summed", {})
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
         self.least = 0  # silos of a list, as they state it
-        # When it began to wait for silos, and the line that says for whom
-        self.since, self.waits = 0.0, ""
+        self.since, self.waits = (
+            0.0,
+            "",
+        )  # when it began to wait, and the line that says for whom
         self.excluded: dict[str, str] = {}  # in this process, and why
-        self.attempt = 1
+        self.attempt, self.sum = 1, ""  # the sum: what its masks depend on, and its silos
         # Of this round: its number and attempt, its list (empty: nothing is masked), the holders of its shares, and
         # what its masks depend on
         self.slot: dict[str, int] = {}
         self.listed: dict[str, Statement] = {}
         self.holders: dict[str, Statement] = {}
         self.context, self.question = b"", ""
-        self.sum = ""  # what its masks depend on, and its silos
         self.replies: Sequence[Message] = ()
         self.records: dict[str, SiloRecord] = {}
         self.refused = ""  # the first refusal of the last question
@@ -240,12 +241,10 @@ class SecureRounds:
         times, ends = Counter[str](), time.monotonic() + strategy.common.round_timeout
         while len(answers) < least:
             silent, online = {*survivors} - answers.keys(), self._online(strategy)
-            online_silos = [
-                name for name in sorted(silent & online) if times[name] < MOST_ATTEMPTS
-            ]
-            times.update(online_silos)
-            if online_silos:
-                records = self._ask(strategy, UNMASK, online_silos, survivors=survivors)
+            wanted = [name for name in sorted(silent & online) if times[name] < MOST_ATTEMPTS]
+            times.update(wanted)
+            if wanted:
+                records = self._ask(strategy, UNMASK, wanted, survivors=survivors)
                 answers |= {name: of.shares for name, of in records.items()}
             elif len(answers) + len(silent - online) < least or time.monotonic() > ends:
                 of, more = len(survivors), f" ({self.refused})" if self.refused else ""
@@ -258,15 +257,10 @@ class SecureRounds:
 
     def _exclude_unreadable(self, survivors: Sequence[str], least: int) -> None:
         """Exclude silos whose secrets too few could give back. Raises AttemptFailedError, before anyone is asked."""
-        holders, unknown = {*self.holders}.intersection(survivors), SiloRecord()
-        bad = [
-            name
-            for name in self.listed
-            if sum(
-                name not in self.records.get(holder, unknown).unreadable for holder in holders
-            )
-            < least
-        ]
+        holders = {*self.holders}.intersection(survivors)
+        unread = [self.records[name].unreadable for name in holders & self.records.keys()]
+        most = len(holders) - least
+        bad = [name for name in self.listed if sum(name in silos for silos in unread) > most]
         self.excluded |= dict.fromkeys(bad, "too few silos could read the shares of its keys")
         if bad:
             raise AttemptFailedError(

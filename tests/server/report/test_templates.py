@@ -13,7 +13,7 @@ from pathlib import Path
 from studies import make_run  # isort: skip
 
 
-from client.site.trust.code import build
+from client.flower.apps import build
 from server.rendering import BUNDLED, FOLDER, bundled_text
 from server.report.page import page
 from server.report.study import StudyResults
