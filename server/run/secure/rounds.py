@@ -84,10 +84,7 @@ class SecureRounds:
             self.summed |= State.load(file).numbers.get("summed", {})
         self.labels: dict[str, str] = {}  # each silo's group, as it states it
         self.least = 0  # silos of a list, as they state it
-        self.since, self.waits = (
-            0.0,
-            "",
-        )  # when it began to wait, and the line that says for whom
+        self.since, self.waits = 0.0, ""  # since when it waits, and the line that says so
         self.excluded: dict[str, str] = {}  # in this process, and why
         self.attempt, self.sum = 1, ""  # the sum: what its masks depend on, and its silos
         # Of this round: its number and attempt, its list (empty: nothing is masked), the holders of its shares, and
