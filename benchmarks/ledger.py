@@ -14,26 +14,22 @@ from client.protocol.chain import LARGEST, START, chain_line, digest
 from client.protocol.policy import Policy
 from client.site.budget.accounting import DataFile, MessageCost
 from client.site.budget.ledger import Ledger, Release, in_ledger
+from client.site.record import DATA_FILE, Record
 
 SIZES, MESSAGES = (100, 10_000, 100_000), 30
 COST = MessageCost("record", 200, 0.1, 1.5, 10, 1e-5)
 
 
 def write_ledger(state: Path, lines: int) -> DataFile:
-    """Write a ledger of so many lines, a charge and a reply in turns, 400 lines a run; return its data file."""
+    """Write a ledger of so many lines, a charge and a reply in turns, 400 lines a run; return its data file.
+
+    The files are there before the record, which takes the lines over as it is opened.
+    """
     shutil.rmtree(state, ignore_errors=True)
-    (state / "budget" / "data").mkdir(parents=True)
-    fields = {
-        "cohort": "",
-        "records": 200,
-        "patients": None,
-        "silo": "a",
-        "links": [],
-        "samples": digest(b""),
-    }
-    note = json.dumps(fields) + "\n"
-    (state / "budget" / "data" / "a.json").write_text(note)
-    (state / "budget" / "data" / "a.samples").write_text("")
+    shutil.rmtree(state.with_name(f"{state.name}.head"), ignore_errors=True)
+    with Record(state).write() as db:
+        db.execute(DATA_FILE, ("a", "a", "", 200, None, "", ""))
+    (state / "budget").mkdir()
     previous, files = START, [bytearray()]
     for number in range(1, lines + 1):
         run: dict[str, Any] = {
@@ -43,13 +39,8 @@ def write_ledger(state: Path, lines: int) -> DataFile:
             "run": "r",
         }
         run |= {"round": number % 200, "message": digest(str((number + 1) // 2).encode())}
-        charge = {
-            "kind": "charge",
-            **COST.fields,
-            "noise": 1.5 + number // 400 % 3,
-            "data": "a",
-            "note": digest(note.encode()),
-        }
+        noise = {"noise": 1.5 + number // 400 % 3, "data": "a"}
+        charge = {"kind": "charge", **COST.fields, **noise}
         more = charge if number % 2 else {"kind": "sent", "reply": digest(str(number).encode())}
         text, previous = chain_line({"line": number, "previous": previous, **run, **more})
         if len(files[-1]) >= LARGEST:
@@ -67,7 +58,7 @@ def message_ms(state: Path, data: DataFile) -> float:
     """Return the median milliseconds of a message: its check, its charge, its reply's note, and the run's cost."""
     ledger, seconds = Ledger(state), []
     with ledger.open():
-        pass  # an earlier version's ledger is verified and taken over once
+        pass  # verified whole, once
     for number in range(1, MESSAGES + 1):
         release = Release(f"new {number}", "a", "new", "r", number, data, COST)
         start = time.perf_counter()

@@ -43,9 +43,9 @@ from client.reported import (
     untrained_model,
 )
 from client.session import ClientSession
-from client.site.audit_gate import cohort_of
 from client.site.counts import claim, names_of
-from client.site.messages import charge_message, check_message
+from client.site.gate import check_message
+from client.site.message import data_sha256
 from client.site.terms import read_terms, take_terms
 from client.site.trust.message_rules import own_model_faults
 from client.survey import answer_survey
@@ -142,7 +142,6 @@ def open_session(message: Message, context: Context) -> ClientSession:
             raise UserError(NO_GATE)
         terms = read_terms(context.node_config, context.run_config)
         check_message(message, context, terms)
-        charge_message(message, context, terms)
     settings = settings_in(context)
     use_threads(
         settings.common.threads,
@@ -297,8 +296,8 @@ def own_model(message: Message, session: ClientSession) -> RecordDict:
     """
     context, sent = session.context, config_of(message)
     # `check_message` has checked this for a hospital's own data; for a simulated or public silo this is the only check.
-    for fault in own_model_faults(session.policy, context.run_config, sent):
-        raise PolicyRefusedError(f"{session.name} refuses: {fault}")
+    if faults := own_model_faults(session.policy, context.run_config, sent):
+        raise PolicyRefusedError(f"{session.name} refuses: {faults[0]}")
     if not session.sends_own_model:
         raise UserError(
             f"{session.name} sends no model of its own: {session.info.name} has one for all silos"
@@ -324,7 +323,7 @@ def own_model(message: Message, session: ClientSession) -> RecordDict:
     if is_own_file(context) and not session.policy.public:
         names = names_of(sent, int(context.run_id), client.state.numbers[TERMS]["runs"])
         model = digest_of([client.model.vector, client.model.buffers]).hex()
-        data = cohort_of(context.node_config)
+        data = data_sha256(context.node_config)
         if fault := claim(
             context.node_config.get("state-dir"), names, session.name, data, model
         ):

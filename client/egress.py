@@ -6,7 +6,7 @@ A reply contains arrays (as integers with ``secure-aggregation``) and numbers th
 Evidence leaves once per run, by
 :func:`release_evidence`; so does the silo's own model, by :func:`release_own_model`. A survey of the data leaves by
 :func:`release_survey`. Everything that left is logged. What the rules withheld is reported only to the site's own
-process, for its audit log (``client/site/audit_gate.py``).
+process, for its audit log (``client/site/release.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flwr.common import log
 from torch import Tensor
 
 from client.protocol.policy import SCORE, Policy, PolicyRefusedError, key_of
-from client.site.audit_gate import RECORD, site_takes
+from client.site.release import RECORD, site_takes
 from models.evidence.measure import Evidence
 from models.tasks import ENDS
 from partitions.common.errors import UserError

@@ -35,7 +35,7 @@ from client.local_data import agreed_schema, is_own_file
 from client.protocol.policy import PolicyRefusedError
 from client.reported import load_reported
 from client.session import ClientSession
-from client.site.audit_gate import cohort_of
+from client.site.message import data_sha256
 from client.site.record import Record, disclose
 from models.evidence.measure import (
     EVIDENCE,
@@ -91,7 +91,7 @@ def may_measure(session: ClientSession) -> bool:
     state = context.node_config.get("state-dir")
     if not is_own_file(context) or policy.public or not state:
         return True
-    data = cohort_of(context.node_config)
+    data = data_sha256(context.node_config)
     found = digest_of(session.parameters)
     model = hashlib.sha256(found + session.input_digest().encode()).hexdigest()
     with Record(Path(str(state))).write() as db:

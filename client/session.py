@@ -44,8 +44,8 @@ from client.protocol.code import digest_of_code
 from client.protocol.policy import Policy, PolicyRefusedError, public_policy
 from client.protocol.secure import COUNTED, OWN
 from client.reported import note_terms
-from client.site.audit_gate import folder_of
 from client.site.counts import number_of
+from client.site.message import log_folder
 from client.site.terms import Terms
 from client.store import StateStore
 from models.initialisation import flat_model, initial_model
@@ -373,7 +373,7 @@ class ClientSession:
         if client.privacy is None:
             return {}
         kept = is_own_file(self.context) and not self.policy.public
-        ledger = folder_of(self.context.node_config).parent if kept else None
+        ledger = log_folder(self.context.node_config).parent if kept else None
         return add_cost(
             client.privacy.plan, client.state.numbers, ledger, self.config["run_id"], self.name
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from client.protocol.chain import read_head
 from client.protocol.policy import Policy
 from client.protocol.run_settings import is_private
 from client.site.budget.accounting import DataFile, cohort_of, epsilon_of, label, load_data_file
-from client.site.budget.ledger import Ledger, Line, charges, delta_of, spent_of
+from client.site.budget.ledger import Ledger, Line, charges, delta_of, pending_lines, spent_of
 from client.site.record import Record
 from client.site.trust.audit import settings_of, verify
 from partitions.common.names import escape
@@ -18,8 +19,10 @@ from partitions.common.names import escape
 
 def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
     """Return each cohort of a state directory with what it has spent. Raises SiteError if the ledger is damaged."""
-    lines, found = Ledger(state).lines(), []
+    lines, found = [*Ledger(state).lines()], []
     with Record(state).reading() as db:
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'pending'").fetchone():
+            lines += [json.loads(text) for *_, text in pending_lines(db, len(lines))]
         left = {
             name: load_data_file(db, name) for name in {line["data"] for line in charges(lines)}
         }

@@ -16,7 +16,6 @@ from ..protocol.parsed import SiteError
 from ..protocol.policy import Policy
 from ..protocol.study import StudyLimits, StudyProtocol
 from .record import Record, disclose
-from .takeover import add_reply
 
 BYTES = "bytes"
 # For a kind of message, besides `max_messages`
@@ -95,7 +94,7 @@ def count_used(
     return {"runs": runs, "days": days, "messages": messages, **counts}
 
 
-def budget_of(
+def study_budget(
     db: sqlite3.Connection, name: str, silo: str, size: int
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return a silo's use of each limit of a study without its last message, and with it; its reply has ``size`` bytes.
@@ -132,15 +131,6 @@ def count_used_up(state: Path, study: StudyProtocol) -> dict[str, int]:
 
 
 KINDS = {"model": "models", "survey": "surveys", "own model": "own_models"}
-
-
-def note_reply(
-    db: sqlite3.Connection, record: Record, entry: Mapping[str, Any]
-) -> tuple[int, str]:
-    """Write a reply's line in the audit log and its row in the record; return the line's number and hash."""
-    number, own = record.append(db, entry)
-    add_reply(db, entry, number, own)
-    return number, own
 
 
 def charge_bytes(db: sqlite3.Connection, study: StudyProtocol, size: int) -> None:

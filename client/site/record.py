@@ -5,6 +5,7 @@
         replies      a row per line of the audit log, written together with it
         disclosed    a row per answer that leaves once: its kind, and of which data, which model, which question
         charges, sent, spent    the ledger's lines and their totals (`budget/ledger.py`)
+        pending      its last lines, until its files have them
         data_files   whose each version of the data file is (`budget/accounting.py`)
         approvals    the studies that this site has approved (`study/approvals.py`)
 
@@ -13,8 +14,7 @@ numbers, so what was disclosed is found by data, model and question; a run's num
 
 A record that is damaged, missing or an older copy allows nothing. Beside the audit log, `audit/record` has its
 identity, and `audit/head.json` its identity and its number of replies. Beside the state directory, `head.py` keeps how
-far it had come. Files of earlier versions are taken over once
-(`takeover.py`).
+far it had come. A state directory of silofl 0.2, which noted all this in files of their own, is refused.
 """
 
 import atexit
@@ -26,23 +26,28 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..protocol.chain import sync_folder, write_whole
+from ..protocol.chain import sync_folder, utc_now, write_whole
 from ..protocol.parsed import SiteError
 from .head import Head
-from .takeover import PLACE, take_over
-from .takeover import disclose as disclose
-from .trust.audit import Log
+from .trust.audit import Log, kind_of
 
 FILE = "record.sqlite"
 VERSION = 2  # 1 was never released
 WAIT_SECONDS = 60.0  # for another process of this silo
+# Where silofl 0.2 noted what it had counted and released: begun anew beside them, a site would do both again
+BEFORE = (
+    *("runs-by-day", "messages", "studies", "released.json", "own-models", "evidence"),
+    *("statistics", "released-sums.json", "released-surveys.json", "budget/data"),
+)
 # No shared memory for a WAL
 REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "lustre", "gpfs", "ceph", "afs", "beegfs")
-TABLES = """
+PENDING = """CREATE TABLE IF NOT EXISTS pending (line INTEGER PRIMARY KEY, hash TEXT NOT NULL, text BLOB NOT NULL)"""
+TABLES = f"""
+{PENDING};
 CREATE TABLE meta (id TEXT NOT NULL, replies INTEGER NOT NULL, ledger INTEGER NOT NULL, hash TEXT NOT NULL,
     files TEXT NOT NULL);
 CREATE TABLE messages (day TEXT NOT NULL, run TEXT NOT NULL, silo TEXT NOT NULL, kind TEXT NOT NULL,
@@ -74,23 +79,34 @@ CREATE TABLE approvals (name TEXT PRIMARY KEY, protocol TEXT NOT NULL, by TEXT N
 """
 
 
+# Rows of the tables that several modules write
+MESSAGE = "INSERT INTO messages VALUES (?, ?, ?, ?, ?)"
+DISCLOSED = "INSERT INTO disclosed VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+DATA_FILE = "INSERT OR IGNORE INTO data_files VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
 class OpenConnections(threading.local):
-    """The connections of a thread, by their mode, each with its process and file."""
+    """The connections of a thread, by their mode, each with its process and file; and its open transaction.
+
+    ``exports``: by folder, what writes the rows of the transaction into files once they are committed.
+    """
 
     def __init__(self) -> None:
         self.connections: dict[str, tuple[tuple[int, str, int, int], sqlite3.Connection]] = {}
+        self.transaction: tuple[Path, sqlite3.Connection, bool] | None = None
+        self.exports: dict[Path, Callable[[sqlite3.Connection], object]] = {}
 
 
-KEPT = OpenConnections()
+OPEN = OpenConnections()
 # By a fork: to close them would release the parent's locks
 INHERITED: list[sqlite3.Connection] = []
 
 
 def close_records(*modes: str) -> None:
     """Close this thread's connections, all or those of some modes. The last one writes the WAL into the file."""
-    for mode in modes or [*KEPT.connections]:
-        if mode in KEPT.connections:
-            (pid, *_), db = KEPT.connections.pop(mode)
+    for mode in modes or [*OPEN.connections]:
+        if mode in OPEN.connections:
+            (pid, *_), db = OPEN.connections.pop(mode)
             if pid == os.getpid():
                 db.close()
             else:
@@ -110,15 +126,19 @@ class Record:
 
     @contextlib.contextmanager
     def write(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
-        """Run a transaction; an error in the block undoes it.
+        """Run a transaction, or a part of the one that this thread has open; an error in the block undoes the block.
 
         ``sync``: whether it is on the disk when the block ends. If not, a power cut may undo it until the next one with
         ``sync``, which syncs the WAL as a whole. Every reply leaves after such a one, that of its audit line
-        (`audit_gate.py`). A process that is killed undoes nothing.
+        (`release.py`). A process that is killed undoes nothing.
 
         Raises SiteError, one line, if the record is missing, damaged or older than the audit log, or if it cannot be
         written.
         """
+        if OPEN.transaction is not None:
+            with self._joined(sync) as db:
+                yield db
+            return
         with self._faults():
             if not self.path.exists():
                 self._create()
@@ -126,19 +146,44 @@ class Record:
             full = sync or is_remote(self.state)
             db.execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
             db.execute("BEGIN IMMEDIATE")
+            OPEN.transaction, OPEN.exports = (self.path, db, sync), {}
             try:
                 yield db
                 db.execute("COMMIT")
-                if sync:
-                    self.head.write(db)
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
+            finally:
+                OPEN.transaction = None
+            if sync:
+                self.head.write(db)
+            for export in OPEN.exports.values():
+                export(db)
+
+    @contextlib.contextmanager
+    def _joined(self, sync: bool) -> Iterator[sqlite3.Connection]:
+        """Run a block inside this thread's transaction, which has to sync if the block does."""
+        assert OPEN.transaction is not None
+        path, db, syncs = OPEN.transaction
+        if path != self.path or sync > syncs:
+            raise RuntimeError(
+                f"a transaction of {self.path} inside one of {path}, sync = {syncs}"
+            )
+        with self._faults():
+            db.execute("SAVEPOINT block")
+            try:
+                yield db
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK TO block")
+                    db.execute("RELEASE block")
+                raise
+            db.execute("RELEASE block")
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Open the record for reading; without one, what `takeover.py` finds. Nothing is written. Raises SiteError."""
+        """Open the record for reading; without one, an empty one. Nothing is written. Raises SiteError."""
         with self._faults():
             if not self.path.exists():
                 self._check_new()
@@ -158,16 +203,25 @@ class Record:
         The line is on the disk before the transaction. After a crash between them the log has a line of a reply that
         did not leave.
         """
-        own, count = db.execute("SELECT id, replies FROM meta").fetchone()
+        identity, count = db.execute("SELECT id, replies FROM meta").fetchone()
         db.execute("UPDATE meta SET replies = replies + 1")
-        return Log(self.state / "audit", {"id": own, "replies": count + 1}).append(entry)
+        return Log(self.state / "audit", {"id": identity, "replies": count + 1}).append(entry)
+
+    def note_reply(self, db: sqlite3.Connection, entry: Mapping[str, Any]) -> tuple[int, str]:
+        """Write a reply's line and its row inside a transaction; return the line's number and hash, as `append`."""
+        number, line_hash = self.append(db, entry)
+        study = str(entry.get("study", {}).get("name", ""))
+        what = (entry["time"], kind_of(entry), 1, str(entry.get("cohort", "")), entry["run-id"])
+        reply = (*what, entry["silo"], study, entry["bytes"], number, line_hash)
+        db.execute(f"INSERT INTO replies VALUES ({', '.join('?' * len(reply))})", reply)
+        return number, line_hash
 
     def _connection(self, mode: str) -> sqlite3.Connection:
         """Return this thread's connection, which stays open: to open one costs more than a message's transaction."""
         file = self.path.stat()
         key = os.getpid(), str(self.path), file.st_dev, file.st_ino
         for kept_mode in {mode, "rw"}:
-            if (kept := KEPT.connections.get(kept_mode)) and kept[0] == key:
+            if (kept := OPEN.connections.get(kept_mode)) and kept[0] == key:
                 return kept[1]
         close_records(mode)
         db = connect(f"{self.path.absolute().as_uri()}?mode={mode}")
@@ -181,10 +235,11 @@ class Record:
                 db.execute(
                     f"PRAGMA journal_mode={'DELETE' if is_remote(self.state) else 'WAL'}"
                 )
+                db.execute(PENDING)  # which a record of silofl 0.3 lacks
         except BaseException:
             db.close()
             raise
-        KEPT.connections[mode] = key, db
+        OPEN.connections[mode] = key, db
         return db
 
     def _create(self) -> None:
@@ -204,8 +259,8 @@ class Record:
             os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             with contextlib.closing(connect(new.absolute().as_uri())) as db:
                 db.execute("PRAGMA synchronous=FULL")
-                moved = self._fill(db)
-                (own,) = db.execute("SELECT id FROM meta").fetchone()
+                self._fill(db)
+                (identity,) = db.execute("SELECT id FROM meta").fetchone()
             (self.state / "audit").mkdir(exist_ok=True, mode=0o700)
             close_records()
             # Of a record that is gone: they would change this one
@@ -213,25 +268,18 @@ class Record:
                 (self.state / f"{FILE}{ending}").unlink(missing_ok=True)
             os.replace(new, self.path)
             sync_folder(self.state)
-            write_whole(self.state / "audit" / "record", own + "\n")
-            for name in moved:  # kept, and never read again
-                (self.state / PLACE / name).parent.mkdir(
-                    parents=True, exist_ok=True, mode=0o700
-                )
-                os.replace(self.state / name, self.state / PLACE / name)
+            write_whole(self.state / "audit" / "record", identity + "\n")
         finally:
             os.close(lock)
 
-    def _fill(self, db: sqlite3.Connection) -> list[str]:
-        """Make the tables with what earlier versions noted; return the names of their files."""
+    def _fill(self, db: sqlite3.Connection) -> None:
+        """Make the tables."""
         db.execute("BEGIN")
         for statement in TABLES.split(";"):
             db.execute(statement)
         db.execute("INSERT INTO meta VALUES (?, 0, 0, '', '')", (secrets.token_hex(16),))
-        moved = take_over(db, self.state)
         db.execute(f"PRAGMA user_version={VERSION}")
         db.execute("COMMIT")
-        return moved
 
     def _check_new(self) -> None:
         """Raise SiteError if a record was here before: a missing one is no fresh allowance."""
@@ -240,12 +288,18 @@ class Record:
                 f"{FILE} is missing, and tells what this site has released: restore it from a backup, or "
                 "`silofl approve --restored` goes on with all that was spent by the head kept apart"
             )
+        earlier = [name for name in BEFORE if (self.state / name).exists()]
+        if earlier or self.head.log.end()[0]:
+            raise SiteError(
+                f"{self.state} has {', '.join(earlier) or 'an audit log'} and no {FILE}, so it is of silofl 0.2 or was "
+                "changed: answer a message with silofl 0.3 first, or begin a new state directory deliberately"
+            )
 
     def _check(self, db: sqlite3.Connection) -> None:
         """Raise SiteError if the audit log has been written beside another record, or a newer copy of this one."""
-        own, count = db.execute("SELECT id, replies FROM meta").fetchone()
-        noted = self._read_note() or {"id": own, "replies": count}
-        if noted["id"] != own:
+        identity, count = db.execute("SELECT id, replies FROM meta").fetchone()
+        noted = self._read_note() or {"id": identity, "replies": count}
+        if noted["id"] != identity:
             raise SiteError(
                 f"{FILE} is not the record that belongs to this audit log: restore it from a backup"
             )
@@ -266,16 +320,29 @@ class Record:
 
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
+        def close() -> None:
+            if OPEN.transaction is None:  # else it is the outer block's to end
+                close_records()
+
         try:
             yield
         except sqlite3.OperationalError as error:
-            close_records()
+            close()
             raise SiteError(
                 f"{FILE} cannot be written or read ({error}): nothing is answered without it"
             ) from None
         except sqlite3.Error as error:
-            close_records()
+            close()
             raise SiteError(f"{FILE} is damaged ({error}): restore it from a backup") from None
+
+
+def disclose(
+    db: sqlite3.Connection, kind: str, *, people: Iterable[str] = (), **fields: str
+) -> None:
+    """Note an answer that is about to leave. ``fields``: silo, run, data, model, question, answer; empty if missing."""
+    names = ("silo", "run", "data", "model", "question", "answer")
+    values = (fields.get(name, "") for name in names)
+    db.execute(DISCLOSED, (utc_now(), kind, *values, "\n".join(people)))
 
 
 def connect(uri: str) -> sqlite3.Connection:
@@ -286,13 +353,13 @@ def connect(uri: str) -> sqlite3.Connection:
 @functools.cache
 def is_remote(folder: Path) -> bool:
     """Return whether a folder is on a file system of the network, where a WAL's shared memory does not work."""
-    own, found = str(folder.resolve()), ("", "")
+    inside, longest = f"{folder.resolve()}/", ("", "")
     with contextlib.suppress(OSError):
         for line in (
             Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
         ):
             place, kind = line.split()[1:3]
             place = place.replace("\\040", " ")
-            if (own + "/").startswith(place.rstrip("/") + "/") and len(place) >= len(found[0]):
-                found = place, kind
-    return found[1].startswith(REMOTE)
+            if inside.startswith(place.rstrip("/") + "/") and len(place) >= len(longest[0]):
+                longest = place, kind
+    return longest[1].startswith(REMOTE)

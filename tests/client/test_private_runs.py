@@ -21,7 +21,8 @@ from client.protocol.policy import Policy
 from client.site.budget import ledger as ledgers
 from client.site.budget.accounting import MessageCost, cost_of, data_file
 from client.site.budget.ledger import Ledger
-from client.site.budget.release import key_of
+from client.site.message import read_message
+from client.site.rules.budget import key_of
 from client.site.trust.message_rules import privacy_faults, run_faults
 from models.privacy.accountant import epsilon
 from server.cli.main import main
@@ -207,7 +208,9 @@ def test_a_charge_is_bound_to_everything_that_is_released(files, state, tmp_path
     cost = MessageCost("record", 40, 0.25, 1.0, 4, 1e-5)
 
     def key(sha256="a", cost=cost):
-        return key_of(message, context, sha256, cost)
+        parsed = read_message(message, context)
+        vars(parsed)["cohort"] = sha256
+        return key_of(parsed, cost)
 
     seen = [
         key(),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from gates import count_message, described
 from study_text import study_text
 from taken import silofl
 from tiny import json_of
@@ -17,8 +18,7 @@ from client.protocol.envelope import fingerprint, public_pem
 from client.protocol.keys import new_key, private_bytes
 from client.protocol.policy import Policy
 from client.protocol.study import parse_study
-from client.site import audit_gate
-from client.site.messages import count_message
+from client.site import release
 from client.site.record import Record
 from client.site.study import approvals
 from client.site.terms import Terms, read_terms
@@ -67,9 +67,7 @@ def answer(state, kind, study, error="", withheld=None):
         if own is not None:
             count_message(Policy(), own, str(state), "1", "a", kind, "2026-01-02")
         terms = Terms(read_terms(node, {}).policy, own)
-        info = audit_gate.in_study(
-            audit_gate.describe_message(message, context, "ab" * 32, terms), terms
-        )
+        parsed = described(message, context, terms)
         records = RecordDict(
             {"config": ConfigRecord({"k": "x" * 11}), "site": ConfigRecord(withheld or {})}
         )
@@ -78,7 +76,7 @@ def answer(state, kind, study, error="", withheld=None):
             if error
             else Message(records, reply_to=message)
         )
-        audit_gate.release_reply(reply, info, message)
+        release.release_reply(reply, parsed)
 
 
 def run(capsys, *words):

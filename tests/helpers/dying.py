@@ -19,10 +19,11 @@ from flwr.app import Context, Message
 from tiny import TinyGrid, federate, random_silos, tensor_of
 
 from client.app import app
-from client.protocol import chain
 from client.session import ClientSession
-from client.site import audit_gate, messages
+from client.site import gate, release
+from client.site.budget import ledger
 from client.site.budget.ledger import SENT, Ledger, charges
+from client.site.rules import budget
 from client.site.terms import GIVEN, Terms, written_terms
 from client.site.trust import audit
 from client.store import StateStore
@@ -39,14 +40,14 @@ SETTINGS: dict[str, Any] = {
 }
 # phase: whose function is not called any more, or is not left; and at which call
 PHASES: dict[str, tuple[Any, str, int]] = {
-    "before the charge": (messages, "charge_message", 1),
-    "as the charge is written": (chain, "write_whole", 1),
+    "before the charge": (budget, "charge_message", 1),
+    "as the charge is written": (ledger, "write_whole", 1),
     "before training": (ClientSession, "open_client", 1),
     "in training": (PrivateTraining, "gradient", 3),
     "before the state is saved": (StateStore, "save", 1),
-    "before the reply is noted": (audit_gate, "note_charged", 1),
-    "before the audit log": (audit_gate, "write_down", 1),
-    "as the reply leaves": (messages, "release_reply", -1),
+    "before the reply is noted": (release, "note_charged", 1),
+    "before the audit log": (release, "write_down", 1),
+    "as the reply leaves": (gate, "release_reply", -1),
 }
 
 
@@ -57,7 +58,7 @@ def pass_on(message: Message, context: Context) -> Message:
         context.node_config[GIVEN] = written_terms(terms)
         return app(message, context)
 
-    reply: Message = messages.pass_gate(message, context, "ab" * 32, answer, list)
+    reply: Message = gate.pass_gate(message, context, "ab" * 32, answer, list)
     return reply
 
 

@@ -16,8 +16,10 @@ from tiny import Files, Run, TinyGrid, federate, seen
 from client.flower.contents import array_sums, config_of
 from client.protocol.envelope import fingerprint, public_pem
 from client.protocol.keys import new_key, write_key
+from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy, PolicyRefusedError
 from client.protocol.secure import masks
+from client.site.message import read_message
 from client.site.secure.gate import KEY, SecureMessage
 
 # (silo, message type, round) -> whether the message is lost before it arrives, or its reply on the way back
@@ -51,7 +53,10 @@ class Secured:
             key = new_key()
             write_key(folder / f"{name}.key", key)
             signers[name] = fingerprint(public_pem(key))
+        rules = Policy(secure_peers=peers)
         self.terms: Any = SimpleNamespace(
+            policy=rules,
+            error=None,
             study=summing(
                 name="heart",
                 settings={"secure-robust": robust},
@@ -60,7 +65,7 @@ class Secured:
                 held_out=(),
                 groups=groups or [[name] for name in sorted(names)],
             ),
-            rules=Policy(secure_peers=peers),
+            rules=rules,
         )
 
     def __call__(self, grid: TinyGrid) -> None:
@@ -85,11 +90,12 @@ class Secured:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(KEY, str(self.folder / f"{silo}.key"))
             try:
-                reply: Message = SecureMessage(message, context, self.terms).reply(
-                    lambda: app(message, context)
-                )
+                masks = SecureMessage(read_message(message, context, terms=self.terms))
+                reply: Message = masks.reply(lambda: app(message, context))
             except PolicyRefusedError as error:
                 return Message(Error(1, str(error)), reply_to=message)
+            except (SiteError, OSError) as error:
+                return Message(Error(1, f"{silo} refuses: {error}"), reply_to=message)
         self.change(silo, kind, number, reply)
         if len(grid.traffic) > noted:
             # What leaves the gate, not the app

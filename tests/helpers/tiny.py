@@ -19,12 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from gates import described
 from near import near
 from torch import Tensor
 
 from client.app import app as client_app
+from client.protocol.policy import PolicyRefusedError
 from client.session import ClientSession
-from client.site import audit_gate
+from client.site.message import SiteMessage
+from client.site.release import release_reply
+from client.site.rules.receipt import receipt_fault
 from client.site.terms import read_terms
 from models.initialisation import flat_model, initial_model
 from server.results.history import Row
@@ -199,16 +203,16 @@ class TinyGrid(InProcessGrid):
 
 def audited(grid: TinyGrid, *, takes_receipts: bool = False) -> None:
     """For ``prepare``: around each silo's app what the site's own process does, which writes down what leaves."""
-    infos: dict[str, audit_gate.MessageInfo] = {}
+    parsed: dict[str, SiteMessage] = {}
 
     def before(silo: str, message: Message, context: Context) -> None:
         terms = read_terms(context.node_config, context.run_config)
-        info = audit_gate.describe_message(message, context, "ab" * 32, terms)
-        receipt = audit_gate.take_receipt(message, context, terms) if takes_receipts else None
-        infos[silo] = info.add(receipt=receipt)
+        parsed[silo] = described(message, context, terms)
+        if takes_receipts and (fault := receipt_fault(parsed[silo])):
+            raise PolicyRefusedError(f"{silo} refuses: {fault}")
 
     def after(silo: str, message: Message, reply: Message) -> Message:
-        released: Message = audit_gate.release_reply(reply, infos[silo], message)
+        released: Message = release_reply(reply, parsed[silo])
         return released
 
     grid.before, grid.after = before, after

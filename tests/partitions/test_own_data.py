@@ -20,7 +20,7 @@ from torchvision_here import models_or_skip
 
 from client.protocol.code import code_of_data, digest_of_code
 from client.protocol.study import parse_study
-from client.site.audit_gate import cohort_of
+from client.site.message import data_sha256
 from client.site.trust.code import dataset_faults
 from models.samples import Samples
 from partitions.common.errors import DataError
@@ -238,12 +238,12 @@ def test_the_index_has_what_the_policy_counts_and_no_sample(ward, tmp_path):
     one, other = describe_units(path), describe_units(same)
     assert one == other and one["patients"] == 6
     node = {"data": str(path), "state-dir": str(tmp_path / "state")}
-    before = cohort_of(node)
+    before = data_sha256(node)
     assert len(before) == 64
     ward.Y["train"] = ward.Y["train"][::-1].copy()
     own_datasets.open_own.cache_clear()
     path.unlink()
-    assert cohort_of({**node, "data": str(index_of("plain", tmp_path))}) != before
+    assert data_sha256({**node, "data": str(index_of("plain", tmp_path))}) != before
 
 
 @pytest.mark.parametrize("what", ["label", "patient", "length", "code"])

@@ -27,8 +27,7 @@ from ...protocol.parsed import SiteError
 from ...protocol.policy import UNITS
 from ...protocol.private import load_ours
 from ...protocol.run_settings import number
-from ..record import Record
-from ..takeover import DATA_FILE
+from ..record import DATA_FILE, Record
 
 ROOT = Path(__file__).resolve().parents[3]
 READ = "import sys; sys.path.insert(0, sys.argv[1]); from partitions.units import main; main(sys.argv[2:])"

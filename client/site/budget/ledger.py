@@ -1,32 +1,45 @@
-"""The ledger of what differential privacy has cost at this site: a hash chain of lines, like the audit log.
+"""The ledger of what differential privacy has cost at this site, and its files: a chain of lines, as the audit log.
 
-    STATE_DIR/budget/budget-000001.jsonl ...    a line per charge, and per reply that left
+    STATE_DIR/record.sqlite                     each line's numbers and the totals
+    STATE_DIR/budget/budget-000001.jsonl ...    for a reader: a line per charge, and per reply that left
     STATE_DIR/budget/head.json                  number and hash of the last line
 
 A training message is charged before the training, so it also counts if its process is killed. The same message of the
 same Flower run is free when repeated, as long as its cost and the bits of its reply are the same. A reply with other
 bits is another release of the same data, and is charged before it leaves. A resumed run is another Flower run, and is
-charged again. If a ledger is damaged, missing, or shorter than before, nothing is allowed. The charges are computed by
-this site (`accounting.py`) and compared with the rules ``epsilon`` and ``delta``.
+charged again. The charges are computed by this site (`accounting.py`) and compared with the rules ``epsilon`` and
+``delta``.
 
-The record (`../record.py`) has each line and the totals, so a message reads neither file nor charge of an earlier one.
-The files are verified whole only when something else than this class has changed them.
+What was charged is what the record has (`../record.py`). The files are written from it once a transaction is on the
+disk; after a crash in between, by the next one. If they are damaged, missing, or shorter than the record says, nothing
+is allowed. They are verified whole where something else than this class has changed them, and once in a process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...protocol.chain import EVERY, Chain, files_of, read_head, utc_now
+from ...protocol.chain import (
+    EVERY,
+    START,
+    Chain,
+    append_line,
+    chain_line,
+    files_of,
+    read_head,
+    utc_now,
+    write_whole,
+)
 from ...protocol.parsed import SiteError
 from ...protocol.policy import Policy
-from ..record import Record
+from ..record import OPEN, Record
 from .accounting import (
     DataFile,
     MessageCost,
@@ -39,6 +52,8 @@ from .accounting import (
 CHARGE, SENT = "charge", "sent"
 LEAST_EPSILON = 1e-4  # that a charged message costs at least, so that a budget bounds the number of messages
 FOLDER = "budget"  # in the state directory
+# Of the files that this process has compared with the record, by folder: what `_stamps` returned then, the last line
+KNOWN: dict[Path, tuple[list[tuple[object, ...]], int]] = {}
 Line = Mapping[str, Any]
 
 
@@ -75,15 +90,15 @@ class Ledger(Chain):
         self.state, self.record = state, Record(state, restored=restored)
 
     def lines(self) -> Sequence[Line]:
-        """Return all lines. Raises SiteError if one is changed or missing."""
-        if read_head(self.folder) is None and not any(self.folder.glob(f"{self.kind}-*.jsonl")):
+        """Return all lines of the files. Raises SiteError if one is changed or missing."""
+        if read_head(self.folder) is None and not files_of(self.folder, self.kind):
             return []
-        found = self.verify()
-        if found.faults:
+        verdict = self.verify()
+        if verdict.faults:
             raise SiteError(
-                f"the ledger {self.folder} is not whole: {found.faults[0]}; restore the state directory"
+                f"the ledger {self.folder} is not whole: {verdict.faults[0]}; restore the state directory"
             )
-        return found.entries
+        return verdict.entries
 
     def charge(self, release: Release, policy: Policy, attended: int = 0) -> SpentEpsilon:
         """Charge a message, unless it was charged before at the same cost.
@@ -93,14 +108,11 @@ class Ledger(Chain):
         """
         with self.open() as db:
             find = "SELECT DISTINCT round FROM charges WHERE run = ? AND silo = ? AND round != ? LIMIT ?"
-            own = len(
-                db.execute(
-                    find, (release.run_id, release.silo, release.round, attended)
-                ).fetchall()
-            )
-            if own < attended:
+            place = release.run_id, release.silo, release.round, attended
+            rounds = len(db.execute(find, place).fetchall())
+            if rounds < attended:
                 raise SiteError(
-                    f"the server has had {attended} rounds of this run, and the ledger {self.folder} has {own}: "
+                    f"the server has had {attended} rounds of this run, and the ledger {self.folder} has {rounds}: "
                     "the state directory is an older copy, or another one; restore the newest"
                 )
             if count_paid(db, release):
@@ -114,12 +126,8 @@ class Ledger(Chain):
         be written.
         """
         with self.open() as db:
-            sent = {
-                reply
-                for (reply,) in db.execute(
-                    "SELECT reply FROM sent WHERE message = ?", (release.key,)
-                )
-            }
+            rows = db.execute("SELECT reply FROM sent WHERE message = ?", (release.key,))
+            sent = {digest for (digest,) in rows}
             spent, count = self._read_unchanged(db, release, policy), count_paid(db, release)
             if reply in sent and count:
                 return spent
@@ -130,40 +138,57 @@ class Ledger(Chain):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[sqlite3.Connection]:
-        """Open the record in a transaction, with all lines of the ledger in it. Raises SiteError, OSError."""
-        with self.hold(), self.record.write() as db:
-            number, own, files = db.execute("SELECT ledger, hash, files FROM meta").fetchone()
-            if (
-                read_head(self.folder) != ((number, own) if number else None)
-                or self._files() != files
-            ):
+        """Open the record in a transaction, once the files are what it has. Raises SiteError, OSError."""
+        with self.record.write() as db:
+            number, last = db.execute("SELECT ledger, hash FROM meta").fetchone()
+            if KNOWN.get(self.folder) != (self._stamps(), number):
+                self.export(db)
                 lines = self.lines()
-                if len(lines) < number or (number and lines[number - 1]["hash"] != own):
+                if len(lines) < number or (number and lines[number - 1]["hash"] != last):
                     raise SiteError(
                         f"the ledger {self.folder} has {len(lines)} lines, and {number} were written: it was deleted, "
                         "or is an older copy; restore the state directory"
                     )
-                for line in lines[number:]:
+                for line in lines[
+                    number:
+                ]:  # of a crash under silofl 0.3, which wrote the file first
                     add_line(db, line)
-                last = (lines[-1]["line"], lines[-1]["hash"]) if lines else (0, "")
-                db.execute(
-                    "UPDATE meta SET ledger = ?, hash = ?, files = ?", (*last, self._files())
-                )
+                    number = line["line"]
+                    db.execute("UPDATE meta SET ledger = ?, hash = ?", (number, line["hash"]))
+                KNOWN[self.folder] = self._stamps(), number
+            db.execute("DELETE FROM pending WHERE line <= ?", (number,))
             yield db
 
-    def _files(self) -> str:
+    def export(self, db: sqlite3.Connection) -> None:
+        """Write the record's lines into the files that lack them. Raises OSError."""
+        with self.hold():
+            stamps, number = KNOWN.get(self.folder, ([], 0))
+            if changed := stamps != self._stamps():
+                number, _, torn = self.end()
+                if torn:
+                    cut_torn(files_of(self.folder, self.kind)[-1])
+            for line, line_hash, text in pending_lines(db, number):
+                number = line
+                append_line(self._file(), text)
+                head = json.dumps({"line": number, "hash": line_hash}) + "\n"
+                write_whole(self.folder / "head.json", head, sync_name=False)
+            if not changed:
+                KNOWN[self.folder] = self._stamps(), number
+
+    def _stamps(self) -> list[tuple[object, ...]]:
         """Return names, sizes and times of the ledger's files: a change by anything else shows in them."""
-        found = [(file.name, file.stat()) for file in files_of(self.folder, self.kind)]
-        return json.dumps(
-            [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found]
-        )
+        stats = [(file.name, file.stat()) for file in files_of(self.folder, self.kind)]
+        return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats]
 
     def note(self, db: sqlite3.Connection, entry: Line) -> None:
-        number, own = self.write(entry)
-        add_line(db, {**entry, "line": number})
-        db.execute(
-            "UPDATE meta SET ledger = ?, hash = ?, files = ?", (number, own, self._files())
-        )
+        """Add a line to the record; it is in the files once the transaction is on the disk."""
+        number, before = db.execute("SELECT ledger + 1, hash FROM meta").fetchone()
+        line = {"line": number, "previous": before or START, **entry}
+        text, last = chain_line(line)
+        add_line(db, line)
+        db.execute("INSERT INTO pending VALUES (?, ?, ?)", (number, last, text))
+        db.execute("UPDATE meta SET ledger = ?, hash = ?", (number, last))
+        OPEN.exports[self.folder] = self.export
 
     def _charge(self, db: sqlite3.Connection, release: Release, policy: Policy) -> SpentEpsilon:
         """Write a charge, if the budget allows it."""
@@ -213,12 +238,26 @@ class Ledger(Chain):
         return {"time": now, "kind": kind, "silo": release.silo, **run, "message": release.key}
 
 
+def cut_torn(file: Path) -> None:
+    """Cut off a last line without an end: of a process that was killed as it wrote the file, not the record."""
+    content = file.read_bytes()
+    os.truncate(file, content.rfind(b"\n") + 1)
+
+
+def pending_lines(db: sqlite3.Connection, after: int) -> list[tuple[int, str, bytes]]:
+    """Return number, hash and text of the lines behind this one that the files may lack."""
+    rows = db.execute(
+        "SELECT line, hash, text FROM pending WHERE line > ? ORDER BY line", (after,)
+    )
+    return rows.fetchall()
+
+
 def add_line(db: sqlite3.Connection, line: Line) -> None:
     """Add a line of the ledger to the record, and a charge to the totals of all runs and of its own."""
     if line["kind"] != CHARGE:
         db.execute("INSERT OR IGNORE INTO sent VALUES (?, ?)", (line["message"], line["reply"]))
         return
-    names = (
+    names = [
         "line",
         "message",
         "silo",
@@ -230,11 +269,9 @@ def add_line(db: sqlite3.Connection, line: Line) -> None:
         "rate",
         "noise",
         "steps",
-    )
-    db.execute(
-        f"INSERT INTO charges VALUES ({', '.join('?' * len(names))})",
-        [line[name] for name in names],
-    )
+    ]
+    values = [line[name] for name in names]
+    db.execute(f"INSERT INTO charges VALUES ({', '.join('?' * len(names))})", values)
     kind = line["data"], line["units"], line["rate"], line["noise"], line["steps"]
     for scope in (("", ""), (line["run-id"], line["silo"])):
         db.execute(

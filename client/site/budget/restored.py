@@ -14,9 +14,8 @@ from typing import Any
 from ...protocol.chain import utc_now
 from ...protocol.parsed import SiteError
 from ..head import Head, missing
-from ..record import close_records
+from ..record import DATA_FILE, close_records
 from ..study.approvals import decision
-from ..takeover import DATA_FILE
 from .ledger import CHARGE, Ledger
 
 

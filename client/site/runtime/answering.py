@@ -19,8 +19,8 @@ from typing import Any
 from ...flower.internals import internal
 from ...flower.loop import Received
 from ...protocol.code import content_sum, sha256_of
-from ..audit_gate import refuse
-from ..messages import pass_gate
+from ..gate import pass_gate
+from ..release import refuse
 from ..terms import Terms, written_terms
 from ..trust.code import AppRefusedError, check_pin, log_refusal
 from .worker import WorkerEndedError, Workers

@@ -30,7 +30,7 @@ from ...flower.contents import records_of
 from ...flower.internals import internal
 from ...protocol.parsed import SiteError
 from ...protocol.private import return_memory
-from ..audit_gate import BY_SITE, BY_SITE_VALUE
+from ..release import BY_SITE, BY_SITE_VALUE
 from ..terms import GIVEN
 
 # Takes questions (and its process number); has answered; how it ended

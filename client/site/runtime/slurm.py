@@ -27,7 +27,7 @@ from typing import Any
 from ...flower.fleet import announce_queue
 from ...flower.internals import internal
 from ...protocol.launch import site_process
-from ..audit_gate import BY_SITE, BY_SITE_VALUE
+from ..release import BY_SITE, BY_SITE_VALUE
 from .app_process import DIED, answer_question, prepare_process, read_answer, write_question
 from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended, shared_memory
 

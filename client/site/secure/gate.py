@@ -8,7 +8,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ...flower.contents import array_sums, config_of, records_of
+from ...flower.contents import records_of
 from ...protocol.envelope import fingerprint, load_node_key, public_pem
 from ...protocol.parsed import SiteError
 from ...protocol.policy import PolicyRefusedError
@@ -25,8 +25,7 @@ from ...protocol.secure import (
     UNMASK,
     masks,
 )
-from ..budget.release import whole
-from ..terms import Terms
+from ..message import SiteMessage, whole
 from .silo import SecureSilo
 
 KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key
@@ -37,62 +36,62 @@ WITHHELD = "sums_withheld"  # in it: why a silo sends no sums of its columns
 class SecureMessage:
     """A message to a silo with data of its own, in a run with or without secure aggregation.
 
-    The record ``secure`` is taken out of the message, so that the app does not see it. ``note``: for the audit log.
-    Raises PolicyRefusedError, one line, for a message that must not be answered.
+    ``note``: for the audit log. Raises SiteError or OSError, one line, for a message that must not be answered.
     """
 
-    def __init__(self, message: Any, context: Any, terms: Terms, build: str = "") -> None:
-        self.message, self.note = message, dict[str, Any]()
-        self.asked = message.metadata.message_type
-        self.record = {**message.content.pop(RECORD, {})} if message.has_content() else {}
-        self.name = str(context.node_config.get("name", "this silo"))
+    def __init__(self, parsed: SiteMessage) -> None:
+        # Not the parsed message itself, whose passage has this object
+        self.message, self.name, self.action = parsed.message, parsed.silo, parsed.action
+        self.record, self.config, self.note = parsed.masked, parsed.config, dict[str, Any]()
+        terms, settings = parsed.terms, parsed.settings
         # A method that sends nothing masks nothing
-        secure = is_secure(context.run_config) and uploads(context.run_config)
-        self.own = self.asked in (KEYS, START, UNMASK)
-        self.masks = secure and self.asked.partition(".")[0] == "train"
+        secure = is_secure(settings) and uploads(settings)
+        self.answers = parsed.action in (KEYS, START, UNMASK)
+        self.masks = secure and parsed.kind == "train"
         # No array leaves but a masked one
-        self.closed = (
-            is_secure(context.run_config) or terms.rules.secure_aggregation == "required"
-        )
+        self.closed = is_secure(settings) or terms.rules.secure_aggregation == "required"
         held_out = terms.study.held_out if terms.study else ()
-        self.told = secure and self.asked == "query" and self.name not in held_out
-        with self._refusing():
-            if self.own and not secure:
-                raise SiteError(
-                    "the run has secure-aggregation = false, or sends nothing, and a message asks for it"
-                )
-            if self.own or self.masks or self.told:
-                self.silo = open_silo(self.name, context, terms, build)
-            if self.masks:
-                config = config_of(message)
-                received = masks.received_sha256(array_sums(message.content), config)
-                own_statistics = config.get("own_statistics", ())
-                self.silo.enter(self.record, received, config.get(SHARE), own_statistics)
+        self.counts_samples = (
+            secure and parsed.action == "query" and parsed.silo not in held_out
+        )
+        if self.answers and not secure:
+            raise SiteError(
+                "the run has secure-aggregation = false, or sends nothing, and a message asks for it"
+            )
+        if self.answers or self.masks or self.counts_samples:
+            self.silo = open_silo(parsed)
+        if self.masks:
+            config, received = (
+                parsed.config,
+                masks.received_sha256(parsed.arrays, parsed.config),
+            )
+            own_statistics = config.get("own_statistics", ())
+            self.silo.enter(parsed.masked, received, config.get(SHARE), own_statistics)
 
     def reply(self, answer: Callable[[], Any]) -> Any:
         """Return the reply: this silo's own, or the app's with masks. Raises PolicyRefusedError: it must not leave."""
         with self._refusing():
             if self.masks:
                 self._close(self.message.content)
-            reply = self._answer() if self.own else answer()
+            reply = self._answer() if self.answers else answer()
             if reply.has_error():
                 return reply
             if self.masks:
                 self._mask(reply.content)
             elif self.closed and records_of(reply.content, "Array"):
                 raise SiteError("the reply has a vector, and here none leaves without a mask")
-            if self.told:
+            if self.counts_samples:
                 summary = records_of(reply.content, "Config").get(SUMMARY, {})
                 samples = max(whole(summary.get("n_train")), 1)
                 self.silo.note_samples(samples, alone=WITHHELD in summary)
-            if self.own or self.masks:
+            if self.answers or self.masks:
                 self.note = self.silo.note
             return reply
 
     def _answer(self) -> Any:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        call = self.silo.unmask if self.asked == UNMASK else self.silo.keys
+        call = self.silo.unmask if self.action == UNMASK else self.silo.keys
         record = ConfigRecord(call(self.record))
         return Message(RecordDict({RECORD: record}), reply_to=self.message)
 
@@ -100,7 +99,7 @@ class SecureMessage:
         """Leave in a message only what the silos of its sum agree on, and what changes no step; add this silo's own."""
         from flwr.app import ConfigRecord
 
-        config = config_of(self.message)
+        config = self.config
         kept = {key: config[key] for key in config.keys() - masks.NOT_FOR_APP}
         kept |= {OWN: self.silo.entry["context"].hex(), COUNTED: " ".join(self.silo.counted)}
         for name in content.keys() - records_of(content, "Array").keys():
@@ -132,22 +131,23 @@ class SecureMessage:
             raise PolicyRefusedError(f"{self.name} refuses: {error}") from None
 
 
-def open_silo(name: str, context: Any, terms: Terms, build: str) -> SecureSilo:
+def open_silo(parsed: SiteMessage) -> SecureSilo:
     """Return this silo in a run. Raises SiteError, which continues "SILO refuses:"."""
-    study, state, key = terms.study, context.node_config.get("state-dir"), node_key()
+    name, state, key = parsed.silo, parsed.state, node_key()
+    study, rules = parsed.terms.study, parsed.terms.rules
     if study is None:
         raise SiteError(
             "secure aggregation needs a study, approved here, that names its peers: study = NAME"
         )
     if not state:
         raise SiteError("it has no state-dir to keep keys and answers in")
-    peers, own = study.training_peers, fingerprint(public_pem(key))
-    if peers.get(name) != own:
+    peers, here = study.training_peers, fingerprint(public_pem(key))
+    if peers.get(name) != here:
         raise SiteError(
-            f"the study {study.name} has [peers] {name} = {peers.get(name, '(none)')}, and this silo's key is {own}"
+            f"the study {study.name} has [peers] {name} = {peers.get(name, '(none)')}, and this silo's key is {here}"
         )
-    agreed = study, terms.rules, context.run_config, build
-    return SecureSilo(Path(str(state)), name, key, str(int(context.run_id)), *agreed)
+    agreed = study, rules, parsed.settings, parsed.build
+    return SecureSilo(state, name, key, str(parsed.run), *agreed)
 
 
 def node_key() -> ec.EllipticCurvePrivateKey:

@@ -12,9 +12,9 @@ from ...protocol.parsed import SiteError
 from ...protocol.policy import Policy
 from ...protocol.study import StudyProtocol, parse_study
 from ..record import Record
-from ..takeover import APPROVAL
 
 REQUIRED = "required"
+APPROVAL = "INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from typing import Any
 
 from ...protocol.chain import append_line, last_first, parse_line, write_whole
 from ...protocol.parsed import SiteError
-from ...protocol.policy import Policy, PolicyRefusedError
 from ...protocol.receipts import ASKED, FILE, Receipt, read_receipt
 from .audit import Log, files_of
 
@@ -34,13 +33,12 @@ LOOKED_AT = 1000  # lines from the end of a log in which a receipt's line is sea
 
 
 def keep_receipt(
-    config: Mapping[str, Any], kind: str, run_id: str, silo: str, folder: Path, policy: Policy
+    config: Mapping[str, Any], kind: str, run_id: str, silo: str, folder: Path
 ) -> dict[str, Any] | None:
     """Keep the receipt that came with a message; return its entry for the log, None if there is none.
 
     ``config``: of the message; ``kind``: train, evaluate or query; ``folder``: of the log. A run's first message, the
-    query, has no reply before it. A fault is printed once per run. It stops the message only if the rule ``receipts``
-    requires receipts: then PolicyRefusedError is raised.
+    query, has no reply before it. The entry of a receipt that is missing or wrong has its ``fault``.
     """
     if kind == "query" and not config.get(ASKED):
         return None
@@ -49,13 +47,7 @@ def keep_receipt(
         _keep(receipt, folder)
         return {"line": receipt.line, "hash": receipt.hash, "key": receipt.key}
     except (SiteError, OSError) as error:
-        fault = str(error)
-    if policy.receipts == REQUIRED:
-        raise PolicyRefusedError(
-            f"{silo} refuses: its policy has {policy.line('receipts')}, and {fault}"
-        )
-    _warn(f"WARNING: {silo}: {fault} ({folder})", run_id)
-    return {"fault": fault}
+        return {"fault": str(error)}
 
 
 def _check_receipt(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:
@@ -117,7 +109,7 @@ def known_key(folder: Path) -> str:
 
 
 @functools.cache
-def _warn(line: str, run_id: str) -> None:
+def warn_once(line: str, run_id: str) -> None:
     """Print a line once per run."""
     print(line, file=sys.stderr, flush=True)
 

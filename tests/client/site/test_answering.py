@@ -30,8 +30,8 @@ from client.protocol import private
 from client.protocol.code import content_sum
 from client.protocol.launch import template_command, template_pid
 from client.protocol.policy import Policy
-from client.site import audit_gate
-from client.site.audit_gate import rule_values
+from client.site import release
+from client.site.release import rule_values
 from client.site.runtime import worker
 from client.site.runtime.worker import is_last
 from client.site.terms import GIVEN, read_terms, take_terms
@@ -331,7 +331,7 @@ def test_a_message_that_cannot_be_checked_is_refused_in_one_line(silo, monkeypat
     def unlucky(*_):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr("client.site.messages.read_terms", unlucky)
+    monkeypatch.setattr("client.site.message.read_terms", unlucky)
     silo.ask(silo.app("one"))
     assert (
         silo.reason() == "nothing leaves: the message cannot be checked: RuntimeError: no luck"
@@ -532,7 +532,7 @@ def test_what_leaves_is_written_down_before(silo):
         LISTED in sent["rule"]
         and "policy: no policy.toml, so the defaults (rules " in sent["rule"]
     )
-    rule = audit_gate.rule_of(read_terms(silo.node_config, {}))
+    rule = release.rule_of(read_terms(silo.node_config, {}))
     assert told == {
         "silo": "north",
         "asked-by": "fl.example.org:9092",

@@ -26,7 +26,7 @@ FIRST = chain.file_name(1, "audit")
 
 
 def entry(number, **changes):
-    """A message of a run: what `audit_gate.py` writes."""
+    """A message of a run: what `release.py` writes."""
     sent = [
         {
             "name": "model.model/vector",

@@ -18,10 +18,8 @@ from forks import ended, fork, in_fork
 from taken import silofl
 
 from client.commands.budget import budgets, is_of_records
-from client.protocol import chain
 from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy
-from client.site.audit_gate import records
 from client.site.budget import accounting
 from client.site.budget import ledger as site_ledger
 from client.site.budget.accounting import (
@@ -30,11 +28,12 @@ from client.site.budget.accounting import (
     data_file,
     epsilon_of,
     find_data_file,
-    load_data_file,
     read_by_process,
 )
 from client.site.budget.ledger import LEAST_EPSILON, Ledger, Release, in_ledger, spent_of
+from client.site.head import Head
 from client.site.record import Record
+from client.site.release import describe_reply
 from models.privacy.accountant import epsilon
 from partitions.silo_file import check_silo_file, read_silo_file, write_silo_file
 from partitions.units import describe_units
@@ -277,67 +276,6 @@ def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path):
         refused("restore the state directory", ledger, message(replace(data, sha256="b"), 3))
 
 
-def old_state(state):
-    """A state directory of 0.2.0: a ledger with one charge, and the notes of its data file."""
-    folder = state / "budget/data"
-    samples = "".join(f"{n}\n" for n in range(20))
-    ledger = Ledger(state)
-    folder.mkdir(parents=True)
-    fields = {
-        "cohort": "",
-        "records": 200,
-        "patients": None,
-        "silo": "clinic",
-        "links": [],
-        "samples": "",
-    }
-    note = json.dumps(fields | {"samples": chain.digest(samples.encode())}) + "\n"
-    (folder / "a.json").write_text(note)
-    (folder / "a.samples").write_text(samples)
-    entry: dict[str, Any] = {
-        "time": "2026-11-24T00:00:00Z",
-        "kind": "charge",
-        "silo": "clinic",
-        "run-id": "old",
-    }
-    entry |= {
-        "run": "old",
-        "round": 1,
-        "message": "m",
-        "data": "a",
-        "note": chain.digest(note.encode()),
-    }
-    with ledger.hold():
-        ledger.write({**entry, **COST.fields})
-    return ledger
-
-
-def test_a_ledger_of_an_earlier_version_goes_on_with_what_was_spent(tmp_path):
-    ledger = old_state(tmp_path)
-    with Record(tmp_path).reading() as db:
-        data = load_data_file(db, "a")
-    assert ledger.charge(message(data), NO_BUDGET).after == pytest.approx(steps(20))
-    assert not (ledger.folder / "data").exists() and budgets(tmp_path, NO_BUDGET)[0][
-        "spent"
-    ] == pytest.approx(steps(20))
-
-
-@pytest.mark.parametrize("name", ["data/a.json", "data/a.samples", "budget-000001.jsonl"])
-@pytest.mark.parametrize("gone", [True, False], ids=["deleted", "edited"])
-def test_old_notes_that_were_changed_give_no_fresh_budget(name, gone, tmp_path):
-    """Of whose data a file is, and of which samples it has, is bound by the charge; a ledger by its notes."""
-    file = old_state(tmp_path).folder / name
-    if gone:
-        file.unlink()
-    else:
-        file.write_text(file.read_text().replace("clinic", "other").replace("19\n", "99\n"))
-    with pytest.raises(
-        SiteError,
-        match=r"cannot be taken over .*restore the folder|restore the state directory",
-    ):
-        Ledger(tmp_path).charge(message(known(tmp_path, "b")), NO_BUDGET)
-
-
 def test_a_message_reads_no_earlier_line(tmp_path, monkeypatch):
     """Only where something else has changed the files: then they are verified whole, once."""
     data, ledger, read = known(tmp_path), Ledger(tmp_path), list[int]()
@@ -405,11 +343,15 @@ def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(tmp_
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(os, "fsync"), (chain, "write_whole")],
-    ids=["before the line", "between the line and its note"],
+    [
+        (Head, "write"),
+        (site_ledger, "append_line"),
+        (os, "fsync"),
+        (site_ledger, "write_whole"),
+    ],
 )
 def test_killed_while_it_charges(owner, name, tmp_path):
-    """The charge is there or it is not; the repeated message costs it once."""
+    """Once the record has it: the repeated message costs nothing, and the files get the line."""
     data = known(tmp_path)
     Ledger(tmp_path).charge(message(data, 1), NO_BUDGET)
 
@@ -418,10 +360,47 @@ def test_killed_while_it_charges(owner, name, tmp_path):
         Ledger(tmp_path).charge(message(data, 2), NO_BUDGET)
 
     assert in_fork(dies) == -signal.SIGKILL
+    assert budgets(tmp_path, NO_BUDGET)[0]["spent"] == pytest.approx(steps(20))
     assert Ledger(tmp_path).charge(message(data, 2), NO_BUDGET).after == pytest.approx(
         steps(20)
     )
     assert total(tmp_path, data) == pytest.approx(steps(20))
+    assert [line["round"] for line in Ledger(tmp_path).lines()] == [1, 2]
+
+
+@pytest.mark.parametrize("part", [1, 200])
+def test_killed_in_the_middle_of_a_line(tmp_path, part):
+    """The files lack what the record has: the torn line is cut off, and written whole."""
+    data, ledger = known(tmp_path), Ledger(tmp_path)
+    ledger.charge(message(data, 1), NO_BUDGET)
+    (file,) = ledger.folder.glob("*.jsonl")
+
+    def dies():
+        def torn(file, text):
+            with file.open("ab") as end:
+                end.write(text[:part])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        vars(site_ledger)["append_line"] = torn
+        Ledger(tmp_path).charge(message(data, 2), NO_BUDGET)
+
+    assert in_fork(dies) == -signal.SIGKILL and not file.read_bytes().endswith(b"\n")
+    assert ledger.charge(message(data, 3), NO_BUDGET).after == pytest.approx(steps(30))
+    assert not ledger.verify().faults and len(ledger.lines()) == 3
+
+
+def test_a_transaction_that_is_undone_leaves_no_line(tmp_path):
+    """The files are written from the record, once it has a charge."""
+    data, ledger = known(tmp_path), Ledger(tmp_path)
+
+    def undone():
+        with Record(tmp_path).write():
+            ledger.charge(message(data, 1), NO_BUDGET)
+            raise SiteError("of something later")
+
+    fails(SiteError, "of something later", undone)
+    assert ledger.lines() == [] and not list(ledger.folder.glob("*.jsonl"))
+    assert ledger.charge(message(data, 1), NO_BUDGET).before == 0
 
 
 def test_two_processes_share_one_budget(tmp_path):
@@ -584,7 +563,7 @@ def test_what_no_epsilon_covers_is_all_that_is_of_records(content, counts):
     """Without ``dp = true``: evaluations and sums too, not training alone."""
     with flower_identity():
         reply = Message(RecordDict(content), dst_node_id=1, message_type="query")
-    assert any(map(is_of_records, records(reply))) == counts
+    assert any(map(is_of_records, describe_reply(reply))) == counts
 
 
 @pytest.mark.parametrize("size", [0, -3, "none"])

@@ -12,7 +12,8 @@ from client.protocol.code import digest_of_code
 from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy
 from client.protocol.study import parse_study
-from client.site.audit_gate import describe_message
+from client.site.message import read_message
+from client.site.release import describe_message
 from client.site.study.protocol import message_faults
 from client.site.terms import Terms
 from client.site.trust.message_rules import run_faults
@@ -80,7 +81,7 @@ def test_the_log_names_the_trainers_file(file):
         with flower_identity():
             asked = Message(RecordDict(), dst_node_id=7, message_type="train")
             context = Context(1, 1, {"state-dir": str(file.parent)}, RecordDict(), run)
-            return describe_message(asked, context, "", Terms(Policy())).line
+            return describe_message(read_message(asked, context, "", Terms(Policy())))
 
     assert fields(run)["trainer"] == digest_of_code(run["trainer"])
     assert fields(RUN)["trainer"] is None

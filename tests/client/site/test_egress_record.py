@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from gates import count_message, described
 from study_text import study_text
 from taken import silofl
 from tiny import settings_of, write_silo
 
 from client.app import app
-from client.protocol import chain
 from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy, read_policy
 from client.protocol.study import parse_study
-from client.site import audit_gate
-from client.site.audit_gate import RECORD, rule_values
-from client.site.messages import count_message
+from client.site import release
+from client.site.release import RECORD, rule_values
 from client.site.terms import Terms, read_terms
 from client.site.trust import audit
 from server.simulation.engine import flower_identity
@@ -55,12 +54,8 @@ def answered(node, content, own, run_id=1):
                 Policy(), own, node["state-dir"], str(run_id), "a", "train", "2026-01-02"
             )
         terms = Terms(read_terms(node, {}).policy, own)
-        info = audit_gate.in_study(
-            audit_gate.describe_message(message, context, "ab" * 32, terms), terms
-        )
-        reply: Message = audit_gate.release_reply(
-            Message(content, reply_to=message), info, message
-        )
+        parsed = described(message, context, terms)
+        reply: Message = release.release_reply(Message(content, reply_to=message), parsed)
     return reply
 
 
@@ -94,19 +89,19 @@ def test_the_rules_that_were_applied(node):
     assert (
         within["study"] == {"name": "heart", "digest": study().digest} and "study" not in alone
     )
-    assert set(within["versions"]) == {"python", *audit_gate.TOOLS}
+    assert set(within["versions"]) == {"python", *release.TOOLS}
     assert within["versions"]["flwr"].startswith("1.42.")
 
 
 def test_a_line_tells_the_policy_or_that_there_is_none(node):
-    line = audit_gate.rule_of(read_terms(node, {}))
+    line = release.rule_of(read_terms(node, {}))
     assert re.search(r"; policy: .*policy\.toml \(rules [0-9a-f]{16}\)$", line)
-    line = audit_gate.rule_of(Terms(error=SiteError("no TOML")))
+    line = release.rule_of(Terms(error=SiteError("no TOML")))
     assert line.endswith("; no policy can be read, so only refusals leave: no TOML")
 
 
 def test_whatever_keeps_a_line_from_the_log_keeps_the_reply_here(node, monkeypatch):
-    monkeypatch.setattr(audit_gate, "write_down", lambda *of: [][0])
+    monkeypatch.setattr(release, "write_down", lambda *of: [][0])
     reason = answered(node, content(20), None).error.reason
     assert reason.startswith("nothing leaves: the audit log cannot be written: IndexError: ")
 
@@ -182,32 +177,6 @@ def test_the_apps_words_are_bounded(node, capsys):
     assert "withheld" in out and "\\x1b[2J (hash)" in out and "\x1b" not in out
 
 
-def test_a_log_from_before_goes_on(node):
-    entry = {
-        "time": "2026-01-01T00:00:00Z",
-        "silo": "a",
-        "asked-by": "s",
-        "run-id": "1",
-        "run": "r",
-        "round": 1,
-    }
-    settings = {"strategy": "fedavg"}
-    entry |= {
-        "asked": "train",
-        "method": "fedavg",
-        "app": "",
-        "settings": chain.digest(chain.canonical(settings)),
-    }
-    audit.Log(Path(node["state-dir"]) / "audit").append(
-        {**entry, "rule": "", "bytes": 0, "sent": [], "run-config": settings}
-    )
-    answered(node, content(20), None)
-    assert [("rules" in e, "budget" in e) for e in log_of(node)] == [
-        (False, False),
-        (True, True),
-    ]
-
-
 # ---- The app ---------------------------------------------------------------------------------------------------------
 
 
@@ -216,7 +185,7 @@ def test_a_log_from_before_goes_on(node):
 )
 def test_the_app_reports_what_it_holds_back(tmp_path, monkeypatch, kind, audits):
     """To a process that takes the report out again, and to no other: an earlier one would let it leave."""
-    monkeypatch.setenv(audit_gate.BY_SITE, audits)
+    monkeypatch.setenv(release.BY_SITE, audits)
     (tmp_path / "policy.toml").write_text("min-metric-samples = 3\nmin-sum-samples = 99\n")
     file = write_silo(tmp_path / "a.npz", [[float(i), 1.0] for i in range(24)], [0, 1] * 12)
     settings = settings_of({"a": file}, batch_size=8, normalization="agreed")

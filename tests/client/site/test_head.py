@@ -21,7 +21,6 @@ from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy
 from client.site.budget.accounting import MessageCost, data_file
 from client.site.budget.ledger import Ledger, Release
-from client.site.counts import note_reply
 from client.site.head import Head
 from client.site.record import FILE, Record, close_records
 from client.site.study import approvals
@@ -72,7 +71,7 @@ def reply(state, number=1):
     record = Record(state)
     with record.write() as db:
         entry = approvals.decision("clinic", "train", "", "", "server", [])
-        note_reply(db, record, {**entry, "round": number, "cohort": "a" * 64})
+        record.note_reply(db, {**entry, "round": number, "cohort": "a" * 64})
 
 
 def spent(state):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from failing import fails
+from gates import count_message
 
 import models.tasks
 from client.policies import policy_at, policy_page
@@ -26,7 +27,6 @@ from client.protocol.policy import (
     policy_of,
     read_policy,
 )
-from client.site.messages import count_message
 from client.site.runtime.doctor import policy_check
 from client.site.trust.bundle import POLICY_ASKED
 from client.site.trust.message_rules import method_faults, run_faults, setting_faults
@@ -489,7 +489,7 @@ def test_the_policy_needs_nothing_but_the_standard_library():
     """It runs where the name `client` must stay free for the app's own package."""
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'client/protocol')!r}); import private; sys.path.pop(0);"
-        "private.load_site(); import silofl_site.site.messages as p; p.check_message;"
+        "private.load_site(); import silofl_site.site.gate as p; p.check_message;"
         "bad = {'client', 'numpy', 'torch', 'flwr', 'strategies'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     done = subprocess.run(

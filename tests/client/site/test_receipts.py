@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,15 +18,18 @@ from client.protocol.envelope import BUNDLE, add_prefix, sign
 from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy, PolicyRefusedError, parse_policy
 from client.protocol.receipts import ASKED, FILE, sign_receipt
+from client.site.message import Passage
+from client.site.rules.receipt import receipt_fault
+from client.site.terms import Terms
 from client.site.trust.audit import Log, verify
-from client.site.trust.receipts import KEY_FILE, keep_receipt, known_key
+from client.site.trust.receipts import KEY_FILE, known_key
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 OPTIONAL, WANTED = Policy(), parse_policy('receipts = "required"', "policy.toml")
 
 
 def entry(number):
-    """A message of a run: what `audit_gate.py` writes."""
+    """A message of a run: what `release.py` writes."""
     fields = {
         "time": "2026-11-22T00:00:00Z",
         "silo": "clinic",
@@ -72,7 +77,13 @@ def receipt(log, line, key=KEY, **changes):
 
 def taken(log, text, policy=OPTIONAL, kind="train", run="7"):
     config = {} if text is None else {ASKED: text}
-    return keep_receipt(config, kind, run, "clinic", log, policy) or {}
+    sent: Any = SimpleNamespace(
+        config=config, kind=kind, run=run, silo="clinic", log=log, data=log
+    )
+    sent.terms, sent.passage = Terms(policy), Passage()
+    if fault := receipt_fault(sent):
+        raise PolicyRefusedError(f"clinic refuses: {fault}")
+    return sent.passage.receipt or {}
 
 
 def test_a_receipt_is_kept_once(log, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
@@ -14,14 +13,13 @@ from pathlib import Path
 import pytest
 from failing import fails
 from forks import in_fork
+from gates import count_message
 
 from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy, PolicyRefusedError
 from client.site import record as site_record
-from client.site.counts import count_used, has_left, note_reply, read_released
-from client.site.messages import count_message
-from client.site.record import FILE, Record, close_records, connect
-from client.site.takeover import MESSAGE, PLACE
+from client.site.counts import has_left, read_released
+from client.site.record import BEFORE, FILE, MESSAGE, Record, close_records, connect
 from client.site.trust.audit import verify
 
 THREE = Policy(max_messages=3)
@@ -50,7 +48,7 @@ def ask(state, run="1"):
 def reply(state):
     record = Record(state)
     with record.write() as db:
-        note_reply(db, record, ENTRY)
+        record.note_reply(db, ENTRY)
 
 
 @pytest.fixture
@@ -165,7 +163,7 @@ def test_an_older_copy_allows_nothing(state, tmp_path):
 def _die_before_the_commit(state):
     record = Record(state)
     with record.write() as db:
-        note_reply(db, record, ENTRY)
+        record.note_reply(db, ENTRY)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -214,69 +212,36 @@ def test_a_journal_for_a_file_system_of_the_network(state, monkeypatch):
 
 # ---- Earlier versions ------------------------------------------------------------------------------------------------
 
-OLD = {
-    "runs-by-day": "2026-01-01 7\n2026-01-01 8\n",
-    "messages/7": "train a\ntrain a\nquery a\ntrain b\ntrai",  # the last one was torn
-    "studies/heart/messages": "2026-01-01 7 train a\n",
-    "studies/heart/bytes": "600\n300\n",
-    "own-models": "abcd run-sum 0000000000000007,0000000000000008 a\n",
-    "evidence/7": "first question,None a\n",
-    "statistics/7": "sum a\n",
-    "released-sums.json": '[{"day": "2026-01-01", "samples": ["1", "2"], "sum": [3.0], "square_sum": [5.0]}]',
-    "released-surveys.json": '[{"how": "h", "samples": ["1", "2"], "answer": {"day": "2026-01-01", "n": 2}}]',
-    "released.json": '{"x": {"from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "models": 5, "surveys": 1, '
-    '"exact": 1, "bytes": 900, "runs": ["7", "8"], "own_models": 1, "studies": {"heart": 2, "": 3}}}',
-}
 
-
-def old_state(folder):
-    for name, text in OLD.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-def test_an_old_state_directory_is_taken_over_once(tmp_path):
-    state = old_state(tmp_path / "state")
-    before = read_released(state)  # reading changes nothing
-    assert not (state / FILE).exists() and (state / "own-models").exists()
-    with pytest.raises(PolicyRefusedError, match="runs-per-day = 2, and this is run 3"):
-        count_message(Policy(runs_per_day=2), None, state, "9", "a", "query", "2026-01-01")
-    with pytest.raises(
-        PolicyRefusedError, match="max-rounds = 2, and this is number 3 of run 7"
-    ):
-        count_message(Policy(max_rounds=2), None, state, "7", "a", "train", "2026-01-02")
-    with Record(state).reading() as db:
-        assert count_used(db, "heart", "a") == {
-            "runs": 1, "days": 1, "messages": 1, "rounds": 1, "evaluations": 0, "queries": 0,
-        }  # fmt: skip
-        found = db.execute(
-            "SELECT kind, question, answer, people FROM disclosed WHERE kind LIKE 's%y' OR kind = 'sums'"
-        )
-        assert [
-            (kind, asked, json.loads(answer), people) for kind, asked, answer, people in found
-        ] == [
-            ("sums", "", {"sum": [3.0], "square_sum": [5.0]}, "1\n2"),
-            ("survey", "h", {"day": "2026-01-01", "n": 2}, "1\n2"),
-        ]
-    assert has_left(state, ("other", frozenset({"0000000000000008"})), "a")
-    assert read_released(state) == before == {
-        "x": {
-            "from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z", "models": 5, "surveys": 1, "own_models": 1,
-            "bytes": 900, "runs": ["7", "8"], "studies": {"heart": 2, "": 3},
-        }
-    }  # fmt: skip
-    assert not any((state / name).exists() for name in OLD) and all(
-        (state / PLACE / name).exists() for name in OLD
-    )
-
-
-def test_an_old_file_that_is_damaged_allows_nothing(tmp_path):
-    state = old_state(tmp_path / "state")
-    (state / "released.json").write_text('{"x": {"models": "many"}}')
-    for call in (ask, read_released):
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_state_of_silofl_0_2_is_no_fresh_allowance(tmp_path, name):
+    """It noted counts, answers and approvals in these files, which this version does not read."""
+    state = tmp_path / "state"
+    (state / name).parent.mkdir(parents=True)
+    (state / name).write_text("2026-01-01 7\n")
+    for call in (ask, reply, read_released):
         with pytest.raises(
-            (SiteError, PolicyRefusedError), match=r"cannot be taken over .*restore the folder"
+            (SiteError, PolicyRefusedError), match=f"has {name} and no record.*silofl 0.3 first"
         ):
             call(state)
-    assert not (state / FILE).exists() and (state / "own-models").exists()
+    assert not (state / FILE).exists()
+
+
+def test_an_audit_log_without_its_record_allows_nothing(state):
+    """Whatever else was removed with it: what has left counts."""
+    shutil.rmtree(state.with_name("state.head"))
+    for name in (FILE, "audit/record", "audit/head.json"):
+        (state / name).unlink()
+    for call in (ask, reply, read_released):
+        with pytest.raises((SiteError, PolicyRefusedError), match="has an audit log and no"):
+            call(state)
+
+
+def test_a_record_of_silofl_0_3_goes_on(state):
+    """It had no table of lines that its ledger's files lack."""
+    with Record(state).write() as db:
+        db.execute("DROP TABLE pending")
+    close_records()
+    ask(state)
+    with Record(state).reading() as db:
+        assert db.execute("SELECT count(*) FROM pending").fetchone() == (0,)

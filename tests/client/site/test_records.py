@@ -19,7 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from client.flower.internals import internal
 from client.flower.transfers import keep_pieces
-from client.site.audit_gate import records
+from client.site.release import describe_reply
 from client.site.runtime.app_process import (
     InvalidAnswerError,
     read_answer,
@@ -185,7 +185,7 @@ def test_a_large_model_is_held_once_at_every_hop(file, monkeypatch):
             content = encode(Payload({"m": Model(received)}))
             write_answer(answer, Message(content, reply_to=read), RecordDict())
             reply = read_answer(answer, read, known)
-        assert next(iter(records(reply)))["bytes"] > size
+        assert next(iter(describe_reply(reply)))["bytes"] > size
         check_copies(0, 0)
     finally:
         tracemalloc.stop()

@@ -19,11 +19,11 @@ from client.protocol.secure import ARRAY, ARRAYS, KEYS, RECORD, START, UNMASK, m
 from client.protocol.secure.statements import read_statement
 from client.protocol.secure.unmasking import open_sum
 from client.protocol.study import parse_study
-from client.site import audit_gate, messages
+from client.site import release
 from client.site.budget.ledger import SpentEpsilon
-from client.site.budget.release import Charged
-from client.site.messages import pass_gate
+from client.site.gate import pass_gate
 from client.site.record import close_records
+from client.site.rules import budget
 from client.site.secure.gate import KEY
 from client.site.study import approvals
 from client.site.trust import audit, audit_page
@@ -281,13 +281,14 @@ def test_the_ledger_has_the_reply_without_its_masks(hospitals, monkeypatch):
     """A repeat under other masks is the same reply, and costs nothing more."""
     contents = []
 
-    def noted(reply, charged, state):
-        contents.append(charged.content)
+    def noted(reply, message):
+        contents.append(message.passage.content)
         return SpentEpsilon(0.0, 0.0, 1e-5)
 
-    charged = Charged(*(cast(Any, None),) * 2, 0.0)
-    monkeypatch.setattr(messages, "charge_message", lambda *_: charged)
-    monkeypatch.setattr(audit_gate, "note_charged", noted)
+    charge = budget.Charge(cast(Any, None), 0.0)
+    monkeypatch.setattr(budget, "costs", lambda _: True)
+    monkeypatch.setattr(budget, "charge_message", lambda _: charge)
+    monkeypatch.setattr(release, "note_charged", noted)
     left = []
     for attempt in (1, 2):
         record = begin(hospitals, attempt)["north"]

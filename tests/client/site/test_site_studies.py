@@ -17,6 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from failing import fails
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from gates import count_message, described
 
 from client import studies
 from client.protocol import policy as site_policy
@@ -25,10 +26,11 @@ from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy, PolicyRefusedError
 from client.protocol.run_settings import owner
 from client.protocol.study import FREE, parse_study, sign_study, signer_of
-from client.site import audit_gate, counts
-from client.site.counts import note_reply
-from client.site.messages import check_message, count_message, pass_gate
+from client.site import counts
+from client.site.gate import check_message, pass_gate
+from client.site.message import data_sha256, log_folder
 from client.site.record import Record
+from client.site.release import release_reply
 from client.site.runtime.doctor import study_checks
 from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
@@ -494,24 +496,6 @@ def test_the_doctor_says_which_are_approved(silo):
     assert study_checks(site) == []  # type: ignore[arg-type]
 
 
-def test_approvals_of_an_earlier_version_are_taken_over(silo):
-    """Its files were `study.toml`, `approval.json` and `revoked.json` ; one that was edited allows nothing."""
-    place = silo / "studies" / "heart"
-    place.mkdir(parents=True)
-    fields = {
-        "by": "Dr. B",
-        "when": "2026-11-24T00:00:00Z",
-        "signer": "",
-        "digest": study().digest,
-        "warnings": [],
-    }
-    (place / "approval.json").write_text(json.dumps(fields))
-    (place / "study.toml").write_text(TEXT.replace("rounds = 3", "rounds = 300"))
-    refused(r"cannot be taken over .*heart/study.toml is not what was approved", silo)
-    (place / "study.toml").write_text(TEXT)
-    assert ask(silo) and not place.exists() and approvals.list_approved(silo)[0].by == "Dr. B"
-
-
 def test_the_decision_is_in_the_audit_log(silo):
     approve(silo)
     approvals.revoke(silo, "a", "heart", "Dr. C")
@@ -541,11 +525,9 @@ def test_bytes_count_before_they_leave(silo):
         message = message_of(ConfigRecord())
         context = Context(1, 1, {"name": "a", "state-dir": str(silo)}, RecordDict(), {})
         terms = Terms(Policy(), study())
-        info = audit_gate.in_study(
-            audit_gate.describe_message(message, context, APP, terms), terms
-        )
+        parsed = described(message, context, terms)
         content = RecordDict({"c": ConfigRecord({"k": "x" * (size - len('{"k": ""}'))})})
-        released = audit_gate.release_reply(Message(content, reply_to=message), info, message)
+        released = release_reply(Message(content, reply_to=message), parsed)
         return released
 
     sent = [reply(size) for size in (600, 300, 200)]
@@ -567,13 +549,18 @@ def test_what_left_of_which_data(silo, capsys):
         silo / "a.npz",
         {"name": "a", "data": str(silo / "a.npz"), "state-dir": str(silo)},
     )
-    assert audit_gate.cohort_of(node) == ""  # there is none
-    sums = []
+    assert data_sha256(node) == ""  # there is none
+    sums, record = [], Record(silo)
+
+    def left(entry):
+        with record.write() as db:
+            record.note_reply(db, entry)
+
     for content in (b"one", b"one", b"two"):
         if not data.exists() or data.read_bytes() != content:
             data.write_bytes(content)
-        sums.append(audit_gate.cohort_of(node))
-        assert audit_gate.folder_of(node).stat().st_mode & 0o777 == 0o700
+        sums.append(data_sha256(node))
+        assert log_folder(node).stat().st_mode & 0o777 == 0o700
         entry = {
             "time": "2026-01-02T00:00:00Z",
             "silo": "a",
@@ -591,16 +578,14 @@ def test_what_left_of_which_data(silo, capsys):
             "sent": [],
         }
         study = {"name": "heart", "digest": ""} if content == b"one" else {}
-        audit.Log(silo / "audit").append(
-            {**entry, "cohort": sums[-1], "bytes": 10} | ({"study": study} if study else {})
-        )
+        left({**entry, "cohort": sums[-1], "bytes": 10} | ({"study": study} if study else {}))
     refusal = {
         **entry,
         "cohort": sums[-1],
         "bytes": 10,
         "sent": [{"name": "error", "bytes": 10, "sha256": ""}],
     }
-    audit.Log(silo / "audit").append(refusal)
+    left(refusal)
     assert (
         sums[0] == sums[1] == hashlib.sha256(b"one").hexdigest()
         and sums[2] == hashlib.sha256(b"two").hexdigest()
@@ -1021,9 +1006,8 @@ def reply_of(silo, run, size, cohort):
     }
     record = Record(silo)
     with record.write() as db:
-        note_reply(
-            db, record, {**entry, "cohort": cohort, "bytes": size, "study": {"name": "heart"}}
-        )
+        study = {"name": "heart"}
+        record.note_reply(db, {**entry, "cohort": cohort, "bytes": size, "study": study})
 
 
 def test_what_left_is_remembered_though_the_log_is_moved_away(silo):

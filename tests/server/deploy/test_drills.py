@@ -36,7 +36,7 @@ PHASES = {
     "before the message": "superlink server/run/exchange.py Exchange.run",
     "while training": "hospital-02 strategies/apple.py AppleClient.local_update",
     "while the silo saves": "hospital-02 strategies/base/state.py write_sealed.<locals>.write",
-    "while replying": "hospital-02 client/site/audit_gate.py release_reply",
+    "while replying": "hospital-02 client/site/release.py release_reply",
     "while sending": "hospital-02 client/flower/loop.py MessageLoop._send",
     "while aggregating": "superlink strategies/apple.py Apple.aggregate",
     "while the server saves": "superlink strategies/base/state.py write_sealed.<locals>.write",

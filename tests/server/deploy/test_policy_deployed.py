@@ -12,7 +12,7 @@ from trio import bring_up
 
 from client.protocol import receipts
 from client.protocol.study import parse_study
-from client.site import audit_gate
+from client.site import release
 from client.site.budget.ledger import Ledger
 from client.site.counts import count_used_up
 from client.site.record import Record
@@ -243,7 +243,9 @@ def assert_same_in_process(tmp_path, directory, run, run_id):
     with flower_identity(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints.secrets, "token_hex", lambda _: run_id)
         loop.run()
-    sent = {silo: arrays(audit_gate.records(reply)) for (silo, _), reply in train_replies(grid)}
+    sent = {
+        silo: arrays(release.describe_reply(reply)) for (silo, _), reply in train_replies(grid)
+    }
     for name in names:
         entries = audit.verify(directory / "silos" / name / "audit").entries
         (left,) = (e["sent"] for e in entries if (e["asked"], e["run"]) == ("train", "private"))

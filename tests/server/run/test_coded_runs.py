@@ -17,7 +17,7 @@ from tiny import comparable, federate, forget_models, same, simulated, train_rep
 from torch import nn
 from two_layers import DEEP
 
-from client.site.audit_gate import records
+from client.site.release import describe_reply
 from models.networks.registry import MODELS, ModelSpec
 from partitions.common.errors import UserError
 from strategies import strategies
@@ -106,7 +106,9 @@ def test_what_is_sent_and_what_is_kept(three, kind):
     }
     for (silo, _), reply in train_replies(run.grid):
         assert set(reply.content.array_records) == {"model.model"}
-        audited = [record for record in records(reply) if record["name"].startswith("model.")]
+        audited = [
+            record for record in describe_reply(reply) if record["name"].startswith("model.")
+        ]
         # A header for each array
         assert sum(record["bytes"] for record in audited) == one + 128 * len(audited)
         sent = (

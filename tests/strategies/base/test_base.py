@@ -29,7 +29,7 @@ from tiny import (
 
 from client.egress import check_sent, release, release_evidence, release_summary
 from client.protocol.policy import PUBLIC, PolicyRefusedError, read_policy
-from client.site.audit_gate import RECORD, TAKEN
+from client.site.release import RECORD, TAKEN
 from models.evidence.measure import Evidence
 from partitions.common.errors import UserError
 from server.run.loop import RoundLoop
