@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from models.flat import gather, scatter
-from strategies.base.info import OWN_LAYERS
+from strategies.base.info import OWN_LAYERS, NoisedEpochs
 from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ClientState, Item, ServerState
@@ -179,7 +179,11 @@ class FedAPM(PartialStrategy):
         title="ADMM with partial model personalisation",
         paper="Zhu et al., KDD 2025, arXiv 2506.04672",
         spelling="FedAPM",
-        dp_epochs=("local-epochs", "local-epochs", "each local-epochs if fedapm.accuracy"),
+        dp_epochs=(
+            NoisedEpochs(),
+            NoisedEpochs(),
+            NoisedEpochs(each=True, where="fedapm.accuracy"),
+        ),
         uploads={"shared": SHARED_AT},
         own_model="kept",
         sends_duals=True,

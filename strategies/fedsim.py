@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.flat import gather
-from strategies.base.info import OWN_LAYERS
+from strategies.base.info import OWN_LAYERS, NoisedEpochs
 from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
 from strategies.base.transport.kinds import SHARED_AT
@@ -93,7 +93,10 @@ class FedAlt(PartialStrategy):
         title="Partial personalisation, alternating steps",
         paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
         spelling="FedAlt",
-        dp_epochs=("fedalt.personal-epochs", "fedalt.shared-epochs"),
+        dp_epochs=(
+            NoisedEpochs("fedalt.personal-epochs"),
+            NoisedEpochs("fedalt.shared-epochs"),
+        ),
         uploads={"shared": SHARED_AT},
     )
     client = FedAltClient
@@ -121,7 +124,7 @@ class FedRep(PartialStrategy):
         title="Shared representation, personal head",
         paper="Collins et al., ICML 2021, arXiv 2102.07078",
         spelling="FedRep",
-        dp_epochs=("fedrep.head-epochs", "fedrep.body-epochs"),
+        dp_epochs=(NoisedEpochs("fedrep.head-epochs"), NoisedEpochs("fedrep.body-epochs")),
         uploads={"shared": SHARED_AT},
         reports="received",
     )

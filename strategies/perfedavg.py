@@ -24,7 +24,7 @@ from torch import Tensor
 from models.training import MeanLoss
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY, OWN_RATE, OWN_STEPS
+from strategies.base.info import OWN_COPY, OWN_RATE, OWN_STEPS, NoisedEpochs
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
@@ -113,7 +113,7 @@ class PerFedAvg(PersonalizedStrategy):
         title="Model-agnostic meta-learning",
         paper="Fallah et al., NeurIPS 2020, arXiv 2002.07948",
         spelling="Per-FedAvg",
-        dp_epochs=("local-epochs", "local-epochs if per-fedavg.step"),
+        dp_epochs=(NoisedEpochs(), NoisedEpochs(where="per-fedavg.step")),
         own_model="kept",
         sums="weighting",
         note="the own model is one step from what the server sent",

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import LOCAL_SUMS, ONE_MODEL, OWN_RATE
+from strategies.base.info import LOCAL_SUMS, ONE_MODEL, OWN_RATE, NoisedEpochs
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -116,7 +116,7 @@ class Scaffold(PersonalizedStrategy):
         sums="silos",
         sums_at={"up": ("both",)},
         not_sums="the server computes each silo's control variate from its model",
-        dp_epochs=("local-epochs", "1 if scaffold.option = I"),
+        dp_epochs=(NoisedEpochs(), NoisedEpochs(1, where="scaffold.option", equals="I")),
         sends_numbers={"steps": STEPS},
         late="grows",
         not_lossy=LOCAL_SUMS,

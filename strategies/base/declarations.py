@@ -88,7 +88,11 @@ def method_table() -> dict[str, dict[str, Any]]:
             rules["peers"], dangers = PEER_MODEL, [PEER_DANGER]
         for kind in kinds:
             rules |= kind.rules
-        private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
+        trainings = [
+            {key: value for key, value in vars(training).items() if value}
+            for training in s.info.dp_epochs
+        ]
+        private = {"": "", "nothing": NOTHING, "gradient": trainings}[s.info.dp]
         every |= {
             "rules": rules,
             "dangers": list(dict.fromkeys(dangers)),

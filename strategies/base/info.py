@@ -31,6 +31,19 @@ OWN_STEPS = "it takes gradients at models that no trainer could step"
 UNDECLARED = "its MethodInfo does not declare `lossy`"
 
 
+@dataclass(frozen=True)
+class NoisedEpochs:
+    """A training with noise in a round: of a number of epochs, or of the setting that holds it (0: local-epochs).
+
+    ``each``: of so many trainings of one epoch. ``where``: only if this setting is not 0, or is ``equals``.
+    """
+
+    epochs: int | str = "local-epochs"
+    each: bool = False
+    where: str = ""
+    equals: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MethodInfo:
     """A method's declarations: :attr:`PersonalizedStrategy.info`.
@@ -123,10 +136,8 @@ class MethodInfo:
     dp: Literal["", "gradient", "nothing"] = ""
     # The reason, if ``dp`` is not declared
     not_dp: str = "its MethodInfo does not declare `dp`"
-    # The trainings with noise in a round, for the hospital's privacy account (client/site/budget/accounting.py). Each
-    # is a number of epochs, or the setting that holds it (0: local-epochs). ``each KEY``: that many trainings of one
-    # epoch. ``TERM if KEY`` or ``TERM if KEY = VALUE``: only if that setting is not 0, or has that value.
-    dp_epochs: tuple[str, ...] = ("local-epochs",)
+    # The trainings with noise in a round, for the hospital's privacy account (client/site/budget/accounting.py)
+    dp_epochs: tuple[NoisedEpochs, ...] = (NoisedEpochs(),)
 
     def __post_init__(self) -> None:
         # A reason why not stands above what a preset declares; beside `sums_at` it is that of its other values

@@ -216,20 +216,20 @@ def steps_of(run: Mapping[str, Any], per_epoch: float, value: Callable[[str], fl
     declared = METHODS[str(run.get("strategy"))]["dp"]
     if isinstance(declared, str):  # nothing computed from the data leaves
         return 0
-    epochs = (count for term in declared for count in epochs_of(term, run, value))
+    epochs = (count for training in declared for count in epochs_of(training, run, value))
     return sum(max(round(count * per_epoch), 1) for count in epochs if count)
 
 
-def epochs_of(term: str, run: Mapping[str, Any], value: Callable[[str], float]) -> list[float]:
-    """Return the epochs of each training with noise in a term of ``MethodInfo.dp_epochs``."""
-    what, _, condition = term.partition(" if ")
-    if condition:
-        key, _, wanted = condition.partition(" = ")
-        given = run.get(key, DEFAULTS[key])
-        if str(given) != wanted if wanted else not number(given):
+def epochs_of(
+    training: Mapping[str, Any], run: Mapping[str, Any], value: Callable[[str], float]
+) -> list[float]:
+    """Return the epochs of each training with noise, as ``NoisedEpochs`` declares it (`strategies/base/info.py`)."""
+    if key := training.get("where"):
+        setting = run.get(key, DEFAULTS[key])
+        equals = training.get("equals")
+        if str(setting) != equals if equals else not number(setting):
             return []
-    if what.isdecimal():
-        return [float(what)]
-    key = what.removeprefix("each ")
-    epochs = value(key) or value("local-epochs")
-    return [epochs] if key == what else [1.0] * int(epochs)
+    count = training["epochs"]
+    if isinstance(count, str):
+        count = value(count) or value("local-epochs")
+    return [1.0] * int(count) if training.get("each") else [float(count)]
