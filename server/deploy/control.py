@@ -7,7 +7,6 @@ It does not run these commands, because each start of one costs more than a seco
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -149,22 +148,24 @@ def _replace_entry(path: Path, name: str, new: list[str]) -> None:
         if path.exists()
         else str(internal("DEFAULT_FLOWER_CONFIG_TOML"))
     )
-    kept = []
+    kept, comments = list[str](), list[str]()
     inside = False
     for line in text.splitlines():
-        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
-            inside = [part.strip().strip("\"'") for part in header[1].split(".")][:2] == [
-                "superlink",
-                name,
-            ]
+        if line.lstrip().startswith("["):
+            with contextlib.suppress(ValueError):  # a part of a value is no header
+                inside = name in parse_toml(line).get("superlink", {})
         if not inside:
-            kept.append(line)
+            kept += [*comments, line]
+        # In this table, those above the next header are the next one's
+        comments = [*comments, line] if inside and line.lstrip().startswith("#") else []
     while kept and not kept[-1].strip():
         kept.pop()
     if new:
         kept += ["", *new] if kept else new
     result = "\n".join(kept) + "\n"
-    others = [parse_toml(content) for content in (text, result)]
+    others = [parse_toml(text), {"": ""}]
+    with contextlib.suppress(ValueError):
+        others[1] = parse_toml(result)
     for content in others:
         content.get("superlink", {}).pop(name, None)
     if others[0] != others[1]:

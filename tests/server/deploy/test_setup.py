@@ -3,15 +3,17 @@
 """The server's containers: what `setup` hands to whom, who is registered again after a restart, where runs land."""
 
 import stat
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from partitions.common.errors import UserError
 from partitions.common.files import private, share_new_files
 from server.cli.main import main
 from server.deploy import registrar, setup
-from server.deploy.control import Connection, Node, write_connection
+from server.deploy.control import Connection, Node, remove_connection, write_connection
 from server.deploy.credentials import ensure_credentials
 from server.deploy.federation import read_federation
 from server.deploy.local.record import Deployed, find_deployed, write_record
@@ -312,6 +314,46 @@ def test_a_connection_that_another_federation_has_taken_over(known, tmp_path):
     """`docker compose down`, then `silofl up` with the same name: its runs are no containers' runs."""
     write_connection(replace(known.connection, address="127.0.0.1:8123"))
     assert find_deployed("net") is None
+
+
+OTHERS = """\
+# a person's own words
+[superlink]
+default = "there"
+
+[superlink.there]  # theirs
+address = "there:8000"
+ports = [
+["net"],
+[1, 2],
+]
+"""
+NET = """
+[ superlink . "net" ]
+address = "gone:1"  # ours
+root-certificates = "{ca}"
+[superlink.net.options]
+a = 1
+"""
+
+
+def test_connections_of_a_person_stay_as_they_are(tmp_path, monkeypatch):
+    """With comments, however its own entry is written; what cannot be cut out alone is left."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    connection = Connection("net", "127.0.0.1:8000", ca := str(tmp_path / "ca.crt"))
+    file = tmp_path / "config.toml"
+    for before in (OTHERS, NET.format(ca=ca) + OTHERS, OTHERS + NET.format(ca=ca)):
+        file.write_text(before)
+        write_connection(connection)
+        written = tomllib.loads(file.read_text())["superlink"]
+        assert written["net"]["address"] == "127.0.0.1:8000" and "options" not in written["net"]
+        remove_connection(connection)
+        assert file.read_text().strip() == OTHERS.strip()
+    inline = f'[superlink]\nnet = {{address = "gone:1", root-certificates = "{ca}"}}\n'
+    file.write_text(inline)
+    with pytest.raises(UserError, match="without touching others; edit it by hand"):
+        write_connection(connection)
+    assert file.read_text() == inline
 
 
 def test_run_outside_the_servers_folder_is_one_line(known, tmp_path, monkeypatch, capsys):
