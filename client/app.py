@@ -55,8 +55,8 @@ from models.training import use_threads
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import is_full
 from partitions.common.memory import is_out_of_memory
+from partitions.common.messages import OWN_MODEL
 from strategies.base.client import SiloClient
-from strategies.base.evaluation import ACTION as OWN_MODEL
 from strategies.base.evidence import ACTION
 from strategies.base.newcomers import NEWCOMER, evaluate_newcomer
 from strategies.base.run_settings import RunSettings, parse_settings

@@ -25,9 +25,8 @@ from client.site.release import RECORD, site_takes
 from models.evidence.measure import Evidence
 from models.tasks import ENDS
 from partitions.common.errors import UserError
+from partitions.common.messages import INTEGERS, MASKED
 from partitions.schema import read_schema
-from strategies.base.aggregation.secure import ARRAY
-from strategies.base.aggregation.secure import RECORD as INTEGERS
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import OWN
 from strategies.base.evidence import evidence_kind, fewest
@@ -158,7 +157,7 @@ def release(
     wire = Wire(client.common.wire_dtype)
     records = encode(Payload(models, client.replies), config, wire, client.encoded)
     if integers is not None:
-        records[INTEGERS] = array_record({ARRAY: integers.view(torch.uint32)})
+        records[MASKED] = array_record({INTEGERS: integers.view(torch.uint32)})
     least = max(min_samples, policy.min_metric_samples)
     leaving = set(policy.metrics)
     if SCORE in leaving:
@@ -170,7 +169,7 @@ def release(
     tell_site(records, withheld)
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
     size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
-    size |= {} if integers is None else {ARRAY: f"{integers.numel()} integers"}
+    size |= {} if integers is None else {INTEGERS: f"{integers.numel()} integers"}
     size |= {
         name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes"
         for name, c in client.encoded.items()

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from client.protocol.policy import EVIDENCE as SITE_EVIDENCE
+from client.protocol.methods import EVIDENCE
 from client.protocol.policy import RETIRED, Policy, Rules, parse_policy, read_policy
 from client.site.trust.bundle import joined_silos, read_bundle
 from client.site.trust.message_rules import (
@@ -103,7 +103,7 @@ def evaluation(policy: Policy) -> str:
     """Describe what leaves in a run that evaluates given models (``silofl evaluate``)."""
     if faults := method_faults(policy, EVALUATE, {**defaults(), "strategy": EVALUATE}):
         return f"refused: {faults[0]}"
-    metrics = ", ".join(m for m in policy.metrics if m not in SITE_EVIDENCE) or "none"
+    metrics = ", ".join(m for m in policy.metrics if m not in EVIDENCE) or "none"
     few = (
         "all"
         if policy.public

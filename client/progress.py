@@ -18,6 +18,7 @@ from typing import Any
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
+from client.flower.contents import config_of
 from client.local_data import silo_name
 from client.protocol.node import Site
 from client.session import ClientSession
@@ -119,7 +120,7 @@ def note_failure(
     if "state-dir" not in context.node_config:
         return
     with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
-        config = message.content["config"]
+        config = config_of(message)
         store = StateStore(context, str(config["run"]), settings.run_key, str(config["run_id"]))
         if store.folder is not None and store.folder.is_dir():
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -212,24 +212,8 @@ def read_head(folder: Path) -> tuple[int, str] | None:
 
 
 def append_line(file: Path, text: bytes) -> None:
-    """Append a line, and wait until it is on the disk. One that was torn by a crash is left as it is, on its own."""
-    new = not file.exists()
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
-        cut = size and os.pread(descriptor, 1, size - 1) != b"\n"
-        data = (b"\n" if cut else b"") + text + b"\n"
-        try:
-            while data:
-                data = data[os.write(descriptor, data) :]
-            os.fsync(descriptor)
-        except OSError:
-            os.ftruncate(descriptor, size)  # remove a line that was written in part
-            raise
-    finally:
-        os.close(descriptor)
-    if new:
-        sync_folder(file.parent)
+    """Append a line to a file of this user alone, as `append` of `partitions/common/files.py` does."""
+    files.append(file, text + b"\n", mode=0o600, whole=True)
 
 
 def write_whole(path: Path, text: str, *, sync_name: bool = True) -> None:

@@ -25,3 +25,6 @@ NETWORKS: list[str] = _TABLES["networks"]
 SETTINGS: dict[str, str] = _TABLES["settings"]
 # Every setting with its default, which a study's run has where the study says nothing else
 DEFAULTS: dict[str, bool | int | float | str] = _TABLES["defaults"]
+# Metrics of all tasks, and the evidence on a reported model, which a policy allows by these names
+METRICS: tuple[str, ...] = (*_TABLES["metrics"],)
+EVIDENCE: tuple[str, ...] = (*_TABLES["evidence"],)

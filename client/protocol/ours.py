@@ -8,11 +8,27 @@ from typing import TYPE_CHECKING
 from .private import load_ours
 
 if TYPE_CHECKING:
-    from partitions.common import errors, files, names, parsed, source_sum, sum_weights
+    from partitions.common import (
+        errors,
+        files,
+        messages,
+        names,
+        parsed,
+        source_sum,
+        sum_weights,
+    )
 else:
-    errors, files, names, parsed, source_sum, sum_weights = (
+    errors, files, messages, names, parsed, source_sum, sum_weights = (
         load_ours("partitions/common", name)
-        for name in ("errors", "files", "names", "parsed", "source_sum", "sum_weights")
+        for name in (
+            "errors",
+            "files",
+            "messages",
+            "names",
+            "parsed",
+            "source_sum",
+            "sum_weights",
+        )
     )
 
-__all__ = ["errors", "files", "names", "parsed", "source_sum", "sum_weights"]
+__all__ = ["errors", "files", "messages", "names", "parsed", "source_sum", "sum_weights"]

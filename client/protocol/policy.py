@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from .methods import METHODS
+from .methods import EVIDENCE, METHODS, METRICS
 from .parsed import (
     Frozen,
     SiteError,
@@ -39,31 +39,7 @@ from .parsed import (
 
 PUBLIC = "public"  # in place of a file: the data are public
 NO_LIMIT = 2**31
-METRICS = (  # of all tasks; models/tasks/ has the same
-    *(
-        "loss",
-        "accuracy",
-        "balanced_accuracy",
-        "macro_f1",
-        "weighted_f1",
-        "auc",
-        "mae",
-        "kappa",
-    ),
-    *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
-)
 UNITS = ("record", "patient")
-EVIDENCE = (  # of the reported model, once per run; models/evidence/measure.py has the same
-    *(
-        "brier",
-        "calibration_slope",
-        "calibration_in_the_large",
-        "ece",
-        "calibration_intercept",
-        "agreement",
-    ),
-    *("reliability", "net_benefit", "conformal", "dice_worst_decile", "subgroups"),
-)
 SCORE = "score"  # among the metrics: the task's own score, with its interval
 MOST_DELTA = 0.01  # more is no protection: one unit in a hundred may be shown
 APP_NETWORKS = "models."  # networks of the app itself, which `allowed-apps` pins, whatever else is installed here

@@ -8,14 +8,14 @@ from .methods import METHODS
 
 
 def methods_of(run: Mapping[str, Any]) -> set[str]:
-    """Return a run's method, and the methods that its settings add."""
+    """Return a run's method, and the methods that its settings add: where what a setting says is unclear, it adds."""
     adding = {
         declared["adds"]: name for name, declared in METHODS.items() if "adds" in declared
     }
-    added = [
-        name for key, name in adding.items() if str(run.get(key, False)).lower() != "false"
-    ]
-    return {str(run.get("strategy")), *added}
+    return {
+        str(run.get("strategy")),
+        *(name for key, name in adding.items() if to_plain(run.get(key, False)) != "false"),
+    }
 
 
 def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,12 +26,17 @@ def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_private(run: Mapping[str, Any]) -> bool:
     """Return whether a run's settings ask for differential privacy."""
-    return str(run.get("dp", False)).lower() == "true"
+    return is_on(run, "dp")
 
 
 def is_secure(run: Mapping[str, Any]) -> bool:
     """Return whether a run's settings ask for sums under masks only."""
-    return str(run.get("secure-aggregation", False)).lower() == "true"
+    return is_on(run, "secure-aggregation")
+
+
+def is_on(run: Mapping[str, Any], key: str) -> bool:
+    """Return whether a setting is true, as the app parses it; other text than true and false the app refuses."""
+    return bool(to_plain(run.get(key)) == "true")
 
 
 def owner(key: str) -> str:
@@ -40,9 +45,14 @@ def owner(key: str) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a setting as the app parses it: text that is a number as a number, a list of names without commas."""
-    found = number(value)
-    return " ".join(str(value).replace(",", " ").split()) if found is None else found
+    """Return a setting as the app parses it: text that is a number as a number, a list of names without commas.
+
+    A boolean is its text, in small letters.
+    """
+    if (parsed := number(value)) is not None:
+        return parsed
+    text = " ".join(str(value).replace(",", " ").split())
+    return text.lower() if text.lower() in ("true", "false") else text
 
 
 def number(value: Any) -> float | None:

@@ -69,7 +69,7 @@ from models.tasks import Regression, Segmentation, Survival, Task, probabilities
 from models.training import Network, predict
 
 CALIBRATION = ("brier", "calibration_slope", "calibration_in_the_large", "ece")
-# The names by which a hospital's policy allows each kind of evidence (equal in client/protocol/policy.py).
+# The names by which a hospital's policy allows each kind of evidence.
 EVIDENCE = (
     *(
         *CALIBRATION,

@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeGuard
 
@@ -105,18 +106,34 @@ def write_atomically(
         temporary.unlink(missing_ok=True)
 
 
-def append(path: Path, text: str, *, durable: bool = True) -> None:
-    """Append text to a file: all of it, or nothing where the disk is full. ``durable``: it must survive a power cut."""
-    with path.open("ab", buffering=0) as file:
-        before, left = file.tell(), memoryview(text.encode())
+def append(
+    path: Path,
+    text: str | bytes,
+    *,
+    durable: bool = True,
+    mode: int = 0o666,
+    whole: bool = False,
+) -> None:
+    """Append text to a file: all of it, or nothing where the disk is full.
+
+    ``durable``: it must survive a power cut; ``mode``: of a new file; ``whole``: a line that a crash has torn is left
+    as it is, on its own.
+    """
+    data, new = text.encode() if isinstance(text, str) else text, not path.exists()
+    with open(path, "a+b", buffering=0, opener=partial(os.open, mode=mode)) as file:
+        before = file.seek(0, os.SEEK_END)
+        torn = whole and before and os.pread(file.fileno(), 1, before - 1) != b"\n"
+        left = memoryview(b"\n" + data if torn else data)
         try:
             while left:
-                left = left[file.write(left) :]
+                left = left[os.write(file.fileno(), left) :]
             if durable:
                 os.fsync(file.fileno())
         except OSError as error:
             file.truncate(before)
             raise name_file(error, path) from None
+    if durable and new:
+        sync(path.parent)
 
 
 def name_file(error: OSError, path: Path) -> OSError:

@@ -53,12 +53,13 @@ def whole(names: Collection[str], labels: Mapping[str, str]) -> list[str]:
 
 
 def weights_in_sum(
-    counts: Mapping[str, int], cap: float, labels: Mapping[str, str]
+    by: str, samples: Mapping[str, int], cap: float, labels: Mapping[str, str]
 ) -> dict[str, int]:
     """Return the weights of silos with so many samples: at most ``cap`` medians, and none above half of all.
 
-    The silos of a group weigh the same, by the mean of their samples.
+    ``by``: `samples`; else silos weigh the same, as those of a group always do, by the mean of their samples.
     """
+    counts = {name: count if by == "samples" else 1 for name, count in samples.items()}
     groups = defaultdict[str, list[int]](list)
     for name, count in counts.items():
         groups[labels[name]].append(count)

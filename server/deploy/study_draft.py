@@ -12,6 +12,7 @@ from client.flower.apps import build
 from client.protocol.code import code_of_data, content_sum, digest_of_code
 from client.protocol.envelope import STUDY, fingerprint
 from client.protocol.methods import DEFAULTS
+from client.protocol.run_settings import is_secure
 from client.protocol.study import (
     FREE,
     TEXTS,
@@ -138,8 +139,7 @@ def _messages(common: Common) -> dict[str, int]:
 
 def _grouped(values: Mapping[str, object], silos: int) -> Mapping[str, object]:
     """Return the settings with groups of silos, where many train and masks add up what they send."""
-    masked = str(values.get("secure-aggregation", False)).lower() == "true"
-    few = not masked or silos < GROUPED
+    few = not is_secure(values) or silos < GROUPED
     return values if few else {"secure-group": GROUP, **values, "silos": silos}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from client.flower.apps import build
+from client.protocol.run_settings import is_on
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import share_new_files, write_atomically
 from server.deploy.control import Control, read_connection
@@ -118,11 +119,7 @@ def _silos_before(values: Mapping[str, object]) -> int:
     from server.results.run_directory import read_toml
 
     config = Path(str(values.get("out") or "")) / "config.toml"
-    resumed = (
-        str(values.get("resume", "")).lower() == "true"
-        and bool(values.get("out"))
-        and config.is_file()
-    )
+    resumed = is_on(values, "resume") and bool(values.get("out")) and config.is_file()
     return cast(int, read_toml(config)["silos"]) if resumed else 0
 
 

@@ -22,6 +22,7 @@ from client.evidence import COMMON
 from models.evidence.measure import MEASUREMENT, Evidence, measurements
 from partitions.common.adding import added
 from partitions.common.errors import DataError
+from partitions.common.messages import OWN_MODEL
 from partitions.schema import read_schema
 from server.results.models import keep_model
 from server.run.checkpoints import LoopState
@@ -29,7 +30,6 @@ from server.run.collector import Collector
 from server.run.newcomers import HoldOut
 from server.run.recorder import Recorder
 from server.run.reporter import Reporter
-from strategies.base.evaluation import ACTION as OWN_MODEL
 from strategies.base.evaluation import asks_for_models
 from strategies.base.evidence import ACTION, read_evidence
 from strategies.base.info import OFFLINE

@@ -11,12 +11,11 @@ from flwr.app import ConfigRecord, Error, Message, MessageType
 from client.protocol.secure import KEYS, START, UNMASK
 from client.protocol.secure import RECORD as SECURE
 from partitions.common.errors import DataError, RunFailedError
+from partitions.common.messages import MASKED, OWN_MODEL_KIND
 from server.results.reasons import merge_reasons
 from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
 from server.run.registration.registration import Registration
-from strategies.base.aggregation.secure import RECORD as INTEGERS
-from strategies.base.evaluation import KIND as OWN_MODEL
 from strategies.base.evaluation import OWN
 from strategies.base.state import BUFFERS
 from strategies.base.strategy import PersonalizedStrategy
@@ -213,7 +212,7 @@ def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
     """Return a function from a message to the maximum size of its reply in bytes."""
 
     def most(message: Message) -> int:
-        if message.metadata.message_type == OWN_MODEL:
+        if message.metadata.message_type == OWN_MODEL_KIND:
             return OTHER_BYTES + NUMBER_BYTES * (
                 strategy.layout.size + strategy.layout.buffer_size
             )
@@ -229,13 +228,13 @@ def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
 
 def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[str]:
     """Return the names of the records that the reply to a message may hold."""
-    if message.metadata.message_type == OWN_MODEL:
+    if message.metadata.message_type == OWN_MODEL_KIND:
         return {"config", *(f"model.{name}" for name in (OWN, BUFFERS))}
     trains = message.metadata.message_type == MessageType.TRAIN
     if message.metadata.message_type in (KEYS, START, UNMASK):
         return {SECURE}
     names = [f"model.{name}" for name in strategy.upload_names()]
-    names = [INTEGERS, SECURE] if strategy.common.secure_aggregation else names
+    names = [MASKED, SECURE] if strategy.common.secure_aggregation else names
     return {"config", "metrics", *(names if trains else ())}
 
 

@@ -13,9 +13,12 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any, cast
 
+from models.evidence.measure import EVIDENCE
 from models.networks.registry import BUILT_IN, model_settings
+from models.tasks import all_metrics
 from partitions.common.settings import MOST, keys_of, toml_text
 from partitions.schemes.registry import partition_settings
+from strategies.base.aggregation.secure import sums_setting
 from strategies.base.info import MethodInfo
 from strategies.base.privacy import Privacy
 from strategies.base.run_settings import DP, defaults, runnable, strategies
@@ -108,9 +111,8 @@ def method_table() -> dict[str, dict[str, Any]]:
 
 def sum_weighting(method: type[PersonalizedStrategy]) -> str:
     """Return how a method's secure sums weigh silos: samples, silos, or the setting that says it."""
-    own = keys_of(method.Settings)
-    key = "average" if "average" in own and method.info.sums else method.info.sums
-    return f"{method.info.name}.{key}" if key in own else key
+    setting = sums_setting(method)
+    return f"{method.info.name}.{setting}" if setting else method.info.sums
 
 
 def bounded_settings() -> dict[str, str]:
@@ -128,6 +130,8 @@ def method_table_text() -> str:
         "networks": [*BUILT_IN],
         "settings": bounded_settings(),
         "defaults": defaults(),
+        "metrics": [*all_metrics()],
+        "evidence": [*EVIDENCE],
     }
     return json.dumps(tables, indent=1, ensure_ascii=False) + "\n"
 

@@ -153,8 +153,6 @@ class Evaluate(PersonalizedStrategy):
         ]
 
 
-ACTION = "own_model"  # of the message that requests it; client/site/trust/message_rules.py has the same kind
-KIND = f"{MessageType.EVALUATE}.{ACTION}"
 OWN = "own"  # the model's name in the reply; its running statistics have their usual name
 
 

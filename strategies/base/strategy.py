@@ -20,7 +20,8 @@ from torch import Tensor
 from models.layout import Layout, size_of
 from models.training import generator
 from partitions.common.errors import RunFailedError, UserError
-from strategies.base.aggregation.secure import SHARE, mean_of, weights_of
+from partitions.common.messages import SHARE
+from strategies.base.aggregation.secure import mean_of, weights_of
 from strategies.base.aggregation.updates import read_updates, read_usable
 from strategies.base.bounded import UpdateBounds, replacement
 from strategies.base.client import SiloClient

@@ -25,7 +25,6 @@ from tiny import (
     write_silo,
 )
 
-import client.protocol.policy as site_policy
 from client.app import app
 from client.export import export_model
 from client.prediction.predict import predict_file
@@ -378,10 +377,6 @@ SPOILT: dict[str, dict[str, Any]] = {
 def test_the_server_takes_no_nonsense(reason):
     fails(DataError, reason, read_evidence, MetricRecord(SPOILT[reason]))
     fails(DataError, "carries no evidence", read_evidence, None)
-
-
-def test_the_policys_words_are_those_that_are_measured():
-    assert site_policy.EVIDENCE == EVIDENCE
 
 
 def in_groups(file, groups):

@@ -39,6 +39,7 @@ from client.site.trust.audit_page import page
 from client.site.trust.message_rules import OWN_MODEL
 from client.studies import released_page, study_page
 from partitions.common.errors import RunFailedError, UserError
+from partitions.common.messages import OWN_MODEL_KIND as KIND
 from server.deploy.study_draft import draft
 from server.results.history import History
 from server.results.models import FILE, FOLDER
@@ -46,7 +47,7 @@ from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
 from server.run.withdrawal import withdraw
 from server.simulation.engine import flower_identity
-from strategies.base.evaluation import KIND, OWN
+from strategies.base.evaluation import OWN
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
 from strategies.base.transport.payload import array_record, decode

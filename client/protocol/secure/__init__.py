@@ -10,10 +10,12 @@ After Bonawitz et al. 2017. The server opens only sums over many hospitals, and 
 The SuperNode answers all this itself: the app gets no key, and adds no mask. Relative imports.
 """
 
+from ..ours import messages
+
 RECORD = "secure"  # the config record, in a message and in a reply
 # The only array record of a masked reply, and its uint32 vector
-ARRAYS, ARRAY = ("masked", "sum")
-SHARE = "secure_share"  # in a train message's config: this silo's weight as a share of all
+ARRAYS, ARRAY = messages.MASKED, messages.INTEGERS
+SHARE = messages.SHARE  # in a train message's config: this silo's weight as a share of all
 # In what the app gets: which sum this round is of, and those that this silo's vectors are in
 OWN, COUNTED = "secure_sum", "counted"
 KEYS, START, UNMASK = "query.secure_keys", "query.secure_start", "query.secure_unmask"

@@ -169,8 +169,6 @@ def weights_of(
     """
     by = METHODS.get(str(run_config.get("strategy")), {}).get("sums", "")
     by = run_config.get(by, DEFAULTS.get(by, by))
-    counts = {name: one.samples if by == "samples" else 1 for name, one in listed.items()}
-    found: dict[str, int] = sum_weights.weights_in_sum(
-        counts, number(run_config.get("weight-cap")) or 0, labels
-    )
-    return found
+    samples = {name: statement.samples for name, statement in listed.items()}
+    cap = number(run_config.get("weight-cap")) or 0
+    return sum_weights.weights_in_sum(str(by), samples, cap, labels)

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...flower.contents import config_of
 from ...flower.internals import internal
 from ...protocol.launch import template_command, template_pid
 from ...protocol.private import available_share
@@ -189,8 +190,7 @@ def idle_seconds() -> float:
 def is_last(message: Any, context: Any) -> bool:
     """Return whether a message is of its run's last round, by the numbers that the server's loop sends."""
     try:
-        config = message.content["config"]
-        return int(config["round"]) >= int(context.run_config["rounds"])
+        return int(config_of(message)["round"]) >= int(context.run_config["rounds"])
     except Exception:  # an error has no content, and a missing value may raise many types
         return False
 

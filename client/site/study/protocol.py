@@ -22,13 +22,7 @@ def allows(allowed: Any, value: Any) -> bool:
         found = number(value)
         return found is not None and allowed["min"] <= found <= allowed["max"]
     wanted = allowed if isinstance(allowed, list) else [allowed]
-    return any(_same(one, value) for one in wanted)
-
-
-def _same(wanted: Any, value: Any) -> bool:
-    if isinstance(wanted, bool) or isinstance(value, bool):
-        return str(wanted).lower() == str(value).lower()
-    return bool(to_plain(wanted) == to_plain(value))
+    return to_plain(value) in map(to_plain, wanted)
 
 
 def setting_faults(study: StudyProtocol, run: Mapping[str, Any]) -> list[str]:

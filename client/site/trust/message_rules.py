@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...protocol.methods import DEFAULTS, METHODS, NETWORKS, SETTINGS
+from ...protocol.ours import messages
 from ...protocol.policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
 from ...protocol.run_settings import (
     is_private,
@@ -16,7 +17,7 @@ from ...protocol.run_settings import (
     uploads,
 )
 
-OWN_MODEL = "evaluate.own_model"  # message type for the silo's own model; as in strategies/base/evaluation.py
+OWN_MODEL = messages.OWN_MODEL_KIND
 PASSES = "patches-per-volume"
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from client.flower.internals import internal
 from client.protocol.secure import RECORD as SECURE
 from client.protocol.secure.statements import SiloRecord
+from partitions.common.messages import INTEGERS, MASKED
 from partitions.common.parsed import parse_values
-from strategies.base.aggregation.secure import ARRAY, RECORD
 from strategies.base.info import RoundPlan
 from strategies.base.state import State
 
@@ -36,7 +36,7 @@ def pack_round(
     """Return a round as a state, and drop its replies' vectors. ``total``: the opened sums (k, n), int32."""
     for reply in replies:
         if reply.has_content():
-            reply.content.pop(RECORD, None)
+            reply.content.pop(MASKED, None)
     listed = map(internal("serde").message_to_proto, replies)
     text = internal("fleet_pb2").PushMessagesRequest(messages_list=listed).SerializeToString()
     saved = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -60,5 +60,5 @@ def replies_of(state: State) -> list[Message]:
     summed = {nodes[name] for name in silos}
     for reply in replies:
         if reply.metadata.src_node_id in summed:
-            reply.content[RECORD] = ArrayRecord({ARRAY: zeros})
+            reply.content[MASKED] = ArrayRecord({INTEGERS: zeros})
     return replies

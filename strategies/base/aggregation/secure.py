@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from logging import WARNING
 from typing import Any
 
@@ -35,6 +35,7 @@ from torch.linalg import vector_norm
 from models.flat import gather, scatter
 from models.layout import Layout, size_of
 from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.messages import INTEGERS, MASKED, SHARE
 from partitions.common.sum_weights import (
     FEWEST,
     comparison_fault,
@@ -54,8 +55,6 @@ from strategies.base.transport.payload import Model, Update, silos_of, tensor_of
 STRIP = 1 << 14  # numbers that stay in a processor's cache
 TIMES = 4.0  # C, in lengths of what was received, before it becomes a power of two
 IMPOSSIBLE = 3  # rounds in a row whose sum is impossible
-# A silo's share in its message; the record and the array of the integers in its reply.
-SHARE, RECORD, ARRAY = "secure_share", "masked", "sum"
 # The values that other settings need with secure sums, and why.
 NEEDED: Mapping[str, tuple[object, str]] = {
     "wire-dtype": ("float32", "a step travels as integers"),
@@ -115,13 +114,16 @@ def weights_of(strategy: Any, silos: Collection[str]) -> dict[str, int]:
     """
     if before := strategy.plan.weights:
         return {silo: before[silo] for silo in sorted(silos)}
-    by = strategy.info.sums
-    by = getattr(strategy.settings, "average", getattr(strategy.settings, by, by))
-    counts = {
-        silo: max(strategy.silos[silo].n_train, 1) if by == "samples" else 1
-        for silo in sorted(silos)
-    }
-    return weights_in_sum(counts, strategy.common.weight_cap, labels_in(strategy))
+    setting = sums_setting(type(strategy))
+    by = getattr(strategy.settings, setting) if setting else strategy.info.sums
+    samples = {silo: max(strategy.silos[silo].n_train, 1) for silo in sorted(silos)}
+    return weights_in_sum(by, samples, strategy.common.weight_cap, labels_in(strategy))
+
+
+def sums_setting(method: Any) -> str:
+    """Return the method's own setting that tells how its sums weigh silos; empty: ``MethodInfo.sums`` tells it."""
+    own = {field.name for field in fields(method.Settings)} if method.info.sums else set()
+    return next((name for name in ("average", method.info.sums) if name in own), "")
 
 
 def labels_in(strategy: Any) -> Mapping[str, str]:
@@ -221,14 +223,14 @@ def integers_of(
 def with_sum(reply: Message, update: Update, size: int) -> Update:
     """Return an update with the integers of its reply, int32; raise DataError if they are not ``size`` numbers."""
     try:
-        record: Any = reply.content[RECORD]
-        integers = tensor_of(record[ARRAY])
+        record: Any = reply.content[MASKED]
+        integers = tensor_of(record[INTEGERS])
         if len(record) > 1 or integers.dtype != torch.uint32 or integers.shape != (size,):
             raise DataError(f"{integers.dtype} of shape {tuple(integers.shape)}")
     except Exception as error:
         reason = error if isinstance(error, DataError) else type(error).__name__
-        raise DataError(f"its reply has no '{RECORD}' of {size} integers ({reason})") from error
-    return replace(update, vectors={ARRAY: integers.view(torch.int32)}, bytes=4 * size)
+        raise DataError(f"its reply has no '{MASKED}' of {size} integers ({reason})") from error
+    return replace(update, vectors={INTEGERS: integers.view(torch.int32)}, bytes=4 * size)
 
 
 def add_integers(vectors: Sequence[Tensor]) -> Tensor:
@@ -301,7 +303,7 @@ def _totals(
     strategy: Any, updates: Sequence[Update], sums: Sequence[Sequence[str]]
 ) -> list[Tensor]:
     """Return the sums of integers, without masks, of these silos each."""
-    sent = {update.silo: update.vectors[ARRAY] for update in updates}
+    sent = {update.silo: update.vectors[INTEGERS] for update in updates}
     first, *others = [add_integers([sent[silo] for silo in of]) for of in sums]
     # One sum is not copied
     added = torch.stack([first, *others]) if others else first[None]

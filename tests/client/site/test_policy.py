@@ -14,7 +14,6 @@ import pytest
 from failing import fails
 from gates import count_message
 
-import models.tasks
 from client.policies import policy_at, policy_page
 from client.protocol import policy as site_policy
 from client.protocol.methods import METHODS, SETTINGS
@@ -496,11 +495,6 @@ def test_the_policy_needs_nothing_but_the_standard_library():
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_its_metrics_are_those_that_there_are():
-    """The process at the hospital imports nothing of the app's, so the list stands there a second time."""
-    assert models.tasks.all_metrics() == site_policy.METRICS
 
 
 # ---- Which policy is printed -----------------------------------------------------------------------------------------

@@ -35,7 +35,12 @@ def test_the_groups_are_in_the_order_of_names():
 def test_the_silos_of_a_group_weigh_the_same():
     labels = labels_of(["ab", "cd"])
     counts = {"a": 10, "b": 31, "c": 900, "d": 100}
-    assert weights_in_sum(counts, 5.0, labels) == {"a": 20, "b": 20, "c": 100, "d": 100}
+    assert weights_in_sum("samples", counts, 5.0, labels) == {
+        "a": 20,
+        "b": 20,
+        "c": 100,
+        "d": 100,
+    }
 
 
 def rank(rows):
@@ -83,7 +88,9 @@ def opened(draw):
             continue
         found = dict.fromkeys(listed, 1)
         if draw(st.booleans()):
-            found = weights_in_sum({name: counts[name] for name in listed}, 5.0, labels)
+            found = weights_in_sum(
+                "samples", {name: counts[name] for name in listed}, 5.0, labels
+            )
         rows.append([found[name] if name in inside else 0 for name in names])
     return group, rows
 

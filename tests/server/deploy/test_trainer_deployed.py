@@ -9,7 +9,7 @@ from trio import RUN, bring_up, reach_over, rows
 
 from client.protocol.code import digest_of_code
 from client.protocol.launch import FLOWER
-from client.protocol.policy import METRICS
+from client.protocol.methods import METRICS
 from client.site.study import approvals
 from client.site.trust import audit
 from server.deploy import local, submit
