@@ -51,6 +51,7 @@ from client.app import app as client_app
 from models.initialisation import flat_model
 from models.samples import Samples
 from models.training import predict
+from partitions.common import messages
 from partitions.common.errors import UserError
 from partitions.common.names import silo_name
 from partitions.datasets.registry import load_dataset
@@ -157,20 +158,20 @@ class Colluding(InProcessGrid):
 def vector_of(reply: Message, key: str, asked: Message) -> Tensor:
     """Return a vector of a reply; of integers, the vector that they stand for."""
     record = reply.content.array_records[key]
-    if key != secure.RECORD:
+    if key != messages.MASKED:
         return tensor_of(record["vector"])
-    step = tensor_of(record[secure.ARRAY]).view(torch.int32) / per_unit(asked)
+    step = tensor_of(record[messages.INTEGERS]).view(torch.int32) / per_unit(asked)
     return start_of(asked, step) + step.float()
 
 
 def replace_vector(reply: Message, key: str, asked: Message, vector: Tensor) -> None:
     """Put another vector into a reply; as integers, uncut."""
-    if key != secure.RECORD:
+    if key != messages.MASKED:
         reply.content[key] = array_record({"vector": vector})
         return
     integers = ((vector - start_of(asked, vector)).double() * per_unit(asked)).round_()
     integers = integers.remainder_(2**32).long().to(torch.uint32)
-    reply.content[key] = array_record({secure.ARRAY: integers})
+    reply.content[key] = array_record({messages.INTEGERS: integers})
 
 
 def per_unit(asked: Message) -> float:
@@ -180,7 +181,7 @@ def per_unit(asked: Message) -> float:
     common = Common(secure_aggregation=True)
     _, clip = secure.bounds(info, common, {GLOBAL: Model(start)}, "model", len(start))
     return secure.scale(int(str(config["participants"])), clip) * float(
-        str(config[secure.SHARE])
+        str(config[messages.SHARE])
     )
 
 
