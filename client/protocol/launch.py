@@ -16,9 +16,9 @@ from collections.abc import MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from .node import LOOPBACK as LOOPBACK
 from .ours import errors
 
+LOOPBACK = "127.0.0.1"
 THIS_MACHINE = (LOOPBACK, "localhost", "::1")
 # For every Flower process: no telemetry is sent to Flower's makers, and nothing is installed when a run starts.
 FLOWER = {

@@ -31,10 +31,6 @@ VARIABLE = re.compile(
     r"""(?P<key>[A-Z][A-Z0-9_]*)=(?P<quote>["']?)(?P<value>[^'"$`\\#]*)(?P=quote) *"""
 )
 
-LOOPBACK = "127.0.0.1"
-# Of a SuperNode alone on its machine or in its container; Flower's own default
-RUNTIME_PORT = 9094
-
 MIG = "MIG-"  # how the name of a part of a GPU starts (nvidia-smi -L)
 FIRST_GPU = "cuda:0"
 
@@ -136,16 +132,14 @@ def variables_of(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def supernode_command(
-    site: Site, *, program: Sequence[str] = ("flower-supernode",), port: int = RUNTIME_PORT
+    site: Site, *, program: Sequence[str] = ("flower-supernode",)
 ) -> list[str]:
-    """Return the command line of a silo's SuperNode; `port` is for its Runtime API on the loopback interface."""
+    """Return the command line of a silo's SuperNode, which opens no port."""
     return [
         *program,
         *("--superlink", site.server),
         *("--root-certificates", str(site.ca_certificate)),
         *("--auth-supernode-private-key", str(site.node_key)),
-        *("--host", LOOPBACK),
-        *("--port", str(port)),
         *("--node-config", node_config(site.node_config)),
     ]
 

@@ -46,14 +46,16 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--node-config", metavar="PAIRS", default="", help="KEY='VALUE' ...")
     # A bundle of silofl 0.3 names them; Flower's SuperNode opened a port there
-    parser.add_argument("--host", help=argparse.SUPPRESS)
-    parser.add_argument("--port", help=argparse.SUPPRESS)
+    for option in ("--host", "--port"):
+        parser.add_argument(option, dest="port", help=argparse.SUPPRESS)
     return parser
 
 
 def run_supernode() -> None:
     """Answer messages until SIGTERM or SIGINT. Raises SystemExit, with a line where the server refuses this silo."""
     given = argument_parser().parse_args()
+    if given.port:
+        print("--host and --port have no effect: a silo opens no port", file=sys.stderr)
     node_config = internal("parse_config_args")([given.node_config])
     try:
         key = load_node_key(given.auth_supernode_private_key)

@@ -100,7 +100,7 @@ def supernode_part(
         state=Path(silo.state_dir),
         device=silo.device,
     )
-    return supernode_command(site, program=own_supernode(), port=silo.port)
+    return supernode_command(site, program=own_supernode())
 
 
 def log_file(directory: Path, part: str) -> Path:

@@ -32,7 +32,6 @@ class LocalSilo(Frozen):
     device: str
     data: str
     state_dir: str
-    port: int
     policy: str = ""
     gpu_share: float | None = None  # of its GPU's memory
 

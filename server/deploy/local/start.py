@@ -144,9 +144,9 @@ def plan(
     data: Mapping[str, Path],
     credentials: Credentials,
 ) -> LocalFederation:
-    """Return the federation with its ports and paths. A running SuperLink and existing silos keep their ports."""
+    """Return the federation with its ports and paths. A running SuperLink keeps its ports."""
     server = federation.server
-    ports = iter(free_ports(2 + len(federation.silos)))
+    ports = iter(free_ports(2))
     wanted = {"fleet-port": server.fleet_port, "control-port": server.control_port}
     now = {"fleet-port": old.fleet_port, "control-port": old.control_port} if old else {}
     for key, port in wanted.items():
@@ -161,13 +161,11 @@ def plan(
     fleet_port, control_port = (
         now.get(key) or port or next(ports) for key, port in wanted.items()
     )
-    old_ports = {silo.name: silo.port for silo in old.silos} if old else {}
     silos = [
         LocalSilo(
             **silo.model_dump(include={"name", "device", "policy", "gpu_share"}),
             data=str(data[silo.name]),
             state_dir=str(directory / "silos" / silo.name),
-            port=old_ports.get(silo.name) or next(ports),
         )
         for silo in federation.silos
     ]

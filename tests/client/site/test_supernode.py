@@ -199,11 +199,16 @@ def test_our_supernode_takes_the_options_that_we_write():
     assert (given.superlink, given.root_certificates) == ("s:1", Path("ca"))
 
 
-def test_a_missing_key_is_one_line(tmp_path, monkeypatch):
+def test_a_missing_key_and_a_port_are_one_line_each(tmp_path, monkeypatch, capsys):
+    """A bundle of silofl 0.3 names a port, which our SuperNode does not open."""
     site = Site("a", "s:1", Path("ca"), tmp_path / "own.key", Path("data"), Path("state"))
-    monkeypatch.setattr(sys, "argv", supernode_command(site))
-    with pytest.raises(SystemExit, match=r"own\.key: No such file"):
-        supernode.run_supernode()
+    command = supernode_command(site)
+    for more in ([], ["--host", "127.0.0.1", "--port", "9094"]):
+        monkeypatch.setattr(sys, "argv", command + more)
+        with pytest.raises(SystemExit, match=r"own\.key: No such file"):
+            supernode.run_supernode()
+        assert ("--host and --port have no effect" in capsys.readouterr().err) == bool(more)
+    assert "--port" not in command
 
 
 def test_the_gate_has_the_key_and_the_loop_the_silos_configuration(

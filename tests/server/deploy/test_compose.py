@@ -73,7 +73,7 @@ def test_silos_command_is_understood_by_our_parser(committed, silo):
     program, *arguments = committed["services"][silo]["command"]
     assert program == "flower-supernode"
     parsed = argument_parser().parse_args(arguments)
-    assert parsed.superlink == "superlink:9092"
+    assert (parsed.superlink, parsed.port) == ("superlink:9092", None)
     assert (parsed.root_certificates, parsed.auth_supernode_private_key) == (
         Path("/site/ca.crt"),
         Path("/site/node.key"),

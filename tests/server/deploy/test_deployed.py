@@ -32,7 +32,7 @@ from server.cli.main import main
 from server.deploy import local, processes, submit
 from server.deploy.control import Control
 from server.deploy.credentials import Credentials, ensure_credentials
-from server.deploy.local import parts, record, start
+from server.deploy.local import parts, record
 from server.results.history import History
 from server.results.models import FILE, FOLDER
 from server.results.study import study_config, study_runs
@@ -381,9 +381,7 @@ def test_an_impostor_under_an_absent_hospitals_name_is_refused(
     silo = next(s for s in running.silos if s.name == "hospital-02")
     own = Credentials(running.directory / "credentials")
     theirs = ensure_credentials(tmp_path / "theirs", silos=["hospital-02"], hosts=["localhost"])
-    command = parts.supernode_part(
-        running, silo.model_copy(update={"port": start.free_ports(1)[0]}), own
-    )
+    command = parts.supernode_part(running, silo, own)
     command[command.index(str(own.node_key(silo.name)))] = str(theirs.node_key(silo.name))
     with Control(running.connection) as control:
         control.register("intruder", theirs.node_public_pem("hospital-02"))
