@@ -13,6 +13,7 @@ from client.commands.table import Command, file_option, flag, option, several
 from partitions.common.errors import UserError
 
 if TYPE_CHECKING:
+    from client.protocol.node import Site
     from partitions.silo_file import Check
 
 
@@ -137,6 +138,13 @@ def site_doctor(
         site = site_of(files, folder, data, policy=args.policy)
         with via(site) if via else nullcontext() as link:
             return site.name, site_checks(site, link, args.slurm)
+
+
+def silo_of_bundle(path: Path) -> Site:
+    """Return the silo of a bundle's tar or folder, as `silofl join` runs it on this machine. Raises DataError."""
+    from client.site.trust.bundle import read_bundle, site_of
+
+    return site_of(read_bundle(path), Path())
 
 
 def print_checks(checks: Iterable[Check], *, as_json: bool) -> None:

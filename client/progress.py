@@ -20,9 +20,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 
 from client.flower.contents import config_of
 from client.local_data import silo_name
-from client.protocol.node import Site
 from client.session import ClientSession
-from client.site.trust.bundle import read_bundle, site_of
 from client.store import StateStore
 from partitions.common.files import append
 from strategies.base.newcomers import NEWCOMER
@@ -103,11 +101,6 @@ class OwnProgress:
                 add_event(
                     self.folder, event, strategy=common.strategy, seed=common.seed, **values
                 )
-
-
-def silo_of_bundle(path: Path) -> Site:
-    """Return the silo of a bundle's tar or folder, as `silofl join` runs it on this machine. Raises DataError."""
-    return site_of(read_bundle(path), Path())
 
 
 def note_failure(

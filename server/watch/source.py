@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from client.progress import silo_of_bundle
+from client.cli import silo_of_bundle
 from client.protocol.keys import site_root
 from client.protocol.node import Site
 from partitions.common.errors import UserError

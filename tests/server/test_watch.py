@@ -357,7 +357,8 @@ def test_a_message_that_is_refused_before_any_run_has_begun_leaves_nothing(three
         {"config": ConfigRecord()},
         {},
     ):
-        message: Any = SimpleNamespace(content=RecordDict(config))  # type: ignore[arg-type]
+        content = RecordDict(config)  # type: ignore[arg-type]
+        message: Any = SimpleNamespace(content=content, has_content=lambda: True)
         note_failure(message, context, settings_of(three, strategy="fedavg"), "refused")
     assert not (tmp_path / "state").exists()
 

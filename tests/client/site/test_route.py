@@ -65,7 +65,7 @@ CHOICES = [
 # variables whenever a channel is made.
 ASK_GRPC = """
 import json, os, sys, threading
-from client.site.runtime.launch import reach_without_proxy
+from client.protocol.launch import reach_without_proxy
 os.environ["GRPC_DNS_RESOLVER"] = "native"
 import grpc
 channels = []
@@ -389,8 +389,8 @@ import sys
 from pathlib import Path
 sys.path[:0] = {path}
 from middlebox import TlsServer
-from client.site.node import Site
-from client.site.runtime.connection import connection_checks
+from client.protocol.node import Site
+from client.link.connection import connection_checks
 class Counting(TlsServer):
     served = 0
     def serve(self, connection):
