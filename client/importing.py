@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from client.site.trust.bundle import read_bundle
-from partitions.common.errors import UserError
+from partitions.common.errors import Problems, UserError
 from partitions.common.files import write_atomically
 from partitions.common.names import unknown_name
 from partitions.importing.files import Faults
 from partitions.importing.options import SEPARATORS, ImportOptions, Take
 from partitions.importing.proposal.draft import propose_pictures
+from partitions.importing.readers.formats import table_format
 from partitions.importing.source import import_source, reading
 from partitions.importing.table_draft import draft_recipe, shared_recipe
 from partitions.importing.tables import read_lines
@@ -254,30 +255,33 @@ def describe_mapping(recipe: Recipe) -> Iterator[str]:
 
 def import_from(args: argparse.Namespace) -> Iterator[str]:
     """Make the data file, and a table's recipe beside it; yield the lines to print."""
-    out, options = Path(args.out), options_of(args)
-    beside, recipe = recipe_file(out), options.recipe or options.pictures
+    out, source = Path(args.out), Path(args.source)
+    beside, problems = recipe_file(out), Problems()
     if args.recipe is None and beside.exists() and not args.overwrite:
-        raise UserError(
+        problems.add(
             f"{beside} is there already: use it with --recipe {beside}, name another file, or --overwrite"
         )
+    with problems.complete(source):
+        options = with_schema(args, options_of(args))
+    recipe = options.recipe or options.pictures
     if args.recipe and recipe and is_open(recipe) and args.recipe.resolve() == beside.resolve():
-        raise UserError(
+        problems.add(
             f"{beside} is what --out {out} writes, with the values for gaps: give the draft another name"
         )
-    options = with_schema(args, options)
-    imported = import_source(args.source, out, options)
+    imported = import_source(source, out, replace(options, problems=problems))
     yield from str(imported).splitlines()
     if imported.recipe and args.recipe is None:
         describe = describe_mapping if args.schema else explain
         yield from (f"column {line}" for line in describe(imported.recipe))
     yield from (f"note: {note}" for note in imported.notes)
     new = "NEW.csv" if imported.recipe else "NEW"
-    if imported.used != recipe:
+    if args.recipe is None or imported.used != recipe:
         write_atomically(beside, imported.used.toml(f"How {out.name} was made."))
         yield f"{beside}: the recipe; silofl import {new} --recipe {beside} repeats it"
     if imported.divided:
         yield "the split is written into the file: no run can change it"
-    yield str(out)
+    made_from = table_format(source) if source.is_file() and imported.recipe else None
+    yield f"{out}, of {made_from.title}" if made_from else str(out)
 
 
 def is_open(recipe: AnyRecipe) -> bool:

@@ -259,7 +259,8 @@ def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split
 
 def rows_by(source: DatasetSource) -> dict[str, list[int]]:
     """Return the row indices of each hospital of a csv, in the order of their names. Raises DataError."""
-    from partitions.importing.tables import list_columns, read_lines
+    from partitions.importing.table_labels import list_columns
+    from partitions.importing.tables import read_lines
     from partitions.recipes.recipe import load_recipe
 
     path, recipe = Path(source.name), load_recipe(Path(source.recipe))

@@ -61,6 +61,7 @@ def requirements(part: str, pyproject: str) -> list[str]:
         kept += (
             extras["monai"]
             + extras["signals"]
+            + extras["tables"]
             + extras["trees"]
             + extras["centres"]
             + extras["dev"]

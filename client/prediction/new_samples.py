@@ -27,6 +27,7 @@ from partitions.importing.collect import read_inputs
 from partitions.importing.discovery import find_others
 from partitions.importing.files import Faults
 from partitions.importing.options import ImportOptions
+from partitions.importing.readers import formats
 from partitions.importing.readers import pictures as picture_files
 from partitions.importing.readers.dicom import IDENTITY, read_key
 from partitions.importing.readers.dicom_file import is_dicom
@@ -104,17 +105,17 @@ def read_asked(
 
 
 def needs_recipe(data: Path) -> bool:
-    """Return whether this is a csv, a folder, a picture or a scan; anything else is a data file."""
+    """Return whether this is a table, a folder, a picture or a scan; anything else is a data file."""
     return (
         data.is_dir()
-        or data.name.lower().endswith((".csv", *picture_files.endings))
+        or data.name.lower().endswith((*formats.ENDINGS, *picture_files.endings))
         or kind_of(data) != "picture"
     )
 
 
 def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> NewSamples:
     """Return the rows of a csv, read by a recipe. Raises UserError, one line."""
-    if data.suffix.lower() != ".csv":
+    if data.suffix.lower() not in formats.ENDINGS:
         raise UserError(f"{data} is no csv, and the recipe is of a table")
     try:
         with reading(data):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -14,14 +14,29 @@ class DataError(ValueError):
     """An unusable file, or message of another party; the text names it, the reason and the next step."""
 
 
-class Problems:
-    """Problems of one file, which one error lists."""
+class SeveralError(DataError):
+    """Several problems of one file. ``lines``: a heading, and a line for each of ``problems``."""
 
-    def __init__(self) -> None:
-        self.found: list[ValueError] = []
+    def __init__(self, heading: str, problems: Sequence[str]) -> None:
+        numbered = [f"({i}) {text}" for i, text in enumerate(problems, 1)]
+        super().__init__(f"{heading}: {'; '.join(numbered)}")
+        self.problems = [*problems]
+        self.lines = [f"{heading}:", *numbered]
+
+
+class Problems:
+    """Problems of one source, which one error lists."""
+
+    def __init__(self, errors: Sequence[ValueError] = ()) -> None:
+        self.errors = list[ValueError](errors)
 
     def __iter__(self) -> Iterator[str]:
-        return map(str, self.found)
+        for error in self.errors:
+            yield from getattr(error, "problems", [str(error)])
+
+    def add(self, text: str) -> None:
+        """Add a problem."""
+        self.errors.append(DataError(text))
 
     @contextmanager
     def collect(self) -> Iterator[None]:
@@ -29,16 +44,24 @@ class Problems:
         try:
             yield
         except (UserError, DataError) as error:
-            self.found.append(error)
+            self.errors.append(error)
+
+    @contextmanager
+    def complete(self, file: object) -> Iterator[None]:
+        """Context of a step without which nothing else can be checked: its error is raised with all others."""
+        with self.collect():
+            yield
+            return
+        self.refuse(file)
 
     def refuse(self, file: object) -> None:
         """Raise the problem, or one DataError with all of them, if there are any."""
-        if len(self.found) == 1:
-            raise self.found[0]
-        if self.found:
-            texts = (text.removeprefix(f"{file}, ").removeprefix(f"{file}: ") for text in self)
-            listed = "; ".join(f"({i}) {text}" for i, text in enumerate(texts, 1))
-            raise DataError(f"{file} has {len(self.found)} problems: {listed}")
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            short = [text.removeprefix(f"{file}, ").removeprefix(f"{file}: ") for text in self]
+            heading = f"{file} has {len(short)} problems"
+            raise SeveralError(heading, short)
 
 
 class RunFailedError(RuntimeError):

@@ -7,8 +7,8 @@ a patient.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from partitions.importing.division import (
 from partitions.importing.files import Faults
 from partitions.importing.options import ImportOptions
 from partitions.importing.readers.reader import ImageInfo, Samples
-from partitions.importing.readers.registry import kind_of
+from partitions.importing.readers.registry import has_binary_masks, kind_of
 from partitions.importing.streams import (
     check_expected,
     common_form,
@@ -38,7 +38,7 @@ from partitions.importing.streams import (
     probe_all,
 )
 from partitions.importing.table_source import Listing
-from partitions.importing.targets import find_import_task, read_answers
+from partitions.importing.targets import Answers, find_import_task, read_answers
 from partitions.labels import ONE_CLASS
 from partitions.patients import check_names
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe
@@ -47,10 +47,11 @@ from partitions.recipes.recipe import Recipe
 from partitions.schema import few, tidy
 from partitions.silo_file import write_silo_file
 from partitions.site_split import rows_of
-from partitions.splits import Array, Arrays, SiloData, Split
+from partitions.splits import Array, Arrays, Shape, SiloData, Split
 from partitions.stored import together
 from partitions.tokens import Hashed, encode, parse_vocabulary
 
+Form = tuple[Shape, str]  # shape and type of all pictures
 TABLE, TEXT = "columns", "text"  # names of the two inputs of a sample
 
 
@@ -69,25 +70,20 @@ class Collected:
 
 
 def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected:
-    """Read the samples' labels, probe their inputs, and divide them."""
-    samples, infos, notes = listing.rows, list[ImageInfo](), [*listing.notes]
-    check_options(source, listing, options)
-    classes, recipe = tuple(options.labels), listing.recipe or options.pictures
-    task = find_import_task(samples, options.task, classes, options.survival is not None)
-    if samples[0].file:
-        samples, infos = probe_all(samples, options.reading, options.faults)
-        check_lost(listing.rows, samples, task)
-        notes += count_notes(infos)
-    known = recipe.outputs if recipe else 0
-    answers = read_answers(samples, listing.columns, classes, task, options.reading, known)
+    """Read the samples' labels, probe their inputs, and divide them.
+
+    Raises DataError with all problems of the source, before any scan or mask is decoded.
+    """
+    classes = tuple(options.labels)
+    task = find_import_task(listing.rows, options.task, classes, options.survival is not None)
+    listing, options, infos, form, answers = read_headers(source, listing, task, options)
+    samples = listing.rows
     patients = number_patients(samples)
-    if answers.names and task in ONE_CLASS and not classes:
-        check_class_names(answers.names, answers.y, patients)
-    places = assign_splits(samples, patients, answers.present, options.seed)
+    places = check_parts(source, samples, answers, task, options)
+    notes = [*listing.notes, *count_notes(infos)]
     notes += patient_notes(samples, options.take.patient)
     notes += label_notes(task, answers, patients, places)
     named = any(sample.patient for sample in samples)
-    check_places(source, places, f", of {len(np.unique(patients))} patients" * named)
     order = {split: np.flatnonzero(places == split) for split in SPLITS}
     # Of a shared schema; this file's own names are in its recipe
     names = (listing.recipe and classes) or answers.names
@@ -97,7 +93,7 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     used: AnyRecipe
     vocabulary, gaps = 0, dict[str, Array]()
     if listing.recipe is None:
-        used = pictures = recipe_of_files(listing, samples, infos, options, roles)
+        used = pictures = recipe_of_files(listing, infos, form, options, roles)
         x = open_pictures(samples, pictures, Faults())
     else:
         table = listing.table
@@ -117,6 +113,84 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     about = answers.outputs, task, vocabulary, schema, used.as_json, options.cohort
     notes += copies(samples, order)
     return Collected(SiloData(train, val, test, *about), names, tuple(notes), used, gaps)
+
+
+def read_headers(
+    source: Path, listing: Listing, task: str, options: ImportOptions
+) -> tuple[Listing, ImportOptions, Sequence[ImageInfo], Form, Answers]:
+    """Return the samples that can be read, how masks are read, image infos, the form of all pictures, and labels.
+
+    Raises DataError with all problems, before any scan or mask is decoded.
+    """
+    problems, recipe = options.problems, listing.recipe or options.pictures
+    classes, known = tuple(options.labels), recipe.outputs if recipe else 0
+    check_options(source, listing, options)
+    answers = None
+    if task != "segmentation":
+        with problems.collect():
+            asks = listing.columns, classes, task, options.reading, known
+            answers = read_answers(listing.rows, *asks)
+            check_parts(source, listing.rows, answers, task, options)
+    if options.faults.skip:  # files are decoded to be left out
+        problems.refuse(source)
+    infos, form, count = list[ImageInfo](), (Shape(), ""), len(listing.rows)
+    if listing.rows[0].file:
+        with problems.collect():
+            samples, infos = probe_all(listing.rows, options.reading, options.faults)
+            check_lost(listing.rows, samples, task)
+            listing = replace(listing, rows=samples)
+            if options.pictures:
+                check_expected(samples, infos, options.pictures)
+            else:
+                form = common_form(samples, infos)
+    problems.refuse(source)
+    listing, options = with_binary_masks(listing, options)
+    if answers is None or len(listing.rows) < count:
+        asks = listing.columns, classes, task, options.reading, known
+        answers = read_answers(listing.rows, *asks)
+    return listing, options, infos, form, answers
+
+
+def check_parts(
+    source: Path, samples: Samples, answers: Answers, task: str, options: ImportOptions
+) -> Array:
+    """Return the part of each sample. Raises DataError where none is for training, or none for testing.
+
+    It raises also where names of classes may be people's.
+    """
+    patients = number_patients(samples)
+    if answers.names and task in ONE_CLASS and not options.labels:
+        check_class_names(answers.names, answers.y, patients)
+    places = assign_splits(samples, patients, answers.present, options.seed)
+    named = any(sample.patient for sample in samples)
+    check_places(source, places, f", of {len(np.unique(patients))} patients" * named)
+    return places
+
+
+def with_binary_masks(
+    listing: Listing, options: ImportOptions
+) -> tuple[Listing, ImportOptions]:
+    """Return samples and options for masks of 0 and 255 alone. Raises DataError where the recipe says otherwise."""
+    masks = [row for row in listing.rows if row.masks]
+    if (
+        not masks
+        or options.reading.binary_masks
+        or not has_binary_masks(masks, options.reading)
+    ):
+        return listing, options
+    if options.pictures:
+        raise DataError(
+            f"{masks[0].where}: its mask, as all others, "
+            "has 0 and 255 alone, "
+            "and 255 does not count by the recipe; "
+            "if it is what was drawn, "
+            "write binary-masks = true under [pictures]"
+        )
+    note = (
+        "masks have 0 and 255 alone: 255 is class 1, what was drawn "
+        "(binary-masks in the recipe)"
+    )
+    return replace(listing, notes=(*listing.notes, note)), replace(options, binary_masks=True)
 
 
 def write_collected(out: Path, collected: Collected) -> Names:
@@ -140,17 +214,13 @@ def check_places(source: Path, places: Array, people: str) -> None:
 
 def recipe_of_files(
     listing: Listing,
-    samples: Samples,
     infos: Sequence[ImageInfo],
+    form: Form,
     options: ImportOptions,
     roles: dict[str, Any],
 ) -> PictureRecipe:
-    """Return the recipe by which pictures are read: the given one, which they must fit, or a new one."""
-    recipe = options.pictures
-    if recipe:
-        check_expected(samples, infos, recipe)
-    else:
-        recipe = draft_pictures(infos, *common_form(samples, infos), options.reading)
+    """Return the recipe by which pictures are read: the user's, which they fit, or a new one of their form."""
+    recipe = options.pictures or draft_pictures(infos, *form, options.reading)
     by_source = {"label": listing.columns, "labels_by": listing.by, "patient": listing.patient}
     return recipe.model_copy(update={**roles, **by_source, "seed": options.seed})
 
@@ -172,34 +242,35 @@ def copies(samples: Samples, order: Arrays) -> Names:
 
 
 def check_options(source: Path, listing: Listing, options: ImportOptions) -> None:
-    """Raise DataError for options that do not apply to these samples."""
+    """Add options that do not apply to these samples to the problems."""
+    for fault in option_faults(source, listing, options):
+        options.problems.add(fault)
+    if listing.recipe and listing.recipe.text.column:
+        with options.problems.collect():  # checked before labels are read
+            parse_vocabulary(listing.recipe.text.vocabulary)
+
+
+def option_faults(source: Path, listing: Listing, options: ImportOptions) -> Iterator[str]:
+    """Yield what does not apply to these samples."""
     samples = listing.rows
+    kinds = {kind_of(sample.file) if sample.file else "row" for sample in samples}
     of_scans = options.window or options.slices > 1 or options.series
-    if of_scans and all(
-        sample.file is None or kind_of(sample.file) in ("picture", "signal")
-        for sample in samples
-    ):
-        raise DataError(
-            f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI"
-        )
+    if of_scans and kinds <= {"row", "picture", "signal"}:
+        yield f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI"
     of_signals = options.reading.channels or options.reading.rate or options.reading.seconds
-    if of_signals and not all(
-        sample.file and kind_of(sample.file) == "signal" for sample in samples
-    ):
-        raise DataError(
+    if of_signals and kinds != {"signal"}:
+        yield (
             f"{source} has samples that are no signals; --channels, --rate and --seconds are of WFDB, EDF and DICOM "
             "waveforms"
         )
     if options.faults.skip and not samples[0].file:
-        raise DataError(f"{source} is a table; --skip-bad is of pictures and scans")
+        yield f"{source} is a table; --skip-bad is of pictures and scans"
     if options.subgroup and not any(sample.subgroup for sample in samples):
-        raise DataError(
+        yield (
             f"{source}: --subgroup names a column of a csv that lists samples; none has a value there"
         )
-    if listing.recipe and listing.recipe.text.column:
-        parse_vocabulary(listing.recipe.text.vocabulary)  # checked before labels are read
     if (options.take.text or options.take.columns) and samples[0].file:
-        raise DataError(f"{source} has pictures; --text and --columns are of a table")
+        yield f"{source} has pictures; --text and --columns are of a table"
 
 
 def check_lost(before: Samples, after: Samples, task: str) -> None:

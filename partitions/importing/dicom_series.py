@@ -43,8 +43,8 @@ from partitions.importing.readers.reader import (
     redacted_errors,
 )
 from partitions.importing.readers.volumes.series import referenced_series
+from partitions.importing.table_labels import SPLIT_NAMES
 from partitions.importing.table_source import Listing
-from partitions.importing.tables import SPLIT_NAMES
 from partitions.importing.targets import Answer, join_labels
 from partitions.recipes.reading import ReadOptions
 

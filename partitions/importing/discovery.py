@@ -26,11 +26,13 @@ from partitions.importing.files import (
 )
 from partitions.importing.options import ImportOptions
 from partitions.importing.readers.dicom_file import is_dicom
+from partitions.importing.readers.formats import ENDINGS
 from partitions.importing.readers.reader import SampleSource, hash_text, pseudonym
 from partitions.importing.readers.registry import SCANS, is_sample, kind_of, paths_of
 from partitions.importing.readers.volumes import volume
+from partitions.importing.table_labels import SPLIT_NAMES
 from partitions.importing.table_source import Listing, read_csv
-from partitions.importing.tables import SPLIT_NAMES, read_lines
+from partitions.importing.tables import read_lines
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
 
@@ -91,7 +93,7 @@ def find_others(
     ``labelled``: False reads no labels even where there are some, and no csv in a folder.
     """
     if source.is_file():
-        if source.suffix.lower() == ".csv":
+        if source.suffix.lower() in ENDINGS:
             return slice_volumes(read_csv(source, options), options)
         where = "the file" if kind_of(source) != "picture" else str(source)
         rows = [SampleSource(where, (), "", "", file=source)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, Problems
 from partitions.common.names import Names
 from partitions.importing.files import Faults
 from partitions.recipes.cells import GROUPS
@@ -77,6 +77,7 @@ class ImportOptions(ReadOptions):
       cells that do not fit the recipe are gaps.
     * ``subgroup``: the column of subgroups (``subgroups.parse_column``).
     * ``faults``: files that cannot be read, and whether they are left out.
+    * ``problems``: takes what can be named before any scan is decoded, so that one run names all.
     * ``overwrite``: whether the data file may exist already; ``cohort``: a name for the people in the data.
     """
 
@@ -94,6 +95,7 @@ class ImportOptions(ReadOptions):
     cohort: str = ""
     subgroup: str = ""
     faults: Faults = field(default_factory=Faults)
+    problems: Problems = field(default_factory=Problems)
 
     @property
     def reading(self) -> ReadOptions:

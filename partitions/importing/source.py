@@ -40,14 +40,18 @@ from typing import Any
 import numpy as np
 
 from partitions.array_names import make_schema, written_schema
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, Problems
 from partitions.common.names import Names
-from partitions.importing.collect import collect, read_inputs, write_collected
+from partitions.importing.collect import (
+    collect,
+    read_inputs,
+    with_binary_masks,
+    write_collected,
+)
 from partitions.importing.discovery import find_rows
 from partitions.importing.division import FEWEST_DIVIDED, number_patients
 from partitions.importing.files import Faults
 from partitions.importing.options import DEFAULTS, ImportOptions, Take
-from partitions.importing.readers.registry import has_binary_masks
 from partitions.importing.streams import new_pictures
 from partitions.importing.table_source import Listing
 from partitions.importing.targets import read_answers
@@ -110,46 +114,29 @@ def import_source(
     Raises DataError, naming file and line, for anything that cannot be read; then nothing is written.
     """
     source, out = Path(source), Path(out)
-    check_paths(source, out, options.overwrite)
-    options = replace(with_recipe(options), faults=Faults(options.faults.skip))
+    options = replace(
+        with_recipe(options),
+        faults=Faults(options.faults.skip),
+        problems=Problems(options.problems.errors),
+    )
+    for fault in path_faults(source, out, options.overwrite):
+        options.problems.add(fault)
+    if not source.exists():
+        options.problems.refuse(source)
     with reading(source):
-        listing, options = with_binary_masks(find_rows(source, options), options)
+        with options.problems.complete(source):
+            listing = find_rows(source, options)
         recipe = options.recipe or options.pictures
         people = len(np.unique(number_patients(listing.rows)))
         if recipe and (not listing.labelled or people < FEWEST_DIVIDED):
-            return import_whole(out, listing, recipe, options)
+            options.problems.refuse(source)
+            return import_whole(out, *with_binary_masks(listing, options), recipe)
         collected = collect(source, listing, options)
     notes = (*write_collected(out, collected), *options.faults.notes)
     data = collected.data
     return Imported(
         out, summary(data), collected.names, data.schema.names, notes, collected.used
     )
-
-
-def with_binary_masks(
-    listing: Listing, options: ImportOptions
-) -> tuple[Listing, ImportOptions]:
-    """Return samples and options for masks of 0 and 255 alone. Raises DataError where the recipe says otherwise."""
-    masks = [row for row in listing.rows if row.masks]
-    if (
-        not masks
-        or options.reading.binary_masks
-        or not has_binary_masks(masks, options.reading)
-    ):
-        return listing, options
-    if options.pictures:
-        raise DataError(
-            f"{masks[0].where}: its mask, as all others, "
-            "has 0 and 255 alone, "
-            "and 255 does not count by the recipe; "
-            "if it is what was drawn, "
-            "write binary-masks = true under [pictures]"
-        )
-    note = (
-        "masks have 0 and 255 alone: 255 is class 1, what was drawn "
-        "(binary-masks in the recipe)"
-    )
-    return replace(listing, notes=(*listing.notes, note)), replace(options, binary_masks=True)
 
 
 @contextmanager
@@ -164,7 +151,7 @@ def reading(source: Path) -> Iterator[None]:
 
 
 def import_whole(
-    out: Path, listing: Listing, recipe: AnyRecipe, options: ImportOptions
+    out: Path, listing: Listing, options: ImportOptions, recipe: AnyRecipe
 ) -> Imported:
     """Write new samples as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
     samples, vocabulary = listing.rows, 0
@@ -223,17 +210,17 @@ def with_recipe(options: ImportOptions) -> ImportOptions:
     return replace(replaced, label=recipe.label or None, survival=survival)
 
 
-def check_paths(source: Path, out: Path, overwrite: bool) -> None:
-    """Raise DataError where the source is missing, or the output file exists already."""
+def path_faults(source: Path, out: Path, overwrite: bool) -> Iterator[str]:
+    """Yield what is wrong where the source is missing, or the output file exists already."""
     if out.suffix != ".npz":
-        raise DataError(f"{out} does not end in .npz")
+        yield f"{out} does not end in .npz"
     if out.exists() and not overwrite:
-        raise DataError(
+        yield (
             f"{out} is there already, and with it who is for testing; "
             "name another file, or say --overwrite"
         )
     if not source.exists():
-        raise DataError(f"there is no {source}; name a folder of pictures or a csv file")
+        yield f"there is no {source}; name a folder of pictures or a csv file"
 
 
 def summary(data: SiloData) -> str:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from partitions.common.errors import DataError, Problems
-from partitions.common.names import Names, unknown_name
+from partitions.common.names import Names
 from partitions.importing.options import ImportOptions, Take
-from partitions.importing.tables import (
-    FALLBACK,
-    LONGEST_SHOWN,
-    UTF8,
-    feature_columns,
-    label_columns,
-    list_columns,
-    read_lines,
-)
+from partitions.importing.row_kinds import check_row_kinds
+from partitions.importing.table_labels import feature_columns, label_columns, list_columns
+from partitions.importing.tables import FALLBACK, UTF8, read_lines
 from partitions.recipes.cells import GAPS, is_number
 from partitions.recipes.draft import draft_column, draft_columns, find_gaps
 from partitions.recipes.lines import Lines, cells_in
@@ -25,10 +19,13 @@ from partitions.recipes.people import (
     check_identifiers,
     divided_patients,
     left_out,
+    names_birth,
     names_people,
     patient_column,
+    unknown_column,
 )
-from partitions.recipes.recipe import NO_TEXT, OPEN, FileFormat, Recipe, TextInput
+from partitions.recipes.pipeline import LONGEST_SHOWN
+from partitions.recipes.recipe import NO_TEXT, OPEN, Column, FileFormat, Recipe, TextInput
 from partitions.recipes.shared import Mapped, parse_shared, recipe_for
 from partitions.recipes.signs import (
     MOST_NUMBERS,
@@ -45,10 +42,11 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, P
     """Return the first draft of a table's recipe, notes on columns that are left out, and problems, which stay open."""
     path, header, take = lines.path, lines.header, options.take
     if take.text and take.text not in header:
-        raise unknown_name(f"column of {path}", take.text, header)
+        raise unknown_column(path, take.text, header)
     problems = Problems()
     columns, patient = draft_roles(lines, options, problems)
     roles = tuple(name for name in columns if name != OPEN)
+    kinds = check_lines(lines, roles, patient, problems)
     features, notes = chosen_columns(lines, roles, "" if patient == OPEN else patient, take)
     if patient != OPEN:
         with problems.collect():
@@ -62,6 +60,7 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, P
                 raise DataError(
                     f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}"
                 )
+    notes = (*notes, *kinds, *birth_notes(drafted))
     with problems.collect():
         decimal = label_sign(lines, roles, gaps, take, decimal)
     used = {*features, *columns, "split", take.text, patient}
@@ -85,6 +84,16 @@ def draft_recipe(lines: Lines, options: ImportOptions) -> tuple[Recipe, Names, P
             *notes,
         )
     return recipe, notes, problems
+
+
+def birth_notes(columns: Sequence[Column]) -> Iterator[str]:
+    """Yield a note on each birth date among the inputs."""
+    for name in [column.origin for column in columns if column.kind == "date"]:
+        if names_birth(name):
+            yield (
+                f"{name} is a birth date, which tells people apart: take the age instead, as a column of the csv, or "
+                f'by since = "{name}" under another date in the recipe, with kind = "skip" here'
+            )
 
 
 def file_format(lines: Lines, decimal: str, gaps: Names) -> FileFormat:
@@ -111,21 +120,33 @@ def draft_roles(lines: Lines, options: ImportOptions, problems: Problems) -> tup
             raise DataError(
                 f"{path}: {take.text} is the text and the label; name another column with --label"
             )
-        for name in columns:
-            with problems.collect():
-                check_labelled(lines, name, name if len(columns) > 1 else "label")
     with problems.collect():
         patient = patient_column(lines, take.patient, (*columns, *take.columns))
     return columns, patient
 
 
-def check_labelled(lines: Lines, column: str, what: str) -> None:
+def check_lines(lines: Lines, labels: Names, patient: str, problems: Problems) -> Names:
+    """Return a note on rows of two kinds; ``problems`` gets lines without a label."""
+    kinds: Names = ()
+    with problems.collect():
+        kinds = check_row_kinds(lines, patient)
+        for name in labels:
+            with problems.collect():
+                check_labelled(lines, name, name if len(labels) > 1 else "label", *kinds)
+    return kinds
+
+
+def check_labelled(
+    lines: Lines,
+    column: str,
+    what: str,
+    mend: str = "fill it, or delete the line (a total below the table?)",
+) -> None:
     """Raise DataError where lines have no label in a column, with the first one's place."""
     cells = lines.columns[column]
     missing = [cell for cell in cells.texts if cell.casefold() in GAPS]
     if count := cells.count_in(missing):
         others = f" (lines without one: {count})" if count > 1 else ""
-        mend = "fill it, or delete the line (a total below the table?)"
         raise DataError(f"{lines.where(cells.first_of(missing))} has no {what}; {mend}{others}")
 
 

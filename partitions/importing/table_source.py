@@ -8,23 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names, unknown_name
+from partitions.common.names import Names
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.readers.reader import SampleSource, hash_text, pseudonym
 from partitions.importing.readers.wfdb import with_ending
+from partitions.importing.row_kinds import check_row_kinds
 from partitions.importing.table_draft import draft_recipe
-from partitions.importing.tables import (
-    UTF8,
+from partitions.importing.table_labels import (
     Label,
     label_columns,
     labels_of,
     list_columns,
-    read_lines,
     split_of,
 )
+from partitions.importing.tables import UTF8, read_lines
 from partitions.patients import name_of, parse_column
 from partitions.recipes.lines import Lines, cells_in
-from partitions.recipes.people import check_identifiers, divided_patients, patient_column
+from partitions.recipes.people import (
+    check_identifiers,
+    divided_patients,
+    patient_column,
+    unknown_column,
+)
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import check_gaps, check_misfits, convert
 from partitions.recipes.recipe import Recipe
@@ -69,7 +74,7 @@ def with_subgroups(lines: Lines, listing: Listing, options: ImportOptions) -> Li
     """Add their subgroups to samples, each from its line. Raises DataError, or UserError for a wrong column."""
     column, limits = parse_column(options.subgroup)
     if column not in lines.columns:
-        raise unknown_name(f"column of {lines.path}", column, lines.header)
+        raise unknown_column(lines.path, column, lines.header)
     gaps, decimal = (
         (listing.recipe.file.gaps, listing.recipe.file.decimal)
         if listing.recipe
@@ -202,9 +207,11 @@ def rows_by_recipe(
     check_columns(str(lines.path), lines.header, recipe)
     there = labels_there(lines, recipe.label)
     check_identifiers(lines, recipe.patient)
+    kinds = check_row_kinds(lines, recipe.patient)
     listing = table_rows(lines, recipe, there if labelled else (), as_gaps)
     return replace(
-        listing, notes=(*listing.notes, *divided_patients(lines, recipe.patient, recipe.label))
+        listing,
+        notes=(*listing.notes, *divided_patients(lines, recipe.patient, recipe.label), *kinds),
     )
 
 
@@ -245,12 +252,13 @@ def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> L
     # Labels and split of each combination of cells
     known: dict[Names, tuple[Names, str]] = {}
     names, rows = (*columns, "split"), list[SampleSource]()
+    numbers = recipe.label_numbers
     cells = zip(*(lines.columns.get(name, empty) for name in names), strict=True)
     for i, (combination, key, text) in enumerate(zip(cells, keys, texts, strict=True)):
         where = lines.where(i)
         if combination not in known:
             line = where, dict(zip(names, combination, strict=True))
-            labels = labels_of(line, columns, recipe.file.decimal) if columns else ()
+            labels = labels_of(line, columns, recipe.file.decimal, numbers) if columns else ()
             known[combination] = (
                 tuple(recipe.label_values.get(label, label) for label in labels),
                 split_of(line),

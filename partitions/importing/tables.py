@@ -6,7 +6,7 @@ import codecs
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -16,21 +16,15 @@ from typing import IO
 import numpy as np
 
 from partitions.common.errors import DataError, Problems
-from partitions.common.names import Names, unknown_name
 from partitions.common.sizes import MOST_LINE, bounded_lines, check_columns, check_size
-from partitions.recipes.cells import GAPS, MINUS, is_number
-from partitions.recipes.lines import CELL_BYTES, Coded, ColumnReader, Line, Lines
-from partitions.recipes.pipeline import LONGEST_SHOWN
+from partitions.importing.readers.formats import TableFormat, read_frame, table_format
+from partitions.importing.table_labels import WITH_COMMA
+from partitions.recipes.cells import is_number
+from partitions.recipes.lines import CELL_BYTES, Cells, Coded, ColumnReader, Lines
 from partitions.schema import few
 from partitions.splits import Array
 
-SPLIT_NAMES = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-    "test": "test",
-}
 SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as in Excel
-WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
 UTF8 = "utf-8-sig"  # with or without a byte order mark
 FALLBACK = "cp1252"  # of programs of Windows in Western Europe and America
 ONE_BYTE = ("cp125", "iso8859", "latin", "mac")  # encodings that decode any UTF-8, but wrongly
@@ -40,21 +34,8 @@ MARKS = {  # byte order marks, the longer one first
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-NO_CSV = {  # the beginnings of other files, in lower case, and the remedy
-    b"pk\3\4": "an Excel workbook or a zip archive: save the sheet as csv, or unpack it",
-    b"\xd0\xcf\x11\xe0": "an Excel workbook: save the sheet as csv",
-    b"\x1f\x8b": "compressed with gzip: unpack it",
-    b"%pdf": "a PDF: export the table as csv",
-    b"<html": "a web page: export the table as csv",
-    b"<!doctype": "a web page: export the table as csv",
-    b"<?xml": "XML: export the table as csv",
-}
-MOST_LISTED = 20  # columns in a message
 
 BLOCK_CELLS = 1 << 20  # cells that are read before they go into columns
-
-# A column, or several joined by commas; time and event; None: the usual one
-Label = str | Names | None
 
 
 @contextmanager
@@ -77,9 +58,6 @@ def find_encoding(path: Path, wanted: str = "", *, or_utf8: bool = False) -> str
     """
     with path.open("rb") as file:
         start = file.read(64)
-    for sign, what in NO_CSV.items():
-        if start.removeprefix(codecs.BOM_UTF8).lstrip().lower().startswith(sign):
-            raise DataError(f"{path} is no csv, but {what} first")
     marked = next((encoding for mark, encoding in MARKS.items() if start.startswith(mark)), "")
     tried = [wanted] if wanted else [marked] if marked else [UTF8, FALLBACK]
     tried = [UTF8 if encoding.lower() in ("utf-8", "utf8") else encoding for encoding in tried]
@@ -230,11 +208,13 @@ def read_lines(
     *,
     or_utf8: bool = False,
 ) -> Lines:
-    """Return the lines of a csv. Columns without a header get names here.
+    """Return the lines of a csv, or of another table that pandas reads. Columns without a header get names here.
 
     ``separator``: of cells, "" for :func:`find_separator`; ``encoding``, ``or_utf8``: as for :func:`find_encoding`;
     ``gaps``: cells that are no numbers even if they look so.
     """
+    if known := table_format(path):
+        return frame_lines(path, known, gaps)
     encoding = find_encoding(path, encoding, or_utf8=or_utf8)
     separator = separator or find_separator(path, encoding)
     rows = partial(rows_of, path, separator, encoding)
@@ -243,7 +223,6 @@ def read_lines(
         if (first := next(cell_rows, None)) is None:
             raise DataError(f"{path} is empty")
         header = [*map(str.strip, first[1])]
-        width = len(first[1])
         unnamed = all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header if cell)
         cell_rows = chain([first], cell_rows) if unnamed else cell_rows
         readers = [ColumnReader(gaps=gaps) for _ in header]
@@ -254,17 +233,17 @@ def read_lines(
         for k, reader in enumerate(readers)
         if header[k] or reader.values or any(reader.different)
     ]
-    lost = set(range(width)).difference(kept)
+    lost = set(range(len(readers))).difference(kept)
     header = [header[k] for k in kept]
     if unnamed and all(header):
         header = [f"column{i}" for i in range(1, len(header) + 1)]
     if not numbers:
         raise DataError(f"{path} has a header but no rows")
-    other = [
-        (number, sum(i not in lost for i in range(len(cells))))
+    counts = {
+        number: sum(i not in lost for i in range(len(cells)))
         for number, cells in ragged.items()
-    ]
-    check_structure(path, header, [line for line in other if line[1] != len(header)], separator)
+    }
+    check_structure(path, header, counts, separator)
     read = [
         readers[k].make_column(partial(read_column, path, rows, int(not unnamed), k))
         for k in kept
@@ -273,10 +252,25 @@ def read_lines(
     return Lines(path, columns, np.concatenate(numbers), separator=separator, encoding=encoding)
 
 
+def frame_lines(path: Path, known: TableFormat, gaps: Collection[str]) -> Lines:
+    """Return the rows of a table in another format."""
+    columns = read_frame(path, known)
+    check_structure(path, [*columns], {}, ",")
+    cells_by = dict[str, Cells]()
+    for name, cells in columns.items():
+        reader = ColumnReader(gaps=gaps)
+        reader.add(cells)
+        cells_by[name] = reader.make_column(lambda cells=cells: Cells.of(cells).coded)
+    count = len(next(iter(columns.values()), []))
+    if not count:
+        raise DataError(f"{path} has a header but no rows")
+    return Lines(path, cells_by, range(1, count + 1), f"{path}, row", ",", UTF8)
+
+
 def check_structure(
-    path: Path, header: list[str], other: list[tuple[int, int]], separator: str
+    path: Path, header: list[str], counts: Mapping[int, int], separator: str
 ) -> None:
-    """Raise DataError where columns have no name or the same one, or for ``other`` numbers of cells in lines."""
+    """Raise DataError where columns have no name or the same one, or lines another number of cells (``counts``)."""
     problems = Problems()
     with problems.collect():
         if any(cell.lower() in ("", "?", "nan", "na") for cell in header):
@@ -295,14 +289,14 @@ def check_structure(
             raise DataError(
                 f"{path} has two columns named {few(map(repr, twice))}; rename or remove one"
             )
-    for count in dict.fromkeys(count for _, count in other):
-        numbers = [str(number) for number, count_here in other if count_here == count]
+    for count in dict.fromkeys(counts.values()):
+        if count == len(header):
+            continue
+        numbers = [str(number) for number, count_here in counts.items() if count_here == count]
         more = f"; so has line {few(numbers[1:])}" if numbers[1:] else ""
-        problems.found.append(
-            DataError(
-                f"{path}, line {numbers[0]} has {count} cells, the header {len(header)}; "
-                f"{mend_cells(count, len(header), separator)}{more}"
-            )
+        problems.add(
+            f"{path}, line {numbers[0]} has {count} cells, the header {len(header)}; "
+            f"{mend_cells(count, len(header), separator)}{more}"
         )
     problems.refuse(path)
 
@@ -318,79 +312,3 @@ def mend_cells(count: int, columns: int, separator: str) -> str:
     if count > columns:
         return f"a cell that has a {separator!r} stands in quotes"
     return "fill its cells, or delete it if it is no row of the table"
-
-
-def label_columns(path: Path, header: list[str], label: Label, usual: Names) -> Names:
-    """Return the label columns: the requested or the ``usual`` ones. A column's own name may contain commas."""
-    if isinstance(label, str):
-        columns = (
-            (label,)
-            if label in header
-            else tuple(filter(None, map(str.strip, label.split(","))))
-        )
-    else:
-        columns = label or usual
-    for column in columns:
-        if column not in header:
-            raise unknown_name(f"column of {path}", column, header)
-    return columns
-
-
-def feature_columns(
-    path: Path, header: list[str], others: Collection[str], chosen: Sequence[str]
-) -> list[str]:
-    """Return the columns of numbers: the ``chosen`` ones, or else all except the ``others``."""
-    free = [name for name in header if name not in others]
-    for name in chosen:
-        if name not in free:
-            raise unknown_name(f"column of {path} besides {', '.join(others)}:", name, free)
-    return list(dict.fromkeys(chosen)) or free
-
-
-def list_columns(header: Sequence[str]) -> str:
-    """Return the columns of a csv as text for a message."""
-    more = len(header) - MOST_LISTED
-    return ", ".join(header[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def with_point(where: str, name: str, cell: str, decimal: str) -> str:
-    """Return a cell with a point for its ``decimal`` sign, if it is a number. Raises DataError for another sign."""
-    if len(cell) > LONGEST_SHOWN:
-        return cell
-    if is_number(plain := cell.replace(MINUS, "-")) or WITH_COMMA.fullmatch(plain):
-        cell = plain
-    if (
-        decimal == ","
-        and "." in cell
-        and (is_number(cell) or is_number(cell.replace(".", "").replace(",", ".")))
-    ):
-        raise DataError(
-            f"{where}: {name} is {cell!r}, which has a point: with --decimal , write numbers as 1234,5"
-        )
-    if not WITH_COMMA.fullmatch(cell):
-        return cell
-    if decimal != ",":  # also without a requested sign
-        raise DataError(
-            f"{where}: {name} is {cell!r}; add --decimal , if that is a decimal comma, or else write 1234 for 1,234"
-        )
-    return cell.replace(",", ".")
-
-
-def labels_of(line: Line, columns: Names, decimal: str = ".") -> Names:
-    """Return a line's labels, with a point in numbers for every ``decimal`` sign. Raises DataError without a label."""
-    where, row = line
-    if missing := [column for column in columns if row[column].casefold() in GAPS]:
-        what = missing[0] if len(columns) > 1 else "label"
-        raise DataError(
-            f"{where} has no {what}; fill it, or delete the line (a total below the table?)"
-        )
-    return tuple(with_point(where, column, row[column], decimal) for column in columns)
-
-
-def split_of(line: Line) -> str:
-    """Return a line's ``split``: train, val or test, or "" for none. Raises DataError for another text."""
-    where, row = line
-    split = row.get("split", "")
-    if split and split.lower() not in SPLIT_NAMES:
-        raise DataError(f"{where}: split is {split!r}; it must be train, val or test")
-    return SPLIT_NAMES.get(split.lower(), "")

@@ -15,7 +15,8 @@ from partitions.importing.options import Take
 from partitions.importing.readers.dicom import IDENTITY
 from partitions.importing.readers.reader import Samples, pseudonym
 from partitions.importing.streams import open_masks
-from partitions.importing.tables import Label, label_columns, labels_of, read_lines, split_of
+from partitions.importing.table_labels import Label, label_columns, labels_of, split_of
+from partitions.importing.tables import read_lines
 from partitions.labels import (
     MOST_CLASSES,
     ONE_CLASS,

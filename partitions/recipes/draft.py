@@ -48,6 +48,12 @@ CODED_GAPS = tuple(map(str, (-1, -9, -99, -999, -9999)))
 NINES = tuple(map(str, (99, 999, 9999, 99999)))
 FEW_BELOW = 0.05  # up to this share, cells below 0 are likely mistakes
 MOST_TRIED = 200  # cells tested with each date format
+IN_BRACKETS = re.compile(r"(.*\S)\s*[(\[]\s*([^()\[\]]+?)\s*[)\]]")
+UNIT = re.compile(
+    r"[%\u2030]|\u00b0?[CF]|(\d+|10\^?\d+|1[.,]73) ?(m\u00b2|m2|l|ml|g|h|min)?|[fpnu\u00b5\u03bcmckdM]?"
+    r"(g|[lL]|mol|m|s|iu|IU|u|U|eq|Eq|osm|Osm|Hz|V|Pa|kat|cal|J|W)[23\u00b2\u00b3]?|mmHg|cmH2O|bpm|h|hr|hours?|min|sec|"
+    r"d|days?|weeks?|months?|y|yrs?|years?|cells?"
+)
 CODES = 'cells begin with 0: codes need kind = "category"'
 PLAIN = "number; a gap in other rows becomes the training part's median"
 LONGEST_GAP = max(map(len, GAPS))
@@ -102,7 +108,7 @@ def draft_columns(
     whole = join_signs(evidence.values())
     made, decimals = list[Column](), Counter[str]()
     for name, own in cells.items():
-        known = len(problems.found)
+        known = len(problems.errors)
         with problems.collect():
             if name in evidence:
                 signs = signs_of(name, evidence[name], whole, asked)
@@ -110,16 +116,32 @@ def draft_columns(
                 decimals[signs.decimal] += bool(evidence[name].decimal)
             else:
                 made.append(draft_other(name, lines, own, gaps, asked, patient))
-        for error in problems.found[known:]:
+        for error in problems.errors[known:]:
             made.append(draft_column(name, OPEN, why=f"QUESTION. {error}"))
     likely = [sign for sign, count in decimals.most_common(1) if count]
     return tuple(made), asked.decimal or next(iter(likely), ".")
 
 
-def draft_column(name: str, kind: str, **fields: Any) -> Column:
-    """Return the recipe's column for the csv's column ``name``; one of an open kind cannot be read again."""
-    make = Column.model_construct if kind == OPEN else Column
-    return make(name=tidy(name), kind=kind, source=name if tidy(name) != name else "", **fields)
+def draft_column(name: str, kind: str, short: str = "", **fields: Any) -> Column:
+    """Return the recipe's column for the csv's column ``name``; one of an open kind cannot be read again.
+
+    ``short``: its name in the data file, where that is another one.
+    """
+    make, plain = (Column.model_construct if kind == OPEN else Column), tidy(short or name)
+    return make(name=plain, kind=kind, source=name if plain != name else "", **fields)
+
+
+def without_unit(name: str, header: Sequence[str]) -> tuple[str, str]:
+    """Return a column's name and the unit in it, "" without one: ``LDL (mmol/L)`` is LDL in mmol/L.
+
+    A name that two columns would have stays as it is.
+    """
+    match = IN_BRACKETS.fullmatch(name)
+    if not match or not all(UNIT.fullmatch(part) for part in match[2].split("/")):
+        return name, ""
+    short = [bracketed[1] for each in header if (bracketed := IN_BRACKETS.fullmatch(each))]
+    taken = match[1] in header or short.count(match[1]) > 1
+    return (name, "") if taken else (match[1], match[2])
 
 
 def draft_number(
@@ -143,10 +165,11 @@ def draft_number(
             raise no_number(name, cells[strange[0]], strange[0], count)
         known = {cell: value for cell, value in values.items() if value is not None}
         remarks += odd_numbers(cells, counts, known)
+    short, unit = without_unit(name, lines.header)
+    remarks += [f"{short} in {unit}, by the header"] if unit else []
     why = "; ".join(filter(None, remarks)) or PLAIN
-    return draft_column(
-        name, "number", decimal=signs.decimal, thousands=signs.thousands, fill="median", why=why
-    )
+    form = {"decimal": signs.decimal, "thousands": signs.thousands, "unit": unit}
+    return draft_column(name, "number", short, fill="median", why=why, **form)
 
 
 def no_number(name: str, where: str, cell: str, count: int) -> DataError:

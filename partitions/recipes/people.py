@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names, unknown_name
-from partitions.recipes.cells import identifier
+from partitions.recipes.cells import LOOKS_LIKE_A_DATE, identifier, is_number
 from partitions.recipes.lines import Cells, Lines, cells_in
 
 # 1,23457E+11, as Excel shows numbers of 12 digits
@@ -42,6 +43,10 @@ PEOPLE = frozenset(
         "mobile fax ssn socialsecuritynumber physician physicianname doctor doctorname surgeon arzt ärztin hausarzt "
         "contact kontakt",
     )
+)
+BORN, BIRTH = (
+    ("born", "dob", "bday", "geb"),
+    ("birth", "geburt", "naissance", "nacim", "nascita", "geboort"),
 )
 ROW_NUMBERS = re.findall(
     r"\w+", "unnamed index row rownames rowname rownumber lfdnr laufnummer record recordno"
@@ -109,6 +114,12 @@ def names_people(column: str, cells: Collection[str] = ()) -> bool:
     persons = sum(bool(PERSON.fullmatch(cell)) for cell in cells)
     names = sum(map(is_capitalised, cells))
     return not ends.isdisjoint(PEOPLE) or persons > most or names > max(most, ENOUGH_NAMES - 1)
+
+
+def names_birth(column: str) -> bool:
+    """Return whether a column is called as a date of birth."""
+    words = words_of(column)
+    return any(word in BORN or any(stem in word for stem in BIRTH) for word in words)
 
 
 def is_capitalised(cell: str) -> bool:
@@ -192,6 +203,21 @@ def divided_patients(lines: Lines, patient: str, used: Sequence[str]) -> Names:
     )
 
 
+def is_row(header: Collection[str]) -> bool:
+    """Return whether a csv's first line may be a row: it has numbers or dates."""
+    return any(is_number(cell) or LOOKS_LIKE_A_DATE.fullmatch(cell) for cell in header)
+
+
+def unknown_column(path: Path, name: str, header: Collection[str]) -> ValueError:
+    """Return the error for a column that is not there; a first line that may be a patient's row is not shown."""
+    if is_row(header):
+        return DataError(
+            f"{path} has no column {name!r}: its first line has numbers or dates, as a row has, and is not shown; "
+            "write a header"
+        )
+    return unknown_name(f"column of {path}", name, header)
+
+
 def patient_column(lines: Lines, asked: str | None, labels: Sequence[str]) -> str:
     """Return the column that identifies patients, or "" for none.
 
@@ -204,7 +230,7 @@ def patient_column(lines: Lines, asked: str | None, labels: Sequence[str]) -> st
         return ""
     if asked:
         if asked not in lines.columns:
-            raise unknown_name(f"column of {lines.path}", asked, lines.columns)
+            raise unknown_column(lines.path, asked, lines.columns)
         if asked in labels:
             raise DataError(
                 f"{lines.path}: {asked} is named as the patients' column and as a label or number, too"

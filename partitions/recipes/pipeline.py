@@ -226,8 +226,8 @@ def fit(made: Any, recipe: Recipe, training: Array) -> Recipe:
             else:
                 given = float(known.median() if column.fill == "median" else known.mean())
         columns.append(column.model_copy(update={"fill_value": given}))
-    fitted = iter(columns)
-    every = (column if column.kind == "skip" else next(fitted) for column in recipe.columns)
+    fitted = {column.origin: column for column in columns}
+    every = (fitted.get(column.origin, column) for column in recipe.columns)
     return recipe.model_copy(update={"columns": tuple(every)})
 
 

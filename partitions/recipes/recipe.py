@@ -109,7 +109,8 @@ def to_plain(value: Any) -> Any:
 class Column(RecipePart):
     """A column of the csv. ``source``: its name there (TOML: ``from``); ``name``: its name in the data file.
 
-    * Numbers: ``unit``, ``range``, ``decimal``, ``thousands``; the value is ``cell * factor + offset``.
+    * Numbers: ``unit``, ``range``, ``decimal``, ``thousands``; the value is ``cell * factor + offset``. A column of the
+      label of regression or survival is no input: it says how that is read.
     * Categories: ``values`` maps a cell to its category where the two differ, ``other`` is the category of all other
       cells, ``encode`` is ``one-hot`` or ``codes`` (the index in ``categories``).
     * Dates: ``format``; ``latest``: the last of the hundred years that two digits mean; the value is the ``days`` or
@@ -214,12 +215,25 @@ class Recipe(RecipePart):
     @property
     def features(self) -> tuple[Feature, ...]:
         """The columns of the data file."""
-        return tuple(feature for column in self.columns for feature in column.features)
+        return tuple(feature for column in self.used for feature in column.features)
 
     @property
     def used(self) -> tuple[Column, ...]:
-        """The columns that are not skipped."""
-        return tuple(column for column in self.columns if column.kind != "skip")
+        """The columns that are inputs: neither skipped nor a label's."""
+        return tuple(
+            column
+            for column in self.columns
+            if column.kind != "skip" and column.origin not in self.label
+        )
+
+    @property
+    def label_numbers(self) -> dict[str, Column]:
+        """How labels that are numbers are read, by the csv's column: their signs, unit, factor and range."""
+        return {
+            column.origin: column
+            for column in self.columns
+            if column.origin in self.label and column.kind == "number"
+        }
 
     def toml(self, about: str = "") -> str:
         """Return the recipe as TOML, each column with its comment."""
@@ -294,7 +308,9 @@ def check_recipe(recipe: Recipe) -> None:
             raise DataError(
                 f"{what} is still {OPEN!r}: name a column of the csv, as the draft's comment says"
             )
-        if name in {column.origin for column in recipe.used}:
+        column = next((each for each in recipe.columns if each.origin == name), None)
+        numeric = what == "label" and recipe.task in ("auto", "regression", "survival")
+        if column and column.kind != "skip" and not (numeric and column.kind == "number"):
             raise DataError(
                 f"{name!r} is the {what} and an input: delete its [[columns]], or skip it"
             )

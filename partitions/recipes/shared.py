@@ -16,6 +16,7 @@ from partitions.common.errors import DataError
 from partitions.common.names import Names, nearest
 from partitions.common.parsed import parse_content
 from partitions.recipes.cells import date_formats, latest_of
+from partitions.recipes.draft import without_unit
 from partitions.recipes.lines import Lines, cells_in
 from partitions.recipes.pipeline import shorten_cell
 from partitions.recipes.recipe import (
@@ -66,10 +67,11 @@ def schema_of(recipe: Recipe) -> Schema:
     if recipe.text.column:
         raise DataError("a shared schema is of tables; this recipe takes texts")
     since = {column.since for column in recipe.used}
+    used = {column.origin for column in recipe.used}
     sources = {column.origin: column.name for column in recipe.columns}
     columns = list[dict[str, Any]]()
     for column in recipe.columns:
-        if column.kind == "skip" and column.origin not in since:
+        if column.origin not in used and column.origin not in since:
             continue
         kept = {"fill-value": column.fill_value} if column.fill == "value" else {}
         kept |= {"since": sources[column.since]} if column.since in sources else {}
@@ -143,7 +145,7 @@ def recipe_for(
 
     ``roles``: more fields. Raises DataError where a column or a cell has no shared name and no mapping.
     """
-    sources = find_sources(lines, [*(c.name for c in shared.columns), *shared.label], mapped)
+    sources = find_sources(lines, shared, mapped)
     cells = {name: cells_in(lines, source, gaps) for name, source in sources.items()}
     evidence = {
         c.name: evidence_of(cells[c.name]) for c in shared.columns if c.kind == "number"
@@ -193,9 +195,11 @@ def unused_columns(
             yield Column(name=free, kind="skip", source=name)
 
 
-def find_sources(lines: Lines, names: Sequence[str], mapped: Mapped) -> dict[str, str]:
+def find_sources(lines: Lines, shared: Shared, mapped: Mapped) -> dict[str, str]:
     """Return the csv's column for each shared name: as mapped, or of the same name. Raises DataError."""
     path, header = lines.path, lines.header
+    units = {column.name: column.unit for column in shared.columns}
+    names = [*units, *shared.label]
     for name, source in mapped.columns.items():
         pair = f"--map {name}={source}"
         if name not in names:
@@ -203,6 +207,10 @@ def find_sources(lines: Lines, names: Sequence[str], mapped: Mapped) -> dict[str
         if source not in header:
             raise DataError(f"{pair}: {path} has no column {source!r}{nearest(source, header)}")
     same = {tidy(name): name for name in header}
+    for name in header:  # "LDL (mmol/L)" is the schema's LDL, if that is in mmol/L
+        short, unit = without_unit(name, header)
+        if unit and units.get(tidy(short)) == unit:
+            same.setdefault(tidy(short), name)
     found = {name: mapped.columns.get(name, same.get(name, "")) for name in names}
     used = list(found.values())
     if missing := [name for name, source in found.items() if not source]:

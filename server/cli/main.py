@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Each error prints one line. With SILOFL_TRACEBACK=1 it is raised instead, with its traceback.
     """
-    command = ""
+    command, lines = "", list[str]()
     from partitions.common.output import check_output, open_streams
 
     if IS_PROGRAM and arguments is None:
@@ -165,9 +165,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from client.faults import explain
 
         code, text = explain(error)
+        lines = getattr(error, "lines", [])
     from partitions.common.names import escape
 
-    print(f"silofl{command}: {escape(' '.join(text.split()))}", file=sys.stderr)
+    for line in lines or [text]:
+        print(f"silofl{command}: {escape(' '.join(line.split()))}", file=sys.stderr)
     if IS_PROGRAM and arguments is None and code == 130:
         # A second Ctrl-C must not interrupt Python's finalisation
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -480,9 +480,7 @@ def test_a_folder_in_a_csv_is_not_named(tmp_path, capsys):
     write_series(folder / "b", values(), series=2)
     assert silofl(*command, "--volume", "6,8,8") == 2
     said = capsys.readouterr().err
-    assert (
-        "l.csv, line 2: its file is a folder; --volume takes one" in said and leaks(said) == []
-    )
+    assert "line 2: its file is a folder; --volume takes one" in said and leaks(said) == []
     assert "l.csv, line 2: its folder has 2 series; one is a volume, chosen by --series" in said
 
 

@@ -18,7 +18,8 @@ from partitions.importing.proposal.inventory import Inventory
 from partitions.importing.readers.reader import SampleSource
 from partitions.importing.readers.registry import is_sample, kind_of
 from partitions.importing.readers.wfdb import with_ending
-from partitions.importing.tables import label_columns, labels_of, list_columns, read_lines
+from partitions.importing.table_labels import label_columns, labels_of, list_columns
+from partitions.importing.tables import read_lines
 from partitions.importing.targets import find_import_task, join_key, names_what, number_labels
 from partitions.labels import ONE_CLASS
 from partitions.recipes.draft import FEWEST, MOST_LEVELS, patients_by

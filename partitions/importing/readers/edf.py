@@ -46,7 +46,8 @@ def open_edf(path: Path) -> Recording:
 
     def values(places: Sequence[int], seconds: float) -> list[Array]:
         end = min(seconds or edf.duration, edf.duration)
-        return [np.asarray(edf.signals[i].get_data_slice(0, end), np.float64) for i in places]
+        signals = (edf.signals[i] for i in places)
+        return [np.asarray(signal.get_data_slice(0, end), np.float64) for signal in signals]
 
     # Code, sex, birth date and name, as EDF+ has them; plain EDF may have any text there.
     words = edf.local_patient_identification.split()
