@@ -160,6 +160,7 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSampl
         with reading(data):
             options = with_recipe(ImportOptions(pictures=recipe, faults=Faults(None)))
             found = find_others(data, recipe, options, labelled=False)
+            options.problems.refuse(data)
             pictures, notes = new_pictures(found.rows, recipe)
             column, keys = keys_of(data, pictures.samples, found.patient, key)
     except DataError as error:

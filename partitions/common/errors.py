@@ -56,11 +56,12 @@ class Problems:
 
     def refuse(self, file: object) -> None:
         """Raise the problem, or one DataError with all of them, if there are any."""
-        if len(self.errors) == 1:
+        texts = list(dict.fromkeys(self))  # a file that cannot be read is met twice
+        if len(texts) == 1:
             raise self.errors[0]
-        if self.errors:
-            short = [text.removeprefix(f"{file}, ").removeprefix(f"{file}: ") for text in self]
-            heading = f"{file} has {len(short)} problems"
+        if texts:
+            short = [text.removeprefix(f"{file}, ").removeprefix(f"{file}: ") for text in texts]
+            heading = f"{file} has {len(texts)} problems"
             raise SeveralError(heading, short)
 
 

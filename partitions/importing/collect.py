@@ -133,9 +133,26 @@ def read_headers(
             check_parts(source, listing.rows, answers, task, options)
     if options.faults.skip:  # files are decoded to be left out
         problems.refuse(source)
-    infos, form, count = list[ImageInfo](), (Shape(), ""), len(listing.rows)
-    if listing.rows[0].file:
-        with problems.collect():
+    count = len(listing.rows)
+    listing, infos, form = probed(listing, task, options)
+    problems.refuse(source)
+    listing, options = with_binary_masks(listing, options)
+    if answers is None or len(listing.rows) < count:
+        asks = listing.columns, classes, task, options.reading, known
+        answers = read_answers(listing.rows, *asks)
+    return listing, options, infos, form, answers
+
+
+def probed(
+    listing: Listing, task: str, options: ImportOptions
+) -> tuple[Listing, Sequence[ImageInfo], Form]:
+    """Return the samples that can be read, their image infos, and the form of all; of a table nothing is probed.
+
+    ``options.problems`` takes files that cannot be read, or that are unlike the others.
+    """
+    infos, form = list[ImageInfo](), (Shape(), "")
+    if listing.rows and listing.rows[0].file:
+        with options.problems.collect():
             samples, infos = probe_all(listing.rows, options.reading, options.faults)
             check_lost(listing.rows, samples, task)
             listing = replace(listing, rows=samples)
@@ -143,12 +160,7 @@ def read_headers(
                 check_expected(samples, infos, options.pictures)
             else:
                 form = common_form(samples, infos)
-    problems.refuse(source)
-    listing, options = with_binary_masks(listing, options)
-    if answers is None or len(listing.rows) < count:
-        asks = listing.columns, classes, task, options.reading, known
-        answers = read_answers(listing.rows, *asks)
-    return listing, options, infos, form, answers
+    return listing, infos, form
 
 
 def check_parts(

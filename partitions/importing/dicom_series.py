@@ -45,7 +45,7 @@ from partitions.importing.readers.reader import (
 from partitions.importing.readers.volumes.series import referenced_series
 from partitions.importing.table_labels import SPLIT_NAMES
 from partitions.importing.table_source import Listing
-from partitions.importing.targets import Answer, join_labels
+from partitions.importing.targets import Answer, Joined, join_labels
 from partitions.recipes.reading import ReadOptions
 
 
@@ -98,31 +98,26 @@ def find_studies(
     DataError, one line, without identifiers or names of files and folders, where studies or labels cannot be
     determined.
     """
-    reading, faults = options.reading, options.faults
+    reading, faults, problems = options.reading, options.faults, options.problems
+    known = len(problems.errors)
     named = classes if labelled and not table else ()
     if labelled and not table:
-        check_without_csv(source, classes, options.take)
+        with problems.collect():
+            check_without_csv(source, classes, options.take)
     files = list(files_below(source))
     places = [place_of(source, number, len(files)) for number in range(len(files))]
     check_links(source, zip(places, files, strict=True))
     studies, others = _group(source, files, named, reading, faults)
     outlines = find_outlines(files, places, others, options) if reading.outlines else {}
-    faults.check(len(files))
+    with problems.collect():
+        faults.check(len(files))
     kinds = Counter(kind for number, kind in others.items() if files[number] != table)
     passed = f"{kinds.total()} of {len(files)} files hold no DICOM picture: passed over"
     notes = [f"{passed} ({list_kinds(kinds)})"] * bool(kinds) + [*link_notes(source)]
     studies = with_series(source, studies, reading, outlines, notes)
-    by, patient, columns = "folder", "", Names()
-    answers: list[Answer | None] = [
-        ((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies
-    ]
-    if table:
-        label = options.survival or options.label
-        joined = join_labels(table, [study.identity for study in studies], label, options.take)
-        by, patient, columns = joined.by, joined.patient, joined.columns
-        answers = joined.answers
-        notes += joined.notes
-    used = [pair for pair in zip(studies, answers, strict=True) if pair[1]]
+    joined = answers_of(studies, table, labelled, options)
+    notes += joined.notes
+    used = [pair for pair in zip(studies, joined.answers, strict=True) if pair[1]]
     rows = [
         sample
         for study, answer in used
@@ -132,8 +127,25 @@ def find_studies(
     if several := sum(len(study.slices) > 1 for study, _ in used):
         note = f"{several} of {len(used)} studies have several slices: the middle one is taken (--slices)"
         notes += [note] * (reading.slices == 1 and not reading.volume)
-    by = "outlines" if outlines and reading.volume else by
-    return Listing(rows, columns, tuple(notes), by=by, patient=patient)
+    by = "outlines" if outlines and reading.volume else joined.by
+    complete = len(problems.errors) == known
+    return Listing(
+        rows, joined.columns, tuple(notes), by=by, patient=joined.patient, labelled=complete
+    )
+
+
+def answers_of(
+    studies: Sequence[Study], table: Path | None, labelled: bool, options: ImportOptions
+) -> Joined:
+    """Return the label of each study: from the csv, or else its folder's name."""
+    if table:
+        identities = [study.identity for study in studies]
+        with options.problems.collect():
+            label = options.survival or options.label
+            return join_labels(table, identities, label, options.take)
+    folders = [study.folder for study in studies]
+    answers = [((name,) if labelled else (), split, "") for split, name in folders]
+    return Joined([*answers], (), [], by="folder", patient="")
 
 
 def _samples(

@@ -120,7 +120,7 @@ def find_others(
         classes = recipe.classes if of_classes else ()
         labelled = bool(table) or of_classes
         listing = find_studies(source, table, classes, plain, labelled=labelled)
-        return replace(listing, labelled=labelled or outlined)
+        return replace(listing, labelled=listing.labelled and (labelled or outlined))
     if of_classes:
         rows = list(folder_rows(source, options.take.patient))
         return slice_volumes(found_in_folders(rows, source, options), options)

@@ -44,6 +44,7 @@ from partitions.common.errors import DataError, Problems
 from partitions.common.names import Names
 from partitions.importing.collect import (
     collect,
+    probed,
     read_inputs,
     with_binary_masks,
     write_collected,
@@ -126,6 +127,10 @@ def import_source(
     with reading(source):
         with options.problems.complete(source):
             listing = find_rows(source, options)
+        if options.problems.errors and not listing.labelled:
+            if not options.faults.skip:
+                probed(listing, "", options)
+            options.problems.refuse(source)
         recipe = options.recipe or options.pictures
         people = len(np.unique(number_patients(listing.rows)))
         if recipe and (not listing.labelled or people < FEWEST_DIVIDED):
@@ -185,6 +190,7 @@ def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> Silo
     options = with_recipe(options)
     with reading(source):
         listing = find_rows(source, options)
+        options.problems.refuse(source)
         if not listing.columns or listing.table is None:
             raise DataError(f"{source} has no labels")
         some = replace(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, Problems
 from partitions.common.names import Names
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.readers.reader import SampleSource, hash_text, pseudonym
@@ -23,7 +23,7 @@ from partitions.importing.table_labels import (
 )
 from partitions.importing.tables import UTF8, read_lines
 from partitions.patients import name_of, parse_column
-from partitions.recipes.lines import Lines, cells_in
+from partitions.recipes.lines import Line, Lines, cells_in
 from partitions.recipes.people import (
     check_identifiers,
     divided_patients,
@@ -100,7 +100,7 @@ def rows_of(lines: Lines, options: ImportOptions) -> Listing:
     if options.pictures:
         return read_others(lines, options.pictures, options)
     if "file" in lines.columns:
-        return read_list(lines, options.survival or options.label, options.take)
+        return read_list(lines, options.survival or options.label, options)
     recipe, notes, problems = draft_recipe(lines, options)
     problems.refuse(lines.path)
     if not recipe.used and not recipe.text.column:
@@ -141,42 +141,58 @@ def read_others(lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> 
         else None
     )
     return read_list(
-        lines, recipe.label, replace(options.take, patient=patient), labelled=bool(there)
+        lines,
+        recipe.label,
+        replace(options, take=replace(options.take, patient=patient)),
+        labelled=bool(there),
     )
 
 
-def read_list(lines: Lines, label: Label, take: Take, *, labelled: bool = True) -> Listing:
-    """Read the samples of a list of pictures."""
-    path, header = lines.path, lines.header
+def read_list(
+    lines: Lines, label: Label, options: ImportOptions, *, labelled: bool = True
+) -> Listing:
+    """Read the samples of a list of pictures; ``options.problems`` takes what is wrong in its columns and lines."""
+    path, header, take, problems = lines.path, lines.header, options.take, options.problems
+    known = len(problems.errors)
     masks = labelled and "mask" in header and not label
-    columns = (
-        label_columns(path, header, label, () if masks else ("label",)) if labelled else ()
-    )
+    columns, patient = Names(), ""
+    with problems.collect():
+        usual = () if masks else ("label",)
+        columns = label_columns(path, header, label, usual) if labelled else ()
     used = (*columns, *take.columns)
-    patient = patient_column(lines, take.patient, used)
-    check_identifiers(lines, patient)
-    rows = []
-    for line in lines.only(
-        [name for name in ("file", "mask", "split", patient, *columns) if name in header]
-    ):
-        where, row = line
-        if not row["file"] or (masks and not row["mask"]):
-            raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
-        drawn = (path.parent / row["mask"],) if masks else ()
-        key = row.get(patient, "")
-        common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
-        file = with_ending(path.parent / row["file"])
-        rows.append(
-            SampleSource(
-                where, *common, file=file, masks=drawn, spelling=hash_text(key), key=key
-            )
-        )
+    with problems.collect():
+        patient = patient_column(lines, take.patient, used)
+        check_identifiers(lines, patient)
+    roles = [name for name in ("file", "mask", "split", patient, *columns) if name in header]
+    rows, lacking = list[SampleSource](), Problems()
+    for line in lines.only(roles):
+        with lacking.collect():
+            rows.append(listed_sample(path, line, columns, patient, masks, take))
+    if lacking.errors:
+        more = len(lacking.errors) - 1
+        problems.add(f"{lacking.errors[0]}" + f"; {more} lines more are like it" * bool(more))
     return Listing(
         rows,
         columns,
         divided_patients(lines, patient, used),
         patient=patient,
-        labelled=labelled,
+        labelled=labelled and len(problems.errors) == known,
+    )
+
+
+def listed_sample(
+    path: Path, line: Line, columns: Names, patient: str, masks: bool, take: Take
+) -> SampleSource:
+    """Return the sample of a line. Raises DataError where it names no file, label or mask."""
+    where, row = line
+    if not row["file"] or (masks and not row["mask"]):
+        raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
+    drawn = (path.parent / row["mask"],) if masks else ()
+    key = row.get(patient, "")
+    common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
+    file = with_ending(path.parent / row["file"])
+    return SampleSource(
+        where, *common, file=file, masks=drawn, spelling=hash_text(key), key=key
     )
 
 

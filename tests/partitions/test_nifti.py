@@ -16,8 +16,8 @@ from PIL import Image
 from scans import SECRETS, leaks, write_dicom, write_nifti
 from taken import imported, refused, silofl, splits_of, write_lines
 
-from partitions.importing.readers import dicom
-from partitions.importing.readers.reader import parts_of
+from partitions.importing.readers import dicom, registry
+from partitions.importing.readers.reader import SampleSource, parts_of
 from partitions.importing.readers.volumes import volume as scans
 from partitions.recipes.reading import ReadOptions
 
@@ -267,3 +267,22 @@ def test_one_line_where_the_library_is_missing(tmp_path, monkeypatch):
     source = ten_volumes(tmp_path)
     monkeypatch.setitem(sys.modules, "nibabel", None)
     refused(source, "a volume is read with nibabel, which is not installed here: pip install")
+
+
+def test_a_format_is_recognised_by_its_first_bytes(tmp_path):
+    """Whatever its name says: DICOM called NIfTI is read as DICOM, NIfTI without its ending is named as such."""
+    picture = np.arange(64, dtype=np.int16).reshape(8, 8)
+    write_dicom(tmp_path / "a.dcm", picture)
+    (tmp_path / "b.nii").write_bytes((tmp_path / "a.dcm").read_bytes())
+    one, other = (
+        SampleSource("here", (), "", "", file=tmp_path / name) for name in ("a.dcm", "b.nii")
+    )
+    assert_array_equal(registry.read(other, ReadOptions()), registry.read(one, ReadOptions()))
+    for name, packed in (("c", ".nii"), ("d", ".nii.gz")):
+        write_nifti(tmp_path / f"{name}{packed}", volume())
+        (tmp_path / f"{name}{packed}").rename(tmp_path / f"{name}.dat")
+        assert registry.kind_of(tmp_path / f"{name}.dat") == "nifti"
+        source = write_lines(tmp_path / "l.csv", "file,label", f"{name}.dat,0")
+        refused(source, "line 2: it is NIfTI by its first bytes: let its name end in .nii")
+    (tmp_path / "e.nii").write_bytes(b"no volume")
+    assert registry.kind_of(tmp_path / "e.nii") == "nifti"  # damaged, and never named

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
+from scans import write_dicom
 from taken import all_x, imported, refused, silofl, write_lines
 
 from client.prediction.new_samples import asked_rows, needs_recipe
@@ -340,3 +341,29 @@ def test_all_problems_of_pictures_are_named_before_one_is_decoded(tmp_path, caps
     ):
         assert part in line
     assert (tmp_path / "o.npz").read_bytes() == b""
+
+
+def test_columns_that_are_missing_and_sizes_that_differ_are_named_in_one_run(tmp_path):
+    """No label, no patients, a line without a file, and pictures of two sizes."""
+    from PIL import Image
+
+    rows = []
+    for i in range(12):
+        Image.fromarray(np.full((8 + i // 11, 8), i, np.uint8)).save(tmp_path / f"{i}.png")
+        rows.append(f"{i}.png,{i % 2},{i % 5}")
+    source = write_lines(tmp_path / "list.csv", "file,finding,mrn", *rows, ",1,2", ",0,2")
+    text = refused(
+        source, "list.csv has 4 problems: (1) unknown column", "(2) which column says whose"
+    )
+    assert (
+        "(3) line 14 names no file; 1 lines more are like it" in text
+        and "(4) line 13: 11.png is 8 x 9" in text
+    )
+
+
+def test_dicom_without_labels_names_damaged_files_too(tmp_path):
+    for i in range(3):
+        write_dicom(tmp_path / "x" / f"{i}.dcm", np.full((8, 8), i, np.int16))
+    (tmp_path / "x/9.dcm").write_bytes(b"no DICOM")
+    text = refused(tmp_path / "x", "x has 2 problems: (1)", "holds DICOM files and no csv")
+    assert "(2) file 4 of 4: it is called like a DICOM file and is none" in text

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, Problems
 from partitions.importing.discovery import find_others, find_rows, slice_volumes
 from partitions.importing.files import Faults
 from partitions.importing.options import ImportOptions
@@ -80,9 +80,10 @@ def infos_of(
 
     ``known``: whether labels are known, so that samples without one are left out.
     """
-    changed = replace(options, faults=Faults(skip=True))
+    changed = replace(options, faults=Faults(skip=True), problems=Problems())
     try:
         rows = samples_of(layout, changed, known)
+        changed.problems.refuse(layout.source)
     except DataError as error:
         return [], [f"the import would say: {error}"]
     infos, notes = list[ImageInfo](), list(rows.notes)
