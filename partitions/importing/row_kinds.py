@@ -61,7 +61,8 @@ def mixed(patients: Cells, base: Array, more: Array) -> bool:
     count = len(patients.different)
     lines = np.bincount(patients.codes, minlength=count)
     both = [np.bincount(patients.codes[kind], minlength=count) > 0 for kind in (base, more)]
-    return 0 < (lines > 1).sum() <= 2 * (both[0] & both[1]).sum()
+    several = int((lines > 1).sum())
+    return 0 < several <= 2 * int((both[0] & both[1]).sum())
 
 
 def how_to_join(lines: Lines, known: dict[str, Array], base: Array, patient: str) -> str:

@@ -260,11 +260,16 @@ def frame_lines(path: Path, known: TableFormat, gaps: Collection[str]) -> Lines:
     for name, cells in columns.items():
         reader = ColumnReader(gaps=gaps)
         reader.add(cells)
-        cells_by[name] = reader.make_column(lambda cells=cells: Cells.of(cells).coded)
+        cells_by[name] = reader.make_column(partial(coded_of, cells))
     count = len(next(iter(columns.values()), []))
     if not count:
         raise DataError(f"{path} has a header but no rows")
     return Lines(path, cells_by, range(1, count + 1), f"{path}, row", ",", UTF8)
+
+
+def coded_of(cells: Sequence[str]) -> Coded:
+    """Return the different cells of a column, and their codes."""
+    return Cells.of(cells).coded
 
 
 def check_structure(

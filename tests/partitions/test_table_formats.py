@@ -15,7 +15,7 @@ from taken import all_x, imported, refused, silofl, write_lines
 from client.prediction.new_samples import asked_rows, needs_recipe
 
 N = 60
-SEX = {1: "male", 2: "female"}
+SEX: dict[int | float, str] = {1: "male", 2: "female"}
 
 
 def frame():
