@@ -655,7 +655,10 @@ def test_dicom(place, edits):
     options = ReadOptions(size=4)
     reads_or_says_one_line(
         place,
-        lambda: (dicom.probe(place, "here", options), dicom.read(place, "here", options))[1],
+        lambda: (
+            dicom.READER.probe(place, "here", options),
+            dicom.READER.read(place, "here", options),
+        )[1],
     )
     with contextlib.suppress(ValueError):
         assert isinstance(dicom.read_header(place, "here"), dicom.Header | str)
@@ -671,7 +674,8 @@ def test_nifti(place, edits, suffix):
     options = ReadOptions(size=4)
     reads_or_says_one_line(
         file,
-        lambda: (volume.probe([file], "here", options), volume.read([file], "here", options))[
-            1
-        ],
+        lambda: (
+            volume.probe_volume([file], "here", options),
+            volume.read_volume([file], "here", options),
+        )[1],
     )

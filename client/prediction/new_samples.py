@@ -23,7 +23,7 @@ from partitions.array_names import (
 )
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import guard_formula, is_formula, unknown_name
-from partitions.importing.collect import read_inputs
+from partitions.importing.collect import read_table_inputs
 from partitions.importing.discovery import find_others
 from partitions.importing.files import Faults
 from partitions.importing.options import ImportOptions
@@ -108,7 +108,7 @@ def needs_recipe(data: Path) -> bool:
     """Return whether this is a table, a folder, a picture or a scan; anything else is a data file."""
     return (
         data.is_dir()
-        or data.name.lower().endswith((*formats.ENDINGS, *picture_files.endings))
+        or data.name.lower().endswith((*formats.ENDINGS, *picture_files.ENDINGS))
         or kind_of(data) != "picture"
     )
 
@@ -136,7 +136,7 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> NewSamples:
 
 def asked_of(found: Listing, used: Recipe) -> NewSamples:
     """Return the rows of a table, which a recipe has read, as samples. Raises DataError for gaps without a value."""
-    x, vocabulary, notes = read_inputs(found.rows, found.table, used)
+    x, vocabulary, notes = read_table_inputs(found.rows, found.table, used)
     keys = [row.key for row in found.rows] if used.patient else [str(i) for i in range(len(x))]
     schema = make_schema(used.features, (), dtype_of(x))
     return NewSamples(

@@ -28,7 +28,7 @@ from partitions.common.names import unknown_name
 from partitions.common.parsed import parse_json
 from partitions.common.sizes import BLOCK, check_size, trap_of
 from partitions.importing.readers import nifti, pictures
-from partitions.importing.table_source import check_columns, table_rows
+from partitions.importing.table_source import check_recipe_columns, table_rows
 from partitions.recipes.lines import Lines
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.recipe import Recipe
@@ -92,7 +92,13 @@ def laid_out(body: Path, source: Path) -> Path:
         source.mkdir()
         unpack(body, source)
         return source
-    ending = ".nii.gz" if start.startswith(GZIP) else ".nii" if nifti.recognises(start) else ""
+    ending = (
+        ".nii.gz"
+        if start.startswith(GZIP)
+        else ".nii"
+        if nifti.READER.recognises(start)
+        else ""
+    )
     return body.rename(source.with_suffix(ending))
 
 
@@ -105,7 +111,7 @@ def unpack(body: Path, folder: Path) -> None:
             for number, member in enumerate(members, 1):
                 name = member.filename.lower()
                 ending = next(
-                    (own for own in (*nifti.endings, *pictures.endings) if name.endswith(own)),
+                    (own for own in (*nifti.ENDINGS, *pictures.ENDINGS) if name.endswith(own)),
                     "",
                 )
                 with (
@@ -194,7 +200,7 @@ def lines_of(body: bytes, recipe: Recipe) -> Lines:
     signs = {column.origin: column.decimal for column in recipe.used}
     read = list[dict[str, str]]()
     for number, row in enumerate(rows, 1):
-        check_columns(f"row {number}", list(row), recipe)
+        check_recipe_columns(f"row {number}", list(row), recipe)
         cells = {
             name: cell_of(cell, signs.get(name, "."), f"row {number}, {name[:40]}")
             for name, cell in row.items()

@@ -79,7 +79,7 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     listing, options, infos, form, answers = read_headers(source, listing, task, options)
     samples = listing.rows
     patients = number_patients(samples)
-    places = check_parts(source, samples, answers, task, options)
+    places = check_division(source, samples, answers, task, options)
     notes = [*listing.notes, *count_notes(infos)]
     notes += patient_notes(samples, options.take.patient)
     notes += label_notes(task, answers, patients, places)
@@ -98,7 +98,7 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
     else:
         table = listing.table
         used = fit(table, listing.recipe.model_copy(update=roles), places == "train")
-        x, vocabulary, more = read_inputs(samples, table, used)
+        x, vocabulary, more = read_table_inputs(samples, table, used)
         notes += future_notes(table, used) + rare_notes(table, used, patients) + more
         filled = gaps_of(table, used)
         gaps |= {split: filled[rows] for split, rows in order.items()} if filled.any() else {}
@@ -124,13 +124,13 @@ def read_headers(
     """
     problems, recipe = options.problems, listing.recipe or options.pictures
     classes, known = tuple(options.labels), recipe.outputs if recipe else 0
-    check_options(source, listing, options)
+    check_import_options(source, listing, options)
     answers = None
     if task != "segmentation":
         with problems.collect():
             asks = listing.columns, classes, task, options.reading, known
             answers = read_answers(listing.rows, *asks)
-            check_parts(source, listing.rows, answers, task, options)
+            check_division(source, listing.rows, answers, task, options)
     if options.faults.skip:  # files are decoded to be left out
         problems.refuse(source)
     count = len(listing.rows)
@@ -163,7 +163,7 @@ def probed(
     return listing, infos, form
 
 
-def check_parts(
+def check_division(
     source: Path, samples: Samples, answers: Answers, task: str, options: ImportOptions
 ) -> Array:
     """Return the part of each sample. Raises DataError where none is for training, or none for testing.
@@ -253,7 +253,7 @@ def copies(samples: Samples, order: Arrays) -> Names:
     return (note,) * bool(again)
 
 
-def check_options(source: Path, listing: Listing, options: ImportOptions) -> None:
+def check_import_options(source: Path, listing: Listing, options: ImportOptions) -> None:
     """Add options that do not apply to these samples to the problems."""
     for fault in option_faults(source, listing, options):
         options.problems.add(fault)
@@ -294,7 +294,7 @@ def check_lost(before: Samples, after: Samples, task: str) -> None:
         )
 
 
-def read_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, int, Names]:
+def read_table_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, int, Names]:
     """Return the inputs of a table's rows by a recipe, the size of the vocabulary (0 without texts), and notes.
 
     ``table``: from ``recipes.pipeline.convert``. Raises DataError for gaps without a value, and for a row without a

@@ -23,12 +23,12 @@ from partitions.common.names import Names
 from partitions.importing.files import (
     Faults,
     check_links,
+    file_place,
     files_below,
     is_hidden,
     kind_of_other,
     link_notes,
     list_kinds,
-    place_of,
 )
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.readers import dicom
@@ -38,9 +38,9 @@ from partitions.importing.readers.reader import (
     Paths,
     SampleSource,
     hash_text,
-    parts_of,
     pseudonym,
     redacted_errors,
+    slices_taken,
 )
 from partitions.importing.readers.volumes.series import referenced_series
 from partitions.importing.table_labels import SPLIT_NAMES
@@ -105,7 +105,7 @@ def find_studies(
         with problems.collect():
             check_without_csv(source, classes, options.take)
     files = list(files_below(source))
-    places = [place_of(source, number, len(files)) for number in range(len(files))]
+    places = [file_place(source, number, len(files)) for number in range(len(files))]
     check_links(source, zip(places, files, strict=True))
     studies, others = _group(source, files, named, reading, faults)
     outlines = find_outlines(files, places, others, options) if reading.outlines else {}
@@ -162,7 +162,7 @@ def _samples(
     whole = tuple(files[number] for _, _, number, _ in study.series[study.longest])
     masks = tuple(files[number] for number in outlines.get(study.longest, ()))
     slices = study.slices
-    for number, frame in (slices[i] for i in parts_of(len(slices), reading.slices)):
+    for number, frame in (slices[i] for i in slices_taken(len(slices), reading.slices)):
         sample = SampleSource(
             places[number], labels, split, name, files[number], spelling=spelling
         )
@@ -264,7 +264,7 @@ def _group(
     strange: set[str] = set()
     others: dict[int, str] = {}
     for number, path in enumerate(tqdm(files, desc="headers", unit="", disable=quiet)):
-        where = place_of(source, number, len(files))
+        where = file_place(source, number, len(files))
         header: Header | str = ""
         with faults.collect():
             header = header_of(source, path, where)
@@ -297,7 +297,7 @@ def header_of(source: Path, path: Path, where: str) -> Header | str:
     """Return a file's header, or what it is without a picture. Raises DataError where it cannot be read."""
     if is_dicom(path):
         return read_header(path, where)
-    if path.name.lower().endswith(dicom.endings) and not is_hidden(path, source):
+    if path.name.lower().endswith(dicom.ENDINGS) and not is_hidden(path, source):
         raise DataError(f"{where}: it is called like a DICOM file and is none")
     return kind_of_other(path, source, named=False)
 

@@ -16,13 +16,13 @@ from partitions.importing.dicom_series import (
 )
 from partitions.importing.files import (
     check_links,
+    file_place,
     files_below,
+    files_outside,
     is_hidden,
     kind_of_other,
     list_kinds,
-    outside,
     passed_over,
-    place_of,
 )
 from partitions.importing.options import ImportOptions
 from partitions.importing.readers.dicom_file import is_dicom
@@ -70,7 +70,7 @@ def find_rows(source: Path, options: ImportOptions) -> Listing:
         raise DataError(f"{source} has no csv file and no folders of pictures, one per class")
     if any(map(is_unnamed, rows)):
         if not classes:
-            what = "NIfTI files" if any(map(is_nifti, rows)) else "signals"
+            what = "NIfTI files" if any(map(is_nifti_row, rows)) else "signals"
             raise DataError(
                 f"{source} holds {what} and no csv: name them and their labels in a csv with columns file, label "
                 "or, where its folders are the classes, these folders with --labels A,B"
@@ -191,7 +191,7 @@ def within(listing: Listing, source: Path, table: Path) -> Listing:
     A list in an export must not reach other files of the hospital. A csv that the user names itself may.
     """
     listed = [(row.where, path) for row in listing.rows for path in paths_of(row)]
-    for where in outside(source, listed):
+    for where in files_outside(source, listed):
         raise DataError(
             f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours"
         )
@@ -208,7 +208,7 @@ def loose_rows(source: Path) -> Iterator[SampleSource]:
     for number, path in enumerate(files):
         if is_sample(path) and not path.name.startswith("."):
             sample = SampleSource(str(path), (), "", "", file=path)
-            where = place_of(source, number, len(files))
+            where = file_place(source, number, len(files))
             yield replace(sample, where=where) if is_unnamed(sample) else sample
 
 
@@ -225,7 +225,7 @@ def number_samples(rows: list[SampleSource], source: Path) -> list[SampleSource]
     if not any(is_unnamed(row) or row.patient for row in rows):
         return rows
     files = list(files_below(source))
-    place = {path: place_of(source, number, len(files)) for number, path in enumerate(files)}
+    place = {path: file_place(source, number, len(files)) for number, path in enumerate(files)}
     return [
         replace(row, where=place[row.file])
         if row.file and (row.patient or is_unnamed(row))
@@ -239,7 +239,7 @@ def is_unnamed(row: SampleSource) -> bool:
     return row.file is not None and row.file.name.lower().endswith(SCANS)
 
 
-def is_nifti(row: SampleSource) -> bool:
+def is_nifti_row(row: SampleSource) -> bool:
     """Return whether a row's picture is a NIfTI volume."""
     return row.file is not None and kind_of(row.file) == "nifti"
 
@@ -248,15 +248,15 @@ def slice_volumes(listing: Listing, options: ImportOptions) -> Listing:
     """Return the rows with one for each requested slice of a NIfTI volume, or with whole volumes if requested."""
     reading, faults = options.reading, options.faults
     if reading.volume:
-        volumes = faults.good(listing.rows, lambda row: whole(row, reading), "volumes")
+        volumes = faults.good(listing.rows, lambda row: whole_volume(row, reading), "volumes")
         return replace(listing, rows=[row for _, row in volumes])
-    if not any(map(is_nifti, listing.rows)):
+    if not any(map(is_nifti_row, listing.rows)):
         return listing
 
     def parts(row: SampleSource) -> tuple[list[int | None], int]:
-        if not is_nifti(row) or row.file is None:
+        if not is_nifti_row(row) or row.file is None:
             return [row.part], 1
-        return volume.parts(row.file, row.where, reading)
+        return volume.volume_parts(row.file, row.where, reading)
 
     divided = faults.good(listing.rows, parts, "headers")
     rows = [replace(row, part=part) for row, (numbers, _) in divided for part in numbers]
@@ -267,13 +267,13 @@ def slice_volumes(listing: Listing, options: ImportOptions) -> Listing:
     return replace(listing, rows=rows, notes=notes)
 
 
-def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
+def whole_volume(row: SampleSource, reading: ReadOptions) -> SampleSource:
     """Return a row with the files of its whole volume. Raises DataError where it is not a volume."""
     if row.file is None:
         return row
     if row.file.is_dir():
         files = series_below(row.file, row.where, reading)
-    elif is_nifti(row) or is_dicom(row.file):
+    elif is_nifti_row(row) or is_dicom(row.file):
         files = (row.file,)
     else:
         raise DataError(

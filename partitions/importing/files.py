@@ -106,12 +106,12 @@ def count_unfollowed(folder: Path) -> int:
     return sum(os.path.islink(path) and not os.path.isfile(path) for path in paths)
 
 
-def place_of(source: Path, number: int, total: int) -> str:
+def file_place(source: Path, number: int, total: int) -> str:
     """Return a file's name for messages; ``number`` counts from 0."""
     return f"{source}, file {number + 1} of {total}"
 
 
-def outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
+def files_outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
     """Yield the names of files outside the folder after following links; ``files``: name for messages, and path."""
     inside = os.path.realpath(folder)
     return (
@@ -123,7 +123,7 @@ def outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[
 
 def check_links(folder: Path, files: Iterable[tuple[str, Path | None]]) -> None:
     """Raise DataError where a file is a link out of the folder; ``files``: name for messages, and path."""
-    for where in outside(folder, files):
+    for where in files_outside(folder, files):
         raise DataError(
             f"{where} is a link that leads out of the folder: copy what it points to into its place, or take it out"
         )

@@ -45,7 +45,7 @@ from partitions.common.names import Names
 from partitions.importing.collect import (
     collect,
     probed,
-    read_inputs,
+    read_table_inputs,
     with_binary_masks,
     write_collected,
 )
@@ -162,7 +162,7 @@ def import_whole(
     samples, vocabulary = listing.rows, 0
     x: Any
     if isinstance(recipe, Recipe):
-        x, vocabulary, notes = read_inputs(samples, listing.table, recipe)
+        x, vocabulary, notes = read_table_inputs(samples, listing.table, recipe)
     else:
         x, notes = new_pictures(samples, recipe, options.faults)
         samples, notes = x.samples, (*notes, *options.faults.notes)

@@ -17,8 +17,14 @@ from partitions.common.errors import DataError
 from partitions.common.names import Names
 from partitions.importing.files import Faults, name_first
 from partitions.importing.readers.reader import ImageInfo, Samples, SampleSource
-from partitions.importing.readers.registry import kind_of, name_of, probe, read, read_mask
-from partitions.importing.readers.signals import check_alike
+from partitions.importing.readers.registry import (
+    kind_of,
+    probe_sample,
+    read_mask,
+    read_sample,
+    shown_name,
+)
+from partitions.importing.readers.signals import check_signals_alike
 from partitions.recipes.pictures import (
     KIND,
     SIGNALS,
@@ -66,9 +72,9 @@ def probe_all(
     """
 
     def look(sample: SampleSource) -> ImageInfo:
-        info = probe(sample, reading)
+        info = probe_sample(sample, reading)
         if faults.skip:
-            read(sample, reading)
+            read_sample(sample, reading)
             if sample.masks:
                 read_mask(sample, reading)
         return info
@@ -92,13 +98,13 @@ def common_form(samples: Samples, infos: Sequence[ImageInfo]) -> tuple[Shape, st
     if signals := [info for info in infos if info.rate]:
         if len(signals) < len(infos):
             raise DataError("the samples are signals and pictures: import them one by one")
-        check_alike([sample.where for sample in samples], infos)
+        check_signals_alike([sample.where for sample in samples], infos)
         return (signals[0].height, signals[0].channels), "float32"
     # Plain: the first that is no scan, whose depth was chosen by its maker
     first, plain = infos[0], None
     for sample, info in zip(samples, infos, strict=True):
         assert sample.file is not None
-        what = f"{sample.where}: {name_of(sample.file)}"
+        what = f"{sample.where}: {shown_name(sample.file)}"
         # Volumes have equal shapes already
         if (info.height, info.width) != (first.height, first.width):
             sizes = (
@@ -203,7 +209,7 @@ def open_pictures(
         last = next(progress, 0) == len(samples) - 1
         picture = np.zeros(result.shape, result.dtype)
         with faults.collect() if faults else nullcontext():
-            picture = read(sample, reading)
+            picture = read_sample(sample, reading)
         if faults and last:
             faults.check(len(samples))
         if result.dtype == "float32" and picture.dtype == np.uint8:
@@ -224,7 +230,7 @@ def open_masks(samples: Samples, reading: ReadOptions) -> tuple[Unread, Array]:
         shape = shape or mask.shape
         if mask.shape != shape:
             raise DataError(
-                f"{sample.where}: {name_of(sample.masks[0])} has another size than those before it; use --size"
+                f"{sample.where}: {shown_name(sample.masks[0])} has another size than those before it; use --size"
             )
         values[np.unique(mask)] = True
     return Unread(samples, partial(read_mask, reading=reading), shape, np.uint8), seen

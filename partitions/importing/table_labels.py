@@ -85,7 +85,7 @@ def with_point(where: str, name: str, cell: str, decimal: str) -> str:
     return cell.replace(",", ".")
 
 
-def labels_of(
+def line_labels(
     line: Line, columns: Names, decimal: str = ".", numbers: Mapping[str, Column] = NO_NUMBERS
 ) -> Names:
     """Return a line's labels, with a point in numbers for every ``decimal`` sign. Raises DataError without a label.

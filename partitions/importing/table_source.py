@@ -17,7 +17,7 @@ from partitions.importing.table_draft import draft_recipe
 from partitions.importing.table_labels import (
     Label,
     label_columns,
-    labels_of,
+    line_labels,
     list_columns,
     split_of,
 )
@@ -65,7 +65,7 @@ def read_csv(path: Path, options: ImportOptions) -> Listing:
             path, options.take.separator, options.take.encoding, options.take.gaps
         )
         notes = ()
-        listing = rows_of(lines, options)
+        listing = csv_samples(lines, options)
     listing = replace(listing, notes=(*notes, *listing.notes))
     return with_subgroups(lines, listing, options) if options.subgroup else listing
 
@@ -95,7 +95,7 @@ def with_subgroups(lines: Lines, listing: Listing, options: ImportOptions) -> Li
     )
 
 
-def rows_of(lines: Lines, options: ImportOptions) -> Listing:
+def csv_samples(lines: Lines, options: ImportOptions) -> Listing:
     """Return the samples of a csv without a recipe of a table: a list of pictures, or a table by its draft."""
     if options.pictures:
         return read_others(lines, options.pictures, options)
@@ -189,7 +189,7 @@ def listed_sample(
         raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
     drawn = (path.parent / row["mask"],) if masks else ()
     key = row.get(patient, "")
-    common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
+    common = line_labels(line, columns, take.decimal), split_of(line), pseudonym(key)
     file = with_ending(path.parent / row["file"])
     return SampleSource(
         where, *common, file=file, masks=drawn, spelling=hash_text(key), key=key
@@ -220,7 +220,7 @@ def rows_by_recipe(
             f"{lines.path} has one column by the recipe's separator {recipe.file.separator!r}: save it so, or change "
             "it there"
         )
-    check_columns(str(lines.path), lines.header, recipe)
+    check_recipe_columns(str(lines.path), lines.header, recipe)
     there = labels_there(lines, recipe.label)
     check_identifiers(lines, recipe.patient)
     kinds = check_row_kinds(lines, recipe.patient)
@@ -231,7 +231,7 @@ def rows_by_recipe(
     )
 
 
-def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
+def check_recipe_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
     """Raise DataError for columns that the recipe does not have, or that it uses and the csv ``where`` lacks."""
     roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text.column)))
     known = {column.origin for column in recipe.columns}
@@ -274,7 +274,7 @@ def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> L
         where = lines.where(i)
         if combination not in known:
             line = where, dict(zip(names, combination, strict=True))
-            labels = labels_of(line, columns, recipe.file.decimal, numbers) if columns else ()
+            labels = line_labels(line, columns, recipe.file.decimal, numbers) if columns else ()
             known[combination] = (
                 tuple(recipe.label_values.get(label, label) for label in labels),
                 split_of(line),

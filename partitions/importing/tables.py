@@ -17,7 +17,7 @@ import numpy as np
 
 from partitions.common.errors import DataError, Problems
 from partitions.common.sizes import MOST_LINE, bounded_lines, check_columns, check_size
-from partitions.importing.readers.formats import TableFormat, read_frame, table_format
+from partitions.importing.readers.formats import TableFormat, read_table_frame, table_format
 from partitions.importing.table_labels import WITH_COMMA
 from partitions.recipes.cells import is_number
 from partitions.recipes.lines import CELL_BYTES, Cells, Coded, ColumnReader, Lines
@@ -153,7 +153,7 @@ def records(file: IO[str], path: Path, separator: str) -> Iterator[tuple[int, li
         ) from None
 
 
-def rows_of(path: Path, separator: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(path: Path, separator: str, encoding: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the header and the rows of a csv, each with its first line's number; cells have blanks around them."""
     with path.open(encoding=encoding, newline="") as file:
         starts = bounded_lines(file, path)
@@ -217,7 +217,7 @@ def read_lines(
         return frame_lines(path, known, gaps)
     encoding = find_encoding(path, encoding, or_utf8=or_utf8)
     separator = separator or find_separator(path, encoding)
-    rows = partial(rows_of, path, separator, encoding)
+    rows = partial(csv_rows, path, separator, encoding)
     with long_cells():
         cell_rows = rows()
         if (first := next(cell_rows, None)) is None:
@@ -254,7 +254,7 @@ def read_lines(
 
 def frame_lines(path: Path, known: TableFormat, gaps: Collection[str]) -> Lines:
     """Return the rows of a table in another format."""
-    columns = read_frame(path, known)
+    columns = read_table_frame(path, known)
     check_structure(path, [*columns], {}, ",")
     cells_by = dict[str, Cells]()
     for name, cells in columns.items():

@@ -15,7 +15,7 @@ from partitions.importing.options import Take
 from partitions.importing.readers.dicom import IDENTITY
 from partitions.importing.readers.reader import Samples, pseudonym
 from partitions.importing.streams import open_masks
-from partitions.importing.table_labels import Label, label_columns, labels_of, split_of
+from partitions.importing.table_labels import Label, label_columns, line_labels, split_of
 from partitions.importing.tables import read_lines
 from partitions.labels import (
     MOST_CLASSES,
@@ -279,7 +279,7 @@ def join_labels(
         if not key:
             raise DataError(f"{where} has no {column}")
         whose = row[patients] if patients else ""
-        answer = labels_of(line, columns, take.decimal), split_of(line), whose
+        answer = line_labels(line, columns, take.decimal), split_of(line), whose
         if key in known and known[key][1] != answer:
             raise DataError(
                 f"{where} says something else of the same {kind} than {known[key][0]}"

@@ -120,9 +120,9 @@ def test_outlines_come_back_on_the_source_s_voxels(tmp_path, model, capsys):
     assert drawn.sum() == int(row["pixels_organ"])
     assert 2 * (drawn & wanted).sum() / (drawn.sum() + wanted.sum()) > 0.9
     wish = ReadOptions(volume=SHAPE, outlines=("organ",))
-    from_seg = volume.read_mask(files, [masks / "0001.dcm"], "here", wish)
+    from_seg = volume.read_volume_mask(files, [masks / "0001.dcm"], "here", wish)
     np.testing.assert_array_equal(
-        from_seg, volume.read_mask(files, [masks / "0001.nii.gz"], "here", wish)
+        from_seg, volume.read_volume_mask(files, [masks / "0001.nii.gz"], "here", wish)
     )
     seg = pydicom.dcmread(masks / "0001.dcm")
     header = pydicom.dcmread(files[0], stop_before_pixels=True)

@@ -19,12 +19,12 @@ READING = ReadOptions(window=(1200, 2400))
 
 
 def pixels(path):
-    dicom.probe(path, "here", READING)
-    return dicom.read(path, "here", READING)
+    dicom.READER.probe(path, "here", READING)
+    return dicom.READER.read(path, "here", READING)
 
 
 def refusal(path):
-    said = fails(ValueError, None, dicom.probe, path, "here", READING)
+    said = fails(ValueError, None, dicom.READER.probe, path, "here", READING)
     assert leaks(said) == []
     return said
 
@@ -104,8 +104,8 @@ def test_empty_attributes_are_none(tmp_path, blank, limit):
     assert pixels(tmp_path / "empty").tobytes() == pixels(missing).tobytes()
     reading = ReadOptions()  # by the picture's own range
     assert (
-        dicom.read(tmp_path / "empty", "x", reading).tobytes()
-        == dicom.read(missing, "x", reading).tobytes()
+        dicom.READER.read(tmp_path / "empty", "x", reading).tobytes()
+        == dicom.READER.read(missing, "x", reading).tobytes()
     )
 
 
@@ -114,9 +114,9 @@ def test_values_begin_at_high_bit(tmp_path, signed):
     """Twelve bits in the upper twelve of sixteen, with something else below them."""
     values = PIXELS.astype(np.int16) - 1200 if signed else PIXELS
     window = ReadOptions(window=(0, 2400) if signed else (1200, 2400))
-    usual = dicom.read(write_dicom(tmp_path / "usual", values), "here", window)
+    usual = dicom.READER.read(write_dicom(tmp_path / "usual", values), "here", window)
     upper = write_dicom(tmp_path / "upper", values * 16 + 5, HighBit=15)
-    assert dicom.read(upper, "here", window).tobytes() == usual.tobytes()
+    assert dicom.READER.read(upper, "here", window).tobytes() == usual.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -153,5 +153,5 @@ def test_a_neutral_slope_may_stand_alone(tmp_path):
 
 def test_the_middle_of_several_frames_is_named(tmp_path):
     path = write_dicom(tmp_path / "x", np.stack([PIXELS] * 3), NumberOfFrames=3)
-    assert dicom.MIDDLE in dicom.probe(path, "here", READING).notes
-    assert dicom.MIDDLE not in dicom.probe(path, "here", READING, 1).notes
+    assert dicom.MIDDLE in dicom.READER.probe(path, "here", READING).notes
+    assert dicom.MIDDLE not in dicom.READER.probe(path, "here", READING, 1).notes

@@ -49,7 +49,9 @@ def count(made):
 
 
 def remarks(path):
-    return registry.probe(SampleSource("here", (), "", "", file=path), ReadOptions()).notes
+    return registry.probe_sample(
+        SampleSource("here", (), "", "", file=path), ReadOptions()
+    ).notes
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_sixteen_bits_of_a_colour_are_named(tmp_path):
 def test_white_may_be_zero_in_a_tiff_of_16_bits(tmp_path):
     values = np.array([[0, 65535], [13107, 26214]], np.uint16)
     Image.fromarray(values).save(tmp_path / "x.tif", tiffinfo={262: 0})
-    made = registry.read(
+    made = registry.read_sample(
         SampleSource("here", (), "", "", file=tmp_path / "x.tif"), ReadOptions()
     )
     assert np.array_equal(made[..., 0].astype(float).round(6), np.array([[1, 0], [0.8, 0.6]]))

@@ -17,7 +17,7 @@ from scans import SECRETS, leaks, write_dicom, write_nifti
 from taken import imported, refused, silofl, splits_of, write_lines
 
 from partitions.importing.readers import dicom, registry
-from partitions.importing.readers.reader import SampleSource, parts_of
+from partitions.importing.readers.reader import SampleSource, slices_taken
 from partitions.importing.readers.volumes import volume as scans
 from partitions.recipes.reading import ReadOptions
 
@@ -44,7 +44,10 @@ def slice_of(values, tmp_path, affine=None, part=None, **options):
     """The slice in thousandths, as its window 500, 1000 makes it unless another one is asked."""
     path = write_nifti(tmp_path / "v.nii.gz", values, affine)
     asked = ReadOptions(**({"window": (500.0, 1000.0)} | options))
-    form, picture = scans.probe([path], "here", asked), scans.read([path], "here", asked, part)
+    form, picture = (
+        scans.probe_volume([path], "here", asked),
+        scans.read_volume([path], "here", asked, part),
+    )
     assert (
         picture.shape == (form.height, form.width, 1)
         and picture.dtype == np.float32
@@ -80,7 +83,7 @@ def test_whatever_the_file_s_axes(tmp_path, axes):
 def test_dicom_and_nifti_of_one_patient_are_one_picture(tmp_path):
     """A DICOM slice with row i along the back and column j along the left is where NIfTI's (-x, -y) is."""
     pixels = np.arange(24, dtype=np.uint16).reshape(4, 6)
-    seen = dicom.read(
+    seen = dicom.READER.read(
         write_dicom(tmp_path / "IM", pixels), "here", ReadOptions(window=(500, 1000)), None
     )[..., 0]
     # Voxel (column, row): left and back are negative in RAS
@@ -91,10 +94,10 @@ def test_dicom_and_nifti_of_one_patient_are_one_picture(tmp_path):
 def test_several_slices(tmp_path):
     """Three of 9: the middles of three equal parts, 1, 4, 7."""
     assert (
-        parts_of(9, 3) == [1, 4, 7]
-        and parts_of(5, 1) == [2]
-        and parts_of(4, 1) == [2]
-        and parts_of(2, 9) == [0, 1]
+        slices_taken(9, 3) == [1, 4, 7]
+        and slices_taken(5, 1) == [2]
+        and slices_taken(4, 1) == [2]
+        and slices_taken(2, 9) == [0, 1]
     )
     for i in range(10):
         write_nifti(
@@ -141,7 +144,7 @@ def test_the_file_s_own_slope_and_intercept(tmp_path):
     nibabel.save(scaled, path)
     image = nibabel.load(path)
     raw = np.asarray(image.dataobj)
-    made = scans.read([path], "here", ReadOptions(window=(500, 1000)), 2)[..., 0] * 1000
+    made = scans.read_volume([path], "here", ReadOptions(window=(500, 1000)), 2)[..., 0] * 1000
     near(made, np.clip(raw[::-1, ::-1, 2].T, 0, 1000), 1e-2)
     assert raw.max() > volume().max() / 2
 
@@ -259,7 +262,7 @@ def test_what_is_no_volume(tmp_path):
     for values in (np.zeros((4, 4), np.int16), np.zeros((4, 4, 3, 2, 2), np.int16)):
         path = write_nifti(tmp_path / "v.nii", values)
         with pytest.raises(ValueError, match="here: its file is no volume of grey values"):
-            scans.probe([path], "here", ReadOptions())
+            scans.probe_volume([path], "here", ReadOptions())
     refused(path, "is one scan; name the folder that it lies in, or a csv")
 
 
@@ -277,7 +280,9 @@ def test_a_format_is_recognised_by_its_first_bytes(tmp_path):
     one, other = (
         SampleSource("here", (), "", "", file=tmp_path / name) for name in ("a.dcm", "b.nii")
     )
-    assert_array_equal(registry.read(other, ReadOptions()), registry.read(one, ReadOptions()))
+    assert_array_equal(
+        registry.read_sample(other, ReadOptions()), registry.read_sample(one, ReadOptions())
+    )
     for name, packed in (("c", ".nii"), ("d", ".nii.gz")):
         write_nifti(tmp_path / f"{name}{packed}", volume())
         (tmp_path / f"{name}{packed}").rename(tmp_path / f"{name}.dat")

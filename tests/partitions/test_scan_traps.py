@@ -57,12 +57,14 @@ def test_a_header_of_terabytes(tmp_path):
     files = write_series(tmp_path / "s", values())
     for path in files:
         changed(path, Rows=65535, Columns=65535)
-    assert "GB of memory" in refusal(lambda: volume.probe(files, "here", WISH))
-    assert "GB of memory" in refusal(lambda: dicom.read(files[0], "here", ReadOptions()))
+    assert "GB of memory" in refusal(lambda: volume.probe_volume(files, "here", WISH))
+    assert "GB of memory" in refusal(lambda: dicom.READER.read(files[0], "here", ReadOptions()))
     series = write_series(tmp_path / "t", values())
     seg = write_seg(tmp_path / "seg", series, {"liver": box()})
     changed(seg, NumberOfFrames=2_000_000_000)
-    assert "GB of memory" in refusal(lambda: volume.read_mask(series, [seg], "here", WISH))
+    assert "GB of memory" in refusal(
+        lambda: volume.read_volume_mask(series, [seg], "here", WISH)
+    )
 
 
 def test_a_series_that_is_large_in_all(tmp_path, monkeypatch):
@@ -71,7 +73,7 @@ def test_a_series_that_is_large_in_all(tmp_path, monkeypatch):
     monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.000002")
     files = write_series(tmp_path, values())
     small = ReadOptions(volume=(2, 2, 2), window=(500, 1000))
-    assert "its volume would take" in refusal(lambda: volume.probe(files, "here", small))
+    assert "its volume would take" in refusal(lambda: volume.probe_volume(files, "here", small))
 
 
 BOMB = (  # of JPEG-LS: a picture of 65535 x 65535
@@ -103,15 +105,15 @@ def test_a_bomb_within_a_compressed_frame(tmp_path, monkeypatch):
     runs = b"\x81\x00" * 1_000_000
     path = encoded(tmp_path / "a", RLELossless, header.tobytes() + runs)
     monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.1")
-    for read in (dicom.read, dicom.probe):
+    for read in (dicom.READER.read, dicom.READER.probe):
         assert "its picture, unpacked, would take 0.1 GB" in refusal(
             lambda read=read: read(path, "here", ReadOptions())
         )
-    assert "unpacked" in refusal(lambda: volume.probe([path, path], "here", WISH))
+    assert "unpacked" in refusal(lambda: volume.probe_volume([path, path], "here", WISH))
     monkeypatch.delenv("SILOFL_LARGEST_FILE")
     path = encoded(tmp_path / "b", JPEGLSLossless, BOMB)
     assert "its picture would take 34.4 GB" in refusal(
-        lambda: dicom.read(path, "here", ReadOptions())
+        lambda: dicom.READER.read(path, "here", ReadOptions())
     )
 
 
@@ -121,7 +123,7 @@ def test_a_bomb_within_outlines(tmp_path):
     path = write_seg(tmp_path / "seg", files, {"liver": box()}, "FRACTIONAL")
     recoded(path, JPEGLSLossless, [BOMB] * 3)
     assert "its picture would take 34.4 GB" in refusal(
-        lambda: volume.read_mask(files, [path], "here", WISH)
+        lambda: volume.read_volume_mask(files, [path], "here", WISH)
     )
 
 
@@ -140,7 +142,7 @@ def test_sequences_within_sequences(tmp_path):
     nested = (sequence + start) * 5000 + (end + close) * 5000
     at = content.rindex(b"\xe0\x7f\x10\x00")  # before the pixels
     path.write_bytes(content[:at] + nested + content[at:])
-    text = refusal(lambda: dicom.probe(path, "here", ReadOptions()))
+    text = refusal(lambda: dicom.READER.probe(path, "here", ReadOptions()))
     assert text == "here: its file cannot be read as DICOM (RecursionError)"
 
 
@@ -150,14 +152,14 @@ def test_contours_of_nonsense(tmp_path):
     for points in ([["nan"] * 3] * 4, [[1e300] * 3] * 3, [[0.0, 0.0, 1e6]] * 3):
         path = write_rtstruct(tmp_path / "rt", files, {"liver": [np.array(points, float)]})
         assert "here: " in refusal(
-            lambda path=path: volume.read_mask(files, [path], "here", WISH)
+            lambda path=path: volume.read_volume_mask(files, [path], "here", WISH)
         )
     path = write_rtstruct(tmp_path / "rt", files, {"liver": [np.zeros((3, 3))]})
     dataset = pydicom.dcmread(path)
     dataset.ROIContourSequence[0].ContourSequence[0].ContourData = ["1", "2"]
     dataset.save_as(path)
     assert "cannot be read as DICOM (ValueError)" in refusal(
-        lambda: volume.read_mask(files, [path], "here", WISH)
+        lambda: volume.read_volume_mask(files, [path], "here", WISH)
     )
 
 
@@ -170,14 +172,14 @@ def test_a_file_of_outlines_that_is_too_large(tmp_path, monkeypatch):
     monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.00006")  # 64 kB: 60 times about 1 kB
     fails(DataError, "its file of outlines would take", referenced_series, contours)
     assert "its file of outlines would take" in refusal(
-        lambda: volume.read_mask(files, [contours], "here", WISH)
+        lambda: volume.read_volume_mask(files, [contours], "here", WISH)
     )
     assert len(referenced_series(seg)) == 1
     assert all(
         60 * path.stat().st_size > 64_424 and referenced_series(path) == set()
         for path in (dose, *files)
     )
-    assert_array_equal(volume.read_mask(files, [seg], "here", WISH), box())
+    assert_array_equal(volume.read_volume_mask(files, [seg], "here", WISH), box())
 
 
 def test_nifti_that_unpacks_to_much(tmp_path):
@@ -186,10 +188,10 @@ def test_nifti_that_unpacks_to_much(tmp_path):
     content = bytearray(path.read_bytes())
     content[40:48] = np.array([3, 32000, 32000, 32000], "<i2").tobytes()
     path.write_bytes(bytes(content))
-    assert "GB of memory" in refusal(lambda: volume.probe([path], "here", WISH))
+    assert "GB of memory" in refusal(lambda: volume.probe_volume([path], "here", WISH))
     packed = tmp_path / "v.nii.gz"
     packed.write_bytes(gzip.compress(bytes(content) + b"\0" * 20_000_000))
-    assert "GB of memory" in refusal(lambda: volume.read([packed], "here", WISH))
+    assert "GB of memory" in refusal(lambda: volume.read_volume([packed], "here", WISH))
 
 
 @pytest.mark.parametrize(
@@ -206,4 +208,4 @@ def test_an_affine_that_is_none(tmp_path, affine):
         image.header.structarr.tobytes()
     )
     path.write_bytes(bytes(content))
-    assert "here: " in refusal(lambda: volume.probe([path], "here", WISH))
+    assert "here: " in refusal(lambda: volume.probe_volume([path], "here", WISH))

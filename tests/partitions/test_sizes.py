@@ -58,7 +58,7 @@ def test_a_volume_is_refused_by_its_header(tmp_path, little_memory, version, ord
         ValueError,
         match=r"^row 1: its volume would take 41\.9 GB of memory, .* set SILOFL_LARGEST_FI",
     ):
-        volume.parts(file, "row 1", ReadOptions())
+        volume.volume_parts(file, "row 1", ReadOptions())
 
 
 def test_so_are_extensions_of_a_header(tmp_path, little_memory):
@@ -66,7 +66,7 @@ def test_so_are_extensions_of_a_header(tmp_path, little_memory):
     with pytest.raises(
         ValueError, match="row 1: its header says that the voxels begin after 64 MiB"
     ):
-        volume.probe(
+        volume.probe_volume(
             [nifti_of(tmp_path / "a.nii.gz", (4, 4, 4), offset=1 << 30)], "row 1", ReadOptions()
         )
 
@@ -74,7 +74,7 @@ def test_so_are_extensions_of_a_header(tmp_path, little_memory):
 def test_a_mask_is_refused_too(tmp_path, little_memory):
     own = write_nifti(tmp_path / "v.nii.gz", np.zeros((4, 4, 4), np.float32))
     with pytest.raises(ValueError, match="row 1: its volume would take"):
-        volume.read_mask(
+        volume.read_volume_mask(
             [own], [nifti_of(tmp_path / "m.nii.gz", (2000, 2000, 2000))], "row 1", ReadOptions()
         )
 
@@ -89,7 +89,7 @@ def test_a_mask_is_refused_too(tmp_path, little_memory):
 def test_dicom_is_refused_by_its_header(tmp_path, little_memory, changes, words):
     pixels = np.zeros((4, 4) if "Rows" in changes else (1, 4, 4), np.uint16)
     file = write_dicom(tmp_path / "a.dcm", pixels, **changes)
-    for read in (dicom.probe, dicom.read):
+    for read in (dicom.READER.probe, dicom.READER.read):
         fails(ValueError, f"^{words}", read, file, "row 1", ReadOptions())
     fails(ValueError, f"^{words}", dicom.read_header, file, "row 1")
 
@@ -110,7 +110,7 @@ def test_a_deflated_dicom_file_is_unpacked_no_further_than_may_be(tmp_path, monk
     small = write_dicom(tmp_path / "b.dcm", uid=DeflatedExplicitVRLittleEndian)
     assert (
         dicom.read_header(small, "row 1") is not None
-        and dicom.probe(small, "row 1", ReadOptions()).height == 4
+        and dicom.READER.probe(small, "row 1", ReadOptions()).height == 4
     )
 
 
@@ -174,7 +174,7 @@ def test_what_would_not_fit_into_free_memory(tmp_path, monkeypatch):
         ValueError,
         match=r"row 1: its volume would take 0\.0 GB of memory, and 0\.0 GB is free here",
     ):
-        volume.parts(file, "row 1", ReadOptions())
+        volume.volume_parts(file, "row 1", ReadOptions())
 
 
 def test_labels_of_a_public_set_are_no_larger_than_their_member(tmp_path):

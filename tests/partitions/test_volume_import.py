@@ -30,8 +30,8 @@ WINDOW = (500.0, 1000.0)
 
 def read(files, **options):
     wish = ReadOptions(**({"volume": SHAPE, "window": WINDOW} | options))
-    info = volume.probe(files, "here", wish)
-    made = volume.read(files, "here", wish)
+    info = volume.probe_volume(files, "here", wish)
+    made = volume.read_volume(files, "here", wish)
     assert made.shape == (*wish.volume, 1) == (info.depth, info.height, info.width, 1)  # type: ignore[misc]
     assert made.dtype == np.float32
     return made[..., 0]
@@ -227,7 +227,12 @@ def damaged(tmp_path, what):
 def test_what_is_no_volume_is_one_line(tmp_path, what, words):
     files = damaged(tmp_path, what)
     said = fails(
-        ValueError, words, volume.probe, files, "x, file 1 of 6", ReadOptions(volume=SHAPE)
+        ValueError,
+        words,
+        volume.probe_volume,
+        files,
+        "x, file 1 of 6",
+        ReadOptions(volume=SHAPE),
     )
     assert said.startswith("x, file 1 of 6: ")
 
@@ -240,7 +245,7 @@ def test_nifti_that_is_no_volume(tmp_path):
         (np.zeros((4, 4, 4), np.int16), sheared, "its axes are not at right angles"),
     ):
         path = write_nifti(tmp_path / "v.nii", values_, affine)
-        fails(ValueError, words, volume.probe, [path], "here", ReadOptions(volume=SHAPE))
+        fails(ValueError, words, volume.probe_volume, [path], "here", ReadOptions(volume=SHAPE))
 
 
 # Outlines
@@ -248,7 +253,7 @@ def test_nifti_that_is_no_volume(tmp_path):
 
 def mask_of(files, objects, *names, **options):
     wish = ReadOptions(**({"volume": SHAPE, "outlines": names} | options))
-    return volume.read_mask(files, objects, "here", wish)
+    return volume.read_volume_mask(files, objects, "here", wish)
 
 
 @pytest.mark.parametrize("kind", ["BINARY", "FRACTIONAL"])
@@ -345,13 +350,13 @@ def test_a_mask_goes_back_to_its_source(tmp_path):
     path = write_seg(tmp_path / "seg", files, {"liver": box()})
     for volume_of in (SHAPE, (12, 16, 24)):
         wish = ReadOptions(volume=volume_of, outlines=("liver",))
-        made = volume.read_mask(files, [path], "here", wish)
+        made = volume.read_volume_mask(files, [path], "here", wish)
         back, grid = volume.as_source(made, files, "here", wish)
         assert grid.shape == SHAPE
         assert_array_equal(back, box())
     coarse = ReadOptions(volume=(3, 4, 4), outlines=("liver",))
     back, _ = volume.as_source(
-        volume.read_mask(files, [path], "here", coarse), files, "here", coarse
+        volume.read_volume_mask(files, [path], "here", coarse), files, "here", coarse
     )
     overlap = 2 * (back.astype(bool) & box()).sum() / (back.sum() + box().sum())
     assert overlap > 0.6  # a box of 3 x 4 x 4 voxels, on a grid half as fine

@@ -16,10 +16,10 @@ from partitions.common.errors import DataError, Problems
 from partitions.importing.discovery import find_others, find_rows, slice_volumes
 from partitions.importing.files import Faults
 from partitions.importing.options import ImportOptions
-from partitions.importing.proposal.inventory import Inventory, lines_of, take_inventory
+from partitions.importing.proposal.inventory import Inventory, inventory_lines, take_inventory
 from partitions.importing.proposal.roles import Roles, SourceLayout, find_layout, find_roles
 from partitions.importing.readers.reader import ImageInfo
-from partitions.importing.readers.registry import probe
+from partitions.importing.readers.registry import probe_sample
 from partitions.importing.streams import count_notes, draft_pictures, form_of
 from partitions.importing.table_source import Listing, read_csv
 from partitions.recipes.draft import without_cells
@@ -59,13 +59,13 @@ def propose_pictures(source: Path, options: ImportOptions) -> str:
         for kind in ("pictures", "NIfTI volumes", "DICOM pictures", "signals")
     ):
         raise DataError(
-            f"{source} has no pictures, scans or signals that can be read: {'; '.join(lines_of(inventory))}"
+            f"{source} has no pictures, scans or signals that can be read: {'; '.join(inventory_lines(inventory))}"
         )
     roles = find_roles(layout, options, inventory)
     infos, notes = infos_of(layout, options, inventory, known="label" not in roles.questions)
     if not infos:
         raise DataError(
-            f"{source} gives no sample: {'; '.join([*lines_of(inventory), *notes])}"
+            f"{source} gives no sample: {'; '.join([*inventory_lines(inventory), *notes])}"
         )
     draft = as_signals if any(info.rate for info in infos) else as_recipe
     recipe = draft(options, infos, roles)
@@ -89,7 +89,7 @@ def infos_of(
     infos, notes = list[ImageInfo](), list(rows.notes)
     for sample in tqdm(rows.rows, desc="samples", unit=""):
         try:
-            infos.append(probe(sample, options.reading))
+            infos.append(probe_sample(sample, options.reading))
         except DataError as error:
             if not any(sample.where in places for places in inventory.faults.values()):
                 inventory.fault(error, sample.where)
@@ -252,7 +252,7 @@ def write_draft(
         "",
         f"What was found: {layout}.",
     ]
-    lines += [f"  {line}" for line in lines_of(inventory)]
+    lines += [f"  {line}" for line in inventory_lines(inventory)]
     lines += [f"  note: {note}" for note in notes]
     lines += [f"  {FIND}"] * bool(inventory.faults and layout.kind != "list")
     if roles.questions:

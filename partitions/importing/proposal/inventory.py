@@ -100,7 +100,7 @@ def inspect_file(inventory: Inventory, path: Path, where: str) -> None:
 # As lines
 
 
-def lines_of(inventory: Inventory) -> Iterator[str]:
+def inventory_lines(inventory: Inventory) -> Iterator[str]:
     """Yield the inventory line by line."""
     yield f"{inventory.total} files: {', '.join(f'{count} {kind}' for kind, count in inventory.kinds.items())}"
     if inventory.studies:

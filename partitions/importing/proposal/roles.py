@@ -12,13 +12,13 @@ from partitions.common.errors import DataError
 from partitions.common.names import Names
 from partitions.importing.dicom_series import holds_dicom
 from partitions.importing.discovery import check_folders, class_folders, is_joined, only_csv
-from partitions.importing.files import files_below, place_of
+from partitions.importing.files import file_place, files_below
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory
 from partitions.importing.readers.reader import SampleSource
 from partitions.importing.readers.registry import is_sample, kind_of
 from partitions.importing.readers.wfdb import with_ending
-from partitions.importing.table_labels import label_columns, labels_of, list_columns
+from partitions.importing.table_labels import label_columns, line_labels, list_columns
 from partitions.importing.tables import read_lines
 from partitions.importing.targets import find_import_task, join_key, names_what, number_labels
 from partitions.labels import ONE_CLASS
@@ -90,7 +90,7 @@ def find_layout(source: Path, options: ImportOptions) -> SourceLayout:
         ]
         return SourceLayout("list", table_inside, files, table_inside, lines)
     paths = list(files_below(source))
-    placed = [(place_of(source, i, len(paths)), path) for i, path in enumerate(paths)]
+    placed = [(file_place(source, i, len(paths)), path) for i, path in enumerate(paths)]
     if holds_dicom(source):
         table = table or table_inside
         lines = read_lines(table, *form) if table else NO_LINES
@@ -182,7 +182,7 @@ def task_of_table(
     """Add the task and the classes that the labels of a csv have, or a question."""
     try:
         samples = [
-            SampleSource(line[0], labels_of(line, columns, options.take.decimal), "", "")
+            SampleSource(line[0], line_labels(line, columns, options.take.decimal), "", "")
             for line in layout.lines
         ]
         survival = options.survival is not None

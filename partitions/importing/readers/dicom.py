@@ -28,20 +28,20 @@ from partitions.importing.readers.dicom_file import (
     begins_dicom,
     check_pixels,
     check_readable,
+    frame_place,
     frames_of,
     is_compressed,
     is_grey,
     load,
     of_frame,
     pixels_of,
-    place_of,
     spacing_of,
 )
 from partitions.importing.readers.reader import (
     FileSummary,
     ImageInfo,
     ScanError,
-    fit,
+    fit_picture,
     fitted_size,
     hash_text,
     pseudonym,
@@ -55,9 +55,7 @@ from partitions.splits import Array
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-name = "dicom"
-endings = (".dcm", ".dicom", ".ima")  # of files that are never named in messages
-recognises = begins_dicom
+ENDINGS = (".dcm", ".dicom", ".ima")  # of files that are never named in messages
 IDENTITY = {
     "study": "StudyInstanceUID",
     "accession": "AccessionNumber",
@@ -127,7 +125,7 @@ def read_header(path: Path, where: str) -> Header | str:
             )
         if picture:
             check_pixels(dataset)
-        place = place_of(dataset)
+        place = frame_place(dataset)
         number = int(dataset.get("InstanceNumber") or 0)
         description = _text(dataset, "SeriesDescription")
         identity = {key: pseudonym(_text(dataset, tag)) for key, tag in IDENTITY.items()}
@@ -144,13 +142,6 @@ def read_key(path: Path, where: str, kind: str) -> str:
     """Return an attribute of :data:`IDENTITY` unchanged, for the hospital's own list of predictions only."""
     with redacted_errors(where, "DICOM"):
         return _text(load(path, (IDENTITY[kind],)), IDENTITY[kind])
-
-
-def probe(path: Path, where: str, reading: ReadOptions, part: int | None = None) -> ImageInfo:
-    """Return the image info of a picture from its header; no pixels are decoded."""
-    with redacted_errors(where, "DICOM"):
-        dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
-        return info_of(dataset, path, reading, part)
 
 
 def info_of(dataset: Dataset, path: Path, reading: ReadOptions, part: int | None) -> ImageInfo:
@@ -183,21 +174,6 @@ def info_of(dataset: Dataset, path: Path, reading: ReadOptions, part: int | None
     )
 
 
-def describe(path: Path, where: str) -> FileSummary:
-    """Return identity and properties of a file, or what it is without a picture."""
-    identified = read_header(path, where)
-    if isinstance(identified, str):
-        return FileSummary("DICOM files without a picture", without=identified)
-    with redacted_errors(where, "DICOM"):
-        dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
-        taken = info_of(dataset, path, ReadOptions(), None).acquired
-        header = of_frame(dataset, _frame(dataset, None))
-        values = tuple(describe_header(dataset, header, taken))
-    return FileSummary(
-        "DICOM pictures", values, identified.identity, identified.frames, taken.pixel
-    )
-
-
 def describe_header(
     dataset: Dataset, header: Dataset, taken: Acquisition
 ) -> Iterator[tuple[str, str]]:
@@ -220,7 +196,7 @@ def describe_header(
 def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
     """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's."""
     colours = _text(dataset, "PhotometricInterpretation")
-    place = place_of(header)
+    place = frame_place(header)
     return Acquisition(
         format="dicom",
         modality=modality_of(dataset),
@@ -229,29 +205,6 @@ def read_acquisition(dataset: Dataset, header: Dataset) -> Acquisition:
         rescaled=bool(header.get("ModalityLUTSequence")) or "RescaleSlope" in header,
         pixel=min(place.spacing) if place.spacing else None,
     )
-
-
-def read(path: Path, where: str, reading: ReadOptions, part: int | None = None) -> Array:
-    """Read the picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 where more than 8 bits are stored."""
-    with redacted_errors(where, "DICOM"):
-        dataset = load(path, (*KIND, *PIXELS))
-        check_readable(dataset, path)
-    with redacted_errors(where, "DICOM", HINT * is_compressed(dataset)):
-        frame = _frame(dataset, part)
-        array = pixels_of(path, dataset, frame)
-        header = of_frame(dataset, frame)
-        if is_grey(dataset):
-            values = show(array, header, reading.window)
-            deep = int(dataset.get("BitsStored") or 32) > 8
-            if not deep:
-                values = np.rint(values * 255).astype(np.uint8)
-            picture = Image.fromarray(values)
-        else:
-            picture = Image.fromarray(_to_rgb(array, dataset))
-        spacing = spacing_of(header, ratio=not reading.spacing)
-        fitted = fit(picture, spacing, reading, Image.Resampling.BILINEAR)
-        array_out = np.asarray(fitted)
-        return array_out[..., np.newaxis] if array_out.ndim == 2 else array_out
 
 
 def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> Array:
@@ -386,3 +339,60 @@ def _first(value: Any) -> float | None:
 
 def _text(dataset: Dataset, keyword: str) -> str:
     return str(dataset.get(keyword) or "").strip()
+
+
+class DicomReader:
+    """Reader of DICOM pictures."""
+
+    name = "dicom"
+    endings = ENDINGS
+    recognises = staticmethod(begins_dicom)
+
+    def probe(
+        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
+    ) -> ImageInfo:
+        """Return the image info of a picture from its header; no pixels are decoded."""
+        with redacted_errors(where, "DICOM"):
+            dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
+            return info_of(dataset, path, reading, part)
+
+    def read(
+        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
+    ) -> Array:
+        """Read the picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 where more than 8 bits are stored."""
+        with redacted_errors(where, "DICOM"):
+            dataset = load(path, (*KIND, *PIXELS))
+            check_readable(dataset, path)
+        with redacted_errors(where, "DICOM", HINT * is_compressed(dataset)):
+            frame = _frame(dataset, part)
+            array = pixels_of(path, dataset, frame)
+            header = of_frame(dataset, frame)
+            if is_grey(dataset):
+                values = show(array, header, reading.window)
+                deep = int(dataset.get("BitsStored") or 32) > 8
+                if not deep:
+                    values = np.rint(values * 255).astype(np.uint8)
+                picture = Image.fromarray(values)
+            else:
+                picture = Image.fromarray(_to_rgb(array, dataset))
+            spacing = spacing_of(header, ratio=not reading.spacing)
+            fitted = fit_picture(picture, spacing, reading, Image.Resampling.BILINEAR)
+            array_out = np.asarray(fitted)
+            return array_out[..., np.newaxis] if array_out.ndim == 2 else array_out
+
+    def describe(self, path: Path, where: str) -> FileSummary:
+        """Return identity and properties of a file, or what it is without a picture."""
+        identified = read_header(path, where)
+        if isinstance(identified, str):
+            return FileSummary("DICOM files without a picture", without=identified)
+        with redacted_errors(where, "DICOM"):
+            dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
+            taken = info_of(dataset, path, ReadOptions(), None).acquired
+            header = of_frame(dataset, _frame(dataset, None))
+            values = tuple(describe_header(dataset, header, taken))
+        return FileSummary(
+            "DICOM pictures", values, identified.identity, identified.frames, taken.pixel
+        )
+
+
+READER = DicomReader()

@@ -309,7 +309,7 @@ class Place:
         return np.column_stack([column * self.spacing[0], row * self.spacing[1]])
 
 
-def place_of(header: Dataset) -> Place:
+def frame_place(header: Dataset) -> Place:
     """Return the place of a frame by its header."""
     position = header.get("ImagePositionPatient")
     directions = header.get("ImageOrientationPatient")

@@ -16,7 +16,7 @@ HEADER_BYTES = slice(184, 192)  # of the header: their number as a text
 EDF_RECORDS = 236  # bytes of a header before its number of data records
 
 
-def recognises(start: bytes) -> bool:
+def begins_edf(start: bytes) -> bool:
     """Return whether a file that begins so is EDF."""
     return start.startswith(VERSION) and start[HEADER_BYTES].strip().isdigit()
 
@@ -55,4 +55,4 @@ def open_edf(path: Path) -> Recording:
     return make_recording("edf", channels, values, patient=words[0] if coded else "")
 
 
-READER = SignalReader(open_edf, recognises, (".edf",))
+READER = SignalReader(open_edf, begins_edf, (".edf",))

@@ -121,7 +121,7 @@ def table_format(path: Path) -> TableFormat | None:
     return None
 
 
-def read_frame(path: Path, known: TableFormat) -> dict[str, list[str]]:
+def read_table_frame(path: Path, known: TableFormat) -> dict[str, list[str]]:
     """Return the cells of each column of a table that pandas reads. Raises DataError, one line without a cell."""
     pandas = load_library(known.title, "pandas")
     if known.package:

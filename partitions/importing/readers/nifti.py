@@ -6,36 +6,46 @@ from pathlib import Path
 
 from partitions.importing.readers.reader import FileSummary, ImageInfo, redacted_errors
 from partitions.importing.readers.volumes import volume
-from partitions.importing.readers.volumes.nifti_file import ENDINGS, load_nifti
-from partitions.importing.readers.volumes.nifti_file import recognises as recognises
+from partitions.importing.readers.volumes.nifti_file import ENDINGS, begins_nifti, load_nifti
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
-name = "nifti"
-endings = ENDINGS
+
+class NiftiReader:
+    """Reader of NIfTI volumes, slice by slice."""
+
+    name = "nifti"
+    endings = ENDINGS
+    recognises = staticmethod(begins_nifti)
+
+    def probe(
+        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
+    ) -> ImageInfo:
+        """Return the image info of a slice."""
+        return volume.probe_volume((path,), where, reading)
+
+    def read(
+        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
+    ) -> Array:
+        """Read a slice, float32 (h, w, 1) in 0..1."""
+        return volume.read_volume((path,), where, reading, part)
+
+    def describe(self, path: Path, where: str) -> FileSummary:
+        """Return size, type and spacing of a volume."""
+        with redacted_errors(where, "NIfTI"):
+            image = load_nifti(path)
+            shape = tuple(image.shape)
+            zooms = [abs(float(mm)) for mm in image.header.get_zooms()[:3]]
+            values = [
+                ("size", " x ".join(map(str, shape[:3]))),
+                ("numbers", str(image.get_data_dtype())),
+            ]
+            if len(shape) > 3:
+                values.append(
+                    ("times", "several, of which slices take the first and volumes none")
+                )
+            values.append(("spacing", " x ".join(f"{mm:.3g}" for mm in zooms) + " mm"))
+            return FileSummary("NIfTI volumes", values, slices=min(shape[:3]), pixel=min(zooms))
 
 
-def probe(path: Path, where: str, reading: ReadOptions, part: int | None = None) -> ImageInfo:
-    """Return the image info of a slice."""
-    return volume.probe((path,), where, reading)
-
-
-def read(path: Path, where: str, reading: ReadOptions, part: int | None = None) -> Array:
-    """Read a slice, float32 (h, w, 1) in 0..1."""
-    return volume.read((path,), where, reading, part)
-
-
-def describe(path: Path, where: str) -> FileSummary:
-    """Return size, type and spacing of a volume."""
-    with redacted_errors(where, "NIfTI"):
-        image = load_nifti(path)
-        shape = tuple(image.shape)
-        zooms = [abs(float(mm)) for mm in image.header.get_zooms()[:3]]
-        values = [
-            ("size", " x ".join(map(str, shape[:3]))),
-            ("numbers", str(image.get_data_dtype())),
-        ]
-        if len(shape) > 3:
-            values.append(("times", "several, of which slices take the first and volumes none"))
-        values.append(("spacing", " x ".join(f"{mm:.3g}" for mm in zooms) + " mm"))
-        return FileSummary("NIfTI volumes", values, slices=min(shape[:3]), pixel=min(zooms))
+READER = NiftiReader()

@@ -12,12 +12,11 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from partitions.common.errors import DataError
-from partitions.importing.readers.reader import FileSummary, ImageInfo, fit, fitted_size
+from partitions.importing.readers.reader import FileSummary, ImageInfo, fit_picture, fitted_size
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
-name = "picture"
-endings = tuple(
+ENDINGS = tuple(
     re.findall(
         r"\S+",
         ".png .apng .jpg .jpeg .jpe .jfif .jp2 .j2k .jpx .bmp .dib .tif .tiff .webp .gif .avif .pbm .pgm .ppm .pnm",
@@ -35,14 +34,9 @@ COLOURS = {"P": "palette", **dict.fromkeys(("1", "L", "LA", "I", "F"), "grey")}
 OTHER_BITS = {"1": 1, "I": 32, "F": 32}  # all others have 8
 
 
-def recognises(start: bytes) -> bool:
-    """Return False: a file that is called like a scan is none, and pictures alone are named in messages."""
-    return False
-
-
 def is_picture(path: Path) -> bool:
     """Return whether a file is a picture by its ending or, without one, by its content."""
-    if path.name.lower().endswith(endings):
+    if path.name.lower().endswith(ENDINGS):
         return True
     if path.suffix:
         return False
@@ -53,41 +47,7 @@ def is_picture(path: Path) -> bool:
         return False
 
 
-def probe(path: Path, where: str, reading: ReadOptions, part: int | None = None) -> ImageInfo:
-    """Return the image info of a picture."""
-    with open_picture(path, where) as picture:
-        if picture.mode not in MODES:
-            what = "32-bit" if picture.mode in ("I", "F") else "of a kind that is not read"
-            raise DataError(
-                f"its pixels are {what} ({picture.mode}); convert it to 8 or 16 bit"
-            )
-        # Before EXIF is read, for which Pillow decodes a PNG
-        notes = tuple(remarks_on(picture))
-        width, height = picture.size
-        if picture.getexif().get(ORIENTATION, 1) >= 5:  # rotated by 90 degrees
-            width, height = height, width
-        height, width = fitted_size(height, width, None, reading)
-        deep = picture.mode.startswith("I;16")
-        grey = deep or picture.mode in ("1", "L", "LA")
-        return ImageInfo(height, width, 1 if grey else 3, deep, notes=notes)
-
-
-def read(path: Path, where: str, reading: ReadOptions, part: int | None = None) -> Array:
-    """Read a picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits."""
-    with open_picture(path, where) as opened:
-        picture: Image.Image = ImageOps.exif_transpose(opened)
-        if picture.mode.startswith("I;16"):
-            values = np.asarray(picture).astype(np.float32) / 65535
-            # Of TIFF: Pillow inverts 8 bits only
-            white = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
-            picture = Image.fromarray(1 - values if white else values)
-        else:
-            picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
-        array = np.asarray(fit(picture, None, reading, Image.Resampling.BILINEAR))
-    return array[..., np.newaxis] if array.ndim == 2 else array
-
-
-def read_classes(path: Path, where: str, reading: ReadOptions) -> Array:
+def read_stored_classes(path: Path, where: str, reading: ReadOptions) -> Array:
     """Read a mask's values as they are stored, uint8 (h, w): a grey or palette picture."""
     with open_picture(path, where) as opened:
         if opened.format in LOSSY:
@@ -97,31 +57,9 @@ def read_classes(path: Path, where: str, reading: ReadOptions) -> Array:
             raise DataError(
                 f"its pixels are {mask.mode}; save classes 0, 1, 2, ... as 8-bit grey"
             )
-        return np.asarray(fit(mask, None, reading, Image.Resampling.NEAREST)).astype(np.uint8)
-
-
-def describe(path: Path, where: str) -> FileSummary:
-    """Return format, size and bits of a picture."""
-    try:
-        with open_picture(path, where) as picture:
-            kind, mode, (width, height) = picture.format or "?", picture.mode, picture.size
-            frames = getattr(picture, "n_frames", 1)
-            if kind == "PNG":
-                picture.verify()  # its parts have check sums; nothing is decoded
-    except DataError as error:
-        raise DataError(str(error).replace(f"{path.name} ", "it ", 1)) from None
-    bits, colour = (
-        (16, "grey")
-        if mode.startswith("I;16")
-        else (OTHER_BITS.get(mode, 8), COLOURS.get(mode, "colour"))
-    )
-    values = [
-        ("format", kind),
-        ("size", f"{width} x {height}"),
-        ("bits", f"{bits}-bit {colour}"),
-    ]
-    values += [("pages", "several, of which the first is read")] * (frames > 1)
-    return FileSummary("pictures", values)
+        return np.asarray(fit_picture(mask, None, reading, Image.Resampling.NEAREST)).astype(
+            np.uint8
+        )
 
 
 def remarks_on(picture: Image.Image) -> Iterator[str]:
@@ -160,3 +98,76 @@ def open_picture(path: Path, where: str) -> Iterator[Image.Image]:
             empty = path.stat().st_size == 0
             reason = "it is empty" if empty else "it is no picture"
         raise DataError(f"{where}: {path.name} cannot be read ({reason})") from error
+
+
+class PictureReader:
+    """Reader of PNG and similar pictures."""
+
+    name = "picture"
+    endings = ENDINGS
+
+    def recognises(self, start: bytes) -> bool:
+        """Return False: a file that is called like a scan is none, and pictures alone are named in messages."""
+        return False
+
+    def probe(
+        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
+    ) -> ImageInfo:
+        """Return the image info of a picture."""
+        with open_picture(path, where) as picture:
+            if picture.mode not in MODES:
+                what = "32-bit" if picture.mode in ("I", "F") else "of a kind that is not read"
+                raise DataError(
+                    f"its pixels are {what} ({picture.mode}); convert it to 8 or 16 bit"
+                )
+            # Before EXIF is read, for which Pillow decodes a PNG
+            notes = tuple(remarks_on(picture))
+            width, height = picture.size
+            if picture.getexif().get(ORIENTATION, 1) >= 5:  # rotated by 90 degrees
+                width, height = height, width
+            height, width = fitted_size(height, width, None, reading)
+            deep = picture.mode.startswith("I;16")
+            grey = deep or picture.mode in ("1", "L", "LA")
+            return ImageInfo(height, width, 1 if grey else 3, deep, notes=notes)
+
+    def read(
+        self, path: Path, where: str, reading: ReadOptions, part: int | None = None
+    ) -> Array:
+        """Read a picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits."""
+        with open_picture(path, where) as opened:
+            picture: Image.Image = ImageOps.exif_transpose(opened)
+            if picture.mode.startswith("I;16"):
+                values = np.asarray(picture).astype(np.float32) / 65535
+                # Of TIFF: Pillow inverts 8 bits only
+                white = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
+                picture = Image.fromarray(1 - values if white else values)
+            else:
+                picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
+            array = np.asarray(fit_picture(picture, None, reading, Image.Resampling.BILINEAR))
+        return array[..., np.newaxis] if array.ndim == 2 else array
+
+    def describe(self, path: Path, where: str) -> FileSummary:
+        """Return format, size and bits of a picture."""
+        try:
+            with open_picture(path, where) as picture:
+                kind, mode, (width, height) = picture.format or "?", picture.mode, picture.size
+                frames = getattr(picture, "n_frames", 1)
+                if kind == "PNG":
+                    picture.verify()  # its parts have check sums; nothing is decoded
+        except DataError as error:
+            raise DataError(str(error).replace(f"{path.name} ", "it ", 1)) from None
+        bits, colour = (
+            (16, "grey")
+            if mode.startswith("I;16")
+            else (OTHER_BITS.get(mode, 8), COLOURS.get(mode, "colour"))
+        )
+        values = [
+            ("format", kind),
+            ("size", f"{width} x {height}"),
+            ("bits", f"{bits}-bit {colour}"),
+        ]
+        values += [("pages", "several, of which the first is read")] * (frames > 1)
+        return FileSummary("pictures", values)
+
+
+READER = PictureReader()

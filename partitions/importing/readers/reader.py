@@ -159,7 +159,7 @@ def hash_text(text: str) -> str:
 def fitted_size(
     height: int, width: int, spacing: tuple[float, float] | None, reading: ReadOptions
 ) -> tuple[int, int]:
-    """Return height and width of a picture after :func:`fit`."""
+    """Return height and width of a picture after :func:`fit_picture`."""
     sides = square(height, width, spacing, reading.spacing)
     return (reading.size, reading.size) if reading.size else sides
 
@@ -187,7 +187,7 @@ def square(
     return sides
 
 
-def fit(
+def fit_picture(
     picture: Image.Image,
     spacing: tuple[float, float] | None,
     reading: ReadOptions,
@@ -210,7 +210,7 @@ def fit(
     return picture
 
 
-def parts_of(depth: int, count: int) -> list[int]:
+def slices_taken(depth: int, count: int) -> list[int]:
     """Return which of ``depth`` slices to use: the middles of ``count`` equal parts; a single one is the middle."""
     count = min(count, depth)
     return [(2 * i + 1) * depth // (2 * count) for i in range(count)]

@@ -1,4 +1,4 @@
-"""The readers of samples: the one of a file, and its samples one by one (``probe``, ``read``, ``read_mask``).
+"""The readers of samples: the one of a file, and its samples one by one (``read_sample``).
 
 Messages name a scan by a line of a csv or by a number, because hospitals write patients' names into file names.
 """
@@ -26,14 +26,14 @@ from partitions.splits import Array
 # A new format is a module like these, and its place here: the first that recognises a file reads it
 READERS: tuple[Reader, ...] = (
     waveform.READER,  # before DICOM, which it is
-    dicom,
-    nifti,
+    dicom.READER,
+    nifti.READER,
     edf.READER,
     wfdb.READER,
-    pictures,
+    pictures.READER,
 )
 # Of samples that no folder of DICOM files has, and whose names may be patients'
-SCANS = (*nifti.endings, *edf.READER.endings, *wfdb.READER.endings)
+SCANS = (*nifti.ENDINGS, *edf.READER.endings, *wfdb.READER.endings)
 
 
 def reader_of(path: Path) -> Reader:
@@ -41,7 +41,7 @@ def reader_of(path: Path) -> Reader:
     start, name = first_bytes(path), path.name.lower()
     by_start = (reader for reader in READERS if reader.recognises(start))
     by_name = (reader for reader in READERS if name.endswith(reader.endings))
-    return next(by_start, None) or next(by_name, pictures)
+    return next(by_start, None) or next(by_name, pictures.READER)
 
 
 def kind_of(path: Path) -> str:
@@ -56,15 +56,15 @@ def is_sample(path: Path) -> bool:
 
 def paths_of(sample: SampleSource) -> list[Path]:
     """Return the files that a sample is read from, those that its header names included."""
-    return [*(wfdb.files_of(sample.file) if sample.file else ()), *sample.masks]
+    return [*(wfdb.record_files(sample.file) if sample.file else ()), *sample.masks]
 
 
-def name_of(path: Path) -> str:
+def shown_name(path: Path) -> str:
     """Return a file's name for messages."""
     return path.name if kind_of(path) == "picture" else "its file"
 
 
-def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
+def probe_sample(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a sample. Raises DataError, one line, where it cannot be read."""
     assert sample.file is not None
     if sample.file.is_dir():
@@ -73,11 +73,11 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         )
     reader = reader_of(sample.file)
     if sample.files and reader.name != "signal":
-        return volume.probe(sample.files, sample.where, reading)
+        return volume.probe_volume(sample.files, sample.where, reading)
     return reader.probe(sample.file, sample.where, reading, sample.part)
 
 
-def read(sample: SampleSource, reading: ReadOptions) -> Array:
+def read_sample(sample: SampleSource, reading: ReadOptions) -> Array:
     """Read a sample: a picture, a slice or a signal as its reader does, a volume float32 (d, h, w, 1).
 
     Raises DataError, one line.
@@ -85,7 +85,7 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
     assert sample.file is not None
     reader = reader_of(sample.file)
     if sample.files and reader.name != "signal":
-        return volume.read(sample.files, sample.where, reading, sample.part)
+        return volume.read_volume(sample.files, sample.where, reading, sample.part)
     return reader.read(sample.file, sample.where, reading, sample.part)
 
 
@@ -128,5 +128,5 @@ def stored_mask(sample: SampleSource, reading: ReadOptions) -> Array:
     assert sample.file is not None
     if reading.volume or kind_of(sample.masks[0]) == "nifti":
         files = sample.files or (sample.file,)
-        return volume.read_mask(files, sample.masks, sample.where, reading, sample.part)
-    return pictures.read_classes(sample.masks[0], sample.where, reading)
+        return volume.read_volume_mask(files, sample.masks, sample.where, reading, sample.part)
+    return pictures.read_stored_classes(sample.masks[0], sample.where, reading)

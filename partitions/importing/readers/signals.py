@@ -124,7 +124,7 @@ class SignalReader:
         self, path: Path, where: str, reading: ReadOptions, part: int | None = None
     ) -> ImageInfo:
         """Return the info of a signal from its header: ``height`` steps of ``channels`` channels."""
-        check_options(where, reading)
+        check_signal_options(where, reading)
         with redacted_errors(where, KIND):
             recording = self.open(path)
             chosen = choose(recording, reading)
@@ -186,7 +186,7 @@ class SignalReader:
             return FileSummary("signals", values, {"patient": pseudonym(recording.patient)})
 
 
-def check_options(where: str, reading: ReadOptions) -> None:
+def check_signal_options(where: str, reading: ReadOptions) -> None:
     """Raise DataError for options of pictures and scans."""
     of_pictures = {
         "--size": reading.size,
@@ -211,7 +211,7 @@ def resample_channel(values: Array, present: float, rate: float) -> Array:
     return np.asarray(resample_poly(values, ratio.numerator, ratio.denominator, padtype="line"))
 
 
-def check_alike(places: Sequence[str], infos: Sequence[ImageInfo]) -> None:
+def check_signals_alike(places: Sequence[str], infos: Sequence[ImageInfo]) -> None:
     """Raise DataError for the first signal with other channels, units, rate or length than the first."""
     first = infos[0]
     names = sorted(map(str.casefold, first.acquired.channels))

@@ -23,14 +23,14 @@ LINEAR = ("SB", "UB", "SS", "US", "SL", "UL")
 SEVERAL = "have several groups of channels: the first is taken"
 
 
-def recognises(start: bytes) -> bool:
+def begins_waveform(start: bytes) -> bool:
     """Return whether a file that begins so is DICOM, and a waveform by its first attributes."""
     return begins_dicom(start) and WAVEFORM.search(start) is not None
 
 
 def is_waveform(path: Path) -> bool:
     """Return whether a DICOM file is a waveform."""
-    return recognises(first_bytes(path))
+    return begins_waveform(first_bytes(path))
 
 
 def open_waveform(path: Path) -> Recording:
@@ -102,4 +102,4 @@ def _physical(stored: Array, channel: Any) -> Array:
     return np.asarray(stored * scale + float(offset or 0))
 
 
-READER = SignalReader(open_waveform, recognises)
+READER = SignalReader(open_waveform, begins_waveform)

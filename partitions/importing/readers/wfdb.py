@@ -21,7 +21,7 @@ def with_ending(path: Path) -> Path:
     return header if not path.exists() and header.is_file() else path
 
 
-def files_of(path: Path) -> tuple[Path, ...]:
+def record_files(path: Path) -> tuple[Path, ...]:
     """Return the files of a sample: of a WFDB record also those that its header names."""
     if not path.name.lower().endswith(HEADER) or not path.is_file():
         return (path,)
@@ -40,7 +40,7 @@ def open_record(path: Path) -> Recording:
     header = wfdb.rdheader(record)
     if not isinstance(header, wfdb.Record):
         raise ScanError("its record is of several segments: save it as one")
-    if any(not named_file.is_file() for named_file in files_of(path)):
+    if any(not named_file.is_file() for named_file in record_files(path)):
         raise ScanError("its header names a file that is not there")
     per_frame = header.samps_per_frame or []
     count = header.n_sig or 0

@@ -31,7 +31,7 @@ MAGIC = {344: (b"ni1\0", b"n+1\0"), 4: (b"ni2\0", b"n+2\0")}  # by its place in 
 LONGEST_HEADER = 540  # bytes, of NIfTI-2
 
 
-def recognises(start: bytes) -> bool:
+def begins_nifti(start: bytes) -> bool:
     """Return whether a file that begins so is NIfTI, also a compressed one."""
     if start.startswith(GZIP):
         try:
@@ -43,7 +43,7 @@ def recognises(start: bytes) -> bool:
 
 def is_nifti(path: Path) -> bool:
     """Return whether a file is NIfTI, by its first bytes or its name."""
-    return recognises(first_bytes(path)) or path.name.lower().endswith(ENDINGS)
+    return begins_nifti(first_bytes(path)) or path.name.lower().endswith(ENDINGS)
 
 
 def read_stored(path: Path, where: str) -> Array:

@@ -46,12 +46,12 @@ from partitions.importing.readers.dicom_file import (
     Place,
     check_decoder,
     check_readable,
+    frame_place,
     frames_of,
     is_grey,
     load,
     of_frame,
     pixels_of,
-    place_of,
 )
 from partitions.importing.readers.reader import Paths, ScanError, pseudonym
 from partitions.importing.readers.volumes.grid import Grid, check_grid
@@ -113,7 +113,7 @@ def read_series(files: Paths) -> Series:
 
 def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
     """Return the plane of a slice. Raises ScanError where the header has no position."""
-    place = place_of(of_frame(dataset, frame))
+    place = frame_place(of_frame(dataset, frame))
     axes = place.directions
     if place.position is None or axes is None or not place.spacing:
         raise ScanError(
@@ -172,7 +172,7 @@ def stack_planes(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
     return ordered, grid
 
 
-def values_of(series: Series) -> tuple[Array, Array]:
+def series_values(series: Series) -> tuple[Array, Array]:
     """Return the values in the machine's unit, float32 (slice, row, column), and which voxels are padding, bool.
 
     MONOCHROME1 is not inverted yet, because a window is in the machine's unit.
@@ -223,7 +223,7 @@ def kind_of_outlines(path: Path) -> str:
     return kind
 
 
-def draw(files: Paths, names: Sequence[str], grid: Grid) -> Array:
+def draw_outlines(files: Paths, names: Sequence[str], grid: Grid) -> Array:
     """Return the classes of a series' voxels, uint8 of the shape of ``grid``. ``names``: of the classes 1, 2, ...
 
     Raises ScanError where an outline is missing, or does not lie on the series.
@@ -260,7 +260,7 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
     check_decoder(dataset, path)
     if (dataset.Rows, dataset.Columns) != grid.shape[1:]:
         raise ScanError(OFF_THE_SLICES)
-    slices = [slice_of(of_frame(dataset, frame), grid) for frame in range(frames)]
+    slices = [slice_index(of_frame(dataset, frame), grid) for frame in range(frames)]
     numbers = [segment_of(dataset, frame) for frame in range(frames)]
     pixels = pixels_of(path, dataset, None).reshape(frames, *grid.shape[1:])
     half = (
@@ -294,9 +294,9 @@ def segment_of(dataset: Dataset, frame: int) -> int:
     return 0
 
 
-def slice_of(header: Dataset, grid: Grid) -> int:
+def slice_index(header: Dataset, grid: Grid) -> int:
     """Return the slice of the series with the pixels of a frame. Raises ScanError where there is none."""
-    place = place_of(header)
+    place = frame_place(header)
     if place.position is None or place.directions is None or not place.spacing:
         raise ScanError(OFF_THE_SLICES)
     k, i, j = (np.linalg.inv(grid.affine) @ [*place.position, 1.0])[:3]

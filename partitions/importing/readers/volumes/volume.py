@@ -33,13 +33,13 @@ from partitions.importing.readers.reader import (
     ImageInfo,
     Paths,
     ScanError,
-    fit,
+    fit_picture,
     fitted_size,
     hash_text,
     load_library,
-    parts_of,
     pseudonym,
     redacted_errors,
+    slices_taken,
 )
 from partitions.importing.readers.volumes.grid import RAS, Grid, resample, same_place, steps
 from partitions.importing.readers.volumes.nifti_file import (
@@ -50,7 +50,12 @@ from partitions.importing.readers.volumes.nifti_file import (
     stored_classes,
     stored_values,
 )
-from partitions.importing.readers.volumes.series import Series, draw, read_series, values_of
+from partitions.importing.readers.volumes.series import (
+    Series,
+    draw_outlines,
+    read_series,
+    series_values,
+)
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
 
@@ -89,7 +94,7 @@ def open_scan(files: Paths, *, whole: bool) -> Scan:
         series = read_series(files)
         whose = pseudonym(series.patient), hash_text(series.patient)
         return Scan(
-            series.grid, series.acquired, series.notes, whose, lambda: values_of(series)
+            series.grid, series.acquired, series.notes, whose, lambda: series_values(series)
         )
     path = files[0]
     image = load_nifti(path)
@@ -115,14 +120,14 @@ def open_scan(files: Paths, *, whole: bool) -> Scan:
     )
 
 
-def parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int | None], int]:
+def volume_parts(path: Path, where: str, reading: ReadOptions) -> tuple[list[int | None], int]:
     """Return which axial slices of a NIfTI volume to use, and how many it has."""
     with redacted_errors(where, "NIfTI"):
         depth = open_scan((path,), whole=False).grid.canonical.shape[0]
-        return [*parts_of(depth, reading.slices)], depth
+        return [*slices_taken(depth, reading.slices)], depth
 
 
-def probe(files: Paths, where: str, reading: ReadOptions) -> ImageInfo:
+def probe_volume(files: Paths, where: str, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a volume, or of its slices, from the headers."""
     if reading.volume:
         check_picture(reading.volume, f"{where}: --volume {','.join(map(str, reading.volume))}")
@@ -139,12 +144,14 @@ def probe(files: Paths, where: str, reading: ReadOptions) -> ImageInfo:
         return ImageInfo(height, width, 1, True, whose, notes, taken, depth, spelling)
 
 
-def read(files: Paths, where: str, reading: ReadOptions, part: int | None = None) -> Array:
+def read_volume(
+    files: Paths, where: str, reading: ReadOptions, part: int | None = None
+) -> Array:
     """Read a volume, float32 (d, h, w, 1) in 0..1, or its slice ``part``, (h, w, 1); None: the middle one."""
     with redacted_errors(where, title_of(files)):
         if reading.volume is None:
             grid, values = shown_of_file(files[0], files[0].stat().st_mtime_ns, reading.window)
-            return slice_of(grid, values, part, reading, Image.Resampling.BILINEAR)[
+            return axial_slice(grid, values, part, reading, Image.Resampling.BILINEAR)[
                 ..., np.newaxis
             ]
         scan = open_scan(files, whole=True)
@@ -162,7 +169,7 @@ def shown_of_file(
     return scan.grid, scale_window(scan, window)
 
 
-def slice_of(
+def axial_slice(
     grid: Grid,
     values: Array,
     part: int | None,
@@ -174,7 +181,7 @@ def slice_of(
     if part is None:
         part = len(turned) // 2
     picture = Image.fromarray(np.ascontiguousarray(turned[part]))
-    return np.asarray(fit(picture, grid.canonical.pixel, reading, resampling))
+    return np.asarray(fit_picture(picture, grid.canonical.pixel, reading, resampling))
 
 
 def scale_window(scan: Scan, window: tuple[float, float] | None) -> Array:
@@ -198,7 +205,7 @@ def scale_window(scan: Scan, window: tuple[float, float] | None) -> Array:
     return scaled
 
 
-def read_mask(
+def read_volume_mask(
     files: Paths, masks: Paths, where: str, reading: ReadOptions, part: int | None = None
 ) -> Array:
     """Read the classes of a volume, uint8 (d, h, w), or of its slice, (h, w).
@@ -221,7 +228,7 @@ def read_mask(
                 )
             classes = stored_classes(masks[0], masks[0].stat().st_mtime_ns)
             if not whole:
-                return slice_of(mask_grid, classes, part, reading, Image.Resampling.NEAREST)
+                return axial_slice(mask_grid, classes, part, reading, Image.Resampling.NEAREST)
             turned = mask_grid.turn(classes)
         elif is_volume(files):
             raise ScanError("its mask is DICOM, and its volume NIfTI; convert one of them")
@@ -230,7 +237,7 @@ def read_mask(
                 "its outlines need names: --outlines A,B makes them the classes 1 and 2"
             )
         else:
-            turned = grid.turn(draw(masks, reading.outlines, grid))
+            turned = grid.turn(draw_outlines(masks, reading.outlines, grid))
         shape, step = steps(grid, reading)
         return resample(turned, shape, step, nearest=True)
 
