@@ -244,9 +244,10 @@ class SecureRounds:
                 records = self._ask(strategy, UNMASK, wanted, survivors=survivors)
                 answers |= {name: of.shares for name, of in records.items()}
             elif len(answers) + len(silent - online) < least or time.monotonic() > ends:
-                of, more = len(survivors), f" ({self.refused})" if self.refused else ""
+                more = f" ({self.refused})" if self.refused else ""
                 raise AttemptFailedError(
-                    f"{len(answers)} of {of} silos have answered how to open its sum, and {least} are needed{more}"
+                    f"{len(answers)} of {len(survivors)} silos have answered how to open its sum, and {least} are "
+                    f"needed{more}"
                 )
             else:
                 time.sleep(AWAY_SECONDS)
