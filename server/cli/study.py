@@ -81,7 +81,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 def check_command(args: argparse.Namespace) -> None:
     from client.protocol.study import signer_of
     from client.studies import read_study
-    from server.deploy.study_draft import check_study as check_study
+    from server.deploy.study_draft import check_study
 
     text, _ = read_study(args.file)
     study = check_study(text, str(args.file))
@@ -102,7 +102,7 @@ def sign(args: argparse.Namespace) -> None:
     from client.studies import read_study
     from partitions.common.files import write_atomically
     from server.deploy.bundle import signing_key_file
-    from server.deploy.study_draft import check_study as check_study
+    from server.deploy.study_draft import check_study
 
     text, _ = read_study(args.file)
     check_study(text, str(args.file))
