@@ -157,8 +157,7 @@ class SecureRounds:
         first = messages[0]
         received = masks.received_sha256(array_sums(first.content), config_of(first))
         self.question = received.partition(":")[0]
-        agreed = received, self.run_config, weights, self.listed, sums
-        self.context = masks.context(*agreed)
+        self.context = masks.context(received, self.run_config, weights, self.listed, sums)
         sealed = zip(*(statement.sealed for statement in self.listed.values()), strict=True)
         shares = dict(zip(self.holders, sealed, strict=True))
         common: Any = {
