@@ -89,6 +89,13 @@ def link_asked(args: argparse.Namespace) -> Callable[[Any], Any] | None:
     return partial(Link, args.via, ca_file=args.via_ca)
 
 
+def silo_of_bundle(path: Path) -> Site:
+    """Return the silo of a bundle's tar or folder, as `silofl join` runs it on this machine. Raises DataError."""
+    from client.site.trust.bundle import read_bundle, site_of
+
+    return site_of(read_bundle(path), Path())
+
+
 def site_doctor(
     args: argparse.Namespace, echo: Callable[[str], None] = print
 ) -> tuple[str, list[Check]]:

@@ -113,7 +113,7 @@ def test_a_hospital_that_withdraws_leaves_it(surveyed, tmp_path):
     run.mkdir()
     for file in surveyed.iterdir():
         (run / file.name).write_bytes(file.read_bytes())
-    assert withdraw("units", [run]) == [f"{run}: survey.json, survey.csv"]
+    assert withdraw("units", [run]) == [f"{run}: units is deleted from survey.json, survey.csv"]
     assert "units" not in (run / "survey.json").read_text() + (run / "survey.csv").read_text()
     assert not (run / "survey.html").exists() and len(read_survey(run).findings) == 3
 

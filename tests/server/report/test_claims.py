@@ -17,7 +17,7 @@ from studies import checked, make_run
 from benchmarks.coverage import difference, interval_of, study
 from server.report.canvas import Canvas, percent_axis
 from server.report.head import headline, tiles
-from server.report.html import render
+from server.report.html import report_environment
 from server.report.inference import Gain, over_hospitals, silo_interval
 from server.report.study import StudyResults
 from server.report.write import silo_table, write_report
@@ -174,7 +174,9 @@ def test_one_hospitals_gain_counts_its_patients_once_and_its_seeds():
 )
 def test_a_silos_gain_has_a_colour_where_its_interval_excludes_zero(interval, kind):
     gain = Gain(sum(interval) / 2, interval)
-    assert f'<td class="{kind}">' in render("{{ gain_cell(gain) }}", gain=gain)
+    call = '{% from "report/macros.html" import gain_cell %}{{ gain_cell(gain) }}'
+    cell = report_environment().from_string(call)
+    assert f'<td class="{kind}">' in cell.render(gain=gain)
 
 
 def test_an_unknown_number_of_patients_leaves_one_silo_without_an_interval(tmp_path):

@@ -97,7 +97,9 @@ def test_a_whole_study(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = small_study(tmp_path / "runs/one", "breast-cancer", strategy="local,apple")
     assert silofl("withdraw", "hospital-02") == 0
-    assert "runs/one: apple-42 (" in capsys.readouterr().out
+    assert (
+        "runs/one: hospital-02 is deleted from 7 states of apple-42" in capsys.readouterr().out
+    )
     texts = [
         file
         for file in run.rglob("*")
