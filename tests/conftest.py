@@ -24,8 +24,11 @@ from client import local_data
 from client.site.budget import accounting
 from models.networks.registry import MODELS, ModelSpec
 from partitions.units import describe_units
+from server.report.write import try_report
+from server.simulation import simulate
 from server.simulation.engine import flower_identity
 
+TESTS = Path(__file__).parent
 MOST_FILES = 4 << 30  # bytes that the tests' folders may have at a time
 
 gc.disable()  # until everything is imported: see pytest_collection_finish
@@ -51,6 +54,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # What begins first where several processes run the suite: what takes longest, much of it waiting; then other
 # federations. Of the rest no file takes ten seconds, so no process works long when the others have ended.
 FIRST = (
+    "test_docker.py",
+    "test_podman.py",
+    "test_proxies.py",
+    "test_slurm_cluster.py",
     "test_local_federation.py",
     "test_secure_rounds.py",
     "test_deployed.py",
@@ -137,6 +144,20 @@ def _power_stays_on():
         patch.setattr(os, "fsync", lambda descriptor: None)
         # The site reads a data file in a process of its own, which takes a second
         patch.setattr(accounting, "read_by_process", describe_units)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _reports_are_written_where_they_are_read():
+    """A simulation ends with its report, whose pictures take a second of many a test; an error in it fails no run."""
+
+    def write_where_read(path):
+        file = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+        if "report.html" in (TESTS.parent / file).read_text("utf-8"):
+            try_report(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "try_report", write_where_read)
         yield
 
 
