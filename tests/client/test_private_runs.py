@@ -12,6 +12,7 @@ import pytest
 import torch
 from cases import typical
 from flwr.app import ArrayRecord
+from representatives import seldom
 from taken import silofl
 from tiny import events_of, federate, random_silos, settings_of
 
@@ -292,7 +293,7 @@ def test_every_method_with_noise_is_in_the_sites_table():
 
 
 @typical(METHODS_WITH_NOISE, "method")
-@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
+@pytest.mark.parametrize("epochs", [seldom(1), 3])
 def test_what_the_site_charges_is_what_the_app_does(
     method, epochs, files, state, tmp_path, monkeypatch
 ):

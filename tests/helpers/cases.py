@@ -194,8 +194,8 @@ WITH_ALA = {
 ONE_OF_EACH = {settings["strategy"]: name for name, (settings, _, _) in reversed(CASES.items())}
 # A method of each kind: what travels, what a silo keeps, what the server makes of it.
 TYPICAL = (
-    *("local", "fedavg", "fedprox", "fedala", "apple", "ditto", "fedfomo", "fedper", "fedbn"),
-    *("scaffold", "apfl", "partialfed", "ifca", "fedproto", "pfedfda", "fedxgb"),
+    *("local", "fedavg", "fedala", "apple", "ditto", "fedper", "fedbn", "scaffold", "ifca"),
+    *("fedproto", "fedxgb"),
 )
 
 

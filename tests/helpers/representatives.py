@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 
+def seldom(*values: Any) -> Any:
+    """One of the cases of ``pytest.mark.parametrize``: `make test-all` runs it."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
 def some(
     argument: str, cases: Iterable[Any], often: Callable[[Any], bool]
 ) -> pytest.MarkDecorator:
     """A test for each case; what is not run often is exhaustive."""
-    marks = ((case, () if often(case) else pytest.mark.exhaustive) for case in cases)
     return pytest.mark.parametrize(
-        argument, [pytest.param(case, marks=mark) for case, mark in marks]
+        argument, [case if often(case) else seldom(case) for case in cases]
     )
 
 
@@ -33,9 +37,8 @@ def product(**columns: Sequence[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         tuple(columns),
         [
-            pytest.param(
-                *(values[i] for i, values in zip(places, columns.values(), strict=True)),
-                marks=() if places in often else pytest.mark.exhaustive,
+            (pytest.param if places in often else seldom)(
+                *(values[i] for i, values in zip(places, columns.values(), strict=True))
             )
             for places in combinations
         ],

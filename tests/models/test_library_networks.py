@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from near import near
+from representatives import seldom
 from tiny import federate
 
 from models.flat import FlatModel
@@ -74,11 +75,7 @@ SLOW = [
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.exhaustive) if name in SLOW else name
-        for name in (*OUTLINES, *CLASSES)
-    ],
+    "name", [seldom(name) if name in SLOW else name for name in (*OUTLINES, *CLASSES)]
 )
 def test_blocks_and_a_round(name, tmp_path):
     """FedAvg sends all, FedPer all but the last block, FedBN all but normalisation, where there is some."""

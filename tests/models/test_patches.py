@@ -13,6 +13,7 @@ import pytest
 import torch
 from failing import fails
 from near import near
+from representatives import seldom
 from tiny import comparable, federate
 from two_layers import replies_of
 
@@ -249,9 +250,7 @@ def flipped():
 """
 
 
-@pytest.mark.parametrize(
-    "source", [OWN, pytest.param(OWN + OWN_MONAI, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("source", [OWN, seldom(OWN + OWN_MONAI)])
 def test_own_datasets_of_volumes_are_read_by_patches(source, tmp_path, monkeypatch):
     """The bits of data files of the same volumes: patches about the foreground, whole volumes' Dice, prediction."""
     files = {

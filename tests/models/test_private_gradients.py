@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from clipped_by_hand import Layers, by_hand, clipped, tokens
 from failing import fails
 from near import near
+from representatives import seldom
 from torch import nn
 
 from models.flat import FlatModel
@@ -122,7 +123,7 @@ def test_each_loss_has_a_trial_of_its_own():
         ("fasttext", ("tokens", 9, 11), Part("head", 5, None, 2, 8.0)),
         ("fedapm-signals", (3, 16), Part()),
         ("unet", (1, 8, 8), Part()),
-        pytest.param("vit-s", (1, 4, 4), Part(), marks=pytest.mark.exhaustive),
+        seldom("vit-s", (1, 4, 4), Part()),
         ("vit-s", (1, 4, 4), Part("block11.*,head", 5)),
         ("player-transformer", ("tokens", 9, 11), Part()),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from representatives import seldom
 from torch.testing import assert_close
 from torchvision_here import models_or_skip, timm_or_skip
 
@@ -33,13 +34,7 @@ THEIRS = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["resnet18"]
-    + [
-        pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in THEIRS
-        if name != "resnet18"
-    ],
+    "name", ["resnet18"] + [seldom(name) for name in THEIRS if name != "resnet18"]
 )
 def test_torchvisions_own_outputs(torchvision_models, name):
     """Every tensor finds its place by its name; then outputs are equal, and after a step in training they still are.

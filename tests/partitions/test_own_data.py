@@ -13,6 +13,7 @@ import pytest
 import torch
 from failing import fails
 from numpy.testing import assert_array_equal
+from representatives import seldom
 from study_text import study_text
 from taken import silofl
 from tiny import federate
@@ -509,8 +510,8 @@ def ours():
     "library, source, shape",
     [
         # They take long to import
-        pytest.param("monai.transforms", MONAI, (1, 8, 8), marks=pytest.mark.exhaustive),
-        pytest.param("torchio", TORCHIO, (1, 4, 5, 6), marks=pytest.mark.exhaustive),
+        seldom("monai.transforms", MONAI, (1, 8, 8)),
+        seldom("torchio", TORCHIO, (1, 4, 5, 6)),
         ("torchvision.transforms.v2", VISION, (3, 8, 8)),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from failing import fails
 from hospitals import ALL, NETWORKS, hospital_files, one_file
+from representatives import seldom
 from tiny import federate
 
 from client.prediction.new_samples import NewSamples, read_samples
@@ -77,11 +78,7 @@ def test_large_files_give_the_samples_of_small_ones(kind, tmp_path, on_disk):
 
 @pytest.mark.parametrize(
     "kind",
-    ["segmentation", "notes"]
-    + [
-        pytest.param(kind, marks=pytest.mark.exhaustive)
-        for kind in ("multilabel", "balls", "stays")
-    ],
+    ["segmentation", "notes"] + [seldom(kind) for kind in ("multilabel", "balls", "stays")],
 )
 def test_a_run_from_disk_gives_the_numbers_of_a_run_from_memory(kind, tmp_path, on_disk):
     settings = {**NETWORKS[kind], "rounds": 2, "strategy": "ditto", "batch_size": 16}

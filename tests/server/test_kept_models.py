@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from failing import fails
+from representatives import seldom
 from taken import silofl
 from tiny import json_of, small_study
 
@@ -51,10 +52,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["ditto", *(pytest.param(m, marks=pytest.mark.exhaustive) for m in ("fedper", "apfl"))],
-)
+@pytest.mark.parametrize("method", ["ditto", *(seldom(m) for m in ("fedper", "apfl"))])
 def test_the_whole_matrix_of_a_server_without_states(runs, tmp_path, method):
     """12 x 12, byte for byte that of the same run with its silos' states. The settings name the same SHA-256."""
     here = evaluate(runs / "kept", tmp_path / "states", "all", strategy=method)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from failing import fails
+from representatives import seldom
 from taken import silofl
 from tiny import history_without_seconds, json_of, write_silo
 
@@ -434,9 +435,7 @@ def killed(given):
     main(given)
 
 
-@pytest.mark.parametrize(
-    "workers", [[], pytest.param(["--workers", "2"], marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("workers", [[], seldom(["--workers", "2"])])
 def test_kill_9_in_the_middle_of_a_search(table, whole, tmp_path, workers):
     """In a trial's round, and while workers have trials: the same command leaves what an undisturbed search leaves."""
     line = (

@@ -20,6 +20,7 @@ from archives import untar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from failing import fails
+from representatives import seldom
 from taken import silofl
 from tiny import write_silo
 
@@ -599,11 +600,7 @@ def join(bundle_file, data, *more):
 
 
 @pytest.mark.deployed
-@pytest.mark.parametrize(
-    "own",
-    [True, pytest.param(False, marks=pytest.mark.exhaustive)],
-    ids=["own key", "bundle's key"],
-)
+@pytest.mark.parametrize("own", [True, seldom(False)], ids=["own key", "bundle's key"])
 def test_join_and_leave_without_docker(server, federation, tmp_path, own):
     """The silo is online while `join` runs; a second `join` is refused; SIGTERM leaves and says goodbye.
 

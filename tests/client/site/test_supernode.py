@@ -19,6 +19,7 @@ from flwr.proto import fleet_pb2
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.error.catalog import API_ERROR_MAP
+from representatives import seldom
 from supernode import wait_until
 
 from client.flower import fleet
@@ -255,7 +256,7 @@ def test_the_gate_has_the_key_and_the_loop_the_silos_configuration(
         ("raise RuntimeError('no heartbeat')", 1, "RuntimeError: no heartbeat"),
         ("sys.exit(3)", 3, ""),
         *(
-            pytest.param(*given, marks=pytest.mark.exhaustive)
+            seldom(*given)
             for given in (
                 ("sys.exit('no such certificate')", 1, "no such certificate\n"),
                 ("sys.exit()", 0, ""),

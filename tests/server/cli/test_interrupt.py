@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from representatives import seldom
 
 from server.cli import main as module
 
@@ -26,9 +27,7 @@ def opened(name):
     ("moment", "last"),
     [
         (opened("_multiarray_umath"), "silofl: interrupted"),  # NumPy's
-        pytest.param(
-            opened("libtorch_cpu"), "silofl: interrupted", marks=pytest.mark.exhaustive
-        ),
+        seldom(opened("libtorch_cpu"), "silofl: interrupted"),
         (
             lambda _, out: (out / "progress.jsonl").exists(),
             "silofl simulate: interrupted; continue with silofl simulate",

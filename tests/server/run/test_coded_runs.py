@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS, every
+from cases import CASES, OPTIONS, typical
 from flwr.app import Error, Message
+from representatives import seldom
 from resuming import assert_equal, crash_after, interrupted
 from tiny import comparable, federate, forget_models, same, simulated, train_replies, write_silo
 from torch import nn
@@ -46,7 +47,7 @@ def test_which_methods_can():
         assert (name in SOUND) == (method.info.lossy or not method.info.uploads), name
 
 
-@every(CASES)
+@typical(CASES)
 def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(three, name, tiny_bn):
     """topk with k = Σ, so that C(p) = p: the run is that in float32 up to rounding, which says that the base is right.
 
@@ -210,12 +211,10 @@ def in_float32():
 @pytest.mark.parametrize(
     ("wire", "within"),
     [
-        ({"wire_dtype": "int8"}, 0.01),
-        pytest.param(
-            {"wire_dtype": "topk", "wire_topk": 0.05}, 0.03, marks=pytest.mark.exhaustive
-        ),
+        seldom({"wire_dtype": "int8"}, 0.01),
+        seldom({"wire_dtype": "topk", "wire_topk": 0.05}, 0.03),
         ({"wire_dtype": "topk", "wire_topk": 0.01}, 0.08),
-        ({"wire_dtype": "float16", "wire_feedback": "on"}, 0.01),
+        seldom({"wire_dtype": "float16", "wire_feedback": "on"}, 0.01),
     ],
 )
 def test_accuracy_is_near_that_of_float32(in_float32, wire, within):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections import Counter
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import typical
+from cases import TYPICAL, typical
 from hospitals import ALL, NETWORKS, hospital_files
 from phony import DEVICE, phony_device
+from representatives import seldom
 from resuming import Crash, crash_after
 from sklearn.datasets import load_digits
 from tiny import SIMULATED, federate, random_silos, simulated
@@ -71,17 +73,22 @@ def figures(federation):
     return [row for row in federation.history.rows if "seconds" not in row.metric]
 
 
+@functools.cache
+def of_the_cpu(strategy):
+    return figures(run(strategy=strategy, rounds=2))
+
+
 @typical(METHODS, "strategy")
 def test_every_method_gives_the_numbers_of_the_cpu(strategy, tiny_bn, request):
-    on_cpu = figures(run(strategy=strategy, rounds=2))
+    on_cpu = of_the_cpu(strategy)
     request.getfixturevalue("on_device")
     with phony_device():
         assert figures(run(strategy=strategy, rounds=2)) == on_cpu
 
 
-@typical(METHODS, "strategy")
+@pytest.mark.parametrize("strategy", [name for name in METHODS if name in TYPICAL])
 def test_samples_on_disk_give_the_numbers_of_the_cpu(strategy, tiny_bn, tmp_path, monkeypatch):
-    on_cpu = figures(run(strategy=strategy, rounds=2))
+    on_cpu = of_the_cpu(strategy)
     copy = shutil.copy(SIMULATED["dataset"], tmp_path / "digits.npz")
     monkeypatch.setitem(SIMULATED, "dataset", str(copy))
     monkeypatch.setattr(npz, "MAPPED", 1)
@@ -164,7 +171,7 @@ SMALL_TRANSFORMER = {"player_transformer__width": 8, "player_transformer__feed_f
         ("multilabel", "resnet8", {}),
         ("multilabel", "small-cnn", {}),
         ("notes", "player-transformer", SMALL_TRANSFORMER),
-        pytest.param("multilabel", "vit-s", LARGE, marks=pytest.mark.exhaustive),
+        seldom("multilabel", "vit-s", LARGE),
     ],
 )
 def test_networks_are_there(tmp_path, made, model, extra, request):

@@ -15,6 +15,7 @@ import pytest
 from failing import fails
 from hospitals import ALL, MADE, NAMES, NETWORKS, OUTPUTS, TASK_OF, hospital_files, one_file
 from inline_workers import inline
+from representatives import seldom, some
 from sklearn.metrics import roc_auc_score
 from tiny import comparable, federate, json_of, one_block, small_study, summary_of
 
@@ -34,8 +35,8 @@ FEWER = {"local_epochs": 2}  # what learns at once, and takes long
 EASY_OF: dict[str, dict[str, Any]] = dict.fromkeys(
     ("segmentation", "balls", "nodules", "stays"), EASY | FEWER
 )
-# Each method on one task, each task with one method; all pairs: `make test-all`
-ONES = {"survival", "fedala"}
+# Each method on one task, each task with one method; on outlines and several inputs, too: `make test-all`
+OTHERS = ("local", "fedavg", "apple", "ditto", "fedfomo", "fedper", "apfl")
 OF_ONE_CLASS = {"fedproto", "fedrod", "fedpac", "gpfl"}
 
 
@@ -49,22 +50,9 @@ def go(folder, kind, **changes):
 @pytest.mark.parametrize(
     ("made", "strategy"),
     [
-        pytest.param(
-            made,
-            strategy,
-            marks=() if made in ONES or strategy in ONES else pytest.mark.exhaustive,
-        )
-        for made in ALL
-        for strategy in (
-            "local",
-            "fedavg",
-            "fedala",
-            "apple",
-            "ditto",
-            "fedfomo",
-            "fedper",
-            "apfl",
-        )
+        *((made, "fedala") for made in ALL),
+        *(("survival", strategy) for strategy in OTHERS),
+        *(seldom(made, strategy) for made in ("segmentation", "stays") for strategy in OTHERS),
     ],
 )
 def test_methods_learn_every_task(tmp_path, made, strategy):
@@ -74,7 +62,7 @@ def test_methods_learn_every_task(tmp_path, made, strategy):
 
 
 # With batch normalisation; the networks of tables have none, and the U-Net's is by groups.
-@pytest.mark.parametrize("made", ["multilabel", "nodules"])
+@some("made", ["multilabel", "nodules"], lambda made: made == "multilabel")
 def test_batch_normalisation_of_ones_own(tmp_path, made):
     # The silo's own model: the received one begins with running statistics of a few steps, and is as bad as the start.
     changes = {"model": "resnet8", "learning_rate": 0.1}
@@ -123,7 +111,7 @@ def start_loss(made, **changes):
     return sum(losses[name] for name in NAMES)
 
 
-@pytest.mark.parametrize("task", ALL)
+@some("task", ALL, {"survival", "segmentation", "stays"}.__contains__)
 def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
     run = {"strategy": "apple", "local_epochs": 1}
     whole = go(tmp_path, task, **run, rounds=3)
@@ -136,7 +124,7 @@ def test_a_run_that_is_resumed_is_the_same(tmp_path, task):
     )
 
 
-@pytest.mark.parametrize("made", ALL)
+@some("made", ALL, {*MADE, "stays"}.__contains__)
 def test_summary_report_export_and_predictions(tmp_path, made):
     task, out = TASK_OF.get(made, made), tmp_path / "run"
     kind, file = task_of(task), one_file(tmp_path, made)
@@ -291,12 +279,8 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("dataset", "methods"),
     [
-        ("diabetes", "local,fedavg,fedala,apple,ditto"),
-        *((pictures, "fedavg") for pictures in ("digits", "digit-findings")),
-        *(
-            pytest.param(pictures, "local,fedala,apple,ditto", marks=pytest.mark.exhaustive)
-            for pictures in ("digits", "digit-findings")
-        ),
+        *((dataset, "fedavg") for dataset in BUILT_IN),
+        *(seldom(dataset, "local,fedala,apple,ditto") for dataset in BUILT_IN),
     ],
 )
 def test_the_examples_of_the_documentation(tmp_path, dataset, methods):

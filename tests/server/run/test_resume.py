@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 import torch
 from failing import fails
-from representatives import some
 from resuming import (
     Crash,
     assert_equal,
@@ -23,7 +22,7 @@ from partitions.common.errors import UserError
 from server.run.checkpoints import Checkpoints
 from strategies.base.state import MODEL_OF, State
 
-OFTEN = {"fedala", "apple", "fedavg-ft"}  # a state here, the others' models there, neither
+EACH_WAY = ("fedala", "apple", "fedavg-ft")  # a state here, the others' models there, neither
 OPTIONS = {
     "batch_size": 4,
     "local_epochs": 2,
@@ -39,14 +38,14 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("method", METHODS)
-def test_two_rounds_and_two_more_are_four(three, tmp_path, method, model, tiny_bn):
-    options = {**OPTIONS, "strategy": method, "rounds": 4, "model": model}
+def test_two_rounds_and_two_more_are_four(three, tmp_path, method):
+    """With BatchNorm, and other silos in each round: ``test_every_method.py``."""
+    options = {**OPTIONS, "strategy": method, "rounds": 4}
     assert_resumes(three, tmp_path, 2, **options)
 
 
-@some("method", METHODS, OFTEN.__contains__)
+@pytest.mark.parametrize("method", EACH_WAY)
 def test_a_crash_between_the_silos_save_and_the_servers(three, tmp_path, method, monkeypatch):
     """All silos hold round 3, the server's checkpoint is of round 2: round 3 is done again from the silos' round 2."""
     options = {**OPTIONS, "strategy": method, "rounds": 4}
@@ -68,7 +67,7 @@ def test_a_crash_between_the_silos_save_and_the_servers(three, tmp_path, method,
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
 
 
-@some("method", METHODS, OFTEN.__contains__)
+@pytest.mark.parametrize("method", EACH_WAY)
 def test_a_crash_in_the_middle_of_a_round(three, tmp_path, method):
     """a has saved round 3, b and c have not; the silos keep their state in files only."""
 
@@ -88,12 +87,6 @@ def test_a_crash_in_the_middle_of_a_round(three, tmp_path, method):
     kept = [personal_models(tmp_path / d / "silos") for d in ("whole", "parts")]
     for silo in three:
         assert all(same(kept[0][silo][k], kept[1][silo][k]) for k in kept[0][silo])
-
-
-@some("method", METHODS, OFTEN.__contains__)
-def test_resume_with_changing_participants(three, tmp_path, method):
-    options = {**OPTIONS, "strategy": method, "rounds": 5, "participation": 0.7}
-    assert_resumes(three, tmp_path, 3, **options)
 
 
 @pytest.mark.parametrize("method", ["fedala", "apple"])
@@ -158,7 +151,7 @@ def test_other_silos_are_refused(three, tmp_path):
 RESUMED = {"resume": True, "min_silos": 2, "round_timeout": 0.1}
 
 
-@some("method", METHODS, OFTEN.__contains__)
+@pytest.mark.parametrize("method", EACH_WAY)
 def test_a_quorum_goes_on_without_a_silo(three, tmp_path, method):
     """After round 2 the server is started anew and c is away: as if it had failed in rounds 3 and 4.
 
@@ -197,7 +190,7 @@ def away_in_round_three(grid):
     grid.get_node_ids = here
 
 
-@some("method", METHODS, OFTEN.__contains__)
+@pytest.mark.parametrize("method", EACH_WAY)
 def test_a_silo_that_was_away_rejoins_in_the_next_round(three, tmp_path, method):
     """c is away when the run is resumed, and back in round 4: as if it had failed in round 3 alone."""
     options = {**OPTIONS, "strategy": method, "rounds": 4}

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import CASES, OPTIONS, typical
 from failing import fails
+from representatives import seldom
 from tiny import federate, random_silos, same, settings_of
 from two_layers import DEEP, replies_of
 
@@ -60,9 +61,7 @@ def differ(one, other, files):
 
 
 @typical([n for n in METHODS if strategies()[n].info.robust])
-@pytest.mark.parametrize(
-    "rules", [FEW_RULES, pytest.param(RULES, marks=pytest.mark.exhaustive)], ids=["few", "all"]
-)
+@pytest.mark.parametrize("rules", [FEW_RULES, seldom(RULES)], ids=["few", "all"])
 def test_a_declared_robust_rule_changes_the_result(five, name, rules, tiny_bn):
     # The server's state shows it after the first
     few = options(name, evaluate_every=0, rounds=LONGER.get(name, 1))
