@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from near import near
-from tiny import comparable, federate, initial, keep_weights_at, random_silos, same
+from tiny import Run, comparable, federate, initial, keep_weights_at, random_silos, same
 from two_layers import DEEP, assert_received_is_fedavgs, snapshot_rows
 
 OPTIONS = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
@@ -251,11 +251,15 @@ def name_of(case):
     return f"{case[0]} as {case[2]}"
 
 
+# Runs that several cases are compared with, by method, silos and settings: those of FedAvg and Local above all
+PLAIN: dict[str, Run] = {}
+
+
 def both_of(files, method, own, other, others, both):
-    return (
-        federate(files, name, **{**OPTIONS, **both, **settings})
-        for name, settings in ((method, own), (other, others))
-    )
+    plain = {**OPTIONS, **both, **others}
+    key = f"{other} of {[*files]} with {sorted(plain.items())}"
+    PLAIN[key] = PLAIN.get(key) or federate(files, other, **plain)
+    return federate(files, method, **{**OPTIONS, **both, **own}), PLAIN[key]
 
 
 @pytest.mark.parametrize("case", SAME, ids=name_of)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, OPTIONS
+from cases import CASES, OPTIONS, typical
 from failing import fails
 from flwr.app import Message, RecordDict
 from hospitals import NETWORKS, hospital_files
 from near import near
+from representatives import some
 from tiny import federate, random_silos, settings_of, write_silo
 from torch import Tensor
 from two_layers import DEEP, replies_of, sent_by
@@ -86,12 +87,9 @@ def unseen(monkeypatch):
     monkeypatch.setattr(PrivateTraining, "gradient", gradient)
 
 
-@pytest.mark.parametrize(
-    "name, changes",
-    [*((name, {}) for name in VARIANTS), ("fedavg", {"block_rates": "fc1=0.1"})],
-)
+@typical(VARIANTS)
 def test_what_leaves_is_a_function_of_noised_gradients_only(
-    tmp_path, unseen, name, changes, tiny_bn
+    tmp_path, unseen, name, tiny_bn, **changes
 ):
     """Other data send the same messages."""
     runs = []
@@ -104,6 +102,12 @@ def test_what_leaves_is_a_function_of_noised_gradients_only(
     one, other = runs
     assert one and one.keys() == other.keys()
     assert [key for key in one if not equal(one[key], other[key])] == []
+
+
+def test_a_rate_of_its_own_for_a_block_leaves_it_so(tmp_path, unseen, tiny_bn):
+    test_what_leaves_is_a_function_of_noised_gradients_only(
+        tmp_path, unseen, "fedavg", tiny_bn, block_rates="fc1=0.1"
+    )
 
 
 UNSCALED = {"dp": True, "normalization": "none"}
@@ -146,7 +150,7 @@ def test_it_is_with_every_input_task_and_part(tmp_path, unseen, name):
     assert [key for key in one if not equal(one[key], other[key])] == []
 
 
-@pytest.mark.parametrize("name", OF_DATA)
+@some("name", OF_DATA, lambda name: name != "balls")  # its trial takes longer than all others
 def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path, name):
     """A round with noise, in which the records of each network go together."""
     settings = {**OF_DATA[name], **UNSCALED, "strategy": "fedavg", "rounds": 1}
