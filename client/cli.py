@@ -147,13 +147,6 @@ def site_doctor(
             return site.name, site_checks(site, link, args.slurm)
 
 
-def silo_of_bundle(path: Path) -> Site:
-    """Return the silo of a bundle's tar or folder, as `silofl join` runs it on this machine. Raises DataError."""
-    from client.site.trust.bundle import read_bundle, site_of
-
-    return site_of(read_bundle(path), Path())
-
-
 def print_checks(checks: Iterable[Check], *, as_json: bool) -> None:
     """Print checks as a table, or as a JSON list."""
     from client.site.runtime import doctor
