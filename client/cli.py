@@ -48,12 +48,14 @@ def check_data(args: argparse.Namespace) -> None:
 def request(args: argparse.Namespace) -> None:
     from client.protocol.keys import make_request
 
-    key, file, asked = make_request(args.name, args.folder, args.out)
-    print(f"{key}: the private key of {asked.name}; it stays here, and is worth a backup")
+    key, file, made_request = make_request(args.name, args.folder, args.out)
+    print(
+        f"{key}: the private key of {made_request.name}; it stays here, and is worth a backup"
+    )
     print(
         f"{file}: send it to the server's operator, and tell them the key's fingerprint another way, to compare:"
     )
-    print(asked.fingerprint)
+    print(made_request.fingerprint)
 
 
 def check_bundle(args: argparse.Namespace) -> None:
@@ -114,8 +116,8 @@ def site_doctor(
 
     via = link_asked(args)
     # Mode 0700; deleted afterwards with the key
-    with tempfile.TemporaryDirectory(prefix="silofl-") as made:
-        folder, data = Path(made), args.data
+    with tempfile.TemporaryDirectory(prefix="silofl-") as place:
+        folder, data = Path(place), args.data
         if args.what is None:
             site = Site.from_environment(os.environ)
             site = replace(
@@ -123,8 +125,8 @@ def site_doctor(
                 data=as_file(data, folder, echo) if data else site.data,
                 policy=str(args.policy or site.policy),
             )
-            asked = via(site) if via else Link.of_container(site, os.environ)
-            with asked or nullcontext() as link:
+            to_server = via(site) if via else Link.of_container(site, os.environ)
+            with to_server or nullcontext() as link:
                 return site.name, site_checks(site, link, args.slurm)
         files = read_bundle(args.what)
         site = site_of(files, Path())

@@ -183,7 +183,7 @@ def release_own_model(client: SiloClient) -> RecordDict:
     """Return the content of the reply with the silo's own model, which the client's network holds, unchanged."""
     silo = client.silo.name
     model = client.model
-    found = {
+    tensors = {
         OWN: model.vector.clone(),
         **({BUFFERS: model.buffers.clone()} if model.buffers.numel() else {}),
     }
@@ -191,9 +191,9 @@ def release_own_model(client: SiloClient) -> RecordDict:
         INFO,
         "%s sent its own model: %s numbers",
         silo,
-        sum(vector.numel() for vector in found.values()),
+        sum(vector.numel() for vector in tensors.values()),
     )
-    models = {name: Model(vector, silo, client.round) for name, vector in found.items()}
+    models = {name: Model(vector, silo, client.round) for name, vector in tensors.items()}
     config: dict[str, Any] = {"round": client.round}
     config["silo"] = silo
     payload = Payload(models)

@@ -62,11 +62,11 @@ from strategies.base.transport.payload import Number
 
 @dataclass(frozen=True)
 class Question:
-    """What an answer is about. ``people``: a digest per patient of the data; ``asked``: the digest of the question."""
+    """What an answer is about. ``people``: a digest per patient of the data; ``text``: the digest of the question."""
 
     kind: str
     model: str
-    asked: str
+    text: str
     people: Sequence[str]
 
     @property
@@ -92,8 +92,8 @@ def may_measure(session: ClientSession) -> bool:
     if not is_own_file(context) or policy.public or not state:
         return True
     data = data_sha256(context.node_config)
-    found = digest_of(session.parameters)
-    model = hashlib.sha256(found + session.input_digest().encode()).hexdigest()
+    digest = digest_of(session.parameters)
+    model = hashlib.sha256(digest + session.input_digest().encode()).hexdigest()
     with Record(Path(str(state))).write() as db:
         find = "SELECT DISTINCT data FROM disclosed WHERE kind = 'metrics' AND silo = ? AND model = ?"
         before = {sha256 for (sha256,) in db.execute(find, (silo, model))}
@@ -131,29 +131,29 @@ def claim(session: ClientSession, question: Question) -> None:
         raise PolicyRefusedError(
             f"{silo} refuses: it has no state-dir to remember what it gave"
         )
-    kind, own = question.kind, (question.model, question.asked)
+    kind, of_question = question.kind, (question.model, question.text)
     with Record(Path(str(state))).write() as db:
         find = "SELECT model, question FROM disclosed WHERE kind = ? AND silo = ? AND run = ?"
-        of_run = {(model, asked) for model, asked in db.execute(find, (kind, silo, run))}
-        if of_run - {own}:
+        of_run = {(model, text) for model, text in db.execute(find, (kind, silo, run))}
+        if of_run - {of_question}:
             raise PolicyRefusedError(
                 f"{silo} refuses: {kind} leaves once per run, and this run has had that of another model, or in "
                 "another way (statistics, bins, threshold)"
             )
         find = "SELECT DISTINCT question, data, people FROM disclosed WHERE kind = ? AND silo = ? AND model = ?"
-        for asked, data, people in db.execute(find, (kind, silo, question.model)):
-            check_earlier(session, question, asked, data, people)
+        for text, data, people in db.execute(find, (kind, silo, question.model)):
+            check_earlier(session, question, text, data, people)
         if not of_run:
-            about = {"data": question.data, "model": question.model, "question": question.asked}
+            about = {"data": question.data, "model": question.model, "question": question.text}
             disclose(db, kind, silo=silo, run=run, people=question.people, **about)
 
 
 def check_earlier(
-    session: ClientSession, question: Question, asked: str, data: str, people: str
+    session: ClientSession, question: Question, text: str, data: str, people: str
 ) -> None:
     """Raise PolicyRefusedError if an earlier answer about the same model, and this one, would give more together."""
     if data == question.data:
-        if asked != question.asked:
+        if text != question.text:
             raise PolicyRefusedError(
                 f"{session.name} refuses: {question.kind} of this model has left from the same data in another way "
                 "(statistics, bins, threshold)"
@@ -262,10 +262,10 @@ def claim_evidence(client: SiloClient, session: ClientSession, least: int) -> No
     )
     kept = [*arrays, *([numbers] if client.needed_to_predict else [])]
     model = digest_of([client.model.vector, client.model.buffers, *kept]).hex()
-    asked = f"{session.input_digest()} {least} {client.common.evidence_horizon!r}"
-    questions = {"evidence": asked}
+    of_model = f"{session.input_digest()} {least} {client.common.evidence_horizon!r}"
+    questions = {"evidence": of_model}
     if common is not None:
-        questions["coverage"] = f"{asked} {common!r}"
+        questions["coverage"] = f"{of_model} {common!r}"
     people = people_of(session.used_data.test)
     for kind, text in questions.items():
         digest = hashlib.sha256(text.encode()).hexdigest()

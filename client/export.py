@@ -142,10 +142,10 @@ def write_model(out: Path, card: Card, parts: Parts, onnx: bool = False) -> Card
         whole = network(card)
         whole.module.load_state_dict(tensors)
         content, apart = onnx_of(card, whole)
-        made = Onnx(
+        exported = Onnx(
             file=onnx_file(out).name, sha256=hashlib.sha256(content).hexdigest(), apart=apart
         )
-        card = card.model_copy(update={"onnx": made})
+        card = card.model_copy(update={"onnx": exported})
         write_atomically(onnx_file(out), content)
     text = card.text
     write_sealed(out, tensors, {"format": "pt", CARD: hashlib.sha256(text).hexdigest()})
@@ -225,7 +225,7 @@ def choose(
 
 def reported_round(source: Path, about: Mapping[str, Any], round: int | None) -> int | None:
     """Return the round of this silo's model in the report, from ``summary.json`` if ``source`` is the run."""
-    found = None
+    best = None
     if (source / "summary.json").is_file():
         try:
             runs = json.loads((source / "summary.json").read_text())["runs"]
@@ -237,16 +237,16 @@ def reported_round(source: Path, about: Mapping[str, Any], round: int | None) ->
                 ),
                 None,
             )
-            found = run and run["per_silo"].get(about["silo"], {}).get("round")
+            best = run and run["per_silo"].get(about["silo"], {}).get("round")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{source / 'summary.json'} cannot be read: {error!r}; make the run again"
             ) from None
-    if round is not None and found not in (None, round):
+    if round is not None and best not in (None, round):
         raise UserError(
-            f"--round {round}: the report of {source} shows {about['silo']} at round {found}"
+            f"--round {round}: the report of {source} shows {about['silo']} at round {best}"
         )
-    return found if round is None else round
+    return best if round is None else round
 
 
 def trained_network(card: Card) -> FlatModel:
@@ -270,14 +270,14 @@ def network(card: Card) -> FlatModel:
 def describe_network(card: Card) -> tuple[str, tuple[int, ...], Any, Make]:
     """Return name, input shape, settings and the method's own head of the network that a card describes."""
     shape = card.shape
-    name, given, head = card.model.name, card.model.settings, card.model.head
-    own = spec_of(name).settings
+    name, of_card, head = card.model.name, card.model.settings, card.model.head
+    names = spec_of(name).settings
     settings: Any = None
     if is_custom(name):
-        settings = CustomSettings(**given)
-    elif own:
+        settings = CustomSettings(**of_card)
+    elif names:
         settings = build_settings(
-            own, {key: given[f.name] for key, f in keys_of(own, name).items()}, name
+            names, {key: of_card[f.name] for key, f in keys_of(names, name).items()}, name
         )
     return name, shape, settings, head_named(head or "")
 
@@ -317,7 +317,7 @@ def read_model(file: Path, allowed: str = "") -> tuple[Card, FlatModel]:
         raise UserError(
             f"the card {beside} is of another model than {file.name}; export it again"
         ) from None
-    if texts.get(CARD, own := hashlib.sha256(text).hexdigest()) != own:
+    if texts.get(CARD, digest := hashlib.sha256(text).hexdigest()) != digest:
         raise UserError(
             f"the card {beside} is damaged, or not the one that {file.name} came with; export it again"
         )

@@ -82,12 +82,12 @@ def report(error: Exception, batch_size: int | None = None) -> str:
     """Log an error at ERROR, a fault of the program with its traceback; return the server's line."""
     # The server is not told how much was asked for: it may follow from the data's size
     if ran_out(error):
-        asked = ASKED.search(str(error))
+        wanted = ASKED.search(str(error))
         log(
             ERROR,
             "%s%s",
             line := line_of(error, batch_size),
-            f" (it asked for {asked[1]})" if asked else "",
+            f" (it asked for {wanted[1]})" if wanted else "",
         )
         return line
     if is_users(error):

@@ -125,9 +125,9 @@ def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
     A run may leave the validation part unused. It may neither train on it nor take a share of it: results for n and
     n - 1 samples would reveal one. It may not treat classes as measurements: their sums would reveal the class counts.
     """
-    if task not in ("auto", *ONE_CLASS) and (own := map_silo_file(path).task) != task:
+    if task not in ("auto", *ONE_CLASS) and (of_file := map_silo_file(path).task) != task:
         raise UserError(
-            f"task = {task}: this silo's data file is for {own}, and only the file can say otherwise"
+            f"task = {task}: this silo's data file is for {of_file}, and only the file can say otherwise"
         )
     data = read_silo_file(path, task)
     return data if validation else replace(data, val=rows_of(data.val, np.arange(0)))
@@ -153,12 +153,12 @@ def agreed_data(data: SiloData, context: Context, config: Mapping[str, Any]) -> 
     if kept is not None and kept[0] == agreed.text:
         return kept[1]
     try:
-        made = reorder_data(data, agreed)
+        reordered = reorder_data(data, agreed)
     except (DataError, UserError) as error:
         raise UserError(f"{silo_name(context)} cannot take the run's schema: {error}") from None
-    if made is not data:  # an entry with the data themselves would keep them alive
-        _REORDERED[data] = agreed.text, made
-    return made
+    if reordered is not data:  # an entry with the data themselves would keep them alive
+        _REORDERED[data] = agreed.text, reordered
+    return reordered
 
 
 def pool_silos(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
@@ -221,9 +221,9 @@ def weights_file(settings: RunSettings, context: Context) -> Path | None:
     return Path(folder) / name
 
 
-def tensors(given: tuple[Columns, Columns]) -> tuple[Tensor | None, Tensor | None]:
+def tensors(columns: tuple[Columns, Columns]) -> tuple[Tensor | None, Tensor | None]:
     """Return mean and standard deviation as tensors; None for empty ones."""
-    return (torch.tensor(given[0]), torch.tensor(given[1])) if given[0] else (None, None)
+    return (torch.tensor(columns[0]), torch.tensor(columns[1])) if columns[0] else (None, None)
 
 
 def samples_on(
@@ -237,11 +237,11 @@ def samples_on(
     wanted, kept = (device, inputs, labels, window), _ON_DEVICE.get(data)
     if kept is not None and kept[0] == wanted:
         return kept[1]
-    (mean, std), of_labels = (tensors(given) for given in (inputs, labels))
+    (mean, std), of_labels = (tensors(columns) for columns in (inputs, labels))
     train, val, test = (
         Samples(s.x, s.y, device, mean, std, of_labels, window)
         for s in (data.train, data.val, data.test)
     )
-    made: OnDevice = (train, val, test), {}
-    _ON_DEVICE[data] = wanted, made
-    return made
+    on_device: OnDevice = (train, val, test), {}
+    _ON_DEVICE[data] = wanted, on_device
+    return on_device

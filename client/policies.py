@@ -47,8 +47,8 @@ def policy_page(policy: Policy) -> str:
     lines = [f"{policy.where}:", ""]
     width = max(len(policy.line(name)) for name in Rules.model_fields if name != "methods")
     lines += [
-        f"  {policy.line(name):<{width}}  # {found.description}"
-        for name, found in Rules.model_fields.items()
+        f"  {policy.line(name):<{width}}  # {rule.description}"
+        for name, rule in Rules.model_fields.items()
     ]
     lines += [
         f"\n  {key} is no rule any more: {RETIRED[key]}; remove the line"
@@ -62,11 +62,11 @@ def policy_page(policy: Policy) -> str:
     run = defaults()
     private = {"dp": policy.private_only, "dp.unit": policy.privacy_unit}
     for name, strategy in sorted(strategies().items()):
-        asked = {**run, **private, "strategy": name}
+        settings = {**run, **private, "strategy": name}
         faults = [
-            *method_faults(policy, name, asked),
-            *privacy_faults(policy, asked),
-            *setting_faults(policy, asked),
+            *method_faults(policy, name, settings),
+            *privacy_faults(policy, settings),
+            *setting_faults(policy, settings),
         ]
         lines.append(
             f"  {name:<16}  {f'refused: {faults[0]}' if faults else describe_sent(name, strategy, run)}"
@@ -119,8 +119,8 @@ def evaluation(policy: Policy) -> str:
 
 def survey(policy: Policy) -> str:
     """Describe what leaves in a survey of the data (``silofl survey``)."""
-    asked = {**defaults(), "strategy": SURVEY}
-    if faults := [*method_faults(policy, SURVEY, asked), *privacy_faults(policy, asked)]:
+    settings = {**defaults(), "strategy": SURVEY}
+    if faults := [*method_faults(policy, SURVEY, settings), *privacy_faults(policy, settings)]:
         return f"refused: {faults[0]}"
     if policy.public:
         return "counts, means and deviations of each column, and class counts, as they are"

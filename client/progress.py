@@ -57,14 +57,14 @@ class OwnProgress:
         self.closing = self.kind == MessageType.EVALUATE and not config["personal"]
         rounds = self.session.settings.common.rounds
         number = config["round"] - self.closing
-        asked = {self.session.name: self.kind}
+        kinds = {self.session.name: self.kind}
         self._add(
             "begin",
             number=number,
             rounds=rounds,
             closing=self.closing,
             time=self.started,
-            silos=asked,
+            silos=kinds,
         )
 
     def ends(self, server_round: int, metrics: Mapping[str, Any], sent: RecordDict) -> None:
@@ -73,11 +73,11 @@ class OwnProgress:
             return
         score = self.session.silo.task.score
         snapshot = self.session.info.reports
-        found = {
+        values = {
             part: metrics.get(f"{snapshot}.{part}.{score}", math.nan)
             for part in ("val", "test")
         }
-        scores = {part: float(value) for part, value in found.items() if math.isfinite(value)}
+        scores = {part: float(value) for part, value in values.items() if math.isfinite(value)}
         down = wire_bytes(self.message.content)
         up = wire_bytes(sent)
         common = {"score": score, "per_silo": {self.session.name: scores}}

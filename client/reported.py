@@ -168,11 +168,13 @@ def note_candidate(
     client: SiloClient, metrics: Mapping[str, Any], snapshot: str, state: State
 ) -> None:
     """Store the model that this round evaluated, if any, as the candidate in ``state``."""
-    own = f"{snapshot}."
-    found = {k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)}
-    if not any(name.partition(".")[0] in ("val", "test") for name in found):
+    prefix = f"{snapshot}."
+    values = {
+        k.removeprefix(prefix): float(v) for k, v in metrics.items() if k.startswith(prefix)
+    }
+    if not any(name.partition(".")[0] in ("val", "test") for name in values):
         return
-    state.numbers[CANDIDATE] = {"round": client.round, "metrics": found}
+    state.numbers[CANDIDATE] = {"round": client.round, "metrics": values}
     if snapshot == "received":
         put_model(
             state.arrays,
@@ -205,10 +207,10 @@ def keep_evaluated(
 
 def describe(client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any]) -> None:
     """Add the descriptions and metrics of the silo's last and best personal models to its state."""
-    numbers, own = client.state.numbers, "personal."
+    numbers, prefix = client.state.numbers, "personal."
     numbers["model"] = {**card, "no_file": client.no_file} if client.no_file else card
     numbers["metrics"] = {
-        k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)
+        k.removeprefix(prefix): float(v) for k, v in metrics.items() if k.startswith(prefix)
     }
     if numbers["best_round"] == client.round:
         numbers["best_metrics"] = numbers["metrics"]

@@ -126,8 +126,10 @@ class ClientSession:
         if not (name := self.settings.common.trainer):
             return
         load_function("trainer", name, "task")
-        own, study = read_once(name.partition(":")[0]), self.terms.study
-        if own and own not in {digest_of_code(name)} & {study.trainer if study else own}:
+        digest, study = read_once(name.partition(":")[0]), self.terms.study
+        if digest and digest not in {digest_of_code(name)} & {
+            study.trainer if study else digest
+        }:
             raise PolicyRefusedError(
                 f"{self.name} refuses: the code of trainer = {name} has changed since it was read"
             )
@@ -148,9 +150,9 @@ class ClientSession:
         """Raise UserError if the message and the run's settings disagree about whether this silo is held out."""
         if newcomer != (self.name in self.settings.common.held_out):
             held = self.settings.common.hold_out
-            asked = "as a newcomer" if newcomer else "as one that takes part"
+            role = "as a newcomer" if newcomer else "as one that takes part"
             raise UserError(
-                f"{self.name} refuses: the run has hold-out = {held!r}, and a message takes it {asked}"
+                f"{self.name} refuses: the run has hold-out = {held!r}, and a message takes it {role}"
             )
 
     def first_round(self) -> int:

@@ -219,8 +219,8 @@ def _versions(state: State) -> dict[str, int]:
 
 def _stamp(file: Path) -> tuple[int, ...]:
     """Return a value that changes with the file."""
-    found = file.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    stat = file.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def run_folder(run_id: str) -> str:
@@ -259,18 +259,18 @@ def find_states(
             f"there is no directory {source}: name a run directory, or a silo's state directory"
         )
     root = source.resolve()
-    found = {
+    states = {
         file.parent
         for pattern in FOLDERS
         for file in root.glob(f"{pattern}/round-*.safetensors")
     }
-    if not found:
+    if not states:
         raise UserError(
             f"{source} holds no silo's state: name a run directory, or a silo's state directory"
         )
-    of_silo = sorted(folder for folder in found if silo_folder(folder).name == silo)
+    of_silo = sorted(folder for folder in states if silo_folder(folder).name == silo)
     if not of_silo:
-        known = {silo_folder(folder).name for folder in found}
+        known = {silo_folder(folder).name for folder in states}
         raise UserError(str(unknown_name(f"silo in {source}:", silo, known)))
     chosen = [
         folder
@@ -288,12 +288,12 @@ def find_states(
             else "--strategy and --seed, or name one run's directory"
         )
         raise UserError(f"{source} holds several models of {silo}: {names}; choose with {how}")
-    asked = (
+    conditions = (
         strategy,
         None if seed is None else f"seed {seed}",
         f"run-id {run_id}" if run_id else None,
     )
-    wanted = " ".join(str(v) for v in asked if v is not None)
+    wanted = " ".join(str(v) for v in conditions if v is not None)
     raise UserError(f"{source} holds no model of {silo} by {wanted}; there are: {names}")
 
 
@@ -318,8 +318,8 @@ def distinct_label(folder: Path, root: Path, twins: Mapping[str, int]) -> str:
     if twins[label] == 1:
         return label
     last = max(file.stat().st_mtime for file in folder.glob("round-*.safetensors"))
-    own = folder.name if RUN_FOLDER.fullmatch(folder.name) else "an earlier version's"
-    return f"{label} ({own}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(last))})"
+    of_run = folder.name if RUN_FOLDER.fullmatch(folder.name) else "an earlier version's"
+    return f"{label} ({of_run}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(last))})"
 
 
 def of_run(folder: Path, run_id: str) -> bool:

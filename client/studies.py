@@ -69,15 +69,15 @@ def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
     state = state.absolute()
     # The first by `silofl join`, the second by `silofl up`
     folder = state.parent if state.name == "state" else state
-    asked = folder / POLICY_ASKED  # what `silofl join --policy` named
-    named = asked.read_text("utf-8") if asked.is_file() else ""
-    own = (
+    note = folder / POLICY_ASKED  # what `silofl join --policy` named
+    named = note.read_text("utf-8") if note.is_file() else ""
+    bundled = (
         policy
         or named
         or (folder / "policy.toml" if (folder / "policy.toml").is_file() else "")
     )
     return JoinedSilo(
-        folder.name, state, read_policy(str(own)), read_signer(folder / "signed-by")
+        folder.name, state, read_policy(str(bundled)), read_signer(folder / "signed-by")
     )
 
 
@@ -188,13 +188,12 @@ def study_page(study: StudyProtocol, signer: str) -> str:
 def noise_text(study: StudyProtocol) -> str:
     """Describe whether noise protects what leaves: only if the study's settings require it in every run."""
     if all(value is True for value in values(study, "dp")):
-        given = {
-            key: words(study.settings.get(key, DEFAULTS[key]))
-            for key in DEFAULTS
-            if owner(key) == "dp"
-        }
+        keys = [key for key in DEFAULTS if owner(key) == "dp"]
+        noise = ", ".join(
+            f"{key} = {words(study.settings.get(key, DEFAULTS[key]))}" for key in keys
+        )
         return (
-            f"Training adds noise here (dp = true; {', '.join(f'{key} = {value}' for key, value in given.items())}). "
+            f"Training adds noise here (dp = true; {noise}). "
             "docs/differential-privacy.md says what that promises, and what else leaves without noise."
         )
     return (
@@ -209,8 +208,8 @@ def _leaves(study: StudyProtocol) -> Iterator[str]:
         sent, inferred = seen_and_inferred(info)
         yield f"{name}: {sent or 'no model'}. Can be inferred: {inferred}."
     if "reported" in values(study, "keep-models"):
-        own = "at the end of a run, where the policy has own-model = true: the hospital's own model, whole"
-        yield f"{own}. Can be inferred: {', '.join(MODEL.infers)}."
+        whole = "at the end of a run, where the policy has own-model = true: the hospital's own model, whole"
+        yield f"{whole}. Can be inferred: {', '.join(MODEL.infers)}."
     text = METRIC_WORDS.format(metrics=", ".join(study.metrics) or "(none)")
     yield f"with every method: {text}."
 
@@ -226,7 +225,9 @@ def review(study: StudyProtocol, place: JoinedSilo, samples: int | None = None) 
         if all(faults):
             raise UserError(f"the study cannot run under {place.policy.where}: {faults[0][0]}")
         lines += [
-            f"your policy refuses a part of it: {fault}" for found in faults for fault in found
+            f"your policy refuses a part of it: {fault}"
+            for of_corner in faults
+            for fault in of_corner
         ]
     lines += _peer_faults(study, place)
     earlier = approvals.list_approved(place.state)
@@ -250,15 +251,15 @@ def _peer_faults(study: StudyProtocol, place: JoinedSilo) -> Iterator[str]:
 
 def corners(study: StudyProtocol, method: str) -> list[dict[str, Any]]:
     """Return two runs of a method: every setting at its first or least value, and at its last or largest."""
-    found = []
+    runs = []
     for end in (0, -1):
         run = {
             **DEFAULTS,
             **{key: values(study, key)[end] for key in study.settings},
             "strategy": method,
         }
-        found.append({**run, "study": study.name})
-    return found
+        runs.append({**run, "study": study.name})
+    return runs
 
 
 def approve(
@@ -318,26 +319,18 @@ def check_signer(signer: str, place: JoinedSilo, signed_by: str) -> None:
 def overview(state: Path | None) -> list[dict[str, Any]]:
     """Return the studies of this site, each with its state and the use of its limits."""
     place, today = place_of(state), datetime.now(UTC).date()
-    found = []
-    for one in approvals.list_approved(place.state):
-        study = one.study
-        now = (
-            "revoked"
-            if one.revoked
-            else "ended"
-            if today > study.end
-            else "waits"
-            if today < study.start
-            else "open"
-        )
-        found.append(
+    rows = []
+    for approved in approvals.list_approved(place.state):
+        study = approved.study
+        now = "ended" if today > study.end else "waits" if today < study.start else "open"
+        rows.append(
             {
                 "name": study.name,
-                "state": now,
-                "approved": one.when,
-                "by": one.by,
-                "signed_by": one.signer,
-                "revoked": one.revoked,
+                "state": "revoked" if approved.revoked else now,
+                "approved": approved.when,
+                "by": approved.by,
+                "signed_by": approved.signer,
+                "revoked": approved.revoked,
                 "start": study.start.isoformat(),
                 "end": study.end.isoformat(),
                 "digest": study.digest,
@@ -345,13 +338,15 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
                 "limits": dict(study.limits),
             }
         )
-    return found
+    return rows
 
 
 def list_released(state: Path | None) -> list[dict[str, Any]]:
     """Return what left of each data file of this silo, by its SHA-256, the oldest first. Raises SiteError."""
-    found = read_released(place_of(state).state).items()
-    return sorted(({"cohort": c, **one} for c, one in found), key=lambda one: str(one["from"]))
+    released = read_released(place_of(state).state).items()
+    return sorted(
+        ({"cohort": c, **row} for c, row in released), key=lambda row: str(row["from"])
+    )
 
 
 RELEASED = """\
@@ -371,9 +366,9 @@ Training replies of this silo, answers to surveys, and models of its own, ever
 {% endfor %}"""
 
 
-def released_page(found: list[dict[str, Any]]) -> str:
+def released_page(released: list[dict[str, Any]]) -> str:
     """Return the page with what left of each data file, a line each."""
-    return text_page(RELEASED, found=found).rstrip("\n")
+    return text_page(RELEASED, found=released).rstrip("\n")
 
 
 OVERVIEW = """\

@@ -47,23 +47,24 @@ def _errors(entries: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def study_record(
-    found: ChainVerdict, folder: Path, name: str, receipts: Sequence[Path] = ()
+    verdict: ChainVerdict, folder: Path, name: str, receipts: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """Return a log's record of a study. ``found``: the verified log; ``receipts``: the server's own copies, if any.
+    """Return a log's record of a study. ``verdict``: the verified log; ``receipts``: the server's own copies, if any.
 
     Raises UserError if the log has no line of the study.
     """
-    of_study = [entry for entry in found.entries if entry.get("study", {}).get("name") == name]
+    entries = verdict.entries
+    of_study = [entry for entry in entries if entry.get("study", {}).get("name") == name]
     if not of_study:
         raise UserError(
             f"the audit log in {folder} has nothing of a study {name!r}; `silofl studies` lists them"
         )
     decided = [entry for entry in of_study if "warnings" in entry]
     left = [entry for entry in of_study if "warnings" not in entry]
-    checked, settings = check_receipts(found, folder, receipts), settings_of(found.entries)
+    checked, settings = check_receipts(verdict, folder, receipts), settings_of(entries)
     outside = [
         e
-        for e in found.entries
+        for e in entries
         if "study" not in e and settings.get(e["line"], {}).get("study") == name
     ]
     return {
@@ -84,13 +85,13 @@ def study_record(
         "withheld": withheld_text(left),
         "data": sorted({entry["cohort"] for entry in left if entry.get("cohort")}),
         "apps": sorted({entry["app"] for entry in left}),
-        "policies": list(_policies(left, found.entries)),
+        "policies": list(_policies(left, entries)),
         "budget": left[-1].get("budget", {}).get("after", {}) if left else {},
         "log": {
-            "lines": [found.entries[i]["line"] for i in (0, -1)],
-            "hash": found.entries[-1]["hash"],
-            "faults": found.faults,
-            "notes": found.notes,
+            "lines": [entries[i]["line"] for i in (0, -1)],
+            "hash": entries[-1]["hash"],
+            "faults": verdict.faults,
+            "notes": verdict.notes,
         },
         "receipts": asdict(checked),
         "receipts-noted": receipt_text(left),
@@ -99,17 +100,17 @@ def study_record(
 
 def _of_approval(state: Path, name: str) -> dict[str, Any]:
     """Return the approved study and the use of its limits; empty if it is not stored beside this log."""
-    one = approvals.find(state, name)
-    if one is None:
+    approved = approvals.find(state, name)
+    if approved is None:
         return {}
-    study = one.study
+    study = approved.study
     return {
         "purpose": study.purpose,
         "contact": study.contact,
         "from": study.start.isoformat(),
         "to": study.end.isoformat(),
-        "signed-by": one.signer,
-        "revoked": one.revoked,
+        "signed-by": approved.signer,
+        "revoked": approved.revoked,
         "limits": dict(study.limits),
         "used": count_used_up(state, study),
     }
@@ -228,21 +229,21 @@ def record_page(record: Mapping[str, Any]) -> str:
 # --- as a signed file -------------------------------------------------------------------------------------------------
 
 
-def key_file(folder: Path, given: Path | None) -> Path:
+def key_file(folder: Path, named: Path | None) -> Path:
     """Return the file of the silo's private key: the given one, this container's, or the joined silo's.
 
     Raises UserError if there is none.
     """
-    if given is not None:
-        return given
+    if named is not None:
+        return named
     if os.environ.get("SILOFL_NAME"):
         return Path(Site.from_environment(os.environ).node_key)
-    own = own_key(folder.parent.parent)
-    if not own.is_file():
+    node_key = own_key(folder.parent.parent)
+    if not node_key.is_file():
         raise UserError(
-            f"there is no {own} to sign with: name the silo's private key with --sign-with FILE"
+            f"there is no {node_key} to sign with: name the silo's private key with --sign-with FILE"
         )
-    return own
+    return node_key
 
 
 def export(record: Mapping[str, Any], file: Path, key: Path) -> str:

@@ -64,10 +64,10 @@ def answer_survey(session: ClientSession) -> RecordDict:
 
     def make_answer() -> Answer:
         day = time.strftime("%Y-%m-%d", time.gmtime())
-        found = survey(
+        statistics = survey(
             split, gaps, contents.schema, recipe, contents.classes, contents.task, limits
         )
-        return {"day": "" if policy.public else day, **found}
+        return {"day": "" if policy.public else day, **statistics}
 
     if policy.public:
         return release_survey(session.name, make_answer(), {})
@@ -111,10 +111,10 @@ def _own(path: Path, stamp: int) -> tuple[Split, Array | None, Contents]:
 def recipe_of(text: str) -> Recipe | None:
     """Return the recipe of a table in a file's text; None if there is none, or one for pictures."""
     try:
-        found = read_any(text) if text else None
+        recipe = read_any(text) if text else None
     except DataError:
-        found = None
-    return found if isinstance(found, Recipe) and not found.text.column else None
+        recipe = None
+    return recipe if isinstance(recipe, Recipe) and not recipe.text.column else None
 
 
 def limits_of(policy: Policy) -> ReleaseLimits:
@@ -144,8 +144,8 @@ def how_of(schema: Schema, recipe: Recipe | None, limits: ReleaseLimits) -> str:
     """Return a digest of what, beside the samples, the answer depends on; no statistic uses fill values."""
     content = recipe.content if recipe else {}
     columns = [
-        {key: v for key, v in own.items() if key != "fill-value"}
-        for own in content.get("columns", ())
+        {key: v for key, v in column.items() if key != "fill-value"}
+        for column in content.get("columns", ())
     ]
     content_parts = [schema.text, content | {"columns": columns}, asdict(limits)]
     return hashlib.sha256(json.dumps(content_parts, sort_keys=True).encode()).hexdigest()
@@ -156,19 +156,19 @@ def list_withheld(
 ) -> dict[str, list[str]]:
     """Return what is withheld, by rule, for the hospital's audit log."""
     columns = {**answer["columns"], **answer["labels"]}
-    found = {"min-cell": [name for name, item in columns.items() if is_suppressed(item)]}
+    withheld = {"min-cell": [name for name, item in columns.items() if is_suppressed(item)]}
     numeric = [
         name
         for name, item in answer["columns"].items()
         if item["kind"] != "category" and "mean" not in item
     ]
-    found["sums" if not policy.sums else "min-sum-samples"] = [
+    withheld["sums" if not policy.sums else "min-sum-samples"] = [
         n for n in numeric if "range" in answer["columns"][n]
     ]
-    found["range"] = [name for name in numeric if "range" not in answer["columns"][name]]
+    withheld["range"] = [name for name in numeric if "range" not in answer["columns"][name]]
     if not policy.class_means:
-        found["class-means"] = ["class counts"]
-    return {rule: names for rule, names in {**found, **note}.items() if names}
+        withheld["class-means"] = ["class counts"]
+    return {rule: names for rule, names in {**withheld, **note}.items() if names}
 
 
 # The memory of answers
@@ -199,11 +199,11 @@ def answer_once(
             rows = db.execute(
                 "SELECT question, people, answer FROM disclosed WHERE kind = ?", (KIND,)
             ).fetchall()
-            given = [
-                {"how": asked, "samples": people.split(), "answer": json.loads(text)}
-                for asked, people, text in rows
+            earlier = [
+                {"how": question, "samples": people.split(), "answer": json.loads(text)}
+                for question, people, text in rows
             ]
-            answer, note, new = _answer(make, Counter(samples), how, policy, silo, given)
+            answer, note, new = _answer(make, Counter(samples), how, policy, silo, earlier)
             if new:
                 disclose(db, KIND, question=how, answer=json.dumps(answer), people=samples)
             return answer, note

@@ -19,7 +19,7 @@ from partitions.common.names import escape
 
 def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
     """Return each cohort of a state directory with what it has spent. Raises SiteError if the ledger is damaged."""
-    lines, found = [*Ledger(state).lines()], []
+    lines, of_cohorts = [*Ledger(state).lines()], []
     with Record(state).reading() as db:
         if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'pending'").fetchone():
             lines += [json.loads(text) for *_, text in pending_lines(db, len(lines))]
@@ -28,9 +28,11 @@ def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
         }
     while left:
         versions = cohort_of(left[min(left)], left)
-        found.append(budget_of(state, policy, lines, [left[name] for name in sorted(versions)]))
+        of_cohorts.append(
+            budget_of(state, policy, lines, [left[name] for name in sorted(versions)])
+        )
         left = {name: file for name, file in left.items() if name not in versions}
-    return sorted(found, key=lambda one: str(one["cohort"]))
+    return sorted(of_cohorts, key=lambda cohort: str(cohort["cohort"]))
 
 
 def budget_of(
@@ -38,15 +40,15 @@ def budget_of(
 ) -> dict[str, Any]:
     """Return one cohort's budget: what it has spent, run by run, and what no epsilon covers."""
     versions = [file.sha256 for file in files]
-    own = [line for line in charges(lines) if line["data"] in versions]
-    delta = delta_of(own, policy)
+    charged = [line for line in charges(lines) if line["data"] in versions]
+    delta = delta_of(charged, policy)
     runs: dict[tuple[str, str], list[Line]] = {}
-    for line in own:
+    for line in charged:
         runs.setdefault((line["run-id"], line["run"]), []).append(line)
-    spent, budget = spent_of(own, delta), policy.epsilon or None
+    spent, budget = spent_of(charged, delta), policy.epsilon or None
     return {
         "cohort": label(files),
-        "unit": "record" if any(line["unit"] == "record" for line in own) else "patient",
+        "unit": "record" if any(line["unit"] == "record" for line in charged) else "patient",
         "delta": delta,
         "spent": spent,
         "budget": budget,
@@ -90,10 +92,10 @@ def is_of_records(sent: Mapping[str, Any]) -> bool:
     )
 
 
-def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> str:
+def budget_page(cohorts: Sequence[Mapping[str, Any]], name: str, state: Path) -> str:
     """Return the page of these budgets. The server chose some texts, so terminal control characters are escaped."""
-    lines = [line for one in found for line in _of_cohort(one)]
-    if not found:
+    lines = [line for cohort in cohorts for line in _of_cohort(cohort)]
+    if not cohorts:
         lines = [f"{name}: no run with differential privacy has cost anything here", ""]
     if head := read_head(Ledger(state).folder):
         lines += [
@@ -103,27 +105,27 @@ def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> s
     return "\n".join(map(escape, lines)).rstrip("\n")
 
 
-def run_page(found: Sequence[Mapping[str, Any]]) -> str:
+def run_page(cohorts: Sequence[Mapping[str, Any]]) -> str:
     """Return a text with the cost of a run directory's runs for each silo."""
-    lines = [line for one in found for line in _of_cohort(one)]
+    lines = [line for cohort in cohorts for line in _of_cohort(cohort)]
     return (
         "\n".join(map(escape, lines)).rstrip("\n")
         or "no run here had differential privacy (dp = true)"
     )
 
 
-def _of_cohort(one: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{one['cohort']}: epsilon of a {one['unit']}, at delta {one['delta']:.2g}"
+def _of_cohort(cohort: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{cohort['cohort']}: epsilon of a {cohort['unit']}, at delta {cohort['delta']:.2g}"
     budget = (
         "no budget (rule epsilon)"
-        if one["budget"] is None
-        else f"of {one['budget']:g}, left {one['left']:.3f}"
+        if cohort["budget"] is None
+        else f"of {cohort['budget']:g}, left {cohort['left']:.3f}"
     )
-    yield f"  spent  {one['spent']:.3f}  {budget}"
-    for run in one["runs"]:
+    yield f"  spent  {cohort['spent']:.3f}  {budget}"
+    for run in cohort["runs"]:
         yield f"         {run['epsilon']:.3f}  {run['run']}, {run['steps']} steps"
-    for run in one.get("uncovered", ()):
+    for run in cohort.get("uncovered", ()):
         yield f"         none   {run}: without differential privacy, so no epsilon bounds what it shows"
-    for sha256 in one.get("data", ()):
+    for sha256 in cohort.get("data", ()):
         yield f"  from   data file with SHA-256 {sha256[:16]}"
     yield ""

@@ -36,8 +36,8 @@ def import_data(args: argparse.Namespace) -> None:
 def schema(args: argparse.Namespace) -> None:
     from client.importing import write_schema
 
-    made = write_schema(args.recipe, args.out, args.overwrite)
-    print(f"{args.out}: {made}")
+    written = write_schema(args.recipe, args.out, args.overwrite)
+    print(f"{args.out}: {written}")
 
 
 def predict(args: argparse.Namespace) -> None:

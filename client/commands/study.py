@@ -49,11 +49,11 @@ def approve(args: argparse.Namespace) -> None:
 def studies(args: argparse.Namespace) -> None:
     from client.studies import list_released, overview, overview_page, released_page
 
-    found = overview(args.state_dir)
+    here = overview(args.state_dir)
     if args.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(here, indent=1))
         return
-    print(overview_page(found))
+    print(overview_page(here))
     if text := released_page(list_released(args.state_dir)):
         print(text)
 

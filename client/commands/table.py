@@ -103,12 +103,12 @@ class Parser(argparse.ArgumentParser):
         self, args: Any = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """Refuse what this parser does not know here, where the command is known: argparse does it at the top."""
-        found, unknown = super().parse_known_args(args, namespace)
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(
                 f"unrecognized arguments: {' '.join(unknown)}{self.remedy(unknown[0].partition('=')[0])}"
             )
-        return found, unknown
+        return known, unknown
 
     def remedy(self, option: str) -> str:
         """Return what may have been meant by an option that does not exist."""
@@ -144,21 +144,21 @@ def add_command(commands: Any, command: Command, settings: Iterable[str] = ()) -
             add_command(actions, action, settings)
         return
     parser.set_defaults(run=command.run)
-    for one in command.options:
-        add_option(parser, one)
+    for option in command.options:
+        add_option(parser, option)
 
 
-def add_option(parser: Any, one: Option | OneOf | Titled) -> None:
+def add_option(parser: Any, option: Option | OneOf | Titled) -> None:
     """Add an option, or a group of them, to a parser."""
-    if isinstance(one, Option):
-        action = parser.add_argument(one.name, **one.values)
-        if one.values.get("type") is Path:
+    if isinstance(option, Option):
+        action = parser.add_argument(option.name, **option.values)
+        if option.values.get("type") is Path:
             action.complete = PATHS
         return
     group = (
-        parser.add_argument_group(one.title)
-        if isinstance(one, Titled)
-        else parser.add_mutually_exclusive_group(required=one.required)
+        parser.add_argument_group(option.title)
+        if isinstance(option, Titled)
+        else parser.add_mutually_exclusive_group(required=option.required)
     )
-    for inner in one.options:
+    for inner in option.options:
         add_option(group, inner)

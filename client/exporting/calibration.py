@@ -163,17 +163,17 @@ def conformal_for(card: Card, net: FlatModel, file: Path, coverage: float) -> Co
         )
     outputs, labels = outputs_and_labels(card, net, test)
     outputs = outputs / card.divisor
-    found: dict[str, Any]
+    sets: dict[str, Any]
     if card.task in SETS:
         scores = true_scores(probabilities(outputs), labels.cpu().numpy())
-        found = {"threshold": quantile(scores, 1 - coverage, 1.0)}
+        sets = {"threshold": quantile(scores, 1 - coverage, 1.0)}
     else:
         predicted = np.array(card.answering.answers(outputs)[1])
         errors = np.abs(predicted - np.asarray(test.y, np.float64))
-        found = {"half_widths": [quantile(column, 1 - coverage) for column in errors.T]}
+        sets = {"half_widths": [quantile(column, 1 - coverage) for column in errors.T]}
     as_trained = is_as_trained(card, data)
     return Conformal(
-        coverage=coverage, records=len(test), patients=patients, as_trained=as_trained, **found
+        coverage=coverage, records=len(test), patients=patients, as_trained=as_trained, **sets
     )
 
 

@@ -66,7 +66,7 @@ class Scale(Frozen):
         means, deviations = list(_numbers(self.mean)), list(_numbers(self.std))
         if len(means) != len(deviations) or not all(map(math.isfinite, means)):
             raise DataError("must have as many finite means as deviations")
-        if not all(math.isfinite(one) and one > 0 for one in deviations):
+        if not all(math.isfinite(deviation) and deviation > 0 for deviation in deviations):
             raise DataError("must have deviations above 0")
         return self
 
@@ -230,8 +230,8 @@ def _exports() -> Path:
 def _numbers(value: Any) -> Any:
     """Yield the numbers of nested lists. Raises DataError for anything else."""
     if isinstance(value, list):
-        for one in value:
-            yield from _numbers(one)
+        for number in value:
+            yield from _numbers(number)
         return
     try:
         if isinstance(value, bool | str):

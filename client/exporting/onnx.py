@@ -68,17 +68,17 @@ def _export(card: Card, module: nn.Module) -> bytes:
             opset_version=OPSET,
             dynamo=False,
         )
-    made = onnx.load_from_string(written.getvalue())
+    model = onnx.load_from_string(written.getvalue())
     schema = card.schema_parsed
     onnx.helper.set_model_props(
-        made,
+        model,
         {
             "columns": json.dumps(schema.names),
             "labels": json.dumps(schema.labels),
             "model": card.model.name,
         },
     )
-    content: bytes = made.SerializeToString()
+    content: bytes = model.SerializeToString()
     return content
 
 

@@ -94,14 +94,14 @@ def read_asked(
             raise UserError(
                 "--key is of pictures and scans; a table has its column of patients"
             )
-        made = asked_rows(data, used, as_gaps)
+        samples = asked_rows(data, used, as_gaps)
     elif as_gaps:
         raise UserError("--as-gaps is of a table: pictures have no cells")
     else:
-        made = asked_pictures(data, used, key)
-    for note in made.notes:
+        samples = asked_pictures(data, used, key)
+    for note in samples.notes:
         print(f"note: {note}", file=sys.stderr)
-    return made
+    return samples
 
 
 def needs_recipe(data: Path) -> bool:
@@ -120,27 +120,29 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> NewSamples:
     try:
         with reading(data):
             lines, notes = lines_by(data, used)
-            made = asked_of(rows_by_recipe(lines, used, as_gaps, labelled=False), used)
+            samples = asked_of(rows_by_recipe(lines, used, as_gaps, labelled=False), used)
     except DataError as error:
         raise UserError(str(error)) from None
-    without = sum(not key for key in made.keys)
+    without = sum(not key for key in samples.keys)
     return replace(
-        made,
+        samples,
         notes=[
             *notes,
-            *made.notes,
-            *[f"{without} rows of {data} have no {made.key}"] * (without > 0),
+            *samples.notes,
+            *[f"{without} rows of {data} have no {samples.key}"] * (without > 0),
         ],
     )
 
 
-def asked_of(found: Listing, used: Recipe) -> NewSamples:
+def asked_of(listing: Listing, used: Recipe) -> NewSamples:
     """Return the rows of a table, which a recipe has read, as samples. Raises DataError for gaps without a value."""
-    x, vocabulary, notes = read_table_inputs(found.rows, found.table, used)
-    keys = [row.key for row in found.rows] if used.patient else [str(i) for i in range(len(x))]
+    x, vocabulary, notes = read_table_inputs(listing.rows, listing.table, used)
+    keys = (
+        [row.key for row in listing.rows] if used.patient else [str(i) for i in range(len(x))]
+    )
     schema = make_schema(used.features, (), dtype_of(x))
     return NewSamples(
-        x, vocabulary, schema, keys, used.patient or INDEX, notes=[*found.notes, *notes]
+        x, vocabulary, schema, keys, used.patient or INDEX, notes=[*listing.notes, *notes]
     )
 
 
@@ -159,10 +161,10 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSampl
     try:
         with reading(data):
             options = with_recipe(ImportOptions(pictures=recipe, faults=Faults(None)))
-            found = find_others(data, recipe, options, labelled=False)
+            listing = find_others(data, recipe, options, labelled=False)
             options.problems.refuse(data)
-            pictures, notes = new_pictures(found.rows, recipe)
-            column, keys = keys_of(data, pictures.samples, found.patient, key)
+            pictures, notes = new_pictures(listing.rows, recipe)
+            column, keys = keys_of(data, pictures.samples, listing.patient, key)
     except DataError as error:
         raise UserError(str(error)) from None
     if data.is_dir() and (
@@ -175,7 +177,7 @@ def asked_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> NewSampl
     if without := keys.count(""):
         notes = (*notes, f"{without} of {len(keys)} {recipe.kind} have no {column}")
     schema = make_schema((), (), dtype_of(pictures))
-    notes = (*found.notes, *notes)
+    notes = (*listing.notes, *notes)
     return NewSamples(pictures, 0, schema, keys, column, recipe.reading, notes)
 
 
@@ -240,26 +242,26 @@ def describe_disclosed(recipe: AnyRecipe) -> str:
 
 def named_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
     """Return the answers' column names with label names: ``p_ill`` for ``p_1``."""
-    found = [NUMBERED.fullmatch(name) for name in columns]
-    if {int(match[2]) for match in found if match} != set(range(len(labels))):
+    matches = [NUMBERED.fullmatch(name) for name in columns]
+    if {int(match[2]) for match in matches if match} != set(range(len(labels))):
         return list(columns)
     return [
         f"{match[1]}_{labels[int(match[2])]}" if match else name
-        for name, match in zip(columns, found, strict=True)
+        for name, match in zip(columns, matches, strict=True)
     ]
 
 
 def answers_csv(
-    asked: NewSamples, columns: Sequence[str], rows: Sequence[Sequence[float | str]]
+    samples: NewSamples, columns: Sequence[str], rows: Sequence[Sequence[float | str]]
 ) -> str:
     """Return the answers as csv, a row for each sample."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([asked.key, *columns])
-    for key, row in zip(asked.keys, rows, strict=True):
-        own = guard_formula(key) if is_formula(key) else key
+    writer.writerow([samples.key, *columns])
+    for key, row in zip(samples.keys, rows, strict=True):
+        shown = guard_formula(key) if is_formula(key) else key
         writer.writerow(
-            [own, *(value if isinstance(value, str) else f"{value:.6g}" for value in row)]
+            [shown, *(value if isinstance(value, str) else f"{value:.6g}" for value in row)]
         )
     return out.getvalue()
 
@@ -269,12 +271,12 @@ def read_samples(file: Path) -> tuple[Array, int, Schema]:
     try:
         arrays = arrays_at(file)
         vocabulary = read_vocabulary(arrays)
-        found: dict[tuple[str, str], Array] = {}
+        by_place: dict[tuple[str, str], Array] = {}
         for key, meaning in known_names(arrays).items():
             if key in arrays and meaning[0] != "y":
-                found.setdefault(meaning, arrays[key])  # the first of two names counts
+                by_place.setdefault(meaning, arrays[key])  # the first of two names counts
         part = next(
-            (part for part in TO_PREDICT if part in (split for _, split in found)), None
+            (part for part in TO_PREDICT if part in (split for _, split in by_place)), None
         )
         if part is None:
             names = ", ".join(key for key in arrays if key not in EXTRA_NAMES) or "nothing"
@@ -282,18 +284,18 @@ def read_samples(file: Path) -> tuple[Array, int, Schema]:
                 f"has no samples to predict, but {names}",
                 "name them x_test or test_images or x",
             )
-        for (kind, split), x in found.items():
+        for (kind, split), x in by_place.items():
             if split == part and (x.ndim == 0 or not len(x)):
                 raise Fault(
                     f"{names_of(split, kind, arrays)} holds no samples",
                     "save an array of n samples",
                 )
-        if len({len(x) for (_, split), x in found.items() if split == part}) > 1:
+        if len({len(x) for (_, split), x in by_place.items() if split == part}) > 1:
             raise Fault(
                 "has inputs of different numbers of samples",
                 "save one row of each for each sample",
             )
-        x = read_x(part, found, arrays, vocabulary)
+        x = read_x(part, by_place, arrays, vocabulary)
         features = read_features(arrays, count_columns(x))
         check_ranges(features, {part: x})
         return (

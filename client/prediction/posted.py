@@ -60,17 +60,17 @@ def predict_scans(
     try:
         source = laid_out(body, source)
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars
-            found = asked_pictures(source, recipe, key)
-            answers = answer(card, net, found, THE_REQUEST, "the model")
+            samples = asked_pictures(source, recipe, key)
+            answers = answer(card, net, samples, THE_REQUEST, "the model")
     except (UserError, DataError) as error:
         text = (
             str(error).replace(str(source), THE_REQUEST).replace(str(body.parent), THE_REQUEST)
         )
         raise UserError(text) from None
-    notes = [note.replace(str(source), THE_REQUEST) for note in found.notes]
-    if found.key == FILE:
-        return as_rows(INDEX, map(str, range(len(found.keys))), answers, notes)
-    return as_rows(found.key, found.keys, answers, notes)
+    notes = [note.replace(str(source), THE_REQUEST) for note in samples.notes]
+    if samples.key == FILE:
+        return as_rows(INDEX, map(str, range(len(samples.keys))), answers, notes)
+    return as_rows(samples.key, samples.keys, answers, notes)
 
 
 def as_rows(
@@ -78,8 +78,8 @@ def as_rows(
 ) -> dict[str, Any]:
     """Return the content of a response: a row for each sample, with its key."""
     rows = [
-        {key: own, **dict(zip(answers.columns, row, strict=True))}
-        for own, row in zip(keys, answers.rows, strict=True)
+        {key: key_of_row, **dict(zip(answers.columns, row, strict=True))}
+        for key_of_row, row in zip(keys, answers.rows, strict=True)
     ]
     return {"rows": rows, "notes": [*notes]}
 
@@ -111,7 +111,11 @@ def unpack(body: Path, folder: Path) -> None:
             for number, member in enumerate(members, 1):
                 name = member.filename.lower()
                 ending = next(
-                    (own for own in (*nifti.ENDINGS, *pictures.ENDINGS) if name.endswith(own)),
+                    (
+                        known
+                        for known in (*nifti.ENDINGS, *pictures.ENDINGS)
+                        if name.endswith(known)
+                    ),
                     "",
                 )
                 with (
@@ -172,11 +176,11 @@ def predict_rows(
     Raises UserError, one line without a path, for a body that is no such JSON or does not fit the recipe.
     """
     try:
-        asked = asked_of(table_rows(lines_of(body, recipe), recipe, (), as_gaps), recipe)
+        samples = asked_of(table_rows(lines_of(body, recipe), recipe, (), as_gaps), recipe)
     except DataError as error:
         raise UserError(str(error).replace("with --as-gaps", "with ?as-gaps=1")) from None
-    answers = answer(card, net, asked, THE_REQUEST, "the model")
-    return as_rows(asked.key, asked.keys, answers, asked.notes)
+    answers = answer(card, net, samples, THE_REQUEST, "the model")
+    return as_rows(samples.key, samples.keys, answers, samples.notes)
 
 
 def lines_of(body: bytes, recipe: Recipe) -> Lines:
@@ -228,6 +232,6 @@ def refuse_constant(name: str) -> NoReturn:
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object from its pairs. Raises DataError for a repeated key."""
-    if len(found := dict(pairs)) < len(pairs):
+    if len(unique := dict(pairs)) < len(pairs):
         raise DataError("a column is named twice in one row")
-    return found
+    return unique

@@ -72,13 +72,13 @@ def predict_file(
     task = card.answering
     if masks is not None and not task.per_pixel:
         raise UserError(f"{model} draws no outlines: it is for {task.name}")
-    asked = read_asked(data, card, recipe, as_gaps, key)
+    samples = read_asked(data, card, recipe, as_gaps, key)
     if masks is not None and masks.suffix != ".npz":
-        check_folder(masks, asked)
+        check_folder(masks, samples)
     parts, names = list[ModelAnswers](), list[str]()
 
     def outlines() -> Iterator[Array]:
-        for part in answers_of(card, net, asked, str(data), str(model)):
+        for part in answers_of(card, net, samples, str(data), str(model)):
             parts.append(replace(part, outlines=()))
             yield from part.outlines
 
@@ -86,17 +86,17 @@ def predict_file(
         if masks is None:
             deque(outlines(), maxlen=0)
         elif masks.suffix == ".npz":
-            empty = np.broadcast_to(np.uint8(0), asked.x.shape[:-1])
+            empty = np.broadcast_to(np.uint8(0), samples.x.shape[:-1])
             write_npz(masks, {"masks": empty}, {"masks": outlines()})
         else:
-            names = write_outlines(masks, asked, outlines(), classes_of(card))
+            names = write_outlines(masks, samples, outlines(), classes_of(card))
     except DataError as error:
         raise UserError(str(error)) from None
-    found = together(parts)
+    answers = together(parts)
     if names:
-        rows = tuple([*row, name] for row, name in zip(found.rows, names, strict=True))
-        found = replace(found, columns=(*found.columns, "mask"), rows=rows)
-    return answers_csv(asked, found.columns, found.rows)
+        rows = tuple([*row, name] for row, name in zip(answers.rows, names, strict=True))
+        answers = replace(answers, columns=(*answers.columns, "mask"), rows=rows)
+    return answers_csv(samples, answers.columns, answers.rows)
 
 
 def classes_of(card: Card) -> Sequence[str]:
@@ -105,11 +105,11 @@ def classes_of(card: Card) -> Sequence[str]:
 
 
 def answer(
-    card: Card, net: FlatModel, asked: NewSamples, data: str, model: str
+    card: Card, net: FlatModel, samples: NewSamples, data: str, model: str
 ) -> ModelAnswers:
     """Return the model's answers for all samples, without outlines; as :func:`answers_of`."""
     return together(
-        [replace(part, outlines=()) for part in answers_of(card, net, asked, data, model)]
+        [replace(part, outlines=()) for part in answers_of(card, net, samples, data, model)]
     )
 
 
@@ -123,16 +123,16 @@ def together(parts: Sequence[ModelAnswers]) -> ModelAnswers:
 
 
 def answers_of(
-    card: Card, net: FlatModel, asked: NewSamples, data: str, model: str
+    card: Card, net: FlatModel, samples: NewSamples, data: str, model: str
 ) -> Iterator[ModelAnswers]:
     """Yield the model's answers batch by batch, so that memory does not grow with pictures and scans.
 
     ``data`` and ``model``: their names in messages. Raises UserError if the samples do not fit the model, and DataError
     if a picture cannot be read.
     """
-    x, own = asked.x, asked.schema
+    x, schema = samples.x, samples.schema
     shape, dtype = card.shape, card.input.dtype
-    here, kind = input_shape(x, asked.vocabulary), dtype_of(x)
+    here, kind = input_shape(x, samples.vocabulary), dtype_of(x)
     window = Window(shape[1:]) if card.input.patch else None
     whole = window is not None and len(here) == len(shape) and here[0] == shape[0]
     # None: a shared model accepts each silo's own type
@@ -140,12 +140,12 @@ def answers_of(
         raise UserError(
             f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
         )
-    order = check_schema(own, card, data)
+    order = check_schema(schema, card, data)
     scale = card.normalisation
     if dtype is None and kind == "uint8":
         scale = Scale(mean=BYTE_MEAN, std=BYTE_STD)
     mean, std = (torch.tensor(scale.mean), torch.tensor(scale.std)) if scale else (None, None)
-    for batch in batches_of(asked, data):
+    for batch in batches_of(samples, data):
         part = reorder_columns(batch, order)
         # Scaled below, as in the card
         part = part.astype(np.float32) if part.dtype == np.uint8 else part
@@ -162,9 +162,9 @@ def answers_of(
         yield ModelAnswers(names, tuple(rows), drawn)
 
 
-def batches_of(asked: NewSamples, data: str) -> Iterator[Array]:
+def batches_of(samples: NewSamples, data: str) -> Iterator[Array]:
     """Yield the samples in batches; pictures and scans are read on demand. Raises DataError."""
-    x = asked.x
+    x = samples.x
     at_once = most_at_once(x)
     with reading(Path(data)):
         yield from (x[i : i + at_once] for i in range(0, len(x), at_once))
@@ -180,7 +180,7 @@ def rows_of(card: Card, outputs: Tensor) -> tuple[tuple[str, ...], list[list[flo
     classes = labels if names[: len(columns)] != tuple(columns) else ()
     at = columns.index("label") if classes and "label" in columns else -1
     rows: list[list[float | str]] = [
-        [*own, *(ends[i] if ends else ())] for i, own in enumerate(values)
+        [*numbers, *(ends[i] if ends else ())] for i, numbers in enumerate(values)
     ]
     for row in rows if at >= 0 else ():
         row[at] = classes[int(row[at])]
@@ -189,24 +189,24 @@ def rows_of(card: Card, outputs: Tensor) -> tuple[tuple[str, ...], list[list[flo
 
 def uncertainty(card: Card) -> list[str]:
     """Return lines on the reliability of a model's answers by its card, including what the card lacks."""
-    task, found = card.task, []
+    task, columns = card.task, []
     if task in PROBABILITIES and not card.temperature:
-        found.append(
+        columns.append(
             "the model card has no temperature, so the probabilities are not calibrated: export --temperature"
         )
     if known := card.conformal:
-        found.append(in_words(known))
+        columns.append(in_words(known))
     elif task in (*SETS, *INTERVALS):
         what = "sets of classes" if task in SETS else "intervals"
-        found.append(
+        columns.append(
             f"the model card has no conformal threshold, so there are no {what}: export --conformal"
         )
     else:
-        found.append(f"there are no sets or intervals for {task}")
-    return found
+        columns.append(f"there are no sets or intervals for {task}")
+    return columns
 
 
-def check_schema(own: Schema, card: Card, data: str) -> list[int]:
+def check_schema(schema: Schema, card: Card, data: str) -> list[int]:
     """Return each model column's place in the data file, by name; empty if the order is the same.
 
     A line on standard error reports a mapping, or that names cannot be compared. Raises UserError if they do not fit.
@@ -214,28 +214,28 @@ def check_schema(own: Schema, card: Card, data: str) -> list[int]:
     agreed = card.schema_parsed
     one = card.task in (*ONE_CLASS, "segmentation")
     if reason := difference(
-        own, agreed, "the model has", subset=one, mend="rename them in the data file"
+        schema, agreed, "the model has", subset=one, mend="rename them in the data file"
     ):
         raise UserError(f"{data} has {reason}")
-    if agreed.names and not own.names:
+    if agreed.names and not schema.names:
         print(
             f"note: {data} names no columns: they are taken to be {few(agreed.names, 8)}",
             file=sys.stderr,
         )
-    if what := find_moved(own, agreed):
+    if what := find_moved(schema, agreed):
         print(
             f"note: {data} has its {' and '.join(what)} in another order: mapped by name",
             file=sys.stderr,
         )
-    return order_of(own.names, agreed.names)
+    return order_of(schema.names, agreed.names)
 
 
 # Outlines of volumes
 
 
-def check_folder(folder: Path, asked: NewSamples) -> None:
+def check_folder(folder: Path, samples: NewSamples) -> None:
     """Raise UserError if outlines cannot be written to this folder, before anything is predicted."""
-    if asked.reading is None or asked.reading.volume is None:
+    if samples.reading is None or samples.reading.volume is None:
         raise UserError(
             f"--masks {folder}: a folder is for volumes, which scans give; name a file that ends in .npz"
         )
@@ -244,25 +244,25 @@ def check_folder(folder: Path, asked: NewSamples) -> None:
             f"--masks {folder} is there already, and not an empty folder: name another one"
         )
     try:
-        check_writable(sample.files for sample in asked.x.samples)
+        check_writable(sample.files for sample in samples.x.samples)
     except DataError as error:
         raise UserError(str(error)) from None
 
 
 def write_outlines(
-    folder: Path, asked: NewSamples, outlines: Iterable[Array], classes: Sequence[str]
+    folder: Path, inputs: NewSamples, outlines: Iterable[Array], classes: Sequence[str]
 ) -> list[str]:
     """Write the outlines, each (d, h, w), as 0001.nii.gz, for a series also 0001.dcm; return the NIfTI files.
 
     ``classes``: names of the classes 0, 1, .... Raises UserError, one line, also where a volume cannot be read.
     """
-    assert asked.reading is not None
-    samples, names = asked.x.samples, list[str]()
+    assert inputs.reading is not None
+    samples, names = inputs.x.samples, list[str]()
     try:
         for sample, mask in zip(samples, outlines, strict=True):
             to = folder / f"{len(names) + 1:04}"
             names.append(
-                write_masks(to, mask, sample.files, classes, sample.where, asked.reading)[
+                write_masks(to, mask, sample.files, classes, sample.where, inputs.reading)[
                     0
                 ].name
             )

@@ -122,17 +122,17 @@ def claim_statistics(mean: Columns, std: Columns, silo: str, state: Any, run_id:
 
     Empty ones: the silo's own.
     """
-    own = derive_key(b"", "statistics", repr(mean), repr(std)).hex()
+    digest = derive_key(b"", "statistics", repr(mean), repr(std)).hex()
     run = str(run_id)
     find = "SELECT question FROM disclosed WHERE kind = 'statistics' AND silo = ? AND run = ?"
     with Record(Path(str(state))).write() as db:
         before = {question for (question,) in db.execute(find, (silo, run))}
-        if before - {own}:
+        if before - {digest}:
             raise PolicyRefusedError(
                 f"{silo} refuses: the run has standardised tables by other statistics before"
             )
         if not before:
-            disclose(db, "statistics", silo=silo, run=run, question=own)
+            disclose(db, "statistics", silo=silo, run=run, question=digest)
 
 
 # Sums of a table's columns, from which all silos agree on a standardisation. Sums cover enough patients, are rounded
@@ -190,8 +190,8 @@ def _release(
             few = "fewer patients differ from those it gave sums of before"
             return None, f"its policy has {policy.line(rule)}, and {few}"
     sums = rounded_sums(x, int(records.max()))
-    own = patients[order].tolist()
-    answer = {"patients": own, "sum": sums[0], "square_sum": sums[1]}
+    of_samples = patients[order].tolist()
+    answer = {"patients": of_samples, "sum": sums[0], "square_sum": sums[1]}
     disclose(db, KIND, answer=json.dumps(answer), people=samples)
     return sums, ""
 
@@ -203,11 +203,11 @@ def _release(
 
 def channel_moments(samples: Samples) -> Array:
     """Return each sample's mean and root mean square of each channel (n, 2 C), float64."""
-    found = []
+    moments_of = []
     for x, _ in samples.batches(samples.in_order()):
         values = x.cpu().double().flatten(2)
-        found.append(torch.cat([values.mean(2), values.square().mean(2).sqrt()], 1))
-    moments: Array = torch.cat(found).numpy()
+        moments_of.append(torch.cat([values.mean(2), values.square().mean(2).sqrt()], 1))
+    moments: Array = torch.cat(moments_of).numpy()
     return moments
 
 
@@ -237,8 +237,8 @@ def released_moments(session: Any) -> Tensor:
             "task": data.task,
             "classes": data.classes,
         }
-        own = dict(zip(SUMS, sums, strict=True)) | {SCHEMA: data.schema.text}
-        agreed = reorder_columns(summary | own, agreed_schema(session.config))
+        here = dict(zip(SUMS, sums, strict=True)) | {SCHEMA: data.schema.text}
+        agreed = reorder_columns(summary | here, agreed_schema(session.config))
         parts = [agreed[key][:channels] for key in SUMS]
     middle, square = torch.tensor(parts, dtype=torch.float64) / len(data.train)
     spread = deviation(square - middle.square(), square)

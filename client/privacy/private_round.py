@@ -106,13 +106,13 @@ def _digest(
     models: Mapping[str, Model] = config["models"]
     numbers: Mapping[str, Number] = config["numbers"]
     train, state = client.silo.train, client.state
-    given = {f"model {name}": m.vector for name, m in models.items()}
-    given |= {
+    content = {f"model {name}": m.vector for name, m in models.items()}
+    content |= {
         f"state {k}": array for k, array in state.arrays.items() if not k.startswith(EVALUATED)
     }
-    given |= train.content
+    content |= train.content
     if units.patient is not None:
-        given["patient"] = torch.from_numpy(units.patient)
+        content["patient"] = torch.from_numpy(units.patient)
     kept = {k: v for k, v in state.numbers.items() if not k.startswith(EVALUATED)}
     settings = (
         values_of(client.common)
@@ -129,7 +129,7 @@ def _digest(
         used,
     ]
     # A late joiner starts from another model
-    return round_digest(given, [*values, bool(config.get("late"))])
+    return round_digest(content, [*values, bool(config.get("late"))])
 
 
 # The key of the noise
@@ -192,14 +192,17 @@ def add_cost(
 
     ``ledger``: the ledger's folder; None if there is none.
     """
-    kept = {(one["noise"], one["rate"]): int(one["steps"]) for one in numbers.get(KEPT, ())}
+    kept = {
+        (release["noise"], release["rate"]): int(release["steps"])
+        for release in numbers.get(KEPT, ())
+    }
     kind = plan.noise_multiplier, plan.sample_rate
     kept[kind] = kept.get(kind, 0) + plan.steps
     numbers[KEPT] = [
         {"noise": noise, "rate": rate, "steps": steps} for (noise, rate), steps in kept.items()
     ]
     releases = (in_ledger(ledger, run_id, silo) if ledger else ()) or numbers[KEPT]
-    steps = sum(one["steps"] for one in releases)
+    steps = sum(release["steps"] for release in releases)
     return {
         "epsilon": epsilon_of(releases, plan.delta),
         "delta": plan.delta,

@@ -37,8 +37,8 @@ def count_faults(
     faults, limits = [], limits_of(policy, kind)
     if "runs_per_day" in limits:
         runs = {
-            found
-            for (found,) in db.execute(
+            number
+            for (number,) in db.execute(
                 "SELECT DISTINCT run FROM messages WHERE day = ?", (day,)
             )
         }
@@ -82,14 +82,14 @@ def count_used(
     db: sqlite3.Connection, study: str, silo: str, before: int | None = None
 ) -> dict[str, int]:
     """Count what a silo has answered in a study, by the names of the limits; ``before``: a row of `messages`."""
-    own = "FROM messages WHERE study = ? AND study != '' AND silo = ?" + (
+    rows = "FROM messages WHERE study = ? AND study != '' AND silo = ?" + (
         "" if before is None else " AND rowid < ?"
     )
     place = (study, silo) if before is None else (study, silo, before)
     runs, days, messages = db.execute(
-        f"SELECT count(DISTINCT run), count(DISTINCT day), count(*) {own}", place
+        f"SELECT count(DISTINCT run), count(DISTINCT day), count(*) {rows}", place
     ).fetchone()
-    kinds = dict(db.execute(f"SELECT kind, count(*) {own} GROUP BY kind", place))
+    kinds = dict(db.execute(f"SELECT kind, count(*) {rows} GROUP BY kind", place))
     counts = {limit: kinds.get(kind, 0) for kind, limit in LIMITS.items()}
     return {"runs": runs, "days": days, "messages": messages, **counts}
 
@@ -101,8 +101,8 @@ def study_budget(
 
     A silo answers one message at a time, and each counts before its reply.
     """
-    own = "FROM messages WHERE study = ? AND study != '' AND silo = ?"
-    (last,) = db.execute(f"SELECT max(rowid) {own}", (name, silo)).fetchone()
+    rows = "FROM messages WHERE study = ? AND study != '' AND silo = ?"
+    (last,) = db.execute(f"SELECT max(rowid) {rows}", (name, silo)).fetchone()
     sent = sent_bytes(db, name)
     return {**count_used(db, name, silo, last), BYTES: sent}, {
         **count_used(db, name, silo),
@@ -112,17 +112,17 @@ def study_budget(
 
 def count_used_up(state: Path, study: StudyProtocol) -> dict[str, int]:
     """Return the use of each limit: the largest of all silos in this state directory."""
-    found = dict.fromkeys(StudyLimits.model_fields, 0)
+    used = dict.fromkeys(StudyLimits.model_fields, 0)
     with Record(state).reading() as db:
         names = db.execute(
             "SELECT DISTINCT silo FROM messages WHERE study = ? AND study != ''", (study.name,)
         )
         for (silo,) in list(names):
-            found |= {
-                name: max(found[name], count)
+            used |= {
+                name: max(used[name], count)
                 for name, count in count_used(db, study.name, silo).items()
             }
-        return {**found, BYTES: sent_bytes(db, study.name)}
+        return {**used, BYTES: sent_bytes(db, study.name)}
 
 
 # --- what left ---
@@ -154,7 +154,7 @@ def sent_bytes(db: sqlite3.Connection, study: str) -> int:
 
 def read_released(state: Path) -> dict[str, dict[str, Any]]:
     """Return what left of each data file, by its SHA-256. Raises SiteError for a record that cannot be read."""
-    found: dict[str, dict[str, Any]] = {}
+    of_data: dict[str, dict[str, Any]] = {}
     none = {"models": 0, "surveys": 0, "own_models": 0, "bytes": 0}
     with Record(state).reading() as db:
         rows = db.execute(
@@ -162,17 +162,23 @@ def read_released(state: Path) -> dict[str, dict[str, Any]]:
             "WHERE kind != '' GROUP BY data, kind, study, run ORDER BY min(time), min(rowid)"
         )
         for data, kind, study, run, count, size, first, last in rows:
-            one = found.setdefault(
+            released = of_data.setdefault(
                 data, {"from": first, "to": last, **none, "runs": set(), "studies": {}}
             )
-            one["from"], one["to"] = min(one["from"], first), max(one["to"], last)
-            one[KINDS[kind]] += count
-            one["bytes"] += size
-            one["runs"] |= {run} - {""}
-            one["studies"][study] = one["studies"].get(study, 0) + (
+            released["from"], released["to"] = (
+                min(released["from"], first),
+                max(released["to"], last),
+            )
+            released[KINDS[kind]] += count
+            released["bytes"] += size
+            released["runs"] |= {run} - {""}
+            released["studies"][study] = released["studies"].get(study, 0) + (
                 count if kind == "model" else 0
             )
-    return {data: {**one, "runs": sorted(one["runs"])} for data, one in found.items()}
+    return {
+        data: {**released, "runs": sorted(released["runs"])}
+        for data, released in of_data.items()
+    }
 
 
 # --- models of the silo's own that have left ---
@@ -195,8 +201,8 @@ def number_of(run: int) -> str:
 def names_of(sent: Mapping[str, Any], run: int, trained: Iterable[str] = ()) -> Names:
     """Return a run's names in the record, from its message's config and Flower's number; ``trained``: earlier ones."""
     number = number_of(run)
-    own = str(sent.get("run_id") or number)  # as in client/store.py
-    return hashlib.sha256(own.encode()).hexdigest(), frozenset({number, *trained})
+    name = str(sent.get("run_id") or number)  # as in client/store.py
+    return hashlib.sha256(name.encode()).hexdigest(), frozenset({number, *trained})
 
 
 def claim(state: Any, run: Names, silo: str, data: str, model: str) -> str:
@@ -228,5 +234,7 @@ def _models(db: sqlite3.Connection, run: Names, silo: str) -> set[str]:
         "SELECT model, run, question FROM disclosed WHERE kind = ? AND silo = ?", (KIND, silo)
     )
     return {
-        model for model, own, numbers in rows if own == run[0] or run[1] & {*numbers.split(",")}
+        model
+        for model, name, numbers in rows
+        if name == run[0] or run[1] & {*numbers.split(",")}
     }

@@ -64,8 +64,8 @@ class Head:
             if not (behind or spent or self._differs(kept["line"], kept["hash"])):
                 return
             have, had = (
-                f"{one['replies']} entries and line {one['line']} of the audit log ({one['hash'][:16]})"
-                for one in (now, kept)
+                f"{head['replies']} entries and line {head['line']} of the audit log ({head['hash'][:16]})"
+                for head in (now, kept)
             )
         except (KeyError, TypeError, ValueError):
             raise SiteError(f"{self.file} is damaged: restore it from a backup") from None
@@ -75,12 +75,12 @@ class Head:
         )
 
     def _of(self, db: sqlite3.Connection) -> dict[str, Any]:
-        own, replies = db.execute("SELECT id, replies FROM meta").fetchone()
+        identity, replies = db.execute("SELECT id, replies FROM meta").fetchone()
         line, last, _ = self.log.end()
         spent = [list(row) for row in db.execute(SPENT)]
-        return {"id": own, "replies": replies, "line": line, "hash": last, "spent": spent}
+        return {"id": identity, "replies": replies, "line": line, "hash": last, "spent": spent}
 
-    def _differs(self, number: int, own: str) -> bool:
+    def _differs(self, number: int, line_hash: str) -> bool:
         """Return whether the audit log ends before a line, or has another one in its place."""
         line, _, _ = self.log.end()
         if line < number:
@@ -89,16 +89,16 @@ class Head:
             for text in last_first(file):
                 entry = parse_line(text, self.log.required)
                 if entry is not None and entry["line"] <= number:
-                    return bool(entry["line"] == number and entry["hash"] != own)
+                    return bool(entry["line"] == number and entry["hash"] != line_hash)
         return False  # older files were moved away
 
 
 def missing(db: sqlite3.Connection, kept: list[list[Any]]) -> list[list[Any]]:
     """Return the rows of what was charged that a record lacks, with the missing steps and messages."""
     have = {tuple(row[KIND]): row[8:] for row in db.execute(SPENT)}
-    found = []
+    lacking = []
     for row in kept:
         steps, messages = have.get(tuple(row[KIND]), (0, 0))
         if row[8] > steps or row[9] > messages:
-            found.append([*row[KIND], max(row[8] - steps, 0), max(row[9] - messages, 1)])
-    return found
+            lacking.append([*row[KIND], max(row[8] - steps, 0), max(row[9] - messages, 1)])
+    return lacking

@@ -70,10 +70,10 @@ def written_terms(terms: Terms) -> str:
 
 def take_terms(node: MutableMapping[str, Any]) -> Terms | None:
     """Take the gate's terms out of a message's node config; None where no gate has checked the message."""
-    given = node.pop(GIVEN, None)
-    if given is None:
+    text = node.pop(GIVEN, None)
+    if text is None:
         return None
-    policy, study = json.loads(str(given))
+    policy, study = json.loads(str(text))
     return Terms(
         Policy.model_validate_json(policy), study and StudyProtocol.model_validate_json(study)
     )

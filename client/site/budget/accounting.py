@@ -67,8 +67,8 @@ def read_by_process(path: Path) -> Mapping[str, Any]:
     if done.returncode or not done.stdout:  # the exit code is 0 if SIGCHLD is ignored, as here
         line = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise SiteError(f"its data file cannot be counted: {line}")
-    found: Mapping[str, Any] = json.loads(done.stdout)
-    return found
+    counted: Mapping[str, Any] = json.loads(done.stdout)
+    return counted
 
 
 def data_file(state: Path, sha256: str, silo: str, path: Path) -> DataFile:
@@ -80,26 +80,26 @@ def data_file(state: Path, sha256: str, silo: str, path: Path) -> DataFile:
     with record.reading() as db:
         if known := find_data_file(db, sha256):
             return known
-    found = read_by_process(path)
-    own = {*found["samples"]}
+    counted = read_by_process(path)
+    digests = {*counted["samples"]}
     with record.write() as db:
         earlier = db.execute("SELECT sha256, samples FROM data_files ORDER BY sha256")
         links = " ".join(
-            name for name, samples in earlier if not own.isdisjoint(samples.split())
+            name for name, samples in earlier if not digests.isdisjoint(samples.split())
         )
-        counts = found["cohort"], found["records"], found["patients"]
-        samples = " ".join(found["samples"])
+        counts = counted["cohort"], counted["records"], counted["patients"]
+        samples = " ".join(counted["samples"])
         db.execute(DATA_FILE, (sha256, silo, *counts, links, samples))
         return load_data_file(db, sha256)
 
 
 def load_data_file(db: sqlite3.Connection, sha256: str) -> DataFile:
     """Return a version that the record has. Raises SiteError if it has not."""
-    if (found := find_data_file(db, sha256)) is None:
+    if (version := find_data_file(db, sha256)) is None:
         raise SiteError(
             f"the record has no data file {sha256[:16]}, which was charged: restore the state directory"
         )
-    return found
+    return version
 
 
 def find_data_file(db: sqlite3.Connection, sha256: str) -> DataFile | None:
@@ -113,22 +113,22 @@ def find_data_file(db: sqlite3.Connection, sha256: str) -> DataFile | None:
     return DataFile(sha256, silo, cohort, records, patients, links)
 
 
-def cohort_of(own: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
-    """Return the charged versions of the data file, by SHA-256, that are about the same people as ``own``."""
-    every = {**charged, own.sha256: own}
-    found = set[str]()
-    new = {own.sha256}
+def cohort_of(data: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
+    """Return the charged versions of the data file, by SHA-256, that are about the same people as ``data``."""
+    every = {**charged, data.sha256: data}
+    linked = set[str]()
+    new = {data.sha256}
     while new:
-        found |= new
-        names = {every[sha256].name for sha256 in found}
-        links = {link for sha256 in found for link in every[sha256].links}
+        linked |= new
+        names = {every[sha256].name for sha256 in linked}
+        links = {link for sha256 in linked for link in every[sha256].links}
         same = {
             sha256
             for sha256, file in every.items()
-            if file.name in names or sha256 in links or not found.isdisjoint(file.links)
+            if file.name in names or sha256 in links or not linked.isdisjoint(file.links)
         }
-        new = same - found
-    return found & charged.keys()
+        new = same - linked
+    return linked & charged.keys()
 
 
 def label(files: Sequence[DataFile]) -> str:
@@ -180,10 +180,10 @@ def cost_of(run: Mapping[str, Any], data: DataFile) -> MessageCost:
     """
 
     def value(key: str) -> float:
-        found = number(run.get(key, DEFAULTS[key]))
-        if found is None or found < 0:
+        setting = number(run.get(key, DEFAULTS[key]))
+        if setting is None or setting < 0:
             raise SiteError(f"{key} = {run.get(key)!r:.40}: no cost can be computed")
-        return found
+        return setting
 
     unit = str(run.get("dp.unit", DEFAULTS["dp.unit"]))
     if unit not in UNITS:

@@ -108,15 +108,15 @@ def unpack_app(content: bytes, digest: str) -> Path:
     apps.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=apps))
     with contextlib.redirect_stdout(io.StringIO()):  # its output names the temporary directory
-        made: Path = internal("install_from_fab")(
+        unpacked: Path = internal("install_from_fab")(
             content, install_dir=temporary, skip_prompt=True
         )
-    print(f"app {made.name}, SHA-256 {digest}")
+    print(f"app {unpacked.name}, SHA-256 {digest}")
     # Once: processes with PYTHONDONTWRITEBYTECODE would repeat it
-    compileall.compile_dir(made, quiet=2)
-    (made / ".sha256").write_text(digest)
-    final = apps / made.name
+    compileall.compile_dir(unpacked, quiet=2)
+    (unpacked / ".sha256").write_text(digest)
+    final = apps / unpacked.name
     shutil.rmtree(final, ignore_errors=True)
-    made.rename(final)
+    unpacked.rename(final)
     shutil.rmtree(temporary, ignore_errors=True)
     return final

@@ -62,8 +62,8 @@ def adopt_request(connection: socket.socket) -> None:
     check_peer(connection)
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
     connection.settimeout(None)
-    given, *streams = descriptors
-    with open(given, "rb") as file:
+    descriptor_of_request, *streams = descriptors
+    with open(descriptor_of_request, "rb") as file:
         file.seek(0)
         request = json.load(file)
     for target, descriptor in enumerate(streams):
@@ -117,8 +117,8 @@ def answer_all(connection: socket.socket) -> None:
         if not data:
             return
         question, answer = descriptors
-        with open(question, "rb") as asked, open(answer, "wb") as answered:
-            app = answer_question(app, asked, answered)
+        with open(question, "rb") as source, open(answer, "wb") as answered:
+            app = answer_question(app, source, answered)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         connection.sendall(DONE)
@@ -126,10 +126,10 @@ def answer_all(connection: socket.socket) -> None:
 
 
 def answer_question(
-    app: Callable[..., Any] | None, asked: Any, answered: Any
+    app: Callable[..., Any] | None, source: Any, answered: Any
 ) -> Callable[..., Any] | None:
     """Write the answer to a question; return the app, which is loaded for the first one."""
-    head, message, context = read_question(asked)
+    head, message, context = read_question(source)
     for name in IDENTITY:
         setattr(internal("TaskIdentity"), name, head["identity"][name])
     context.node_config[GIVEN] = head["terms"]
@@ -244,23 +244,23 @@ def _without_arrays(records: Any) -> tuple[Any, list[Any]]:
     """Return a copy whose arrays have no bytes, and the arrays in their order."""
     from flwr.app import Array, ArrayRecord, RecordDict
 
-    bare, found = RecordDict(), list[Any]()
+    bare, arrays = RecordDict(), list[Any]()
     for name, record in records.items():
         if isinstance(record, ArrayRecord):
-            found += record.values()
+            arrays += record.values()
             record = ArrayRecord(
                 {key: Array(a.dtype, a.shape, a.stype, b"") for key, a in record.items()}
             )
         bare[name] = record
-    return bare, found
+    return bare, arrays
 
 
-def _put_back(records: Any, found: list[Any]) -> None:
+def _put_back(records: Any, detached: list[Any]) -> None:
     """Put the bytes back into the arrays. Raises SiteError if there are more arrays, or fewer, than bytes."""
     arrays = [
         array for record in records_of(records, "Array").values() for array in record.values()
     ]
-    for array, data in zip(arrays, found, strict=True):
+    for array, data in zip(arrays, detached, strict=True):
         array.data = data
 
 

@@ -73,8 +73,8 @@ def first_failure(checks: Iterable[Check]) -> Check | None:
 def as_json(checks: Iterable[Check]) -> str:
     """Return the checks as a JSON list of `{check, ok, detail, fix}`."""
     listed = [
-        {"check": one.name, "ok": one.ok, "detail": one.detail, "fix": one.fix}
-        for one in checks
+        {"check": check.name, "ok": check.ok, "detail": check.detail, "fix": check.fix}
+        for check in checks
     ]
     return json.dumps(listed, indent=2)
 
@@ -162,11 +162,11 @@ print(torch.cuda.get_device_name(device) if device.type == "cuda" else "this mac
 
 def device_check(site: Site) -> Check:
     """Check that PyTorch computes on the silo's GPU: a product of matrices, in a process of its own."""
-    device, own = site.device, site.node_config["device"]
+    device, inside = site.device, site.node_config["device"]
     if device == "cpu":
         return Check("device", True, "cpu")
     done = subprocess.run(
-        [sys.executable, "-c", KERNEL, own],
+        [sys.executable, "-c", KERNEL, inside],
         env={**os.environ, **gpu_environment(device)},
         capture_output=True,
         text=True,
@@ -177,7 +177,7 @@ def device_check(site: Site) -> Check:
     import torch
 
     count = torch.cuda.device_count()
-    if count and own in (FIRST_GPU, *(f"cuda:{i}" for i in range(count))):
+    if count and inside in (FIRST_GPU, *(f"cuda:{i}" for i in range(count))):
         said = (done.stderr.strip().splitlines() or ["its process ended"])[-1]
         fix = "nvidia-smi -L lists the GPUs, and MIG devices by their names"
         return Check("device", False, f"{device}: {said}", f"{fix}; or set the device to cpu")
@@ -250,7 +250,11 @@ def study_checks(site: Site) -> list[Check]:
     try:
         if read_policy(site.policy).studies != REQUIRED:
             return []
-        names = [one.study.name for one in list_approved(site.state) if not one.revoked]
+        names = [
+            approved.study.name
+            for approved in list_approved(site.state)
+            if not approved.revoked
+        ]
     except ValueError as error:
         return [Check("studies", False, str(error), "until then no run is answered")]
     none = "none is approved, so no run is answered: silofl approve FILE"

@@ -88,12 +88,12 @@ class SlurmJobs(Workers):
             self._wait(self._submit(folder), folder / "answer", ends)
             with (
                 open(folder / "answer", "rb", opener=open_plain) as answer,
-                shared_memory() as own,
+                shared_memory() as copy,
             ):
                 # A job could still write to its file
-                shutil.copyfileobj(answer, own)
-                own.flush()
-                return read_answer(own, message, context)
+                shutil.copyfileobj(answer, copy)
+                copy.flush()
+                return read_answer(copy, message, context)
         except OSError as error:
             if error.errno in FULL:
                 raise WorkerEndedError("the disk of its state folder is full") from error
@@ -119,7 +119,7 @@ class SlurmJobs(Workers):
 
     def _wait(self, job: str, answer: Path, ends: float) -> None:
         """Wait for an answer. Raises WorkerEndedError if the job ends without one, or too late."""
-        told = ""
+        printed = ""
         while not look_for(answer, min(time.monotonic() + ASK_SECONDS, ends)):
             if time.monotonic() >= ends:
                 raise WorkerEndedError(TOO_LATE)
@@ -134,9 +134,9 @@ class SlurmJobs(Workers):
                 raise WorkerEndedError(f"Slurm job {job} {why_no_answer(state, code, answer)}")
             announce_queue(state in WAITING)
             line = f"queued ({reason})" if state in WAITING else state.lower()
-            if line != told:
+            if line != printed:
                 print(f"Slurm job {job}: {line}", flush=True)
-                told = line
+                printed = line
 
 
 def slurm(*command: str, script: str = "") -> subprocess.CompletedProcess[str]:
@@ -188,9 +188,9 @@ def is_there(file: Path) -> bool:
 
 def look_for(answer: Path, until: float) -> bool:
     """Return whether an answer appears until a time."""
-    while not (found := is_there(answer)) and time.monotonic() < until:
+    while not (there := is_there(answer)) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
-    return found
+    return there
 
 
 def open_plain(path: str, flags: int) -> int:
@@ -229,8 +229,8 @@ def main() -> None:
     prepare_process()
     new = folder / "answer.new"
     try:
-        with open(folder / "question", "rb") as asked, open(new, "wb") as answered:
-            answer_question(None, asked, answered)
+        with open(folder / "question", "rb") as source, open(new, "wb") as answered:
+            answer_question(None, source, answered)
             os.fsync(answered.fileno())
         new.rename(folder / "answer")
     except OSError as error:

@@ -53,17 +53,17 @@ def argument_parser() -> argparse.ArgumentParser:
 
 def run_supernode() -> None:
     """Answer messages until SIGTERM or SIGINT. Raises SystemExit, with a line where the server refuses this silo."""
-    given = argument_parser().parse_args()
-    if given.port:
+    arguments = argument_parser().parse_args()
+    if arguments.port:
         print("--host and --port have no effect: a silo opens no port", file=sys.stderr)
-    node_config = internal("parse_config_args")([given.node_config])
+    node_config = internal("parse_config_args")([arguments.node_config])
     try:
-        key = load_node_key(given.auth_supernode_private_key)
-        certificates = given.root_certificates.read_bytes()
+        key = load_node_key(arguments.auth_supernode_private_key)
+        certificates = arguments.root_certificates.read_bytes()
     except (SiteError, OSError) as error:
         sys.exit(str(error))
     # The gate signs with the silo's key (`../secure/gate.py`)
-    os.environ[KEY] = str(given.auth_supernode_private_key)
+    os.environ[KEY] = str(arguments.auth_supernode_private_key)
     options = os.environ.get(OPTIONS)
     workers = SlurmJobs(options) if options else Workers()
     keep_pieces()
@@ -75,7 +75,7 @@ def run_supernode() -> None:
         if not busy:
             close_records()  # between runs the record is one file, as a backup of it wants
 
-    with Fleet(given.superlink, certificates, key) as fleet:
+    with Fleet(arguments.superlink, certificates, key) as fleet:
         print(f"{REGISTERED}{fleet.node}", flush=True)
         MessageLoop(fleet, node_config, partial(answer_message, workers), rest).serve()
 

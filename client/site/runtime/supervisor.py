@@ -271,9 +271,9 @@ def join(
         )
         unpack(files, folder)
         site = site_of(files, folder, as_file(data, folder, echo), device, policy)
-        asked = str(site.policy if policy else "")
+        named = str(site.policy if policy else "")
         with via(site) if via else nullcontext() as link:
-            return _take_part(site, folder, link, asked, slurm, echo)
+            return _take_part(site, folder, link, named, slurm, echo)
 
 
 def _take_part(

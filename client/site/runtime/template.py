@@ -67,12 +67,12 @@ def main() -> None:
     parser.add_argument(
         "--import", dest="modules", action="append", help="a module to import ahead (repeat)"
     )
-    given = parser.parse_args()
-    if given.parent:
+    arguments = parser.parse_args()
+    if arguments.parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != given.parent:
+        if os.getppid() != arguments.parent:
             return
-    serve_template(given.socket.absolute(), given.modules or PRELOAD)
+    serve_template(arguments.socket.absolute(), arguments.modules or PRELOAD)
 
 
 def serve_template(path: Path, modules: Sequence[str]) -> None:

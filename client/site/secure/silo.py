@@ -57,8 +57,8 @@ ONCE = bytes(12)  # a nonce: each key seals one text
 BYTES = "="  # key of bytes in the file; no silo has this name
 
 
-def _bytes(found: Entry) -> Any:
-    return bytes.fromhex(found[BYTES]) if BYTES in found else found
+def _bytes(entry: Entry) -> Any:
+    return bytes.fromhex(entry[BYTES]) if BYTES in entry else entry
 
 
 @dataclass
@@ -106,22 +106,22 @@ class SecureSilo:
 
         With such statements in ``record``, of the holders: the one that counts, and the shares sealed to the holders.
         """
-        asked, entry = self._begin(record), self.entry
+        request, entry = self._begin(record), self.entry
         if not self.samples:
             raise SiteError(
                 "its data summary has not left in this run: the server asks for it first"
             )
-        if asked.slot < self.least:
-            raise SiteError(f"round {asked.round}, attempt {asked.attempt}, is over here")
-        if asked.statements:
-            holders = self._list(asked, entry.get("keys"))
+        if request.slot < self.least:
+            raise SiteError(f"round {request.round}, attempt {request.attempt}, is over here")
+        if request.statements:
+            holders = self._list(request, entry.get("keys"))
             out = self._share(self.slot, entry, entry["seal"], holders)
         else:
             if "keys" not in entry:
                 entry = masks.new_secrets()
                 entry["keys"] = self._state(self.slot, entry, {}, [])
             out = {"statement": entry["keys"]}
-        self.least, self.slots = asked.slot, {self.slot: entry}
+        self.least, self.slots = request.slot, {self.slot: entry}
         self._write()
         return out
 
@@ -132,45 +132,47 @@ class SecureSilo:
 
         ``own_statistics``: the silos whose own ones standardise their columns, as the server has it.
         """
-        asked, entry = self._begin(record), self.entry
-        listed = self.listed = self._list(asked, entry.get("statement"))
+        request, entry = self._begin(record), self.entry
+        listed = self.listed = self._list(request, entry.get("statement"))
         if not listed.keys() <= entry["opens"].keys():
             raise SiteError("the list has silos that hold no shares of this round's secrets")
-        for name, one in listed.items():
-            if one.holders != entry["origin"]:
+        for name, statement in listed.items():
+            if statement.holders != entry["origin"]:
                 raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
         question = received.partition(":")[0]
         weights = weights_of(listed, self.run_config, self.labels)
-        if asked.again:
+        if request.again:
             earlier = (of for *_, of in self._vectors("question", question))
             before = next((of for of in earlier if listed.keys() <= of.keys()), {})
             if not before:
                 raise SiteError(
-                    f"it has no weights of an earlier attempt at round {asked.round}"
+                    f"it has no weights of an earlier attempt at round {request.round}"
                 )
             weights = {name: before[name] for name in listed}
         if share != weights[self.silo] / sum(weights.values()):
             raise SiteError(f"its weight is {share!r:.40}, not what the list's samples give")
         if (self.silo in own_statistics) != self.alone:
             raise SiteError("the message has other statistics for it than its data summary")
-        self.counted = self._settle(asked.sums)
-        context = masks.context(received, self.run_config, weights, listed, asked.sums)
+        self.counted = self._settle(request.sums)
+        context = masks.context(received, self.run_config, weights, listed, request.sums)
         if entry.setdefault("context", context) != context:
-            raise SiteError(f"round {asked.round} has come before with another model or list")
-        entry |= {"weights": weights, "question": question, "held": self._open(asked.sealed)}
+            raise SiteError(f"round {request.round} has come before with another model or list")
+        entry |= {"weights": weights, "question": question, "held": self._open(request.sealed)}
 
     def mask(self, vector: Vector) -> Entry:
         """Mask the vector itself, once per slot; return what the next round needs, and whose shares are none."""
-        asked, entry, own = self.asked, self.entry, digest(vector.data)
-        if entry.setdefault("vector", own) != own:
-            raise SiteError(f"another vector of round {asked.round} has left under these masks")
+        request, entry, sent = self.request, self.entry, digest(vector.data)
+        if entry.setdefault("vector", sent) != sent:
+            raise SiteError(
+                f"another vector of round {request.round} has left under these masks"
+            )
         context = entry["context"]
-        peers = [one for name, one in self.listed.items() if name in self.summed]
+        peers = [peer for name, peer in self.listed.items() if name in self.summed]
         seeds = masks.pair_seeds(self.silo, entry["s"], peers, context)
         seeds.append((1, masks.self_seed(entry["b"], context)))
         kept, out = {self.slot: entry}, Entry()
-        if asked.round < (number(self.run_config.get("rounds")) or 0):
-            following = slot_of(self.run, asked.round + 1, 1)
+        if request.round < (number(self.run_config.get("rounds")) or 0):
+            following = slot_of(self.run, request.round + 1, 1)
             kept[following] = self.slots.get(following) or masks.new_secrets()
             out |= self._share(following, kept[following], entry["seal"], self.listed)
         fields = {"run": self.slot, "question": entry["question"], "model": context.hex()}
@@ -178,7 +180,7 @@ class SecureSilo:
         with Record(self.folder).write(sync=False) as db:
             disclose(db, VECTOR, silo=self.silo, **fields)
         # A vector has left under this attempt's keys
-        self.least, self.slots = [asked.round, asked.attempt + 1], kept
+        self.least, self.slots = [request.round, request.attempt + 1], kept
         self._write()
         faults = {"unreadable": self.faults} if self.faults else {}
         out |= faults
@@ -188,17 +190,17 @@ class SecureSilo:
 
     def unmask(self, record: Mapping[str, Any]) -> Entry:
         """Return a share per silo of the list: of a survivor's self mask, of another's mask key."""
-        asked, entry = self._begin(record), self.entry
-        survivors, names = [*asked.survivors], [*entry.get("weights", ())]
+        request, entry = self._begin(record), self.entry
+        survivors, names = [*request.survivors], [*entry.get("weights", ())]
         if not names:
             raise SiteError(
-                f"no vector of round {asked.round}, attempt {asked.attempt}, has left here"
+                f"no vector of round {request.round}, attempt {request.attempt}, has left here"
             )
         if survivors != [name for name in names if name in survivors]:
             raise SiteError("the survivors are not silos of the round's list, in its order")
         self._check_count(survivors, entry["holders"])
         if entry.setdefault("survivors", survivors) != survivors:
-            raise SiteError(f"round {asked.round} was answered for other survivors")
+            raise SiteError(f"round {request.round} was answered for other survivors")
         # Again with a repeated answer: a power cut may have left the file alone
         self._note((self.slot, entry["question"]), entry["weights"], survivors)
         if "answer" not in entry:
@@ -216,29 +218,29 @@ class SecureSilo:
 
     def _begin(self, record: Mapping[str, Any]) -> ServerRecord:
         """Return a message's record; ``entry`` is what the file has of its ``slot``."""
-        self.asked = asked = parse_values(
+        self.request = request = parse_values(
             ServerRecord, {**record}, "the message's record", "repeat the round"
         )
         self._read()
-        self.slot = slot_of(self.run, *asked.slot)
+        self.slot = slot_of(self.run, *request.slot)
         self.entry = self.slots.get(self.slot, {})
-        self.note = {"round": asked.round, "attempt": asked.attempt}
-        return asked
+        self.note = {"round": request.round, "attempt": request.attempt}
+        return request
 
-    def _list(self, asked: ServerRecord, own: str | None) -> dict[str, Statement]:
-        """Return the statements of the message's list, by silo: enough peers', and ``own``. Raises SiteError."""
-        if own is None:
+    def _list(self, request: ServerRecord, last: str | None) -> dict[str, Statement]:
+        """Return the statements of the message's list, by silo: enough peers', and ``last``. Raises SiteError."""
+        if last is None:
             raise SiteError(
-                f"there are no keys here for round {asked.round}: it is over, or they have yet to be asked for"
+                f"there are no keys here for round {request.round}: it is over, or they have yet to be asked for"
             )
         of, peers = (self.slot, self.agreed), self.study.training_peers
         listed = dict[str, Statement]()
-        for place, text in enumerate(asked.statements, 1):
+        for place, text in enumerate(request.statements, 1):
             try:
                 accept(read_statement(text), of, peers, listed)
             except SiteError as error:
                 raise SiteError(f"statement {place} of the list: {error}") from None
-        if self.silo not in listed or listed[self.silo].text != own:
+        if self.silo not in listed or listed[self.silo].text != last:
             raise SiteError("the list lacks this silo's own last statement")
         self._check_count(listed, len(peers))
         return listed
@@ -267,8 +269,8 @@ class SecureSilo:
         A sum of a vector that it has sent counts as answered for those silos. Raises SiteError after another answer.
         """
         counted, settled = list[str](), False
-        for one in reversed(sums):
-            context, *silos = one.split(" ")
+        for text in reversed(sums):
+            context, *silos = text.split(" ")
             for slot, question, weights in () if settled else self._vectors("model", context):
                 self._note((slot, question), weights, silos, strict=self.silo not in silos)
                 settled = self.silo in silos
@@ -279,8 +281,8 @@ class SecureSilo:
         """Return slot, question and weights of the vectors that have left, the newest first. ``key``: a column."""
         find = f"{VECTORS} AND {key} = ? ORDER BY rowid DESC"
         with Record(self.folder).reading() as db:
-            found = db.execute(find, (VECTOR, self.silo, of)).fetchall()
-        return [(slot, question, json.loads(weights)) for slot, question, weights in found]
+            rows = db.execute(find, (VECTOR, self.silo, of)).fetchall()
+        return [(slot, question, json.loads(weights)) for slot, question, weights in rows]
 
     def _note(
         self, of: tuple[str, str], weights: Entry, silos: Iterable[str], *, strict: bool = True
@@ -292,18 +294,18 @@ class SecureSilo:
         run, question = of
         # What is opened with this silo's vector in it
         summed = self.summed.intersection(silos)
-        own = digest(canonical({name: weights.get(name, 0) for name in summed}))
+        answer = digest(canonical({name: weights.get(name, 0) for name in summed}))
         with Record(self.folder).write(sync=False) as db:
             attempts = f"{run.rpartition('.')[0]}.%"
-            found = db.execute(BEFORE, (SUM, self.silo, question, attempts)).fetchall()
-            if any(before != own and (strict or slot == run) for slot, before in found):
+            answers = db.execute(BEFORE, (SUM, self.silo, question, attempts)).fetchall()
+            if any(before != answer and (strict or slot == run) for slot, before in answers):
                 raise SiteError(
                     f"this round, or what it starts from, {OTHER_SUM}, and two such sums would show one silo's "
                     "update: resume the run from its newest checkpoint, with the same silos, or begin one with "
                     "another seed"
                 )
-            if (run, own) not in found:
-                disclose(db, SUM, silo=self.silo, run=run, question=question, answer=own)
+            if (run, answer) not in answers:
+                disclose(db, SUM, silo=self.silo, run=run, question=question, answer=answer)
 
     # --- secrets and shares -----------------------------------------------------------------------------------------
 
@@ -321,10 +323,10 @@ class SecureSilo:
         if "statement" not in entry:
             halves = (split(entry[of], len(holders), threshold(len(holders))) for of in "bs")
             sealed, opens = list[bytes](), dict[str, bytes]()
-            for one, *parts in zip(holders.values(), *halves, strict=True):
-                shared, share = agree(private, one.seal), b"".join(parts)
-                key = masks.sealing_key(shared, slot, self.silo, one.silo)
-                opens[one.silo] = masks.sealing_key(shared, slot, one.silo, self.silo)
+            for holder, *parts in zip(holders.values(), *halves, strict=True):
+                shared, share = agree(private, holder.seal), b"".join(parts)
+                key = masks.sealing_key(shared, slot, self.silo, holder.silo)
+                opens[holder.silo] = masks.sealing_key(shared, slot, holder.silo, self.silo)
                 text = ChaCha20Poly1305(key).encrypt(ONCE, share, None)
                 sealed.append(hashes_of(share) + text)
             entry |= {"opens": opens, "holders": len(holders), "sealed": sealed}
@@ -360,11 +362,11 @@ class SecureSilo:
         if len(sealed) != len(self.listed):
             raise SiteError("the message has no share of each silo in the list")
         held, self.faults = dict[str, bytes](), []
-        for name, one in zip(self.listed, sealed, strict=True):
+        for name, text in zip(self.listed, sealed, strict=True):
             try:
                 key = self.entry["opens"][name]
-                share = ChaCha20Poly1305(key).decrypt(ONCE, one[HASHES:], None)
-                if hashes_of(share) != one[:HASHES]:
+                share = ChaCha20Poly1305(key).decrypt(ONCE, text[HASHES:], None)
+                if hashes_of(share) != text[:HASHES]:
                     raise InvalidTag
                 held[name] = share
             except InvalidTag:
@@ -377,11 +379,11 @@ class SecureSilo:
         """Read this run's slots; there are none where another run was the last."""
         self.slots = {}
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_bytes)
-            if found["run"] == self.run:
-                self.samples, self.least = int(found["samples"]), [*found["least"]]
-                self.alone = found["alone"]
-                self.slots = {**found["slots"]}
+            content = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_bytes)
+            if content["run"] == self.run:
+                self.samples, self.least = int(content["samples"]), [*content["least"]]
+                self.alone = content["alone"]
+                self.slots = {**content["slots"]}
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError, OSError) as error:
@@ -394,5 +396,5 @@ class SecureSilo:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         content = {"run": self.run, "samples": self.samples, "alone": self.alone}
         content |= {"least": self.least, "slots": self.slots}
-        text = json.dumps(content, default=lambda one: {BYTES: one.hex()})
+        text = json.dumps(content, default=lambda value: {BYTES: value.hex()})
         write_whole(self.path, text, sync_name=sync_name)

@@ -40,12 +40,12 @@ def study_for(policy: Policy, state: Any, run: Mapping[str, Any]) -> StudyProtoc
         raise SiteError(
             f"its policy has {policy.line('studies')}, and the run names none: study = NAME"
         )
-    found = find(Path(str(state)), name) if state else None
-    if found is None:
+    approved = find(Path(str(state)), name) if state else None
+    if approved is None:
         raise SiteError(f"no study {name[:80]!r} is approved here: silofl approve FILE")
-    if found.revoked:
-        raise SiteError(f"the study {name} was revoked here on {found.revoked[:10]}")
-    return found.study
+    if approved.revoked:
+        raise SiteError(f"the study {name} was revoked here on {approved.revoked[:10]}")
+    return approved.study
 
 
 def find(state: Path, name: str) -> Approved | None:
@@ -58,7 +58,7 @@ def list_approved(state: Path) -> list[Approved]:
     """Return all studies of this site, by name. Raises SiteError if one cannot be read."""
     with Record(state).reading() as db:
         names = db.execute("SELECT name FROM approvals ORDER BY name").fetchall()
-        return [one for (name,) in names if (one := _find(db, name))]
+        return [study for (name,) in names if (study := _find(db, name))]
 
 
 def approve(
@@ -87,12 +87,12 @@ def revoke(state: Path, silo: str, name: str, by: str) -> None:
     """End a study at once: its next message is refused. Raises SiteError if there is none of this name."""
     record = Record(state)
     with record.write() as db:
-        found = db.execute("SELECT revoked FROM approvals WHERE name = ?", (name,)).fetchone()
-        if found is None:
+        row = db.execute("SELECT revoked FROM approvals WHERE name = ?", (name,)).fetchone()
+        if row is None:
             raise SiteError(
                 f"no study {name[:80]!r} is approved here; `silofl studies` lists them"
             )
-        if found[0]:
+        if row[0]:
             raise SiteError(f"the study {name} was revoked before; `silofl studies` says when")
         db.execute("UPDATE approvals SET revoked = ? WHERE name = ?", (utc_now(), name))
         record.append(db, decision(silo, "study revoked", name, "", by, []))

@@ -91,10 +91,10 @@ def _of_rates(study: StudyProtocol) -> Iterator[str]:
             )
     slowest, blocks = least(study, "learning-rate"), any(values(study, "block-rates"))
     for key in ("momentum", "warmup-batches"):
-        if (given := most(study, key)) > 0 and (slowest < SLOW or blocks):
+        if (largest := most(study, key)) > 0 and (slowest < SLOW or blocks):
             also = ", and less by block-rates" if blocks else ""
             yield (
-                f"{key} may be {given:g} with learning-rate = {slowest:g}{also}: momentum subsets. Batches weigh "
+                f"{key} may be {largest:g} with learning-rate = {slowest:g}{also}: momentum subsets. Batches weigh "
                 "unequally in a reply, and the same model in many rounds makes a system of equations for each record's "
                 "gradient"
             )
@@ -148,8 +148,8 @@ def _of_people(
 def _other_groups(*studies: StudyProtocol) -> bool:
     if not all(True in values(study, "secure-aggregation") for study in studies):
         return False
-    one, other = ({*map(tuple, study.groups)} for study in studies)
-    return one != other and max(map(len, one | other), default=1) > 1
+    first, other = ({*map(tuple, study.groups)} for study in studies)
+    return first != other and max(map(len, first | other), default=1) > 1
 
 
 def sums_text(study: StudyProtocol) -> str:
@@ -173,9 +173,9 @@ def of_weights(file: Path, wanted: str) -> list[str]:
     2022). ``wanted``: the file's SHA-256 in the study. Raises DataError for another file.
     """
     content = file.read_bytes()
-    if (own := hashlib.sha256(content).hexdigest()) != wanted:
+    if (digest := hashlib.sha256(content).hexdigest()) != wanted:
         raise DataError(
-            f"{file} has SHA-256 {own[:16]}..., and the study's weights have {wanted[:16] or 'none'}..."
+            f"{file} has SHA-256 {digest[:16]}..., and the study's weights have {wanted[:16] or 'none'}..."
         )
     try:
         tensors = load(content)

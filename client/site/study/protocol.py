@@ -19,8 +19,8 @@ from ..trust.code import trainer_faults
 def allows(allowed: Any, value: Any) -> bool:
     """Return whether a setting may have this value, parsed as the app does: a number also from text."""
     if isinstance(allowed, dict):
-        found = number(value)
-        return found is not None and allowed["min"] <= found <= allowed["max"]
+        amount = number(value)
+        return amount is not None and allowed["min"] <= amount <= allowed["max"]
     wanted = allowed if isinstance(allowed, list) else [allowed]
     return to_plain(value) in map(to_plain, wanted)
 
@@ -33,8 +33,8 @@ def setting_faults(study: StudyProtocol, run: Mapping[str, Any]) -> list[str]:
     """
     faults = []
     others = METHODS.keys() - methods_of(run)
-    asked = {key: value for key, value in run.items() if owner(key) not in others}
-    for key, value in asked.items():
+    settings = {key: value for key, value in run.items() if owner(key) not in others}
+    for key, value in settings.items():
         if key in FREE:
             continue
         if key not in DEFAULTS:
@@ -71,9 +71,9 @@ def message_faults(
         faults.append(f"the study {study.name} starts on {study.start}")
     if today > study.end:
         faults.append(f"the study {study.name} ended on {study.end}")
-    sums = (one for one in app if one)
+    sums = (digest for digest in app if digest)
     first = next(sums, "")
-    if first and first not in study.apps and not any(one in study.apps for one in sums):
+    if first and first not in study.apps and not any(digest in study.apps for digest in sums):
         faults.append(
             f"the study {study.name} has {len(study.apps)} app builds, and {first[:16]}... is none of them"
         )
@@ -112,7 +112,7 @@ def round_fault(
     this = number(sent.get("round"))
     first = 1 if newcomer else 2 if number(run.get("patience")) else rounds + 1
     allowed = {"train": (1, rounds), "evaluate": (first, rounds + 1)}
-    if given := run.get("strategy") == "evaluate":
+    if evaluates := run.get("strategy") == "evaluate":
         allowed = {"train": (1, 0), "evaluate": (1, rounds)}
     least, most = allowed.get(kind, (-math.inf, math.inf))
     if kind not in ("train", "evaluate") or (this is not None and least <= this <= most):
@@ -122,10 +122,10 @@ def round_fault(
     )
     where = (
         f"its evaluation is number {rounds + 1:g}, this one"
-        if kind == "evaluate" and not given
+        if kind == "evaluate" and not evaluates
         else "the round"
     )
-    if given and kind == "train":
+    if evaluates and kind == "train":
         return [
             f"the study {study.name}: a run with strategy = evaluate trains nothing, and a message asks to train"
         ]

@@ -102,30 +102,30 @@ def files_of(folder: Path) -> list[Path]:
 
 def verify(folder: Path, first: int = 1) -> ChainVerdict:
     """Read the log and verify its chain from line `first` on; earlier lines may be kept elsewhere."""
-    found = Log(folder).verify(first)
+    verdict = Log(folder).verify(first)
     # Otherwise the line with the settings may be the changed or missing one
-    if not found.faults:
-        _check_settings(found, first)
-    return found
+    if not verdict.faults:
+        _check_settings(verdict, first)
+    return verdict
 
 
 def settings_of(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     """Return the settings of each line's run, by line number. Lines of earlier versions have none."""
-    found: dict[int, Mapping[str, Any]] = {}
+    by_line: dict[int, Mapping[str, Any]] = {}
     for entry in entries:
-        settings = entry.get("run-config", found.get(entry.get("settings-line", 0)))
+        settings = entry.get("run-config", by_line.get(entry.get("settings-line", 0)))
         if settings is not None and digest(canonical(settings)) == entry["settings"]:
-            found[entry["line"]] = settings
-    return found
+            by_line[entry["line"]] = settings
+    return by_line
 
 
-def _check_settings(found: ChainVerdict, first: int) -> None:
+def _check_settings(verdict: ChainVerdict, first: int) -> None:
     """Check that every line has its run's settings, or refers to a line that has them."""
-    known = settings_of(found.entries)
-    for entry in found.entries:
+    known = settings_of(verdict.entries)
+    for entry in verdict.entries:
         where = entry.get("settings-line", entry["line"] if "run-config" in entry else 0)
         if where >= first and entry["line"] not in known:
-            found.faults.append(
+            verdict.faults.append(
                 f"line {entry['line']}: line {where} does not have the settings of its run"
             )
 
@@ -135,9 +135,9 @@ def _check_settings(found: ChainVerdict, first: int) -> None:
 
 def kind_of(entry: Mapping[str, Any]) -> str:
     """Return what left with a line: "model" for a training reply, "survey" or "own model"; empty for the rest."""
-    asked = str(entry.get("asked", ""))
+    action = str(entry.get("asked", ""))
     if any(record["name"] == "error" for record in entry["sent"]):
         return ""
-    if asked.partition(".")[0] == "train":
+    if action.partition(".")[0] == "train":
         return "model"
-    return {"query.survey": "survey", OWN_MODEL: "own model"}.get(asked, "")
+    return {"query.survey": "survey", OWN_MODEL: "own model"}.get(action, "")

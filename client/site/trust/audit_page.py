@@ -117,8 +117,8 @@ def of_run(sent: Sequence[Entry], run: Mapping[str, Any], all_settings: bool) ->
     yield from wrap(masked_text(sent), "  masked    ")
     yield f"  left      {len(sent)} messages, {run['bytes']} bytes{span}"
     yield from wrap(receipt_text(sent), "  receipts  ")
-    for what, one in run["left"].items():
-        yield f"            {one['count']:5} x {what}, {one['bytes']} bytes"
+    for what, records in run["left"].items():
+        yield f"            {records['count']:5} x {what}, {records['bytes']} bytes"
 
 
 def masked_text(sent: Iterable[Entry]) -> str:
@@ -146,20 +146,20 @@ def masked_text(sent: Iterable[Entry]) -> str:
 
 def receipt_text(sent: Iterable[Entry]) -> str:
     """Return up to which line the server had signed when it sent its last message, and earlier faults."""
-    found = [entry["receipt"] for entry in sent if entry.get("receipt")]
-    faults = dict.fromkeys(one["fault"] for one in found if "fault" in one)
-    lines = [one["line"] for one in found if "line" in one]
+    entries = [entry["receipt"] for entry in sent if entry.get("receipt")]
+    faults = dict.fromkeys(receipt["fault"] for receipt in entries if "fault" in receipt)
+    lines = [receipt["line"] for receipt in entries if "line" in receipt]
     return "; ".join([*([f"of the server, up to line {max(lines)}"] if lines else []), *faults])
 
 
 def withheld_text(sent: Iterable[Entry]) -> str:
     """Return what the rules withheld, by rule, as the app reported it; empty: nothing, or the app does not report."""
-    found: dict[str, set[str]] = {}
+    by_rule: dict[str, set[str]] = {}
     for entry in sent:
         for rule, items in entry.get("withheld", {}).items():
-            found.setdefault(rule, set()).update(items)
+            by_rule.setdefault(rule, set()).update(items)
     return "; ".join(
-        f"{', '.join(sorted(items))} ({rule})" for rule, items in sorted(found.items())
+        f"{', '.join(sorted(items))} ({rule})" for rule, items in sorted(by_rule.items())
     )
 
 
@@ -186,7 +186,7 @@ def cause(error: str) -> str:
 
 
 def check_receipts(
-    found: ChainVerdict, folder: Path, others: Sequence[Path] = ()
+    verdict: ChainVerdict, folder: Path, others: Sequence[Path] = ()
 ) -> ReceiptCheck:
     """Compare the receipts kept by the site, and the server's own files of receipts, with the log.
 
@@ -199,31 +199,34 @@ def check_receipts(
                 f"--receipts {path}: there is no such file; the server has runs/NAME/{FILE}"
             )
         texts += read_kept(path)
-    silos = {entry["silo"] for entry in found.entries}
+    silos = {entry["silo"] for entry in verdict.entries}
     key = known_key(folder)
     return compare_receipts(
-        dict.fromkeys(texts), found.entries, lambda one: one.silo in silos or not silos, key
+        dict.fromkeys(texts),
+        verdict.entries,
+        lambda receipt: receipt.silo in silos or not silos,
+        key,
     )
 
 
-def chain(found: ChainVerdict, folder: Path, seen: str, others: Sequence[Path] = ()) -> str:
+def chain(verdict: ChainVerdict, folder: Path, seen: str, others: Sequence[Path] = ()) -> str:
     """Return the chain's faults and notes, a line each, and its last hash, which should be kept elsewhere.
 
     Adds a fault if the hash in ``seen`` is not in the log, or if the server's receipts (``others``: its own files) do
     not match it.
     """
-    checked = check_receipts(found, folder, others)
-    found.faults += checked.faults
-    hashes = [entry["hash"] for entry in found.entries]
-    if seen and not any(own.startswith(seen) for own in hashes):
-        found.faults.append(
+    checked = check_receipts(verdict, folder, others)
+    verdict.faults += checked.faults
+    hashes = [entry["hash"] for entry in verdict.entries]
+    if seen and not any(line_hash.startswith(seen) for line_hash in hashes):
+        verdict.faults.append(
             f"no line has the hash {seen}, which was seen before: lines were taken out or written anew"
         )
-    lines = [f"FAIL  {fault}" for fault in found.faults] + [
-        f"note  {note}" for note in found.notes
+    lines = [f"FAIL  {fault}" for fault in verdict.faults] + [
+        f"note  {note}" for note in verdict.notes
     ]
-    if not found.faults:
-        first, last = (found.entries[i]["line"] for i in (0, -1))
+    if not verdict.faults:
+        first, last = (verdict.entries[i]["line"] for i in (0, -1))
         lines.append(
             f"ok    lines {first} to {last} in {len(files_of(folder))} files: none changed, missing or moved"
         )
@@ -247,11 +250,11 @@ def audit(
 ) -> tuple[str, list[str]]:
     """Return the page and the chain as text, and the faults. ``others``: the server's files of receipts."""
     folder = find_log(where)
-    found = verify(folder, first)
-    months = sorted({entry["time"][:7] for entry in found.entries})
+    verdict = verify(folder, first)
+    months = sorted({entry["time"][:7] for entry in verdict.entries})
     shown = page(
-        found.entries,
+        verdict.entries,
         month or (months[-1] if months else "no month"),
         all_settings=all_settings,
     )
-    return f"{shown}\n\n{chain(found, folder, seen, others)}", found.faults
+    return f"{shown}\n\n{chain(verdict, folder, seen, others)}", verdict.faults

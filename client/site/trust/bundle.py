@@ -144,27 +144,27 @@ def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]
 
 def check_key(files: Mapping[str, bytes], site: Site) -> None:
     """Raise DataError if the key that a bundle needs is missing here, or the bundle brings another one than our own."""
-    own, wanted = own_key(site_root() / site.name), variables_of(files)
+    key, wanted = own_key(site_root() / site.name), variables_of(files)
     if (
         "node.key" in files
-        and own.exists()
-        and files["node.key"].strip() != own.read_bytes().strip()
+        and key.exists()
+        and files["node.key"].strip() != key.read_bytes().strip()
     ):
         raise DataError(
-            f"this bundle brings a private key, and {site.name} has made its own ({own}): a key that others have had "
-            f"is not its alone; ask for the bundle of your request, or remove {own}"
+            f"this bundle brings a private key, and {site.name} has made its own ({key}): a key that others have had "
+            f"is not its alone; ask for the bundle of your request, or remove {key}"
         )
     if "node.key" in files:
         return
-    if not own.exists():
+    if not key.exists():
         raise DataError(
-            f"the key of {site.name} is not on this machine ({own}), and this bundle brings none: join where, and as "
+            f"the key of {site.name} is not on this machine ({key}), and this bundle brings none: join where, and as "
             "the user by whom, `silofl request` was run, or name the folder that holds its node.key"
         )
-    here = fingerprint(public_pem(load_key(own)))
+    here = fingerprint(public_pem(load_key(key)))
     if here != wanted.get("SILOFL_KEY", here):
         raise DataError(
-            f"this bundle is for the key {wanted['SILOFL_KEY']}, and {own} is {here}: send the request anew, or take "
+            f"this bundle is for the key {wanted['SILOFL_KEY']}, and {key} is {here}: send the request anew, or take "
             "the bundle of this one"
         )
 
@@ -218,7 +218,7 @@ def site_of(
     if not SERVER.fullmatch(site.server):
         raise DataError(f"SILOFL_SERVER={site.server} in the bundle's .env is no HOST:PORT")
     named = variables.get("SILOFL_DATA", "")
-    own = folder / "policy.toml" if "policy.toml" in files else None
+    bundled = folder / "policy.toml" if "policy.toml" in files else None
     return replace(
         site,
         ca_certificate=folder / "ca.crt",
@@ -229,7 +229,7 @@ def site_of(
         state=site_root() / site.name / "state",
         device=device or site.device,
         allowed_apps=str(folder / "allowed-apps"),
-        policy=str(policy.expanduser().absolute()) if policy else str(own or ""),
+        policy=str(policy.expanduser().absolute()) if policy else str(bundled or ""),
         schema=folder / "schema.json",
     )
 

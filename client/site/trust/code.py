@@ -24,17 +24,17 @@ def check_pin(digest: str, app: bytes = b"") -> None:
     pins = os.environ.get("SILOFL_ALLOWED_APPS", "")
     if not pins:
         return
-    own = content_sum(app)
+    content = content_sum(app)
     try:
         allowed = set(read_pins(pins))
     except OSError as error:
         raise log_refusal(
-            f"app {own or digest} refused: cannot read the allowed apps: {error}"
+            f"app {content or digest} refused: cannot read the allowed apps: {error}"
         ) from None
-    if allowed.isdisjoint((digest, own)):
+    if allowed.isdisjoint((digest, content)):
         where = "SILOFL_ALLOWED_APPS" if is_sums(pins) else pins
         raise log_refusal(
-            f"app {own or digest} refused: its SHA-256 is not among the {len(allowed)} listed in {where}"
+            f"app {content or digest} refused: its SHA-256 is not among the {len(allowed)} listed in {where}"
         )
 
 
@@ -77,13 +77,9 @@ def dataset_faults(study: str, datasets: Mapping[str, str], silo: str, data: Pat
     here = code_of_data(data)
     if wanted == here:
         return []
-    found = "a data file"
-    if here:
-        found = f"an own data set with SHA-256 {here[:16]}..."
-    asked = f"no {silo}"
-    if wanted:
-        asked = f"{silo} = {wanted[:16]}..."
-    return [f"the study {study} has in [datasets] {asked}, and the data here are {found}"]
+    what = f"an own data set with SHA-256 {here[:16]}..." if here else "a data file"
+    of_study = f"{silo} = {wanted[:16]}..." if wanted else f"no {silo}"
+    return [f"the study {study} has in [datasets] {of_study}, and the data here are {what}"]
 
 
 def trainer_faults(study: str, wanted: str, run: Mapping[str, Any]) -> list[str]:
@@ -94,8 +90,6 @@ def trainer_faults(study: str, wanted: str, run: Mapping[str, Any]) -> list[str]
     here = digest_of_code(name)
     if here and here == wanted:
         return []
-    found = "is missing"
-    if here:
-        found = f"has SHA-256 {here[:16]}..."
-    asked = f"the study {study} has trainer = {wanted[:16]}..."
-    return [f"{asked}, and {name[:80]} here {found}"]
+    what = f"has SHA-256 {here[:16]}..." if here else "is missing"
+    of_study = f"the study {study} has trainer = {wanted[:16]}..."
+    return [f"{of_study}, and {name[:80]} here {what}"]

@@ -25,8 +25,8 @@ def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     """Return which of a run's settings exceed the policy, with rule and setting."""
     faults = method_faults(policy, str(run.get("strategy")), run)
     faults += filter(None, [network_fault(policy, run), trainer_fault(policy, run)])
-    given = number(run.get("batch-size"))
-    if given is None or given < policy.min_batch_size:
+    batch = number(run.get("batch-size"))
+    if batch is None or batch < policy.min_batch_size:
         faults.append(
             f"its policy has {policy.line('min_batch_size')}, the run batch-size = {run.get('batch-size')}"
         )
@@ -38,8 +38,8 @@ def secure_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     """Return why a run's vectors may not leave as they would: under masks, or without."""
     secure, rule = is_secure(run), policy.secure_aggregation
     if (secure and rule == "off") or (not secure and rule == "required" and uploads(run)):
-        asked = f"the run secure-aggregation = {str(secure).lower()}"
-        return [f"its policy has {policy.line('secure_aggregation')}, {asked}"]
+        setting = f"the run secure-aggregation = {str(secure).lower()}"
+        return [f"its policy has {policy.line('secure_aggregation')}, {setting}"]
     group = number(run.get("secure-group")) or 1
     if secure and group < policy.secure_group:
         return [
@@ -76,12 +76,12 @@ def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     has no effect. A setting for a number of epochs, steps or rounds that no rule covers is refused. With patches, an
     epoch is so many passes over the samples.
     """
-    faults, asked = [], of_method({**DEFAULTS, "local-epochs": None, **run})
+    faults, settings = [], of_method({**DEFAULTS, "local-epochs": None, **run})
     if not str(run.get("hold-out", "")).strip():
-        del asked["hold-out-epochs"]
-    passes = max(1.0, number(asked.get(PASSES)) or 1.0)
-    for key, value in asked.items():
-        kind, given = SETTINGS.get(key, ""), number(value)
+        del settings["hold-out-epochs"]
+    passes = max(1.0, number(settings.get(PASSES)) or 1.0)
+    for key, value in settings.items():
+        kind, amount = SETTINGS.get(key, ""), number(value)
         if not kind and AMOUNT.search(key) and not isinstance(value, bool):
             faults.append(
                 f"its policy knows no setting {key[:80]!r}, which may ask for any number: a newer silofl may"
@@ -90,22 +90,24 @@ def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
         no_limit = kind not in LIMITS or (kind == "rounds" and not limit)
         # Too many passes are one fault, not one of each training
         times = passes if kind == "epochs" and key != PASSES and passes <= limit else 1.0
-        if not no_limit and (given is None or given * times > limit):
+        if not no_limit and (amount is None or amount * times > limit):
             by = f" x {PASSES} = {times:g}" if times > 1 else ""
             faults.append(
                 f"its policy has {policy.line(LIMITS[kind])}, the run {key} = {value}{by}"
             )
-    return faults + decay_faults(policy, asked)
+    return faults + decay_faults(policy, settings)
 
 
-def decay_faults(policy: Policy, asked: Mapping[str, Any]) -> list[str]:
+def decay_faults(policy: Policy, settings: Mapping[str, Any]) -> list[str]:
     """Return where one step may replace more of a model than the policy allows: by zeros, or by a received model.
 
     Where learning rate times decay is 1, a step forgets all earlier ones: the reply is its last batch's gradient.
     """
 
     def of_kind(kind: str) -> dict[str, float | None]:
-        return {key: number(value) for key, value in asked.items() if SETTINGS.get(key) == kind}
+        return {
+            key: number(value) for key, value in settings.items() if SETTINGS.get(key) == kind
+        }
 
     faults, rates = [], of_kind("learning-rate")
     divisors = {owner(key): value for key, value in of_kind("decay-divisor").items()}
@@ -179,9 +181,9 @@ def sends_whole(method: str, run: Mapping[str, Any]) -> str:
         return f"the run strategy = {method}, which sends all layers" if whole else ""
     for name, values in whole.items():
         key = f"{method}.{name}"
-        given = run.get(key)
-        if given is None or to_plain(given) in map(to_plain, values):
-            return f"the run strategy = {method} with {key} = {given}, which sends all layers"
+        value = run.get(key)
+        if value is None or to_plain(value) in map(to_plain, values):
+            return f"the run strategy = {method} with {key} = {value}, which sends all layers"
     return ""
 
 
@@ -189,9 +191,9 @@ def round_faults(
     policy: Policy, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]
 ) -> list[str]:
     """Return how a round exceeds the policy; ``sent`` is the config of its message."""
-    given = number(sent.get("participants")) or 0
-    if kind == "train" and uploads(run) and given < policy.min_silos:
-        return [f"its policy has {policy.line('min_silos')}, the round {given:g} that train"]
+    present = number(sent.get("participants")) or 0
+    if kind == "train" and uploads(run) and present < policy.min_silos:
+        return [f"its policy has {policy.line('min_silos')}, the round {present:g} that train"]
     if kind == "evaluate" and not policy.peers and owner_of_model(run, sent):
         return [
             f"its policy has {policy.line('peers')}, and the model to evaluate is one silo's own (evaluate.models)"

@@ -107,7 +107,7 @@ def check_signed(
     signed = read_signed(files, unpacked=unpacked)
     changed = check_rendered(files, unpacked=unpacked)
     remembered = signed_by(folder)
-    own, trusted = read_signer(remembered), known_signers(remembered)
+    last, trusted = read_signer(remembered), known_signers(remembered)
     if by == UNSIGNED:
         if signed is None:
             if remember:
@@ -128,7 +128,7 @@ def check_signed(
     name_own_files("it was signed", signed.changed, echo)
     if remember:
         remembered.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if signed.fingerprint != own:
+        if signed.fingerprint != last:
             write_atomically(remembered, signed.fingerprint + "\n", mode=0o600)
         write_atomically(newest, json.dumps(times) + "\n", mode=0o600)
     return signed
@@ -136,14 +136,14 @@ def check_signed(
 
 def name_own_files(how: str, names: Iterable[str], echo: Callable[[str], None]) -> None:
     """Report the files of an unpacked bundle that the hospital has changed, if there are any."""
-    if found := ", ".join(names):
-        echo(f"not as {how}, so this site's own: {found}")
+    if listed := ", ".join(names):
+        echo(f"not as {how}, so this site's own: {listed}")
 
 
 def known_signers(remembered: Path) -> set[str]:
     """Return the signer of the silo's last bundle; before its first, those of the site's other silos."""
-    if own := read_signer(remembered):
-        return {own}
+    if last := read_signer(remembered):
+        return {last}
     others = sorted(remembered.parent.parent.glob(f"*/{remembered.name}"))
     return {read_signer(path) for path in others}
 
@@ -169,30 +169,30 @@ def check_time(signed: Signed, newest: Path, allow_older: bool) -> dict[str, str
     Raises DataError if this one is older, or was made after this machine's present time.
     """
     times = read_times(newest, forgiving=allow_older)
-    made, before = signed.manifest.made, times.get(signed.fingerprint, "")
+    when, before = signed.manifest.made, times.get(signed.fingerprint, "")
     now = time.gmtime()
-    if calendar.timegm(time.strptime(made, TIME)) > calendar.timegm(now) + CLOCKS:
+    if calendar.timegm(time.strptime(when, TIME)) > calendar.timegm(now) + CLOCKS:
         raise DataError(
-            f"this bundle was made at {made}, and this machine's clock says {time.strftime(TIME, now)}: set the clock "
+            f"this bundle was made at {when}, and this machine's clock says {time.strftime(TIME, now)}: set the clock "
             f"if it is wrong, else {AGAIN}, for its maker's clock was wrong"
         )
-    if made < before and not allow_older:
+    if when < before and not allow_older:
         raise DataError(
-            f"this bundle was made at {made}, and this site has taken one of {before}: ask for the newest one "
+            f"this bundle was made at {when}, and this site has taken one of {before}: ask for the newest one "
             "(--allow-older takes it all the same)"
         )
-    return {**times, signed.fingerprint: made}
+    return {**times, signed.fingerprint: when}
 
 
 def read_times(newest: Path, forgiving: bool) -> dict[str, str]:
     """Read :data:`NEWEST`; empty if there is no such file. Raises DataError if it is damaged."""
     try:
         times = {
-            str(key): str(made)
-            for key, made in json.loads(newest.read_text(encoding="utf-8")).items()
+            str(key): str(when)
+            for key, when in json.loads(newest.read_text(encoding="utf-8")).items()
         }
-        for made in times.values():
-            time.strptime(made, TIME)
+        for when in times.values():
+            time.strptime(when, TIME)
         return times
     except FileNotFoundError:
         return {}
