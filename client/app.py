@@ -43,7 +43,7 @@ from client.reported import (
     untrained_model,
 )
 from client.session import ClientSession
-from client.site.counts import claim, names_of
+from client.site.counts import claim_own_model, names_of
 from client.site.gate import check_message
 from client.site.message import data_sha256
 from client.site.terms import read_terms, take_terms
@@ -324,7 +324,7 @@ def own_model(message: Message, session: ClientSession) -> RecordDict:
         names = names_of(sent, int(context.run_id), client.state.numbers[TERMS]["runs"])
         model = digest_of([client.model.vector, client.model.buffers]).hex()
         data = data_sha256(context.node_config)
-        if fault := claim(
+        if fault := claim_own_model(
             context.node_config.get("state-dir"), names, session.name, data, model
         ):
             raise PolicyRefusedError(f"{session.name} refuses: {fault}")

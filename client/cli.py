@@ -59,9 +59,9 @@ def request(args: argparse.Namespace) -> None:
 
 
 def check_bundle(args: argparse.Namespace) -> None:
-    from client.site.trust.bundle import check
+    from client.site.trust.bundle import check_bundle
 
-    check(args.bundle, args.signed_by, echo=print, allow_older=args.allow_older)
+    check_bundle(args.bundle, args.signed_by, echo=print, allow_older=args.allow_older)
 
 
 def join(args: argparse.Namespace) -> int:
@@ -110,7 +110,7 @@ def site_doctor(
     from client.protocol.keys import site_root
     from client.protocol.node import Site
     from client.site.runtime.doctor import site_checks
-    from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
+    from client.site.trust.bundle import check_node_key, read_bundle, site_of, unpack_bundle
     from client.site.trust.signing import check_signed
     from partitions.own.index import as_file
 
@@ -130,7 +130,7 @@ def site_doctor(
                 return site.name, site_checks(site, link, args.slurm)
         files = read_bundle(args.what)
         site = site_of(files, Path())
-        check_key(files, site)
+        check_node_key(files, site)
         check_signed(
             files,
             site_root() / site.name,
@@ -142,7 +142,7 @@ def site_doctor(
             raise UserError(
                 f"there is no {site.data}, as the bundle's .env has it: name your data file with --data FILE"
             )
-        unpack(files, folder)
+        unpack_bundle(files, folder)
         data = as_file(data, folder, echo) if data else None
         site = site_of(files, folder, data, policy=args.policy)
         with via(site) if via else nullcontext() as link:

@@ -122,7 +122,7 @@ def may_measure(session: ClientSession) -> bool:
     return True
 
 
-def claim(session: ClientSession, question: Question) -> None:
+def claim_answer(session: ClientSession, question: Question) -> None:
     """Note that this answer is about to leave. Raises PolicyRefusedError where the rule refuses it, else SiteError."""
     state = session.context.node_config.get("state-dir")
     silo = session.name
@@ -269,4 +269,4 @@ def claim_evidence(client: SiloClient, session: ClientSession, least: int) -> No
     people = people_of(session.used_data.test)
     for kind, text in questions.items():
         digest = hashlib.sha256(text.encode()).hexdigest()
-        claim(session, Question(kind, model, digest, people))
+        claim_answer(session, Question(kind, model, digest, people))

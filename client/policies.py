@@ -76,17 +76,17 @@ def policy_page(policy: Policy) -> str:
         "",
         "At the end of a run with keep-models = reported, once, and it trains no further here:",
         "",
-        f"  {'own model':<16}  {own_model(policy)}",
+        f"  {'own model':<16}  {describe_own_model(policy)}",
         "",
         "Without training:",
         "",
-        f"  {EVALUATE:<16}  {evaluation(policy)}",
-        f"  {SURVEY:<16}  {survey(policy)}",
+        f"  {EVALUATE:<16}  {describe_evaluation(policy)}",
+        f"  {SURVEY:<16}  {describe_survey(policy)}",
     ]
     return "\n".join([*lines, "", footnote(policy)])
 
 
-def own_model(policy: Policy) -> str:
+def describe_own_model(policy: Policy) -> str:
     """Describe what leaves in a run that has silos send their own models."""
     run = {"keep-models": "reported", "rounds": 1, "dp": policy.private_only}
     if faults := own_model_faults(policy, run, {"round": 2}):
@@ -99,7 +99,7 @@ def own_model(policy: Policy) -> str:
     return f"leaves, with all its layers, to the server {whose}"
 
 
-def evaluation(policy: Policy) -> str:
+def describe_evaluation(policy: Policy) -> str:
     """Describe what leaves in a run that evaluates given models (``silofl evaluate``)."""
     if faults := method_faults(policy, EVALUATE, {**defaults(), "strategy": EVALUATE}):
         return f"refused: {faults[0]}"
@@ -117,7 +117,7 @@ def evaluation(policy: Policy) -> str:
     return f"metrics of {whose} the run's settings name by SHA-256 ({few}); no model leaves, none is kept"
 
 
-def survey(policy: Policy) -> str:
+def describe_survey(policy: Policy) -> str:
     """Describe what leaves in a survey of the data (``silofl survey``)."""
     settings = {**defaults(), "strategy": SURVEY}
     if faults := [*method_faults(policy, SURVEY, settings), *privacy_faults(policy, settings)]:

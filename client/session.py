@@ -44,7 +44,7 @@ from client.protocol.code import digest_of_code
 from client.protocol.policy import Policy, PolicyRefusedError, public_policy
 from client.protocol.secure import COUNTED, OWN
 from client.reported import note_terms
-from client.site.counts import number_of
+from client.site.counts import run_number
 from client.site.message import log_folder
 from client.site.terms import Terms
 from client.store import StateStore
@@ -329,7 +329,7 @@ class ClientSession:
         if not newcomer and self.info.trains:
             state = self.load_state(message.metadata.message_type, first)
             study = self.study.digest if self.study else ""
-            number = number_of(int(self.context.run_id))
+            number = run_number(int(self.context.run_id))
             note_terms(state, study, number, may_leave=self.sends_own_model)
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:

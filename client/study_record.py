@@ -21,7 +21,7 @@ from client.protocol.node import Site
 from client.protocol.parsed import SiteError
 from client.site.counts import count_used_up
 from client.site.study import approvals
-from client.site.trust.audit import settings_of
+from client.site.trust.audit import settings_by_line
 from client.site.trust.audit_page import (
     cause,
     check_receipts,
@@ -61,7 +61,7 @@ def study_record(
         )
     decided = [entry for entry in of_study if "warnings" in entry]
     left = [entry for entry in of_study if "warnings" not in entry]
-    checked, settings = check_receipts(verdict, folder, receipts), settings_of(entries)
+    checked, settings = check_receipts(verdict, folder, receipts), settings_by_line(entries)
     outside = [
         e
         for e in entries

@@ -27,7 +27,7 @@ from scans import leaks, write_dicom, write_nifti
 
 from client.protocol.keys import make_request, read_request
 from client.protocol.policy import Policy, Rules, default_file, key_of, parse_policy
-from client.site.trust.audit import Log, files_of, verify
+from client.site.trust.audit import Log, log_files, verify
 from client.site.trust.bundle import read_bundle, site_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.settings import toml_text
@@ -321,7 +321,7 @@ def test_an_audit_log(log_folder, edits):
     )
     for number in range(3):
         Log(log_folder).append({**dict.fromkeys(fields, number), "sent": []})
-    (file,) = files_of(log_folder)
+    (file,) = log_files(log_folder)
     whole = file.read_bytes()
     file.write_bytes(edited(whole, edits))
     found = verify(log_folder)

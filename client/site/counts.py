@@ -24,7 +24,7 @@ RULES = {"train": "max_rounds", "evaluate": "max_evaluations"}
 LIMITS = {"train": "rounds", "evaluate": "evaluations", "query": "queries"}
 
 
-def limits_of(policy: Policy, kind: str) -> dict[str, int]:
+def counted_limits(policy: Policy, kind: str) -> dict[str, int]:
     """Return the rules that count a message of this kind, with their limits, without those that allow any number."""
     names = ("runs_per_day", *([RULES[kind]] if kind in RULES else []), "max_messages")
     return {name: limit for name in names if (limit := getattr(policy, name))}
@@ -34,7 +34,7 @@ def count_faults(
     db: sqlite3.Connection, policy: Policy, run: str, silo: str, kind: str, day: str
 ) -> list[str]:
     """Return which rules do not allow another message of this run to this silo on this day."""
-    faults, limits = [], limits_of(policy, kind)
+    faults, limits = [], counted_limits(policy, kind)
     if "runs_per_day" in limits:
         runs = {
             number
@@ -193,19 +193,19 @@ KIND = "own model"
 Names = tuple[str, frozenset[str]]  # the run's own id, and Flower's numbers
 
 
-def number_of(run: int) -> str:
+def run_number(run: int) -> str:
     """Return Flower's number of a run in the form that the record uses."""
     return f"{run:016x}"
 
 
 def names_of(sent: Mapping[str, Any], run: int, trained: Iterable[str] = ()) -> Names:
     """Return a run's names in the record, from its message's config and Flower's number; ``trained``: earlier ones."""
-    number = number_of(run)
+    number = run_number(run)
     name = str(sent.get("run_id") or number)  # as in client/store.py
     return hashlib.sha256(name.encode()).hexdigest(), frozenset({number, *trained})
 
 
-def claim(state: Any, run: Names, silo: str, data: str, model: str) -> str:
+def claim_own_model(state: Any, run: Names, silo: str, data: str, model: str) -> str:
     """Note that this model is about to leave. Return why it may not, or an empty text; the same model may leave again.
 
     ``data``, ``model``: their SHA-256. Raises SiteError if it cannot be noted.

@@ -49,7 +49,7 @@ def pass_gate(
         return refuse(message, line)
     try:
         parsed = replace(parsed, app=tuple(check_app()))
-        check(parsed)
+        check_rules(parsed)
         parsed.passage.allowed = True
         reply = answer_allowed(parsed, answer)
     except Exception as error:
@@ -59,7 +59,7 @@ def pass_gate(
     return release_reply(reply, parsed)
 
 
-def check(message: SiteMessage, rules: Sequence[Rule] = RULES) -> None:
+def check_rules(message: SiteMessage, rules: Sequence[Rule] = RULES) -> None:
     """Raise PolicyRefusedError, one line, with the first rule's fault; SiteError if policy or study cannot be read.
 
     The transaction is on the disk when this returns, if it has a charge.
@@ -79,14 +79,14 @@ def check(message: SiteMessage, rules: Sequence[Rule] = RULES) -> None:
 
 
 def check_message(message: Any, context: Any, terms: Terms, *, app: Iterable[str] = ()) -> None:
-    """Check, count and charge a message where no SuperNode does, as in a simulation; raises as `check` does.
+    """Check, count and charge a message where no SuperNode does, as in a simulation; raises as `check_rules` does.
 
     There the server signs no log, and silos share no masks. ``app``: the sums of the app's build.
     """
     if "data" not in context.node_config or terms.rules.public:
         return
     parsed = replace(read_message(message, context, terms=terms), app=tuple(app))
-    check(parsed, [rule for rule in RULES if rule not in (masks_fault, receipt_fault)])
+    check_rules(parsed, [rule for rule in RULES if rule not in (masks_fault, receipt_fault)])
 
 
 def answer_allowed(message: SiteMessage, answer: Callable[[Terms], Any]) -> Any:

@@ -84,7 +84,7 @@ def describe_message(message: SiteMessage) -> dict[str, Any]:
     }
 
 
-def line_of(message: SiteMessage) -> dict[str, Any]:
+def released_line(message: SiteMessage) -> dict[str, Any]:
     """Return a message's line after the rules; an allowed one has its study, whose rules apply and bytes count."""
     line, study, passage = message.passage.line, message.terms.study, message.passage
     if passage.allowed:
@@ -153,7 +153,7 @@ def write_down(reply: Any, message: SiteMessage) -> tuple[int, str]:
     SiteError if log or record cannot be written, SiteError if budget or study allow no such reply.
     """
     study = message.terms.study if message.passage.allowed else None
-    line, withheld = line_of(message), take_withheld(reply)
+    line, withheld = released_line(message), take_withheld(reply)
     sent, record = list(describe_reply(reply)), Record(message.log.parent)
     total = sum(item["bytes"] for item in sent)
     with record.write() as db:

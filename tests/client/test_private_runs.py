@@ -23,7 +23,7 @@ from client.site.budget import ledger as ledgers
 from client.site.budget.accounting import MessageCost, cost_of, data_file
 from client.site.budget.ledger import Ledger
 from client.site.message import read_message
-from client.site.rules.budget import key_of
+from client.site.rules.budget import message_key
 from client.site.trust.message_rules import privacy_faults, run_faults
 from models.privacy.accountant import epsilon
 from server.cli.main import main
@@ -211,7 +211,7 @@ def test_a_charge_is_bound_to_everything_that_is_released(files, state, tmp_path
     def key(sha256="a", cost=cost):
         parsed = read_message(message, context)
         vars(parsed)["cohort"] = sha256
-        return key_of(parsed, cost)
+        return message_key(parsed, cost)
 
     seen = [
         key(),

@@ -10,7 +10,7 @@ from flwr.app import Context, Message
 
 from client.protocol.policy import Policy
 from client.protocol.study import StudyProtocol
-from client.site.gate import check
+from client.site.gate import check_rules
 from client.site.message import SiteMessage, read_message
 from client.site.release import describe_message
 from client.site.rules.counts import counts_fault
@@ -49,7 +49,7 @@ def count_message(
         log=(place or Path()) / "audit",
         day=date.fromisoformat(day),
     )
-    check(message, [counts_fault])
+    check_rules(message, [counts_fault])
 
 
 def described(

@@ -59,7 +59,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Release:
-    """A training message and its cost. ``key``: equal for repetitions of a message, see `release.key_of`."""
+    """A training message and its cost. ``key``: equal for repetitions of a message, see `rules/budget.py`."""
 
     key: str
     silo: str

@@ -57,7 +57,7 @@ def charge_message(message: SiteMessage) -> Charge | None:
     if not cost.steps:
         return None
     release = Release(
-        key=key_of(message, cost),
+        key=message_key(message, cost),
         silo=message.silo,
         run_id=str(config.get("run_id") or message.run)[:MOST_TEXT],
         run=str(config.get("run", ""))[:MOST_TEXT],
@@ -82,7 +82,7 @@ def note_charged(reply: Any, message: SiteMessage) -> SpentEpsilon | None:
     return replace(ledger.note_reply(charge.release, content, rules), before=charge.before)
 
 
-def key_of(message: SiteMessage, cost: MessageCost) -> str:
+def message_key(message: SiteMessage, cost: MessageCost) -> str:
     """Return a key that is equal for repetitions of a message, and differs for any other.
 
     It covers all that the cost and the released numbers depend on: Flower's own number of the run, every setting with

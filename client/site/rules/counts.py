@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ...protocol.policy import Policy
 from ...protocol.study import StudyProtocol
-from ..counts import count_faults, limits_of, study_faults
+from ..counts import count_faults, counted_limits, study_faults
 from ..message import SiteMessage
 from ..record import MESSAGE, Record
 from ..trust.message_rules import round_faults
@@ -32,7 +32,7 @@ def count_message(
 ) -> str:
     """Note a message of this run in the record; return which limit of study or policy does not allow another."""
     if state is None:
-        limits = limits_of(policy, kind)
+        limits = counted_limits(policy, kind)
         line = policy.line(next(iter(limits))) if limits else ""
         return f"its policy has {line}, and this silo no state-dir to count in" if line else ""
     with Record(state).write(sync=False) as db:

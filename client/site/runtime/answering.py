@@ -60,7 +60,9 @@ def answer_task(workers: Workers, task: Received) -> Any:
 
     def answer(terms: Terms) -> Any:
         try:
-            check_folder(unpack_app(content, digest), run.fab_id, run.fab_version, fab.hash_str)
+            check_app_folder(
+                unpack_app(content, digest), run.fab_id, run.fab_version, fab.hash_str
+            )
             head = {"fab": [run.fab_id, run.fab_version, fab.hash_str], "identity": identity}
             return workers.ask({**head, "terms": written_terms(terms)}, message, context)
         except Exception as error:
@@ -81,7 +83,7 @@ def failure_reply(message: Any, error: Exception) -> Any:
 # --- the app on the disk ----------------------------------------------------------------------------------
 
 
-def check_folder(unpacked: Path, fab_id: str, fab_version: str, fab_hash: str) -> Path:
+def check_app_folder(unpacked: Path, fab_id: str, fab_version: str, fab_hash: str) -> Path:
     """Return the folder of the unpacked app. Raises AppRefusedError if Flower would load another one.
 
     Flower makes the folder's name of these fields, which the server sends beside the app. They may hold `/` and `..`.

@@ -38,7 +38,13 @@ from client.site.runtime.doctor import (
     table,
 )
 from client.site.runtime.slurm import OPTIONS
-from client.site.trust.bundle import POLICY_ASKED, check_key, read_bundle, site_of, unpack
+from client.site.trust.bundle import (
+    POLICY_ASKED,
+    check_node_key,
+    read_bundle,
+    site_of,
+    unpack_bundle,
+)
 from client.site.trust.signing import check_signed
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import hold_lock, write_atomically
@@ -261,7 +267,7 @@ def join(
     """
     files = read_bundle(bundle)
     site = site_of(files, Path())
-    check_key(files, site)
+    check_node_key(files, site)
     name = site.name
     folder = site_root() / name
     with only_one(folder, name):
@@ -269,7 +275,7 @@ def join(
         check_signed(
             files, folder, signed_by, unpacked=unpacked, echo=echo, allow_older=allow_older
         )
-        unpack(files, folder)
+        unpack_bundle(files, folder)
         site = site_of(files, folder, as_file(data, folder, echo), device, policy)
         named = str(site.policy if policy else "")
         with via(site) if via else nullcontext() as link:

@@ -25,7 +25,7 @@ def allows(allowed: Any, value: Any) -> bool:
     return to_plain(value) in map(to_plain, wanted)
 
 
-def setting_faults(study: StudyProtocol, run: Mapping[str, Any]) -> list[str]:
+def study_setting_faults(study: StudyProtocol, run: Mapping[str, Any]) -> list[str]:
     """Return which of a run's settings are outside the study.
 
     Settings of other methods do not count. A setting of the study that the run does not send is outside, since its
@@ -77,7 +77,7 @@ def message_faults(
         faults.append(
             f"the study {study.name} has {len(study.apps)} app builds, and {first[:16]}... is none of them"
         )
-    faults += setting_faults(study, run)
+    faults += study_setting_faults(study, run)
     faults += trainer_faults(study.name, study.trainer, run)
     faults += round_fault(
         study, run, kind, sent, newcomer=silo in study.held_out and "newcomer" in sent

@@ -95,7 +95,7 @@ def noted_settings(folder: Path) -> dict[str, Any]:
     return {"file": "", "lines": {}}
 
 
-def files_of(folder: Path) -> list[Path]:
+def log_files(folder: Path) -> list[Path]:
     """Return the log's files, the oldest first."""
     return chain.files_of(folder, Log.kind)
 
@@ -109,7 +109,7 @@ def verify(folder: Path, first: int = 1) -> ChainVerdict:
     return verdict
 
 
-def settings_of(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+def settings_by_line(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     """Return the settings of each line's run, by line number. Lines of earlier versions have none."""
     by_line: dict[int, Mapping[str, Any]] = {}
     for entry in entries:
@@ -121,7 +121,7 @@ def settings_of(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, 
 
 def _check_settings(verdict: ChainVerdict, first: int) -> None:
     """Check that every line has its run's settings, or refers to a line that has them."""
-    known = settings_of(verdict.entries)
+    known = settings_by_line(verdict.entries)
     for entry in verdict.entries:
         where = entry.get("settings-line", entry["line"] if "run-config" in entry else 0)
         if where >= first and entry["line"] not in known:

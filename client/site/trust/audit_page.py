@@ -12,7 +12,7 @@ from typing import Any
 from client.protocol.chain import ChainVerdict
 from client.protocol.methods import DEFAULTS
 from client.protocol.receipts import FILE, read_kept
-from client.site.trust.audit import files_of, settings_of, verify
+from client.site.trust.audit import log_files, settings_by_line, verify
 from client.site.trust.bundle import find_state
 from client.site.trust.receipts import ReceiptCheck, compare_receipts, known_key
 from partitions.common.errors import UserError
@@ -30,7 +30,7 @@ def find_log(where: Path | None) -> Path:
     """
     where = find_state(where)
     folder = where / "audit" if (where / "audit").is_dir() else where
-    if not files_of(folder):
+    if not log_files(folder):
         raise UserError(
             f"there is no audit log in {where}: nothing has left from there, or it is another directory"
         )
@@ -42,7 +42,7 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
 
     The server chose some of the texts, so terminal control characters are escaped.
     """
-    settings = settings_of(entries)
+    settings = settings_by_line(entries)
     of_month = [entry for entry in entries if entry["time"].startswith(month)]
     # This site's decisions about studies
     decided = [entry for entry in of_month if "warnings" in entry]
@@ -61,7 +61,7 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
         for e in decided
     ]
     for sent in runs.values():
-        lines += ["", *of_run(sent, describe_run(sent, settings), all_settings)]
+        lines += ["", *run_lines(sent, describe_run(sent, settings), all_settings)]
     others = sorted({entry["time"][:7] for entry in entries} - {month})
     if others:
         lines += ["", f"other months: {', '.join(others)} (--month)"]
@@ -71,7 +71,7 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
 def describe_run(
     sent: Sequence[Entry], settings: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return what the lines of one run tell of it. ``settings``: by line (`settings_of`)."""
+    """Return what the lines of one run tell of it. ``settings``: by line (`settings_by_line`)."""
     rounds = sorted({entry["round"] for entry in sent if entry["round"]})
     return {
         "run": next((entry["run"] for entry in sent if entry["run"]), ""),
@@ -91,7 +91,9 @@ def describe_run(
     }
 
 
-def of_run(sent: Sequence[Entry], run: Mapping[str, Any], all_settings: bool) -> Iterator[str]:
+def run_lines(
+    sent: Sequence[Entry], run: Mapping[str, Any], all_settings: bool
+) -> Iterator[str]:
     """Yield the lines of one run, with its settings as the server sent them: all, or those other than the defaults."""
     settings, rounds = run["settings"], run["rounds"]
     span = f", rounds {rounds[0]} to {rounds[1]}" if rounds else ""
@@ -228,7 +230,7 @@ def chain(verdict: ChainVerdict, folder: Path, seen: str, others: Sequence[Path]
     if not verdict.faults:
         first, last = (verdict.entries[i]["line"] for i in (0, -1))
         lines.append(
-            f"ok    lines {first} to {last} in {len(files_of(folder))} files: none changed, missing or moved"
+            f"ok    lines {first} to {last} in {len(log_files(folder))} files: none changed, missing or moved"
         )
     if checked.count:
         lines.append(

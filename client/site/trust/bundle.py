@@ -142,7 +142,7 @@ def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]
             yield place.name, content.read()
 
 
-def check_key(files: Mapping[str, bytes], site: Site) -> None:
+def check_node_key(files: Mapping[str, bytes], site: Site) -> None:
     """Raise DataError if the key that a bundle needs is missing here, or the bundle brings another one than our own."""
     key, wanted = own_key(site_root() / site.name), variables_of(files)
     if (
@@ -253,7 +253,7 @@ def check_compose_files(folder: Path) -> list[str]:
     return [name for name in names if ".override." in name]
 
 
-def check(
+def check_bundle(
     bundle: Path, by: str = "", *, echo: Callable[[str], None], allow_older: bool = False
 ) -> None:
     """Run `silofl check-bundle`: report the signer, and whether Docker here has the signed image."""
@@ -274,7 +274,7 @@ def check(
         echo(check_image(signed, image))
 
 
-def unpack(files: Mapping[str, bytes], folder: Path) -> None:
+def unpack_bundle(files: Mapping[str, bytes], folder: Path) -> None:
     """Write the files that a silo needs, readable by their owner only."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "schema.json").unlink(missing_ok=True)  # left by an earlier bundle

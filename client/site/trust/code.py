@@ -47,11 +47,12 @@ def log_refusal(line: str) -> AppRefusedError:
 def is_sums(pins: str) -> bool:
     """Return whether a value of `SILOFL_ALLOWED_APPS` is a list of sums, and not a file name."""
     return all(
-        len(part) == 64 and not set(part) - set("0123456789abcdef") for part in split(pins)
+        len(part) == 64 and not set(part) - set("0123456789abcdef")
+        for part in split_words(pins)
     )
 
 
-def split(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words of a text, in lower case, separated by commas or white space."""
     return text.replace(",", " ").lower().split()
 
@@ -59,11 +60,11 @@ def split(text: str) -> list[str]:
 def read_pins(pins: str) -> Iterator[str]:
     """Yield the SHA-256 sums of `SILOFL_ALLOWED_APPS`; a file has one per line, `#` starts a comment."""
     if is_sums(pins):
-        yield from split(pins)
+        yield from split_words(pins)
         return
     for line in Path(pins).expanduser().read_text(encoding="utf-8").splitlines():
         # `sha256sum` writes the file's name after the sum
-        yield from split(line.partition("#")[0])[:1]
+        yield from split_words(line.partition("#")[0])[:1]
 
 
 # --- the app of a checkout ---

@@ -24,7 +24,7 @@ from typing import Any
 from ...protocol.chain import append_line, last_first, parse_line, write_whole
 from ...protocol.parsed import SiteError
 from ...protocol.receipts import ASKED, FILE, Receipt, read_receipt
-from .audit import Log, files_of
+from .audit import Log, log_files
 
 KEY_FILE = "server-key"
 REQUIRED = "required"
@@ -82,7 +82,7 @@ def _check_receipt(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:
 
 def _hash_of(line: int, folder: Path) -> str:
     """Return the hash of a line among the last ones of the log; empty: it is not there."""
-    texts = (text for file in reversed(files_of(folder)[-2:]) for text in last_first(file))
+    texts = (text for file in reversed(log_files(folder)[-2:]) for text in last_first(file))
     for _, text in zip(range(LOOKED_AT), texts, strict=False):
         entry = parse_line(text, Log.required)
         if entry is not None and entry["line"] <= line:

@@ -118,7 +118,7 @@ def check_signed(
         )
     if by:
         trusted = {wanted_key(by)}
-    check_signer(signed, trusted)
+    check_bundle_signer(signed, trusted)
     if signed is None:
         name_own_files("silofl made it", changed, echo)
         return None
@@ -148,7 +148,7 @@ def known_signers(remembered: Path) -> set[str]:
     return {read_signer(path) for path in others}
 
 
-def check_signer(signed: Signed | None, trusted: Set[str]) -> None:
+def check_bundle_signer(signed: Signed | None, trusted: Set[str]) -> None:
     """Raise DataError if there are trusted fingerprints and none of them signed a bundle."""
     names = " or ".join(sorted(trusted))
     if trusted and signed is None:

@@ -24,7 +24,7 @@ from client.protocol.keys import (
     site_root,
 )
 from client.protocol.node import read_variables
-from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
+from client.site.trust.bundle import check_node_key, read_bundle, site_of, unpack_bundle
 from server.deploy.bundle import Bundle
 from server.deploy.control import Control, write_connection
 
@@ -154,9 +154,9 @@ def test_join_finds_the_sites_own_key(tmp_path):
     key, _, request = make_request("clinic", None, None)
     files = bundle(wanted=request.fingerprint)
     site = site_of(files, tmp_path / "files")
-    check_key(files, site)
+    check_node_key(files, site)
     assert site.node_key == key
-    unpack(files, tmp_path / "files")
+    unpack_bundle(files, tmp_path / "files")
     assert not (tmp_path / "files/node.key").exists()
     assert (
         "holds no private key" in files["README.md"].decode()
@@ -170,12 +170,12 @@ def test_a_bundle_whose_key_is_elsewhere():
         ValueError,
         match=r"the key of clinic is not on this machine .* this bundle brings none: join",
     ):
-        check_key(files, site_of(files, Path()))
+        check_node_key(files, site_of(files, Path()))
     make_request("clinic", None, None)
     with pytest.raises(
         ValueError, match=r"this bundle is for the key SHA256:12, and .* is SHA256:"
     ):
-        check_key(files, site_of(files, Path()))
+        check_node_key(files, site_of(files, Path()))
 
 
 def test_a_bundle_does_not_bring_another_key_in_place_of_the_sites_own():
@@ -185,8 +185,8 @@ def test_a_bundle_does_not_bring_another_key_in_place_of_the_sites_own():
     with pytest.raises(
         ValueError, match="this bundle brings a private key, and clinic has made its own"
     ):
-        check_key(files, site_of(files, Path()))
-    check_key(bundle(key.read_bytes()), site_of(files, Path()))
+        check_node_key(files, site_of(files, Path()))
+    check_node_key(bundle(key.read_bytes()), site_of(files, Path()))
 
 
 # --- against a real SuperLink -----------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_a_request_is_signed_in(server, tmp_path, capsys):
     from client.link.connection import connection_checks
     from client.site.runtime.doctor import first_failure
 
-    unpack(files, tmp_path / "files")  # the server knows the key
+    unpack_bundle(files, tmp_path / "files")  # the server knows the key
     assert not first_failure(connection_checks(site_of(files, tmp_path / "files")))
 
     assert silofl("add-silo", "--request", "clinic.request", "--out", "new.tar") == 0

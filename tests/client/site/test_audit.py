@@ -20,7 +20,7 @@ from client.protocol import chain
 from client.protocol.chain import chain_line, digest
 from client.protocol.methods import DEFAULTS
 from client.site.trust import audit_page
-from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
+from client.site.trust.audit import LARGEST_SETTINGS, Log, log_files, settings_by_line, verify
 
 FIRST = chain.file_name(1, "audit")
 
@@ -118,7 +118,13 @@ def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path, monkeypa
     entries = verify(log.folder).entries
     assert [one.get("run-config") for one in entries] == [SETTINGS, None, other, None, None]
     assert [one.get("settings-line") for one in entries] == [None, 1, None, 1, 3]
-    assert settings_of(entries) == {1: SETTINGS, 2: SETTINGS, 3: other, 4: SETTINGS, 5: other}
+    assert settings_by_line(entries) == {
+        1: SETTINGS,
+        2: SETTINGS,
+        3: other,
+        4: SETTINGS,
+        5: other,
+    }
     # Each file tells alone, once the ones before it are moved away
     monkeypatch.setattr(chain, "LARGEST", 10)
     log.append(of_run(6))
@@ -171,7 +177,7 @@ def test_a_log_of_before_settings_were_kept_goes_on(log):
     Log(log).append(of_run(7))
     Log(log).append(of_run(8))
     found = verify(log)
-    assert not found.faults and settings_of(found.entries) == {7: SETTINGS, 8: SETTINGS}
+    assert not found.faults and settings_by_line(found.entries) == {7: SETTINGS, 8: SETTINGS}
 
 
 def test_more_settings_than_the_log_keeps_get_no_reply(tmp_path):
@@ -376,7 +382,7 @@ def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log):
     Log(log).append(entry(7))
     found = verify(log)
     assert not found.faults and found.entries[-1]["line"] == 7 and len(found.notes) == 1
-    assert len(files_of(log)) == 2
+    assert len(log_files(log)) == 2
 
 
 def test_a_disk_that_is_full(log):
@@ -401,12 +407,12 @@ def test_it_rotates(tmp_path, monkeypatch):
     monkeypatch.setattr(chain, "LARGEST", 2000)
     for number in range(1, 9):
         Log(tmp_path).append(entry(number))
-    names = [file.name for file in files_of(tmp_path)]
+    names = [file.name for file in log_files(tmp_path)]
     assert len(names) > 2 and names == [
         chain.file_name(n + 1, "audit") for n in range(len(names))
     ]
     assert not verify(tmp_path).faults and len(verify(tmp_path).entries) == 8
-    files_of(tmp_path)[0].unlink()
+    log_files(tmp_path)[0].unlink()
     left = verify(tmp_path)
     first = left.entries[0]["line"]
     assert first > 1 and left.faults == [
@@ -415,7 +421,7 @@ def test_it_rotates(tmp_path, monkeypatch):
         + f" missing before line {first}"
     ]
     assert not verify(tmp_path, first).faults
-    files_of(tmp_path)[1].unlink()
+    log_files(tmp_path)[1].unlink()
     assert len(verify(tmp_path, first).faults) == 1
 
 

@@ -30,7 +30,7 @@ from client.protocol.node import Site, read_variables, supernode_command
 from client.protocol.policy import Policy, read_policy
 from client.site.runtime.doctor import data_checks
 from client.site.runtime.supervisor import only_one
-from client.site.trust.bundle import read_bundle, site_of, unpack
+from client.site.trust.bundle import read_bundle, site_of, unpack_bundle
 from client.site.trust.signing import check_signed
 from partitions.schema import Feature, Schema
 from server.deploy.bundle import Bundle, add_silo, pins, remove_silo
@@ -89,7 +89,7 @@ def test_the_federations_schema(tmp_path, capsys):
     replace(bundle(), schema=schema).write(tmp_path / "clinic.tar")
     files = read_bundle(tmp_path / "clinic.tar")
     assert files["schema.json"].decode() == schema.text
-    unpack(files, tmp_path / "site")
+    unpack_bundle(files, tmp_path / "site")
     site = site_of(files, tmp_path / "site", tmp_path / "data.npz")
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
     parts: dict[str, Any] = {"x": x, "y": np.arange(6) % 2}
@@ -119,7 +119,7 @@ def test_the_federations_schema(tmp_path, capsys):
     bundle().write(tmp_path / "other.tar")
     assert silofl(*where, tmp_path / "other.tar") == 2
     assert "other.tar has no schema: its federation declares none" in capsys.readouterr().err
-    unpack(read_bundle(tmp_path / "other.tar"), tmp_path / "site")
+    unpack_bundle(read_bundle(tmp_path / "other.tar"), tmp_path / "site")
     assert not (tmp_path / "site/schema.json").exists()
 
 
@@ -367,7 +367,7 @@ def test_site_of_a_bundle(tar, tmp_path, monkeypatch):
         tmp_path / "state/silofl-site/clinic/state",
     )
     assert site.allowed_apps == str(tmp_path / "files/allowed-apps")
-    unpack(read_bundle(tar), tmp_path / "files")
+    unpack_bundle(read_bundle(tar), tmp_path / "files")
     modes = {
         path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "files").iterdir()
     }

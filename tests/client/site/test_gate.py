@@ -28,7 +28,7 @@ from server.simulation.engine import flower_identity
 
 APP = "ab" * 32
 MODEL = np.ones(4, np.float32)
-MOST_ROOMS = 23
+MOST_ROOMS = 20
 
 
 class Silo:
@@ -114,7 +114,7 @@ def statements(silo, monkeypatch):
 
         return ask
 
-    monkeypatch.setattr(gate.check, "__defaults__", (tuple(map(noted, rules.RULES)),))
+    monkeypatch.setattr(gate.check_rules, "__defaults__", (tuple(map(noted, rules.RULES)),))
     return silo.steps
 
 

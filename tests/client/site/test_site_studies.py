@@ -34,7 +34,7 @@ from client.site.release import release_reply
 from client.site.runtime.doctor import study_checks
 from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
-from client.site.study.protocol import allows, message_faults, setting_faults
+from client.site.study.protocol import allows, message_faults, study_setting_faults
 from client.site.terms import GIVEN, Terms, narrow_policy, read_terms, take_terms, written_terms
 from client.site.trust import audit
 from partitions.common.errors import DataError, UserError
@@ -230,7 +230,7 @@ def test_every_setting_that_may_matter_is_fixed():
             else f"{value}x"
         )
         ignored = owner(key) in METHODS and owner(key) != "apple"  # another method's
-        assert bool(setting_faults(fixed, {**run, key: changed})) == (
+        assert bool(study_setting_faults(fixed, {**run, key: changed})) == (
             key not in FREE and not ignored
         ), key
 
@@ -1146,7 +1146,7 @@ def test_sums_of_groups_are_agreed_in_the_study(tmp_path, capsys):
     # No run of another study opens sums of groups
     alone = parse_study(drafted(file, 17, "secure-group=5"), "f")
     run = {**studies.corners(alone, "fedavg")[0], "secure-robust": "groups"}
-    assert setting_faults(alone, run) == [
+    assert study_setting_faults(alone, run) == [
         "the study trial has secure-robust = none, the run 'groups'"
     ]
 
