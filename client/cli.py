@@ -59,9 +59,9 @@ def request(args: argparse.Namespace) -> None:
 
 
 def check_bundle(args: argparse.Namespace) -> None:
-    from client.site.trust.bundle import check_bundle
+    from client.site.trust.bundle import verify_bundle
 
-    check_bundle(args.bundle, args.signed_by, echo=print, allow_older=args.allow_older)
+    verify_bundle(args.bundle, args.signed_by, echo=print, allow_older=args.allow_older)
 
 
 def join(args: argparse.Namespace) -> int:

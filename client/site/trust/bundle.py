@@ -253,7 +253,7 @@ def check_compose_files(folder: Path) -> list[str]:
     return [name for name in names if ".override." in name]
 
 
-def check_bundle(
+def verify_bundle(
     bundle: Path, by: str = "", *, echo: Callable[[str], None], allow_older: bool = False
 ) -> None:
     """Run `silofl check-bundle`: report the signer, and whether Docker here has the signed image."""

@@ -27,7 +27,7 @@ from client.protocol.envelope import BUNDLE, add_prefix, fingerprint, public_pem
 from client.protocol.keys import load_signing_key, make_request, make_signing_key, site_root
 from client.protocol.manifest import SIGNED, sign_bundle
 from client.site.trust import signing
-from client.site.trust.bundle import check_bundle, read_bundle
+from client.site.trust.bundle import read_bundle, verify_bundle
 from client.site.trust.signing import NEWEST, check_signed, signed_by
 from docker import entry
 from server.cli.main import main
@@ -384,9 +384,9 @@ def test_the_image_that_was_signed_is_the_one_that_is_started(answer, reason, mo
     docker_with(monkeypatch, answer)
     said: list[str] = []
     if reason:
-        fails(ValueError, reason, check_bundle, tar, echo=said.append)
+        fails(ValueError, reason, verify_bundle, tar, echo=said.append)
     else:
-        check_bundle(tar, echo=said.append)
+        verify_bundle(tar, echo=said.append)
         assert said[-1] == f"reg/silo@{IMAGE} is the image that was signed, {IMAGE}"
     assert said[0] == "clinic, at the server fl.example.org:9092"
 
@@ -399,7 +399,7 @@ def test_the_digest_of_an_image_that_is_here_is_signed(monkeypatch):
     tar = bundle(image="silo:1")
     assert json.loads(json.loads(read_bundle(tar)[SIGNED])["manifest"])["images"] == []
     said: list[str] = []
-    check_bundle(tar, echo=said.append)
+    verify_bundle(tar, echo=said.append)
     assert said[-1] == "silo:1: the signature names no image"
 
 
