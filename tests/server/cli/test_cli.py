@@ -372,7 +372,6 @@ OTHERS = [
         "--labels beside --recipe: the recipe says",
     ),
     ("schema r.toml --out schema.toml", "r.toml cannot be read (No such file or directory)"),
-    ("import {place}/table.csv --out t.csv", "t.csv does not end in .npz"),
     ("import {place}/table.csv --out t.npz --label lable", "'lable' (did you mean 'label'?)"),
     ("import {place}/nowhere --out t.npz", "there is no {place}/nowhere"),
     (
@@ -416,10 +415,6 @@ OTHERS = [
         "import {place}/table.csv --out t.npz --text note",
         "unknown column of {place}/table.csv 'note'",
     ),
-    (
-        "import {place}/table.csv --out t.npz --text age --vocabulary w.txt",
-        "there is no vocabulary w.txt; name a file",
-    ),
     ("import {place}/a-folder --out t.npz --size 0", "size is 0; it must be 1 or more"),
 ]
 
@@ -429,6 +424,23 @@ OTHERS = [
 )
 def test_bad_input_of_the_other_commands(options, reason, refused):
     refused(options, reason)
+
+
+def test_an_import_names_every_problem_on_a_line_of_its_own(place, say, tmp_path, monkeypatch):
+    """One patient's table, a wrong ending, a list of words that is not there."""
+    monkeypatch.chdir(tmp_path)
+    options = "--out t.csv --text age --vocabulary w.txt"
+    code, _, err = say(f"import {place}/table.csv {options}")
+    first, *lines = err.splitlines()
+    assert code == 2 and first == f"silofl import: {place}/table.csv has 3 problems:"
+    parts = (
+        "t.csv does not end in .npz",
+        "there is no vocabulary w.txt",
+        "the 1 labels are 1: not all",
+    )
+    for i, (line, part) in enumerate(zip(lines, parts, strict=True), 1):
+        assert line.startswith(f"silofl import: ({i}) {part}")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_resume_as_another_run(place, say, refused, tmp_path):
