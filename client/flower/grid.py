@@ -34,7 +34,22 @@ def own_grid(grid: Grid) -> Grid:
     return RuntimeGrid(grid) if isinstance(grid, internal("http_grid").HttpGrid) else grid
 
 
-class RuntimeGrid(Grid):
+class MessageGrid(Grid):
+    """What Grids of ours share."""
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+
+class RuntimeGrid(MessageGrid):
     """``grid``: Flower's own. ``report`` receives the progress of a long reply."""
 
     def __init__(self, grid: Any) -> None:
@@ -51,17 +66,6 @@ class RuntimeGrid(Grid):
     def set_run(self, run: Any) -> None:
         """Set the run."""
         self.flowers.set_run(run)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Return a message to a node."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_nodes(self) -> Iterable[Any]:
         """Return the nodes that are online."""

@@ -24,8 +24,11 @@ from .internals import internal
 from .transfers import enclose, is_whole, parts_in
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
-# Between two checks, for a silo and for a ServerApp, which read this process's memory only
-LOOK_SECONDS, LOOK_AT_REPLIES_SECONDS = 0.05, 0.01
+# Between two looks at whether a silo that waits is still there; a message to it wakes it at once
+LOOK_SECONDS = 1.0
+LOOK_AT_REPLIES_SECONDS = (
+    0.01  # between two checks for a ServerApp, which read this process's memory only
+)
 # Silos; each waiting one occupies one of the thousand threads that answer calls
 MOST_WAITING = 500
 HELD_SECONDS = 1.0  # maximum wait for a reply before an empty answer to a ServerApp
@@ -71,18 +74,34 @@ class Mail:
         self.noted: dict[str, PushedMessage] = {}
         self.last: dict[int, tuple[str, Any]] = {}  # by node: what was delivered to it last
         self.sessions: dict[str, PushedMessage] = {}
+        # By session: the parts that a ServerApp has yet to push, and the nodes whose messages lack them
+        self.missing: dict[str, tuple[set[str], set[int]]] = {}
+        self.news: dict[int, threading.Event] = {}  # by node: a silo that waits
         self.given: dict[int, Any] = {}  # by run: the last answer to its ServerApp
         self.lock = threading.Lock()
 
     def note(self, request: Any, answer: Any) -> None:
-        """Note the messages that a ServerApp has pushed."""
+        """Note the messages that a ServerApp has pushed, and wake their silos once all parts are there."""
+        nodes = {proto.metadata.dst_node_id for proto in request.messages_list}
         with self.lock:
             for name, proto in zip(answer.message_ids, request.messages_list, strict=True):
                 if name:
                     self.noted[name] = PushedMessage(proto, self.most(proto.metadata.group_id))
-            for kept in (self.noted, self.sessions):
+            self.missing[answer.session_id] = {*answer.objects_to_push}, nodes
+            for kept in (self.noted, self.sessions, self.missing):
                 while len(kept) > MOST_NOTED:
                     del kept[next(iter(kept))]
+        self._note_part(answer.session_id, "")
+
+    def _note_part(self, session: str, name: str) -> None:
+        """Note that a part of a ServerApp's messages is stored."""
+        with self.lock:
+            parts, nodes = self.missing.get(session, ({name}, set[int]()))
+            parts.discard(name)
+            if not parts:
+                self.missing.pop(session, None)
+        for waiting in () if parts else [self.news[node] for node in nodes & self.news.keys()]:
+            waiting.set()
 
     # --- a silo asks for a message ---
 
@@ -94,9 +113,7 @@ class Mail:
             return lost
         if self.room.acquire(blocking=False):
             try:
-                until = time.monotonic() + WAIT_SECONDS
-                while time.monotonic() < until and is_active() and not self._waits_for(node):
-                    time.sleep(LOOK_SECONDS)
+                self._wait(node, time.monotonic() + WAIT_SECONDS, is_active)
             finally:
                 self.room.release()
         if not is_active():  # the caller has disconnected
@@ -111,6 +128,16 @@ class Mail:
             enclose(tree, self.store.get)
             self.last[node] = name, answer
         return answer
+
+    def _wait(self, node: int, until: float, is_active: Callable[[], bool]) -> None:
+        """Wait until a message to a node is whole, its caller has gone, or the time is over."""
+        news = self.news.setdefault(node, threading.Event())
+        while time.monotonic() < until and is_active():
+            news.clear()  # first, for what comes after the look sets it again
+            if self._waits_for(node):
+                break
+            news.wait(LOOK_SECONDS)
+        self.news.pop(node, None)
 
     def _waits_for(self, node: int) -> list[str]:
         """Return the undelivered messages to a node, if one has all its parts: a silo waits for a missing part."""
@@ -214,13 +241,13 @@ class Mail:
     # --- a ServerApp ---
 
     def wrap(self, handlers: Any) -> None:
-        """Wrap `pull_messages` and `push_messages` of the Runtime API, which a ServerApp calls.
+        """Wrap what a ServerApp calls of the Runtime API: `pull_messages`, `push_messages` and `push_object`.
 
         A query for replies waits for them. It occupies one of the forty threads that answer such calls, a second at
         most. Flower deletes a message whose reply it has given. A ServerApp asks for it again if the answer was lost,
         and would have an error: here it has the answer.
         """
-        pull, push = handlers.pull_messages, handlers.push_messages
+        pull, push, store = handlers.pull_messages, handlers.push_messages, handlers.push_object
 
         def pull_messages(request: Any, state: Any, task: Any) -> Any:
             asked, answer = {*request.message_ids}, self.given.get(task.run_id)
@@ -246,7 +273,13 @@ class Mail:
             self.note(request, answer)
             return answer
 
+        def push_object(request: Any, state: Any, task: Any) -> Any:
+            answer = store(request, state, task)
+            self._note_part(request.session_id, request.object_id)
+            return answer
+
         handlers.pull_messages, handlers.push_messages = pull_messages, push_messages
+        handlers.push_object = push_object
 
     def _wait_for_replies(self, asked: set[str]) -> set[str]:
         """Wait until all these messages have an answer, or a while from the first one; return which have."""

@@ -54,7 +54,7 @@ SEAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "runtime_handlers": (
         lambda: internal("runtime_handlers"),
-        ("pull_messages", "push_messages"),
+        ("pull_messages", "push_messages", "push_object"),
     ),
     "extensions": (lambda: internal("extensions"), ("get_lifespan_contexts",)),
     "LinkState": (

@@ -17,13 +17,13 @@ from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
+from client.flower.grid import MessageGrid
 from client.flower.internals import internal
 from strategies.base.settings import Value
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(MessageGrid):
     """Grid of N silos in this process. ``state_path``: the folder of their states (None: memory only).
 
     ``seconds``: the silos' compute time for the replies to the last pushed messages. ``answered``: called after each
@@ -97,22 +97,6 @@ class InProcessGrid(Grid):
     @property
     def run(self) -> Any:
         raise NotImplementedError("an in-process federation is no Flower run")
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        return Message(
-            content,
-            dst_node_id=dst_node_id,
-            message_type=message_type,
-            group_id=group_id,
-            ttl=ttl,
-        )
 
 
 @contextmanager

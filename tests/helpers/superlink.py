@@ -63,7 +63,7 @@ def superlink(
     )
     code = (
         f"import client.flower.mail as mail; mail.WAIT_SECONDS = {wait}\n"
-        "import server.deploy.superlink as ours; ours.main()"
+        "import server.deploy.superlink as ours; ours.start_superlink()"
     )
     inherited = environment(folder / "flower")
     log = folder / "superlink.log"

@@ -39,19 +39,13 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped]
 from superlink import superlink
+from supernode import wait_until
 
 from client.flower import mail as mail_module
 from client.flower import transfers
 from client.flower.fleet import HEADERS, Fleet, FleetCalls, fleet_method, request, signed_text
 from client.flower.internals import internal
-from client.flower.mail import (
-    GATHER_SECONDS,
-    HELD_SECONDS,
-    LOOK_SECONDS,
-    MOST_TIMES,
-    WAIT_SECONDS,
-    Mail,
-)
+from client.flower.mail import GATHER_SECONDS, HELD_SECONDS, MOST_TIMES, WAIT_SECONDS, Mail
 from client.flower.service import (
     METHODS,
     MOST_CALL,
@@ -129,6 +123,10 @@ class FakeServer:
     node: int
     run: int
 
+    def __post_init__(self):
+        self.handlers = SimpleNamespace(**vars(internal("runtime_handlers")))
+        self.mail.wrap(self.handlers)
+
     def store(self, number, *, whole=True, group=""):
         """A message to the silo, as a ServerApp pushes one; ``whole``: with its parts. Its number."""
         state = self.states.state()
@@ -143,9 +141,7 @@ class FakeServer:
             messages_list=[message_to_proto(remove_content_from_message(message))],
             message_object_trees=[get_object_tree(message)],
         )
-        task = SimpleNamespace(run_id=self.run)
-        answer = internal("runtime_handlers").push_messages(request, state, task)
-        self.mail.note(request, answer)
+        answer = self.handlers.push_messages(request, state, SimpleNamespace(run_id=self.run))
         assert answer.message_ids == [message.object_id] and answer.objects_to_push
         self.rest = (
             answer.session_id,
@@ -158,8 +154,19 @@ class FakeServer:
     def complete(self):
         """Push the parts of the message that was stored last."""
         session, parts = self.rest
+        task, node = SimpleNamespace(run_id=self.run), Node(node_id=SUPERLINK_NODE_ID)
         for name, part in parts.items():
-            assert self.states.state().store_object(self.run, session, name, part)
+            request = PushObjectRequest(
+                node=node,
+                run_id=self.run,
+                session_id=session,
+                object_id=name,
+                object_content=part,
+            )
+            assert self.handlers.push_object(request, self.states.state(), task).stored
+
+    def has_a_silo_waiting(self):
+        return self.node in self.mail.news
 
     def reply(self, name):
         """What the ServerApp is given as the reply to a message."""
@@ -238,6 +245,7 @@ class FakeSilo:
 def clock(monkeypatch):
     clock = StoppedClock()
     monkeypatch.setattr(mail_module, "time", clock)
+    monkeypatch.setattr(mail_module, "LOOK_SECONDS", 0.02)
     return clock
 
 
@@ -271,10 +279,10 @@ def get_nothing(server, clock):
     """A silo asks, waits all the time that there is, and has an answer without a message."""
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(server.silo().ask)
-        clock.wait_for(1)
-        clock.let_pass(WAIT_SECONDS - LOOK_SECONDS)
-        clock.wait_for(1)
-        clock.let_pass(LOOK_SECONDS)
+        wait_until(server.has_a_silo_waiting)
+        clock.let_pass(0.9 * WAIT_SECONDS)
+        assert server.has_a_silo_waiting() and not asked.done()
+        clock.let_pass(0.2 * WAIT_SECONDS)
         assert asked.result() == []
 
 
@@ -287,16 +295,17 @@ def test_without_one_the_answer_is_nothing_after_a_while(server, clock):
     get_nothing(server, clock)
 
 
-def test_it_is_given_as_soon_as_it_has_come_whole(server, clock):
+def test_it_is_given_as_soon_as_it_has_come_whole(server, monkeypatch):
+    """Its last part wakes the silo, which else looks once a minute."""
+    monkeypatch.setattr(mail_module, "LOOK_SECONDS", 60.0)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(server.silo().ask)
-        clock.wait_for(1)
+        wait_until(server.has_a_silo_waiting)
         name = server.store(1.0, whole=False)
-        clock.let_pass(LOOK_SECONDS)
-        clock.wait_for(1)  # its parts are on their way
+        assert not asked.done()  # its parts are on their way
         server.complete()
-        clock.let_pass(LOOK_SECONDS)
-        assert asked.result() == [name]
+        assert asked.result(timeout=30) == [name]
+    assert not server.mail.news and not server.mail.missing
 
 
 def test_what_a_silo_has_confirmed_is_not_given_again(server, clock):
@@ -328,11 +337,10 @@ def test_a_silo_that_has_gone_takes_no_message_with_it(server, clock):
     asked = server.silo().stub.PullMessages.future(
         PullMessagesRequest(node=Node(node_id=server.node))
     )
-    clock.wait_for(1)
+    wait_until(server.has_a_silo_waiting)
     asked.cancel()
     assert ENDED.get(timeout=60)  # the server knows it
     name = server.store(1.0)
-    clock.let_pass(LOOK_SECONDS)
     assert not ENDED.get(timeout=60)  # it has looked, and answered nobody
     assert not server.mail.noted[name].delivered
     assert server.silo().ask() == [name]
@@ -341,8 +349,8 @@ def test_a_silo_that_has_gone_takes_no_message_with_it(server, clock):
 def test_more_silos_than_there_is_room_for_have_their_answer_at_once(server, clock):
     with ThreadPoolExecutor() as pool:
         held = [pool.submit(server.silo().ask) for _ in range(2)]
-        clock.wait_for(2)
-        assert server.silo().ask() == [] and clock.asleep == 2
+        wait_until(lambda: server.mail.room._value == 0)
+        assert server.silo().ask() == [] and not any(asked.done() for asked in held)
         clock.let_pass(WAIT_SECONDS)
         assert [asked.result() for asked in held] == [[], []]
     get_nothing(server, clock)  # there is room again
