@@ -249,7 +249,8 @@ def test_no_process_stays_where_none_is_wanted(silo, minutes, capfd):
 
 def test_a_messages_last_round():
     def last(sent, asked):
-        message = SimpleNamespace(content=RecordDict({"config": ConfigRecord(sent)}))
+        content = RecordDict({"config": ConfigRecord(sent)})
+        message = SimpleNamespace(content=content, has_content=lambda: True)
         return is_last(message, SimpleNamespace(run_config=RUN_CONFIG | asked))
 
     assert last({"round": 3}, {"rounds": 3}) and not last({"round": 2}, {"rounds": 3})
