@@ -123,9 +123,9 @@ def refusal_in(error: Any) -> tuple[int, str]:
     """Return Flower's number of a refusal (0: it is not Flower's), and its words, which are in JSON; or gRPC's."""
     details = str(error.details())
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        told = json.loads(details)
-        words = filter(None, (told["public_message"], told.get("public_details")))
-        return int(told["code"]), " ".join(words)
+        fields = json.loads(details)
+        words = filter(None, (fields["public_message"], fields.get("public_details")))
+        return int(fields["code"]), " ".join(words)
     return 0, details
 
 

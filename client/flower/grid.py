@@ -85,12 +85,12 @@ class RuntimeGrid(MessageGrid):
         with flower.no_object_id_recompute():
             for message in messages:
                 message.metadata.__dict__["_message_id"] = message.object_id
-                own = flower.get_all_nested_objects(message)
+                objects = flower.get_all_nested_objects(message)
                 # Chunks of arrays go to many silos, and once to the server
-                trees.append(tree_of(message, own, 0))
+                trees.append(tree_of(message, objects, 0))
                 content = internal("remove_content_from_message")(message)
                 bare.append(internal("serde").message_to_proto(content))
-                parts |= own
+                parts |= objects
         if not bare:
             return []
         answer = self.client.PushMessages(
@@ -167,7 +167,7 @@ class RuntimeGrid(MessageGrid):
 
 def lost_reply(metadata: Any, reason: str) -> Message:
     """Return the error in place of a reply whose parts are lost, as Flower's own Grid does."""
-    made: Message = internal("make_message")(
+    message: Message = internal("make_message")(
         metadata=Metadata(
             run_id=metadata.run_id,
             message_id="",
@@ -181,4 +181,4 @@ def lost_reply(metadata: Any, reason: str) -> Message:
         ),
         error=Error(internal("ErrorCode").MESSAGE_UNAVAILABLE, reason),
     )
-    return made
+    return message

@@ -59,5 +59,5 @@ INTERNALS = {
 def internal(name: str) -> Any:
     """Return one of Flower's internals by its name in the table. AttributeError, ImportError: Flower has moved it."""
     module, _, attribute = INTERNALS[name].partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, attribute) if attribute else found
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded

@@ -70,7 +70,7 @@ class MessageLoop:
         """Answer messages until the process ends."""
         last = -BUSY_SECONDS
         while True:
-            asked = time.monotonic()
+            began = time.monotonic()
             try:
                 if self.serve_one():
                     last = time.monotonic()
@@ -82,7 +82,7 @@ class MessageLoop:
             now = time.monotonic()
             busy = now - last < BUSY_SECONDS
             self.rest(busy)
-            if time.monotonic() - asked < WAITED_SECONDS:
+            if time.monotonic() - began < WAITED_SECONDS:
                 time.sleep(POLL_SECONDS if busy else IDLE_SECONDS)
 
     def serve_one(self) -> bool:
@@ -90,13 +90,13 @@ class MessageLoop:
 
         Raises gRPC's RpcError, RunIsOverError and LostPartError for a message that did not arrive.
         """
-        found = self.fleet.ask("PullMessages")
-        if not found.messages_list:
+        answer = self.fleet.ask("PullMessages")
+        if not answer.messages_list:
             return False
-        bare = internal("serde").message_from_proto(found.messages_list[0])
+        bare = internal("serde").message_from_proto(answer.messages_list[0])
         run_id, name = bare.metadata.run_id, bare.metadata.message_id
         run, fab = self._run(run_id)
-        parts = self._pull(run_id, found.message_object_trees[0])
+        parts = self._pull(run_id, answer.message_object_trees[0])
         self.fleet.ask("ConfirmMessageReceived", run_id=run_id, message_object_id=name)
         began = time.monotonic()
 
@@ -149,10 +149,8 @@ class MessageLoop:
 
                 def pull(name: str) -> None:
                     pause, most = AGAIN_SECONDS
-                    asked = {"run_id": run_id, "object_id": name}
-                    while not (
-                        answer := self.fleet.ask("PullObject", **asked)
-                    ).object_available:
+                    call = {"run_id": run_id, "object_id": name}
+                    while not (answer := self.fleet.ask("PullObject", **call)).object_available:
                         if not answer.object_found or transfer.over.wait(pause):
                             raise LostPartError(f"the server has no part {name} of it")
                         pause = min(2 * pause, most)
@@ -203,8 +201,8 @@ class MessageLoop:
 
         def push(name: str) -> None:
             content = parts[name].deflate()
-            asked = {**where, "object_id": name, "object_content": content}
-            if not self.fleet.ask("PushObject", **asked).stored:
+            call = {**where, "object_id": name, "object_content": content}
+            if not self.fleet.ask("PushObject", **call).stored:
                 raise LostPartError(f"the server did not take part {name} of it")
             transfer.add(content)
 

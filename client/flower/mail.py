@@ -120,11 +120,11 @@ class Mail:
             return empty
         waiting = self._waits_for(node)
         answer = internal("fleet_handlers").pull_messages(request, self.state, self.store)
-        given = {message.metadata.message_id for message in answer.messages_list}
-        for name in given or waiting:  # those that Flower does not give are over
+        names = {message.metadata.message_id for message in answer.messages_list}
+        for name in names or waiting:  # those that Flower does not give are over
             if name in self.noted:
                 self.noted[name].delivered = True
-        for name, tree in zip(given, answer.message_object_trees, strict=True):
+        for name, tree in zip(names, answer.message_object_trees, strict=True):
             enclose(tree, self.store.get)
             self.last[node] = name, answer
         return answer
@@ -143,16 +143,16 @@ class Mail:
         """Return the undelivered messages to a node, if one has all its parts: a silo waits for a missing part."""
         with self.lock:
             noted = [*self.noted.items()]
-        new = [name for name, one in noted if one.node == node and not one.delivered]
+        new = [name for name, pushed in noted if pushed.node == node and not pushed.delivered]
         return [name for name in new if is_whole(name, self.store)]
 
     def _lost_by(self, node: int) -> Any:
         """Return the last answer to a node again, if its message is not confirmed; else None."""
         name, answer = self.last.get(node, ("", None))
-        one = self.noted.get(name)
-        if one is None or one.times >= MOST_TIMES or not self._is_stored(name):
+        pushed = self.noted.get(name)
+        if pushed is None or pushed.times >= MOST_TIMES or not self._is_stored(name):
             return None
-        one.times += 1
+        pushed.times += 1
         logging.getLogger("flwr").info(
             "node %d did not get message %s; it is given to it again", node, name
         )
@@ -171,36 +171,36 @@ class Mail:
     def push(self, request: Any) -> Any:
         """Return the answer to a silo that begins a reply; of one that is too large nothing is kept."""
         metadata = request.messages_list[0].metadata
-        one, answers = self.noted.get(metadata.reply_to_message_id), internal("fleet_pb2")
+        pushed, answers = self.noted.get(metadata.reply_to_message_id), internal("fleet_pb2")
         # Flower takes a reply from each sender that names the message
-        if one is None or one.node != request.node.node_id:
+        if pushed is None or pushed.node != request.node.node_id:
             return answers.PushMessagesResponse()
-        if self._is_too_large(one, request.ByteSize()):
-            self.refuse(one)
+        if self._is_too_large(pushed, request.ByteSize()):
+            self.refuse(pushed)
             return answers.PushMessagesResponse()
         answer = internal("fleet_handlers").push_messages(request, self.state)
-        one.reply, one.session = metadata.message_id, answer.session_id
-        self.sessions[answer.session_id] = one
+        pushed.reply, pushed.session = metadata.message_id, answer.session_id
+        self.sessions[answer.session_id] = pushed
         for tree in request.message_object_trees[:1]:
             self.take_enclosed(metadata.run_id, tree, answer)
         return answer
 
     def push_object(self, request: Any) -> Any:
         """Return the answer to a silo that sends a part of a reply."""
-        one, answers = self.sessions.get(request.session_id), internal("message_pb2")
+        pushed, answers = self.sessions.get(request.session_id), internal("message_pb2")
         # Without a session id Flower uses any session that waits for this part, even another silo's
-        if one is None or one.node != request.node.node_id:
+        if pushed is None or pushed.node != request.node.node_id:
             return answers.PushObjectResponse(stored=False)
-        if self._is_too_large(one, len(request.object_content)):
-            self.refuse(one)
+        if self._is_too_large(pushed, len(request.object_content)):
+            self.refuse(pushed)
             return answers.PushObjectResponse(stored=False)
         return internal("fleet_handlers").push_object(request, self.state)
 
-    def _is_too_large(self, one: PushedMessage, size: int) -> bool:
+    def _is_too_large(self, pushed: PushedMessage, size: int) -> bool:
         """Count received bytes; return whether the reply exceeds its limit."""
         with self.lock:
-            one.came += size
-            return one.most is not None and one.came > one.most
+            pushed.came += size
+            return pushed.most is not None and pushed.came > pushed.most
 
     def take_enclosed(self, run: int, tree: Any, answer: Any) -> None:
         """Store the parts that came in a message's tree; the answer asks for the others."""
@@ -211,7 +211,7 @@ class Mail:
             if not (name in parts and state.store_object(run, session, name, parts[name]))
         ]
 
-    def refuse(self, one: PushedMessage) -> None:
+    def refuse(self, pushed: PushedMessage) -> None:
         """Discard the received parts of a reply and store an error in its place, once.
 
         A ServerApp that has begun to pull the reply waits for its parts, and goes on without the silo if none arrive.
@@ -219,24 +219,27 @@ class Mail:
         from flwr.app import Error, Message
 
         with self.lock:
-            first, one.refused = not one.refused, True
+            first, pushed.refused = not pushed.refused, True
         if not first:
             return
-        line = self.too_large(one.most or 0)
-        logging.getLogger("flwr").warning("node %d: %s", one.node, line)
-        if one.session:
-            self.state._cleanup_push_session(one.session, cleanup_messages=True)
-        asked = internal("serde").message_from_proto(one.proto)
+        line = self.too_large(pushed.most or 0)
+        logging.getLogger("flwr").warning("node %d: %s", pushed.node, line)
+        if pushed.session:
+            self.state._cleanup_push_session(pushed.session, cleanup_messages=True)
+        message = internal("serde").message_from_proto(pushed.proto)
         error = Message(
-            Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=asked
+            Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=message
         )
         error.metadata.__dict__["_message_id"] = error.object_id
-        run, session = asked.metadata.run_id, self.state.start_session(asked.metadata.run_id)
+        run, session = (
+            message.metadata.run_id,
+            self.state.start_session(message.metadata.run_id),
+        )
         tree = internal("inflatable_object").get_object_tree(error)
         self.state.store_message_and_object_tree(error, tree, session)
         for name, part in internal("inflatable_object").get_all_nested_objects(error).items():
             self.state.store_object(run, session, name, part.deflate())
-        one.reply = error.object_id
+        pushed.reply = error.object_id
 
     # --- a ServerApp ---
 
@@ -250,13 +253,13 @@ class Mail:
         pull, push, store = handlers.pull_messages, handlers.push_messages, handlers.push_object
 
         def pull_messages(request: Any, state: Any, task: Any) -> Any:
-            asked, answer = {*request.message_ids}, self.given.get(task.run_id)
+            names, answer = {*request.message_ids}, self.given.get(task.run_id)
             if not (
                 answer
-                and asked & {of.metadata.reply_to_message_id for of in answer.messages_list}
+                and names & {of.metadata.reply_to_message_id for of in answer.messages_list}
             ):
                 # A ServerApp would wait for the rest of the others
-                if answered := self._wait_for_replies(asked):
+                if answered := self._wait_for_replies(names):
                     request = type(request)(message_ids=answered)
                 answer = pull(request, state, task)
                 for tree in answer.message_object_trees:
@@ -281,23 +284,23 @@ class Mail:
         handlers.pull_messages, handlers.push_messages = pull_messages, push_messages
         handlers.push_object = push_object
 
-    def _wait_for_replies(self, asked: set[str]) -> set[str]:
+    def _wait_for_replies(self, names: set[str]) -> set[str]:
         """Wait until all these messages have an answer, or a while from the first one; return which have."""
         until, answered = time.monotonic() + HELD_SECONDS, set[str]()
         while time.monotonic() < until:
             online = {node.node_id for node in self.state.get_node_info(statuses=["online"])}
-            new = {name for name in asked - answered if self._is_answered(name, online)}
+            new = {name for name in names - answered if self._is_answered(name, online)}
             if new and not answered:
                 until = min(until, time.monotonic() + GATHER_SECONDS)
             answered |= new
-            if answered == asked:
+            if answered == names:
                 break
             time.sleep(LOOK_AT_REPLIES_SECONDS)
         return answered
 
     def _is_answered(self, name: str, online: set[int]) -> bool:
         """Return whether a message's reply is whole, or Flower has an error in its place: its silo is offline."""
-        one = self.noted.get(name)
-        if one is None or one.node not in online:
+        pushed = self.noted.get(name)
+        if pushed is None or pushed.node not in online:
             return True
-        return bool(one.reply) and is_whole(one.reply, self.store)
+        return bool(pushed.reply) and is_whole(pushed.reply, self.store)

@@ -72,11 +72,11 @@ def missing_seams() -> list[str]:
     missing = []
     for owner, (find, names) in SEAMS.items():
         try:
-            found = find()
+            seam = find()
         except (ImportError, AttributeError):
             missing.append(owner)
             continue
-        missing += [f"{owner}.{name}" for name in names if not hasattr(found, name)]
+        missing += [f"{owner}.{name}" for name in names if not hasattr(seam, name)]
     return missing
 
 
@@ -172,8 +172,8 @@ def handler_of(name: str, mail: Mail) -> Callable[[Any, Any], Any]:
     if name in ours:
         return ours[name]
     flowers = getattr(internal("fleet_handlers"), handler)
-    given = (mail.state, mail.store) if with_store else (mail.state,)
-    return lambda request, context: flowers(request, *given)
+    stores = (mail.state, mail.store) if with_store else (mail.state,)
+    return lambda request, context: flowers(request, *stores)
 
 
 def check_signature(method: str, body: bytes, headers: Mapping[str, Any], now: float) -> bytes:

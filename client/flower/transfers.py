@@ -124,9 +124,9 @@ def keep_pieces() -> None:
         def inflate(cls, object_content: bytes, children: Any = None) -> Any:
             names = {name: SimpleNamespace(data=bytes.fromhex(name)) for name in children or {}}
             array = super().inflate(object_content, names)  # type: ignore[arg-type]
-            found = array.data
+            data = array.data
             array.__dict__["pieces"] = [
-                children[found[at : at + 32].hex()].data for at in range(0, len(found), 32)
+                children[data[at : at + 32].hex()].data for at in range(0, len(data), 32)
             ]
             return array
 
@@ -165,9 +165,9 @@ def copy_once(chunk: Any, between: str, behind: bytes) -> None:
 
     def object_id(self: Any) -> str:
         if "_object_id" not in self.__dict__:
-            found = hashlib.sha256(head(self))
-            found.update(self.data)
-            self.__dict__["_object_id"] = found.hexdigest()
+            sha256 = hashlib.sha256(head(self))
+            sha256.update(self.data)
+            self.__dict__["_object_id"] = sha256.hexdigest()
         return str(self.__dict__["_object_id"])
 
     def inflate(content: bytes, children: Any = None) -> Any:
@@ -215,8 +215,8 @@ def parts_in(tree: Any) -> dict[str, bytes]:
     """Return the parts in a message's tree by their names, which are the sums of their content."""
     from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-untyped]
 
-    found = (field.data for field in UnknownFieldSet(tree))
-    parts = (data for data in found if isinstance(data, bytes))
+    fields = (field.data for field in UnknownFieldSet(tree))
+    parts = (data for data in fields if isinstance(data, bytes))
     return {hashlib.sha256(part).hexdigest(): part for part in parts}
 
 

@@ -294,11 +294,11 @@ def clock_check(taken: Callable[[float], bool]) -> Check:
     """
     steps = range(-FURTHEST, FURTHEST + 1, 2 * HALF_WINDOW)
     tried = sorted(steps, key=lambda off: (off % (HOUR // 2) != 0, abs(off)))
-    found = next((off for off in tried if taken(time.time() - off - HALF_WINDOW)), None)
-    if found is None:
+    offset = next((off for off in tried if taken(time.time() - off - HALF_WINDOW)), None)
+    if offset is None:
         much = f"off by more than {FURTHEST // HOUR} h"
     else:
-        much = f"about {_in_words(abs(found))} {'behind' if found < 0 else 'ahead of'} the server's"
+        much = f"about {_in_words(abs(offset))} {'behind' if offset < 0 else 'ahead of'} the server's"
     return Check(CLOCK, False, f"this machine's clock is {much}", SET_IT)
 
 

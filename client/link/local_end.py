@@ -331,7 +331,7 @@ def fault_of(error: Exception, way: Way, url: str) -> Check:
         what, fix = CLOSINGS.get(error.rcvd.code, closes)
         detail = f"the relay at {url} {what}"
     elif isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
-        found = way_checks(way)[-1]
-        if not found.ok:
-            return found
+        check = way_checks(way)[-1]
+        if not check.ok:
+            return check
     return Check(NAME, False, detail, fix)

@@ -189,8 +189,8 @@ def resolve_check(host: str) -> Check:
             f"where only a proxy finds names, set https_proxy=http://HOST:PORT"
         )
         return Check(RESOLUTION, False, f"{host}: {error.strerror or error}", fix)
-    found = sorted({str(info[4][0]) for info in infos})
-    return Check(RESOLUTION, True, f"{host} is {', '.join(found)}")
+    addresses = sorted({str(info[4][0]) for info in infos})
+    return Check(RESOLUTION, True, f"{host} is {', '.join(addresses)}")
 
 
 def port_check(host: str, port: int) -> Check:
@@ -226,21 +226,21 @@ def tunnel(way: Way, proxy: Proxy) -> socket.socket:
         answer.begin()
         if answer.status == 200:
             return to_proxy
-        found = refusal(way, proxy, answer.status, answer.reason, answer.headers)
+        check = refusal(way, proxy, answer.status, answer.reason, answer.headers)
     except TimeoutError:
         fix = f"{OPERATOR} whether the server runs, and your IT whether the proxy may reach it"
         detail = (
             f"{proxy.name} has not connected to {way.server} within {TIMEOUT_SECONDS:.0f} s"
         )
-        found = Check(BEHIND_PROXY, False, detail, fix)
+        check = Check(BEHIND_PROXY, False, detail, fix)
     except (HTTPException, OSError) as error:
         detail = (
             f"{proxy.name} gives no answer of an HTTP proxy ({error or type(error).__name__})"
         )
         fix = f"{YOUR_IT} for the address of the HTTP proxy, and set {proxy.variable} to it"
-        found = Check(PROXY, False, detail, fix)
+        check = Check(PROXY, False, detail, fix)
     to_proxy.close()
-    raise Blocked(found)
+    raise Blocked(check)
 
 
 def _connect_to(proxy: Proxy) -> socket.socket:
@@ -285,8 +285,12 @@ def refusal(way: Way, proxy: Proxy, status: int, reason: str, headers: HTTPMessa
     return Check(PROXY, False, what, f"{YOUR_IT} what the proxy requires for {way.server}")
 
 
-def _login_wanted(way: Way, proxy: Proxy, asked: list[str]) -> Check:
-    kinds = list(dict.fromkeys(one.split()[0].rstrip(",") for one in asked if one.strip()))
+def _login_wanted(way: Way, proxy: Proxy, challenges: list[str]) -> Check:
+    kinds = list(
+        dict.fromkeys(
+            challenge.split()[0].rstrip(",") for challenge in challenges if challenge.strip()
+        )
+    )
     what = f"{proxy.name} wants a login (407; it offers {', '.join(kinds) or 'no kind'})"
     if "basic" not in map(str.lower, kinds):
         fix = f"{YOUR_IT} to let {way.server} through without one: gRPC can only do Basic"

@@ -262,7 +262,10 @@ def check_rendered(files: Mapping[str, bytes], *, unpacked: bool) -> list[str]:
 
     Raises DataError, one line, with the file that is not what this version of silofl makes of them.
     """
-    own, anew = version("silofl"), f"ask for a bundle that silofl {version('silofl')} makes"
+    here_version, anew = (
+        version("silofl"),
+        f"ask for a bundle that silofl {version('silofl')} makes",
+    )
     if VALUES not in files:
         raise errors.DataError(
             f"this bundle has no {VALUES}, so an older silofl made it, and its files cannot be compared: {anew} "
@@ -282,9 +285,9 @@ def check_rendered(files: Mapping[str, bytes], *, unpacked: bool) -> list[str]:
     ]
     if not faulty:
         return [name for name in differ if name in here]
-    if values.silofl != own:
+    if values.silofl != here_version:
         raise errors.DataError(
-            f"silofl {values.silofl} made this bundle, this is {own}, and they write {faulty[0]} differently: {anew}, "
+            f"silofl {values.silofl} made this bundle, this is {here_version}, and they write {faulty[0]} differently: {anew}, "
             f"or use silofl {values.silofl} here"
         )
     raise errors.DataError(

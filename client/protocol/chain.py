@@ -71,12 +71,12 @@ class Chain:
         )
         file = self._file()
         entry, note = self.complete(entry, number + 1, file.name)
-        text, own = chain_line({**head, **entry})
+        text, own_hash = chain_line({**head, **entry})
         append_line(file, text)
         # An older head tells of fewer lines, which is no fault; so its new name need not be on the disk.
-        head_text = json.dumps({"line": number + 1, "hash": own, **note}) + "\n"
+        head_text = json.dumps({"line": number + 1, "hash": own_hash, **note}) + "\n"
         write_whole(self.folder / "head.json", head_text, sync_name=False)
-        return number + 1, own
+        return number + 1, own_hash
 
     def complete(
         self, entry: Mapping[str, Any], number: int, file: str
@@ -115,14 +115,14 @@ class Chain:
 def chain_line(entry: Mapping[str, Any]) -> tuple[bytes, str]:
     """Return the line of an entry, which ends with its own hash, and that hash."""
     body = json.dumps(entry, separators=(",", ":")).encode()[:-1]
-    own = digest(body)
-    return body + END + own.encode() + b'"}', own
+    own_hash = digest(body)
+    return body + END + own_hash.encode() + b'"}', own_hash
 
 
 def parse_line(text: bytes, required: frozenset[str] = EVERY) -> dict[str, Any] | None:
     """Return the entry of a line with a correct hash; None for any other text."""
-    body, _, own = text.rpartition(END)
-    if own != digest(body).encode() + b'"}':
+    body, _, own_hash = text.rpartition(END)
+    if own_hash != digest(body).encode() + b'"}':
         return None
     try:
         entry: dict[str, Any] = json.loads(text)
@@ -240,14 +240,14 @@ class ChainVerdict:
 
 def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> ChainVerdict:
     """Read a chain and verify it from line `first` on; earlier lines may be kept elsewhere."""
-    found = ChainVerdict()
+    verdict = ChainVerdict()
     expected, before, unread = first, START if first == 1 else "", list[LinePlace]()
     for place in lines(files_of(folder, kind)):
         entry = parse_line(place.text, required)
         if entry is None:
             unread.append(place)
             continue
-        if changed := _check_unread(found, unread, entry.get("torn")):
+        if changed := _check_unread(verdict, unread, entry.get("torn")):
             # The hash before the next line is unknown
             expected, before = expected + changed, ""
         unread = []
@@ -258,58 +258,60 @@ def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Cha
                 if number == expected + 1
                 else f"lines {expected} to {number - 1} are"
             )
-            found.faults.append(f"{place}: {gone} missing before line {number}")
+            verdict.faults.append(f"{place}: {gone} missing before line {number}")
         elif number < expected:
-            found.faults.append(
+            verdict.faults.append(
                 f"{place}: line {number} stands behind line {expected - 1}: moved, or written twice"
             )
         elif before and entry["previous"] != before:
-            found.faults.append(
+            verdict.faults.append(
                 f"{place}: line {number} does not follow from the line before it: one was replaced"
             )
         if number >= expected:
             expected, before = number + 1, entry["hash"]
-        found.entries.append(entry)
-    _check_end(found, folder, unread, expected)
-    return found
+        verdict.entries.append(entry)
+    _check_end(verdict, folder, unread, expected)
+    return verdict
 
 
-def _check_unread(found: ChainVerdict, unread: Sequence[LinePlace], torn: str | None) -> int:
+def _check_unread(verdict: ChainVerdict, unread: Sequence[LinePlace], torn: str | None) -> int:
     """Return how many lines an unreadable text was: 0 if the next line notes it as torn by a crash, else changed."""
     if not unread:
         return 0
     if torn == digest(b"\n".join(place.text for place in unread).strip(b"\n")):
-        found.notes.append(
+        verdict.notes.append(
             f"{unread[0]}: torn by a crash; its message did not leave, and the next line says so"
         )
         return 0
-    found.faults += [f"{place}: changed, its hash is wrong" for place in unread]
+    verdict.faults += [f"{place}: changed, its hash is wrong" for place in unread]
     return len(unread)
 
 
 def _check_end(
-    found: ChainVerdict, folder: Path, unread: Sequence[LinePlace], expected: int
+    verdict: ChainVerdict, folder: Path, unread: Sequence[LinePlace], expected: int
 ) -> None:
     """Compare the last lines with `head.json`."""
     head = read_head(folder)
     if head is None:
-        if found.entries or unread:
-            found.faults.append(
+        if verdict.entries or unread:
+            verdict.faults.append(
                 "head.json: missing or damaged, so nothing tells whether lines were cut off at the end"
             )
         return
-    number, own = head
-    by_number = {entry["line"]: entry["hash"] for entry in found.entries}
+    number, last_hash = head
+    by_number = {entry["line"]: entry["hash"] for entry in verdict.entries}
     if unread and number < expected:
-        found.notes.append(
+        verdict.notes.append(
             f"{unread[0]}: torn by a crash, the last line; its message did not leave"
         )
     elif unread:
-        found.faults += [f"{place}: changed or cut off, its hash is wrong" for place in unread]
+        verdict.faults += [
+            f"{place}: changed or cut off, its hash is wrong" for place in unread
+        ]
     elif number >= expected:
         gone = (
             f"line {expected} is" if number == expected else f"lines {expected} to {number} are"
         )
-        found.faults.append(f"head.json: {gone} missing at the end")
-    elif by_number.get(number, own) != own:
-        found.faults.append(f"head.json: line {number} is another one than was written")
+        verdict.faults.append(f"head.json: {gone} missing at the end")
+    elif by_number.get(number, last_hash) != last_hash:
+        verdict.faults.append(f"head.json: line {number} is another one than was written")

@@ -52,7 +52,7 @@ def content_sum(app: bytes) -> str:
 
 def file_of(name: str) -> Path | None:
     """Return the file that defines MODULE of MODULE:FUNCTION; None where this machine has none."""
-    found: Path | None = None
+    file: Path | None = None
     search: Sequence[str] | None = None
     parts = name.partition(":")[0].split(".")
     for i in range(len(parts)):
@@ -60,10 +60,10 @@ def file_of(name: str) -> Path | None:
         if spec is None:
             return None
         search = spec.submodule_search_locations
-        found = None
+        file = None
         if spec.origin:
-            found = Path(spec.origin)
-    return found
+            file = Path(spec.origin)
+    return file
 
 
 def digest_of_code(name: str) -> str:

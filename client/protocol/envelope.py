@@ -81,8 +81,8 @@ def public_pem(key: PrivateKey) -> bytes:
 def sign(text: str, key: PrivateKey) -> dict[str, str]:
     """Return public key and signature of a text."""
     data = text.encode()
-    own = key.sign(data) if isinstance(key, Ed25519PrivateKey) else key.sign(data, ECDSA)
-    signature = base64.b64encode(own).decode()
+    raw = key.sign(data) if isinstance(key, Ed25519PrivateKey) else key.sign(data, ECDSA)
+    signature = base64.b64encode(raw).decode()
     return {"public-key": public_pem(key).decode(), "signature": signature}
 
 
@@ -91,12 +91,12 @@ def verify(text: str, signed: Mapping[str, Any]) -> str:
     try:
         public = signed["public-key"].encode()
         key = load_der_public_key(_content(public))
-        own = _content(signed["signature"].encode())
+        raw = _content(signed["signature"].encode())
         data = text.encode()
         if isinstance(key, Ed25519PublicKey):
-            key.verify(own, data)
+            key.verify(raw, data)
         elif isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp384r1":
-            key.verify(own, data, ECDSA)
+            key.verify(raw, data, ECDSA)
         else:
             raise SiteError("its signature is by another kind of key")
     except InvalidSignature:

@@ -37,12 +37,12 @@ DEFAULTS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25", "GRPC_DNS_RESOLVER": "n
 def program(name: str) -> str:
     """Return the path of a command of the flwr package, preferring the one beside this Python."""
     beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if path is None:
         raise errors.UserError(
             f"there is no {name}: install silofl with its dependencies (flwr 1.42)"
         )
-    return found
+    return path
 
 
 def own_supernode() -> list[str]:
@@ -98,13 +98,13 @@ PORTS = range(20_000, 32_000)
 
 def free_ports(count: int) -> list[int]:
     """Return different free ports, drawn at random. Raises OSError if there are too few."""
-    found: dict[int, None] = {}
+    ports: dict[int, None] = {}
     for port in random.sample(PORTS, min(100 * count, len(PORTS))):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((LOOPBACK, port))
-            found[port] = None
-        if len(found) == count:
-            return list(found)
+            ports[port] = None
+        if len(ports) == count:
+            return list(ports)
     raise OSError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}")
 
 
@@ -113,14 +113,14 @@ def free_ports(count: int) -> list[int]:
 
 def environment(home: Path | None = None) -> dict[str, str]:
     """Return the environment of a Flower process and its children. ``home``: its FLWR_HOME; None: this one's."""
-    made = {**DEFAULTS, **os.environ, **FLOWER}
-    made["PATH"] = os.pathsep.join(
+    variables = {**DEFAULTS, **os.environ, **FLOWER}
+    variables["PATH"] = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     )
     if home is not None:
-        made["FLWR_HOME"] = str(home)
-    reach_without_proxy(made)
-    return made
+        variables["FLWR_HOME"] = str(home)
+    reach_without_proxy(variables)
+    return variables
 
 
 def reach_without_proxy(variables: MutableMapping[str, str], *names: str) -> str:
@@ -154,8 +154,8 @@ def silo_environment(home: Path, *, template_socket: Path, sharing: int = 1) -> 
 
     OMP_NUM_THREADS of the starting process takes precedence.
     """
-    made = {"OMP_NUM_THREADS": threads(sharing), **environment(home)}
-    return made | {"SILOFL_WARM_SOCKET": str(template_socket)}
+    variables = {"OMP_NUM_THREADS": threads(sharing), **environment(home)}
+    return variables | {"SILOFL_WARM_SOCKET": str(template_socket)}
 
 
 def threads(sharing: int) -> str:

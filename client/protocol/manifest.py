@@ -27,11 +27,11 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 DOCKER_SECONDS = 60.0
 
 
-def check_time_text(made: str) -> str:
+def check_time_text(text: str) -> str:
     """Raise SiteError, or ValueError, for a time that cannot be compared as text."""
-    if time.strftime(TIME, time.strptime(made, TIME)) != made:
+    if time.strftime(TIME, time.strptime(text, TIME)) != text:
         raise SiteError("must be a time as in 2026-11-24T09:00:00Z")
-    return made
+    return text
 
 
 class Manifest(Frozen):
@@ -59,8 +59,8 @@ def sign_bundle(
 
 def fixed_variables(files: Mapping[str, bytes]) -> dict[str, str]:
     """Return the variables of a bundle's `.env` that the hospital does not set."""
-    found = variables_of(files)
-    return {key: found.get(key, "") for key in FIXED}
+    variables = variables_of(files)
+    return {key: variables.get(key, "") for key in FIXED}
 
 
 def image_digests(image: str) -> set[str]:
@@ -74,10 +74,10 @@ def image_digests(image: str) -> set[str]:
         )
         if done.returncode:
             return set()
-        found = json.loads(done.stdout)
+        image_info = json.loads(done.stdout)
         return {
-            str(found["Id"]),
-            *(name.partition("@")[2] for name in found.get("RepoDigests") or ()),
+            str(image_info["Id"]),
+            *(name.partition("@")[2] for name in image_info.get("RepoDigests") or ()),
         } - {""}
     except (
         ValueError,

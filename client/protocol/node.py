@@ -97,7 +97,7 @@ def read_variables(text: str) -> dict[str, str]:
     Raises UserError, one line, for any other line: Compose parses `export`, quotes, `$` and its own line ends
     differently from the signature's check.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
         line = line.removesuffix("\r")
         if line.isprintable() and (not line.strip() or line.startswith("#")):
@@ -113,12 +113,12 @@ def read_variables(text: str) -> dict[str, str]:
             raise errors.UserError(
                 f"the bundle's .env, line {number} sets {key}; it may set {', '.join(VARIABLES)}"
             )
-        if key in found:
+        if key in variables:
             raise errors.UserError(
                 f"the bundle's .env, line {number} sets {key} a second time: leave one line of them"
             )
-        found[key] = value
-    return found
+        variables[key] = value
+    return variables
 
 
 def variables_of(files: Mapping[str, bytes]) -> dict[str, str]:

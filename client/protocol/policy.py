@@ -287,8 +287,8 @@ def read_policy(where: str) -> Policy:
 def public_policy() -> Policy:
     """Return the policy of public data."""
     extras = {
-        name: cast(dict[str, Any], found.json_schema_extra)
-        for name, found in Rules.model_fields.items()
+        name: cast(dict[str, Any], rule_field.json_schema_extra)
+        for name, rule_field in Rules.model_fields.items()
     }
     return Policy(**{name: extra["public"] for name, extra in extras.items()}, where=PUBLIC)
 
@@ -311,10 +311,10 @@ def default_file(**others: Any) -> str:
     lines = [
         "# What this hospital allows, whatever a run asks for. `silofl policy` prints what it comes to."
     ]
-    for name, found in Rules.model_fields.items():
+    for name, rule_field in Rules.model_fields.items():
         lines += [
             "",
-            f"# {found.description}",
-            f"{key_of(name)} = {toml(others.get(name, found.default))}",
+            f"# {rule_field.description}",
+            f"{key_of(name)} = {toml(others.get(name, rule_field.default))}",
         ]
     return "\n".join(lines) + "\n"

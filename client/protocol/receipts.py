@@ -61,9 +61,9 @@ def read_receipt(text: str) -> Receipt:
     )
 
 
-def head(line: int, own: str, silo: str) -> dict[str, Any]:
+def head(line: int, own_hash: str, silo: str) -> dict[str, Any]:
     """Return the record in which a reply refers to its own line of the log."""
-    return {"line": line, "hash": own, "silo": silo}
+    return {"line": line, "hash": own_hash, "silo": silo}
 
 
 def read_kept(path: Path) -> list[str]:

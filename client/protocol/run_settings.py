@@ -58,10 +58,10 @@ def to_plain(value: Any) -> Any:
 def number(value: Any) -> float | None:
     """Return a setting's number as the app parses it, also from text; None if it is none."""
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        parsed = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return parsed if math.isfinite(parsed) else None
 
 
 def uploads(run: Mapping[str, Any]) -> bool:

@@ -132,21 +132,21 @@ class StudyProtocol(ProtocolFile):
 
     @property
     def methods(self) -> tuple[str, ...]:
-        found = self.settings["strategy"]
-        return tuple(found) if isinstance(found, list) else (found,)
+        names = self.settings["strategy"]
+        return tuple(names) if isinstance(names, list) else (names,)
 
     @property
     def training_peers(self) -> dict[str, str]:
         """The fingerprints of the peers that train."""
-        return {name: own for name, own in self.peers.items() if name not in self.held_out}
+        return {name: key for name, key in self.peers.items() if name not in self.held_out}
 
     @property
     def groups(self) -> list[list[str]]:
         """The peers that train, in groups that are in a sum as a whole or not; empty if they are too few."""
-        found: list[list[str]] = sum_weights.groups_of(
+        groups: list[list[str]] = sum_weights.groups_of(
             self.training_peers, self.settings.get("secure-group", 1)
         )
-        return found
+        return groups
 
     def summed_with(self, silo: str) -> list[str]:
         """Return the silos of the sum that the server opens with this one in it: those that it shares masks with."""
@@ -159,19 +159,19 @@ class StudyProtocol(ProtocolFile):
 def parse_study(text: str, path: str) -> StudyProtocol:
     """Return the study in a file's text. Raises SiteError, one line, for the first entry that is invalid."""
     body = body_of(text)
-    found = parse_values(ProtocolFile, read_toml(body, path, MEND), path, MEND)
-    settings = _settings(path, found.settings)
+    content = parse_values(ProtocolFile, read_toml(body, path, MEND), path, MEND)
+    settings = _settings(path, content.settings)
     for key in ("secure-group", "secure-robust"):
         if isinstance(settings.get(key), dict | list):
             raise SiteError(
                 f"{path}: [settings] {key}: one value, for sums of groups of two sizes show single silos"
             )
-    if settings.get("init-weights", "") and not found.weights:
+    if settings.get("init-weights", "") and not content.weights:
         raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
-    if settings.get("trainer", "") and not found.trainer:
+    if settings.get("trainer", "") and not content.trainer:
         raise SiteError(f"{path}: trainer is missing: the SHA-256 of the trainer's source")
     study = StudyProtocol(
-        **{**dict(found), "settings": settings},
+        **{**dict(content), "settings": settings},
         digest=hashlib.sha256(body.encode()).hexdigest(),
     )
     if settings.get("secure-robust", "none") != "none":
@@ -184,7 +184,9 @@ def parse_study(text: str, path: str) -> StudyProtocol:
 def _settings(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the allowed values by key, with the methods. Raises SiteError, one line."""
     flat = {
-        key: own for key, own in _flat(table) if key not in NO_COMBAT or own != NO_COMBAT[key]
+        key: value
+        for key, value in _flat(table)
+        if key not in NO_COMBAT or value != NO_COMBAT[key]
     }
     for key, allowed in flat.items():
         if key not in DEFAULTS or key in FREE:
@@ -247,21 +249,21 @@ def words(allowed: Any) -> str:
 
 def open_under_masks(group: int, robust: str) -> list[str]:
     """Return, in plain sentences, what masks leave open with these values of ``secure-group`` and ``secure-robust``."""
-    found = []
+    sentences = []
     if group == 1:
-        found.append(
+        sentences.append(
             "If a hospital is missing in one of two rounds, its update follows from their two sums (secure-group = 1)."
         )
     if robust == "none":
-        found.append(
+        sentences.append(
             "One hospital that lies can replace the model, since no update is compared (secure-robust = none)."
         )
     else:
-        found.append(
+        sentences.append(
             "The server reads the sum of each group by itself (secure-robust = groups): behind it are that group's "
             "hospitals, no longer all."
         )
-    return found
+    return sentences
 
 
 def relevant(study: StudyProtocol) -> Iterator[str]:

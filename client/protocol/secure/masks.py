@@ -90,9 +90,9 @@ def pair_seeds(
 ) -> list[tuple[int, bytes]]:
     """Return the seeds of the masks that a silo shares with others, each with 1 where it adds the mask, else -1."""
     return [
-        (1 if silo < one.silo else -1, pair_seed(private, one.mask, context))
-        for one in statements
-        if one.silo != silo
+        (1 if silo < statement.silo else -1, pair_seed(private, statement.mask, context))
+        for statement in statements
+        if statement.silo != silo
     ]
 
 

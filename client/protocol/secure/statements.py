@@ -115,7 +115,7 @@ class Statement(Frozen):
 
 def digest_of(statements: Mapping[str, Statement]) -> str:
     """Return the SHA-256 of a list of statements."""
-    return digest("\n".join(one.text for one in statements.values()).encode())
+    return digest("\n".join(statement.text for statement in statements.values()).encode())
 
 
 def hashes_of(share: bytes) -> bytes:
@@ -141,22 +141,27 @@ def threshold(holders: int) -> int:
 
 
 def accept(
-    one: Statement, of: tuple[str, str], peers: Mapping[str, str], listed: dict[str, Statement]
+    statement: Statement,
+    of: tuple[str, str],
+    peers: Mapping[str, str],
+    listed: dict[str, Statement],
 ) -> None:
     """Add a statement to a list. Raises SiteError if it cannot follow. ``of``: the list's slot and study."""
-    name = one.silo[:80]
-    if one.silo not in peers:
+    name = statement.silo[:80]
+    if statement.silo not in peers:
         raise SiteError(f"{name!r} is no peer of the approved study")
-    if one.signer != peers[one.silo]:
-        raise SiteError(f"{name}'s statement is signed by {one.signer}, not by its own key")
-    if one.of != of:
+    if statement.signer != peers[statement.silo]:
+        raise SiteError(
+            f"{name}'s statement is signed by {statement.signer}, not by its own key"
+        )
+    if statement.of != of:
         raise SiteError(f"{name}'s statement is of another study, run, round or attempt")
-    if listed and one.silo <= max(listed):
+    if listed and statement.silo <= max(listed):
         raise SiteError(f"{name} is listed twice, or the list is not in the order of names")
-    keys = [key for other in (*listed.values(), one) for key in (other.seal, other.mask)]
+    keys = [key for other in (*listed.values(), statement) for key in (other.seal, other.mask)]
     if len({*keys}) < len(keys):
         raise SiteError(f"{name} has one key twice, or a key that another silo has")
-    listed[one.silo] = one
+    listed[statement.silo] = statement
 
 
 def weights_of(

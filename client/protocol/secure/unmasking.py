@@ -29,14 +29,14 @@ def open_sum(
     """
     false, seeds = dict[str, str](), list[tuple[int, bytes]]()
     alive, least = [listed[name] for name in survivors], threshold(len(holders))
-    for place, (name, one) in enumerate(listed.items()):
+    for place, (name, peer) in enumerate(listed.items()):
         survived, shares = name in survivors, dict[int, bytes]()
         if alone and not survived:
             continue
         signed = slice(HASHES // 2) if survived else slice(HASHES // 2, HASHES)
-        for x, (holder, sealed) in enumerate(zip(holders, one.sealed, strict=True), 1):
-            given = answers.get(holder, ())
-            share = given[place] if len(given) == len(listed) else b""
+        for x, (holder, sealed) in enumerate(zip(holders, peer.sealed, strict=True), 1):
+            answer = answers.get(holder, ())
+            share = answer[place] if len(answer) == len(listed) else b""
             if share and digest(share) == sealed[signed].hex():
                 shares[x] = share
             elif share:
@@ -48,8 +48,8 @@ def open_sum(
                 f"{len(shares)} shares of {name}'s secret have come, and {least} are needed"
             )
         secret = combine(dict([*shares.items()][:least]))
-        own = digest(secret) == one.secret if survived else masks.public_of(secret) == one.mask
-        if not own:
+        known = digest(secret) if survived else masks.public_of(secret)
+        if known != (peer.secret if survived else peer.mask):
             raise SiteError(
                 f"{name}'s shares give another secret than it has signed: {name} is at fault"
             )
