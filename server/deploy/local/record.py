@@ -146,8 +146,11 @@ def find_federation(name: str = "") -> UpFederation | None:
 
 def read_record(directory: Path) -> LocalFederation:
     path = directory / "federation.json"
-    mend = f"it is damaged; `silofl down --federation {directory.name}` clears it away"
-    return parse_values(LocalFederation, path.read_bytes(), path, mend)
+    mend = f"`silofl down --federation {directory.name}` clears it away"
+    try:
+        return parse_values(LocalFederation, path.read_bytes(), path, f"it is damaged; {mend}")
+    except FileNotFoundError:
+        raise UserError(f"{directory} has no {path.name}; {mend}") from None
 
 
 def write_record(folder: Path, up: UpFederation) -> None:
