@@ -34,12 +34,10 @@ def product(**columns: Sequence[Any]) -> pytest.MarkDecorator:
     most = max(map(len, columns.values()))
     often = {tuple(i % len(values) for values in columns.values()) for i in range(most)}
     combinations = itertools.product(*(range(len(values)) for values in columns.values()))
+    cases = (
+        (places, [values[i] for i, values in zip(places, columns.values(), strict=True)])
+        for places in combinations
+    )
     return pytest.mark.parametrize(
-        tuple(columns),
-        [
-            (pytest.param if places in often else seldom)(
-                *(values[i] for i, values in zip(places, columns.values(), strict=True))
-            )
-            for places in combinations
-        ],
+        tuple(columns), [case if places in often else seldom(*case) for places, case in cases]
     )
