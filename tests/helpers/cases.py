@@ -85,6 +85,7 @@ CASES: dict[str, tuple[dict[str, Any], Flow, Flow]] = {
     "fedavg": case("fedavg"),
     "fedavg-ft": case("fedavg-ft", epochs=2),
     "fedavgm": case("fedavgm"),
+    "fedawa": case("fedawa", server_learning_rate=0.1, steps=2),
     "fedbabu": case("fedbabu", **PART, epochs=2),
     "fedbn": case("fedbn", model="tiny-bn"),  # Σ - Σ_bn = 16 + 15 there
     "fedcac": case("fedcac", **MASKS, tau=0.4, beta=3),
