@@ -41,7 +41,7 @@ from client.commands import data
 from client.commands import study as hospital_studies
 from client.commands.table import Command, Parser, add_command, option
 from client.protocol.methods import DEFAULTS
-from server.cli import deploy, federation, models, relay, research, study, survey, tune
+from server.cli import deploy, federation, models, plan, relay, research, study, survey, tune
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -49,6 +49,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "research, on one machine": (
         *research.COMMANDS,
         *survey.COMMANDS,
+        *plan.COMMANDS,
         *tune.COMMANDS,
         Command(
             "completion",
