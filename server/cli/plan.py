@@ -31,9 +31,9 @@ def design_of(args: argparse.Namespace) -> Design:
     from server.planning.plan import (
         ACCURACY,
         SPREADS,
+        patients_tested,
         read_pilot,
         surveyed_sizes,
-        patients_tested,
     )
     from server.planning.power import Design
 
@@ -61,9 +61,24 @@ def design_of(args: argparse.Namespace) -> Design:
         deviation = SPREADS[spread] if spread in SPREADS else float(spread) / unit
     except ValueError:
         raise UserError(f"--spread {spread}: {', '.join(SPREADS)}, or a number") from None
+    base = 60 if base is None else base
+    check_ranges(args, deviation * unit, base)
+    return Design(
+        tested,
+        deviation,
+        base / 100,
+        args.seeds,
+        args.comparisons,
+        not args.same_split,
+        args.patient_sd,
+    )
+
+
+def check_ranges(args: argparse.Namespace, spread: float, base: float) -> None:
+    """Raise UserError for a number that no study has."""
     for name, value, low, high in (
-        ("--spread", deviation * unit, 0, 1000),
-        ("--base", 60 if base is None else base, 1, 99),
+        ("--spread", spread, 0, 1000),
+        ("--base", base, 1, 99),
         ("--seeds", args.seeds, 1, 50),
         ("--comparisons", args.comparisons, 1, 1000),
         ("--test-share", args.test_share, 0.01, 1),
@@ -71,15 +86,6 @@ def design_of(args: argparse.Namespace) -> Design:
     ):
         if not low <= value <= high:
             raise UserError(f"{name} {value:g}: from {low:g} to {high:g}")
-    return Design(
-        tested,
-        deviation,
-        (60 if base is None else base) / 100,
-        args.seeds,
-        args.comparisons,
-        not args.same_split,
-        args.patient_sd,
-    )
 
 
 def sizes_in(text: str) -> list[int]:
