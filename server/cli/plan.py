@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
 from client.commands.table import Command, OneOf, file_option, flag, option
@@ -17,7 +18,7 @@ def run(args: argparse.Namespace) -> None:
 
     metric, design = args.metric, design_of(args)
     unit = 100 if metric == "accuracy" else 1
-    if args.effect <= 0:
+    if not 0 < args.effect < math.inf:
         raise UserError(f"--effect {args.effect:g}: the smallest gain worth having is above 0")
     plan = make_plan(metric, design, args.effect / unit)
     print(plan_json(plan) if args.json else "\n".join(plan_text(plan)))
@@ -42,6 +43,7 @@ def design_of(args: argparse.Namespace) -> Design:
             "--patient-sd goes with another --metric than accuracy, a mean over patients such as the log loss: the "
             "standard deviation of one patient's difference between the two methods"
         )
+    check_ranges(args)
     unit = 100 if args.metric == ACCURACY else 1
     base, spread = args.base, args.spread
     if args.pilot:
@@ -61,8 +63,9 @@ def design_of(args: argparse.Namespace) -> Design:
         deviation = SPREADS[spread] if spread in SPREADS else float(spread) / unit
     except ValueError:
         raise UserError(f"--spread {spread}: {', '.join(SPREADS)}, or a number") from None
+    if not 0 <= deviation < math.inf:
+        raise UserError(f"--spread {spread}: {', '.join(SPREADS)}, or a number from 0")
     base = 60 if base is None else base
-    check_ranges(args, deviation * unit, base)
     return Design(
         tested,
         deviation,
@@ -74,11 +77,10 @@ def design_of(args: argparse.Namespace) -> Design:
     )
 
 
-def check_ranges(args: argparse.Namespace, spread: float, base: float) -> None:
+def check_ranges(args: argparse.Namespace) -> None:
     """Raise UserError for a number that no study has."""
     for name, value, low, high in (
-        ("--spread", spread, 0, 1000),
-        ("--base", base, 1, 99),
+        ("--base", 60 if args.base is None else args.base, 1, 99),
         ("--seeds", args.seeds, 1, 50),
         ("--comparisons", args.comparisons, 1, 1000),
         ("--test-share", args.test_share, 0.01, 1),

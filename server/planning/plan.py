@@ -107,7 +107,7 @@ class Pilot:
 
 
 def read_pilot(folder: Path, method: str, base: str) -> Pilot:
-    """Return what two methods of a run measured. Raises UserError without both, or without two hospitals' gains.
+    """Return what two methods of a run measured. Raises UserError without both, two hospitals' gains, or accuracies.
 
     The spread is the standard deviation of the measured gains: it includes the error of the pilot's own test
     patients, so the plan does not promise too much.
@@ -115,6 +115,10 @@ def read_pilot(folder: Path, method: str, base: str) -> Pilot:
     study = StudyResults(folder)
     if missing := [name for name in (method, base) if name not in study.methods]:
         raise UserError(f"{folder} has no {missing[0]}: {', '.join(study.methods)}")
+    if study.task.score != ACCURACY:
+        raise UserError(
+            f"{folder} has scores of another kind, {study.task.score_label}: give --sizes and --metric"
+        )
     gains = study.silo_means(method, base)
     if len(gains) < 2:
         raise UserError(

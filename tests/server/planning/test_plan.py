@@ -110,7 +110,10 @@ def test_another_score(capsys):
             ("--sizes", SIZES, "--spread", "wide"),
             "--spread wide: low, middle, high, or a number",
         ),
-        (("--sizes", SIZES, "--spread", "nan"), "--spread nan: from 0 to 1000"),
+        (
+            ("--sizes", SIZES, "--spread", "nan"),
+            "--spread nan: low, middle, high, or a number from 0",
+        ),
         (("--sizes", SIZES, "--seeds", 0), "--seeds 0: from 1 to 50"),
         (("--sizes", SIZES, "--base", 100), "--base 100: from 1 to 99"),
         (
@@ -123,6 +126,8 @@ def test_another_score(capsys):
             ("--sizes", SIZES, "--metric", "brier", "--patient-sd", 1),
             "--spread middle: of brier a number is needed",
         ),
+        (("--sizes", SIZES, "--test-share", "nan"), "--test-share nan: from 0.01 to 1"),
+        (("--sizes", SIZES, "--effect", "inf"), "--effect inf: the smallest"),
         (("--survey", "nowhere"), "nowhere"),
     ],
 )
