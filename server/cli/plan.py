@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from server.planning.power import Design
 
 
-def run(args: argparse.Namespace) -> None:
+def plan_command(args: argparse.Namespace) -> None:
     from server.planning.plan import make_plan, plan_json, plan_text, write_plan
 
     metric, design = args.metric, design_of(args)
@@ -102,7 +102,7 @@ COMMANDS = (
     Command(
         "plan",
         "what a study can find out: power, detectable gain and harm, what it would take",
-        run,
+        plan_command,
         (
             OneOf(
                 (
