@@ -22,7 +22,7 @@ MOST_NODES_MEDIAN, MOST_NODES = 9.5, 15
 # all else together, which leaves a new feature room. They are lowered as code goes, and raised only in a commit that
 # says why.
 MOST_METHOD_TOKENS = 2_500
-MOST_TOKENS = {PACKAGES: 412_000, ("tests",): 614_500}
+MOST_TOKENS = {PACKAGES: 418_000, ("tests",): 622_000}
 # Words of all documents together, as `wc -w` counts them, with 2 % of room. Cells of a table go into docs/tables/*.csv.
 MOST_WORDS = 80_000
 DOCUMENTS = ("*.md", "benchmarks/*.md", "docs/**/*.md")
