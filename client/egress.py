@@ -58,8 +58,10 @@ def release_summary(summary: Mapping[str, Number]) -> RecordDict:
     }
     if SCHEMA in summary:
         schema = read_schema(str(summary[SCHEMA]))
+        with_settings = f"made with {schema.made_with}, " * bool(schema.inputs)
         shown[SCHEMA] = (
-            f"{len(schema.features)} columns, {len(schema.labels)} labels, SHA-256 {schema.digest[:16]}"
+            f"{len(schema.features)} columns, {len(schema.labels)} labels, {with_settings}"
+            f"SHA-256 {schema.digest[:16]}"
         )
     log(INFO, "%s sent its data summary: %s", summary["name"], shown)
     record = ConfigRecord({**summary})

@@ -11,7 +11,7 @@ from typing import Any
 from client.site.trust.bundle import read_bundle
 from partitions.common.errors import Problems, UserError
 from partitions.common.files import write_atomically
-from partitions.common.names import unknown_name
+from partitions.common.names import composed, unknown_name
 from partitions.importing.files import Faults
 from partitions.importing.options import SEPARATORS, ImportOptions, Take
 from partitions.importing.proposal.draft import propose_pictures
@@ -55,6 +55,7 @@ OF_SCHEMA = (
     "text",
     "task",
 )
+PATHS = ("source", "out", "labels_from", "vocabulary")
 ABOUT = """How silofl makes a data file of a table. Correct what is wrong, then use it:
 silofl import FILE.csv --recipe THIS.toml --out FILE.npz
 A statistic fills gaps; it is taken from the training part, at the import. Ranges and units are yours to add:
@@ -68,6 +69,11 @@ def recipe_file(out: Path) -> Path:
 
 def options_of(args: argparse.Namespace) -> ImportOptions:
     """Return the options of a command line. Raises UserError if they conflict."""
+    for key, value in vars(args).items():  # names and cells, as they are read from files
+        if key not in PATHS and isinstance(value, str):
+            setattr(args, key, composed(value))
+        elif isinstance(value, list):
+            setattr(args, key, [composed(text) for text in value])
     _check_options(args)
     if args.recipe:
         return _options_with_recipe(args)

@@ -31,7 +31,7 @@ from partitions.labels import ONE_CLASS
 from partitions.schema import Schema, read_schema
 from partitions.silo_file import map_silo_file, read_silo_file
 from partitions.simulated import names_of, part_of, pool_of
-from partitions.site_split import rows_of
+from partitions.site_split import select_rows
 from partitions.splits import Array, SiloData, tables_of
 from strategies.base.run_settings import RunSettings
 from strategies.base.transport.reporting import SCHEMA
@@ -130,7 +130,7 @@ def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
             f"task = {task}: this silo's data file is for {of_file}, and only the file can say otherwise"
         )
     data = read_silo_file(path, task)
-    return data if validation else replace(data, val=rows_of(data.val, np.arange(0)))
+    return data if validation else replace(data, val=select_rows(data.val, np.arange(0)))
 
 
 # The last result for a silo's data, with the key that it was made for: kept while the data are.

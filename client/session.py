@@ -364,7 +364,7 @@ class ClientSession:
     def check_schema(self) -> None:
         """Raise PolicyRefusedError if the run's schema is not the one that the message's study was approved for."""
         wanted = self.study.schema_digest if self.study is not None else ""
-        if wanted and (agreed := agreed_schema(self.config)).digest != wanted:
+        if wanted and not (agreed := agreed_schema(self.config)).matches(wanted):
             raise PolicyRefusedError(
                 f"{self.name} refuses: the study {self.study.name if self.study else ''} has schema = "
                 f"{wanted[:16]}..., and the run's has SHA-256 {agreed.digest[:16]}..."

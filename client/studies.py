@@ -166,7 +166,7 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         "retention": study.retention,
     }
     sums = {
-        "Data schema": study.schema_digest,
+        "Data schema (columns, labels, how inputs were made)": study.schema_digest,
         "Initial weights": study.weights,
         "Trainer's source": study.trainer,
     }

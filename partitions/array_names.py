@@ -77,28 +77,32 @@ def layouts(arrays: Collection[str]) -> list[dict[str, tuple[str, str]]]:
 
     The kind is ``x``, ``y`` or, for several inputs, ``x:image``.
     """
-    found = [OWN_NAMES, MEDMNIST_NAMES, UNSPLIT_NAMES]
+    sets = [OWN_NAMES, MEDMNIST_NAMES, UNSPLIT_NAMES]
     plain = {**OWN_NAMES, **MEDMNIST_NAMES, **UNSPLIT_NAMES}
     parts = [
         match["input"] for key in arrays if key not in plain and (match := NAMED.fullmatch(key))
     ]
     if parts:
         inputs = {
-            f"x_{own}_{split}": (f"x:{own}", split)
-            for own in dict.fromkeys(parts)
+            f"x_{input_name}_{split}": (f"x:{input_name}", split)
+            for input_name in dict.fromkeys(parts)
             for split in SPLITS
         }
-        found.insert(0, {**inputs, **{f"y_{split}": ("y", split) for split in SPLITS}})
+        sets.insert(0, {**inputs, **{f"y_{split}": ("y", split) for split in SPLITS}})
     whole = [
         match["input"]
         for key in arrays
         if key not in plain and (match := UNSPLIT_NAMED.fullmatch(key))
     ]
     if len(whole) > 1 and not any(key.startswith("y_") for key in arrays):
-        found.insert(
-            0, {**{f"x_{own}": (f"x:{own}", "all") for own in whole}, "y": ("y", "all")}
+        sets.insert(
+            0,
+            {
+                **{f"x_{input_name}": (f"x:{input_name}", "all") for input_name in whole},
+                "y": ("y", "all"),
+            },
         )
-    return found
+    return sets
 
 
 def known_names(arrays: Collection[str]) -> dict[str, tuple[str, str]]:
@@ -107,7 +111,7 @@ def known_names(arrays: Collection[str]) -> dict[str, tuple[str, str]]:
     }
 
 
-def names_of(split: str, kind: str, arrays: Arrays) -> str:
+def array_name(split: str, kind: str, arrays: Arrays) -> str:
     """Return the name that the file uses for this array."""
     return next(
         key
@@ -154,8 +158,8 @@ def read_names(arrays: Arrays, key: str, count: int | None) -> Names:
 
 def read_cohort(arrays: Arrays) -> str:
     """Read the name of the file's cohort, "" where it states none. Raises Fault."""
-    found = arrays.get("cohort", np.array(""))
-    name = str(found.item()) if found.size == 1 and found.dtype.kind == "U" else "\n"
+    stated = arrays.get("cohort", np.array(""))
+    name = str(stated.item()) if stated.size == 1 and stated.dtype.kind == "U" else "\n"
     if not name.isprintable() or len(name) > LONGEST_COHORT:
         raise Fault(
             "cohort is no short text",
@@ -210,10 +214,14 @@ def read_stored_recipe(arrays: Arrays, features: Sequence[Feature]) -> str:
     return text
 
 
-def make_schema(features: tuple[Feature, ...], labels: Names, dtype: str = "") -> Schema:
-    """Make the schema of a file. Raises Fault for invalid names."""
+def make_schema(
+    features: tuple[Feature, ...], labels: Names, dtype: str = "", recipe: str = ""
+) -> Schema:
+    """Make the schema of a file. ``recipe``: as JSON, whose settings it has. Raises Fault for invalid names."""
     try:
-        return Schema(features, labels, dtype)
+        return Schema(
+            features, labels, dtype, inputs=read_any(recipe).settings if recipe else ()
+        )
     except ValueError as error:
         raise Fault(
             str(error), "give each column and label a name of its own, or leave the names out"
@@ -224,7 +232,7 @@ def check_ranges(features: Sequence[Feature], xs: Arrays) -> None:
     """Raise Fault where a column has values outside the range that the file states."""
     for split, x in xs.items():
         tables = [*tables_of(x).values()]
-        columns = [column for own in tables for column in own.T]
+        columns = [column for table in tables for column in table.T]
         for feature, column in zip(features, columns, strict=False):
             low, high = feature.range or (-np.inf, np.inf)
             if outside := int(((column < low) | (column > high)).sum()):

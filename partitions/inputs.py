@@ -21,17 +21,25 @@ Nothing is trained on them: a survey leaves filled values out, and reports the c
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from keyword import iskeyword
 from typing import Any
 
 import numpy as np
 
-from partitions.labels import ONE_CLASS, VOID, Fault, keys_by_part, names_by_part
-from partitions.schema import Schema, numbers_of, order_of
+from partitions.common.errors import DataError
+from partitions.labels import (
+    ONE_CLASS,
+    VOID,
+    Fault,
+    check_precision,
+    keys_by_part,
+    names_by_part,
+)
+from partitions.schema import Schema, few, order_of
 from partitions.splits import Array, Arrays, SiloData, Split, inputs_of, tables_of
-from partitions.stored import OnDisk, in_batches, together
+from partitions.stored import CHECKED, OnDisk, in_batches, together
 
 MOST_TOKENS = 1 << 28  # largest vocabulary
 NUMBERS = (np.float32, np.float16, np.int16)  # types of inputs besides bytes and tokens
@@ -63,6 +71,8 @@ def read_inputs(name: str, x: Array, vocabulary: int = 0) -> Any:
         raise Fault(f"{name} is {x.dtype}", f"{FORMS}; a table must be saved as float32")
     if 0 in x.shape[1:]:
         raise Fault(f"{name} is {x.shape}: its samples are empty", FORMS)
+    for i, column in enumerate(x.T if x.ndim == 2 and x.dtype == np.float64 else ()):
+        check_precision(f"column {i + 1} of {name}", column)
     if isinstance(x, np.memmap) and not (view.ndim == 2 and dtype == np.float32):
         return OnDisk([np.asarray(view)], dtype)
     with np.errstate(over="ignore"):
@@ -96,7 +106,7 @@ def _view_numbers(name: str, x: Array, dtype: np.dtype[Any]) -> Array:
 
 def _check_finite(name: str, x: Array, dtype: np.dtype[Any]) -> None:
     done = 0
-    for part in in_batches(x) if dtype.kind == "f" else ():
+    for part in in_batches(x, CHECKED) if dtype.kind == "f" else ():
         with np.errstate(over="ignore"):
             finite = np.isfinite(part.astype(dtype, copy=False))
         if not finite.all():
@@ -121,7 +131,7 @@ def _check_tokens(name: str, x: Array, vocabulary: int) -> None:
         done += len(part)
 
 
-def read_vocabulary(arrays: Arrays) -> int:
+def vocabulary_size(arrays: Arrays) -> int:
     """Return the vocabulary's size that the file states; 0 where it has no texts."""
     if "vocabulary" not in arrays:
         return 0
@@ -144,7 +154,7 @@ def is_input_name(name: object) -> bool:
     return bool(right) and not iskeyword(str(name)) and name != "tokens"
 
 
-def check_alike(xs: Mapping[str, Any]) -> None:
+def check_same_form(xs: Mapping[str, Any]) -> None:
     """Raise Fault unless all splits hold samples of one shape and type."""
     first, reference = next(iter(xs.items()))
     for split, x in xs.items():
@@ -158,8 +168,8 @@ def check_alike(xs: Mapping[str, Any]) -> None:
 def describe_inputs(x: Any) -> str:
     """Describe the samples in words."""
     return "; ".join(
-        f"{name}: {_describe(own)}" if name else _describe(own)
-        for name, own in inputs_of(x).items()
+        f"{name}: {_describe(part)}" if name else _describe(part)
+        for name, part in inputs_of(x).items()
     )
 
 
@@ -194,10 +204,10 @@ def read_gaps(arrays: Arrays, xs: Arrays) -> Arrays:
     """Read each part's gaps, bool (n, columns); empty without gaps. ``xs``: each part's inputs. Raises Fault."""
     wanted = keys_by_part(arrays, GAP_NAMES, xs, "save the gaps of each part")
     for part, key in wanted.items():
-        found, shape = arrays[key], (len(xs[part]), count_columns(xs[part]))
-        if found.dtype != np.bool_ or found.shape != shape:
+        flags, shape = arrays[key], (len(xs[part]), count_columns(xs[part]))
+        if flags.dtype != np.bool_ or flags.shape != shape:
             raise Fault(
-                f"{key} is {found.dtype} {found.shape}",
+                f"{key} is {flags.dtype} {flags.shape}",
                 f"save booleans {shape}, or leave the gaps out",
             )
     return {part: arrays[key] for part, key in wanted.items()}
@@ -208,7 +218,7 @@ def read_gaps(arrays: Arrays, xs: Arrays) -> Arrays:
 
 def count_columns(x: Any) -> int:
     """Count the columns of all tables among the inputs."""
-    return sum(own.shape[1] for own in tables_of(x).values())
+    return sum(table.shape[1] for table in tables_of(x).values())
 
 
 def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
@@ -216,10 +226,12 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
 
     Raises DataError where a column of one side is missing on the other, or an own label in the agreed ones.
     """
-    own, one = data.schema, data.task in (*ONE_CLASS, "segmentation")
-    columns = order_of(own.names, agreed.names)
+    current, by_class = data.schema, data.task in (*ONE_CLASS, "segmentation")
+    columns = order_of(current.names, agreed.names)
     numbers = (
-        numbers_of(own.labels, agreed.labels) if one else order_of(own.labels, agreed.labels)
+        numbers_of(current.labels, agreed.labels)
+        if by_class
+        else order_of(current.labels, agreed.labels)
     )
     if not columns and not numbers:
         return data
@@ -232,16 +244,31 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
         )
         for split in (data.train, data.val, data.test)
     ]
-    features = {feature.name: feature for feature in own.features}
+    features = {feature.name: feature for feature in current.features}
     schema = replace(
-        own,
-        features=tuple(features[name] for name in agreed.names) if columns else own.features,
-        labels=agreed.labels if numbers else own.labels,
+        current,
+        features=tuple(features[name] for name in agreed.names)
+        if columns
+        else current.features,
+        labels=agreed.labels if numbers else current.labels,
     )
-    classes = max(data.classes, len(agreed.labels)) if one and numbers else data.classes
+    classes = max(data.classes, len(agreed.labels)) if by_class and numbers else data.classes
     return replace(
         data, train=parts[0], val=parts[1], test=parts[2], classes=classes, schema=schema
     )
+
+
+def numbers_of(labels: Sequence[str], agreed: Sequence[str]) -> list[int]:
+    """Return for each own label its number among the agreed ones; empty for equal numbers, or without names.
+
+    Raises DataError where a name is missing there.
+    """
+    if not labels or not agreed or tuple(agreed[: len(labels)]) == tuple(labels):
+        return []
+    number = {name: i for i, name in enumerate(agreed)}
+    if foreign := [name for name in labels if name not in number]:
+        raise DataError(f"there is no label {few(foreign)} among {few(agreed)}")
+    return [number[name] for name in labels]
 
 
 def reorder_columns(x: Any, order: list[int]) -> Any:
@@ -250,7 +277,7 @@ def reorder_columns(x: Any, order: list[int]) -> Any:
         return x
     tables = tables_of(x)
     whole = np.hstack(list(tables.values()))[:, order]
-    ends = np.cumsum([own.shape[1] for own in tables.values()])[:-1]
+    ends = np.cumsum([table.shape[1] for table in tables.values()])[:-1]
     moved = dict(
         zip(tables, map(np.ascontiguousarray, np.split(whole, ends, axis=1)), strict=True)
     )

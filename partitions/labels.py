@@ -28,6 +28,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.common.parsed import shorten
+from partitions.common.precision import merged_in_float32
 from partitions.splits import Array, Arrays
 from partitions.stored import OnDisk, in_batches
 
@@ -65,11 +66,8 @@ def keys_by_part(
     wanted = {part: key for key, part in names.items() if part in parts}
     for key in (*wanted.values(), *present):
         if key not in arrays or key not in wanted.values():
-            has = (
-                f"has {present[0]}, but no {key}"
-                if key not in arrays
-                else f"has {key}, but no such samples"
-            )
+            lacks = f"has {present[0]}, but no {key}"
+            has = lacks if key not in arrays else f"has {key}, but no such samples"
             raise Fault(has, f"{fix}: {', '.join(wanted.values())}")
     return wanted
 
@@ -81,10 +79,10 @@ def join_survival(arrays: Arrays) -> Arrays:
         time, event, y = f"time{part}", f"event{part}", f"y{part}"
         if time not in arrays and event not in arrays:
             continue
-        for one, other in ((time, event), (event, time)):
-            if one not in arrays:
+        for there, other in ((time, event), (event, time)):
+            if there not in arrays:
                 raise Fault(
-                    f"has {other}, but no {one}",
+                    f"has {other}, but no {there}",
                     "survival needs both: time, and event 1 or 0 (censored)",
                 )
         if y in arrays:
@@ -101,29 +99,28 @@ def join_survival(arrays: Arrays) -> Arrays:
                 "times count from when a patient was first seen",
             )
         if e.dtype.kind not in "iubf" or not np.isin(e, (0, 1)).all():
-            raise Fault(
-                f"{event} is not of 0 and 1",
-                "1: the event took place then; 0: not known (censored)",
-            )
+            fix = "1: the event took place then; 0: not known (censored)"
+            raise Fault(f"{event} is not of 0 and 1", fix)
+        check_precision(time, t)
         del joined[time], joined[event]
         joined[y] = np.column_stack([t, e]).astype(np.float32)
     return joined
 
 
-def stated_task(arrays: Arrays, asked: str) -> str:
-    """Return the task that the file states, or else ``asked``, which may be "auto"."""
+def stated_task(arrays: Arrays, wanted: str) -> str:
+    """Return the task that the file states, or else ``wanted``, which may be "auto"."""
     stated = arrays.get("task")
     if stated is None:
-        return asked
+        return wanted
     task = str(stated.item()) if stated.size == 1 and stated.dtype.kind == "U" else "?"
     if task not in TASKS:
         raise Fault(
             f"task is {shorten(task)}, none of {', '.join(TASKS)}{nearest(task, TASKS)}",
             "save task=numpy.array('multiclass'), which two classes are too, or another of these",
         )
-    if asked not in ("auto", task):
+    if wanted not in ("auto", task):
         raise Fault(
-            f"says that its task is {task}, and not {asked}",
+            f"says that its task is {task}, and not {wanted}",
             f"run with task={task}, or leave task out",
         )
     return task
@@ -182,7 +179,19 @@ def read_labels(task: str, name: str, y: Array, x: Any) -> Any:
         kept = y.astype(np.float32)
     if not np.isfinite(kept).all():
         raise Fault(f"{name} has a label beyond what float32 holds", "save it in a larger unit")
+    for column in y.T:
+        check_precision(name, column)
     return kept
+
+
+def check_precision(name: str, values: Array) -> None:
+    """Raise Fault where float32 makes different values of a column, (n,), one."""
+    text, refused = merged_in_float32(name, values)
+    if refused:
+        raise Fault(
+            text,
+            "leave an identifier out; save a time from a later day on, or in a larger unit",
+        )
 
 
 def read_classes(name: str, y: Array) -> Array:
@@ -259,7 +268,10 @@ def read_count(task: str, arrays: Arrays, ys: Mapping[str, Any]) -> int:
         seen = {split: values_seen(y) for split, y in ys.items()}
         if "classes" not in arrays:
             check_masks(np.any([*seen.values()], axis=0))
-        most = {split: np.flatnonzero(own[:VOID]).max(initial=0) for split, own in seen.items()}
+        most = {
+            split: np.flatnonzero(counts[:VOID]).max(initial=0)
+            for split, counts in seen.items()
+        }
     else:
         most = {split: y.max() for split, y in ys.items() if len(y)}
     largest = int(max(most.values()))
@@ -267,7 +279,7 @@ def read_count(task: str, arrays: Arrays, ys: Mapping[str, Any]) -> int:
     if task in ONE_CLASS and "classes" not in arrays:
         check_classes(ys)
     if largest >= classes:
-        split = next(split for split, own in most.items() if own == largest)
+        split = next(split for split, counts in most.items() if counts == largest)
         raise Fault(
             f"{split} has a label {largest} where classes is {classes}",
             "labels are 0 .. classes - 1",
@@ -277,13 +289,13 @@ def read_count(task: str, arrays: Arrays, ys: Mapping[str, Any]) -> int:
 
 def check_classes(ys: Arrays) -> None:
     """Raise Fault for one class alone or for gaps between classes, where the file does not state their number."""
-    found = np.unique(np.concatenate([y for y in ys.values() if len(y)])).tolist()
+    classes = np.unique(np.concatenate([y for y in ys.values() if len(y)])).tolist()
     save = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
-    if len(found) == 1:
-        raise Fault(f"has one class alone, {found[0]}", f"there must be two or more; {save}")
-    if len(found) != found[-1] + 1:
+    if len(classes) == 1:
+        raise Fault(f"has one class alone, {classes[0]}", f"there must be two or more; {save}")
+    if len(classes) != classes[-1] + 1:
         raise Fault(
-            f"has labels {short_numbers(found)}, which leave numbers out",
+            f"has labels {short_numbers(classes)}, which leave numbers out",
             f"number classes 0, 1, 2, ...; or, {save}",
         )
 
@@ -307,14 +319,14 @@ def check_masks(seen: Array) -> None:
 
     ``seen``: which values they have, bool (256,).
     """
-    found = np.flatnonzero(seen[:VOID]).tolist()
+    classes = np.flatnonzero(seen[:VOID]).tolist()
     save = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
-    if max(found, default=0) == 0:
+    if max(classes, default=0) == 0:
         what = "0 and 255 alone, and 255 does not count" if seen[VOID] else "0 alone"
         raise Fault(f"has masks of {what}", f"what is drawn has class 1, 2, ...; {save}")
-    if missing := sorted({*range(1, found[-1])} - {*found}):
+    if missing := sorted({*range(1, classes[-1])} - {*classes}):
         raise Fault(
-            f"has masks with values {short_numbers(found)}, but no {short_numbers(missing)}",
+            f"has masks with values {short_numbers(classes)}, but no {short_numbers(missing)}",
             f"number classes 0, 1, 2, ...; or, {save}",
         )
 
@@ -339,9 +351,9 @@ def short_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:10])) + ", ..." * (len(numbers) > 10)
 
 
-def _stated_count(arrays: Arrays, found: int, *, exactly: bool = False) -> int:
+def _stated_count(arrays: Arrays, count: int, *, exactly: bool = False) -> int:
     if "classes" not in arrays:
-        return found
+        return count
     stated = arrays["classes"]
     if stated.size != 1 or stated.dtype.kind not in "iu" or int(stated.item()) < 1:
         raise Fault(
@@ -353,9 +365,9 @@ def _stated_count(arrays: Arrays, found: int, *, exactly: bool = False) -> int:
         raise Fault(
             f"classes is {classes}", f"it is the number of classes, at most {MOST_CLASSES}"
         )
-    if exactly and classes != found:
+    if exactly and classes != count:
         raise Fault(
-            f"classes is {classes}, where each sample has {found} labels", "leave classes out"
+            f"classes is {classes}, where each sample has {count} labels", "leave classes out"
         )
     return classes
 

@@ -21,7 +21,7 @@ from partitions.common.memory import available
 from partitions.common.sizes import trap_of
 from partitions.labels import Fault
 from partitions.splits import Array, Arrays
-from partitions.stored import AT_ONCE
+from partitions.stored import CHECKED
 
 LOCAL_HEADER = 30  # bytes of a member's own header, before its name
 
@@ -87,7 +87,7 @@ def read_arrays(path: Path) -> Arrays:
         if not zipfile.is_zipfile(path):
             raise Fault("is no .npz file, or is cut short", make)
         with zipfile.ZipFile(path) as archive:
-            check_size(archive, path.stat().st_size)
+            check_unpacked(archive, path.stat().st_size)
             return {
                 member.filename.removesuffix(".npy"): read_array(archive, member, path)
                 for member in archive.infolist()
@@ -110,7 +110,7 @@ def read_arrays(path: Path) -> Arrays:
         raise Fault(f"is damaged ({error})", "copy it again, or " + make) from error
 
 
-def check_size(archive: zipfile.ZipFile, size: int) -> None:
+def check_unpacked(archive: zipfile.ZipFile, size: int) -> None:
     """Raise Fault, before anything is unpacked, for a small file that unpacks to a large one, or beyond free memory."""
     if why := trap_of(archive.infolist(), size):
         raise Fault(why, "if that is what you mean, save it uncompressed, with numpy.savez")
@@ -184,11 +184,11 @@ def start_of(path: Path, member: zipfile.ZipInfo) -> int:
 
 def check_sum(path: Path, member: zipfile.ZipInfo, start: int) -> None:
     """Raise BadZipFile if the member's bytes are damaged, as reading it would."""
-    found, left = 0, member.file_size
+    total, left = 0, member.file_size
     with path.open("rb") as file:
         file.seek(start)
-        while left > 0 and (read := file.read(min(left, AT_ONCE))):
-            found = zlib.crc32(read, found)
+        while left > 0 and (read := file.read(min(left, CHECKED))):
+            total = zlib.crc32(read, total)
             left -= len(read)
-    if left or found != member.CRC:
+    if left or total != member.CRC:
         raise zipfile.BadZipFile(f"Bad CRC-32 for file {member.filename!r}")

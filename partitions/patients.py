@@ -29,12 +29,12 @@ def arrays_by_part(
     """
     wanted = keys_by_part(arrays, names, ys, f"one {what} per sample and part")
     for part, key in wanted.items():
-        found = arrays[key]
-        if found.ndim != 1 or found.dtype.kind not in kinds:
-            raise Fault(f"{key} is {found.dtype} {found.shape}", fix)
-        if len(found) != len(ys[part]):
+        array = arrays[key]
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            raise Fault(f"{key} is {array.dtype} {array.shape}", fix)
+        if len(array) != len(ys[part]):
             raise Fault(
-                f"{key} has {len(found)} {what}s, {part} {len(ys[part])} samples",
+                f"{key} has {len(array)} {what}s, {part} {len(ys[part])} samples",
                 "save one for each sample",
             )
     return {part: arrays[key] for part, key in wanted.items()}
@@ -46,14 +46,14 @@ def read_patients(arrays: Arrays, ys: Arrays) -> Arrays:
     ``ys``: the labels of each part of the file. Raises Fault.
     """
     fix = "save whole numbers (n,), as numpy.unique(ids, return_inverse=True)[1] makes them: no identifiers"
-    found = arrays_by_part(arrays, PATIENT_NAMES, ys, "iu", "patient", fix)
-    if not found:
+    parts_read = arrays_by_part(arrays, PATIENT_NAMES, ys, "iu", "patient", fix)
+    if not parts_read:
         return {}
     # uint64 wraps around, so that different numbers stay different
-    pooled = np.concatenate([own.astype(np.int64) for own in found.values()])
+    pooled = np.concatenate([part_read.astype(np.int64) for part_read in parts_read.values()])
     numbers = np.unique(pooled, return_inverse=True)[1].astype(np.int64)
-    ends = np.cumsum([*map(len, found.values())])
-    parts = dict(zip(found, np.split(numbers, ends[:-1]), strict=True))
+    ends = np.cumsum([*map(len, parts_read.values())])
+    parts = dict(zip(parts_read, np.split(numbers, ends[:-1]), strict=True))
     several = sum(len(np.unique(part)) for part in parts.values()) - len(np.unique(numbers))
     if several:
         raise Fault(
@@ -101,7 +101,7 @@ def rows_of_patients(dataset: Dataset) -> list[Array] | None:
 
 def most_frequent(labels: Array, rows: Sequence[Array]) -> Array:
     """Return each patient's most frequent class, the lowest in a tie, int64 (patients,)."""
-    return np.array([np.bincount(labels[own]).argmax() for own in rows], np.int64)
+    return np.array([np.bincount(labels[chosen]).argmax() for chosen in rows], np.int64)
 
 
 # The subgroup of each sample (sex, age band, scanner), for a hospital's scores by subgroup: one text per sample
@@ -121,14 +121,14 @@ def read_subgroups(arrays: Arrays, ys: Arrays) -> Arrays:
     ``ys``: the labels of each part.
     """
     fix = 'save texts (n,), as numpy.array(["female", "male"]) is'
-    found = arrays_by_part(arrays, SUBGROUP_NAMES, ys, "U", "subgroup", fix)
-    check_names(name for own in found.values() for name in np.unique(own))
-    return found
+    groups = arrays_by_part(arrays, SUBGROUP_NAMES, ys, "U", "subgroup", fix)
+    check_names(name for group in groups.values() for name in np.unique(group))
+    return groups
 
 
-def check_names(given: Iterable[str]) -> None:
+def check_names(subgroups: Iterable[str]) -> None:
     """Raise Fault where there are too many subgroups, or a name is too long or not printable."""
-    names = sorted({str(name) for name in given} - {""})
+    names = sorted({str(name) for name in subgroups} - {""})
     if len(names) > MOST_GROUPS:
         raise Fault(
             f"names {len(names)} subgroups",
@@ -144,14 +144,14 @@ def check_names(given: Iterable[str]) -> None:
 
 def describe_subgroups(parts: Arrays) -> str:
     """Describe the number of samples of each subgroup in each part, for the hospital only."""
-    found = []
+    lines = []
     for part, groups in parts.items():
         names, counts = np.unique(groups, return_counts=True)
         each = (
             f"{name or 'not known'} {count}" for name, count in zip(names, counts, strict=True)
         )
-        found.append(f"{part}: {', '.join(each)}")
-    return "; ".join(found)
+        lines.append(f"{part}: {', '.join(each)}")
+    return "; ".join(lines)
 
 
 def parse_column(option: str) -> tuple[str, tuple[float, ...]]:
@@ -170,7 +170,7 @@ def parse_column(option: str) -> tuple[str, tuple[float, ...]]:
     return column, limits
 
 
-def name_of(cell: str, column: str, limits: Sequence[float], where: str) -> str:
+def subgroup_name(cell: str, column: str, limits: Sequence[float], where: str) -> str:
     """Return the subgroup of a csv's cell: ``sex female``, ``age 40 to 60``; "" for an empty cell. Raises DataError."""
     if not cell:
         return ""

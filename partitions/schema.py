@@ -1,4 +1,5 @@
-"""The schema of a silo's samples: names, units and ranges of a table's columns, names of the labels, number format.
+"""The schema of a silo's samples: names, units and ranges of a table's columns, names of the labels, number format,
+and the settings with which inputs were made.
 
 Hospitals with the same schema may train together. Columns and label numbers that differ only in order are reconciled by
 name. As TOML, YAML or JSON:
@@ -6,6 +7,7 @@ name. As TOML, YAML or JSON:
     features = ["sex", {name = "age", unit = "years", range = [0, 120]}]
     labels = ["well", "ill"]
     dtype = "float32"
+    inputs = {window = "40,400"}
 
 Every part is optional. ``labels`` names classes in the order of their numbers, findings, or measurements. A range
 states the values that a column may have; it is never computed from data. The canonical form is JSON with sorted keys
@@ -17,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,14 +30,26 @@ import yaml
 from pydantic import Strict, model_validator
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names, is_formula
+from partitions.common.names import Names, composed, is_formula
 from partitions.common.parsed import Frozen, parse_content, parse_json, parse_toml, read_text
 from partitions.common.plain_yaml import load_yaml
 
 LONGEST_NAME = 200  # characters of a name or a unit
 LONGEST_SCHEMA = 1 << 20  # characters of a schema in its canonical form
 SHOWN = 2  # names that a message quotes
-MEND_SCHEMA = "a schema has features, labels, dtype and table (docs/inputs.md)"
+MEND_SCHEMA = "a schema has features, labels, dtype, inputs and table (docs/inputs.md)"
+# Settings with which inputs were made (`recipes/pictures.py`, `recipes/recipe.py`)
+SETTINGS = (
+    "window",
+    "spacing",
+    "orientation",
+    "size",
+    "slices",
+    "rate",
+    "channels",
+    "units",
+    "tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,7 @@ class Feature:
 class Schema:
     """Columns and labels in their order, and the number format (``splits.dtype_of``). Empty parts: not stated.
 
+    ``inputs``: pairs of a setting (:data:`SETTINGS`) and its value, as text; only a recipe's settings, never its data.
     ``table``: how a hospital's table becomes these columns, as JSON (``recipes/shared.py``). It is not part of the
     digest, of a data file or of a message.
 
@@ -74,6 +88,7 @@ class Schema:
     labels: Names = ()
     dtype: str = ""
     table: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()
     text: str = field(init=False, repr=False, compare=False, default="")  # the canonical form
 
     def __post_init__(self) -> None:
@@ -87,8 +102,13 @@ class Schema:
             if feature.unit:
                 check_name("unit", feature.unit)
             check_range(feature)
-        if self.dtype:
-            check_name("dtype", self.dtype)
+        for kind, value in (("dtype", self.dtype), *self.inputs):
+            if value or kind != "dtype":
+                check_name(kind, value)
+        if unknown := [key for key, _ in self.inputs if key not in SETTINGS]:
+            raise DataError(
+                f"inputs has {unknown[0][:40]!r}; its keys are {', '.join(SETTINGS)}"
+            )
         text = json.dumps(self.content, sort_keys=True, separators=(",", ":"))
         if len(text) > LONGEST_SCHEMA:
             raise DataError(
@@ -110,9 +130,15 @@ class Schema:
             "features": features,
             "labels": list(self.labels),
             "dtype": self.dtype,
+            "inputs": dict(self.inputs),
             "table": table,
         }
         return {key: value for key, value in stated.items() if value}
+
+    @property
+    def made_with(self) -> str:
+        """The settings with which inputs were made, as text."""
+        return few([f"{key} {value}" for key, value in self.inputs], len(SETTINGS), 60)
 
     @property
     def bare(self) -> Schema:
@@ -124,10 +150,19 @@ class Schema:
         """SHA-256 of the canonical form, in hexadecimal."""
         return hashlib.sha256(self.bare.text.encode()).hexdigest()
 
+    def matches(self, digest: str) -> bool:
+        """Return whether a study that was approved for this digest covers the schema: it may state no ``inputs``."""
+        return digest in (self.digest, replace(self, inputs=()).digest)
+
     def __str__(self) -> str:
         """Return the stated parts in one line, with the digest."""
         features = few([str(feature) for feature in self.features], 20, 60)
-        parts = {"columns": features, "labels": few(self.labels, 20, 60), "dtype": self.dtype}
+        parts = {
+            "columns": features,
+            "labels": few(self.labels, 20, 60),
+            "dtype": self.dtype,
+            "made with": self.made_with,
+        }
         return "; ".join(
             [
                 *(f"{key} {value}" for key, value in parts.items() if value),
@@ -170,7 +205,7 @@ def check_range(feature: Feature) -> None:
 
 def tidy(name: str) -> str:
     """Return a name in Unicode's composed form with single blanks: programs may write the same name differently."""
-    return " ".join(unicodedata.normalize("NFC", name).split())
+    return " ".join(composed(name).split())
 
 
 def few(names: Iterable[str], most: int = SHOWN, longest: int = 30) -> str:
@@ -205,17 +240,20 @@ class WrittenSchema(Frozen):
     features: tuple[WrittenFeature, ...] = ()
     labels: tuple[str, ...] = ()
     dtype: str = ""
+    inputs: Mapping[str, str] = {}
     table: Mapping[str, Any] = {}
 
 
 def parse_schema(content: object) -> Schema:
     """Return the schema of a TOML, YAML or JSON mapping. Raises DataError, one line, for invalid content."""
-    made = parse_content(WrittenSchema, content, MEND_SCHEMA)
+    written = parse_content(WrittenSchema, content, MEND_SCHEMA)
+    table = written.table
     return Schema(
-        tuple(Feature(tidy(own.name), tidy(own.unit), own.range) for own in made.features),
-        tuple(map(tidy, made.labels)),
-        made.dtype,
-        json.dumps(made.table, sort_keys=True, separators=(",", ":")) if made.table else "",
+        tuple(Feature(tidy(f.name), tidy(f.unit), f.range) for f in written.features),
+        tuple(map(tidy, written.labels)),
+        written.dtype,
+        json.dumps(table, sort_keys=True, separators=(",", ":")) if table else "",
+        tuple(sorted(written.inputs.items())),
     )
 
 
@@ -233,12 +271,8 @@ def read_schema(text: str) -> Schema:
 
 def load_schema(path: Path) -> Schema:
     """Return the schema of a .toml, .yaml or .json file. Raises DataError, one line that names the file."""
-    readers: dict[str, Callable[[str], object]] = {
-        ".toml": parse_toml,
-        ".yaml": load_yaml,
-        ".yml": load_yaml,
-        ".json": parse_json,
-    }
+    readers: dict[str, Callable[[str], object]] = {".toml": parse_toml, ".json": parse_json}
+    readers |= dict.fromkeys((".yaml", ".yml"), load_yaml)
     if path.suffix not in readers:
         raise DataError(f"{path} does not end in .toml, .yaml, .yml or .json")
     try:
@@ -262,11 +296,16 @@ def majority(schemas: Sequence[Schema]) -> Schema:
     """
     features, labels = _most([s.names for s in schemas]), _most([s.labels for s in schemas])
     stated = [{f.name: f for f in s.features} for s in schemas if set(s.names) == set(features)]
-    units = {name: _first([own[name].unit for own in stated]) or "" for name in features}
-    ranges = {name: _first([own[name].range for own in stated]) for name in features}
+    units = {name: _first([known[name].unit for known in stated]) or "" for name in features}
+    ranges = {name: _first([known[name].range for known in stated]) for name in features}
     dtype = _first([s.dtype for s in schemas]) or ""
+    settings = [dict(s.inputs) for s in schemas]
+    inputs = {key: _first([values.get(key) for values in settings]) for key in SETTINGS}
     return Schema(
-        tuple(Feature(name, units[name], ranges[name]) for name in features), labels, dtype
+        tuple(Feature(name, units[name], ranges[name]) for name in features),
+        labels,
+        dtype,
+        inputs=tuple(sorted((key, value) for key, value in inputs.items() if value)),
     )
 
 
@@ -289,7 +328,7 @@ MEND = "rename them in the data file, or set `schema` in the federation file"
 
 
 def difference(
-    own: Schema,
+    schema: Schema,
     agreed: Schema,
     source: str,
     *,
@@ -297,16 +336,16 @@ def difference(
     subset: bool = True,
     mend: str = MEND,
 ) -> str:
-    """Return the first difference by name between ``own`` and ``agreed``, and how to mend it; empty without one.
+    """Return the first difference by name between ``schema`` and ``agreed``, and how to mend it; empty without one.
 
-    ``source``: a text such as "most silos have"; ``required``: whether ``own`` must have the names of ``agreed``;
-    ``subset``: whether ``own`` may lack some labels, as in a hospital without patients of a class.
+    ``source``: a text such as "most silos have"; ``required``: whether ``schema`` must have the names of ``agreed``;
+    ``subset``: whether ``schema`` may lack some labels, as in a hospital without patients of a class.
     """
-    if own.dtype and agreed.dtype and own.dtype != agreed.dtype:
-        return f"samples of {own.dtype}, {source} {agreed.dtype}: save them alike"
+    if schema.dtype and agreed.dtype and schema.dtype != agreed.dtype:
+        return f"samples of {schema.dtype}, {source} {agreed.dtype}: save them alike"
     for what, key, names, known, fewer in (
-        ("columns", "feature_names", own.names, agreed.names, False),
-        ("labels", "label_names", own.labels, agreed.labels, subset),
+        ("columns", "feature_names", schema.names, agreed.names, False),
+        ("labels", "label_names", schema.labels, agreed.labels, subset),
     ):
         if known and not names and required:
             return f"no names of its {what}, {source} {few(known)}: add `{key}` to the data file (`silofl import` does)"
@@ -318,8 +357,12 @@ def difference(
             return f"{what} named {few(foreign)}, {source} {few(missing or known)}: {mend}"
         if missing and not fewer:
             return f"no {what} named {few(missing)}, {source} them: {mend}"
+    settings = dict(agreed.inputs)
+    for key, value in schema.inputs:
+        if (setting := settings.get(key, value)) != value:
+            return f"inputs made with {key} {few([value], 1, 60)}, {source} {few([setting], 1, 60)}: import them alike"
     stated = {feature.name: feature for feature in agreed.features}
-    for feature in own.features:
+    for feature in schema.features:
         other = stated.get(feature.name, feature)
         if feature.unit and other.unit and feature.unit != other.unit:
             return f"{few([feature.name])} in {few([feature.unit])}, {source} {few([other.unit])}: convert the column"
@@ -329,9 +372,9 @@ def difference(
     return ""
 
 
-def find_moved(own: Schema, agreed: Schema) -> list[str]:
+def find_moved(schema: Schema, agreed: Schema) -> list[str]:
     """Return which parts of two matching schemas are reordered by name: "columns", "labels"."""
-    pairs = {"columns": (own.names, agreed.names), "labels": (own.labels, agreed.labels)}
+    pairs = {"columns": (schema.names, agreed.names), "labels": (schema.labels, agreed.labels)}
     return [
         what
         for what, (names, known) in pairs.items()
@@ -339,31 +382,18 @@ def find_moved(own: Schema, agreed: Schema) -> list[str]:
     ]
 
 
-def order_of(own: Sequence[str], agreed: Sequence[str]) -> list[int]:
-    """Return for each agreed name its index in ``own``; empty for the same order, or where one side has no names.
+def order_of(names: Sequence[str], agreed: Sequence[str]) -> list[int]:
+    """Return for each agreed name its index in ``names``; empty for the same order, or where one side has no names.
 
     Raises DataError where a name is missing.
     """
-    if not own or not agreed or tuple(own) == tuple(agreed):
+    if not names or not agreed or tuple(names) == tuple(agreed):
         return []
-    place = {name: i for i, name in enumerate(own)}
+    place = {name: i for i, name in enumerate(names)}
     if set(place) != set(agreed):
         foreign, missing = (
             few([name for name in a if name not in set(b)])
-            for a, b in ((own, agreed), (agreed, own))
+            for a, b in ((names, agreed), (agreed, names))
         )
         raise DataError(f"it has {foreign or 'nothing'} where {missing or 'nothing'} is wanted")
     return [place[name] for name in agreed]
-
-
-def numbers_of(own: Sequence[str], agreed: Sequence[str]) -> list[int]:
-    """Return for each own label its number among the agreed ones; empty for equal numbers, or without names.
-
-    Raises DataError where a name is missing there.
-    """
-    if not own or not agreed or tuple(agreed[: len(own)]) == tuple(own):
-        return []
-    number = {name: i for i, name in enumerate(agreed)}
-    if foreign := [name for name in own if name not in number]:
-        raise DataError(f"there is no label {few(foreign)} among {few(agreed)}")
-    return [number[name] for name in own]

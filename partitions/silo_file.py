@@ -37,9 +37,9 @@ from pathlib import Path
 import numpy as np
 
 from partitions.array_names import (
+    array_name,
     check_ranges,
     make_schema,
-    names_of,
     read_cohort,
     read_features,
     read_names,
@@ -48,14 +48,15 @@ from partitions.array_names import (
     written_schema,
 )
 from partitions.common.errors import DataError
+from partitions.copies import sample_notes
 from partitions.inputs import (
-    check_alike,
+    check_same_form,
     count_columns,
     describe_inputs,
     is_input_name,
     read_gaps,
     read_inputs,
-    read_vocabulary,
+    vocabulary_size,
 )
 from partitions.labels import (
     ONE_CLASS,
@@ -77,7 +78,7 @@ from partitions.patients import (
 )
 from partitions.schema import NO_SCHEMA, Schema, difference, find_moved
 from partitions.schemes.pool import hold_out
-from partitions.site_split import TEST_SHARE, describe_division, parts_of, rows_of
+from partitions.site_split import TEST_SHARE, describe_division, divide_parts, select_rows
 from partitions.splits import (
     Array,
     Arrays,
@@ -119,15 +120,15 @@ class Contents:
     def divide(self) -> SiloData:
         """Return the parts of the file, or parts drawn by its samples' values. Raises DataError for too few samples."""
         train, val, test = (
-            self.splits[own] if rows is None else rows_of(self.splits[own], rows)
-            for own, rows in parts_of(self.splits).values()
+            self.splits[part] if rows is None else select_rows(self.splits[part], rows)
+            for part, rows in divide_parts(self.splits).values()
         )
         about = self.classes, self.task, self.vocabulary, self.schema, self.recipe, self.cohort
         return SiloData(train, val, test, *about)
 
 
 def check_silo_file(path: str | Path, agreed: Schema | None = None) -> list[Check]:
-    """Check everything in a silo data file, in order, up to the first fault; the last check is its division.
+    """Check everything in a silo data file, in order, up to the first fault; at the end are its division, and notes.
 
     ``agreed``: the federation's schema, against which the file is checked.
     """
@@ -138,6 +139,7 @@ def check_silo_file(path: str | Path, agreed: Schema | None = None) -> list[Chec
         try:
             data = contents.divide()
             checks.append(Check("split", True, describe_division(contents.splits, data)))
+            checks += [Check("note", True, note) for note in sample_notes(data)]
         except ValueError as error:
             checks.append(
                 Check("split", False, str(error), "give samples for training and for testing")
@@ -147,14 +149,14 @@ def check_silo_file(path: str | Path, agreed: Schema | None = None) -> list[Chec
 
 def check_agreed(contents: Contents, agreed: Schema) -> Check:
     """Check whether a file fits the federation's schema, by name."""
-    own = contents.schema
+    schema = contents.schema
     name = "federation's schema"
     if reason := difference(
-        own, agreed, "the federation has", required=True, subset=contents.task in ONE_CLASS
+        schema, agreed, "the federation has", required=True, subset=contents.task in ONE_CLASS
     ):
         detail, _, fix = reason.rpartition(": ")
         return Check(name, False, f"has {detail}", fix)
-    what = " and ".join(find_moved(own, agreed))
+    what = " and ".join(find_moved(schema, agreed))
     how = f"{what} in another order: each run maps them by name" if what else "the file fits"
     return Check(name, True, f"{how}; SHA-256 {agreed.digest}")
 
@@ -196,8 +198,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
         _, held = hold_out(np.unique(whole.units), TEST_SHARE, np.random.default_rng(seed))
         in_test = np.isin(whole.units, held)
         splits = {
-            "train": rows_of(whole, np.flatnonzero(~in_test)),
-            "test": rows_of(whole, np.flatnonzero(in_test)),
+            "train": select_rows(whole, np.flatnonzero(~in_test)),
+            "test": select_rows(whole, np.flatnonzero(in_test)),
         }
     train = splits["train"]
     if "val" in splits:
@@ -207,8 +209,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
         if isinstance(array, np.ndarray):
             array.flags.writeable = False
     classes, task, vocabulary = contents.classes, contents.task, contents.vocabulary
-    made = Dataset(path.stem, train, test, classes, task=task, vocabulary=vocabulary)
-    return replace(made, schema=contents.schema, recipe=contents.recipe)
+    dataset = Dataset(path.stem, train, test, classes, task=task, vocabulary=vocabulary)
+    return replace(dataset, schema=contents.schema, recipe=contents.recipe)
 
 
 def write_silo_file(path: str | Path, data: SiloData, gaps: Arrays | None = None) -> None:
@@ -217,7 +219,7 @@ def write_silo_file(path: str | Path, data: SiloData, gaps: Arrays | None = None
     ``val`` is always written, also without samples, so that reading returns what was written. Samples on disk are
     copied in batches. ``gaps``: per split, which values of a table were missing, bool (n, columns).
     """
-    arrays: dict[str, Array] = {f"gaps_{name}": own for name, own in (gaps or {}).items()}
+    arrays: dict[str, Array] = {f"gaps_{name}": flags for name, flags in (gaps or {}).items()}
     samples: dict[str, Iterator[Array]] = {}
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         more, on_disk = written_part(f"_{name}", split, data.task)
@@ -245,12 +247,14 @@ def written_part(
     """
     arrays: dict[str, Array] = {}
     samples: dict[str, Iterator[Array]] = {}
-    for own, x in inputs_of(split.x).items():
-        key = f"x_{own}{end}" if own else f"x{end}"
+    for name, x in inputs_of(split.x).items():
+        key = f"x_{name}{end}" if name else f"x{end}"
         channels_first = x.ndim > 2 and x.dtype != np.uint8
         if not isinstance(x, np.ndarray):
             each = one_by_one(x)
-            samples[key] = (np.moveaxis(one, -1, 0) for one in each) if channels_first else each
+            samples[key] = (
+                (np.moveaxis(sample, -1, 0) for sample in each) if channels_first else each
+            )
             x = np.broadcast_to(np.zeros((), x.dtype), x.shape)
         arrays[key] = np.moveaxis(x, -1, 1) if channels_first else x
     y = split.y
@@ -262,7 +266,9 @@ def written_part(
         samples[f"y{end}"] = one_by_one(y)
         arrays[f"y{end}"] = np.broadcast_to(np.zeros((), y.dtype), y.shape)
     groups = {"patient": split.patient, "subgroup": split.subgroup}
-    return arrays | {f"{k}{end}": own for k, own in groups.items() if own is not None}, samples
+    return arrays | {
+        f"{k}{end}": name for k, name in groups.items() if name is not None
+    }, samples
 
 
 def read_contents(path: Path, task: str = "auto") -> Contents:
@@ -274,27 +280,26 @@ def read_contents(path: Path, task: str = "auto") -> Contents:
     return contents
 
 
-def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | None]:
-    """Run all checks; the contents are None if one failed. ``asked``: the task, where the file states none."""
+def examine(path: Path, wanted: str = "auto") -> tuple[list[Check], Contents | None]:
+    """Run all checks; the contents are None if one failed. ``wanted``: the task, where the file states none."""
     checks: list[Check] = []
     name = "file"
     try:
-        found = arrays_at(path)
+        stored = arrays_at(path)
         size = f", {path.stat().st_size / 1e6:.1f} MB" if path.exists() else ""
-        checks.append(Check(name, True, f"{len(found)} arrays{size}"))
+        checks.append(Check(name, True, f"{len(stored)} arrays{size}"))
         name = "names"
-        arrays = join_survival(found)
+        arrays = join_survival(stored)
         named = sort_names(arrays)
-        vocabulary = read_vocabulary(arrays)
-        checks.append(Check(name, True, ", ".join(found)))
+        vocabulary = vocabulary_size(arrays)
+        checks.append(Check(name, True, ", ".join(stored)))
         name = "samples"
         check_samples(named)
-        counts = (f"{split} {len(y)}" for (kind, split), y in named.items() if kind == "y")
-        checks.append(Check(name, True, ", ".join(counts)))
-        name = "inputs"
         raw = {split: y for (kind, split), y in named.items() if kind == "y"}
+        checks.append(Check(name, True, ", ".join(f"{k} {len(y)}" for k, y in raw.items())))
+        name = "inputs"
         xs = {split: read_x(split, named, arrays, vocabulary) for split in raw}
-        check_alike(xs)
+        check_same_form(xs)
         first = next(iter(xs.values()))
         features = read_features(arrays, count_columns(first))
         check_ranges(features, xs)
@@ -302,8 +307,8 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
         columns = f" ({', '.join(f.name for f in features)})" if features else ""
         checks.append(Check(name, True, describe_inputs(first) + columns))
         name = "labels"
-        survival = arrays.keys() != found.keys()
-        task, ys = read_targets(raw, xs, arrays, asked, survival=survival)
+        survival = arrays.keys() != stored.keys()
+        task, ys = read_targets(raw, xs, arrays, wanted, survival=survival)
         classes = read_count(task, arrays, ys)
         labels = read_names(arrays, "label_names", classes)
         checks.append(Check(name, True, describe_labels(task, ys, classes)))
@@ -316,8 +321,9 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
         groups = read_subgroups(arrays, ys)
         checks += [Check(name, True, describe_subgroups(groups))] if groups else []
         name = "schema"
-        schema = make_schema(features, () if task == "survival" else labels, dtype_of(first))
         recipe = read_stored_recipe(arrays, features)
+        labels = () if task == "survival" else labels
+        schema = make_schema(features, labels, dtype_of(first), recipe)
         checks.append(Check(name, True, str(schema)))
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))
@@ -327,14 +333,14 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
 
 
 def read_targets(
-    raw: Arrays, xs: Arrays, arrays: Arrays, asked: str, *, survival: bool
+    raw: Arrays, xs: Arrays, arrays: Arrays, wanted: str, *, survival: bool
 ) -> tuple[str, dict[str, Array]]:
     """Return the task, and the labels of each split. Raises Fault."""
-    task = stated_task(arrays, asked)
+    task = stated_task(arrays, wanted)
     if task == "auto":
         task = find_task(raw, xs, survival=survival)
     return task, {
-        part: read_labels(task, names_of(part, "y", arrays), y, xs[part])
+        part: read_labels(task, array_name(part, "y", arrays), y, xs[part])
         for part, y in raw.items()
     }
 
@@ -343,18 +349,18 @@ def read_x(
     split: str, named: Mapping[tuple[str, str], Array], arrays: Arrays, vocabulary: int
 ) -> Array:
     """Read and check the inputs of a split; several become one structured array."""
-    found: dict[str, Array] = {}
+    inputs: dict[str, Array] = {}
     for (kind, part), x in named.items():
         if part == split and kind != "y":
-            name = names_of(split, kind, arrays)
-            own = kind.partition(":")[2]
-            if own and not is_input_name(own):
+            name = array_name(split, kind, arrays)
+            input_name = kind.partition(":")[2]
+            if input_name and not is_input_name(input_name):
                 raise Fault(
-                    f"has an input {own!r}",
+                    f"has an input {input_name!r}",
                     "an input's name is in small letters, as `image` in x_image_train",
                 )
-            found[own] = read_inputs(name, x, vocabulary)
-    return together(found) if "" not in found else found[""]
+            inputs[input_name] = read_inputs(name, x, vocabulary)
+    return together(inputs) if "" not in inputs else inputs[""]
 
 
 def check_samples(named: Mapping[tuple[str, str], Array]) -> None:

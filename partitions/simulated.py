@@ -30,7 +30,7 @@ from partitions.own.dataset import resolve_name as own_named
 from partitions.schema import difference, majority
 from partitions.schemes.registry import SiloIndices, partition, silo_data
 from partitions.silo_file import map_silo_file, read_dataset_file
-from partitions.site_split import rows_of
+from partitions.site_split import select_rows
 from partitions.splits import (
     Array,
     Dataset,
@@ -66,19 +66,19 @@ def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> 
     """
     source = parse_source(dataset)
     if source.name.endswith(".npz") or own_named(source.name):
-        made = read_dataset_file(Path(source.name), seed=seed, task=task)
+        opened = read_dataset_file(Path(source.name), seed=seed, task=task)
     elif source.is_path:
-        made = read_hospitals(source, seed, task)
+        opened = read_hospitals(source, seed, task)
     else:
-        made = unread(load_dataset(source.name, data_dir, task))
-    return subsample_dataset(made, source.subsample, seed)
+        opened = unread(load_dataset(source.name, data_dir, task))
+    return subsample_dataset(opened, source.subsample, seed)
 
 
 @lru_cache(maxsize=8)
 def names_of(dataset: str, partition: str, silos: int) -> Names:
     """Return the names of a simulation's silos: of a researcher's own hospitals, else ``hospital-01`` and so on."""
-    own = hospitals_of(parse_source(dataset)) if partition == "natural" else []
-    return tuple(own or map(silo_name, range(silos)))
+    hospitals = hospitals_of(parse_source(dataset)) if partition == "natural" else []
+    return tuple(hospitals or map(silo_name, range(silos)))
 
 
 @lru_cache(maxsize=2)
@@ -153,10 +153,10 @@ def parse_source(text: str) -> DatasetSource:
         or (("subsample" in options) and int(count) < 1)
     ):
         raise DataError(f"subsample is {count[:20]!r}; it is a number of samples, 1 or more")
-    made = DatasetSource(name, options.get("recipe", ""), options.get("by", ""), int(count))
-    if bool(made.by) != name.endswith(".csv") or bool(made.by) != bool(made.recipe):
+    parsed = DatasetSource(name, options.get("recipe", ""), options.get("by", ""), int(count))
+    if bool(parsed.by) != name.endswith(".csv") or bool(parsed.by) != bool(parsed.recipe):
         raise DataError(f"{name}: a csv needs --recipe and --by, and nothing else takes them")
-    return made
+    return parsed
 
 
 def hospitals_of(source: DatasetSource) -> list[str]:
@@ -164,7 +164,9 @@ def hospitals_of(source: DatasetSource) -> list[str]:
     if not source.is_path or source.name.endswith(".npz"):
         return []
     return silo_names(
-        [*rows_by(source)] if source.by else [path.stem for path in files_of(Path(source.name))]
+        [*rows_by(source)]
+        if source.by
+        else [path.stem for path in data_files(Path(source.name))]
     )
 
 
@@ -172,13 +174,13 @@ def read_hospitals(source: DatasetSource, seed: int, task: str = "auto") -> Data
     """Read a folder of files, or a csv by a column, as one data set. Raises DataError, naming the hospital."""
     if source.by:
         return join(Path(source.name).stem, import_by(source, seed))
-    files = files_of(Path(source.name))
+    files = data_files(Path(source.name))
     return join(
         Path(source.name).name, {path.stem: map_silo_file(path, task) for path in files}
     )
 
 
-def files_of(folder: Path) -> list[Path]:
+def data_files(folder: Path) -> list[Path]:
     """Return the data files in a folder, in the order of their names. Raises DataError where there are none."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
@@ -196,10 +198,10 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
     """Join hospitals to one data set, with columns and labels in the majority's order. Raises DataError."""
     agreed = majority([data.schema for data in silos.values()])
     first = next(iter(silos.values()))
-    made: dict[str, SiloData] = {}
-    for own, data in silos.items():
+    joined: dict[str, SiloData] = {}
+    for hospital, data in silos.items():
         if reason := difference(data.schema, agreed, "most hospitals have"):
-            raise DataError(f"{own}: {reason}")
+            raise DataError(f"{hospital}: {reason}")
         data = reorder_data(data, agreed)
         for what, here, there in (
             ("labels for", data.task, first.task),
@@ -208,30 +210,30 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
         ):
             if here != there:
                 raise DataError(
-                    f"{own} has {what} {here}, and {next(iter(silos))} {there}: hospitals need the same"
+                    f"{hospital} has {what} {here}, and {next(iter(silos))} {there}: hospitals need the same"
                 )
-        made[own] = data
-    trains = [join_splits([data.train, data.val]) for data in made.values()]
-    tests = [data.test for data in made.values()]
+        joined[hospital] = data
+    trains = [join_splits([data.train, data.val]) for data in joined.values()]
+    tests = [data.test for data in joined.values()]
     sizes, held = [len(part) for part in trains], [len(part) for part in tests]
     groups = {
-        own: np.concatenate(
+        hospital: np.concatenate(
             [np.arange(n) + sum(sizes[:i]), np.arange(m) + sum(sizes) + sum(held[:i])]
         )
-        for i, (own, n, m) in enumerate(zip(made, sizes, held, strict=True))
+        for i, (hospital, n, m) in enumerate(zip(joined, sizes, held, strict=True))
     }
     train, test = load_splits(*with_patients(trains, tests))
     return Dataset(
         name,
         train,
         test,
-        max(data.classes for data in made.values()),
+        max(data.classes for data in joined.values()),
         groups,
         first.task,
         own_test=True,
         vocabulary=first.vocabulary,
-        schema=next(iter(made.values())).schema,
-        recipes={own: data.recipe for own, data in made.items() if data.recipe},
+        schema=next(iter(joined.values())).schema,
+        recipes={hospital: data.recipe for hospital, data in joined.items() if data.recipe},
     )
 
 
@@ -251,7 +253,9 @@ def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split
             [replace(s, patient=p + start) for s, p in zip((train, test), parts, strict=True)]
         )
         start += int(max(part.max(initial=-1) for part in parts)) + 1
-    return join_splits([own[0] for own in numbered]), join_splits([own[1] for own in numbered])
+    return join_splits([pair[0] for pair in numbered]), join_splits(
+        [pair[1] for pair in numbered]
+    )
 
 
 # A csv by a column
@@ -272,18 +276,18 @@ def rows_by(source: DatasetSource) -> dict[str, list[int]]:
         raise DataError(
             f"--by {source.by}: {path} has the columns {list_columns(lines.header)}"
         )
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for i, cell in enumerate(lines.columns[source.by]):
         if cell in recipe.file.gaps:
             raise DataError(
                 f"{lines.where(i)} has no {source.by}, which says whose the row is; fill or drop such rows"
             )
-        found.setdefault(cell, []).append(i)
-    if len(found) > MOST_HOSPITALS or source.by in (*recipe.label, recipe.patient):
+        rows.setdefault(cell, []).append(i)
+    if len(rows) > MOST_HOSPITALS or source.by in (*recipe.label, recipe.patient):
         raise DataError(
-            f"--by {source.by}: name the column of hospitals; this one has {len(found)} values"
+            f"--by {source.by}: name the column of hospitals; this one has {len(rows)} values"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(rows.items()))
 
 
 def import_by(source: DatasetSource, seed: int) -> dict[str, SiloData]:
@@ -293,17 +297,17 @@ def import_by(source: DatasetSource, seed: int) -> dict[str, SiloData]:
     from partitions.recipes.recipe import load_recipe, without_fit
 
     recipe = without_fit(load_recipe(Path(source.recipe)), source.by)
-    made = {}
-    for own, rows in rows_by(source).items():
+    imported = {}
+    for hospital, rows in rows_by(source).items():
         try:
-            made[own] = read_rows(
+            imported[hospital] = read_rows(
                 Path(source.name),
                 ImportOptions(recipe=recipe.model_copy(update={"seed": seed})),
                 rows,
             )
         except DataError as error:
-            raise DataError(f"{source.by} = {own}: {error}") from None
-    return made
+            raise DataError(f"{source.by} = {hospital}: {error}") from None
+    return imported
 
 
 # Fewer samples
@@ -328,10 +332,10 @@ def subsample_dataset(dataset: Dataset, count: int, seed: int) -> Dataset:
             keep[draw_share(part, count / total, patients, rng)] = True
     place = np.cumsum(keep) - 1
     groups = dataset.groups and {
-        own: place[rows[keep[rows]]] for own, rows in dataset.groups.items()
+        name: place[rows[keep[rows]]] for name, rows in dataset.groups.items()
     }
     train, test = (
-        rows_of(part, kept)
+        select_rows(part, kept)
         for part, kept in ((dataset.train, keep[:n_train]), (dataset.test, keep[n_train:]))
     )
     return replace(dataset, train=train, test=test, groups=groups)

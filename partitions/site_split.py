@@ -30,7 +30,7 @@ VAL_SHARE = 0.2  # of the rest of it
 VAL_SHARE_OF_TRAIN = 0.15  # of the training samples, where the file has train and test only
 
 
-def parts_of(splits: Mapping[str, Split]) -> dict[str, tuple[str, Array | None]]:
+def divide_parts(splits: Mapping[str, Split]) -> dict[str, tuple[str, Array | None]]:
     """Return for ``train``, ``val`` and ``test`` the split of the file and the rows in it; None: all rows.
 
     Raises DataError where there are too few different samples to be divided.
@@ -79,7 +79,7 @@ def people_digests(digests: Array, split: Split) -> list[str]:
     return sorted(f"{digest:016x}" for digest in digests.tolist())
 
 
-def rows_of(split: Split, rows: Array) -> Split:
+def select_rows(split: Split, rows: Array) -> Split:
     """Return these rows: copies of arrays."""
     groups = (
         None if group is None else group[rows] for group in (split.patient, split.subgroup)

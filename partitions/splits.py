@@ -138,12 +138,14 @@ def is_table(x: Any) -> bool:
 
 def tables_of(x: Any) -> dict[str, Array]:
     """Return the inputs that are tables, by name, in memory."""
-    return {name: in_memory(own) for name, own in inputs_of(x).items() if is_table(own)}
+    return {
+        name: in_memory(x_part) for name, x_part in inputs_of(x).items() if is_table(x_part)
+    }
 
 
 def dtype_of(x: Any) -> str:
     """Return the number format; for several inputs that of each: ``image uint8, notes int32``."""
-    return ", ".join(f"{name} {own.dtype}".strip() for name, own in inputs_of(x).items())
+    return ", ".join(f"{name} {x_part.dtype}".strip() for name, x_part in inputs_of(x).items())
 
 
 def take(dataset: Dataset, indices: Array) -> Split:

@@ -21,6 +21,7 @@ Array = npt.NDArray[Any]
 
 IN_MEMORY = 1 << 29  # bytes; the largest file whose samples are kept in memory
 AT_ONCE = 1 << 24  # bytes that a pass over all samples reads at once
+CHECKED = 1 << 18  # bytes that checks and digests read at once
 
 
 class _Samples:
@@ -64,23 +65,25 @@ class OnDisk(_Samples):
         rows, start = self.rows[index], 0
         read = np.empty((len(rows), *self.shape[1:]), self.dtype)
         for piece in self.pieces:
-            own = (rows >= start) & (rows < start + len(piece))
-            if own.any():
+            here = (rows >= start) & (rows < start + len(piece))
+            if here.any():
                 with np.errstate(over="ignore"):
-                    read[own] = piece[rows[own] - start]
+                    read[here] = piece[rows[here] - start]
             start += len(piece)
         return read if self.change is None else self.change(read)
 
     def cut(self, row: int, place: tuple[slice, ...]) -> Array:
         """Read a part of one sample; of a mapped file only this part is read."""
-        own = int(self.rows[row])
+        place_in = int(self.rows[row])
         for piece in self.pieces:
-            if own < len(piece):
+            if place_in < len(piece):
                 break
-            own -= len(piece)
-        found = piece.cut(own, place) if isinstance(piece, OnDisk) else piece[own][place]
+            place_in -= len(piece)
+        part = (
+            piece.cut(place_in, place) if isinstance(piece, OnDisk) else piece[place_in][place]
+        )
         with np.errstate(over="ignore"):
-            read: Array = np.array(found, self.dtype)
+            read: Array = np.array(part, self.dtype)
         return read if self.change is None else self.change(read)
 
     def part(self, rows: Array) -> OnDisk:
@@ -93,21 +96,24 @@ class OnDisk(_Samples):
     def seed_draws(self, seed: int) -> OnDisk:
         """Return these samples, with what a hospital's own data set draws for each (``partitions/own``) by a seed."""
         pieces = [
-            own.seed_draws(seed) if isinstance(own, OnDisk) else own for own in self.pieces
+            piece.seed_draws(seed) if isinstance(piece, OnDisk) else piece
+            for piece in self.pieces
         ]
         return OnDisk(pieces, self.dtype, self.rows, self.change)
 
     @property
     def digests(self) -> Array | None:
         """The digests that an index has of the samples; None where they follow from the values."""
-        found = [own.digests if isinstance(own, OnDisk) else None for own in self.pieces]
-        known = [own for own in found if own is not None]
-        return np.concatenate(known)[self.rows] if len(known) == len(found) else None
+        digests = [
+            piece.digests if isinstance(piece, OnDisk) else None for piece in self.pieces
+        ]
+        known = [piece for piece in digests if piece is not None]
+        return np.concatenate(known)[self.rows] if len(known) == len(digests) else None
 
     @property
     def stays(self) -> bool:
         """Whether samples are never copied into memory, because they change from one reading to the next."""
-        return any(isinstance(own, OnDisk) and own.stays for own in self.pieces)
+        return any(isinstance(piece, OnDisk) and piece.stays for piece in self.pieces)
 
 
 class Several(_Samples):
@@ -115,18 +121,16 @@ class Several(_Samples):
 
     def __init__(self, inputs: Mapping[str, Any]) -> None:
         self.inputs = {name: inputs[name] for name in sorted(inputs)}
-        self.dtype = np.dtype(
-            [(name, own.dtype, own.shape[1:]) for name, own in self.inputs.items()]
-        )
+        self.dtype = np.dtype([(name, x.dtype, x.shape[1:]) for name, x in self.inputs.items()])
         self.shape = (len(next(iter(self.inputs.values()))),)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str):
             return self.inputs[index]
-        return structure_inputs({name: own[index] for name, own in self.inputs.items()})
+        return structure_inputs({name: x[index] for name, x in self.inputs.items()})
 
     def part(self, rows: Array) -> Several:
-        return Several({name: rows_in(own, rows) for name, own in self.inputs.items()})
+        return Several({name: rows_in(x, rows) for name, x in self.inputs.items()})
 
 
 def structure_inputs(inputs: Mapping[str, Array]) -> Array:
@@ -163,11 +167,10 @@ def concatenate(parts: Sequence[Any]) -> Any:
     return OnDisk(parts, parts[0].dtype)
 
 
-def in_batches(x: Any) -> Iterator[Array]:
-    """Yield all samples (n, ...), in arrays of about :data:`AT_ONCE` bytes, or as large as stored samples say."""
-    count = max(
-        1, getattr(x, "at_once", AT_ONCE) // max(math.prod(x.shape[1:]) * x.dtype.itemsize, 1)
-    )
+def in_batches(x: Any, most: int = AT_ONCE) -> Iterator[Array]:
+    """Yield all samples (n, ...), in arrays of at most about ``most`` bytes, or as large as stored samples say."""
+    size = max(math.prod(x.shape[1:]) * x.dtype.itemsize, 1)
+    count = max(1, min(most, getattr(x, "at_once", most)) // size)
     yield from (x[i : i + count] for i in range(0, len(x), count))
 
 
@@ -185,9 +188,9 @@ def bytes_of(x: Any) -> int:
 
 def fits(arrays: Iterable[Any]) -> bool:
     """Return whether a data set is small enough to be kept in memory, here and in this container."""
-    found = [*arrays]
-    stays = any(isinstance(own, OnDisk) and own.stays for own in found)
-    return not stays and sum(map(bytes_of, found)) <= min(IN_MEMORY, available() // 4)
+    samples = [*arrays]
+    stays = any(isinstance(x, OnDisk) and x.stays for x in samples)
+    return not stays and sum(map(bytes_of, samples)) <= min(IN_MEMORY, available() // 4)
 
 
 def in_memory(x: Any) -> Array:
@@ -206,10 +209,10 @@ def sample_digests(x: Any) -> Array:
     """Return the first 64 bits of each sample's SHA-256, uint64 (n,), or what its index has in their place."""
     if isinstance(x, OnDisk) and (known := x.digests) is not None:
         return known
-    found = []
-    for read in in_batches(x):
-        samples = np.ascontiguousarray(read)
+    digests = []
+    for batch in in_batches(x, CHECKED):
+        samples = np.ascontiguousarray(batch)
         if x.dtype.names:  # several inputs: their bytes, concatenated
-            samples = samples.view(np.uint8).reshape(len(read), x.dtype.itemsize)
-        found += [hashlib.sha256(sample.data).digest()[:8] for sample in samples]
-    return np.frombuffer(b"".join(found), ">u8").astype(np.uint64)
+            samples = samples.view(np.uint8).reshape(len(batch), x.dtype.itemsize)
+        digests += [hashlib.sha256(sample.data).digest()[:8] for sample in samples]
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)

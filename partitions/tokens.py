@@ -14,9 +14,10 @@ list.
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,11 @@ CHINESE = (
     (0xF900, 0xFAFF),
     (0x20000, 0x2CEAF),
     (0x2F800, 0x2FA1F),
+)
+# Scripts without blanks between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese, with their marks
+UNSPACED = re.compile(
+    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\uff01-\uff9f\U00020000-\U0002fa1f]"
 )
 LONGEST_WORD = 100  # characters; for BERT a longer word is unknown
 SPACED = (  # what torchtext's basic_english replaces, in its order
@@ -66,6 +72,15 @@ def basic_english(text: str) -> list[str]:
     return text.split()
 
 
+def split_words(text: str, known: Container[str] = ()) -> Iterator[str]:
+    """Yield a text's words; one that is not ``known``, in a script without blanks, character by character."""
+    for word in basic_english(text):
+        if word in known or word.isascii():
+            yield word
+        else:
+            yield from UNSPACED.sub(r" \g<0> ", word).split()
+
+
 # Each vocabulary has ``tokens(text)``, all tokens of a text; ``size``: all tokens are below it; ``unknown``: the token
 # of an unknown word; ``end``: tokens at the end of every text, also of one that is cut.
 
@@ -81,13 +96,14 @@ class Words:
         self.size = FIRST_WORD + len(words)
 
     def tokens(self, text: str) -> list[int]:
-        return [self.number.get(word, UNKNOWN) for word in basic_english(text)]
+        return [self.number.get(word, UNKNOWN) for word in split_words(text, self.number)]
 
 
 class Hashed:
     """Vocabulary by hash: a word is token 2 + h mod ``buckets``, with h the first 64 bits of its SHA-256.
 
-    No word is unknown, and several may share a token. Tokens are the same in every process and on every machine.
+    Texts in scripts without blanks are divided by characters. No word is unknown, and several may share a token. Tokens
+    are the same in every process and on every machine.
     """
 
     unknown: int = UNKNOWN
@@ -103,7 +119,7 @@ class Hashed:
         self.number: dict[str, int] = {}
 
     def tokens(self, text: str) -> list[int]:
-        return [self.token(word) for word in basic_english(text)]
+        return [self.token(word) for word in split_words(text)]
 
     def token(self, word: str) -> int:
         """Return the token of one word."""
@@ -160,7 +176,7 @@ class Pieces:
 
     def pieces(self, word: str) -> list[int]:
         """Return the tokens of a word's pieces."""
-        found: list[int] = []
+        tokens: list[int] = []
         start = 0
         while start < len(word) <= LONGEST_WORD:
             for end in range(len(word), start, -1):
@@ -169,9 +185,9 @@ class Pieces:
                     break
             else:
                 return [self.unknown]
-            found.append(piece)
+            tokens.append(piece)
             start = end
-        return found or [self.unknown]
+        return tokens or [self.unknown]
 
 
 Vocabulary = Words | Hashed | Pieces
@@ -231,31 +247,46 @@ def read_vocabulary(path: Path) -> Words | Pieces:
     return Words(words)
 
 
-def parse_vocabulary(asked: str) -> tuple[Vocabulary, str]:
+def parse_vocabulary(wanted: str) -> tuple[Vocabulary, str]:
     """Return the vocabulary for ``hashed``, ``hashed:BUCKETS`` or a file's path, and a note that hospitals compare."""
-    kind, _, number = asked.partition(":")
+    kind, _, number = wanted.partition(":")
     if kind == "hashed":
         if number and not (number.isascii() and number.isdigit()):
             raise DataError(
-                f"--vocabulary is {asked[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words"
+                f"--vocabulary is {wanted[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words"
             )
         hashed = Hashed(int(number or BUCKETS))
         return (
             hashed,
             f"words are hashed into {hashed.buckets} numbers (hashed:{hashed.buckets})",
         )
-    path = Path(asked)
+    path = Path(wanted)
     if not path.is_file():
         raise DataError(
             f"there is no vocabulary {path}; name a file of one word per line, or hashed:{BUCKETS}"
         )
-    found = read_vocabulary(path)
-    what = "pieces of words" if isinstance(found, Pieces) else "words"
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    vocabulary = read_vocabulary(path)
+    what = "pieces of words" if isinstance(vocabulary, Pieces) else "words"
     return (
-        found,
-        f"{len(found.number)} {what} in {path.name}, SHA-256 {digest}: every hospital must have the same",
+        vocabulary,
+        f"{len(vocabulary.number)} {what} in {path.name}, SHA-256 {file_digest(wanted)}: "
+        "every hospital must have the same",
     )
+
+
+def file_digest(vocabulary: str) -> str:
+    """Return the SHA-256 of a vocabulary's file; "" for one that is hashed, or for none."""
+    if not vocabulary or vocabulary.partition(":")[0] == "hashed":
+        return ""
+    return hashlib.sha256(Path(vocabulary).read_bytes()).hexdigest()
+
+
+def token_setting(vocabulary: str, sha256: str) -> str:
+    """Return how texts become tokens, as hospitals compare it; "" where that is not stated."""
+    kind, _, buckets = vocabulary.partition(":")
+    if kind == "hashed":
+        return f"hashed:{int(buckets or BUCKETS)}"
+    return f"words, SHA-256 {sha256[:16]}" if sha256 else ""
 
 
 @dataclass(frozen=True)
@@ -275,16 +306,16 @@ def encode(texts: Sequence[str], vocabulary: Vocabulary, length: int = 0) -> Enc
     """Return the tokens of each text, cut at ``length`` and padded with 0; a length of 0: that of the longest text."""
     if not 0 <= length <= MOST_LENGTH:
         raise DataError(f"a text has 1 to {MOST_LENGTH} tokens, not {length}")
-    found = [vocabulary.tokens(text) for text in texts]
-    longest = length or max(map(len, found), default=0) or 1
-    x = np.zeros((len(found), longest), np.int32)
-    for row, tokens in zip(x, found, strict=True):
+    numbered = [vocabulary.tokens(text) for text in texts]
+    longest = length or max(map(len, numbered), default=0) or 1
+    x = np.zeros((len(numbered), longest), np.int32)
+    for row, tokens in zip(x, numbered, strict=True):
         if len(tokens) > longest:
             tokens = [*tokens[: longest - len(vocabulary.end)], *vocabulary.end][:longest]
         row[: len(tokens)] = tokens
     return EncodedTexts(
         x,
-        sum(len(tokens) > longest for tokens in found),
-        sum(map(len, found)),
-        sum(tokens.count(vocabulary.unknown) for tokens in found),
+        sum(len(tokens) > longest for tokens in numbered),
+        sum(map(len, numbered)),
+        sum(tokens.count(vocabulary.unknown) for tokens in numbered),
     )

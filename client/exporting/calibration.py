@@ -37,7 +37,7 @@ from models.training import predict
 from partitions.common.errors import DataError, UserError
 from partitions.inputs import reorder_data
 from partitions.silo_file import read_silo_file
-from partitions.site_split import rows_of
+from partitions.site_split import select_rows
 from partitions.splits import SiloData, Split, dtype_of
 
 TASKS = ("multiclass", "ordinal", "multilabel")  # tasks whose outputs become probabilities
@@ -184,7 +184,7 @@ def one_per_patient(split: Split) -> tuple[Split, bool]:
     order = np.random.default_rng(0).permutation(len(split))
     first: npt.NDArray[np.int64] = np.unique(split.patient[order], return_index=True)[1]
     rows = np.sort(order[first])
-    return rows_of(split, rows), True
+    return select_rows(split, rows), True
 
 
 def bounds_of(card: Card, outputs: Tensor) -> tuple[list[str], list[list[float]]]:

@@ -14,10 +14,10 @@ from typing import Any
 from client.exporting.model_card import Card
 from partitions.array_names import (
     EXTRA_NAMES,
+    array_name,
     check_ranges,
     known_names,
     make_schema,
-    names_of,
     read_features,
     read_names,
 )
@@ -36,7 +36,7 @@ from partitions.importing.readers.registry import kind_of
 from partitions.importing.source import reading, with_recipe
 from partitions.importing.streams import new_pictures
 from partitions.importing.table_source import Listing, lines_by, rows_by_recipe
-from partitions.inputs import count_columns, read_vocabulary
+from partitions.inputs import count_columns, vocabulary_size
 from partitions.labels import Fault
 from partitions.own.index import arrays_at
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any, parse_any
@@ -270,7 +270,7 @@ def read_samples(file: Path) -> tuple[Array, int, Schema]:
     """Return the samples to predict as one array (partitions/inputs.py), the vocabulary size, the file's schema."""
     try:
         arrays = arrays_at(file)
-        vocabulary = read_vocabulary(arrays)
+        vocabulary = vocabulary_size(arrays)
         by_place: dict[tuple[str, str], Array] = {}
         for key, meaning in known_names(arrays).items():
             if key in arrays and meaning[0] != "y":
@@ -287,7 +287,7 @@ def read_samples(file: Path) -> tuple[Array, int, Schema]:
         for (kind, split), x in by_place.items():
             if split == part and (x.ndim == 0 or not len(x)):
                 raise Fault(
-                    f"{names_of(split, kind, arrays)} holds no samples",
+                    f"{array_name(split, kind, arrays)} holds no samples",
                     "save an array of n samples",
                 )
         if len({len(x) for (_, split), x in by_place.items() if split == part}) > 1:

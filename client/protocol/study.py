@@ -61,7 +61,9 @@ class StudyLimits(Frozen):
     runs: Count = Field(description="runs")
     rounds: Count = Field(description="training messages")
     evaluations: Count = Field(description="evaluations without training")
-    queries: Count = Field(description="requests for the data summary")
+    queries: Count = Field(
+        description="requests for the data summary (counts, names of columns, how inputs were made)"
+    )
     messages: Count = Field(description="messages of any kind")
     bytes: Count = Field(description="bytes that leave")
     days: Count = Field(description="days on which it answers")

@@ -44,6 +44,11 @@ def plain_text(text: str) -> str:
     return " ".join("".join(seen).casefold().translate(LOOK_ALIKE).split())
 
 
+def composed(text: str) -> str:
+    """Return a text in Unicode's composed form (NFC), in which every reader takes names, labels and cells."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
 def is_formula(text: str) -> bool:
     """Return whether a spreadsheet would compute a text, and it is more than a number."""
     return bool(FORMULA.match(text)) and not NUMBER.fullmatch(text)
@@ -71,17 +76,19 @@ def silo_names(hospitals: Sequence[str]) -> list[str]:
     does not begin with a letter. Raises DataError where nothing is left, a name is too long, or two are the same.
     """
     names = dict[str, str]()
-    for own in hospitals:
-        plain = unicodedata.normalize("NFKD", own).encode("ascii", "ignore").decode().lower()
+    for hospital in hospitals:
+        plain = (
+            unicodedata.normalize("NFKD", hospital).encode("ascii", "ignore").decode().lower()
+        )
         name = re.sub("[^a-z0-9]+", "-", plain).strip("-")
         name = name if name[:1].isalpha() else f"hospital-{name}"
         if not SILO.fullmatch(name):
-            check_silo_name(own)
+            check_silo_name(hospital)
         if name in names:
             raise DataError(
-                f"{own!r} and {names[name]!r} would both be the silo {name}; rename one of them"
+                f"{hospital!r} and {names[name]!r} would both be the silo {name}; rename one of them"
             )
-        names[name] = own
+        names[name] = hospital
     return list(names)
 
 

@@ -55,9 +55,11 @@ def open_streams() -> None:
             old = getattr(sys, name) or open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
             buffered, through = old.line_buffering, old.write_through
             form = {"encoding": old.encoding, "errors": "backslashreplace"}
-            made = Output(old.detach(), **form, line_buffering=buffered, write_through=through)
-            setattr(sys, name, made)
-            setattr(sys, f"__{name}__", made)
+            stream = Output(
+                old.detach(), **form, line_buffering=buffered, write_through=through
+            )
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def output_fault() -> OSError | None:

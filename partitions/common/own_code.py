@@ -26,7 +26,7 @@ def load_function(setting: str, name: str, arguments: str) -> Callable[..., Any]
     module, _, function = name.partition(":")
     try:
         read_once(module)
-        found = getattr(importlib.import_module(module), function, None)
+        loaded = getattr(importlib.import_module(module), function, None)
     except Exception as error:
         hint = (
             "; in a simulation PYTHONPATH says where it is"
@@ -36,11 +36,11 @@ def load_function(setting: str, name: str, arguments: str) -> Callable[..., Any]
         raise UserError(
             f"{setting} = {name!r}: {module} cannot be imported: {line_of(error)}{hint}"
         ) from None
-    if not callable(found) or getattr(found, "__module__", None) != module:
+    if not callable(loaded) or getattr(loaded, "__module__", None) != module:
         raise UserError(
             f"{setting} = {name!r}: {module} defines no function {function}({arguments})"
         )
-    return found  # type: ignore[no-any-return]
+    return loaded  # type: ignore[no-any-return]
 
 
 def import_file(module: str, file: Path) -> None:
@@ -63,17 +63,17 @@ def line_of(error: BaseException) -> str:
 def code_sum(function: Callable[..., Any]) -> str:
     """Return the SHA-256 of the code that a function was imported from (:mod:`source_sum`)."""
     module = function.__module__
-    own = read_once(module)
-    if own:
-        return own
+    summed = read_once(module)
+    if summed:
+        return summed
     file = sys.modules[module].__file__
     return source_sum(module, Path(str(file)))
 
 
 def by_entry_point(group: str, name: str) -> str:
     """Return what an installed package's entry point of this name stands for, MODULE:FUNCTION; "" without one."""
-    found = entry_points(group=group, name=name)
-    return next((own.value for own in found), "")
+    entries = entry_points(group=group, name=name)
+    return next((entry.value for entry in entries), "")
 
 
 def plugins(group: str) -> Iterator[tuple[str, str, Any]]:
@@ -81,8 +81,8 @@ def plugins(group: str) -> Iterator[tuple[str, str, Any]]:
 
     Raises UserError for one that cannot be loaded.
     """
-    found = entry_points(group=group)
-    for entry in sorted(found, key=lambda own: own.name):
+    entries = entry_points(group=group)
+    for entry in sorted(entries, key=lambda point: point.name):
         package = entry.dist.name if entry.dist else "a package"
         try:
             yield entry.name, package, entry.load()

@@ -69,8 +69,8 @@ def read_text(path: Path, most: int = MOST_TEXT) -> str:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Return the content of a text in TOML. Raises ValueError, the reason alone, in one line."""
-    found: dict[str, Any] = _parse(tomllib.loads, text)
-    return found
+    content: dict[str, Any] = _parse(tomllib.loads, text)
+    return content
 
 
 def parse_json(text: str | bytes, **options: Any) -> Any:
@@ -84,22 +84,22 @@ def _parse(parse: Callable[[str], Any], text: str) -> Any:
     """Return what can be written again: numbers of digits, texts of whole characters, few levels."""
     check_levels(text)
     try:
-        found = parse(text)
-        json.dumps(found, ensure_ascii=False, default=str).encode()
+        content = parse(text)
+        json.dumps(content, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError:
         raise DataError("a text in it has half a character, a lone surrogate") from None
     except (json.JSONDecodeError, tomllib.TOMLDecodeError, DataError):
         raise
     except ValueError:
         raise DataError("a number in it has too many digits") from None
-    return found
+    return content
 
 
 def check_levels(text: str) -> None:
     """Raise DataError for a text that nests more, or has longer keys, than parsers take: they need squares of time."""
     level = parts = 0
-    for found in TOKENS.finditer(text):
-        token = found[0]
+    for match in TOKENS.finditer(text):
+        token = match[0]
         level += (token in "[{") - (token in "]}")
         parts = parts + 1 if token == "." else parts if token[0] in "\"'" else 0
         if max(level, parts) > DEEPEST:
@@ -125,7 +125,7 @@ def parse_content(
     kind: type[Parsed],
     content: object,
     mend: str,
-    check: Callable[[Parsed], object] = lambda made: None,
+    check: Callable[[Parsed], object] = lambda parsed: None,
 ) -> Parsed:
     """Return the content of a TOML or JSON file as values, whose lists are tuples. Raises DataError, one line.
 
@@ -133,9 +133,9 @@ def parse_content(
     """
     try:
         text = json.dumps(content, allow_nan=False)
-        made = kind.model_validate_json(text, by_alias=True, by_name=False)
-        check(made)
-        return made
+        parsed = kind.model_validate_json(text, by_alias=True, by_name=False)
+        check(parsed)
+        return parsed
     except ValidationError as error:
         raise DataError(f"{first_fault(error, kind)}; {mend}") from None
     except DataError as error:
@@ -161,7 +161,7 @@ def match_pattern(pattern: str, allowed: str) -> AfterValidator:
 def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
     """Return the first fault in one line: ``temperature.T = -1.0: must be greater than 0``. Lists count from 1."""
     faults = error.errors(include_url=False)
-    fault = next((one for one in faults if one["type"] in NO_KEY), faults[0])
+    fault = next((detail for detail in faults if detail["type"] in NO_KEY), faults[0])
     first = fault["type"] != "invalid_key"  # of a list
     key = ".".join(
         str(part + first) if isinstance(part, int) else part for part in fault["loc"]
@@ -170,7 +170,7 @@ def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
         return f"it is no JSON ({fault['msg'].removeprefix('Invalid JSON: ')})"
     if fault["type"] in NO_KEY:
         last = key.rpartition(".")[2]
-        return f"{key[:80]!r} is no key of it{nearest(last, keys_of(kind) - {last})}"
+        return f"{key[:80]!r} is no key of it{nearest(last, keys_of_model(kind) - {last})}"
     if fault["type"] == "missing":
         return f"the key {key} is missing"
     allowed = fault["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
@@ -188,13 +188,13 @@ def first_fault(error: ValidationError, kind: type[Frozen]) -> str:
     return f"{key} = {shorten(fault['input'])}: {allowed}" if key else allowed
 
 
-def keys_of(kind: type[BaseModel]) -> set[str]:
+def keys_of_model(kind: type[BaseModel]) -> set[str]:
     """Return the keys of a model and of the models in it."""
     schema = kind.model_json_schema()
     return {
         key
-        for one in (schema, *schema.get("$defs", {}).values())
-        for key in one.get("properties", ())
+        for part in (schema, *schema.get("$defs", {}).values())
+        for key in part.get("properties", ())
     }
 
 

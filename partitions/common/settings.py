@@ -150,12 +150,12 @@ def _within(key: str, value: Value, f: Field[Any]) -> Value:
 
 def build_settings(cls: type[T], values: Mapping[str, object], owner: str = "") -> T:
     """Return ``cls`` with the values of its keys; missing keys get their defaults."""
-    found = {
+    converted = {
         f.name: convert(key, values[key], f)
         for key, f in keys_of(cls, owner).items()
         if key in values
     }
-    return cls(**found)
+    return cls(**converted)
 
 
 def values_of(settings: Any, owner: str = "") -> dict[str, Value]:

@@ -75,14 +75,14 @@ def repack(content: bytes, what: str) -> io.BytesIO:
     out = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(content)) as archive,
-        zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as made,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as packed,
     ):
         members = archive.infolist()
         if why := trap_of(members, len(content)):
             raise TooLargeError(f"it {why}")
         check_size(sum(member.file_size for member in members), what)
         for member in members:
-            made.writestr(member.filename, archive.read(member))
+            packed.writestr(member.filename, archive.read(member))
     out.seek(0)
     return out
 
@@ -115,7 +115,7 @@ def bounded_lines(file: IO[str], path: Path) -> Iterator[str]:
         yield line
 
 
-def check_columns(count: int, path: Path) -> None:
+def check_column_count(count: int, path: Path) -> None:
     """Raise TooLargeError where a csv has too many columns."""
     if count > MOST_COLUMNS:
         raise TooLargeError(

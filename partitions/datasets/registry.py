@@ -89,15 +89,19 @@ class Source:
 
     def download(self, file: str, key: str = "") -> Path:
         """Download one of its files; ``key``: its name among ``files``, if it has another one there."""
-        own = self.described
+        described = self.described
         return download(
-            self.name, own.url + file, own.files[key or file], self.data_dir, own.folders[0]
+            self.name,
+            described.url + file,
+            described.files[key or file],
+            self.data_dir,
+            described.folders[0],
         )
 
     def require(self, *names: str) -> Path:
         """Return :meth:`find`; none is downloaded. Raises DataError, one line, where none exists."""
-        if found := self.find(*names):
-            return found
+        if path := self.find(*names):
+            return path
         raise self.fault(
             f"there is no {' or '.join(names)}; {self.described.whence}, and put it into {self.folders[0]}, or name "
             "its folder with data-dir or SILOFL_DATA"
@@ -134,8 +138,8 @@ class Source:
 
     def in_parts(self, train: Split, test: Split, **more: Any) -> Dataset:
         """Return a data set with its own training and test samples."""
-        own = self.described
-        return Dataset(self.name, train, test, own.classes, task=own.task, **more)
+        described = self.described
+        return Dataset(self.name, train, test, described.classes, task=described.task, **more)
 
     def divide_table(
         self,
@@ -153,14 +157,14 @@ class Source:
         """
         rng = np.random.default_rng(TABLE_SEED)
         units = np.arange(len(y)) if patient is None else patient
-        own, first = np.unique(units, return_index=True)
-        one = self.described.task in ONE_CLASS
-        labels = y[first] if one else np.zeros(len(own), np.int64)
+        people, first = np.unique(units, return_index=True)
+        by_class = self.described.task in ONE_CLASS
+        labels = y[first] if by_class else np.zeros(len(people), np.int64)
         chosen = []
         for label in range(self.described.classes):
             rows = rng.permutation(np.flatnonzero(labels == label))
             count = round(TABLE_TEST * len(rows))
-            chosen.append(own[rows[:count]])
+            chosen.append(people[rows[:count]])
         in_test = np.isin(units, np.concatenate(chosen))
         silos = None
         if groups is not None:
@@ -247,10 +251,10 @@ def download(
             total = int(reply.headers.get("Content-Length") or 0) or None
             with tqdm.wrapattr(reply, "read", total=total, desc=name, unit="B") as source:
                 shutil.copyfileobj(source, out, 1 << 20)
-        found = md5_of(Path(temporary))
-        if found != md5:
+        digest = md5_of(Path(temporary))
+        if digest != md5:
             raise DataError(
-                f"{dataset}: {url} gave a file with MD5 {found} instead of {md5}; try again, or {advice}"
+                f"{dataset}: {url} gave a file with MD5 {digest} instead of {md5}; try again, or {advice}"
             )
         Path(temporary).chmod(0o644)
         os.replace(temporary, folder / name)
@@ -353,17 +357,17 @@ def read_descriptions() -> Iterator[tuple[str, Description]]:
     path = Path(__file__).with_name("sets.toml")
     content = tomllib.loads(path.read_text("utf-8"))
     medmnist = content.pop("medmnist")
-    for name, own in content.items():
-        base = content.get(own.pop("like", ""), {})
-        own["about"] = base.get("about", {}) | own.get("about", {})
-        yield name, Description(**{**base, **own})
+    for name, entry in content.items():
+        base = content.get(entry.pop("like", ""), {})
+        entry["about"] = base.get("about", {}) | entry.get("about", {})
+        yield name, Description(**{**base, **entry})
     for size in SIZES:
         for flag, (title, classes, *task) in medmnist.items():
             sides = 3 if flag.endswith("3d") else 2
             if sides == 3 and size > 64:
                 continue
             shape = "x".join([str(size)] * sides)
-            made = Description(
+            described = Description(
                 f"{title}, {shape}",
                 classes,
                 "medmnist:load_medmnist",
@@ -371,7 +375,7 @@ def read_descriptions() -> Iterator[tuple[str, Description]]:
                 folders=("medmnist", "MedMNIST"),
             )
             name = flag if size == SIZES[0] else f"{flag}-{size}"
-            yield name, made
+            yield name, described
 
 
 DATASETS = dict(read_descriptions())

@@ -37,13 +37,13 @@ def load_ku_har(source: Source) -> Dataset:
     root = source.require("Trimmed_interpolated_data")
     files: list[tuple[Path, int]] = []
     for label, folder in enumerate(source.about["classes"]):
-        found = sorted((root / folder).glob("*.csv"))
-        if not found:
+        paths = sorted((root / folder).glob("*.csv"))
+        if not paths:
             raise source.fault(
                 f"there are no csv files in {root / folder}; {source.described.whence}"
             )
         files += [
-            (path, label) for path in found if path.name.partition("_")[0] != KUHAR_WITHOUT
+            (path, label) for path in paths if path.name.partition("_")[0] != KUHAR_WITHOUT
         ]
 
     def decode() -> Arrays:
@@ -101,7 +101,7 @@ def load_crema_d(source: Source) -> Dataset:
     `natural`, 20 % of each class are the test samples. The files are read once, then mapped from the cache.
     """
     folders = feature_folders(source)
-    clients = [own for own in feature_clients(source, folders) if own not in ("dev", "test")]
+    clients = [name for name in feature_clients(source, folders) if name not in ("dev", "test")]
     arrays = read_clients(source, folders, clients)
     who = np.repeat([f"speaker-{client}" for client in clients], arrays["size"])
     return source.divide_table(np.asarray(arrays["x"]), arrays["y"], who)
@@ -129,12 +129,12 @@ def load_crisis_mmd(source: Source) -> Dataset:
 
 def feature_folders(source: Source) -> dict[str, Path]:
     """Return the folder of pickles of each input: of the second one that with the same name as the first one's."""
-    found: dict[str, Path] = {}
-    for own, kind in source.about["kinds"].items():
+    folders: dict[str, Path] = {}
+    for name, kind in source.about["kinds"].items():
         below = [f"feature/{kind}/{folder}" for folder in source.about["below"]]
-        first = next(iter(found.values()), Path())
-        found[own] = source.require(*(one for one in below if one.endswith(first.name)))
-    return found
+        first = next(iter(folders.values()), Path())
+        folders[name] = source.require(*(path for path in below if path.endswith(first.name)))
+    return folders
 
 
 def feature_clients(source: Source, folders: Mapping[str, Path]) -> list[str]:
@@ -168,24 +168,25 @@ def read_clients(
     """
 
     def decode() -> Arrays:
-        parts: dict[str, list[FeatureEntry]] = {own: [] for own in folders}
+        parts: dict[str, list[FeatureEntry]] = {name: [] for name in folders}
         sizes = []
         for client in tqdm(clients, desc=source.name, unit=""):
-            found = [
-                read_features(source, folder / f"{client}.pkl") for folder in folders.values()
+            read = [
+                read_feature_file(source, folder / f"{client}.pkl")
+                for folder in folders.values()
             ]
-            first, second = ([feature[:2] for feature in features] for features in found)
+            first, second = ([feature[:2] for feature in features] for features in read)
             if first != second:
                 raise source.fault(
                     f"{client}.pkl has other samples in {folders[next(iter(folders))]} than beside it"
                 )
             sizes.append(len(first))
-            for own, features in zip(parts, found, strict=True):
-                parts[own] += features
+            for name, features in zip(parts, read, strict=True):
+                parts[name] += features
         x = together(
             {
-                own: pad_features(source, folders[own], features, own in single)
-                for own, features in parts.items()
+                name: pad_features(source, folders[name], features, name in single)
+                for name, features in parts.items()
             }
         )
         y = np.array([feature.label for feature in next(iter(parts.values()))], np.int64)
@@ -216,9 +217,9 @@ def pad_features(
     return x[:, 0] if single else x
 
 
-def read_features(source: Source, path: Path) -> list[FeatureEntry]:
+def read_feature_file(source: Source, path: Path) -> list[FeatureEntry]:
     """Read a pickle of entries ``[key, path, label, array]`` without running its code (``pickles.py``)."""
-    found, classes = [], source.described.classes
+    read, classes = [], source.described.classes
     with source.reading(path):
         entries = read_pickle(path.read_bytes())
         if not isinstance(entries, list) or not entries:
@@ -237,5 +238,5 @@ def read_features(source: Source, path: Path) -> list[FeatureEntry]:
                 values = values.astype(np.float32)
                 if not np.isfinite(values).all():
                     raise DataError("features have a value that is no finite number")
-            found.append(FeatureEntry(str(key), label, values))
-    return found
+            read.append(FeatureEntry(str(key), label, values))
+    return read

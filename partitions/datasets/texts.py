@@ -138,8 +138,8 @@ def own_tokens(texts: Sequence[str], bert: Path, length: int) -> tuple[Array, in
             f"{bert} is no vocab.txt of BERT's: it begins with [PAD]; replace or delete it"
         )
     x = encode(texts, pieces, length).x
-    found, places = np.unique(np.append(x, 0), return_inverse=True)
-    return places[:-1].reshape(x.shape).astype(np.int32), len(found)
+    used, places = np.unique(np.append(x, 0), return_inverse=True)
+    return places[:-1].reshape(x.shape).astype(np.int32), len(used)
 
 
 # Notes of MIMIC-III

@@ -17,6 +17,7 @@ import numpy as np
 from partitions.array_names import SPLITS, make_schema
 from partitions.common.errors import DataError
 from partitions.common.names import Names
+from partitions.copies import sample_notes
 from partitions.importing.division import (
     assign_splits,
     check_class_names,
@@ -42,11 +43,12 @@ from partitions.importing.targets import Answers, find_import_task, read_answers
 from partitions.labels import ONE_CLASS
 from partitions.patients import check_names
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe
-from partitions.recipes.pipeline import fit, future_notes, gaps_of, transform
+from partitions.recipes.pipeline import fit_fills, gaps_of, transform
 from partitions.recipes.recipe import Recipe
+from partitions.recipes.values import table_notes
 from partitions.schema import few, tidy
-from partitions.silo_file import write_silo_file
-from partitions.site_split import rows_of
+from partitions.silo_file import map_silo_file, write_silo_file
+from partitions.site_split import select_rows
 from partitions.splits import Array, Arrays, Shape, SiloData, Split
 from partitions.stored import together
 from partitions.tokens import Hashed, encode, parse_vocabulary
@@ -97,9 +99,9 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
         x = open_pictures(samples, pictures, Faults())
     else:
         table = listing.table
-        used = fit(table, listing.recipe.model_copy(update=roles), places == "train")
+        used = fit_fills(table, listing.recipe.model_copy(update=roles), places == "train")
         x, vocabulary, more = read_table_inputs(samples, table, used)
-        notes += future_notes(table, used) + rare_notes(table, used, patients) + more
+        notes += (*table_notes(table, used), *rare_notes(table, used, patients), *more)
         filled = gaps_of(table, used)
         gaps |= {split: filled[rows] for split, rows in order.items()} if filled.any() else {}
         for column in list(table):  # its cells would stay in memory beside the inputs
@@ -108,10 +110,9 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
         raise DataError(f"masks are {answers.y.shape[1:]}, their pictures {x.shape[1:-1]}")
     groups = subgroups_of(samples) if options.subgroup else None
     whole = Split(x, answers.y, patients if named else None, groups)
-    train, val, test = (rows_of(whole, rows) for rows in order.values())
+    train, val, test = (select_rows(whole, rows) for rows in order.values())
     schema = make_schema(used.features, tuple(map(tidy, names)))
     about = answers.outputs, task, vocabulary, schema, used.as_json, options.cohort
-    notes += copies(samples, order)
     return Collected(SiloData(train, val, test, *about), names, tuple(notes), used, gaps)
 
 
@@ -209,10 +210,10 @@ def write_collected(out: Path, collected: Collected) -> Names:
     """Write the data file of an import, and return the notes on it: every import that is divided passes here.
 
     ``collected.data`` has the inputs, labels and patients of each part. Pictures are read from their files as they are
-    written, so a check of all inputs belongs behind :func:`write_silo_file`, on the file that was written.
+    written, so inputs are compared in the file that was written.
     """
     write_silo_file(out, collected.data, collected.gaps)
-    return collected.notes
+    return (*collected.notes, *sample_notes(map_silo_file(out)))
 
 
 def check_places(source: Path, places: Array, people: str) -> None:
@@ -241,16 +242,6 @@ def subgroups_of(samples: Samples) -> Array:
     """Return each sample's subgroup, text (n,). Raises Fault for too many, or a name that cannot be."""
     check_names(sample.subgroup for sample in samples)
     return np.array([sample.subgroup for sample in samples])
-
-
-def copies(samples: Samples, order: Arrays) -> Names:
-    """Return a note on texts of the test part that are also in another. ``order``: the rows of each part."""
-    texts = {part: [samples[i].text for i in rows] for part, rows in order.items()}
-    elsewhere = {*texts["train"], *texts["val"]} - {""}
-    again = sum(text in elsewhere for text in texts["test"])
-    count = f"{again} of {len(texts['test'])} test samples"
-    note = f"{count} have a text that is trained on, too: tests are too easy by that"
-    return (note,) * bool(again)
 
 
 def check_import_options(source: Path, listing: Listing, options: ImportOptions) -> None:
@@ -297,8 +288,8 @@ def check_lost(before: Samples, after: Samples, task: str) -> None:
 def read_table_inputs(rows: Samples, table: Any, recipe: Recipe) -> tuple[Any, int, Names]:
     """Return the inputs of a table's rows by a recipe, the size of the vocabulary (0 without texts), and notes.
 
-    ``table``: from ``recipes.pipeline.convert``. Raises DataError for gaps without a value, and for a row without a
-    word where the text is the only input.
+    ``table``: from ``recipes.pipeline.convert_columns``. Raises DataError for gaps without a value, and for a row
+    without a word where the text is the only input.
     """
     if open_ := [
         column.name

@@ -15,6 +15,7 @@ from partitions.importing.targets import Answers
 from partitions.labels import ONE_CLASS
 from partitions.recipes.draft import FEWEST
 from partitions.recipes.recipe import Recipe
+from partitions.recipes.values import label_remarks
 from partitions.schema import few
 from partitions.schemes.pool import share_of
 from partitions.site_split import TEST_SHARE, VAL_SHARE, VAL_SHARE_OF_TRAIN
@@ -76,6 +77,8 @@ def label_notes(task: str, answers: Answers, patients: Array, places: Array) -> 
     yield from missing_notes(
         answers.present, answers.names or ("events",) * (task == "survival"), places
     )
+    if task in ("regression", "survival"):
+        yield from label_remarks(answers.names or ("time",), answers.y)
     if task not in ONE_CLASS:
         return
     counts = np.bincount(answers.y, minlength=len(answers.names))
@@ -103,7 +106,7 @@ def check_class_names(names: Sequence[str], y: Array, patients: Array) -> None:
 
 
 def rare_notes(table: DataFrame, recipe: Recipe, patients: Array) -> Names:
-    """Return notes on categories of few patients. ``table``: from ``recipes.pipeline.convert``."""
+    """Return notes on categories of few patients. ``table``: from ``recipes.pipeline.convert_columns``."""
     rare = []
     for j, column in enumerate(recipe.used):
         for level in column.levels if column.kind == "category" else ():

@@ -22,7 +22,7 @@ from partitions.importing.table_labels import (
     split_of,
 )
 from partitions.importing.tables import UTF8, read_lines
-from partitions.patients import name_of, parse_column
+from partitions.patients import parse_column, subgroup_name
 from partitions.recipes.lines import Line, Lines, cells_in
 from partitions.recipes.people import (
     check_identifiers,
@@ -31,8 +31,9 @@ from partitions.recipes.people import (
     unknown_column,
 )
 from partitions.recipes.pictures import PictureRecipe
-from partitions.recipes.pipeline import check_gaps, check_misfits, convert
+from partitions.recipes.pipeline import check_gaps, check_misfits, convert_columns
 from partitions.recipes.recipe import Recipe
+from partitions.recipes.values import unknown_notes
 from partitions.schema import few
 
 
@@ -40,7 +41,7 @@ from partitions.schema import few
 class Listing:
     """Samples of a source, the label columns, and notes; for a table also its recipe and converted cells.
 
-    * ``table``: the used columns, from ``recipes.pipeline.convert``.
+    * ``table``: the used columns, from ``recipes.pipeline.convert_columns``.
     * ``by``: how labels were found (``recipes.pictures.LABELS_BY``).
     * ``patient``: the column of patients; ``labelled``: whether there are labels.
     """
@@ -82,7 +83,7 @@ def with_subgroups(lines: Lines, listing: Listing, options: ImportOptions) -> Li
     )
     names = {}
     for cell, where in cells_in(lines, column, gaps).items():
-        names[cell] = name_of(
+        names[cell] = subgroup_name(
             cell.replace(",", ".") if decimal == "," and limits else cell, column, limits, where
         )
     groups = [names.get(cell, "") for cell in lines.columns[column]]
@@ -225,10 +226,9 @@ def rows_by_recipe(
     check_identifiers(lines, recipe.patient)
     kinds = check_row_kinds(lines, recipe.patient)
     listing = table_rows(lines, recipe, there if labelled else (), as_gaps)
-    return replace(
-        listing,
-        notes=(*listing.notes, *divided_patients(lines, recipe.patient, recipe.label), *kinds),
-    )
+    odd = unknown_notes(listing.table, lines, recipe)
+    divided = divided_patients(lines, recipe.patient, recipe.label)
+    return replace(listing, notes=(*listing.notes, *odd, *divided, *kinds))
 
 
 def check_recipe_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
@@ -257,7 +257,7 @@ def check_recipe_columns(where: str, header: Sequence[str], recipe: Recipe) -> N
 
 def table_rows(lines: Lines, recipe: Recipe, columns: Names, as_gaps: bool) -> Listing:
     """Convert a table's lines to samples."""
-    table, misfits = convert(lines, recipe)
+    table, misfits = convert_columns(lines, recipe)
     notes = check_misfits(misfits, as_gaps)
     check_gaps(table, lines, recipe)
     empty = [""] * len(lines)

@@ -16,7 +16,8 @@ from typing import IO
 import numpy as np
 
 from partitions.common.errors import DataError, Problems
-from partitions.common.sizes import MOST_LINE, bounded_lines, check_columns, check_size
+from partitions.common.names import composed
+from partitions.common.sizes import MOST_LINE, bounded_lines, check_column_count, check_size
 from partitions.importing.readers.formats import TableFormat, read_table_frame, table_format
 from partitions.importing.table_labels import WITH_COMMA
 from partitions.recipes.cells import is_number
@@ -158,7 +159,7 @@ def csv_rows(path: Path, separator: str, encoding: str) -> Iterator[tuple[int, l
     with path.open(encoding=encoding, newline="") as file:
         starts = bounded_lines(file, path)
         declared = SEPARATOR_LINE.fullmatch((first := next(starts, "")).strip())
-        check_columns((next(starts, "") if declared else first).count(separator) + 1, path)
+        check_column_count((next(starts, "") if declared else first).count(separator) + 1, path)
         file.seek(0)
         yield from islice(records(file, path, separator), 1 if declared else 0, None)
 
@@ -222,7 +223,7 @@ def read_lines(
         cell_rows = rows()
         if (first := next(cell_rows, None)) is None:
             raise DataError(f"{path} is empty")
-        header = [*map(str.strip, first[1])]
+        header = [composed(name.strip()) for name in first[1]]
         unnamed = all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header if cell)
         cell_rows = chain([first], cell_rows) if unnamed else cell_rows
         readers = [ColumnReader(gaps=gaps) for _ in header]

@@ -150,8 +150,8 @@ class OwnSamples(OnDisk):
     @property
     def digests(self) -> Array | None:
         """The samples' digests in the index, uint64 (n,); None where it has none."""
-        found = self.own.index.get("digest")
-        return None if found is None else found[self.rows]
+        digests = self.own.index.get("digest")
+        return None if digests is None else digests[self.rows]
 
 
 def pair_of(item: Any) -> tuple[Array, Array]:
@@ -168,8 +168,8 @@ def pair_of(item: Any) -> tuple[Array, Array]:
 def array_of(value: Any) -> Array:
     """Return a tensor, a TorchIO image, an array or a number as an array; float64 as float32."""
     data = value if isinstance(value, np.ndarray) else getattr(value, "data", value)
-    found = np.asarray(data.detach().cpu() if hasattr(data, "detach") else data)
-    return found.astype(np.float32) if found.dtype == np.float64 and found.ndim else found
+    array = np.asarray(data.detach().cpu() if hasattr(data, "detach") else data)
+    return array.astype(np.float32) if array.dtype == np.float64 and array.ndim else array
 
 
 def mask_of(y: Array) -> Array:
@@ -185,15 +185,15 @@ def seed_sample(dataset: Any, seed: int | None, row: int) -> Iterator[None]:
     """Context in which all that a sample draws at random follows from ``seed`` and its row; nothing outside does."""
     import torch
 
-    own = np.random.SeedSequence([0 if seed is None else seed, row]).generate_state(1)[0]
+    state = np.random.SeedSequence([0 if seed is None else seed, row]).generate_state(1)[0]
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(int(own))
-    np.random.seed(own)
-    torch.default_generator.manual_seed(int(own))
+    random.seed(int(state))
+    np.random.seed(state)
+    torch.default_generator.manual_seed(int(state))
     # MONAI's transforms have generators of their own.
     for drawing in (dataset, getattr(dataset, "transform", None)):
         if set_state := getattr(drawing, "set_random_state", None):
-            set_state(seed=int(own))
+            set_state(seed=int(state))
     try:
         yield
     finally:
@@ -231,7 +231,7 @@ def open_own(name: str) -> OwnDataset:
     if strange := sorted(map(str, set(returned) - {*PARTS, *ABOUT})):
         raise OwnFault(f"{name}() returns {strange[0]!r}, which is none of {known}")
     parts = {
-        split: part_of(name, split, returned[split]) for split in PARTS if split in returned
+        split: own_part(name, split, returned[split]) for split in PARTS if split in returned
     }
     about = {key: returned[key] for key in ABOUT if key in returned}
     first, _ = parts["train"].sample(0, None)
@@ -240,7 +240,7 @@ def open_own(name: str) -> OwnDataset:
     return OwnDataset(name, parts, about, code_sum(function))
 
 
-def part_of(name: str, split: str, value: Any) -> OwnPart:
+def own_part(name: str, split: str, value: Any) -> OwnPart:
     """Return a split as it was returned: a Dataset and its index. Raises DataError."""
     if not isinstance(value, Sequence) or len(value) != 2 or not isinstance(value[1], Mapping):
         raise OwnFault(
@@ -282,5 +282,5 @@ def as_digests(column: Array) -> Array:
     """Return digests as uint64 (n,): whole numbers as they are, of texts the first 64 bits of their SHA-256."""
     if column.dtype.kind in "iu":
         return column.astype(np.uint64)
-    found = [hashlib.sha256(str(text).encode()).digest()[:8] for text in column]
-    return np.frombuffer(b"".join(found), ">u8").astype(np.uint64)
+    digests = [hashlib.sha256(str(text).encode()).digest()[:8] for text in column]
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)

@@ -43,10 +43,10 @@ REPEATED = 3  # samples of a split that are read twice
 
 def make_index(name: str) -> Arrays:
     """Read all samples of an own data set once; return the arrays of its index. Raises UserError or DataError."""
-    own = open_own(name)
-    arrays = columns_of(own)
+    dataset = open_own(name)
+    arrays = columns_of(dataset)
     classes = 2
-    for split, part in own.parts.items():
+    for split, part in dataset.parts.items():
         digests = []
         for row in range(part.count):
             x, y = part.sample(row, None)
@@ -60,29 +60,29 @@ def make_index(name: str) -> Arrays:
             digests.append(hashlib.sha256(np.ascontiguousarray(x).data).digest()[:8])
             if "label" not in part.index:
                 classes = max(classes, 1 + int(y[y != VOID].max(initial=0)))
-        found = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
-        arrays.setdefault(f"digest_{split}", found)
-    if "label" not in own.parts["train"].index:
+        summed = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
+        arrays.setdefault(f"digest_{split}", summed)
+    if "label" not in dataset.parts["train"].index:
         arrays.setdefault("classes", np.array(classes))
     return arrays
 
 
-def columns_of(own: OwnDataset) -> dict[str, Array]:
+def columns_of(dataset: OwnDataset) -> dict[str, Array]:
     """Return the index of an own data set as arrays, without a read of any sample."""
-    arrays = {"dataset": np.array(own.name), "code": np.array(own.code)}
-    arrays |= {key: np.asarray(value) for key, value in own.about.items()}
-    outlines = "label" not in own.parts["train"].index
+    arrays = {"dataset": np.array(dataset.name), "code": np.array(dataset.code)}
+    arrays |= {key: np.asarray(value) for key, value in dataset.about.items()}
+    outlines = "label" not in dataset.parts["train"].index
     if outlines:
         arrays.setdefault("task", np.array("segmentation"))
-    numbers = patient_numbers(own.parts)
-    for split, part in own.parts.items():
+    numbers = patient_numbers(dataset.parts)
+    for split, part in dataset.parts.items():
         if ("label" not in part.index) != outlines:
             raise part.fault("has labels in its index where other splits have none")
         for key, column in part.index.items():
             kind = {"label": "y"}.get(key, key)
             arrays[f"{kind}_{split}"] = numbers[split] if key == "patient" else column
     if str(arrays.get("task")) == "survival":
-        for split in own.parts:
+        for split in dataset.parts:
             y = arrays.pop(f"y_{split}")
             arrays |= {f"time_{split}": y[:, 0], f"event_{split}": y[:, 1].astype(np.uint8)}
     return arrays
@@ -139,10 +139,10 @@ def arrays_at(path: Path) -> dict[str, Any]:
     name = "" if path.exists() else resolve_name(str(path))
     if not name:
         return with_samples(read_arrays(path))
-    found = columns_of(open_own(name))
-    if "y_train" not in found and "classes" not in found and "time_train" not in found:
+    arrays = columns_of(open_own(name))
+    if "y_train" not in arrays and "classes" not in arrays and "time_train" not in arrays:
         raise Fault(f"{name} has masks and no classes", "return their number, as 'classes': N")
-    return with_samples(found)
+    return with_samples(arrays)
 
 
 def with_samples(arrays: Arrays) -> dict[str, Any]:
@@ -154,10 +154,10 @@ def with_samples(arrays: Arrays) -> dict[str, Any]:
     )
     again = f"make its index again: silofl check-data {name} --out FILE.npz"
     try:
-        own = open_own(name)
-        if own.code != code:
+        dataset = open_own(name)
+        if dataset.code != code:
             raise OwnFault(f"{name}: its code is another than its index was made with")
-        for key, column in columns_of(own).items():
+        for key, column in columns_of(dataset).items():
             if key not in arrays or not np.array_equal(arrays[key].ravel(), column.ravel()):
                 raise OwnFault(f"{name}: its {key} differs from the one in its index")
     except OwnFault as fault:
@@ -166,13 +166,15 @@ def with_samples(arrays: Arrays) -> dict[str, Any]:
         raise Fault(
             f"{name} cannot be loaded here", "PYTHONPATH must say where its module is"
         ) from None
-    made: dict[str, Any] = {key: own for key, own in arrays.items() if key not in OWN_NAMES}
-    for split, part in own.parts.items():
+    read: dict[str, Any] = {
+        key: dataset for key, dataset in arrays.items() if key not in OWN_NAMES
+    }
+    for split, part in dataset.parts.items():
         if f"digest_{split}" in arrays:
             part.index = {**part.index, "digest": arrays[f"digest_{split}"]}
         x = OwnSamples(part)
         # A table is standardised as a whole, and so is in memory.
-        made[f"x_{split}"] = x[:] if x.ndim == 2 else x
+        read[f"x_{split}"] = x[:] if x.ndim == 2 else x
         if "label" not in part.index:
-            made[f"y_{split}"] = OwnSamples(part, 1)
-    return made
+            read[f"y_{split}"] = OwnSamples(part, 1)
+    return read

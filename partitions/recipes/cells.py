@@ -16,6 +16,7 @@ MINUS = "\u2212"  # of typesetting, beside the hyphen that programs write
 SIGN = f"[+{MINUS}-]?"
 # 1,234: decimals, or thousands
 ONE_GROUP = re.compile(rf"{SIGN}[1-9]\d{{0,2}}([.,])\d{{3}}", re.ASCII)
+LAKHS = r"\d{1,2}(?:,\d{2})+,\d{3}"  # 1,00,000 is 100000, as in India
 # Between groups of three digits, never before decimals
 SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")
 GROUPS = ("", ",", ".", *SPACES)  # signs between thousands
@@ -72,7 +73,8 @@ def parse_number(cell: str, decimal: str, thousands: str) -> float | None:
     cell = cell.replace(MINUS, "-")
     if thousands and thousands in cell:
         sign, group = re.escape(decimal), re.escape(thousands)
-        if not re.fullmatch(rf"[+-]?\d{{1,3}}({group}\d{{3}})+({sign}\d+)?", cell, re.ASCII):
+        whole = rf"\d{{1,3}}({group}\d{{3}})+" + f"|{LAKHS}" * (thousands == ",")
+        if not re.fullmatch(rf"[+-]?({whole})({sign}\d+)?", cell, re.ASCII):
             return None
         cell = cell.replace(thousands, "")
     if decimal != ".":
@@ -88,11 +90,11 @@ def parse_date(cell: str, form: str, latest: int = 0) -> datetime | None:
     ``latest``: the last of the hundred years that two digits mean; 0: 2068, as in Python.
     """
     try:
-        found = datetime.strptime(cell, form).replace(tzinfo=None)
+        when = datetime.strptime(cell, form).replace(tzinfo=None)
         return (
-            found.replace(year=latest - (latest - found.year) % 100)
+            when.replace(year=latest - (latest - when.year) % 100)
             if latest and "%y" in form
-            else found
+            else when
         )
     except ValueError:
         return None

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from partitions.common.names import Names
+from partitions.common.names import Names, composed
 from partitions.recipes.cells import LARGEST, ONE_GROUP, is_number
 from partitions.splits import Array
 
@@ -53,8 +53,8 @@ class Numbers:
 
     def between(self, gaps: Collection[str]) -> bool:
         """Return whether the others are gaps, and all other cells are none."""
-        return all(own in gaps for own in self.others) and all(
-            own in self.others for own in gaps if is_plain(own)
+        return all(cell in gaps for cell in self.others) and all(
+            cell in self.others for cell in gaps if is_plain(cell)
         )
 
     def fits(self, decimal: str, thousands: str, gaps: Collection[str]) -> bool:
@@ -112,10 +112,11 @@ class Cells(Sequence[str]):
     def lines_of(self, cells: Collection[str]) -> Array:
         """Return which lines have one of these cells, bool (n,)."""
         cells = frozenset(cells)
-        own = self.numbers
-        if own and all(cell in own.others for cell in cells if is_plain(cell)):
+        numbers = self.numbers
+        if numbers and all(cell in numbers.others for cell in cells if is_plain(cell)):
             return np.isin(
-                own.kinds, [kind for kind, cell in enumerate(own.others) if cell in cells]
+                numbers.kinds,
+                [kind for kind, cell in enumerate(numbers.others) if cell in cells],
             )
         return np.isin(
             self.codes, [code for code, cell in enumerate(self.different) if cell in cells]
@@ -190,7 +191,8 @@ class ColumnReader:
     def add_codes(self, cells: Sequence[str]) -> None:
         for cell in dict.fromkeys(cells):
             if cell not in self.code:
-                self.code[cell] = self.different.setdefault(cell.strip(), len(self.different))
+                plain = composed(cell.strip())
+                self.code[cell] = self.different.setdefault(plain, len(self.different))
         self.codes.append(np.fromiter(map(self.code.__getitem__, cells), np.int32, len(cells)))
         if self.numbers and len(self.different) > MOST_CODED:
             self.turn()
@@ -211,7 +213,7 @@ class ColumnReader:
         """Take cells of numbers; return whether all but a few different ones are."""
         numbers = [cell for cell in cells if cell not in self.others] if self.others else cells
         if (values := floats_of(numbers)) is None:
-            cells = [*map(str.strip, cells)]
+            cells = [composed(cell.strip()) for cell in cells]
             strange = [
                 cell
                 for cell in dict.fromkeys(cells)
@@ -273,8 +275,8 @@ class ColumnReader:
             return Cells(self.lines, read)
         values = np.frombuffer(self.values)
         kinds = np.frombuffer(self.kinds, np.int8)
-        own = self.sign, self.decimal, self.unclear, self.zeros
-        return Cells(self.lines, read, Numbers(values, kinds, tuple(self.others), *own))
+        signs = self.sign, self.decimal, self.unclear, self.zeros
+        return Cells(self.lines, read, Numbers(values, kinds, tuple(self.others), *signs))
 
 
 def floats_of(cells: Sequence[str]) -> Array | None:
@@ -312,12 +314,12 @@ class Lines(Sequence[Line]):
         separator: str = "",
         encoding: str = "",
     ) -> None:
-        made = {
-            name: own if isinstance(own, Cells) else Cells.of(own)
-            for name, own in columns.items()
+        cells = {
+            name: column if isinstance(column, Cells) else Cells.of(column)
+            for name, column in columns.items()
         }
         self.path = path
-        self.columns = made
+        self.columns = cells
         self.numbers = numbers
         self.header = [*columns]
         self.word = word or f"{path}, line"

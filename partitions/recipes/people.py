@@ -78,10 +78,10 @@ def check_identifiers(lines: Lines, column: str) -> None:
             raise DataError(
                 f"{where}: {column} is {text!r}, an identifier that Excel has rounded: export it again as text"
             )
-        if match := NUMBERED.fullmatch(own := identifier(text)):
-            numbered.setdefault(match[2], {}).setdefault(own, where)
+        if match := NUMBERED.fullmatch(plain := identifier(text)):
+            numbered.setdefault(match[2], {}).setdefault(plain, where)
     for alike in numbered.values():  # by the letters before the number, in whatever way
-        prefixes = [own.rstrip("0123456789").rstrip("-_/#. ") for own in alike]
+        prefixes = [plain.rstrip("0123456789").rstrip("-_/#. ") for plain in alike]
         if len(alike) > 1 and ("" in prefixes or len(set(prefixes)) < len(prefixes)):
             first, second = list(alike.values())[:2]
             raise DataError(
@@ -139,26 +139,26 @@ def numbers_rows(column: str, cells: Cells) -> bool:
     called = words[-1] in (*ID_WORDS, *KINDS) or "".join(words) in ROW_NUMBERS
     if not called or len(cells) < ENOUGH_ROWS:
         return False
-    own = set[str]()
+    numbers = set[str]()
     for cell in cells.different:
         if (number := identifier(cell)) and not number.isdecimal():
             return False
-        own.add(number)
-    return own != {""} and (words[-1] in ID_WORDS or len(own) == len(cells))
+        numbers.add(number)
+    return numbers != {""} and (words[-1] in ID_WORDS or len(numbers) == len(cells))
 
 
 def left_out(lines: Lines, columns: Iterable[str]) -> dict[str, str]:
     """Return the reason to leave out a column by itself, for those of people, patients and rows."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for column in columns:
         cells = lines.columns[column]
         if names_patients(column):
-            found[column] = "it looks like a patient's identifier"
+            reasons[column] = "it looks like a patient's identifier"
         elif names_people(column, set(cells.head(MOST_TRIED))):
-            found[column] = "it may name people"
+            reasons[column] = "it may name people"
         elif numbers_rows(column, cells):
-            found[column] = "it looks like an identifier of rows"
-    return found
+            reasons[column] = "it looks like an identifier of rows"
+    return reasons
 
 
 def identifiers(lines: Lines, used: Sequence[str]) -> Iterator[str]:
@@ -218,31 +218,31 @@ def unknown_column(path: Path, name: str, header: Collection[str]) -> ValueError
     return unknown_name(f"column of {path}", name, header)
 
 
-def patient_column(lines: Lines, asked: str | None, labels: Sequence[str]) -> str:
+def patient_column(lines: Lines, wanted: str | None, labels: Sequence[str]) -> str:
     """Return the column that identifies patients, or "" for none.
 
-    * ``asked``: the column that the user names; "": the column ``patient`` if there is one; None: no column.
+    * ``wanted``: the column that the user names; "": the column ``patient`` if there is one; None: no column.
     * ``labels``: columns with another use.
 
-    Raises DataError where ``asked`` is "" and the name of another column is typical of patients' identifiers.
+    Raises DataError where ``wanted`` is "" and the name of another column is typical of patients' identifiers.
     """
-    if asked is None:
+    if wanted is None:
         return ""
-    if asked:
-        if asked not in lines.columns:
-            raise unknown_column(lines.path, asked, lines.columns)
-        if asked in labels:
+    if wanted:
+        if wanted not in lines.columns:
+            raise unknown_column(lines.path, wanted, lines.columns)
+        if wanted in labels:
             raise DataError(
-                f"{lines.path}: {asked} is named as the patients' column and as a label or number, too"
+                f"{lines.path}: {wanted} is named as the patients' column and as a label or number, too"
             )
-        return asked
+        return wanted
     if "patient" in lines.columns:
         return "patient"
-    found = [*identifiers(lines, labels)]
-    if any(map(names_patients, found)):
-        column = found[0] if len(found) == 1 else "COLUMN"
+    likely = [*identifiers(lines, labels)]
+    if any(map(names_patients, likely)):
+        column = likely[0] if len(likely) == 1 else "COLUMN"
         raise DataError(
-            f"{lines.path}: which column says whose each row is? Of {len(lines)} rows, {count_distinct(lines, found)} "
+            f"{lines.path}: which column says whose each row is? Of {len(lines)} rows, {count_distinct(lines, likely)} "
             f"different values; name it with --patient {column}, or say --no-patient if each row is of another patient"
         )
     return ""

@@ -24,6 +24,7 @@ It contains no name, date, identifier or text of a header, only codes that DICOM
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names
+from partitions.common.names import Names, composed, escape
 from partitions.common.parsed import parse_content, parse_json
 from partitions.labels import TASKS
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -49,7 +50,7 @@ from partitions.recipes.recipe import (
     parse_recipe,
 )
 from partitions.recipes.toml import NO_NOTES, as_toml
-from partitions.schema import Feature, few
+from partitions.schema import LONGEST_NAME, Feature, few, tidy
 
 KIND, SIGNALS = "pictures", "signals"
 WAVES = ("wfdb", "edf", "dicom-waveform")  # formats of signals
@@ -155,6 +156,27 @@ class PictureRecipe(RecipePart):
         """No features, because pictures have no columns."""
         return ()
 
+    @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """The settings with which inputs are made, as the schema has them; no text but of channels and their units."""
+        pictures, expected = self.pictures, self.expected
+        stated: dict[str, Any] = {}
+        if self.kind == SIGNALS:
+            units = [unit or "none" for unit in expected.units]
+            stated = {"rate": pictures.rate, "channels": pictures.channels, "units": units}
+        elif not {*expected.formats}.isdisjoint(SCANS):
+            plane = expected.planes[0] if len(expected.planes) == 1 else ""
+            stated = {
+                "window": pictures.window,
+                "spacing": pictures.spacing,
+                "orientation": plane,
+            }
+            stated = {key: value or "none" for key, value in stated.items() if value != ""}
+            stated["slices"] = pictures.slices
+        if pictures.resize:
+            stated["size"] = pictures.shape[0]
+        return tuple(sorted((key, setting_text(value)) for key, value in stated.items()))
+
     def toml(self, about: str = "", reasons: Mapping[str, str] = NO_NOTES) -> str:
         """Return the recipe as TOML. ``reasons``: a comment above a key."""
         content = self.content
@@ -162,6 +184,15 @@ class PictureRecipe(RecipePart):
             tables = {key: content.pop(key) for key in COMMENTS}
             content |= {"patient": self.patient} | tables
         return as_toml(content, about, {**COMMENTS, **reasons})
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting as on the command line, ``40,400``; of many texts their number and digest."""
+    values = value if isinstance(value, list | tuple) else [value]
+    text = escape(tidy(",".join(v if isinstance(v, str) else f"{v:g}" for v in values)))
+    if len(text) <= LONGEST_NAME:
+        return text
+    return f"{len(values)} names, SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def made_by(shape: Sequence[int], dtype: str, reading: ReadOptions) -> Made:
@@ -184,7 +215,7 @@ def read_any(text: str) -> AnyRecipe:
     try:
         if len(text) > LONGEST_RECIPE:
             raise DataError(f"a recipe has at most {LONGEST_RECIPE} characters")
-        return parse_any(parse_json(text))
+        return parse_any(parse_json(composed(text)))
     except ValueError as error:
         raise DataError(
             f"the recipe cannot be used ({' '.join(str(error).split())[:300]})"
@@ -232,27 +263,31 @@ def kind_by(shape: Sequence[int]) -> str:
 
 def check_kind(recipe: PictureRecipe) -> None:
     """Raise DataError where shape and options are of pictures in a recipe of signals, or the other way."""
-    made = recipe.pictures
-    if recipe.kind != kind_by(made.shape):
+    pictures = recipe.pictures
+    if recipe.kind != kind_by(pictures.shape):
         raise DataError(
-            f"pictures.shape = {list(made.shape)}: two numbers are of kind signals, more of pictures"
+            f"pictures.shape = {list(pictures.shape)}: two numbers are of kind signals, more of pictures"
         )
     if recipe.kind == KIND:
-        if max(made.shape) >= 1 << 15:
+        if max(pictures.shape) >= 1 << 15:
             raise DataError(
-                f"shape is {list(made.shape)}; a side has at most {(1 << 15) - 1} pixels"
+                f"shape is {list(pictures.shape)}; a side has at most {(1 << 15) - 1} pixels"
             )
-        if made.channels or made.rate or made.seconds:
+        if pictures.channels or pictures.rate or pictures.seconds:
             raise DataError(
                 "channels, rate and seconds are of signals, whose shape is steps and channels"
             )
         return
-    if len(made.channels) != made.shape[1] or made.rate is None or made.dtype != "float32":
+    if (
+        len(pictures.channels) != pictures.shape[1]
+        or pictures.rate is None
+        or pictures.dtype != "float32"
+    ):
         raise DataError(
-            f"a recipe of signals has dtype float32, a rate, and {made.shape[1]} channels by its shape"
+            f"a recipe of signals has dtype float32, a rate, and {pictures.shape[1]} channels by its shape"
         )
-    if made.seconds and round(made.seconds * made.rate) != made.shape[0]:
-        raise DataError(f"shape has {made.shape[0]} steps; seconds times rate are others")
+    if pictures.seconds and round(pictures.seconds * pictures.rate) != pictures.shape[0]:
+        raise DataError(f"shape has {pictures.shape[0]} steps; seconds times rate are others")
 
 
 # Properties of pictures, and their check
@@ -260,19 +295,19 @@ def check_kind(recipe: PictureRecipe) -> None:
 
 def expect(seen: Sequence[Acquisition]) -> Expected:
     """Return the properties that a recipe expects of other pictures, from those of its own."""
-    dicom = [own for own in seen if own.format == "dicom"]
+    dicom = [acquired for acquired in seen if acquired.format == "dicom"]
     distinct = {
-        "formats": {own.format for own in seen},
-        "modalities": {own.modality for own in dicom},
-        "planes": {own.plane for own in seen if own.format in SCANS},
-        "photometric": {own.photometric for own in dicom},
-        "rescaled": {ANSWERS[not own.rescaled] for own in dicom},
+        "formats": {acquired.format for acquired in seen},
+        "modalities": {acquired.modality for acquired in dicom},
+        "planes": {acquired.plane for acquired in seen if acquired.format in SCANS},
+        "photometric": {acquired.photometric for acquired in dicom},
+        "rescaled": {ANSWERS[not acquired.rescaled] for acquired in dicom},
     }
     return Expected(
         **{key: tuple(sorted(values)) for key, values in distinct.items()},
-        pixel=round_range([own.pixel for own in seen]),
-        between=round_range([own.between for own in seen]),
-        rates=tuple(sorted({own.rate for own in seen if own.rate})),
+        pixel=round_range([acquired.pixel for acquired in seen]),
+        between=round_range([acquired.between for acquired in seen]),
+        rates=tuple(sorted({acquired.rate for acquired in seen if acquired.rate})),
         units=seen[0].units,
     )
 
@@ -285,39 +320,40 @@ def round_range(sizes: Sequence[float | None]) -> tuple[float, float] | None:
     return float(f"{min(known) / 2:.1g}"), float(f"{max(known) * 2:.1g}")
 
 
-def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
+def differences(acquired: Acquisition, expected: Expected) -> Iterator[str]:
     """Yield each difference from the expected properties, such as "its modality is MR, where the recipe has CT"."""
-    dicom, scan = own.format == "dicom", own.format in SCANS
+    dicom, scan = acquired.format == "dicom", acquired.format in SCANS
     for what, value, known in (
-        ("format", own.format, expected.formats),
-        ("modality", own.modality, expected.modalities * dicom),
-        ("plane", own.plane, expected.planes * scan),
+        ("format", acquired.format, expected.formats),
+        ("modality", acquired.modality, expected.modalities * dicom),
+        ("plane", acquired.plane, expected.planes * scan),
     ):
         if known and value not in known:
             there = " or ".join(name or "none" for name in known)
             yield f"its {what} is {value or 'not stated'}, where the recipe has {there}"
     rescaled = expected.rescaled * dicom
-    if rescaled and ANSWERS[not own.rescaled] not in rescaled:
+    if rescaled and ANSWERS[not acquired.rescaled] not in rescaled:
         yield (
             "its values are rescaled to a unit, where the recipe's are not"
-            if own.rescaled
+            if acquired.rescaled
             else "its values have no rescaling to a unit, where the recipe's have"
         )
-    if expected.rates and own.rate not in expected.rates:
+    if expected.rates and acquired.rate not in expected.rates:
         rates = " or ".join(f"{rate:g}" for rate in expected.rates)
-        yield f"it has {own.rate or 0:g} Hz, where the recipe has {rates}"
-    if expected.units and own.units != expected.units:
+        yield f"it has {acquired.rate or 0:g} Hz, where the recipe has {rates}"
+    if expected.units and acquired.units != expected.units:
         here, there = (
-            ", ".join(unit or "none" for unit in units) for units in (own.units, expected.units)
+            ", ".join(unit or "none" for unit in units)
+            for units in (acquired.units, expected.units)
         )
         yield f"its channels are in {here}, where the recipe has {there}"
     if expected.pixel:
-        yield from outside("its pixels are", own.pixel, expected.pixel)
+        yield from outside_range("its pixels are", acquired.pixel, expected.pixel)
     if expected.between:
-        yield from outside("from slice to slice are", own.between, expected.between)
+        yield from outside_range("from slice to slice are", acquired.between, expected.between)
 
 
-def outside(what: str, size: float | None, known: tuple[float, float]) -> Iterator[str]:
+def outside_range(what: str, size: float | None, known: tuple[float, float]) -> Iterator[str]:
     """Yield a text where a distance is unknown, or outside the expected range."""
     low, high = known
     if size is None:
@@ -330,7 +366,7 @@ def photometric_notes(seen: Sequence[Acquisition], expected: Expected) -> list[s
     """Return notes on pictures whose grey values or colours are stored in another way, and are converted."""
     if not expected.photometric:
         return []
-    others = Counter(own.photometric for own in seen if own.format == "dicom")
+    others = Counter(acquired.photometric for acquired in seen if acquired.format == "dicom")
     return [
         f"{count} of {len(seen)} pictures are {name or 'of no stated interpretation'}, which the recipe's were not: "
         "converted as the standard has it"

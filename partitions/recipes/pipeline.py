@@ -6,6 +6,8 @@ gives the same result for other rows, bit for bit, and nothing is pickled.
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +22,7 @@ from partitions.recipes.lines import Cells, Lines
 from partitions.recipes.recipe import Column, Recipe
 from partitions.schema import few
 from partitions.splits import Array
+from partitions.tokens import file_digest
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,21 +42,21 @@ class Misfit:
     column: str = ""
 
 
-def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
+def convert_columns(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
     """Return the used columns as float64 with NaN for gaps, or as categories; and the misfits.
 
     Misfits are gaps in the columns, or the category ``other``. The columns are numbered.
     """
     import pandas as pd
 
-    found: list[tuple[int, Misfit]] = []
-    made: dict[int, Any] = {}
+    misfits: list[tuple[int, Misfit]] = []
+    values_of: dict[int, Any] = {}
     gaps = frozenset(recipe.file.gaps)
     formats = {c.origin: c for c in recipe.columns if c.format}
     for j, column in enumerate(recipe.used):
         cells = lines.columns[column.origin]
         if (values := plain_numbers(cells, column, gaps)) is not None:
-            made[j] = values
+            values_of[j] = values
             continue
         # Each different cell is converted once, or each pair of cells for the time between two dates.
         pairs = [(cell, "") for cell in cells.different]
@@ -65,8 +68,8 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
                 cells.codes * np.int64(width) + start.codes, return_inverse=True
             )
             pairs = [
-                (cells.different[own // width], start.different[own % width])
-                for own in both.tolist()
+                (cells.different[pair // width], start.different[pair % width])
+                for pair in both.tolist()
             ]
         read = [
             (None, "") if cell in gaps else value_of(cell, other, column, gaps, formats)
@@ -75,16 +78,18 @@ def convert(lines: Lines, recipe: Recipe) -> tuple[DataFrame, list[Misfit]]:
         if column.kind == "category":
             place = {level: k for k, level in enumerate(column.levels)}
             known = np.array([place.get(value or "", -1) for value, _ in read], np.int32)
-            made[j] = pd.Categorical.from_codes(known[codes], column.levels)
+            values_of[j] = pd.Categorical.from_codes(known[codes], column.levels)
         else:
-            made[j] = np.array([np.nan if value is None else value for value, _ in read])[codes]
+            values_of[j] = np.array([np.nan if value is None else value for value, _ in read])[
+                codes
+            ]
         faulty = np.array([bool(fault) for _, fault in read])
         for i in np.flatnonzero(faulty[codes]).tolist():
             value, fault = read[codes[i]]
             what = f"{column.name} is {shorten_cell(pairs[codes[i]][0])}, {fault}"
-            found.append((i, Misfit(lines.where(i), what, str(value or ""), column.name)))
-    frame = pd.DataFrame(made, index=range(len(lines)), copy=False)
-    return frame, [misfit for _, misfit in sorted(found, key=lambda own: own[0])]
+            misfits.append((i, Misfit(lines.where(i), what, str(value or ""), column.name)))
+    frame = pd.DataFrame(values_of, index=range(len(lines)), copy=False)
+    return frame, [misfit for _, misfit in sorted(misfits, key=lambda pair: pair[0])]
 
 
 def plain_numbers(cells: Cells, column: Column, gaps: Collection[str]) -> Array | None:
@@ -147,54 +152,51 @@ def elapsed_time(
     return (when - start).total_seconds() / 86400 / DAYS[column.per], ""
 
 
+def guess_formats(cell: str) -> set[str]:
+    """Return the formats in which a cell may be a date, the day or the month first; none for another text."""
+    from pandas.tseries.api import guess_datetime_format
+
+    cell = re.sub("pm$", "am", re.sub("PM$", "AM", cell))  # pandas guesses mornings only
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # day before month
+        guesses = {guess_datetime_format(cell, dayfirst=first) for first in (False, True)}
+    return {form for form in guesses if form and "%d-%m" not in form}
+
+
 def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> Names:
     """Return notes on misfits. Raises DataError, one line that names them, unless they may be gaps."""
     refused = [misfit for misfit in misfits if not misfit.taken_as]
     if refused and not as_gaps:
         first, more = refused[0], len(refused) - 1
         others = "".join(
-            f"; {own.where.rpartition(', ')[2]}: {own.what}" for own in refused[1:MOST_SHOWN]
+            f"; {entry.where.rpartition(', ')[2]}: {entry.what}"
+            for entry in refused[1:MOST_SHOWN]
         )
         others += f" and {more - MOST_SHOWN + 1} cells more" if more >= MOST_SHOWN else ""
         raise DataError(
             f"{first.where}: {first.what}{others}; correct the cells or the recipe, or take them as gaps with --as-gaps"
         )
     taken: dict[str, list[Misfit]] = {}
-    for own in misfits:
-        if own.taken_as:
-            taken.setdefault(own.column, []).append(own)
-    notes = [f"{own.where}: {own.what}: taken as a gap" for own in refused]
-    for found in taken.values():
-        like = f", and {len(found) - 1} cells more like it" if len(found) > 1 else ""
-        notes.append(f"{found[0].where}: {found[0].what}: taken as {found[0].taken_as!r}{like}")
+    for entry in misfits:
+        if entry.taken_as:
+            taken.setdefault(entry.column, []).append(entry)
+    notes = [f"{entry.where}: {entry.what}: taken as a gap" for entry in refused]
+    for alike in taken.values():
+        like = f", and {len(alike) - 1} cells more like it" if len(alike) > 1 else ""
+        notes.append(f"{alike[0].where}: {alike[0].what}: taken as {alike[0].taken_as!r}{like}")
     return tuple(notes)
 
 
-def future_notes(made: DataFrame, recipe: Recipe) -> Names:
-    """Return a note for each column with dates in the future. ``made``: from :func:`convert`."""
-    notes = []
-    for j, column in enumerate(recipe.used):
-        if column.kind == "date" and column.since not in {own.origin for own in recipe.columns}:
-            since = datetime.fromisoformat(column.since or EPOCH)
-            now = (datetime.now() - since).total_seconds() / 86400 / DAYS[column.per]
-            if later := int((made[j] > now).sum()):
-                notes.append(
-                    f"{later} dates of {column.name} lie in the future: are its years right?"
-                )
-    return tuple(notes)
-
-
-def check_gaps(made: DataFrame, lines: Lines, recipe: Recipe) -> None:
+def check_gaps(table: DataFrame, lines: Lines, recipe: Recipe) -> None:
     """Raise DataError where a column whose gaps are refused has a gap."""
     for j, column in enumerate(recipe.used):
-        if column.fill == "refuse" and (empty := made[j].isna()).any():
+        if column.fill == "refuse" and (empty := table[j].isna()).any():
             raise DataError(
                 f'{lines.where(int(empty.argmax()))}: {column.name} is missing, and the recipe says fill = "refuse"; '
                 f"fill it, or give the column another fill"
             )
 
 
-def fit(made: Any, recipe: Recipe, training: Array) -> Recipe:
+def fit_fills(table: Any, recipe: Recipe, training: Array) -> Recipe:
     """Return the recipe with a value for the gaps of each column, from ``training`` rows, bool (n,).
 
     Raises DataError where a column has no value there, or where the recipe's own median or mean is outside of the
@@ -202,53 +204,57 @@ def fit(made: Any, recipe: Recipe, training: Array) -> Recipe:
     """
     columns = []
     for j, column in enumerate(recipe.used):
-        known, given = made[j][training].dropna(), column.fill_value
+        known, value = table[j][training].dropna(), column.fill_value
         if (
             column.fill in ("median", "mean")
-            and given is not None
+            and value is not None
             and len(known) >= ENOUGH_VALUES
         ):
             low, high = known.min(), known.max()
-            if not low <= given <= high:
+            if not low <= value <= high:
                 raise DataError(
-                    f"{column.name}: the recipe fills gaps with {given:g}, the {column.fill} of other values, "
+                    f"{column.name}: the recipe fills gaps with {value:g}, the {column.fill} of other values, "
                     f"and the training part's lie within {low:g} to {high:g}; delete fill-value of that "
                     "column, and it is taken from these"
                 )
-        if column.fill != "refuse" and given is None:
+        if column.fill != "refuse" and value is None:
             if not len(known):
                 raise DataError(
                     f"{column.name} has no value in the training part to fill gaps with; leave the column out "
                     f'(kind = "skip" in the recipe), or state fill = "value" and fill-value'
                 )
             if column.fill == "most-frequent":
-                given = min(known.mode().tolist())  # the first one of several
+                value = min(known.mode().tolist())  # the first one of several
             else:
-                given = float(known.median() if column.fill == "median" else known.mean())
-        columns.append(column.model_copy(update={"fill_value": given}))
+                value = float(known.median() if column.fill == "median" else known.mean())
+        columns.append(column.model_copy(update={"fill_value": value}))
     fitted = {column.origin: column for column in columns}
     every = (fitted.get(column.origin, column) for column in recipe.columns)
-    return recipe.model_copy(update={"columns": tuple(every)})
+    text = recipe.text.model_copy(update={"sha256": file_digest(recipe.text.vocabulary)})
+    return recipe.model_copy(update={"columns": tuple(every), "text": text})
 
 
-def gaps_of(made: DataFrame, recipe: Recipe) -> Array:
-    """Return which values of the data file's columns are filled, bool (n, columns). ``made``: from :func:`convert`."""
-    flags = np.zeros((len(made), sum(len(column.features) for column in recipe.used)), bool)
+def gaps_of(table: DataFrame, recipe: Recipe) -> Array:
+    """Return which values of the data file's columns are filled, bool (n, columns).
+
+    ``table``: from :func:`convert_columns`.
+    """
+    flags = np.zeros((len(table), sum(len(column.features) for column in recipe.used)), bool)
     at = 0
     for j, column in enumerate(recipe.used):
         flags[:, at : at + len(column.features) - column.mark_gaps] = (
-            made[j].isna().to_numpy()[:, None]
+            table[j].isna().to_numpy()[:, None]
         )
         at += len(column.features)
     return flags
 
 
-def transform(made: DataFrame, recipe: Recipe) -> Array:
+def transform(table: DataFrame, recipe: Recipe) -> Array:
     """Return the inputs, float32 (n, columns of the data file), by a recipe with values for gaps."""
-    x = np.zeros((len(made), sum(len(column.features) for column in recipe.used)), np.float32)
+    x = np.zeros((len(table), sum(len(column.features) for column in recipe.used)), np.float32)
     at = 0
     for j, column in enumerate(recipe.used):
-        filled = made[j] if column.fill_value is None else made[j].fillna(column.fill_value)
+        filled = table[j] if column.fill_value is None else table[j].fillna(column.fill_value)
         if column.kind != "category":
             x[:, at] = filled
         elif column.encode == "one-hot":
@@ -257,7 +263,7 @@ def transform(made: DataFrame, recipe: Recipe) -> Array:
             x[:, at] = filled.cat.codes
         at += len(column.features)
         if column.mark_gaps:
-            x[:, at - 1] = made[j].isna()
+            x[:, at - 1] = table[j].isna()
     return x
 
 

@@ -3,16 +3,12 @@
     version = 1
     label = ["state"]              # label columns; `task` and `classes` as in `silofl import`
     task = "multiclass"
-    classes = ["well", "ill"]
     patient = "Patient-ID"
     [file]                         # the csv's format
-    encoding = "utf-8"
-    separator = ";"
     gaps = ["", "NA"]              # cells that mean a missing value
     [[columns]]
     name = "age"                   # in the data file; `from` is the csv's name where it is another one
     kind = "number"                # number, category, date, skip
-    decimal = ","
     fill = "median"                # the value for gaps; `fill-value` is that value in the training part
 
 A recipe contains no code and no row. Names of categories and values for gaps come from the hospital's rows.
@@ -29,12 +25,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field
 
 from partitions.common.errors import DataError
-from partitions.common.names import Names
+from partitions.common.names import Names, composed
 from partitions.common.parsed import Frozen, parse_content, parse_toml, read_text
 from partitions.common.sizes import MOST_COLUMNS
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
 from partitions.recipes.toml import as_toml
 from partitions.schema import Feature, check_name, check_range, tidy
+from partitions.tokens import token_setting
 
 VERSION = 1
 OPEN = "?"  # in a draft: a kind or a column that a person must decide
@@ -84,12 +81,12 @@ class RecipePart(Frozen):
     @property
     def content(self) -> dict[str, Any]:
         """The values for TOML and JSON, without those that are not stated."""
-        made = {}
+        content = {}
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if name != "why" and (value != field.default or name in self.ALWAYS):
-                made[field.alias or name] = to_plain(value)
-        return made
+                content[field.alias or name] = plain_value(value)
+        return content
 
     @property
     def as_json(self) -> str:
@@ -99,10 +96,10 @@ class RecipePart(Frozen):
         )
 
 
-def to_plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return a value as TOML and JSON have it."""
     if isinstance(value, tuple):
-        return [to_plain(own) for own in value]
+        return [plain_value(item) for item in value]
     return value.content if isinstance(value, RecipePart) else value
 
 
@@ -157,12 +154,14 @@ class Column(RecipePart):
         if self.kind == "skip":
             return ()
         if self.kind == "category" and self.encode == "one-hot":
-            made = tuple(Feature(tidy(f"{self.name}={level}")) for level in self.levels)
+            features = tuple(Feature(tidy(f"{self.name}={level}")) for level in self.levels)
         else:
-            made = (
+            features = (
                 Feature(self.name, self.per if self.kind == "date" else self.unit, self.range),
             )
-        return (*made, Feature(tidy(f"{self.name} missing"))) if self.mark_gaps else made
+        return (
+            (*features, Feature(tidy(f"{self.name} missing"))) if self.mark_gaps else features
+        )
 
 
 class FileFormat(RecipePart):
@@ -177,13 +176,14 @@ class FileFormat(RecipePart):
 
 
 class TextInput(RecipePart):
-    """A column of texts, and how they become tokens (``options.Take``)."""
+    """A column of texts, and how they become tokens (``options.Take``). ``sha256``: of a vocabulary's file."""
 
     ALWAYS = ("column", "vocabulary", "length")
 
     column: str = ""
     vocabulary: str = ""
     length: int = 0
+    sha256: str = ""
 
 
 NO_TEXT = TextInput()
@@ -216,6 +216,12 @@ class Recipe(RecipePart):
     def features(self) -> tuple[Feature, ...]:
         """The columns of the data file."""
         return tuple(feature for column in self.used for feature in column.features)
+
+    @property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """The settings with which inputs are made besides the columns', as the schema has them."""
+        tokens = token_setting(self.text.vocabulary, self.text.sha256)
+        return (("tokens", tokens),) if tokens else ()
 
     @property
     def used(self) -> tuple[Column, ...]:
@@ -259,7 +265,7 @@ def load_toml(path: Path, parse: Callable[[object], T]) -> T:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
     try:
-        return parse(parse_toml(text))
+        return parse(parse_toml(composed(text)))
     except ValueError as error:
         raise DataError(f"{path}: {' '.join(str(error).split())}") from None
 
@@ -303,7 +309,10 @@ def check_recipe(recipe: Recipe) -> None:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise DataError(f"two {what} are called {twice[:80]!r}")
-    for what, name in (*(("label", own) for own in recipe.label), ("patient", recipe.patient)):
+    for what, name in (
+        *(("label", column_name) for column_name in recipe.label),
+        ("patient", recipe.patient),
+    ):
         if name == OPEN:
             raise DataError(
                 f"{what} is still {OPEN!r}: name a column of the csv, as the draft's comment says"
@@ -386,6 +395,6 @@ def without_fit(recipe: Recipe, without: str) -> Recipe:
         )
     if without not in {column.origin for column in columns}:
         columns.append(Column(name=tidy(f"{without} (left out)"), kind="skip", source=without))
-    made = recipe.model_copy(update={"columns": tuple(columns)})
-    check_recipe(made)
-    return made
+    fitted = recipe.model_copy(update={"columns": tuple(columns)})
+    check_recipe(fitted)
+    return fitted

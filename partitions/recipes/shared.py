@@ -93,7 +93,8 @@ def schema_toml(schema: Schema) -> str:
     """Return the schema as TOML with comments."""
     content = schema.content
     columns = [
-        {"name": own["name"], "kind": own["kind"], **own} for own in content["table"]["columns"]
+        {"name": column["name"], "kind": column["kind"], **column}
+        for column in content["table"]["columns"]
     ]
     about = "The columns and labels of all hospitals: ship it in the bundles (`schema:` in federation.yaml)."
     return as_toml({**content, "table": {**content["table"], "columns": columns}}, about)
@@ -116,14 +117,14 @@ def parse_shared(schema: Schema) -> Shared:
 def check_shared(shared: Shared) -> None:
     """Raise DataError for a column with a hospital's own keys, or with keys that do not fit its kind."""
     for column in shared.columns:
-        given = {
+        strange = {
             key
             for key in column.content
             if key in OWN and not (key == "fill-value" and column.fill == "value")
         }
-        if given:
+        if strange:
             raise DataError(
-                f"{min(given)} of a column is a hospital's own: it stands in a recipe, not in a schema"
+                f"{min(strange)} of a column is a hospital's own: it stands in a recipe, not in a schema"
             )
         # A date's format is the hospital's own; a placeholder allows the check of all other keys.
         check_column(column.model_copy(update={"format": "%Y-%m-%d"}))
@@ -137,7 +138,7 @@ def recipe_for(
     shared: Shared,
     labels: Sequence[str],
     mapped: Mapped,
-    asked: Asked,
+    options: Asked,
     gaps: Names,
     **roles: Any,
 ) -> Recipe:
@@ -147,32 +148,31 @@ def recipe_for(
     """
     sources = find_sources(lines, shared, mapped)
     cells = {name: cells_in(lines, source, gaps) for name, source in sources.items()}
-    evidence = {
-        c.name: evidence_of(cells[c.name]) for c in shared.columns if c.kind == "number"
-    }
+    numbers = (c.name for c in shared.columns if c.kind == "number")
+    evidence = {name: evidence_of(cells[name]) for name in numbers}
     whole = join_signs(evidence.values())
-    made = []
+    columns = []
     for column in shared.columns:
         name, source = column.name, sources[column.name]
-        own: dict[str, Any] = {"source": source if source != name else ""}
+        changed: dict[str, Any] = {"source": source if source != name else ""}
         if column.kind == "number":
-            signs = signs_of(source, evidence[name], whole, asked)
-            own |= {"decimal": signs.decimal, "thousands": signs.thousands}
+            signs = signs_of(source, evidence[name], whole, options)
+            changed |= {"decimal": signs.decimal, "thousands": signs.thousands}
         elif column.kind == "category":
-            other = bool(column.other)
-            own["values"] = codes_of(name, source, cells[name], column.levels, mapped, other)
+            others = column.levels, mapped, bool(column.other)
+            changed["values"] = codes_of(name, source, cells[name], *others)
         else:
-            form = format_of(source, cells[name], asked)
+            form = format_of(source, cells[name], options)
             since = sources.get(column.since, column.since)
-            own |= {"format": form, "latest": latest_of(form), "since": since}
-        made.append(column.model_copy(update=own))
+            changed |= {"format": form, "latest": latest_of(form), "since": since}
+        columns.append(column.model_copy(update=changed))
     values = {}
     if len(shared.label) == 1 and labels:
         name = shared.label[0]
         values = codes_of(name, sources[name], cells[name], labels, mapped, False)
     used = {*sources.values(), *roles.values()}
     recipe = Recipe(
-        columns=(*made, *unused_columns(lines.header, used, made)),
+        columns=(*columns, *unused_columns(lines.header, used, columns)),
         outputs=len(labels),
         label=tuple(sources[name] for name in shared.label),
         task=shared.task,
@@ -185,10 +185,10 @@ def recipe_for(
 
 
 def unused_columns(
-    header: Sequence[str], used: Collection[str], made: Sequence[Column]
+    header: Sequence[str], used: Collection[str], columns: Sequence[Column]
 ) -> Iterator[Column]:
     """Yield the columns that only the csv has, under names that are free."""
-    taken = {column.name for column in made}
+    taken = {column.name for column in columns}
     for name in header:
         if name not in used:
             free = tidy(name) + " (left out)" * (tidy(name) in taken)
@@ -211,9 +211,9 @@ def find_sources(lines: Lines, shared: Shared, mapped: Mapped) -> dict[str, str]
         short, unit = without_unit(name, header)
         if unit and units.get(tidy(short)) == unit:
             same.setdefault(tidy(short), name)
-    found = {name: mapped.columns.get(name, same.get(name, "")) for name in names}
-    used = list(found.values())
-    if missing := [name for name, source in found.items() if not source]:
+    sources = {name: mapped.columns.get(name, same.get(name, "")) for name in names}
+    used = list(sources.values())
+    if missing := [name for name, source in sources.items() if not source]:
         left = few([name for name in header if name not in used], 20)
         raise DataError(
             f"{path} has no column {few(missing, 20)}: name its own with --map {missing[0]}=COLUMN, "
@@ -221,7 +221,7 @@ def find_sources(lines: Lines, shared: Shared, mapped: Mapped) -> dict[str, str]
         )
     if twice := next((source for source in used if used.count(source) > 1), ""):
         raise DataError(f"{path}: {twice} stands for two columns of the schema; see --map")
-    return found
+    return sources
 
 
 def codes_of(
@@ -233,15 +233,15 @@ def codes_of(
     other: bool,
 ) -> dict[str, str]:
     """Return the category of each cell with another name. Raises DataError where one has no category."""
-    given = mapped.cells.get(name, {})
-    if strange := [level for level in given.values() if level not in levels]:
+    stated = mapped.cells.get(name, {})
+    if strange := [level for level in stated.values() if level not in levels]:
         raise DataError(
             f"--codes {name}: {strange[0]!r} is none of {few(levels, 20)}{nearest(strange[0], levels)}"
         )
     same = {tidy(cell): cell for cell in cells}
     values = {
         cell: level for level, cell in same.items() if level in levels and cell != level
-    } | dict(given)
+    } | dict(stated)
     unknown = [cell for cell in cells if cell not in levels and cell not in values]
     if unknown and not other:
         raise DataError(
@@ -252,11 +252,11 @@ def codes_of(
     return values
 
 
-def format_of(source: str, cells: Mapping[str, str], asked: Asked) -> str:
+def format_of(source: str, cells: Mapping[str, str], options: Asked) -> str:
     """Return the format of a column's dates. Raises DataError where it is ambiguous."""
     formats = date_formats(list(cells))
-    if asked.dates and (asked.dates in formats or not formats):
-        return asked.dates
+    if options.dates and (options.dates in formats or not formats):
+        return options.dates
     if len(formats) != 1:
         cell = next(iter(cells), "")
         how = " or ".join(map(repr, formats)) or "FORMAT, for example %d.%m.%Y"

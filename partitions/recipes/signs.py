@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names
-from partitions.recipes.cells import ONE_GROUP, SIGN, SPACES
+from partitions.recipes.cells import LAKHS, ONE_GROUP, SIGN, SPACES
 from partitions.recipes.lines import Places
 
 MOST_NUMBERS = 0.5  # above this share of numbers in a column, another cell is a mistake
 SPACED = "".join(SPACES)
 DECIMAL = re.compile(rf"{SIGN}\d*([.,])\d+([eE][+-]?\d+)?|{SIGN}\d+([.,])", re.ASCII)
 GROUPS = re.compile(
-    rf"{SIGN}\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)",
+    rf"{SIGN}(?:\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)|{LAKHS})",
     re.ASCII,
 )
 BOTH = re.compile(
-    rf"{SIGN}\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII
+    rf"{SIGN}(?:\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+|{LAKHS}\.\d+)",
+    re.ASCII,
 )
 ANY_NUMBER = (re.compile(rf"{SIGN}\d+([eE][+-]?\d+)?", re.ASCII), DECIMAL, GROUPS, BOTH)
 
@@ -45,51 +46,54 @@ class Evidence:
 
 def evidence_of(cells: Places) -> Evidence:
     """Return the signs that cells show."""
-    found = Evidence()
-    if own := cells.numbers:
-        for shown_first, place in ((found.decimal, own.decimal), (found.unclear, own.unclear)):
+    evidence = Evidence()
+    if numbers := cells.numbers:
+        for shown_first, place in (
+            (evidence.decimal, numbers.decimal),
+            (evidence.unclear, numbers.unclear),
+        ):
             if place:
-                shown_first[own.sign] = cells.lines.where(place[0]), place[1]
-        return found
+                shown_first[numbers.sign] = cells.lines.where(place[0]), place[1]
+        return evidence
     for cell, where in cells.items():
         if match := BOTH.fullmatch(cell):
-            found.thousands.setdefault(match[1], (where, cell))
-            found.decimal.setdefault(match[2], (where, cell))
+            evidence.thousands.setdefault(match[1] or ",", (where, cell))
+            evidence.decimal.setdefault(match[2] or ".", (where, cell))
         elif match := GROUPS.fullmatch(cell):
-            found.thousands.setdefault(match[1] or match[2], (where, cell))
+            evidence.thousands.setdefault(match[1] or match[2] or ",", (where, cell))
         elif match := ONE_GROUP.fullmatch(cell):
-            found.unclear.setdefault(match[1], (where, cell))
+            evidence.unclear.setdefault(match[1], (where, cell))
         elif match := DECIMAL.fullmatch(cell):
-            found.decimal.setdefault(match[1] or match[3], (where, cell))
-    return found
+            evidence.decimal.setdefault(match[1] or match[3], (where, cell))
+    return evidence
 
 
-def signs_of(name: str, own: Evidence, file: Evidence, asked: Asked) -> Asked:
+def signs_of(name: str, evidence: Evidence, file: Evidence, options: Asked) -> Asked:
     """Return a column's signs: as requested, from its cells, or else from other columns. Raises DataError."""
-    if asked.decimal:
-        decimal = asked.decimal
-    elif len(own.decimal) > 1:
-        (one, a), (two, b) = (own.decimal[sign] for sign in (".", ","))
+    if options.decimal:
+        decimal = options.decimal
+    elif len(evidence.decimal) > 1:
+        (first, a), (two, b) = (evidence.decimal[sign] for sign in (".", ","))
         raise DataError(
-            f"{one}: {name} is {a!r}, and in {two.rpartition(', ')[2]} {b!r}: write all with one sign"
+            f"{first}: {name} is {a!r}, and in {two.rpartition(', ')[2]} {b!r}: write all with one sign"
         )
     else:
-        shown_here = own.decimal or {
+        shown_here = evidence.decimal or {
             sign: at for sign, at in file.decimal.items() if len(file.decimal) == 1
         }
-        decimal = next(iter(shown_here), "," if "." in own.thousands else ".")
-    grouped = own.thousands or {
+        decimal = next(iter(shown_here), "," if "." in evidence.thousands else ".")
+    grouped = evidence.thousands or {
         sign: at for sign, at in file.thousands.items() if sign != decimal
     }
-    thousands = asked.thousands or (next(iter(grouped)) if len(grouped) == 1 else "")
+    thousands = options.thousands or (next(iter(grouped)) if len(grouped) == 1 else "")
     thousands = "" if thousands == decimal else thousands
-    for sign, (where, cell) in {**own.unclear, **own.decimal}.items():
+    for sign, (where, cell) in {**evidence.unclear, **evidence.decimal}.items():
         if sign not in (decimal, thousands):
-            raise DataError(f"{where}: {name} is {cell!r}{sign_asked(sign, asked, cell)}")
+            raise DataError(f"{where}: {name} is {cell!r}{sign_asked(sign, options, cell)}")
     return Asked(decimal, thousands)
 
 
-def sign_asked(sign: str, asked: Asked, cell: str) -> str:
+def sign_asked(sign: str, options: Asked, cell: str) -> str:
     """Return the text of a message on an ambiguous sign."""
     if sign == ".":
         return (
@@ -106,17 +110,17 @@ def share_of_numbers(cells: Places) -> float:
     """Return the share of different cells that are numbers with any signs."""
     if cells.numbers:
         return 1.0
-    whole, decimal, groups, both = (own.fullmatch for own in ANY_NUMBER)
+    whole, decimal, groups, both = (pattern.fullmatch for pattern in ANY_NUMBER)
     count = sum(
         1 for cell in cells if whole(cell) or decimal(cell) or groups(cell) or both(cell)
     )
     return count / max(len(cells), 1)
 
 
-def join_signs(found: Iterable[Evidence]) -> Evidence:
+def join_signs(evidences: Iterable[Evidence]) -> Evidence:
     """Return the signs of several columns."""
     whole = Evidence()
-    for own in found:
-        whole.decimal |= own.decimal
-        whole.thousands |= own.thousands
+    for evidence in evidences:
+        whole.decimal |= evidence.decimal
+        whole.thousands |= evidence.thousands
     return whole

@@ -19,10 +19,10 @@ def as_toml(
 
     ``about``: a comment at the beginning; ``notes``: comments above keys, and above columns (``columns.0``).
     """
-    return "\n".join([*comment_lines(about), *lines_of(content, notes)]) + "\n"
+    return "\n".join([*comment_lines(about), *toml_lines(content, notes)]) + "\n"
 
 
-def lines_of(
+def toml_lines(
     table: Mapping[str, Any], notes: Mapping[str, str], above: str = ""
 ) -> Iterator[str]:
     """Yield a table's lines: its own keys, then the sections in it. ``above``: the names of the tables around it."""
@@ -38,7 +38,7 @@ def lines_of(
         for i, part in enumerate([value] if isinstance(value, Mapping) else value):
             head = f"[{name}]" if isinstance(value, Mapping) else f"[[{name}]]"
             note = notes.get(key if isinstance(value, Mapping) else f"{key}.{i}", "")
-            yield from ("", *comment_lines(note), head, *lines_of(part, notes, f"{name}."))
+            yield from ("", *comment_lines(note), head, *toml_lines(part, notes, f"{name}."))
 
 
 def comment_lines(text: str) -> Iterator[str]:
@@ -57,11 +57,13 @@ def write_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return (
             "{"
-            + ", ".join(f"{bare(str(key))} = {write_value(own)}" for key, own in value.items())
+            + ", ".join(
+                f"{bare(str(key))} = {write_value(item)}" for key, item in value.items()
+            )
             + "}"
         )
-    if isinstance(value, list) and value and all(isinstance(own, Mapping) for own in value):
-        return "\n".join(["[", *(f"  {write_value(own)}," for own in value), "]"])
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        return "\n".join(["[", *(f"  {write_value(item)}," for item in value), "]"])
     if isinstance(value, list):
         return "[" + ", ".join(map(write_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")

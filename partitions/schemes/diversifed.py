@@ -90,7 +90,12 @@ def diversifed_practical(pool: Pool, settings: DiversifedPractical) -> list[Part
             most = int(size * settings.dominant + 0.5)
             inside, outside = samples[dominant[samples]], samples[~dominant[samples]]
             parts.append(
-                gather([draw(inside, most, pool.rng), draw(outside, size - most, pool.rng)])
+                gather(
+                    [
+                        draw_samples(inside, most, pool.rng),
+                        draw_samples(outside, size - most, pool.rng),
+                    ]
+                )
             )
         silos.append((parts[0], parts[1]))
     return silos
@@ -104,11 +109,11 @@ def train_size(pool: Pool, settings: DiversifedPathological) -> int:
 def draw_silo(pool: Pool, settings: DiversifedPathological, proportions: Array) -> Parts:
     """Draw one silo's training and test samples in these class proportions."""
     train = [
-        draw(pool.train_of_class(label), count, pool.rng)
+        draw_samples(pool.train_of_class(label), count, pool.rng)
         for label, count in enumerate(class_counts(proportions, train_size(pool, settings)))
     ]
     test = [
-        draw(pool.test_of_class(label), count, pool.rng)
+        draw_samples(pool.test_of_class(label), count, pool.rng)
         for label, count in enumerate(class_counts(proportions, settings.test_size))
     ]
     return gather(train), gather(test)
@@ -129,7 +134,7 @@ def class_counts(proportions: Array, size: int) -> list[int]:
     return counts
 
 
-def draw(samples: Array, count: int, rng: np.random.Generator) -> Array:
+def draw_samples(samples: Array, count: int, rng: np.random.Generator) -> Array:
     """Draw ``count`` of these indices, with replacement only if there are too few."""
     if count and not len(samples):
         return np.empty(0, np.int64)

@@ -154,7 +154,7 @@ def partition(
     check_fits(dataset, name)
     patients = rows_of_patients(dataset)
     labels, n_train = labels_to_divide(dataset, patients)
-    groups, rng = groups_of(dataset, patients), np.random.default_rng(seed)
+    groups, rng = group_units(dataset, patients), np.random.default_rng(seed)
     pool = Pool(
         dataset.name, labels, n_train, dataset.classes, silos, rng, groups, dataset.own_test
     )
@@ -179,14 +179,14 @@ def partition(
     return result
 
 
-def groups_of(dataset: Dataset, patients: list[Array] | None) -> dict[str, Array] | None:
+def group_units(dataset: Dataset, patients: list[Array] | None) -> dict[str, Array] | None:
     """Return the data set's own silos, with the sample indices of each or, in a division by patient, the patients'."""
     if dataset.groups is None or patients is None:
         return dataset.groups
     unit = np.empty(len(dataset.train) + len(dataset.test), np.int64)
     for i, rows in enumerate(patients):
         unit[rows] = i
-    return {own: np.unique(unit[rows]) for own, rows in dataset.groups.items()}
+    return {name: np.unique(unit[rows]) for name, rows in dataset.groups.items()}
 
 
 def check_fits(dataset: Dataset, name: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from client.protocol.policy import PUBLIC, default_file, read_policy
 from partitions.common.errors import UserError
 from partitions.common.names import silo_names
-from partitions.simulated import files_of
+from partitions.simulated import data_files
 from server.deploy import submit
 from server.report.survey import write_survey_page
 from server.results.survey import write_survey
@@ -32,7 +32,7 @@ def survey(
     one file per hospital, in place of a simulation. ``policy``: the policy that applies to them. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    files = [] if data is None else [data] if data.is_file() else files_of(data)
+    files = [] if data is None else [data] if data.is_file() else data_files(data)
     if data is None and policy != PUBLIC:
         raise UserError("--policy goes with --data: a simulation's data are public")
     site = read_policy(policy)

@@ -12,7 +12,7 @@ from failing import fails
 from models.flat import FlatModel
 from models.samples import Samples, at_once
 from models.training import predict
-from partitions.site_split import rows_of
+from partitions.site_split import select_rows
 from partitions.splits import Dataset, Split, inputs_of, join_splits, take
 from partitions.stored import OnDisk, sample_digests, together
 
@@ -91,14 +91,14 @@ def test_rows_of_stored_samples_are_chosen_and_not_read():
     rows = np.array([7, 0, 21, 3])
     fails(TypeError, "in batches", np.asarray, disk)
     for a, b in (
-        (rows_of(whole, rows), rows_of(there, rows)),
+        (select_rows(whole, rows), select_rows(there, rows)),
         (
-            join_splits([whole, rows_of(whole, rows)]),
-            join_splits([there, rows_of(there, rows)]),
+            join_splits([whole, select_rows(whole, rows)]),
+            join_splits([there, select_rows(there, rows)]),
         ),
         (
-            take(Dataset("a", whole, rows_of(whole, rows), 2), rows),
-            take(Dataset("a", there, rows_of(there, rows), 2), rows),
+            take(Dataset("a", whole, select_rows(whole, rows), 2), rows),
+            take(Dataset("a", there, select_rows(there, rows), 2), rows),
         ),
     ):
         assert isinstance(b.x, OnDisk) and b.x.shape == a.x.shape

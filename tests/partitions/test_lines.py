@@ -12,7 +12,7 @@ from partitions.recipes import lines as columns
 from partitions.recipes import pipeline
 from partitions.recipes.draft import draft_columns, find_gaps
 from partitions.recipes.lines import Lines, cells_in
-from partitions.recipes.pipeline import check_misfits, convert
+from partitions.recipes.pipeline import check_misfits, convert_columns
 from partitions.recipes.recipe import Column, FileFormat, Recipe
 from partitions.recipes.signs import Asked, evidence_of, share_of_numbers
 
@@ -60,7 +60,7 @@ def test_a_different_cell_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "parse_number", counted)
     column = Column(name="age", kind="number", decimal=",", fill="median")
     recipe = Recipe(columns=(column,), file=FileFormat(gaps=("", "NA")))
-    made, misfits = convert(lines, recipe)
+    made, misfits = convert_columns(lines, recipe)
     assert made[0].fillna(-1).tolist() == [71.5, -1, 71.5, -1, 80.25] and asked == [
         "71,5",
         "x",
@@ -118,7 +118,7 @@ def test_an_array_of_numbers_is_its_cells(cells, gaps, tmp_path, monkeypatch):
                 factor=2,
                 range=(0, 9),
             )
-            values, misfits = convert(
+            values, misfits = convert_columns(
                 lines, Recipe(columns=(column,), file=FileFormat(gaps=missing))
             )
             made += [values[0].fillna(-1.5).tolist(), misfits, check_misfits(misfits, True)]

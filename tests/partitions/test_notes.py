@@ -124,8 +124,9 @@ def test_notes_that_are_copied_into_the_test_part_are_told(notes):
         (i, [f"note {i % 5}", str(i % 2), "test" if i >= 40 else "train"]) for i in range(50)
     ]
     made = take_in(notes(*rows, header=header), Take(text="NOTE"))
-    assert made.notes[-1] == (
-        "10 of 10 test samples have a text that is trained on, too: tests are too easy by that"
+    assert made.notes[-2:] == (
+        "10 of 10 test samples have a text that is also in training or validation: tests are too easy by that",
+        "50 of 50 samples have the same text as another patient's: keep one of each, or give the copies one patient",
     )
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from failing import fails
+from taken import imported, write_lines
 
+from partitions.common.errors import DataError
 from partitions.inputs import reorder_data
+from partitions.recipes.pictures import read_any
 from partitions.schema import (
     Feature,
     Schema,
@@ -98,7 +104,7 @@ def test_names_that_only_look_different_are_the_same():
 @pytest.mark.parametrize(
     "content, reason",
     [
-        ([], "must be keys and values; a schema has features, labels, dtype and table"),
+        ([], "must be keys and values; a schema has features, labels, dtype, inputs and table"),
         ({"columns": []}, "'columns' is no key of it; a schema has features"),
         ({"features": "age"}, "features = 'age': must be a list"),
         ({"features": [3]}, "features.1 = 3: must be keys and values"),
@@ -178,6 +184,12 @@ def test_files_that_are_no_schema(tmp_path):
             HEART,
             "a range of 0..1 for age, most silos have 0..120",
         ),
+        (
+            Schema(inputs=(("rate", "250"), ("window", "-600,1500"))),
+            Schema(inputs=(("rate", "250"), ("window", "40,400"))),
+            "inputs made with window -600,1500, most silos have 40,400: import them alike",
+        ),
+        (Schema(inputs=(("size", "64"),)), Schema(inputs=(("window", "40,400"),)), ""),
     ],
 )
 def test_what_differs_is_named(own, agreed, reason):
@@ -358,3 +370,85 @@ def test_a_file_beside_the_federations_schema(tmp_path):
     other = check_silo_file(file, agreed=named("age", "bmi"))[-2]
     assert not other.ok and other.detail == "has columns named sex, the federation has bmi"
     assert other.fix == "rename them in the data file, or set `schema` in the federation file"
+
+
+# ---- How inputs were made ----
+
+
+def made_as(shape: list[int], expected: dict[str, Any], **pictures: Any) -> dict[str, str]:
+    kind = "signals" if len(shape) == 2 else "pictures"
+    pictures |= {"shape": shape, "dtype": "float32"}
+    content = {"version": 1, "kind": kind, "pictures": pictures, "expected": expected}
+    return dict(read_any(json.dumps(content)).settings)
+
+
+def test_settings_of_pictures_scans_volumes_and_signals():
+    """Settings alone: no name of a file, no date, nothing of a header but channels and their units."""
+    scan = {
+        "formats": ["dicom"],
+        "modalities": ["CT"],
+        "planes": ["axial"],
+        "pixel-mm": [0.3, 2.0],
+    }
+    assert made_as([64, 64, 1], {"formats": ["picture"]}) == {}
+    assert made_as([64, 64, 1], {"formats": ["picture"]}, resize=True) == {"size": "64"}
+    assert made_as(
+        [64, 64, 1], scan, window=[40.0, 400.0], spacing=1.5, series="patient Meier"
+    ) == {"window": "40,400", "spacing": "1.5", "orientation": "axial", "slices": "1"}
+    assert made_as([8, 64, 64, 1], scan, spacing=[3.0, 1.0, 1.0])["spacing"] == "3,1,1"
+    assert made_as([8, 64, 64, 1], {**scan, "planes": ["axial", "coronal"]}) == {
+        "window": "none",
+        "spacing": "none",
+        "slices": "1",
+    }
+    waves = {"formats": ["edf"], "units": ["mV", ""], "rates": [500.0]}
+    assert made_as([1000, 2], waves, rate=250.0, channels=["I", "II"]) == {
+        "rate": "250",
+        "channels": "I,II",
+        "units": "mV,none",
+    }
+    many = made_as(
+        [1000, 90], {"formats": ["edf"]}, rate=250.0, channels=[f"EEG {i}" for i in range(90)]
+    )
+    assert many["channels"].startswith("90 names, SHA-256 ")
+
+
+def test_tokens_are_a_setting(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("fever\nno\n")
+    rows = [f"P{i},{('no fever', 'fever no')[i % 2]} {i},{i % 2}" for i in range(40)]
+    source = write_lines(tmp_path / "t.csv", "pid,note,ill", *rows)
+    take: dict[str, Any] = {"text": "note", "patient": "pid"}
+    options: list[dict[str, Any]] = [
+        {},
+        {"vocabulary": "hashed:100"},
+        {"vocabulary": str(words)},
+    ]
+    inputs = [
+        dict(imported(source, label="ill", **take, **more).data.schema.inputs)["tokens"]
+        for more in options
+    ]
+    digest = hashlib.sha256(words.read_bytes()).hexdigest()[:16]
+    assert inputs == ["hashed:65536", "hashed:100", f"words, SHA-256 {digest}"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ({"patient": "Meier"}, "inputs has 'patient'; its keys are window, spacing"),
+        ({"window": "x" * 201}, "the window 'xxx"),
+        ({"window": "\x1b[2J"}, "the window"),
+        ({"window": 40}, "inputs.window = 40: must be a valid string"),
+    ],
+)
+def test_a_schema_has_no_other_settings(inputs, reason):
+    with pytest.raises(DataError, match=re.escape(reason)):
+        parse_schema({"inputs": inputs})
+
+
+def test_a_study_that_states_no_settings_covers_those_of_the_majority():
+    agreed = Schema(HEART.features, HEART.labels, "float32", inputs=(("window", "40,400"),))
+    other = Schema(HEART.features, HEART.labels, "float32", inputs=(("window", "-600,1500"),))
+    assert agreed.digest != HEART.digest and agreed.matches(HEART.digest)
+    assert agreed.matches(agreed.digest) and not agreed.matches(other.digest)
+    assert not HEART.matches(agreed.digest)

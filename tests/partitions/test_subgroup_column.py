@@ -10,7 +10,7 @@ from PIL import Image
 from partitions.common.errors import DataError, UserError
 from partitions.importing.options import ImportOptions, Take
 from partitions.importing.source import import_source
-from partitions.patients import name_of, parse_column
+from partitions.patients import parse_column, subgroup_name
 from partitions.silo_file import (
     check_silo_file,
     read_dataset_file,
@@ -68,13 +68,9 @@ def test_what_an_import_refuses(tmp_path):
 
 def test_bands():
     column, limits = parse_column("age:40,60")
-    assert [name_of(cell, column, limits, "") for cell in ("39.9", "40", "59", "60", "")] == [
-        "age under 40",
-        "age 40 to 60",
-        "age 40 to 60",
-        "age from 60",
-        "",
-    ]
+    assert [
+        subgroup_name(cell, column, limits, "") for cell in ("39.9", "40", "59", "60", "")
+    ] == ["age under 40", "age 40 to 60", "age 40 to 60", "age from 60", ""]
 
 
 def test_they_stay_with_their_samples(tmp_path):

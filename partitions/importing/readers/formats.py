@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.sizes import check_columns, check_size
+from partitions.common.sizes import check_column_count, check_size
 from partitions.importing.readers.reader import first_bytes, load_library
 from partitions.recipes.lines import CELL_BYTES
 
@@ -134,7 +134,7 @@ def read_table_frame(path: Path, known: TableFormat) -> dict[str, list[str]]:
         ) from None
     if frame.index.names != [None]:
         frame = frame.reset_index()
-    check_columns(len(frame.columns), path)
+    check_column_count(len(frame.columns), path)
     check_size(CELL_BYTES * frame.size, f"{path}, with {frame.size} cells,")
     return {
         str(name).strip(): cells_of(path, str(name), frame.iloc[:, i])

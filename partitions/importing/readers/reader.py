@@ -21,7 +21,7 @@ from PIL import Image
 
 from partitions.common.errors import DataError
 from partitions.common.memory import is_out_of_memory
-from partitions.common.names import Names
+from partitions.common.names import Names, composed
 from partitions.common.sizes import TooLargeError
 from partitions.recipes.cells import identifier
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -100,6 +100,10 @@ class SampleSource:
     masks: tuple[
         Path, ...
     ] = ()  # a picture or NIfTI file; of a whole volume also SEG and RTSTRUCT objects
+
+    def __post_init__(self) -> None:
+        # A folder's name, as macOS writes it
+        object.__setattr__(self, "labels", tuple(map(composed, self.labels)))
 
 
 Samples = Sequence[SampleSource]

@@ -220,7 +220,10 @@ def _agreed_value(
         return stated.get(key, _most_stated(values))
     first, most = stated.get(key, spec["declared"]), majority(values)
     return Schema(
-        first.features or most.features, first.labels or most.labels, first.dtype or most.dtype
+        first.features or most.features,
+        first.labels or most.labels,
+        first.dtype or most.dtype,
+        inputs=tuple(sorted({**dict(most.inputs), **dict(first.inputs)}.items())),
     )
 
 

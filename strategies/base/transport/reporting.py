@@ -43,7 +43,8 @@ SUMS = ("sum", "square_sum")  # per column of a table, and per measurement that 
 KINDS = ("own_file", "simulated")  # one is true
 TEXTS = ("device", "versions")
 WITHHELD = "sums_withheld"  # the reason why a silo sends no sums
-SCHEMA = "schema"  # names of columns and labels, units, ranges, number format, as JSON (partitions/schema.py)
+# Names of columns and labels, units, ranges, number format, settings of the import, as JSON (partitions/schema.py)
+SCHEMA = "schema"
 OPTIONAL = (*SUMS, WITHHELD, SCHEMA)
 SUMMARY = ("name", *COUNTS, "task", "shape", "classes", *KINDS, *TEXTS, *OPTIONAL)
 LONGEST = 300  # characters of any text from a silo

@@ -5,6 +5,7 @@ mapped by name, bit for bit as a file in the agreed order, or left out and named
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from client.export import export_model
 from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from partitions.schema import Feature, Schema, parse_schema
+from partitions.silo_file import check_silo_file
 from strategies.base.state import State
 from strategies.base.transport.data_summary import read_agreed, reconcile
 from strategies.base.transport.reporting import LONGEST, read_data_summary
@@ -202,6 +204,48 @@ def test_another_unit(tmp_path):
         in run.federation.registration.left_out["c"]
     )
     assert run.federation.registration.data_spec.schema.features[2] == Feature("chol", "mg/dl")
+
+
+def pictures_made_with(path: Path, window: list[float]) -> Path:
+    """A hospital's file of scans that were read with a window, as its recipe says."""
+    recipe = {
+        "version": 1,
+        "kind": "pictures",
+        "pictures": {"shape": [4, 4, 1], "dtype": "float32", "window": window},
+        "expected": {"formats": ["dicom"], "planes": ["axial"]},
+    }
+    rng = np.random.default_rng(sum(map(ord, path.stem)))
+    parts: dict[str, Any] = {
+        f"x_{part}": rng.random((8, 1, 4, 4), np.float32) for part in ("train", "test")
+    }
+    parts |= {f"y_{part}": np.arange(8) % 2 for part in ("train", "test")}
+    np.savez(path, **parts, recipe=np.array(json.dumps(recipe)))
+    return path
+
+
+def test_another_window(tmp_path):
+    """How inputs were made is in what hospitals compare, and in its digest; a federation may declare it."""
+    windows = {"a": [40.0, 400.0], "b": [40.0, 400.0], "c": [-600.0, 1500.0]}
+    files = {
+        name: pictures_made_with(tmp_path / f"{name}.npz", own) for name, own in windows.items()
+    }
+    run = federate(files, directory=tmp_path / "run", strategy="fedavg", rounds=1)
+    reason = "c is left out: it has inputs made with window -600,1500, most silos have 40,400: import them alike"
+    assert run.federation.registration.left_out == {"c": reason}
+    assert notes(tmp_path / "run") == [reason] and list(run.strategy.silos) == ["a", "b"]
+    declared = json.dumps({"schema": {"inputs": {"window": "-600,1500"}}})
+    run = federate(files, strategy="fedavg", rounds=1, agreed=declared)
+    assert list(run.strategy.silos) == ["c"]
+    lines = [
+        check.detail
+        for name in "abc"
+        for check in check_silo_file(files[name])
+        if check.name == "schema"
+    ]
+    assert all(
+        "made with orientation axial, slices 1, spacing none, window" in line for line in lines
+    )
+    assert len({line.rpartition(" ")[2] for line in lines}) == 2  # digests
 
 
 def test_another_number_format(tmp_path):

@@ -1,0 +1,133 @@
+"""Numbers that need a second look: what float32 cannot tell apart, and a value that may mean "unknown"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.common.precision import LEAVE_OUT, merged_in_float32
+from partitions.recipes.cells import DAYS, EPOCH
+from partitions.recipes.lines import Lines
+from partitions.recipes.recipe import Column, Recipe
+from partitions.splits import Array
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+FEWEST_OTHERS = 5  # different values beside one that is no code
+OFTEN = 5  # times a code is there, and as many times as any other value
+# What systems write for "unknown": numbers, and days
+NINES = (99.0, 999.0, 9999.0, 99999.0, 999999.0, 99.9, 999.9, 9999.9)
+CODES = (-1.0, -9.0, -99.0, -999.0, -9999.0, *NINES)
+NO_DATES = frozenset(
+    datetime(*day)
+    for day in (
+        *(
+            (1, 1, 1),
+            (1111, 11, 11),
+            (1753, 1, 1),
+            (1800, 1, 1),
+            (1899, 12, 30),
+            (1899, 12, 31),
+        ),
+        *((1900, 1, 1), (1901, 1, 1), (1970, 1, 1), (2099, 12, 31), (2999, 12, 31)),
+        *((3000, 1, 1), (9999, 1, 1), (9999, 12, 31)),
+    )
+)
+
+
+def day_of(value: float, per: str, since: str = "") -> datetime | None:
+    """Return the date of a column's value, to the second; None where there is none."""
+    try:
+        first = datetime.fromisoformat(since or EPOCH)
+        return first + timedelta(seconds=round(value * DAYS[per] * 86400))
+    except (OverflowError, ValueError):
+        return None
+
+
+def far_values(values: Array, column: Column | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the row and a remark for the smallest and the largest value, if it may mean "unknown".
+
+    It is there twice or more, and farther from all others than these are from each other; a usual code is also one if
+    it is the only value below 0, farther away than the middle half of the others is wide, or much more frequent.
+
+    ``values``: float64 (n,), NaN for gaps; ``column``: of dates, or of the numbers in a csv.
+    """
+    is_date = column is not None and column.kind == "date"
+    known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    for side, end, nearest in (("below", 0, 1), ("above", -1, -2)):
+        if len(known) < 2 or counts[end] < 2:
+            continue
+        value, rest = known[end], np.delete(known, end)
+        inner = (
+            rest[:-1] if end == 0 else rest[1:]
+        )  # without another such value at the other end
+        inner = inner if len(inner) >= FEWEST_OTHERS else rest
+        low, high = np.quantile(np.repeat(rest, np.delete(counts, end)), (0.25, 0.75))
+        gap, width = abs(value - known[nearest]), inner[-1] - inner[0]
+        if column is not None and is_date:
+            code = day_of(value, column.per, column.since) in NO_DATES
+            close = high - low
+        else:
+            code = value in CODES
+            close = max(high - low, abs(value) / 2 if value > 0 else 0.0)
+        often = counts[end] >= OFTEN * max(1, np.delete(counts, end).max())
+        only = end == 0 and value < 0 <= known[1] and not is_date
+        if (code and (only or often or gap >= close)) or (
+            len(inner) >= FEWEST_OTHERS and gap > width
+        ):
+            what = "no other is below 0" if only else f"far {side} all others"
+            yield (
+                int((values == value).argmax()),
+                f"{counts[end]} cells are {{}}{', ' if not only else ' and '}{what}",
+            )
+
+
+def table_notes(table: DataFrame, recipe: Recipe) -> Iterator[str]:
+    """Yield notes on dates in the future, and on numbers that float32 makes one. Raises DataError where much is lost.
+
+    ``table``: from ``recipes.pipeline.convert_columns``.
+    """
+    origins, refused, now = {c.origin for c in recipe.columns}, list[str](), datetime.now()
+    for j, column in enumerate(recipe.used):
+        if column.kind == "category":
+            continue
+        if column.kind == "date" and column.since not in origins:
+            since = now - datetime.fromisoformat(column.since or EPOCH)
+            if later := int(
+                (table[j] > since.total_seconds() / 86400 / DAYS[column.per]).sum()
+            ):
+                yield f"{later} dates of {column.name} lie in the future: are its years right?"
+        merged, much = merged_in_float32(column.name, table[j].to_numpy())
+        if much:
+            refused.append(merged)
+        elif merged:
+            yield f"{merged}: is it a date or an identifier, and no measurement?"
+    if refused:
+        raise DataError(f"{'; '.join(refused)}: {LEAVE_OUT}")
+
+
+def unknown_notes(table: DataFrame, lines: Lines, recipe: Recipe) -> Iterator[str]:
+    """Yield a note on each value of a table that may mean "unknown".
+
+    ``table``: from ``recipes.pipeline.convert_columns``.
+    """
+    since = {column.origin for column in recipe.columns}
+    for j, column in enumerate(recipe.used):
+        if column.kind == "category" or column.since in since:
+            continue
+        for row, remark in far_values(table[j].to_numpy(), column):
+            cell = lines.columns[column.origin][row]
+            yield f"{column.name}: {remark.format(cell)}: if that means unknown, add it to `gaps` in the recipe"
+
+
+def label_remarks(names: Sequence[str], values: Array) -> Iterator[str]:
+    """Yield a note on each value of measured labels, (n, labels), that may mean "unknown"."""
+    for name, column in zip(names, values.T.astype(float), strict=False):
+        for row, remark in far_values(column):
+            cell = f"{column[row]:g}"
+            yield f"{name}: {remark.format(cell)}: if that means unknown, drop such rows"
