@@ -119,7 +119,7 @@ def test_of_small_hospitals_no_loss_is_shown():
 
 def test_what_it_takes():
     design = Design((60, 90, 120, 60, 80, 100), 0.02)
-    more = needed(design, 0.05, 0.8)
+    more = {name: number or 0 for name, number in needed(design, 0.05, 0.8).items()}
     assert all(more.values())
     assert power(design.with_hospitals(more["hospitals"]), 0.05) >= 0.8
     assert power(design.with_hospitals(more["hospitals"] - 1), 0.05) < 0.8
