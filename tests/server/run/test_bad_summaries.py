@@ -379,7 +379,7 @@ def test_the_federation_file_stands_above_the_majority(four):
     assert list(run.strategy.silos) == [*HONEST, "d"] and run.strategy.layout.size == 16
     with pytest.raises(
         UserError,
-        match=r"a is left out: it has samples of shape \(3,\), the federation file has \(5,\)",
+        match=r"^4 silos \(a, b, c and 1 more\): is left out: it has samples of shape \(3,\), the",
     ):
         federate(four, rounds=1, agreed='{"shape": [5]}', **OPTIONS)
 
