@@ -115,7 +115,7 @@ def collect_evidence(
             nodes,
             lambda reply, _: read_evidence(reply.content.get("metrics"), names),
         )
-        reporter.note_reasons(faults.items(), "no evidence: ")
+        reporter.note_reasons(faults.items(), "no evidence of ")
         return dict(sorted(answers.items()))
 
     by_silo = ask(strategy.plan.shown, {})
@@ -177,5 +177,5 @@ def collect_models(
         exchange(_requests(strategy, names.values(), OWN_MODEL, {})), names, keep
     )
     absent = [pair for pair in sorted({**missing, **faults}.items()) if pair[0] not in kept]
-    reporter.note_reasons(absent, "no model: ")
+    reporter.note_reasons(absent, "no model of ")
     return sorted(kept)

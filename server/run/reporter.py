@@ -93,7 +93,7 @@ class Reporter:
 
     def note_reasons(self, reasons: Iterable[tuple[str, str]], what: str = "") -> None:
         """Note the reasons of silos, each once (:func:`merge_reasons`), with ``what`` before it."""
-        for line in merge_reasons(reasons):
+        for line in merge_reasons(reasons, bare=bool(what)):
             self.note(what + line)
 
     def log_refused(self, reason: str) -> None:

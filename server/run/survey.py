@@ -42,7 +42,7 @@ def survey_silos(
         for node in names
     ]
     answers, faults = read_replies(exchange.run(messages), names, _read_answer)
-    registration.reporter.note_reasons(faults.items(), "no survey: ")
+    registration.reporter.note_reasons(faults.items(), "no survey of ")
     silent = {*names.values()} - answers.keys()
     late = dict.fromkeys(silent, f"no reply within {policy.timeout:g} s")
     without = dict(sorted({**late, **registration.left_out, **faults}.items()))

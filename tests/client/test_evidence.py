@@ -344,7 +344,7 @@ def test_a_silo_that_kept_no_such_model_is_named(tmp_path):
         entry["per_silo"]["a"]["brier"] is None and entry["per_silo"]["b"]["brier"] is not None
     )
     notes = events_of(tmp_path / "run")
-    assert "no evidence: a kept no model of round 99, whose evidence is asked for" in [
+    assert "no evidence of a: a kept no model of round 99, whose evidence is asked for" in [
         note.get("message") for note in notes
     ]
 

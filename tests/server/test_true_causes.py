@@ -49,6 +49,13 @@ def test_a_reason_of_several_silos_is_one_line():
     ]
 
 
+def test_what_is_missing_is_said_of_each_silo():
+    """A reason that begins with its silo's name has it before it, too: "no model of a: a sends none"."""
+    assert merge_reasons([("a", "a sends none")], bare=True) == ["a: a sends none"]
+    both = [(name, f"{name} sends none") for name in "ab"]
+    assert merge_reasons(both, bare=True) == ["2 silos (a, b): sends none"]
+
+
 def test_a_round_that_goes_on_without_five_silos():
     event = {"strategy": "apple", "seed": 1, "round": 2, "rounds": 3, "silos": 1}
     event |= {

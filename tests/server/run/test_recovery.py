@@ -140,7 +140,7 @@ def test_checkpoints_and_participants_now_and_then(tmp_path, changes):
     assert rows(run) == rows(tmp_path / "whole")
     back = 2 if "checkpoint_every" in changes else 3
     # Of one that was never drawn
-    assert [line for line in notes(run) if not line.startswith("no evidence")] == [
+    assert [line for line in notes(run) if not line.startswith("no evidence of")] == [
         f"{damaged.parent.name}'s state of round 4 is damaged: the run goes back to the end of round {back} and "
         "repeats the rounds after it"
     ]
