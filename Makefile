@@ -77,7 +77,7 @@ picture: install
 
 # The short set of benchmarks, in turns, as ratios; see benchmarks/README.md.
 bench: install
-	$(BIN)/python -m benchmarks.engine floor methods algebra --repeats 5
+	$(BIN)/python -m benchmarks.engine floor methods --repeats 5
 
 # The reference table of docs/reference-table.md in its short form, in two processes; the same command goes on with it.
 TABLE ?= runs/reference-table

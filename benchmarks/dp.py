@@ -1,4 +1,4 @@
-"""Differential privacy, measured: `python -m benchmarks.privacy dp audit|attacks|counts|accuracy [...]`.
+"""Differential privacy, measured: `python -m benchmarks.dp audit|attacks|counts|accuracy [...]`.
 
 `audit` prints all evidence, or the parts that its arguments name:
 
@@ -10,11 +10,13 @@
 
 `accountant` needs dp-accounting 0.6.0 (Google's) in a separate environment, because it needs another version of attrs:
 
-    python -m venv /tmp/dp && /tmp/dp/bin/pip install dp-accounting==0.6.0 && /tmp/dp/bin/python -m benchmarks.dp
+    python -m venv /tmp/dp && /tmp/dp/bin/pip install dp-accounting==0.6.0
+    /tmp/dp/bin/python -m benchmarks.dp accountant
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -282,7 +284,7 @@ def audit(parts: Sequence[str]) -> str:
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise SystemExit(
-            f"python -m benchmarks.privacy dp audit: {unknown[0]} is none of {', '.join(PARTS)}"
+            f"python -m benchmarks.dp audit: {unknown[0]} is none of {', '.join(PARTS)}"
         )
     found = []
     for part in parts or PARTS:
@@ -299,11 +301,14 @@ def measure(arguments: Sequence[str]) -> str:
     if what == "accuracy":
         return accuracy(rest or DATASETS)
     if what not in PARTS or rest:
-        raise SystemExit(
-            f"python -m benchmarks.privacy dp audit|{'|'.join(PARTS)}: one of these"
-        )
+        raise SystemExit(f"python -m benchmarks.dp audit|{'|'.join(PARTS)}: one of these")
     return PARTS[what]()
 
 
 if __name__ == "__main__":
-    print(accountant())
+    if find_spec("torch"):
+        from models.training import use_threads
+
+        use_threads(1)
+        logging.disable(logging.WARNING)
+    print(measure(sys.argv[1:]))

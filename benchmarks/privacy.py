@@ -459,16 +459,9 @@ MEASURED = {"inversion": inversion, "labels": labels}
 def main(arguments: Sequence[str]) -> None:
     use_threads(1)
     logging.disable(logging.WARNING)
-    if arguments[:1] == ["dp"]:
-        from benchmarks.dp import measure
-
-        print(measure(arguments[1:]))
-        return
     unknown = [a for a in arguments if a not in MEASURED]
     if unknown or not arguments:
-        raise SystemExit(
-            f"python -m benchmarks.privacy {' '.join(MEASURED)}: one of these, or both; or dp"
-        )
+        raise SystemExit(f"python -m benchmarks.privacy {' '.join(MEASURED)}: one or both")
     for name in arguments:
         print(MEASURED[name]())
 

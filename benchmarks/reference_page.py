@@ -24,7 +24,7 @@ from typing import Any
 from markupsafe import Markup
 
 from benchmarks.common import table
-from benchmarks.reference import (
+from benchmarks.reference_cells import (
     FIRST,
     NOTHING_TO_GAIN,
     SETS,

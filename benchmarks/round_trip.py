@@ -1,17 +1,13 @@
 """A round without training over gRPC: silofl's against that of a plain Flower app with a `NumPyClient`.
 
     python -m benchmarks.round_trip [--silos 12] [--rounds 8] [--plain-rounds 3] [--repeats 2] [--network resnet50]
-    python -m benchmarks.round_trip stays [--local-epochs 0] [--dataset mnist]
     python -m benchmarks.round_trip masked [--repeats 2]
-    python -m benchmarks.round_trip linked [--repeats 2]
 
 Both have 12 silos on this machine, 580 k parameters that go down and come back, and no evaluation. Ours is
 `silofl up` and `silofl run --strategy fedavg --set local-epochs=0 evaluate-every=0`, with TLS, node keys, and states
 kept on disk; theirs is Flower's own SuperLink and SuperNodes with Flower's settings, FedAvg, and a client that gives
-back what it got. In turns; the first round of each run, which fetches the app, is not counted. ``stays`` compares ours
-with ours without a process that stays (`SILOFL_RESIDENT_MINUTES=0`), and counts what the machine's cores did.
-``masked`` compares runs with and without `secure-aggregation`, in turns in one federation. ``linked`` compares rounds
-over links (`silofl relay`, and a process for each hospital's end) with direct ones, in turns in one federation.
+back what it got. In turns; the first round of each run, which fetches the app, is not counted. ``masked`` compares runs
+with and without `secure-aggregation`, in turns in one federation.
 """
 
 from __future__ import annotations
@@ -26,20 +22,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ratios, table
-from benchmarks.link import WAYS, start_end
 from client.protocol.launch import FLOWER, free_ports
 from client.site.study import approvals
 from server.deploy import local, processes, submit
 from server.deploy.federation import Federation, read_federation
-from server.deploy.local import parts
 from server.deploy.study_draft import app_sums, draft, known_peers
 
-NAME = "fl.example.org"  # a link's CONNECT names it, and nothing resolves it
 # On grey pictures of ten classes (fedala-cnn: of 28 x 28 pixels)
 PARAMETERS = {"fedala-cnn": 582_026, "resnet50": 23_522_250}
 TIMEOUT_SECONDS = 900.0
@@ -107,14 +99,14 @@ server = ServerApp(server_fn=components)
 
 @contextmanager
 def federated(
-    silos: int, dataset: str = "mnist", more: str = ""
+    silos: int, dataset: str = "mnist"
 ) -> Iterator[tuple[Path, Federation, local.LocalFederation]]:
     """Context with a federation of demo silos, in a folder for all output."""
     with homes() as folder:
         lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
         demo = f"demo: {{dataset: {dataset}, partition: iid, seed: 42}}"
         (folder / "federation.yaml").write_text(
-            "\n".join(["name: round-trip", demo, "silos:", *lines, more])
+            "\n".join(["name: round-trip", demo, "silos:", *lines, ""])
         )
         federation = read_federation(folder / "federation.yaml")
         up = local.up(federation, echo=lambda line: None)
@@ -132,27 +124,23 @@ def later_rounds(values: Mapping[str, Any]) -> list[float]:
     return [float(row["value"]) for row in rows][1:]
 
 
-def empty(rounds: int, local_epochs: int = 0, network: str = "fedala-cnn") -> dict[str, Any]:
+def empty(rounds: int, network: str = "fedala-cnn") -> dict[str, Any]:
     """Return the settings of rounds in which as little as possible is done."""
     return {
         "strategy": "fedavg",
         "model": network,
         "rounds": rounds,
-        "local-epochs": local_epochs,
+        "local-epochs": 0,
         "evaluate-every": 0,
     }
 
 
 def ours(
-    silos: int,
-    rounds: int,
-    dataset: str = "mnist",
-    local_epochs: int = 0,
-    network: str = "fedala-cnn",
+    silos: int, rounds: int, dataset: str = "mnist", network: str = "fedala-cnn"
 ) -> list[float]:
     """Return the seconds of silofl's rounds after the first."""
     with federated(silos, dataset) as (folder, _, _):
-        values = empty(rounds, local_epochs, network)
+        values = empty(rounds, network)
         return later_rounds({**values, "out": str(folder / "out")})
 
 
@@ -196,56 +184,6 @@ def compare_masked(given: argparse.Namespace) -> None:
         compare(
             {"unmasked": run(bare), "masked": run({**masked, "study": "masked"})}, given.repeats
         )
-
-
-def compare_links(given: argparse.Namespace) -> None:
-    """Compare runs over links with direct ones in one federation."""
-    public = f"server: {{public: '{NAME}:443'}}\n"
-    with federated(given.silos, more=public) as (folder, _, up), ExitStack() as stack:
-        (port,) = free_ports(1)
-        made = up.credentials
-        tls = ["--certificate", str(made.server_certificate), "--key", str(made.server_key)]
-        command = [sys.executable, "-m", "server.cli.main", "relay", "--federation", up.file]
-        relay = subprocess.Popen([*command, "--listen", f"127.0.0.1:{port}", *tls])
-        stack.callback(relay.terminate)
-
-        def run(way: str, turn: int) -> list[float]:
-            with reached_by(way, up, f"https://127.0.0.1:{port}/link"):
-                return later_rounds(
-                    {**empty(given.rounds), "out": str(folder / f"{way}-{turn}")}
-                )
-
-        compare({way: partial(run, way) for way in WAYS}, given.repeats)
-
-
-@contextmanager
-def reached_by(way: str, up: local.LocalFederation, url: str) -> Iterator[None]:
-    """Context in which every silo reaches its server this way."""
-    end_silos(up)
-    ends = []
-    for silo in up.silos:
-        command = parts.supernode_part(up, silo, up.credentials)
-        variables = parts.part_environment(up.directory, silo.name, len(up.silos))
-        variables |= {"SILOFL_POLICY": silo.policy}
-        if way != "direct":
-            folder = up.directory / "credentials"
-            one, link = start_end(folder, silo.name, f"{NAME}:443", url, way)
-            ends.append(one)
-            variables |= link
-            direct = f"127.0.0.1:{up.fleet_port}"
-            command = [f"{NAME}:443" if word == direct else word for word in command]
-        parts.start_part(up, silo.name, command, variables)
-    while any(silo["state"] != "online" for silo in local.status(up)["silos"]):
-        time.sleep(0.5)
-    yield
-    end_silos(up)  # over their links
-    for one in ends:
-        one.communicate("", timeout=60)
-
-
-def end_silos(up: local.LocalFederation) -> None:
-    names = {silo.name for silo in up.silos}
-    processes.end([one for one in processes.find(up.directory) if one.part in names], grace=9.0)
 
 
 def plain(silos: int, rounds: int, network: str) -> list[float]:
@@ -328,47 +266,18 @@ def homes() -> Iterator[Path]:
             os.environ.update(before)
 
 
-def cores() -> float:
-    """Return the seconds that this machine's cores have worked, for all processes."""
-    user, nice, system = Path("/proc/stat").read_text().split()[1:4]
-    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def compare_stays(given: argparse.Namespace) -> None:
-    """Compare runs with and without a persistent process; print the core seconds of a later round, too."""
-
-    def run(minutes: str, turn: int) -> list[float]:
-        os.environ["SILOFL_RESIDENT_MINUTES"] = minutes
-        worked = []
-        for rounds in (2, given.rounds):  # the difference is the time of whole rounds
-            start = cores()
-            seconds = ours(given.silos, rounds, given.dataset, given.local_epochs)
-            worked.append(cores() - start)
-        print(f"core seconds per round: {(worked[1] - worked[0]) / (given.rounds - 2):.2f}")
-        return seconds
-
-    compare({"one per message": partial(run, "0"), "stays": partial(run, "10")}, given.repeats)
-
-
 def compare_plain(given: argparse.Namespace) -> None:
     """Compare ours with a plain Flower app."""
     compare(
         {
             "plain Flower": lambda _: plain(given.silos, given.plain_rounds, given.network),
-            "silofl": lambda _: ours(
-                given.silos, given.rounds, given.dataset, network=given.network
-            ),
+            "silofl": lambda _: ours(given.silos, given.rounds, given.dataset, given.network),
         },
         given.repeats,
     )
 
 
-COMPARISONS = {
-    "plain": compare_plain,
-    "stays": compare_stays,
-    "masked": compare_masked,
-    "linked": compare_links,
-}
+COMPARISONS = {"plain": compare_plain, "masked": compare_masked}
 
 
 def main() -> None:
@@ -379,7 +288,6 @@ def main() -> None:
     parser.add_argument("--silos", type=int, default=12)
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--network", choices=PARAMETERS, default="fedala-cnn")
-    parser.add_argument("--local-epochs", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--plain-rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)

@@ -10,7 +10,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 
 from benchmarks import reference
-from benchmarks.reference import (
+from benchmarks.reference_cells import (
     FORMS,
     SETS,
     Cell,
