@@ -105,7 +105,10 @@ class Cell(NamedTuple):
         strategy = strategy_of(self.method)
         if own.get("dp") and strategy == alone():
             own = {key: v for key, v in own.items() if not key.startswith("dp")} | ALONE
-        if self.method.endswith(BOOSTED) or strategies()[strategy].info.trees == "only":
+        if (
+            self.method.endswith(BOOSTED)
+            or strategies()[strategy].info.training.trees == "only"
+        ):
             room = form.rounds * TREES["local-epochs"] * (own["silos"] + 1)
             own |= {**TREES, "trees.capacity": room}
         else:
@@ -118,7 +121,7 @@ def ordered_methods() -> list[str]:
     """Return the rows: all methods that train, and boosted trees with those that have them, too; FIRST's first."""
     known = {name: found.info for name, found in sorted(strategies().items())}
     rows = [name for name, info in known.items() if info.trains]
-    rows += [name + BOOSTED for name, info in known.items() if info.trees == "also"]
+    rows += [name + BOOSTED for name, info in known.items() if info.training.trees == "also"]
     return [*FIRST, *(name for name in rows if name not in FIRST)]
 
 

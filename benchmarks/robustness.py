@@ -59,8 +59,7 @@ from partitions.simulated import part_of
 from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies import strategies
-from strategies.base import bounded
-from strategies.base.aggregation import secure
+from strategies.base.aggregation import bounded, secure
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.settings import Common
 from strategies.base.state import GLOBAL
@@ -402,7 +401,7 @@ def mean_methods() -> list[str]:
     return sorted(
         name
         for name, info in infos.items()
-        if bounded.steps_are_comparable(info) and not info.pooled
+        if bounded.steps_are_comparable(info) and not info.role.pooled
     )
 
 

@@ -156,9 +156,9 @@ def describe_sent(
 
 def with_privacy(info: MethodInfo) -> str:
     """Describe the effect of ``dp = true`` on what the method sends."""
-    if not info.dp:
-        return f"dp = true: not possible, {info.not_dp}"
-    if info.dp == "nothing":
+    if not info.training.dp:
+        return f"dp = true: not possible, {info.training.dp}"
+    if info.training.dp == "nothing":
         return "dp = true: nothing of the data leaves"
     alone = (
         " A model that never leaves is trained without noise."

@@ -62,9 +62,9 @@ from strategies.base.client import SiloClient
 from strategies.base.evaluation import asks_for_models, input_digest
 from strategies.base.newcomers import ANY, NEWCOMER
 from strategies.base.run_settings import RunSettings
+from strategies.base.settings.training import patches_of, seen_shape
 from strategies.base.silo import Silo
 from strategies.base.state import State
-from strategies.base.training.settings import patches_of, seen_shape
 from strategies.base.transport.payload import decode
 
 # A silo's defaults for values that the server's round loop sends, and Flower's own ``Strategy.start`` does not.
@@ -143,7 +143,7 @@ class ClientSession:
         if not self.info.trains:
             raise UserError(
                 f"{self.name} refuses: the run has strategy = {self.info.name}, and a message asks it to train"
-                + (" or to evaluate" if self.info.asks == "survey" else "")
+                + (" or to evaluate" if self.info.role.asks == "survey" else "")
             )
 
     def check_role(self, *, newcomer: bool) -> None:
@@ -195,7 +195,7 @@ class ClientSession:
     @cached_property
     def used_data(self) -> SiloData:
         """Return the data to train and evaluate on: the silo's own, or all silos' for a method that pools them."""
-        if not self.info.pooled:
+        if not self.info.role.pooled:
             return self.own_data
         return agreed_data(
             pool_silos(self.data, self.settings, self.context), self.context, self.config
@@ -316,7 +316,10 @@ class ClientSession:
 
     def open_client(self, message: Message) -> SiloClient:
         """Decode the message into ``config``; return the method's client with its state loaded."""
-        if message.metadata.message_type == MessageType.TRAIN or self.info.asks == "survey":
+        if (
+            message.metadata.message_type == MessageType.TRAIN
+            or self.info.role.asks == "survey"
+        ):
             self.check_trains()
             self.check_code()
         payload, sent = decode(message.content, self.device)
@@ -339,7 +342,7 @@ class ClientSession:
         }
         client = settings.client(silo, common, settings.method, state, self.info)
         client.written_at_once = not self.store.in_memory and self.device.type == "cpu"
-        if settings.privacy is not None and self.info.dp == "gradient":
+        if settings.privacy is not None and self.info.training.dp == "gradient":
             check_records(settings, self.data, self.name)
             key = noise_key(self.context, settings.common.seed, self.config["run_id"])
             units = units_of(settings.privacy, self.used_data.train)

@@ -48,7 +48,7 @@ def answer_survey(session: ClientSession) -> RecordDict:
 
     The run's settings must declare a survey, so that policy and study have allowed it; otherwise UserError is raised.
     """
-    if session.info.asks != "survey":
+    if session.info.role.asks != "survey":
         raise UserError(
             f"{session.name} refuses: the run has strategy = {session.info.name}, and a message asks for a survey"
         )

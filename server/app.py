@@ -51,7 +51,7 @@ def run_app(grid: Grid, context: Context) -> None:
                 if info.trains:
                     train(grid, settings, directory, context.run_config)
                 else:
-                    work = run_survey if info.asks == "survey" else run_evaluation
+                    work = run_survey if info.role.asks == "survey" else run_evaluation
                     work(grid, settings, directory)
         except Exception as error:
             log(ERROR, "%s", line_of(error), exc_info=error if is_fault(error) else None)

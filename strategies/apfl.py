@@ -210,7 +210,7 @@ class APFL(PersonalizedStrategy):
         paper="Deng et al. 2020, arXiv 2003.13461",
         spelling="APFL",
         own_model="kept",
-        not_block_rates=OWN_RATE,
+        block_rates=OWN_RATE,
     )
     client = ApflClient
     Settings = ApflSettings

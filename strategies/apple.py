@@ -50,7 +50,8 @@ from models.optimizers import Sgd
 from models.training import MeanLoss, generator
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_MIXTURE, OWN_RATE, OWN_STEPS, Relationships
+from strategies.base.info import OWN_MIXTURE, OWN_RATE, OWN_STEPS
+from strategies.base.plan import Relationships
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import Array, Arrays, ClientState, Item, Items, ServerState, State
@@ -267,8 +268,8 @@ class Apple(PersonalizedStrategy):
         keeps=("its relationship vector",),
         late="grows",
         relationships="row i shows how much silo i takes of each silo's core model (its directed relationships, p_ij)",
-        not_trainer=OWN_STEPS,
-        not_block_rates=OWN_RATE,
+        trainer=OWN_STEPS,
+        block_rates=OWN_RATE,
         ala=False,
     )
     client = AppleClient

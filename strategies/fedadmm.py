@@ -34,7 +34,7 @@ from torch import Tensor
 
 from models.training import generator
 from strategies.base.client import SiloClient
-from strategies.base.info import LOCAL_SUMS, ONE_MODEL
+from strategies.base.info import LOCAL_SUMS, ONE_MODEL, Sums
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
@@ -106,10 +106,10 @@ class FedADMM(PersonalizedStrategy):
         paper="Gong et al., ICDE 2022, arXiv 2204.03529",
         spelling="FedADMM",
         uploads={"change": CHANGE},
-        sums="silos",
+        sums=Sums("silos"),
         own_model="kept",
         note="what is sent is a step from the received model to the own one, plus older steps: nearly the own model",
-        not_lossy=LOCAL_SUMS,
+        lossy=LOCAL_SUMS,
         local_steps=False,
     )
     client = FedADMMClient

@@ -39,7 +39,7 @@ from models.features import features
 from models.flat import gather, scatter, write
 from models.training import generator, loss_gradient, seed_torch
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY, OWN_START
+from strategies.base.info import OWN_COPY, OWN_START, No
 from strategies.base.settings import setting
 from strategies.base.silo import shuffle_batches
 from strategies.base.state import Array, ClientState, Item
@@ -205,11 +205,13 @@ class FedALA(PersonalizedStrategy):
         title="Adaptive local aggregation",
         paper="Zhang et al., AAAI 2023, arXiv 2212.01197",
         spelling="FedALA",
-        not_dp="its mixing weights, which enter what is sent, are learned on records without noise",
+        dp=No(
+            "its mixing weights, which enter what is sent, are learned on records without noise"
+        ),
         keeps=("its ALA weights",),
         reports="received",
         adds="ala",
-        not_lossy=OWN_START,
+        lossy=OWN_START,
         whole_samples="its mixing weights are learnt on them",
         ala=False,
     )

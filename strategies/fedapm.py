@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from models.flat import gather, scatter
-from strategies.base.info import OWN_LAYERS, NoisedEpochs
+from strategies.base.info import OWN_LAYERS, No, NoisedEpochs, Sums
 from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ClientState, Item, ServerState
@@ -187,10 +187,12 @@ class FedAPM(PartialStrategy):
         uploads={"shared": SHARED_AT},
         own_model="kept",
         sends_duals=True,
-        not_lossy="the server keeps each silo's last vector, not a sum of steps",
-        sums="silos",
-        sums_at={"alpha": ("uniform",)},
-        not_sums="each silo gets a number of its own that scales its gradients",
+        lossy=No("the server keeps each silo's last vector, not a sum of steps"),
+        sums=Sums(
+            "silos",
+            at={"alpha": ("uniform",)},
+            otherwise="each silo gets a number of its own that scales its gradients",
+        ),
     )
     client = FedAPMClient
     Settings = ApmSettings

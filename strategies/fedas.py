@@ -39,7 +39,7 @@ from models.flat import gather
 from models.optimizers import Optimizer
 from models.training import feature_gradient, loss_gradient
 from partitions.common.errors import DataError
-from strategies.base.info import OWN_LAYERS, OWN_LOSS
+from strategies.base.info import OWN_LAYERS, OWN_LOSS, No
 from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
 from strategies.base.transport.kinds import SHARED_AT, Measured
@@ -128,9 +128,9 @@ class FedAS(PartialStrategy):
         needs_classes=True,
         ala=False,
         plain_loss=False,
-        not_sums="the server weighs silos by the size of their gradients, which each states",
-        not_dp="its alignment and its weight depend on features and gradients without noise",
-        not_trainer=OWN_LOSS,
+        sums=No("the server weighs silos by the size of their gradients, which each states"),
+        dp=No("its alignment and its weight depend on features and gradients without noise"),
+        trainer=OWN_LOSS,
     )
     client = FedASClient
     Settings = AsSettings

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from models.layout import Layout
-from strategies.base.info import OWN_LAYERS
+from strategies.base.info import OWN_LAYERS, No
 from strategies.base.partial import PartialClient, PartialStrategy, Split, norm_parts
 from strategies.base.settings import Averaging, setting
 from strategies.base.transport.kinds import SHARED_SOME
@@ -54,7 +54,7 @@ class FedBN(PartialStrategy):
         paper="Li et al., ICLR 2021, arXiv 2102.07623",
         spelling="FedBN",
         sends=("Σ - Σ_bn", "Σ - Σ_bn"),
-        not_dp="it keeps batch normalisation, which mixes records",
+        dp=No("it keeps batch normalisation, which mixes records"),
         uploads={"shared": SHARED_SOME},
         reports="received",
         buffers="local",

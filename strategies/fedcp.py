@@ -34,7 +34,7 @@ from models.layout import Layout
 from models.metrics import mmd
 from models.networks.blocks import Values
 from models.training import feature_gradient, generator
-from strategies.base.info import OWN_PARTS
+from strategies.base.info import OWN_PARTS, No
 from strategies.base.partial import (
     PartialClient,
     PartialStrategy,
@@ -155,8 +155,8 @@ class FedCP(PartialStrategy):
         spelling="FedCP",
         sends=("Σ + 2K² + 6K", "Σ + 2K² + 6K"),
         uploads={"shared": SHARED},
-        not_dp="its policy's context and its loss mix the records of a batch",
-        not_lossy="the head that is sent is half the silo's own, no step from what it received",
+        dp=No("its policy's context and its loss mix the records of a batch"),
+        lossy=No("the head that is sent is half the silo's own, no step from what it received"),
     )
     client = FedCPClient
     head = PolicyHead

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from models.training import feature_gradient, loss_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_PARTS, OWN_RATE
+from strategies.base.info import OWN_PARTS, OWN_RATE, No
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -166,11 +166,11 @@ class FedDBE(PersonalizedStrategy):
                 "the whole model; in round 1 mean features, of all classes", whole=True
             )
         },
-        not_dp="in its first round silos send means of features without noise",
+        dp=No("in its first round silos send means of features without noise"),
         keeps=("its bias on the features",),
         note="of the own model only the bias on the features is missing, and round 1 sends the mean features",
-        not_lossy="in its first round silos send means of features",
-        not_block_rates=OWN_RATE,
+        lossy=No("in its first round silos send means of features"),
+        block_rates=OWN_RATE,
     )
     client = FedDBEClient
     state_type = DbeServerState

@@ -33,7 +33,7 @@ from torch import Tensor
 from models.training import clip_norm
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import LOCAL_SUMS, ONE_MODEL
+from strategies.base.info import LOCAL_SUMS, ONE_MODEL, Sums
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -95,10 +95,12 @@ class FedDyn(PersonalizedStrategy):
         paper="Acar et al., ICLR 2021, arXiv 2111.04263",
         spelling="FedDyn",
         late="grows",
-        sums="silos",
-        sums_at={"weights": ("uniform",)},
-        not_sums="each silo gets a number of its own that scales its step",
-        not_lossy=LOCAL_SUMS,
+        sums=Sums(
+            "silos",
+            at={"weights": ("uniform",)},
+            otherwise="each silo gets a number of its own that scales its step",
+        ),
+        lossy=LOCAL_SUMS,
     )
     client = FedDynClient
     Settings = DynSettings

@@ -37,7 +37,7 @@ from models.networks.blocks import Around, Values
 from models.shapes import Shape
 from models.training import by_batch, loss_gradient
 from partitions.common.errors import UserError
-from strategies.base.info import OWN_PARTS
+from strategies.base.info import OWN_PARTS, No
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 from strategies.base.transport.kinds import SHARED
@@ -152,7 +152,7 @@ class FedEM(PartialStrategy):
         sends=("M Σ", "M Σ"),
         note="the networks are what is sent; which of them moves shows the shares that stay",
         needs_classes=True,
-        not_dp="its shares, which enter every gradient, depend on its records without noise",
+        dp=No("its shares, which enter every gradient, depend on its records without noise"),
         uploads={"shared": SHARED},
         lossy=True,
     )

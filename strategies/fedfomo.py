@@ -32,7 +32,7 @@ from models.training import generator, predict
 from partitions.common.adding import added
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_MIXTURE
+from strategies.base.info import OWN_MIXTURE, No
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import MODEL_OF, Item, ServerState
@@ -110,7 +110,9 @@ class FedFomo(PersonalizedStrategy):
         paper="Zhang et al., ICLR 2021, arXiv 2012.08565",
         spelling="FedFomo",
         sends=("M Σ", "Σ"),
-        not_dp="its weights, which steer what is sent and leave, are losses on records without noise",
+        dp=No(
+            "its weights, which steer what is sent and leave, are losses on records without noise"
+        ),
         sends_numbers={"weights": Names("how much it takes of which silo")},
         receives="models",
         late="grows",

@@ -30,7 +30,7 @@ from torch import Tensor
 from models.features import all_features, class_sums, means_of
 from models.layout import Layout
 from models.training import batches, generator
-from strategies.base.info import MethodInfo
+from strategies.base.info import METHOD, No
 from strategies.base.partial import PartialClient, PartialStrategy, Split
 from strategies.base.settings import setting
 from strategies.base.transport.kinds import CLASS_MEANS, class_shares
@@ -72,24 +72,24 @@ class FedGHClient(PartialClient):
 
 
 class FedGH(PartialStrategy):
-    info = MethodInfo(
+    info = METHOD(
         name="fedgh",
         title="A head that the server trains on mean features",
         paper="Yi et al., ACM MM 2023",
         spelling="FedGH",
         sends=("Σ_s", "C (K + 1)"),
         uploads={PROTOTYPES: CLASS_MEANS},
-        not_dp="what is sent are means of features without noise",
+        dp=No("what is sent are means of features without noise"),
         trainer=True,
         own_model="kept",
         reports="received",
         newcomer="layers",
         late="starts",
         needs_classes=True,
-        not_lossy="what is sent are prototypes, no steps",
-        not_sums="the server needs each silo's mean of each class",
+        lossy=No("what is sent are prototypes, no steps"),
+        sums=No("the server needs each silo's mean of each class"),
         buffers="local",
-        not_block_rates="",
+        block_rates=True,
     )
     client = FedGHClient
     Settings = GhSettings

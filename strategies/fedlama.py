@@ -43,7 +43,7 @@ from models.layout import Layout, size_of
 from partitions.common.adding import added
 from strategies.base.aggregation.spread import COUNT
 from strategies.base.client import SiloClient
-from strategies.base.info import ONE_MODEL, OTHER_LAYERS
+from strategies.base.info import ONE_MODEL, OTHER_LAYERS, Sums
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL, Array, ClientState, Item, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -132,8 +132,8 @@ class FedLAMA(PersonalizedStrategy):
         sends=("≤ Σ", "≤ Σ"),
         uploads={"layers": LAYERS},
         note="most rounds send some layers, the last ones since are known",
-        not_lossy=OTHER_LAYERS,
-        sums_also={"squares": ""},
+        lossy=OTHER_LAYERS,
+        sums=Sums(also={"squares": ""}),
     )
     client = FedLAMAClient
     Settings = LamaSettings

@@ -26,7 +26,7 @@ from torch import Tensor
 from models.features import members
 from models.training import loss_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import ONE_MODEL, OWN_LOSS
+from strategies.base.info import ONE_MODEL, OWN_LOSS, No
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 
@@ -69,8 +69,8 @@ class FedLC(PersonalizedStrategy):
         paper="Zhang et al., ICML 2022, arXiv 2209.00189",
         spelling="FedLC",
         needs_classes=True,
-        not_dp="its loss shifts logits by counts of classes, which have no noise",
-        not_trainer=OWN_LOSS,
+        dp=No("its loss shifts logits by counts of classes, which have no noise"),
+        trainer=OWN_LOSS,
     )
     client = FedLCClient
     Settings = LcSettings

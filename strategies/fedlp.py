@@ -27,7 +27,7 @@ from models.flat import gather
 from models.layout import Block, Entry, Layout, size_of
 from models.training import generator
 from strategies.base.client import SiloClient
-from strategies.base.info import ONE_MODEL, OTHER_LAYERS
+from strategies.base.info import ONE_MODEL, OTHER_LAYERS, Sums
 from strategies.base.settings import KRUM, RULES, Common, setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.kinds import LAYERS
@@ -83,10 +83,12 @@ class FedLP(PersonalizedStrategy):
         own_model="layers",
         note="over the rounds every layer is sent",
         robust=tuple(rule for rule in RULES if rule not in KRUM),
-        not_lossy=OTHER_LAYERS,
-        sums="weights",
-        sums_at={"keep": (1.0,)},
-        not_sums="below, each layer is of other silos, down to a single one where some are gone",
+        lossy=OTHER_LAYERS,
+        sums=Sums(
+            "weights",
+            at={"keep": (1.0,)},
+            otherwise="below, each layer is of other silos, down to a single one where some are gone",
+        ),
     )
     client = FedLPClient
     Settings = LpSettings

@@ -36,10 +36,10 @@ from torch import Tensor
 from partitions.common.adding import added
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient, proximal
-from strategies.base.info import ONE_MODEL, OWN_RATE
+from strategies.base.info import ONE_MODEL, OWN_RATE, No
 from strategies.base.settings import setting
+from strategies.base.settings.training import patches_of
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.training.settings import patches_of
 from strategies.base.transport.kinds import STEPS
 from strategies.base.transport.payload import Update
 
@@ -87,8 +87,8 @@ class FedNova(PersonalizedStrategy):
         sends_numbers={"steps": STEPS},
         ala=False,
         local_steps=False,
-        not_sums="the server divides each silo's step by its own number of local steps",
-        not_block_rates=OWN_RATE,
+        sums=No("the server divides each silo's step by its own number of local steps"),
+        block_rates=OWN_RATE,
     )
     client = FedNovaClient
     Settings = NovaSettings

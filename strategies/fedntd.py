@@ -67,7 +67,7 @@ class FedNTD(PersonalizedStrategy):
         spelling="FedNTD",
         needs_classes=True,
         plain_loss=False,
-        not_trainer=OWN_LOSS,
+        trainer=OWN_LOSS,
     )
     client = FedNTDClient
     Settings = NtdSettings

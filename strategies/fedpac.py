@@ -42,7 +42,7 @@ from models.optimizers import Optimizer
 from models.training import feature_gradient
 from partitions.common.errors import DataError
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, OWN_PARTS
+from strategies.base.info import EACH_MODEL, OWN_PARTS, No
 from strategies.base.robust import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, Arrays, ServerState
@@ -177,12 +177,12 @@ class FedPAC(PersonalizedStrategy):
         spelling="FedPAC",
         sends=("Σ + C (K + 1)", "Σ + C (2K + 1)"),
         uploads={"model": MODEL, PROTOTYPES: CLASS_MEANS, STATISTICS: CLASS_PRODUCTS},
-        not_dp="means of features, class counts and a variance leave, without noise",
+        dp=No("means of features, class counts and a variance leave, without noise"),
         sends_numbers={"variance": Measured("the variance of its features", low=-1e-3)},
         receives="mixture",
         needs_classes=True,
-        not_lossy=EACH_MODEL,
-        not_sums=EACH_MODEL,
+        lossy=EACH_MODEL,
+        sums=EACH_MODEL,
         own_model="sent",
         robust=(),
     )

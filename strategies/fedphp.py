@@ -35,7 +35,7 @@ from models.features import compute_frozen
 from models.metrics import mmd
 from models.training import clip_norm, feature_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY, OWN_LOSS
+from strategies.base.info import OWN_COPY, OWN_LOSS, No
 from strategies.base.settings import setting
 from strategies.base.state import ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
@@ -121,11 +121,11 @@ class FedPHP(PersonalizedStrategy):
         title="Personal models that inherit a silo's history",
         paper="Li et al., ECML-PKDD 2021",
         spelling="FedPHP",
-        not_dp="its transfer loss compares the records of a batch with one another",
+        dp=No("its transfer loss compares the records of a batch with one another"),
         own_model="kept",
         note="the own model is a running mean of models that were sent and of received ones",
         plain_loss=False,
-        not_trainer=OWN_LOSS,
+        trainer=OWN_LOSS,
     )
     client = FedPHPClient
     Settings = PhpSettings

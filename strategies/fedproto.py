@@ -48,9 +48,9 @@ from models.features import all_features, class_sums, means_of, members
 from models.layout import Layout
 from models.training import feature_gradient
 from partitions.common.errors import DataError, UserError
-from strategies.base.bounded import replacement
+from strategies.base.aggregation.bounded import replacement
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_PARTS
+from strategies.base.info import OWN_PARTS, No, Sums
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -259,12 +259,12 @@ class FedProto(PersonalizedStrategy):
         spelling="FedProto",
         sends=("C (K + 1)", "C (K + 1)"),
         uploads={PROTOTYPES: CLASS_MEANS},
-        not_dp="what is sent are means of features without noise",
+        dp=No("what is sent are means of features without noise"),
         own_model="kept",
         newcomer="own",
         needs_classes=True,
-        not_lossy="what is sent are prototypes, no steps",
-        sums="weighting",
+        lossy=No("what is sent are prototypes, no steps"),
+        sums=Sums("weighting"),
         buffers="local",
     )
     client = FedProtoClient

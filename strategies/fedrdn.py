@@ -35,7 +35,7 @@ from models.samples import Samples
 from models.shapes import Shape
 from models.training import generator
 from partitions.common.errors import DataError
-from strategies.base.info import OWN_LAYERS
+from strategies.base.info import OWN_LAYERS, No
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 from strategies.base.state import Arrays, ServerState
@@ -180,10 +180,10 @@ class FedRDN(PartialStrategy):
         late="grows",
         inputs=("table", "picture", "volume"),
         not_inputs="padding and missing parts are zeros, which normalised inputs are not",
-        not_sums="every silo needs each silo's statistics of inputs",
-        not_lossy="statistics of inputs are no steps",
+        sums=No("every silo needs each silo's statistics of inputs"),
+        lossy=No("statistics of inputs are no steps"),
         ala=False,
-        not_dp="mean and deviation of the inputs leave, without noise",
+        dp=No("mean and deviation of the inputs leave, without noise"),
     )
     client = FedRDNClient
     head = Normalising

@@ -29,7 +29,7 @@ from torch import Tensor
 from models.features import members
 from models.training import feature_gradient
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_PARTS, OWN_RATE
+from strategies.base.info import OWN_PARTS, OWN_RATE, No
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
@@ -142,11 +142,13 @@ class FedRoD(PersonalizedStrategy):
         title="A generic and a personal head",
         paper="Chen and Chao, ICLR 2022, arXiv 2107.00778",
         spelling="FedRoD",
-        not_dp="its loss weighs classes by their counts, which are no sum over records with a bound",
+        dp=No(
+            "its loss weighs classes by their counts, which are no sum over records with a bound"
+        ),
         keeps=("its personal head",),
         needs_classes=True,
         lossy=True,
-        not_block_rates=OWN_RATE,
+        block_rates=OWN_RATE,
     )
     client = FedRoDClient
     Settings = RodSettings

@@ -35,7 +35,7 @@ from torch import Tensor
 from models.layout import Layout
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY
+from strategies.base.info import OWN_COPY, No
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
@@ -140,10 +140,10 @@ class FedSelect(PersonalizedStrategy):
         uploads={"model": MODEL, "critical": CRITICAL},
         own_model="layers",
         note="before its personal part first grows, the own model is what is sent",
-        not_lossy="which weights are averaged changes from silo to silo",
-        not_sums="each weight is averaged over other silos, down to a single one",
+        lossy=No("which weights are averaged changes from silo to silo"),
+        sums=No("each weight is averaged over other silos, down to a single one"),
         buffers="local",
-        not_dp="which weights it shares depends on how far its records moved them",
+        dp=No("which weights it shares depends on how far its records moved them"),
         robust=(),
         ala=False,
     )

@@ -29,7 +29,7 @@ from models.networks.boosting import MOST_DELTA
 from models.networks.trees import check_nodes, count_used, nodes_of, split
 from partitions.common.adding import added
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
+from strategies.base.info import METHOD, No
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.trainer.loop import Boosting
@@ -66,7 +66,7 @@ class FedXgbClient(Boosting, SiloClient):
 
 
 class FedXgb(PersonalizedStrategy):
-    info = MethodInfo(
+    info = METHOD(
         name="fedxgb",
         title="Boosted trees of all silos in one ensemble",
         paper="Flower's FedXgbBagging; Chen and Guestrin, KDD 2016, arXiv 1603.02754",
@@ -79,11 +79,11 @@ class FedXgb(PersonalizedStrategy):
         late="starts",
         listed=True,
         trees="only",
-        not_dp="XGBoost's splits and leaves are computed without noise",
-        not_sums="the server appends each silo's trees, and adds nothing up",
-        not_lossy="a tree's columns and thresholds are exact",
-        not_trainer="its trees are XGBoost's",
-        not_block_rates="its ensemble is one block",
+        dp=No("XGBoost's splits and leaves are computed without noise"),
+        sums=No("the server appends each silo's trees, and adds nothing up"),
+        lossy=No("a tree's columns and thresholds are exact"),
+        trainer=No("its trees are XGBoost's"),
+        block_rates=No("its ensemble is one block"),
     )
     client = FedXgbClient
     Settings = XgbSettings

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from models.flat import gather
 from models.layout import Layout
 from models.networks.blocks import Values
-from strategies.base.info import OWN_LAYERS
+from strategies.base.info import OWN_LAYERS, No, Sums
 from strategies.base.partial import (
     PartialClient,
     PartialStrategy,
@@ -171,9 +171,9 @@ class Floco(PartialStrategy):
         note="the server has the own point, which is not sent",
         receives="mixture",
         reports="received",
-        sums_at={"tau": (0,)},
+        sums=Sums(at={"tau": (0,)}, otherwise="the server compares the steps of single silos"),
         ala=False,
-        not_trainer="its last layer is another one for each batch",
+        trainer=No("its last layer is another one for each batch"),
     )
     client = FlocoClient
     head = SimplexHead

@@ -35,7 +35,7 @@ from models.features import members
 from models.flat import gather
 from models.networks.blocks import Values
 from models.training import feature_gradient
-from strategies.base.info import OWN_PARTS
+from strategies.base.info import OWN_PARTS, No
 from strategies.base.partial import PartialStrategy, head_blocks
 from strategies.base.settings import setting
 from strategies.base.transport.kinds import SHARED_SOME
@@ -143,7 +143,9 @@ class GPFL(PartialStrategy):
         paper="Zhang et al., ICCV 2023, arXiv 2308.10279",
         spelling="GPFL",
         sends=("Σ_s + CK + 2K² + 6K", "Σ_s + CK + 2K² + 6K"),
-        not_dp="its guidance, which enters every gradient, is made of class shares without noise",
+        dp=No(
+            "its guidance, which enters every gradient, is made of class shares without noise"
+        ),
         uploads={"shared": SHARED_SOME},
         needs_classes=True,
         lossy=True,

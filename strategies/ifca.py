@@ -32,7 +32,7 @@ from torch import Tensor
 from models.training import by_batch
 from partitions.common.errors import DataError
 from strategies.base.client import SiloClient
-from strategies.base.info import EACH_MODEL, MethodInfo
+from strategies.base.info import EACH_MODEL, METHOD, No
 from strategies.base.settings import Averaging, setting
 from strategies.base.state import GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
@@ -90,7 +90,7 @@ class IFCAClient(SiloClient):
 
 
 class IFCA(PersonalizedStrategy):
-    info = MethodInfo(
+    info = METHOD(
         name="ifca",
         title="Iterative clustering: a model for each group of silos",
         paper="Ghosh et al., NeurIPS 2020, arXiv 2006.04088",
@@ -101,11 +101,11 @@ class IFCA(PersonalizedStrategy):
         newcomer="model",
         trainer=True,
         late="starts",
-        not_lossy=EACH_MODEL,
+        lossy=EACH_MODEL,
         buffers="shared",
-        not_sums="each model is averaged over the silos that chose it, down to two",
-        not_dp="which model it trains depends on its records without noise",
-        not_block_rates="",
+        sums=No("each model is averaged over the silos that chose it, down to two"),
+        dp=No("which model it trains depends on its records without noise"),
+        block_rates=True,
     )
     client = IFCAClient
     Settings = IfcaSettings

@@ -77,7 +77,7 @@ class LGFedAvg(PartialStrategy):
         spelling="LG-FedAvg",
         note="with `lg-fedavg.pretrain` the first rounds send the whole model",
         reports="received",
-        not_lossy=OTHER_LAYERS,
+        lossy=OTHER_LAYERS,
     )
     client = LGFedAvgClient
     state_type = LgServerState

@@ -35,7 +35,7 @@ from models.features import compute_frozen
 from models.training import feature_gradient
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import LOCAL_SUMS, OWN_PARTS
+from strategies.base.info import LOCAL_SUMS, OWN_PARTS, No
 from strategies.base.settings import setting
 from strategies.base.state import Array, ClientState, Item
 from strategies.base.strategy import PersonalizedStrategy
@@ -151,9 +151,9 @@ class LgMix(PersonalizedStrategy):
         own_model="kept",
         note="what is sent is its last step",
         keeps=("its own model before its last step",),
-        not_lossy=LOCAL_SUMS,
+        lossy=LOCAL_SUMS,
         buffers="local",
-        not_dp="its own model, from which it trains, depends on its features without noise",
+        dp=No("its own model, from which it trains, depends on its features without noise"),
         newcomer="copy",
     )
     client = LgMixClient

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
+from strategies.base.info import METHOD, Sums
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload, Update
 
@@ -26,7 +26,7 @@ class LocalClient(SiloClient):
 
 
 class Local(PersonalizedStrategy):
-    info = MethodInfo(
+    info = METHOD(
         name="local",
         title="Local training (Separate)",
         paper="the baseline of every paper",
@@ -41,12 +41,12 @@ class Local(PersonalizedStrategy):
         newcomer="own",
         late="starts",
         baseline="training alone",
-        sums="silos",
+        sums=Sums("silos"),
         buffers="local",
         plain_loss=True,
         trainer=True,
         trees="also",
-        not_block_rates="",
+        block_rates=True,
     )
     client = LocalClient
 

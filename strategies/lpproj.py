@@ -32,7 +32,7 @@ from torch import Tensor
 from models.training import clip_norm, generator
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY
+from strategies.base.info import OWN_COPY, No, Sums
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.kinds import PROJECTION
@@ -138,8 +138,8 @@ class LpProj(PersonalizedStrategy):
         uploads={"projection": PROJECTION},
         own_model="kept",
         newcomer="own",
-        sums="silos",
-        not_lossy="what is sent is a projection, no step",
+        sums=Sums("silos"),
+        lossy=No("what is sent is a projection, no step"),
         buffers="local",
         ala=False,
     )

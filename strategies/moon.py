@@ -87,7 +87,7 @@ class Moon(PersonalizedStrategy):
         spelling="MOON",
         keeps=("its last model",),
         plain_loss=False,
-        not_trainer=OWN_LOSS,
+        trainer=OWN_LOSS,
     )
     client = MoonClient
     Settings = MoonSettings

@@ -90,7 +90,7 @@ class PartialFed(PersonalizedStrategy):
         paper="Sun et al., NeurIPS 2021",
         spelling="PartialFed",
         newcomer="layers",
-        not_lossy=OWN_START,
+        lossy=OWN_START,
     )
     client = PartialFedClient
     Settings = PartialFedSettings

@@ -24,7 +24,7 @@ from torch import Tensor
 from models.training import MeanLoss
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import OWN_COPY, OWN_RATE, OWN_STEPS, NoisedEpochs
+from strategies.base.info import OWN_COPY, OWN_RATE, OWN_STEPS, NoisedEpochs, Sums
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Update
@@ -115,10 +115,10 @@ class PerFedAvg(PersonalizedStrategy):
         spelling="Per-FedAvg",
         dp_epochs=(NoisedEpochs(), NoisedEpochs(where="per-fedavg.step")),
         own_model="kept",
-        sums="weighting",
+        sums=Sums("weighting"),
         note="the own model is one step from what the server sent",
-        not_trainer=OWN_STEPS,
-        not_block_rates=OWN_RATE,
+        trainer=OWN_STEPS,
+        block_rates=OWN_RATE,
     )
     client = PerFedAvgClient
     Settings = PerFedAvgSettings

@@ -47,7 +47,7 @@ from models.flat import gather, is_finite
 from models.layout import Layout
 from models.training import feature_gradient, generator
 from partitions.common.errors import DataError, UserError
-from strategies.base.info import OWN_PARTS
+from strategies.base.info import OWN_PARTS, No
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, RequiredArray, ServerState
@@ -286,10 +286,10 @@ class PFedFDA(PartialStrategy):
         spelling="pFedFDA",
         sends=("Σ_s + CK + K (K + 1)/2", "Σ_s + CK + K (K + 1)/2"),
         uploads={"shared": SHARED_SOME, GAUSSIANS: CLASS_GAUSSIANS},
-        not_dp="means and covariance of features leave, without noise",
+        dp=No("means and covariance of features leave, without noise"),
         note="its head follows from the Gaussians that are sent and from its class shares",
         needs_classes=True,
-        not_lossy="a covariance that is rounded need not be one",
+        lossy=No("a covariance that is rounded need not be one"),
     )
     client = FDAClient
     state_type = FdaServerState

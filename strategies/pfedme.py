@@ -85,7 +85,7 @@ class PFedMe(PersonalizedStrategy):
         paper="Dinh et al., NeurIPS 2020, arXiv 2006.08848",
         spelling="pFedMe",
         own_model="kept",
-        not_block_rates=OWN_RATE,
+        block_rates=OWN_RATE,
     )
     client = PFedMeClient
     Settings = PFedMeSettings

@@ -42,7 +42,7 @@ from models.layout import Layout
 from models.training import generator
 from partitions.common.errors import DataError
 from strategies.base.aggregation.spread import COUNT
-from strategies.base.info import OTHER_LAYERS, OWN_LAYERS
+from strategies.base.info import OTHER_LAYERS, OWN_LAYERS, No, Sums
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Item, ServerState
@@ -155,13 +155,15 @@ class PLayerFL(PartialStrategy):
         title="Principled layer-wise federation",
         paper="Elhussein and Gürsoy, MLSys 2026, arXiv 2502.08829",
         spelling="PLayer-FL",
-        not_dp="sensitivities leave, which are computed on records without noise",
+        dp=No("sensitivities leave, which are computed on records without noise"),
         sends_numbers={"sensitivity": Measured("one sensitivity per layer", several=True)},
         note="round 1 sends the whole model",
-        not_lossy=OTHER_LAYERS,
-        sums_at={"combine": ("mean",)},
-        sums_also={"sensitivity": "silos"},
-        not_sums="a median needs each silo's sensitivities",
+        lossy=OTHER_LAYERS,
+        sums=Sums(
+            at={"combine": ("mean",)},
+            otherwise="a median needs each silo's sensitivities",
+            also={"sensitivity": "silos"},
+        ),
         whole_samples="its sensitivity is measured on them",
     )
     client = PLayerClient

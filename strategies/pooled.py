@@ -11,7 +11,7 @@ Sent: Σ down, Σ up by the one that trains. Kept: server w. Special case: one s
 
 from __future__ import annotations
 
-from strategies.base.info import ONE_MODEL
+from strategies.base.info import ONE_MODEL, No
 from strategies.base.strategy import PersonalizedStrategy
 
 
@@ -21,13 +21,12 @@ class Pooled(PersonalizedStrategy):
         title="All silos' data in one place (a reference, simulations only)",
         paper="no method: what federation is measured against",
         spelling="Pooled",
-        not_dp="it shows what pooled records would give, whose owners share no noise",
+        dp=No("it shows what pooled records would give, whose owners share no noise"),
         note="needs all data in one place: simulations only",
-        not_late="its one model trains on all hospitals' data from round 1 on",
+        late=No("its one model trains on all hospitals' data from round 1 on"),
         pooled=True,
-        not_sums="one silo has all data, and no other is in the sum",
+        sums=No("one silo has all data, and no other is in the sum"),
         trees="also",
-        late="",
         ala=False,
     )
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import LOCAL_SUMS, ONE_MODEL, OWN_RATE, NoisedEpochs
+from strategies.base.info import LOCAL_SUMS, ONE_MODEL, OWN_RATE, NoisedEpochs, Sums
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Array, ClientState, RequiredArray, ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -113,14 +113,16 @@ class Scaffold(PersonalizedStrategy):
         spelling="SCAFFOLD",
         sends=("2 Σ", "2 Σ"),
         uploads={"model": MODEL, "control": CONTROL},
-        sums="silos",
-        sums_at={"up": ("both",)},
-        not_sums="the server computes each silo's control variate from its model",
+        sums=Sums(
+            "silos",
+            at={"up": ("both",)},
+            otherwise="the server computes each silo's control variate from its model",
+        ),
         dp_epochs=(NoisedEpochs(), NoisedEpochs(1, where="scaffold.option", equals="I")),
         sends_numbers={"steps": STEPS},
         late="grows",
-        not_lossy=LOCAL_SUMS,
-        not_block_rates=OWN_RATE,
+        lossy=LOCAL_SUMS,
+        block_rates=OWN_RATE,
     )
     client = ScaffoldClient
     Settings = ScaffoldSettings

@@ -65,8 +65,8 @@ class TreesSettings:
 
         ``run``: the run's settings; ``method``: its MethodInfo; ``own_epochs``: trees that a silo makes for itself.
         """
-        boosts, only = run.model == TREES, method.trees == "only"
-        if boosts != only and method.trees != "also":
+        boosts, only = run.model == TREES, method.training.trees == "only"
+        if boosts != only and method.training.trees != "also":
             takes = f"set model = {TREES}" if only else "fedxgb, local and pooled boost trees"
             raise UserError(f"model = {run.model}: not for {method.name}; {takes}")
         if not boosts:

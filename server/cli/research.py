@@ -53,8 +53,8 @@ def list_strategies(args: argparse.Namespace) -> None:
             "paper": s.info.paper,
             "sends": {"down": s.info.sends[0], "up": s.info.sends[1]},
             "reports": s.info.reports,
-            "sums": bool(s.info.sums),
-            "not_sums": s.info.not_sums if not s.info.sums or s.info.sums_at else "",
+            "sums": bool(s.info.aggregation.sums),
+            "not_sums": getattr(s.info.aggregation.sums, "otherwise", s.info.aggregation.sums),
             "settings": {
                 key: {
                     "default": f.default,

@@ -23,12 +23,12 @@ def spell(method: str) -> str:
 
 def baselines() -> list[str]:
     """Return the methods that gains are measured against, starting with the one without any exchange."""
-    return sorted((n for n, s in strategies().items() if s.info.baseline), key=exchanges)
+    return sorted((n for n, s in strategies().items() if s.info.role.baseline), key=exchanges)
 
 
 def baseline_name(method: str) -> str:
     """Return a baseline's name in a sentence: ``training alone``."""
-    return info_of(method).baseline
+    return info_of(method).role.baseline
 
 
 def alone() -> str:

@@ -297,12 +297,12 @@ class StudyResults:
     @cached_property
     def personalised(self) -> str | None:
         """The best method that ends with a model per silo."""
-        several_models = (m for m in self._candidates if not info_of(m).one_model)
+        several_models = (m for m in self._candidates if not info_of(m).role.one_model)
         return max(several_models, key=self._score, default=None)
 
     @property
     def _candidates(self) -> list[str]:
-        return [m for m in self.methods if exchanges(m) and not info_of(m).pooled]
+        return [m for m in self.methods if exchanges(m) and not info_of(m).role.pooled]
 
     @cached_property
     def base(self) -> str | None:

@@ -22,9 +22,8 @@ from partitions.common.files import append, hold_lock, make_folder, sync, write_
 from partitions.common.parsed import parse_toml, read_text
 from partitions.common.settings import toml_text
 from server.results.reading import read_events
-from strategies.base.client import BUFFERS, GLOBAL
 from strategies.base.settings import Value
-from strategies.base.state import State
+from strategies.base.state import BUFFERS, GLOBAL, State
 from strategies.base.strategy import PersonalizedStrategy
 
 LOCK = ".lock"  # held by the process that trains
@@ -310,5 +309,5 @@ def shared_arrays(
 ) -> dict[str, Tensor]:
     """Return the shared model (Σ,) and its running statistics; empty if the method has no shared model."""
     whole = GLOBAL in arrays and arrays[GLOBAL].shape == (size,)
-    shares = method.info.one_model or "model" in method.info.uploads
+    shares = method.info.role.one_model or "model" in method.info.uploads
     return {name: arrays[name] for name in NAMES if name in arrays} if whole and shares else {}

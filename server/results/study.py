@@ -37,11 +37,11 @@ from partitions.common.errors import UserError
 from partitions.common.names import nearest, split_names
 from partitions.simulated import divide
 from server.results.run_directory import FREE_ON_RESUME, read_toml
-from strategies.base.info import OFFLINE, RoundPlan, SiloInfo
+from strategies.base.plan import OFFLINE, RoundPlan, SiloInfo
 from strategies.base.run_settings import RunSettings, defaults, parse_settings
 from strategies.base.settings import Value
+from strategies.base.settings.training import seen_shape
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.training.settings import seen_shape
 
 RUN = "run."
 # These define data, length and measurement of a run: runs that differ in them cannot be compared.
@@ -162,9 +162,9 @@ def start_strategy(
     """Return the strategy in its state before round 1. Raises UserError where the method does not fit the network."""
     c, info = run.common, run.strategy.info
     block_shares(c.block_rates, model.layout.blocks)
-    if run.privacy is not None and info.dp == "gradient":
+    if run.privacy is not None and info.training.dp == "gradient":
         check_network(model.module)
-    if c.buffers == "shared" and not info.buffers and model.layout.buffer_size:
+    if c.buffers == "shared" and not info.training.buffers and model.layout.buffer_size:
         raise UserError(
             f"buffers = shared: {c.strategy} does not declare what it does with BatchNorm statistics "
             "(MethodInfo.buffers); buffers = local keeps them in the silos"

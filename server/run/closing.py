@@ -32,7 +32,7 @@ from server.run.recorder import Recorder
 from server.run.reporter import Reporter
 from strategies.base.evaluation import asks_for_models
 from strategies.base.evidence import ACTION, read_evidence
-from strategies.base.info import OFFLINE
+from strategies.base.plan import OFFLINE
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, read_reply
 from strategies.base.transport.reporting import SCHEMA, read_replies

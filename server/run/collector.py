@@ -181,7 +181,7 @@ class Collector:
         """Report once each new number of training samples that differs from the silo's data summary."""
         for reply in replies:
             silo = strategy.plan.nodes.get(reply.metadata.src_node_id, "")
-            if not silo or strategy.info.pooled or reply.has_error():
+            if not silo or strategy.info.role.pooled or reply.has_error():
                 continue
             config, known = reply.content.get("config"), strategy.silos[silo].n_train
             trained = reply.metadata.message_type == MessageType.TRAIN

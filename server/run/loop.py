@@ -30,7 +30,7 @@ from server.run.registration.readmission import Readmission
 from server.run.registration.registration import Registration, note_weights, without_sums
 from server.run.reporter import Progress, silo_scores
 from server.run.secure.rounds import AttemptFailedError, SecureRounds
-from strategies.base.info import RoundPlan, SiloInfo
+from strategies.base.plan import RoundPlan, SiloInfo
 from strategies.base.run_settings import RunSettings
 from strategies.base.settings import Common
 from strategies.base.state import State

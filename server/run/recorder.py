@@ -14,7 +14,7 @@ from models.tasks import Task
 from partitions.common.errors import DataError
 from server.results.history import JOINED, Chosen, History, Row
 from server.run.reporter import Reporter
-from strategies.base.info import SiloInfo
+from strategies.base.plan import SiloInfo
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from flwr.client import NumPyClient
@@ -18,17 +18,16 @@ from torch import Tensor
 
 from models.flat import Passes, apart, gather, is_finite, write
 from models.networks.outputs import LossOfSeveral, has_several
-from models.training import Loss, Network, loss_gradient
 from partitions.common.errors import UserError
 from partitions.common.own_code import load_function
 from partitions.common.settings import values_of
 from strategies.base.aggregation.secure import integers_of
-from strategies.base.info import OWN_LOSS, MethodInfo, shares_buffers, upload_names
+from strategies.base.contract import SiloMethod
+from strategies.base.info import MethodInfo, shares_buffers, upload_names
 from strategies.base.privacy import PrivateTraining, kept_finite, private_gradients, quietly
 from strategies.base.settings import Common
 from strategies.base.silo import RECEIVED, Silo, check_step, class_weights
-from strategies.base.state import BUFFERS, GLOBAL, ClientState, State, model_in
-from strategies.base.trainer.loop import TrainingLoop
+from strategies.base.state import BUFFERS, ClientState, State, model_in
 from strategies.base.transport.codecs import Encoded
 from strategies.base.transport.error_feedback import commit, encode_vectors, propose
 from strategies.base.transport.payload import Model, Number
@@ -39,29 +38,14 @@ def proximal(centre: Tensor, weight: float) -> Callable[[Tensor, Tensor], object
     return (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
 
 
-class SiloClient(TrainingLoop, NumPyClient):
-    """The silo's half of FedAvg, and the base class of every other method.
+class SiloClient(SiloMethod, NumPyClient):
+    """The silo's half of FedAvg, and the base class of every other method; its hooks are in ``contract.py``."""
 
-    A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. It stores its state between rounds in
-    ``self.state.arrays`` and ``self.state.numbers``. Replace an array, never write into it: if a round fails, its state
-    is discarded as a whole. Received vectors are shared with other silos and must not be written to either.
-    """
-
-    # The method's silo state, in typed fields
-    state_type: ClassVar[type[ClientState]] = ClientState
     state: ClientState
     silo: Silo
     privacy: PrivateTraining | None = None  # differential privacy of this round's gradients
-    no_file: str = ""  # the reason why no file of one network can hold the personal model
     # Whether the state is written to a file, and mapped from it, before the network takes other values
     written_at_once = False
-    # State entries that prediction needs in addition to the vector
-    needed_to_predict: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def needs_one_answer(self) -> bool:
-        """Whether it computes with a network's answers in training, beside the run's loss of them."""
-        return not self.info.plain_loss or self.info.not_trainer == OWN_LOSS
 
     def __init__(
         self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo
@@ -98,71 +82,6 @@ class SiloClient(TrainingLoop, NumPyClient):
         )
         # The start of this round, not to be written to.
         self.received = self.received_buffers = self.received_integers = torch.empty(0)
-
-    def loss_over(self, weights: Tensor | None) -> Loss:
-        """Return the run's loss of one answer, over as many classes as have weights."""
-        c = self.common
-        return self.silo.task.loss(c.loss, c.focal_gamma, c.label_smoothing, weights)
-
-    @property
-    def shared_model(self) -> Tensor:
-        """The vector that the server sent as the shared model; read-only."""
-        return self.models[GLOBAL].vector
-
-    def receive(self) -> Tensor:
-        """Return the model (Σ,) that this silo starts the round from; it is evaluated as ``received``."""
-        return self.shared_model
-
-    def first_model(self) -> Tensor:
-        """Return what :meth:`receive` returns in round 1 if the server sends the seed's models (Σ,); read-only."""
-        return self.silo.initial("")
-
-    def received_blocks(self) -> list[str]:
-        """Return the names of the layer blocks that come from the server, input to output."""
-        return [b.name for b in self.model.layout.blocks]
-
-    def local_update(self) -> list[Tensor]:
-        """Train from the received model in ``self.model``, and return the vectors named in ``info.uploads``."""
-        self.train()
-        return [self.model.vector.clone()]
-
-    def personal(self) -> Tensor:
-        """Return the silo's own model (Σ,) after the local update; evaluated as ``personal``, kept in the silo."""
-        return self.model.vector
-
-    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """Write the gradient of one batch at ``self.model.vector`` to ``self.model.gradient``; return the loss."""
-        return loss_gradient(self.model, x, y, self.loss)
-
-    def noised_passes(self) -> tuple[int, ...]:
-        """Return the epochs of each training with private gradients in this round's :meth:`local_update`.
-
-        A method with K gradients of each batch has ``gradients_per_batch`` among its settings.
-        """
-        return (self.common.local_epochs,)
-
-    def newcomer(self) -> Tensor:
-        """Return the model (Σ,) that a silo without a state has before it trains."""
-        return self.received
-
-    def personalise(self) -> Tensor:
-        """Return a newcomer's model (Σ,): :meth:`newcomer`'s after local-epochs epochs; shared parts do not change."""
-        if self.info.newcomer != "model":
-            self.train()
-        return self.model.vector
-
-    def predicting(self) -> Network:
-        """Return the network that predicts as the reported model, whose vector is in ``self.model``."""
-        return self.model
-
-    def own(self) -> Tensor:
-        """Return the silo's own model (Σ,) before this round: the previous one, or the initial one in its first."""
-        return self.first() if self.state.personal is None else self.state.personal
-
-    def first(self) -> Tensor:
-        """Return the model (Σ,) before the silo's first round: the initial one, or for a late joiner its copy."""
-        copies = self.late and self.info.newcomer in ("model", "copy") and GLOBAL in self.models
-        return self.shared_model if copies else self.silo.initial("")
 
     def measure(
         self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")
@@ -264,11 +183,6 @@ class SiloClient(TrainingLoop, NumPyClient):
         """Return whether BatchNorm statistics travel with the model."""
         return shares_buffers(self.info, self.common) and bool(self.shared_buffers())
 
-    def shared_buffers(self) -> tuple[slice, ...]:
-        """Return the parts of the BatchNorm statistics (of shared blocks) that travel with ``buffers = "shared"``."""
-        layout = self.model.layout
-        return layout.buffer_parts([slice(0, layout.size)])
-
     def upload_names(self) -> tuple[str, ...]:
         """Return the names of the vectors that this round sends."""
         secure = self.common.secure_aggregation
@@ -292,13 +206,6 @@ class SiloClient(TrainingLoop, NumPyClient):
         self.received_buffers = self.model.buffers.clone()
         self.received_integers = self.model.integers.clone()
         return self.received
-
-    def propose_step(self, of: str, **steps: tuple[Tensor, Tensor]) -> None:
-        """Propose entries that a step moves from one value to another, as far as the vector ``of`` has it.
-
-        A secure sum may have a part of it only: a silo that took over all would differ from what the server adds.
-        """
-        self.moved[of] = steps
 
     def _encode(self, vectors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
         """Set what travels in place of the vectors: ``integers`` of them all, or ``encoded`` ones."""

@@ -91,17 +91,18 @@ def method_table() -> dict[str, dict[str, Any]]:
             rules["peers"], dangers = PEER_MODEL, [PEER_DANGER]
         for kind in kinds:
             rules |= kind.rules
+        training = s.info.training
         trainings = [
-            {key: value for key, value in vars(training).items() if value}
-            for training in s.info.dp_epochs
+            {key: value for key, value in vars(noised).items() if value}
+            for noised in training.dp_epochs
         ]
-        private = {"": "", "nothing": NOTHING, "gradient": trainings}[s.info.dp]
+        private = training.dp and {"nothing": NOTHING, "gradient": trainings}[training.dp]
         every |= {
             "rules": rules,
             "dangers": list(dict.fromkeys(dangers)),
-            "adds": s.info.adds,
+            "adds": s.info.role.adds,
             "dp": private,
-            "listed": s.info.listed,
+            "listed": s.info.role.listed,
             "sums": sum_weighting(s),
         }
         own = {} if whole is True else {"whole": whole}
@@ -111,8 +112,8 @@ def method_table() -> dict[str, dict[str, Any]]:
 
 def sum_weighting(method: type[PersonalizedStrategy]) -> str:
     """Return how a method's secure sums weigh silos: samples, silos, or the setting that says it."""
-    setting = sums_setting(method)
-    return f"{method.info.name}.{setting}" if setting else method.info.sums
+    setting, sums = sums_setting(method), method.info.aggregation.sums
+    return f"{method.info.name}.{setting}" if setting else getattr(sums, "weights", "")
 
 
 def bounded_settings() -> dict[str, str]:

@@ -31,7 +31,7 @@ from torch import Tensor
 from partitions.common.errors import UserError
 from partitions.schema import Schema
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
+from strategies.base.info import METHOD, MethodInfo
 from strategies.base.settings import Common, setting
 from strategies.base.state import BUFFERS, GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
@@ -115,7 +115,7 @@ class EvaluateClient(SiloClient):
 
 
 class Evaluate(PersonalizedStrategy):
-    info = MethodInfo(
+    info = METHOD(
         name=EVALUATE,
         title="Evaluation of given models, without training",
         paper="no method: silofl evaluate",
@@ -158,7 +158,7 @@ OWN = "own"  # the model's name in the reply; its running statistics have their 
 
 def sends_own_model(info: MethodInfo) -> bool:
     """Return whether silos have models to send; not if the report shows the shared one, which the server has."""
-    return info.trains and not info.pooled and not info.reports_shared
+    return info.trains and not info.role.pooled and not info.reports_shared
 
 
 def asks_for_models(info: MethodInfo, common: Common) -> bool:

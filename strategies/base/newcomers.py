@@ -20,7 +20,8 @@ from typing import Any
 from models.flat import is_finite
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo, SiloInfo
+from strategies.base.info import MethodInfo
+from strategies.base.plan import SiloInfo
 from strategies.base.settings import Common
 from strategies.base.state import ServerState
 from strategies.base.strategy import PersonalizedStrategy
@@ -57,7 +58,7 @@ def check_late(common: Common, info: MethodInfo) -> None:
         return
     if not info.trains or not info.late:
         raise UserError(
-            f"late-joiners = {text[:80]}: not with {info.name}: {info.not_late if info.trains else EVALUATES}"
+            f"late-joiners = {text[:80]}: not with {info.name}: {info.late if info.trains else EVALUATES}"
         )
     if text == ANY:
         return

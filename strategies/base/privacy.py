@@ -387,8 +387,8 @@ def check_privacy(info: MethodInfo, common: Common) -> None:
     """Raise UserError if ``dp = true`` is combined with a method or a setting that is not private."""
     if not common.dp:
         return
-    if not info.dp:
-        raise UserError(f"dp = true: not with {info.name}: {info.not_dp}")
+    if not info.training.dp:
+        raise UserError(f"dp = true: not with {info.name}: {info.training.dp}")
     if common.ala:
         raise UserError(
             "dp = true: not with ala = true: how it mixes depends on records without noise"

@@ -32,17 +32,17 @@ from partitions.own.dataset import resolve_name as own_named
 from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division, parse_source
 from strategies.base import evaluation, survey
+from strategies.base.aggregation.bounded import check_robust
 from strategies.base.aggregation.secure import check_secure
-from strategies.base.bounded import check_robust
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import EVALUATE, EvaluateSettings, check_keep
 from strategies.base.info import MethodInfo, check_wire
 from strategies.base.newcomers import check_hold_out, check_late
 from strategies.base.privacy import Privacy, check_privacy
 from strategies.base.settings import Common, Value, choose
+from strategies.base.settings.training import check_patches
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
 from strategies.base.trainer.loop import with_boosting
-from strategies.base.training.settings import check_patches
 from strategies.base.transport.data_summary import read_agreed
 
 
@@ -205,9 +205,9 @@ class RunSettings:
         Raises UserError if the setting ``model`` names one that does not fit this task, or the method these inputs.
         """
         info = self.strategy.info
-        if info.inputs and (kind := kind_of(shape)) not in info.inputs:
+        if info.training.inputs and (kind := kind_of(shape)) not in info.training.inputs:
             raise UserError(
-                f"{info.name} takes a {', '.join(info.inputs)}, not {kind}: {info.not_inputs}"
+                f"{info.name} takes a {', '.join(info.training.inputs)}, not {kind}: {info.training.not_inputs}"
             )
         per_pixel = task_of(task).per_pixel
         name = resolve(self.common.model, shape, per_pixel=per_pixel)
@@ -221,7 +221,7 @@ class RunSettings:
     def check_task(self, task: Task, outputs: int) -> None:
         """Raise UserError if the method, the loss or the number of outputs does not fit this task."""
         info, c = self.strategy.info, self.common
-        if info.needs_classes and not task.single_label:
+        if info.training.needs_classes and not task.single_label:
             raise UserError(
                 f"{info.name} works on samples that have one class each, which {task.name} has not"
             )
@@ -252,7 +252,7 @@ def check_patience(common: Common) -> None:
 
 def method_added() -> type[PersonalizedStrategy]:
     """Return the method that the common setting ``ala`` adds to others."""
-    return next(s for s in strategies().values() if s.info.adds == "ala")
+    return next(s for s in strategies().values() if s.info.role.adds == "ala")
 
 
 def owners() -> dict[str, type[Any]]:
@@ -275,7 +275,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     common = build_settings(Common, values)
     _check_names(common)
     info = method_named(common.strategy).info
-    if info.trees == "only" and common.model == "auto":
+    if info.training.trees == "only" and common.model == "auto":
         common = replace(common, model=TREES)
     _check_common(common, info)
     every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
@@ -343,15 +343,15 @@ def _check_common(common: Common, info: MethodInfo) -> None:
             f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is needed here"
         )
     check_patience(common)
-    common.check_rates(info.name, info.not_block_rates if info.trains else "")
+    common.check_rates(info.name, info.training.block_rates if info.trains else True)
     read_agreed(common.agreed)
     read_augmentation(common.augment)
 
 
 def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
     """Raise UserError for a capability that the method does not declare. ``own``: the method's settings."""
-    check_patches(common, info.name, info.whole_samples)
-    if common.ala and not info.ala:
+    check_patches(common, info.name, info.training.whole_samples)
+    if common.ala and not info.training.ala:
         raise UserError(
             f"ala = true: {common.strategy} has no received model to mix, or mixes it already"
         )
@@ -359,17 +359,17 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
         raise UserError(
             f"ala = true mixes a received model: it needs {common.strategy}.start = received"
         )
-    if common.local_steps and not info.local_steps:
+    if common.local_steps and not info.training.local_steps:
         raise UserError(
             f"local-steps = {common.local_steps}: {info.name} counts its local training in epochs; set local-epochs"
         )
     check_robust(info, common)
-    if info.trains and not info.plain_loss:
+    if info.trains and not info.training.plain_loss:
         common.check_passes(info.name)
     if common.trainer:
-        if not info.trainer:
+        if not info.training.trainer:
             raise UserError(
-                f"trainer = {common.trainer}: not with {info.name}: {info.not_trainer}"
+                f"trainer = {common.trainer}: not with {info.name}: {info.training.trainer}"
             )
         common.check_trainer()
     check_wire(info, common)

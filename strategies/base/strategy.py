@@ -10,40 +10,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Any, ClassVar, cast
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from models.layout import Layout, size_of
-from models.training import generator
+from models.layout import Layout
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.messages import SHARE
+from strategies.base.aggregation.bounded import UpdateBounds
 from strategies.base.aggregation.secure import mean_of, weights_of
 from strategies.base.aggregation.updates import read_updates, read_usable
-from strategies.base.bounded import UpdateBounds, replacement
 from strategies.base.client import SiloClient
-from strategies.base.info import (
-    OFFLINE,
-    MethodInfo,
-    RoundPlan,
-    SiloInfo,
-    shares_buffers,
-    upload_names,
-)
-from strategies.base.robust import weighted_mean
-from strategies.base.settings import Common, NoSettings
-from strategies.base.state import BUFFERS, GLOBAL, ServerState
+from strategies.base.contract import ServerMethod
+from strategies.base.info import shares_buffers, upload_names
+from strategies.base.plan import OFFLINE, RoundPlan, SiloInfo
+from strategies.base.settings import Common
+from strategies.base.state import BUFFERS
 from strategies.base.transport.payload import (
     Model,
     Number,
     Payload,
-    Update,
     Wire,
     encode,
-    model_of,
     silos_of,
     wire_bytes,
 )
@@ -54,27 +44,12 @@ _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
 _EVALUATIONS: dict[str, type[PersonalizedStrategy]] = {}
 
 
-class PersonalizedStrategy(Strategy):
-    """The server's half of FedAvg, and the base class of every other method.
+class PersonalizedStrategy(ServerMethod, Strategy):
+    """The server's half of FedAvg, and the base class of every other method; its hooks are in ``contract.py``."""
 
-    A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Everything it needs in the next round
-    is in ``self.state``, which is checkpointed. A silo that is absent from a round is not in ``updates``. What the
-    round loop decides is in ``self.plan``.
-    """
-
-    info: ClassVar[MethodInfo]
     client: ClassVar[type[SiloClient]] = SiloClient
-    # The method's server state, in typed fields
-    state_type: ClassVar[type[ServerState]] = ServerState
-    state: ServerState
     # Removes the masks of these silos' sum, where they add masks (server/run/secure.py)
     unmask: Callable[[Tensor, Sequence[str]], Tensor] = staticmethod(lambda total, silos: total)
-    Settings: ClassVar[type[Any]] = NoSettings
-    # A module class that builds the network's head from its last layer, or one around networks
-    # (models/networks/blocks.py); None: the network as it is.
-    head: ClassVar[Any] = None
-    # The method's setting that ``head`` takes as ``size``; "": none
-    head_size: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -85,101 +60,6 @@ class PersonalizedStrategy(Strategy):
         self.common, self.settings, self.layout = common, settings, layout
         self.state, self.plan = self.state_type(), RoundPlan(last=common.rounds)
         self.start_round(0)
-
-    def check_fit(self) -> None:
-        """Raise UserError if the run's settings or its network do not fit the method."""
-
-    def start_state(self, initial: Callable[[str], Tensor]) -> None:
-        """Set ``self.state`` before the first round; ``initial(purpose)`` is a seeded initial model (Σ,)."""
-        self.state.model = initial("")
-
-    def welcome(self, silo: str, *, trains: bool) -> None:
-        """Add a new silo, which is already in ``self.silos``, to ``self.state``.
-
-        ``trains``: what is kept for N silos grows to N + 1; else the silo is only evaluated.
-        """
-
-    def begin_round(self) -> None:
-        """Compute once per round what :meth:`payload` sends to the silos of round ``self.round``."""
-
-    def payload(self, silo: str) -> Payload:
-        """Return the payload of this silo in round ``self.round``."""
-        return self.pack({GLOBAL: self.state.model})
-
-    def pack(self, vectors: Mapping[str, Tensor], **numbers: Number) -> Payload:
-        """Return a payload of these vectors by name, as of the round before, and of these numbers."""
-        models = {name: Model(v, round=self.round - 1) for name, v in vectors.items()}
-        return Payload(models, numbers)
-
-    def check(self, update: Update) -> None:
-        """Raise DataError, with one line, if a silo's numbers are not valid for :meth:`aggregate`.
-
-        Any other error is a fault of the method: it ends the run, and is not attributed to a silo.
-        """
-
-    def aggregate(self, updates: Sequence[Update]) -> None:
-        """Change ``self.state`` by the updates of round ``self.round`` (at least one, sorted by silo name)."""
-        self.state.model = self.average(updates)
-
-    def centre(self, name: str, update: Update) -> Tensor | None:
-        """Return the point that a silo's vector is a step from: by default what was sent, else its own last model.
-
-        None: the vector is a step already, or one from 0.
-        """
-        if self.info.kinds[name].step:
-            return None
-        sent = self.sent.get(update.silo, {})
-        found = sent.get(name)
-        if found is None and name != BUFFERS:
-            own = self.state.arrays.get(model_of(update.silo))
-            found = sent.get(GLOBAL) or Model(self.initial("") if own is None else own)
-        fits = found is not None and len(found.vector) == self.upload_size(name, update.silo)
-        return found.vector if found is not None and fits else None
-
-    def shared_buffers(self) -> tuple[slice, ...]:
-        """Return the parts of the BatchNorm statistics that travel with ``buffers = "shared"``."""
-        return self.layout.buffer_parts([slice(0, self.layout.size)])
-
-    def upload_size(self, name: str, silo: str = "") -> int:
-        """Return the length that the uploaded vector of this name must have, in this round and from this silo."""
-        if name == BUFFERS:
-            return size_of(self.shared_buffers())
-        return self.sizes(silo).get(name, self.layout.size)
-
-    def sizes(self, silo: str) -> Mapping[str, int]:
-        """Return the lengths of uploaded vectors that are no whole model, in this round and from this silo."""
-        return {}
-
-    @property
-    def silos(self) -> Mapping[str, SiloInfo]:
-        """The participating silos, sorted by name."""
-        return self.plan.silos
-
-    def mean(self, vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return the weighted mean of silos' vectors, or the estimate with which ``robust`` replaces it."""
-        rule = replacement(self.common)
-        return weighted_mean(vectors, weights) if rule is None else rule(list(vectors))
-
-    def weights(self, updates: Sequence[Update]) -> list[float]:
-        """Return each update's weight in a mean: its samples, or 1 with the setting ``average = "silos"``."""
-        alike = getattr(self.settings, "average", "samples") == "silos"
-        return [1 if alike else u.samples for u in updates]
-
-    def average(self, updates: Sequence[Update]) -> Tensor:
-        """Return the mean of the silos' first vectors, by :meth:`weights`."""
-        return self.mean((u.vector for u in updates), self.weights(updates))
-
-    def participants(self) -> list[str]:
-        """Return the silos that train in this round: a share of all, drawn by (seed, round)."""
-        names = list(self.silos)
-        # 0.57 of 100: 57
-        count = max(int(self.common.participation * len(names) + 1e-9), 1)
-        if count == len(names):
-            return names
-        rng = generator(self.common.seed, "participants", self.round)
-        return sorted(
-            names[i] for i in torch.randperm(len(names), generator=rng)[:count].tolist()
-        )
 
     def initialise(self, plan: RoundPlan, initial: Callable[[str], Tensor]) -> None:
         """Set the participating silos and the state for round 1."""

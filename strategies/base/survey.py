@@ -23,7 +23,7 @@ from models.evidence.survey import BINS
 from partitions.common.errors import DataError, UserError
 from partitions.common.parsed import Frozen
 from partitions.schema import LONGEST_NAME
-from strategies.base.info import MethodInfo
+from strategies.base.info import METHOD, No
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import LARGEST, MOST, is_whole
 
@@ -32,7 +32,7 @@ ACTION = "survey"  # of the message that asks for it: "query.survey"
 
 
 class Survey(PersonalizedStrategy):
-    info = MethodInfo(
+    info = METHOD(
         name=SURVEY,
         title="Statistics of the data, without a model",
         paper="no method: silofl survey",
@@ -42,7 +42,7 @@ class Survey(PersonalizedStrategy):
         own_model="kept",
         note="nothing leaves but counts, shares and rounded sums",
         receives="nothing",
-        not_dp="a survey has no mechanism, and no share of the budget",
+        dp=No("a survey has no mechanism, and no share of the budget"),
         asks="survey",
         listed=True,
     )

@@ -70,7 +70,7 @@ def of_one_network():
     return [
         name
         for name, s in strategies().items()
-        if not s.info.pooled
+        if not s.info.role.pooled
         and name not in ("fedbn", "lp-proj", "fedntd", "fedsa-lora", "knn-per")
     ]
 

@@ -281,7 +281,7 @@ def test_the_patient_as_unit(files):
 # --- the site's account is the app's ----------------------------------------------------------------------------------
 
 METHODS_WITH_NOISE = [
-    name for name, strategy in strategies().items() if strategy.info.dp == "gradient"
+    name for name, strategy in strategies().items() if strategy.info.training.dp == "gradient"
 ]
 
 

@@ -65,7 +65,7 @@ def without_norms():
     return [
         name
         for name, s in strategies().items()
-        if not s.info.pooled and name not in ("fedbn", "fedsa-lora", "knn-per")
+        if not s.info.role.pooled and name not in ("fedbn", "fedsa-lora", "knn-per")
     ]
 
 

@@ -35,7 +35,7 @@ from server.results.history import History
 from server.simulation.evaluate import evaluate
 from server.simulation.simulate import simulate
 from strategies.base.run_settings import parse_settings
-from strategies.base.training.settings import seen_shape
+from strategies.base.settings.training import seen_shape
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MONAI's own imports
 

@@ -203,7 +203,7 @@ def test_what_is_sent_is_what_is_trained(three):
     [
         name
         for name, s in strategies().items()
-        if not s.info.pooled and name not in ("fedbn", "fedsa-lora", "fedxgb")
+        if not s.info.role.pooled and name not in ("fedbn", "fedsa-lora", "fedxgb")
     ],
     "method",
 )

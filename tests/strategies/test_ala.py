@@ -19,7 +19,7 @@ OPTIONS = {**SHORT, "mlp__hidden": "4", "learning_rate": 0.3}
 ALA = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
 
 
-@typical(sorted(n for n, s in strategies().items() if s.info.ala))
+@typical(sorted(n for n, s in strategies().items() if s.info.training.ala))
 def test_ala_changes_every_method_that_takes_it(three, name, tiny_bn):
     """From round 3 at the latest the received model is a mixture (FedAMP and DiversiFed receive nothing in round 1)."""
     needed: dict[str, dict[str, Any]] = {

@@ -86,7 +86,8 @@ REFUSED = {
 
 
 @typical(
-    sorted(name for name, method in strategies().items() if not method.info.pooled), "method"
+    sorted(name for name, method in strategies().items() if not method.info.role.pooled),
+    "method",
 )
 def test_every_method_takes_every_input(silos, kind, method):
     """Two rounds: every silo answers, what it says is finite, and its own model is kept, is finite and has moved."""

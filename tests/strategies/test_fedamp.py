@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from two_layers import replies_of, rounds_trained
 
 from strategies import strategies
-from strategies.base.info import RoundPlan, SiloInfo
+from strategies.base.plan import RoundPlan, SiloInfo
 from strategies.base.settings import Common
 from strategies.base.transport.payload import model_of
 from strategies.fedamp import MixingClient, MixingStrategy, mix

@@ -29,7 +29,7 @@ from models.initialisation import flat_model
 from models.networks.mlp import MlpSettings
 from models.samples import Samples
 from partitions.common.errors import UserError
-from strategies.base.info import RoundPlan, SiloInfo
+from strategies.base.plan import RoundPlan, SiloInfo
 from strategies.base.silo import Silo
 from strategies.base.state import State
 from strategies.base.transport.payload import Model, model_of

@@ -14,7 +14,7 @@ import strategies.pfedla
 from models.initialisation import flat_model
 from models.networks.mlp import MlpSettings
 from models.training import generator
-from strategies.base.info import RoundPlan, SiloInfo
+from strategies.base.plan import RoundPlan, SiloInfo
 from strategies.base.transport.payload import Update
 from strategies.pfedla import LaSettings, PFedLA, first_hypernetwork, layer_weights
 

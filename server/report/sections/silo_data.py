@@ -41,7 +41,8 @@ from server.report.study import StudyResults
 from server.results.manifest import label_counts
 from server.results.run_directory import newest_states
 from strategies import strategies
-from strategies.base.info import MethodInfo, Relationships
+from strategies.base.info import MethodInfo
+from strategies.base.plan import Relationships
 
 
 def data_section(study: StudyResults) -> Markup:
@@ -155,7 +156,7 @@ def relationships_section(study: StudyResults) -> Markup:
     info, weights = related
     return render(
         "relationships",
-        related_by=f"{info.spelling}: {info.relationships}",
+        related_by=f"{info.spelling}: {info.role.relationships}",
         map=in_widths(relationship_map, weights, wide=600),
         last=weights.rounds[-1],
         first=weights.names[0],
@@ -168,7 +169,7 @@ def relationships(study: StudyResults) -> tuple[MethodInfo, Relationships] | Non
     """Return the relationships of the first run that has any, if the silos' states can be read (simulations)."""
     for name, seed in study.planned:
         method = strategies().get(name)
-        if method is not None and method.info.relationships:
+        if method is not None and method.info.role.relationships:
             states = newest_states(study.path / "checkpoint" / f"{name}-{seed}" / "silos")
             if weights := cast(Any, method).read_relationships(states):
                 return method.info, weights

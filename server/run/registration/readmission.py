@@ -11,7 +11,7 @@ from server.run.registration.data_summaries import (
     Joiner,
 )
 from server.run.registration.registration import Registration
-from strategies.base.info import OFFLINE, RoundPlan
+from strategies.base.plan import OFFLINE, RoundPlan
 from strategies.base.transport.data_summary import SUMS
 from strategies.base.transport.reporting import is_refusal
 

@@ -23,7 +23,7 @@ from server.run.receipts import Receipts
 from server.run.registration.data_summaries import Candidates, LateJoiners, SummaryRequests
 from server.run.reporter import Progress, Reporter
 from strategies.base.aggregation.secure import weights_of
-from strategies.base.info import OFFLINE, SiloInfo
+from strategies.base.plan import OFFLINE, SiloInfo
 from strategies.base.robust import COUNT_SLACK, tolerated_faults
 from strategies.base.run_settings import RunSettings
 from strategies.base.settings import Common

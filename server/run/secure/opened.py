@@ -18,7 +18,7 @@ from client.protocol.secure import RECORD as SECURE
 from client.protocol.secure.statements import SiloRecord
 from partitions.common.messages import INTEGERS, MASKED
 from partitions.common.parsed import parse_values
-from strategies.base.info import RoundPlan
+from strategies.base.plan import RoundPlan
 from strategies.base.state import State
 
 SUM, REPLIES = "sum", "replies"

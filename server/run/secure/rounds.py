@@ -45,7 +45,7 @@ from partitions.common.sum_weights import whole
 from server.run.collector import Collector
 from server.run.secure.opened import SUM, pack_round, read_silo_record, replies_of
 from strategies.base.aggregation.secure import sums_of, weights_of
-from strategies.base.info import RoundPlan
+from strategies.base.plan import RoundPlan
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Payload

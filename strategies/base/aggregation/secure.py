@@ -44,9 +44,9 @@ from partitions.common.sum_weights import (
     weights_in_sum,
     whole,
 )
+from strategies.base.aggregation.bounded import UpdateBounds
 from strategies.base.aggregation.spread import gather_sums, spread
-from strategies.base.bounded import UpdateBounds
-from strategies.base.info import MethodInfo
+from strategies.base.info import MethodInfo, Sums
 from strategies.base.settings import RULES, Common
 from strategies.base.state import BUFFERS, GLOBAL
 from strategies.base.transport.error_feedback import base_of
@@ -75,12 +75,13 @@ def check_secure(info: MethodInfo, common: Common, own: Any) -> None:
                 raise UserError(f"secure-{key} = {shown}: it needs secure-aggregation = true")
         return
     name = "secure-aggregation = true"
-    if not info.sums:
-        raise UserError(f"{name}: not with {info.name}: {info.not_sums}")
-    for key, values in info.sums_at.items():
+    sums = info.aggregation.sums
+    if not isinstance(sums, Sums):
+        raise UserError(f"{name}: not with {info.name}: {sums}")
+    for key, values in sums.at.items():
         if (value := getattr(own, key)) not in values:
             raise UserError(
-                f"{info.name}.{key} = {value}: with {name} it must be {values[0]}: {info.not_sums}"
+                f"{info.name}.{key} = {value}: with {name} it must be {values[0]}: {sums.otherwise}"
             )
     for key, (needed, reason) in NEEDED.items():
         if (value := getattr(common, key.replace("-", "_"))) != needed:
@@ -115,15 +116,17 @@ def weights_of(strategy: Any, silos: Collection[str]) -> dict[str, int]:
     if before := strategy.plan.weights:
         return {silo: before[silo] for silo in sorted(silos)}
     setting = sums_setting(type(strategy))
-    by = getattr(strategy.settings, setting) if setting else strategy.info.sums
+    weights = strategy.info.aggregation.sums.weights
+    by = getattr(strategy.settings, setting) if setting else weights
     samples = {silo: max(strategy.silos[silo].n_train, 1) for silo in sorted(silos)}
     return weights_in_sum(by, samples, strategy.common.weight_cap, labels_in(strategy))
 
 
 def sums_setting(method: Any) -> str:
-    """Return the method's own setting that tells how its sums weigh silos; empty: ``MethodInfo.sums`` tells it."""
-    own = {field.name for field in fields(method.Settings)} if method.info.sums else set()
-    return next((name for name in ("average", method.info.sums) if name in own), "")
+    """Return the method's own setting that tells how its sums weigh silos; empty: :class:`Sums` tells it."""
+    sums, names = method.info.aggregation.sums, {f.name for f in fields(method.Settings)}
+    known = ("average", sums.weights) if isinstance(sums, Sums) else ()
+    return next((name for name in known if name in names), "")
 
 
 def labels_in(strategy: Any) -> Mapping[str, str]:
@@ -202,8 +205,8 @@ def integers_of(
         )
     result, cuts = [], dict[str, float]()
     for name, vector in vectors.items():
-        if name in info.sums_also:
-            weight = 1 / silos if info.sums_also[name] else share
+        if name in info.summed_also:
+            weight = 1 / silos if info.summed_also[name] else share
             result.append(spread(vector.double() * weight))
             continue
         centre, clip = bounds(info, common, received, name, len(vector), parts)
@@ -320,8 +323,8 @@ def _mean_of_sum(
     parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
     sizes, vectors = [strategy.upload_size(name, silos[0]) for name in names], {}
     for name, integers in zip(names, torch.split(total, sizes), strict=True):
-        if name in info.sums_also:
-            part = len(silos) / len(weights) if info.sums_also[name] else share
+        if name in info.summed_also:
+            part = len(silos) / len(weights) if info.summed_also[name] else share
             vectors[name] = (gather_sums(integers) / part).float()
             continue
         centre, clip = bounds(info, common, received, name, len(integers), parts)
@@ -343,7 +346,7 @@ def _compared(strategy: Any, means: list[Update]) -> list[Update]:
     found.sent = {u.silo: received for u in means}
     found.centre = lambda name, u: (
         None
-        if name in strategy.info.sums_also
+        if name in strategy.info.summed_also
         else bounds(
             strategy.info, strategy.common, received, name, len(u.vectors[name]), parts
         )[0]

@@ -20,8 +20,8 @@ from models.flat import FlatModel
 from models.training import Loss
 from partitions.common.errors import DataError, UserError
 from partitions.common.memory import is_out_of_memory
+from strategies.base.settings.training import LocalTraining
 from strategies.base.trainer.taking_back import Held, gather_gradients, take_back
-from strategies.base.training.settings import LocalTraining
 
 Batch = tuple[Any, Tensor]
 Correction = Callable[[Tensor, Tensor], object]  # of a step's (vector, gradient)

@@ -17,9 +17,12 @@ from client.protocol.secure import RECORD, UNMASK
 from client.site.record import close_records
 from partitions.common.errors import RunFailedError
 from strategies import strategies
+from strategies.base.info import Sums
 
 METHODS = sorted(
-    name for name, method in strategies().items() if method.info.sums and method.info.uploads
+    name
+    for name, method in strategies().items()
+    if method.info.aggregation.sums and method.info.uploads
 )
 SIZES = {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9, "f": 5}
 # What a server could say of one silo, and honest messages of these runs do not
@@ -40,7 +43,8 @@ def _records():
 
 def settings_of(method: str) -> dict[str, Any]:
     """The settings with which a method has sums."""
-    at = strategies()[method].info.sums_at
+    sums = strategies()[method].info.aggregation.sums
+    at = sums.at if isinstance(sums, Sums) else {}
     own: dict[str, Any] = {f"{method}.{key}": values[0] for key, values in at.items()}
     need: dict[str, dict[str, Any]] = {
         "fedbn": {"model": "tiny-bn"},

@@ -28,7 +28,9 @@ from strategies.base.settings import RULES
 SILOS = 2
 # Pooled: one silo trains; trees: XGBoost trains them on the CPU
 METHODS = sorted(
-    name for name, s in strategies().items() if not (s.info.pooled or s.info.trees == "only")
+    name
+    for name, s in strategies().items()
+    if not (s.info.role.pooled or s.info.training.trees == "only")
 )
 
 

@@ -29,7 +29,7 @@ from server.results.study import study_config, study_runs
 from server.results.summary import FinishedRun, compare, run_summary
 from server.run.recorder import silo_rows
 from server.simulation.simulate import simulate
-from strategies.base.info import RoundPlan, SiloInfo
+from strategies.base.plan import RoundPlan, SiloInfo
 from strategies.base.run_settings import defaults, parse_settings
 
 SPLITS, SNAPSHOTS = ("test", "train", "val"), ("personal", "received")

@@ -34,7 +34,7 @@ from models.evidence.measure import Evidence
 from partitions.common.errors import UserError
 from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity
-from strategies.base.info import RoundPlan, SiloInfo
+from strategies.base.plan import RoundPlan, SiloInfo
 from strategies.base.robust import weighted_mean
 from strategies.base.transport.payload import decode, tensor_of
 

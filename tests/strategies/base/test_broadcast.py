@@ -21,7 +21,7 @@ from strategies import strategies
 from strategies.base.silo import check_received
 from strategies.base.transport.payload import array_record, tensor_of
 
-METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)
+METHODS = sorted(name for name, method in strategies().items() if not method.info.role.pooled)
 
 
 def study(step):

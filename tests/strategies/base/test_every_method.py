@@ -96,7 +96,7 @@ def run_of(tmp_path_factory):
 
 def test_every_method_is_here():
     assert {settings["strategy"] for settings, _, _ in CASES.values()} == {
-        name for name, method in strategies().items() if not method.info.pooled
+        name for name, method in strategies().items() if not method.info.role.pooled
     }
 
 

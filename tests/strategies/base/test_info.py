@@ -21,7 +21,7 @@ from strategies.base.state import BUFFERS
 from strategies.base.strategy import PersonalizedStrategy
 
 # One silo: no mean, no joint step
-METHODS = [name for name, method in strategies().items() if not method.info.pooled]
+METHODS = [name for name, method in strategies().items() if not method.info.role.pooled]
 # A method that takes no mean ignores both; each rule's numbers: test_robust.py
 FEW_RULES = ("median", "krum")
 LONGER = {"fedlama": 3, "lg-fedavg": 3}  # rounds before something is averaged
@@ -60,13 +60,13 @@ def differ(one, other, files):
     return not kept or not all(same(one.personal(silo), other.personal(silo)) for silo in files)
 
 
-@typical([n for n in METHODS if strategies()[n].info.robust])
+@typical([n for n in METHODS if strategies()[n].info.aggregation.robust])
 @pytest.mark.parametrize("rules", [FEW_RULES, seldom(RULES)], ids=["few", "all"])
 def test_a_declared_robust_rule_changes_the_result(five, name, rules, tiny_bn):
     # The server's state shows it after the first
     few = options(name, evaluate_every=0, rounds=LONGER.get(name, 1))
     plain = federate(five, **few)
-    declared = [rule for rule in strategies()[name].info.robust if rule in rules]
+    declared = [rule for rule in strategies()[name].info.aggregation.robust if rule in rules]
     assert declared
     for rule in declared:
         run = federate(five, **few, robust=rule, robust_attackers=1)
@@ -77,7 +77,7 @@ def test_a_declared_robust_rule_changes_the_result(five, name, rules, tiny_bn):
     "name", [n for n in METHODS if strategies()[n].info.receives != "nothing"]
 )
 def test_an_undeclared_robust_rule_is_refused(five, name, tiny_bn):
-    for rule in set(RULES) - set(strategies()[name].info.robust):
+    for rule in set(RULES) - set(strategies()[name].info.aggregation.robust):
         with pytest.raises(UserError, match=rf"^robust = {rule}: {name} takes no mean [^\n]*$"):
             settings_of(five, **options(name, robust=rule, robust_attackers=1))
 
@@ -85,7 +85,7 @@ def test_an_undeclared_robust_rule_is_refused(five, name, tiny_bn):
 @typical(METHODS)
 def test_a_lossy_codec_changes_the_result_or_is_refused(three, name, tiny_bn):
     info, lossy = strategies()[name].info, options(name, wire_dtype="topk", wire_topk=0.2)
-    if info.lossy:
+    if info.aggregation.lossy:
         assert differ(federate(three, **options(name)), federate(three, **lossy), three)
     elif info.uploads:
         with pytest.raises(UserError, match=rf"^wire-dtype = topk: not for {name}: [^\n]*$"):
@@ -100,13 +100,13 @@ def test_batch_norm_statistics_travel_where_the_method_declares_it(three, name, 
         network = CASES[name][0].get("model", "tiny-bn")
         run = federate(three, **options(name, model=network, buffers=way, **extra))
         travel = any(BUFFERS in payload.models for _, _, payload, _ in replies_of(run))
-        assert travel == (way == strategies()[name].info.buffers == "shared"), way
+        assert travel == (way == strategies()[name].info.training.buffers == "shared"), way
 
 
 def test_ala_is_for_those_that_declare_it(three):
     """That it changes each of these is in tests/strategies/test_ala.py."""
     for name in METHODS:
-        if not strategies()[name].info.ala:
+        if not strategies()[name].info.training.ala:
             fails(
                 UserError, r"^ala = true: [^\n]*$", settings_of, three, strategy=name, ala=True
             )

@@ -19,7 +19,7 @@ from partitions.common.errors import UserError
 from partitions.common.settings import keys_of
 from strategies import strategies
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
+from strategies.base.info import METHOD, Sums
 from strategies.base.transport.kinds import COLUMN_SUMS, CONTROL, MODEL, ClassMeans, ReleaseKind
 from strategies.base.transport.payload import decode
 from strategies.fednova import FedNovaClient
@@ -195,13 +195,11 @@ def test_neither_noise_nor_masks_for_a_kind_that_they_do_not_fit():
     with pytest.raises(
         UserError, match="mine: neither noise nor masks fit the kind of 'inputs'"
     ):
-        MethodInfo(
-            name="mine", title="", paper="", uploads={"inputs": COLUMN_SUMS}, sums="samples"
-        )
+        METHOD(name="mine", title="", paper="", uploads={"inputs": COLUMN_SUMS}, sums=Sums())
     with pytest.raises(UserError, match="neither noise nor masks fit the kind of 'means'"):
-        MethodInfo(
+        METHOD(
             name="mine", title="", paper="", uploads={"means": ClassMeans("")}, dp="gradient"
         )
-    assert MethodInfo(
-        name="mine", title="", paper="", uploads={"a": MODEL, "b": CONTROL}, sums="silos"
+    assert METHOD(
+        name="mine", title="", paper="", uploads={"a": MODEL, "b": CONTROL}, sums=Sums("silos")
     ).whole

@@ -13,7 +13,7 @@ from partitions.common.errors import UserError
 from strategies import strategies
 
 STEPS: dict[str, dict[str, Any]] = {
-    name: {} for name, method in strategies().items() if method.info.local_steps
+    name: {} for name, method in strategies().items() if method.info.training.local_steps
 }
 del STEPS["pooled"]  # FedAvg with one silo, in simulations only
 STEPS["fedbn"] = {"model": "tiny-bn"}

@@ -38,7 +38,9 @@ from strategies.base.state import GLOBAL, State
 from strategies.base.transport.payload import Model, array_record, decode, tensor_of
 
 SIZES = {"a": 9, "b": 11, "c": 8}
-PRIVATE = [name for name, method in strategies().items() if method.info.dp == "gradient"]
+PRIVATE = [
+    name for name, method in strategies().items() if method.info.training.dp == "gradient"
+]
 VARIANTS = [
     name
     for name in CASES
@@ -185,9 +187,9 @@ def three(tmp_path):
     return random_silos(tmp_path, SIZES)
 
 
-@pytest.mark.parametrize("name", [n for n, m in strategies().items() if not m.info.dp])
+@pytest.mark.parametrize("name", [n for n, m in strategies().items() if not m.info.training.dp])
 def test_a_method_that_is_not_private_says_why(three, name):
-    reason = strategies()[name].info.not_dp
+    reason = strategies()[name].info.training.dp
     assert "declare" not in reason
     fails(
         UserError, f"^dp = true: not with {name}: ", settings_of, three, strategy=name, dp=True

@@ -15,7 +15,7 @@ from two_layers import DEEP
 from benchmarks.robustness import cell
 from partitions.common.errors import UserError
 from server.run.reporter import Progress
-from strategies.base.bounded import UpdateBounds
+from strategies.base.aggregation.bounded import UpdateBounds
 from strategies.base.robust import (
     breakdown_point,
     choose,

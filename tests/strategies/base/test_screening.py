@@ -29,8 +29,8 @@ from two_layers import DEEP, quadratic_loss, quadratic_terms
 from benchmarks.robustness import cell, start_of
 from server.run.reporter import Progress
 from strategies import strategies
-from strategies.base.bounded import UpdateBounds, steps_are_comparable
-from strategies.base.info import RoundPlan, SiloInfo
+from strategies.base.aggregation.bounded import UpdateBounds, steps_are_comparable
+from strategies.base.plan import RoundPlan, SiloInfo
 from strategies.base.robust import (
     STRIP,
     excludable,

@@ -64,15 +64,17 @@ def whole(tmp_path):
 
 
 def test_the_methods_whose_server_needs_sums_only():
-    assert [name for name, method in strategies().items() if method.info.sums] == SUMS.split()
+    assert [
+        name for name, method in strategies().items() if method.info.aggregation.sums
+    ] == SUMS.split()
 
 
 @pytest.mark.parametrize("name", sorted(strategies().keys() - set(SUMS.split())))
 def test_another_method_is_refused_with_its_reason(three, name):
     said = fails(UserError, None, settings_of, three, strategy=name, **SECURE)
-    reason = strategies()[name].info.not_sums
+    reason = strategies()[name].info.aggregation.sums
     assert said == f"secure-aggregation = true: not with {name}: {reason}"
-    assert "does not declare" not in reason
+    assert "does not declare" not in str(reason)
 
 
 @typical(CALLED)
@@ -88,7 +90,7 @@ def test_the_sum_is_the_mean(whole, name, tiny_bn):
     assert plain.strategy.state.numbers == summed.strategy.state.numbers
     for silo in whole:
         assert_close(summed.personal(silo), plain.personal(silo), rtol=1e-5, atol=1e-5)
-    also = summed.strategy.info.sums_also
+    also = summed.strategy.info.summed_also
     assert bool(also) == (summed.values("bytes_up") != plain.values("bytes_up"))
 
 

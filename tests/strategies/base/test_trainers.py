@@ -53,7 +53,7 @@ def test_a_plain_loop_gives_the_built_in_trainings_bits(method, tmp_path, tiny_b
     options = {**DEEP, **OPTIONS, "momentum": 0.0, "optimizer_state": "reset"}
     options |= {**changes, "rounds": 3}
     info = strategies()[method].info
-    if not info.trainer:
+    if not info.training.trainer:
         with pytest.raises(UserError, match=f"trainer = {PLAIN}: not with {method}: "):
             federate(files, **options, trainer=PLAIN)
         return

@@ -260,7 +260,7 @@ def test_accumulated_parts_are_the_batch_with_weights_of_classes():
 def test_every_method_adds_up_the_parts_of_a_batch_or_refuses(method, tmp_path, tiny_bn):
     """The models are those of whole batches, up to the order of sums; batch normalisation sees parts."""
     files, options = two_rounds(method, tmp_path)
-    if not strategies()[method].info.plain_loss:
+    if not strategies()[method].info.training.plain_loss:
         with pytest.raises(UserError, match=rf"accumulate = 2: not for {method}"):
             federate(files, **options, accumulate=2)
         return
@@ -322,7 +322,7 @@ def test_half_of_twice_the_rate_is_the_rate_or_a_method_refuses(method, tmp_path
         if rate := getattr(own, field, 0.0):
             rates[f"{method}__{field}"] = rate
     twice = {key: 2 * rate for key, rate in rates.items()} | {"block_rates": "*=0.5"}
-    if strategies()[method].info.not_block_rates:
+    if not strategies()[method].info.training.block_rates:
         fails(
             UserError, rf"block-rates = .*not with {method}", federate, files, **options | twice
         )

@@ -13,9 +13,9 @@ from partitions.common.names import split_names, unknown_name
 from partitions.common.settings import Value as Value
 from partitions.common.settings import setting as setting
 from partitions.labels import TASKS
-from strategies.base.training.settings import MOST_ROUNDS as MOST_ROUNDS
-from strategies.base.training.settings import MOST_SAMPLES as MOST_SAMPLES
-from strategies.base.training.settings import LocalTraining
+from strategies.base.settings.training import MOST_ROUNDS as MOST_ROUNDS
+from strategies.base.settings.training import MOST_SAMPLES as MOST_SAMPLES
+from strategies.base.settings.training import LocalTraining
 
 MOST_SILOS = 1_000_000
 KRUM = ("krum", "multi-krum")

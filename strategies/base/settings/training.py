@@ -162,11 +162,11 @@ class LocalTraining:
         """The weight decay that is part of a step's gradient."""
         return 0.0 if self.optimizer == "adamw" else self.weight_decay
 
-    def check_rates(self, method: str, one_rate: str) -> None:
-        """Raise UserError for rates that a run cannot have. ``one_rate``: why the method takes no ``block-rates``."""
-        if read_shares(self.block_rates) and one_rate:
+    def check_rates(self, method: str, block_rates: bool | str) -> None:
+        """Raise UserError for rates that a run cannot have. ``block_rates``: whether the method takes them."""
+        if read_shares(self.block_rates) and not block_rates:
             raise UserError(
-                f"block-rates = {self.block_rates[:80]}: not with {method}: {one_rate}"
+                f"block-rates = {self.block_rates[:80]}: not with {method}: {block_rates}"
             )
         if self.warmup_rounds >= self.rounds:
             raise UserError(

@@ -55,8 +55,10 @@ def check_robust(info: MethodInfo, common: Common) -> None:
     whole = not any(kind.bounded for kind in info.uploads.values())  # nothing has a length
     if info.receives == "nothing" or (rule not in RULES and not (whole and rule == "clip")):
         return
-    if rule not in info.robust:
-        known = ", ".join(("none", *(() if whole else ("clip",)), "screen", *info.robust))
+    if rule not in info.aggregation.robust:
+        known = ", ".join(
+            ("none", *(() if whole else ("clip",)), "screen", *info.aggregation.robust)
+        )
         raise UserError(
             f"robust = {rule}: {info.name} takes no mean for which it could stand, or declares none: {known} are for it"
         )
@@ -73,7 +75,11 @@ def steps_are_comparable(info: MethodInfo) -> bool:
 
     Layers of different silos and duals have none. Such layers have no Krum either.
     """
-    return info.receives == "mean" and set(KRUM) <= set(info.robust) and not info.sends_duals
+    return (
+        info.receives == "mean"
+        and set(KRUM) <= set(info.aggregation.robust)
+        and not info.aggregation.sends_duals
+    )
 
 
 def replacement(common: Common) -> Callable[[Sequence[Tensor]], Tensor] | None:

@@ -1,1 +1,0 @@
-"""How a silo trains, whatever its method."""
