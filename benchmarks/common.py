@@ -98,11 +98,11 @@ def whole_run(values: Mapping[str, Any]) -> RoundLoop:
 
 def each_method(values: Mapping[str, Any], make: Callable[[dict[str, Any]], T]) -> dict[str, T]:
     """Call ``make`` on the settings with each method, except those that refuse them (fedbn without its layers)."""
-    made = {}
+    prepared = {}
     for name in sorted(strategies()):
         with contextlib.suppress(UserError):
-            made[name] = make({**values, "strategy": name})
-    return made
+            prepared[name] = make({**values, "strategy": name})
+    return prepared
 
 
 def random_pictures(file: Path, shape: Sequence[int], silos: int, samples: int) -> None:

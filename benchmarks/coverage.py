@@ -57,25 +57,25 @@ def study(rng: Generator, gains: Array, patients: Array | int, *, shared: bool =
 
     ``shared``: whether all seeds have the same test patients.
     """
-    found: Study = []
+    seeds_of: Study = []
     for row, n in zip(gains, np.broadcast_to(patients, len(gains)).tolist(), strict=True):
         base = rng.standard_normal((1 if shared else len(row), n))
-        own = rng.standard_normal(base.shape)
-        mine = CORRELATION * base + np.sqrt(1 - CORRELATION**2) * own
+        noise = rng.standard_normal(base.shape)
+        mine = CORRELATION * base + np.sqrt(1 - CORRELATION**2) * noise
         right = (mine < special.ndtri(np.clip(BASE + row, 0.01, 0.99))[:, None]).mean(axis=1)
         before = np.broadcast_to((base < special.ndtri(BASE)).mean(axis=1), right.shape)
         pairs = zip(right.tolist(), before.tolist(), strict=True)
-        found.append({s: difference(a, b, n) for s, (a, b) in enumerate(pairs)})
-    return found
+        seeds_of.append({s: difference(a, b, n) for s, (a, b) in enumerate(pairs)})
+    return seeds_of
 
 
 def difference(a: float, b: float, n: int) -> Gain:
     return Gain(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
 
 
-def interval_of(found: Study) -> Interval:
+def interval_of(results: Study) -> Interval:
     return over_hospitals(
-        [float(np.mean([d.mean for d in seeds.values()])) for seeds in found]
+        [float(np.mean([d.mean for d in seeds.values()])) for seeds in results]
     ).interval
 
 
@@ -92,12 +92,12 @@ def power(draws: int) -> Iterator[list[str]]:
         for seeds in (1, 2, 3, 5):
             row = [f"{hospitals}", f"{seeds}"]
             for mean in (0.05, 0.0):
-                rng, found = np.random.default_rng(3), []
+                rng, shown = np.random.default_rng(3), []
                 for _ in range(draws):
                     gains = np.repeat(rng.normal(mean, 0.03, (hospitals, 1)), seeds, axis=1)
                     patients = rng.integers(30, 201, hospitals)
-                    found.append(interval_of(study(rng, gains, patients, shared=False)))
-                covered, up, down = shares(found, mean)
+                    shown.append(interval_of(study(rng, gains, patients, shared=False)))
+                covered, up, down = shares(shown, mean)
                 row += [up, covered] if mean else [covered, up, down]
             yield row
 
@@ -133,11 +133,11 @@ def settings(draws: int) -> Iterator[list[str]]:
             row = [name, f"{patients}"]
             for hospitals in HOSPITALS:
                 rng = np.random.default_rng(3)
-                found = [
+                cases = [
                     interval_of(study(rng, spread(rng, hospitals)[:, None], patients))
                     for _ in range(draws)
                 ]
-                row.append(" ".join(shares(found, 0.0)))
+                row.append(" ".join(shares(cases, 0.0)))
             yield row
 
 
@@ -146,7 +146,7 @@ def over_seeds(draws: int) -> Iterator[list[str]]:
         for hospitals in (6, 12):
             row = [f"{common}", f"{hospitals}"]
             for seeds in (1, 2, 3, 5):
-                rng, found, moved = np.random.default_rng(3), [], []
+                rng, covered, moved = np.random.default_rng(3), [], []
                 for _ in range(draws):
                     together = rng.normal(0, common / 100, seeds)
                     gains = (
@@ -154,9 +154,9 @@ def over_seeds(draws: int) -> Iterator[list[str]]:
                         + together
                         + rng.normal(0, 0.02, (hospitals, seeds))
                     )
-                    found.append(interval_of(study(rng, gains, 200, shared=False)))
+                    covered.append(interval_of(study(rng, gains, 200, shared=False)))
                     moved.append(together.mean())
-                row.append(f"{shares(found, np.array(moved))[0]}, {shares(found, 0.0)[0]}")
+                row.append(f"{shares(covered, np.array(moved))[0]}, {shares(covered, 0.0)[0]}")
             yield row
 
 

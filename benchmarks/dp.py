@@ -51,22 +51,22 @@ def accountant() -> str:
 
     Also compare dp-accounting's privacy loss distributions, which are tighter than RDP: they must not be above ours.
     """
-    own, theirs = own_accountant(), import_module("dp_accounting")
+    ours, theirs = own_accountant(), import_module("dp_accounting")
     rdp, pld = import_module("dp_accounting.rdp"), import_module("dp_accounting.pld")
     lines, worst, inverse = [], 0.0, 0.0
     for noise, rate, steps, delta in settings():
         event = theirs.PoissonSampledDpEvent(rate, theirs.GaussianDpEvent(noise))
-        oracle, tighter = rdp.RdpAccountant(own.ORDERS), pld.PLDAccountant()
+        oracle, tighter = rdp.RdpAccountant(ours.ORDERS), pld.PLDAccountant()
         oracle.compose(event, steps)
         tighter.compose(event, steps)
         wanted, least = oracle.get_epsilon(delta), tighter.get_epsilon(delta)
-        found = own.epsilon(noise, rate, steps, delta)
-        assert found > least, (noise, rate, steps, delta)
-        again = own.noise_multiplier_for(found, rate, steps, delta)
-        worst = max(worst, abs(found / wanted - 1))
+        epsilon = ours.epsilon(noise, rate, steps, delta)
+        assert epsilon > least, (noise, rate, steps, delta)
+        again = ours.noise_multiplier_for(epsilon, rate, steps, delta)
+        worst = max(worst, abs(epsilon / wanted - 1))
         inverse = max(inverse, abs(again / noise - 1))
         lines.append(
-            f"| {noise:g} | {rate:g} | {steps} | {delta:g} | {found:.6g} | {wanted:.6g} | {least:.6g} | {again:.6g} |"
+            f"| {noise:g} | {rate:g} | {steps} | {delta:g} | {epsilon:.6g} | {wanted:.6g} | {least:.6g} | {again:.6g} |"
         )
     names = (
         "noise",
@@ -118,8 +118,8 @@ def attacks() -> str:
             : 2 if model == "small-cnn" else 3
         ]:
             for epsilon in EPSILONS:
-                found = invert(data, model, "fedavg", case, private(epsilon))
-                best = max(found, key=lambda line: (float(line[7]), -float(line[8])))
+                results = invert(data, model, "fedavg", case, private(epsilon))
+                best = max(results, key=lambda line: (float(line[7]), -float(line[8])))
                 lines.append([best[0], best[2], named(epsilon), *best[7:]])
                 print(lines[-1], file=sys.stderr)
     header = [
@@ -187,8 +187,10 @@ def own_names(dataset: str) -> str:
         return dataset
     import numpy as np
 
-    with np.load(dataset) as found:
-        kept = {key: found[key] for key in found.files if key.endswith(("_images", "_labels"))}
+    with np.load(dataset) as arrays:
+        kept = {
+            key: arrays[key] for key in arrays.files if key.endswith(("_images", "_labels"))
+        }
     file = Path(tempfile.mkdtemp()) / Path(dataset).name
     np.savez(
         file,
@@ -234,13 +236,13 @@ def final(dataset: str, size: int, method: str, epsilon: float) -> str:
         return "too few samples"
     reports = loop.settings.strategy.info.reports
     last = ROUNDS + 1 if reports == "received" else ROUNDS
-    found = [
+    scores = [
         row.value
         for row in loop.history.rows
         if (row.round, row.split, row.snapshot, row.metric)
         == (last, "test", reports, "accuracy")
     ]
-    return f"{100 * sum(found) / len(found):.1f}"
+    return f"{100 * sum(scores) / len(scores):.1f}"
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -286,11 +288,11 @@ def audit(parts: Sequence[str]) -> str:
         raise SystemExit(
             f"python -m benchmarks.dp audit: {unknown[0]} is none of {', '.join(PARTS)}"
         )
-    found = []
+    texts = []
     for part in parts or PARTS:
-        found.append(f"## {part}\n\n{PARTS[part]()}\n")
-        print(found[-1], file=sys.stderr)
-    return "\n".join(found)
+        texts.append(f"## {part}\n\n{PARTS[part]()}\n")
+        print(texts[-1], file=sys.stderr)
+    return "\n".join(texts)
 
 
 def measure(arguments: Sequence[str]) -> str:

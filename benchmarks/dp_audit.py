@@ -98,15 +98,15 @@ def planted(fault: str, turns: np.ndarray) -> Iterator[None]:
     )
 
     def without_a_layer(sum_: Tensor, deviation: float, key: bytes) -> Tensor:
-        found = noised(sum_, deviation, key)
-        found[: len(found) // 2] = sum_[: len(found) // 2].double()
-        return found
+        result = noised(sum_, deviation, key)
+        result[: len(result) // 2] = sum_[: len(result) // 2].double()
+        return result
 
     def after_averaging(self: Any, x: Any, y: Tensor, *rest: Any) -> Any:
         clip, self.clip_norm = self.clip_norm, 1e9
-        found, value = total(self, x, y, *rest)
+        result, value = total(self, x, y, *rest)
         self.clip_norm = clip
-        return found * min(1.0, clip * max(len(y), 1) / float(found.norm() + 1e-6)), value
+        return result * min(1.0, clip * max(len(y), 1) / float(result.norm() + 1e-6)), value
 
     def by_turns(self: PrivateTraining, call: int, epoch: int, device: torch.device) -> Any:
         steps = self.sampling.steps_of_epoch(epoch)
@@ -142,10 +142,10 @@ def audit(
     silo = Silo("a", train, empty, empty, model, lambda purpose: start)
     state, received, claimed = State(), start, []
     gradients: list[Tensor] = []
-    own = PrivateTraining.gradient
+    real = PrivateTraining.gradient
 
-    def seen(self: PrivateTraining, *given: Any) -> Tensor:
-        value = own(self, *given)
+    def seen(self: PrivateTraining, *batch: Any) -> Tensor:
+        value = real(self, *batch)
         gradients.append(self.model.gradient * self.sampling.divisor)
         return value
 
@@ -213,12 +213,12 @@ def lines(canaries: int, guesses: int, rounds: int) -> Iterator[str]:
     torch.set_num_threads(1)
     for target in (1.0, 3.0, 8.0):
         for fault in FAULTS:
-            found = audit(
+            views = audit(
                 target, fault=fault, canaries=canaries, guesses=guesses, rounds=rounds
             )
-            line = ", ".join(f"{f.view} {f.bound:.2f}" for f in found)
-            note = " EXCEEDED" if any(f.bound > f.claimed for f in found) else ""
-            yield f"claimed {found[0].claimed:.2f}, fault {fault}: {line}; at most {found[0].most:.2f}{note}"
+            line = ", ".join(f"{f.view} {f.bound:.2f}" for f in views)
+            note = " EXCEEDED" if any(f.bound > f.claimed for f in views) else ""
+            yield f"claimed {views[0].claimed:.2f}, fault {fault}: {line}; at most {views[0].most:.2f}{note}"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -70,8 +70,8 @@ def peak(call: Callable[[], object]) -> int:
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as seen:
         call()
-    found = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    sizes = [e.nbytes() for e in sorted(found, key=lambda e: e.start_ns())]
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
     return max(accumulate(sizes), default=0)
 
 
@@ -178,12 +178,13 @@ def costs(names: Sequence[str], repeats: int, opacus: bool = False) -> Iterator[
             more, difference = opacus_calls(name, x, y, total)
             calls |= more
             apart = f"; a step differs from Opacus's by {difference:.1e}"
-        found = in_turns(calls, repeats)
+        times_of = in_turns(calls, repeats)
         # The model, its gradient, the batch
         kept = 8 * model.layout.size + x.numel() * x.element_size()
         most = {what: kept + peak(calls[what]) for what in ("plain", "private")}
         times = ", ".join(
-            f"{what} {ms:.1f} ms ({ms / found['plain']:.1f})" for what, ms in found.items()
+            f"{what} {ms:.1f} ms ({ms / times_of['plain']:.1f})"
+            for what, ms in times_of.items()
         )
         sizes = f"{most['plain'] / 1e6:.1f} MB, {most['private'] / 1e6:.1f} MB ({most['private'] / most['plain']:.2f})"
         how = "together" if all(clipping.tried.values()) else "one by one"

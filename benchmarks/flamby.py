@@ -66,10 +66,10 @@ class Benchmark(NamedTuple):
 
 
 def _adaptive(method: str, learning_rate: float, server: float) -> dict[str, Any]:
-    own: dict[str, Any] = {"server-learning-rate": server, "tau": 1e-8, "beta-1": 0.9}
+    settings: dict[str, Any] = {"server-learning-rate": server, "tau": 1e-8, "beta-1": 0.9}
     if method != "fedadagrad":
-        own["beta-2"] = 0.999
-    return {"learning-rate": learning_rate, **{f"{method}.{k}": v for k, v in own.items()}}
+        settings["beta-2"] = 0.999
+    return {"learning-rate": learning_rate, **{f"{method}.{k}": v for k, v in settings.items()}}
 
 
 def _alone(learning_rate: float, epochs: int) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def _alone(learning_rate: float, epochs: int) -> dict[str, Any]:
     return {**alone, "learning-rate": learning_rate}
 
 
-def _sgd(learning_rate: float, **own: Any) -> dict[str, Any]:
-    return {"learning-rate": learning_rate, **own}
+def _sgd(learning_rate: float, **more: Any) -> dict[str, Any]:
+    return {"learning-rate": learning_rate, **more}
 
 
 HEART = Benchmark(
@@ -174,8 +174,8 @@ def write_start(path: Path, benchmark: Benchmark, seed: int) -> None:
 
 def scores(benchmark: Benchmark, method: str, seed: int) -> dict[str, float]:
     """Return each silo's test score after the last round: of the shared model, or for ``local`` of its own."""
-    own = benchmark.cells[method].settings
-    settings = {**COMMON, **benchmark.settings, **own, "strategy": method, "seed": seed}
+    settings = {**COMMON, **benchmark.settings, **benchmark.cells[method].settings}
+    settings |= {"strategy": method, "seed": seed}
     settings |= {"dataset": benchmark.dataset, "evaluate-every": settings["rounds"]}
     with BySamples(), TemporaryDirectory() as folder:
         start = Path(folder) / "start.safetensors"
@@ -212,14 +212,14 @@ def benchopt_config(benchmark: Benchmark) -> dict[str, Any]:
     """Return owkin/benchmark_flamby's file of settings: FLamby's federated methods with the rates of its own model."""
     solvers = []
     for method, solver in SOLVERS.items():
-        own = {"batch_size": benchmark.settings["batch-size"]}
-        own["num_updates"] = COMMON["local-steps"]
+        sizes = {"batch_size": benchmark.settings["batch-size"]}
+        sizes["num_updates"] = COMMON["local-steps"]
         for key, value in benchmark.cells[method].settings.items():
             name = PARAMETERS[key.rpartition(".")[2]]
-            own[name] = value * benchmark.outputs if name.endswith("learning_rate") else value
+            sizes[name] = value * benchmark.outputs if name.endswith("learning_rate") else value
         if method == "scaffold":
-            own["server_learning_rate"] = 1.0
-        values = ",".join(f"{name}={value}" for name, value in sorted(own.items()))
+            sizes["server_learning_rate"] = 1.0
+        values = ",".join(f"{name}={value}" for name, value in sorted(sizes.items()))
         solvers.append(f"{solver}[{values}]")
     return {
         "dataset": [f"{benchmark.name}[seed={SEEDS[0]},test=test,train=fl]"],

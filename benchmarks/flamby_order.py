@@ -52,12 +52,14 @@ def regions() -> list[Region]:
     data = load_dataset("tcga-brca")
     assert data.groups is not None
     parts = [(torch.tensor(part.x), torch.tensor(part.y)) for part in (data.train, data.test)]
-    first, found = len(parts[0][0]), []
+    first, result = len(parts[0][0]), []
     for rows in data.groups.values():
         train, test = rows[rows < first], rows[rows >= first] - first
         x, y = parts[1]
-        found.append(Region(TensorDataset(*(of[train] for of in parts[0])), (x[test], y[test])))
-    return found
+        result.append(
+            Region(TensorDataset(*(of[train] for of in parts[0])), (x[test], y[test]))
+        )
+    return result
 
 
 def step(network: nn.Module, optimizer: torch.optim.Optimizer, batch: list[Tensor]) -> None:
@@ -73,17 +75,17 @@ def step(network: nn.Module, optimizer: torch.optim.Optimizer, batch: list[Tenso
 
 def local(order: int, network: nn.Module) -> list[float]:
     """Return each region's C-index of its own network: 30 epochs of Adam."""
-    found = []
+    result = []
     for region in regions():
-        own = copy.deepcopy(network)
+        model = copy.deepcopy(network)
         torch.manual_seed(order)
         settings = BRCA.cells["local"].settings
-        optimizer = torch.optim.Adam(own.parameters(), lr=settings["learning-rate"])
+        optimizer = torch.optim.Adam(model.parameters(), lr=settings["learning-rate"])
         for _ in range(settings["local-epochs"]):
             for batch in region.loader:
-                step(own, optimizer, batch)
-        found.append(region.score(own))
-    return found
+                step(model, optimizer, batch)
+        result.append(region.score(model))
+    return result
 
 
 @torch.no_grad()
@@ -101,12 +103,12 @@ def fedadagrad(order: int, network: nn.Module) -> list[float]:
     for _ in range(BRCA.settings["rounds"]):
         mean = torch.zeros_like(x)
         for region in every:
-            own = copy.deepcopy(network)
-            optimizer = torch.optim.SGD(own.parameters(), lr=settings["learning-rate"])
+            model = copy.deepcopy(network)
+            optimizer = torch.optim.SGD(model.parameters(), lr=settings["learning-rate"])
             with torch.enable_grad():
                 for _ in range(100):
-                    step(own, optimizer, region.next())
-            change = nn.utils.parameters_to_vector(own.parameters()) - x
+                    step(model, optimizer, region.next())
+            change = nn.utils.parameters_to_vector(model.parameters()) - x
             mean += change * region.size / samples
         m, v = beta * m + (1 - beta) * mean, v + mean**2
         x = x + rate * m / (v.sqrt() + tau)
@@ -120,7 +122,7 @@ def row(name: str, train: Callable[[int, nn.Module], list[float]], other: int) -
     for seed in SEEDS:
         torch.manual_seed(seed)
         scores.append(train(seed + other, nn.Linear(BRCA.columns, 1)))
-    means = [statistics.fmean(one) for one in scores]
+    means = [statistics.fmean(values) for values in scores]
     return [
         name,
         f"seed + {other}" if other else "FLamby's",

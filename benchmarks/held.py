@@ -91,7 +91,9 @@ def held(pid: int, role: str) -> int:
 
 def available() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(one.split()[1]) * 1024 for one in lines if one.startswith("MemAvailable"))
+    return next(
+        int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+    )
 
 
 class Watch:
@@ -111,25 +113,25 @@ class Watch:
         self.thread.join()
 
     def _watch(self) -> None:
-        found, looked = dict[int, str](), 0.0
+        roles, looked = dict[int, str](), 0.0
         template = template_pid(self.directory / "warm.sock")
         while not self.over.wait(EVERY_SECONDS):
             if time.monotonic() - looked > 0.5:
                 looked = time.monotonic()
-                found = {
-                    one.pid: role
-                    for one in processes.find(self.directory)
+                roles = {
+                    process.pid: role
+                    for process in processes.find(self.directory)
                     for text, role in ROLES.items()
-                    if text in one.command and one.pid != template
+                    if text in process.command and process.pid != template
                 }
                 if available() < SHORT:
                     print("memory is short: the federation is ended", flush=True)
                     processes.end(processes.find(self.directory), grace=0)
-            now = {pid: held(pid, role) for pid, role in found.items()}
+            now = {pid: held(pid, role) for pid, role in roles.items()}
             sums = {"a silo": 0}
             for pid, size in now.items():
-                self.peaks[found[pid]] = max(self.peaks[found[pid]], size)
-                sums["a silo"] += size if found[pid] in ("SuperNode", "app") else 0
+                self.peaks[roles[pid]] = max(self.peaks[roles[pid]], size)
+                sums["a silo"] += size if roles[pid] in ("SuperNode", "app") else 0
             self.peaks["all silos"] = max(self.peaks["all silos"], sums["a silo"])
 
 
@@ -164,17 +166,17 @@ def main() -> None:
     parser.add_argument("--network", choices=NETWORKS, default="resnet50")
     parser.add_argument("--silos", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with homes() as folder:
-        names = [f"hospital-{i + 1:02d}" for i in range(given.silos)]
+        names = [f"hospital-{i + 1:02d}" for i in range(args.silos)]
         for name in names:
-            write_data(folder / f"{name}.npz", given.network)
+            write_data(folder / f"{name}.npz", args.network)
         lines = [f"  - {{name: {name}, data: {name}.npz, policy: public}}" for name in names]
         (folder / "federation.yaml").write_text("\n".join(["name: held", "silos:", *lines, ""]))
         os.environ["OMP_NUM_THREADS"] = "1"
         up = local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
         try:
-            measure(given, folder, up.directory)
+            measure(args, folder, up.directory)
         finally:
             processes.end(processes.find(up.directory), grace=5.0)
 
@@ -185,25 +187,20 @@ def largest(file: Path) -> int:
         return max(int(content.get_tensor(name).nbytes) for name in content.keys())  # noqa: SIM118
 
 
-def measure(given: argparse.Namespace, folder: Path, directory: Path) -> None:
-    rounds = {
-        "rounds": given.rounds,
-        "batch-size": 16,
-        "local-epochs": 1,
-        "learning-rate": 1e-3,
-    }
+def measure(args: argparse.Namespace, folder: Path, directory: Path) -> None:
+    rounds = {"rounds": args.rounds, "batch-size": 16, "local-epochs": 1, "learning-rate": 1e-3}
     # Of the same library: what its import takes is no copy of the model
-    small = "benchmarks.held:small_bert" if given.network == "bert" else "resnet8"
+    small = "benchmarks.held:small_bert" if args.network == "bert" else "resnet8"
     rows = []
-    for strategy in given.strategies.split(","):
+    for strategy in args.strategies.split(","):
         of = {**rounds, "strategy": strategy}
         base, _ = run(directory, {**of, "model": small, "out": str(folder / f"{strategy}-s")})
-        large = {**of, "model": NETWORKS[given.network], "out": str(folder / strategy)}
+        large = {**of, "model": NETWORKS[args.network], "out": str(folder / strategy)}
         peaks, out = run(directory, large)
         size = largest(next(out.rglob("*.safetensors")))
         roles = ["SuperNode", "app", "SuperLink", "ServerApp"]
         parts = [peaks[role] - base[role] for role in roles]
-        each = (peaks["all silos"] - base["all silos"]) / given.silos
+        each = (peaks["all silos"] - base["all silos"]) / args.silos
         rows.append(
             [strategy, *(f"{part / size:.1f}" for part in (*parts, each)), f"{size / 1e6:.0f}"]
         )

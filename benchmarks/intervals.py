@@ -57,8 +57,8 @@ def r2(n: int, true: float) -> Draw:
 
 
 def measured(task: str, outputs: np.ndarray, y: np.ndarray) -> Interval:
-    found = task_of(task).measure(torch.tensor(outputs), torch.tensor(y))
-    return found["score_low"], found["score_high"]
+    metrics = task_of(task).measure(torch.tensor(outputs), torch.tensor(y))
+    return metrics["score_low"], metrics["score_high"]
 
 
 def cohort(
@@ -130,9 +130,9 @@ def main() -> None:
     draws = parser.parse_args().draws
     for name, draw, true in CASES:
         rng = np.random.default_rng(3)
-        found = [(low, high) for low, high in (draw(rng) for _ in range(draws)) if low == low]
+        drawn = [(low, high) for low, high in (draw(rng) for _ in range(draws)) if low == low]
         print(
-            f"{name:50} {np.mean([low <= true <= high for low, high in found]):.3f}", flush=True
+            f"{name:50} {np.mean([low <= true <= high for low, high in drawn]):.3f}", flush=True
         )
 
 

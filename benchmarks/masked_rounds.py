@@ -46,14 +46,14 @@ Steps = Mapping[str, Tensor]  # a round's weighted steps, by silo
 
 def steps_of(settings: Mapping[str, Any], size: int) -> list[Steps]:
     """Return the weighted steps of all silos in each round of a run, with equal weights in a group of this size."""
-    found: list[Steps] = []
+    steps: list[Steps] = []
     real = PersonalizedStrategy.aggregate
 
     def note(strategy: PersonalizedStrategy, updates: Sequence[Update]) -> None:
         weights = dict(zip((u.silo for u in updates), strategy.weights(updates), strict=True))
         for group in groups_of(weights, size):
             weights |= dict.fromkeys(group, sum(weights[silo] for silo in group) / len(group))
-        found.append(
+        steps.append(
             {
                 u.silo: weights[u.silo]
                 / sum(weights.values())
@@ -65,19 +65,21 @@ def steps_of(settings: Mapping[str, Any], size: int) -> list[Steps]:
 
     with mock.patch.object(PersonalizedStrategy, "aggregate", note):
         whole_run({**RUN, **settings})
-    return found
+    return steps
 
 
 def cosines(rounds: Sequence[Steps], size: int) -> list[float]:
     """Return the cosine of S_r - S_{r+1} with the step of round r of each silo that is missing in round r + 1."""
-    found, groups = [], groups_of(rounds[0], size)
+    result, groups = [], groups_of(rounds[0], size)
     for before, after in itertools.pairwise(rounds):
         whole = torch.stack([*before.values()]).sum(0)
         for silo, step in before.items():
             gone = next(group for group in groups if silo in group)
-            less = torch.stack([own for name, own in after.items() if name not in gone]).sum(0)
-            found.append(float(torch.cosine_similarity(whole - less, step, dim=0)))
-    return found
+            less = torch.stack(
+                [later for name, later in after.items() if name not in gone]
+            ).sum(0)
+            result.append(float(torch.cosine_similarity(whole - less, step, dim=0)))
+    return result
 
 
 def main() -> None:
@@ -85,9 +87,9 @@ def main() -> None:
     rows = []
     for beta, size in itertools.product((0.1, 1.0, 100.0), SIZES):
         values = [
-            one
+            cosine
             for seed in (1, 2, 3)
-            for one in cosines(steps_of({"dirichlet.beta": beta, "seed": seed}, size), size)
+            for cosine in cosines(steps_of({"dirichlet.beta": beta, "seed": seed}, size), size)
         ]
         ends = [f"{end:.2f}" for end in np.quantile(values, (0.5, 0.9, 1.0))]
         rows.append([f"`dirichlet.beta = {beta:g}`", str(size), *ends])

@@ -71,23 +71,23 @@ def best_by_samples(rows: Sequence[Row], snapshot: str) -> float:
 
 def best_of_each(rows: Sequence[Row], snapshot: str) -> list[float]:
     """Return FedAPM's statistics: mean test accuracy, weighted F1 and AUC over silos, each in its own best round."""
-    found = []
+    best = []
     for metric in ("accuracy", "weighted_f1", "auc"):
         values = values_by_round(rows, "test", snapshot, metric)
-        found.append(
+        best.append(
             max((statistics.fmean(v.values()) for v in values.values()), default=math.nan)
         )
-    return found
+    return best
 
 
 def selected(rows: Sequence[Row], metric: str = "macro_f1") -> dict[str, Row]:
     """Return each silo's test metric of its personal model in the round with the least validation loss."""
-    own = [r for r in rows if r.snapshot == "personal" and not math.isnan(r.value)]
+    personal = [r for r in rows if r.snapshot == "personal" and not math.isnan(r.value)]
     chosen: dict[str, tuple[float, int]] = {}
-    for r in own:
+    for r in personal:
         if (r.split, r.metric) == ("val", "loss"):
             chosen[r.silo] = min(chosen.get(r.silo, (math.inf, 0)), (r.value, r.round))
-    tested = {(r.silo, r.round): r for r in own if (r.split, r.metric) == ("test", metric)}
+    tested = {(r.silo, r.round): r for r in personal if (r.split, r.metric) == ("test", metric)}
     return {silo: tested[silo, at] for silo, (_, at) in chosen.items() if (silo, at) in tested}
 
 
@@ -106,11 +106,11 @@ def median_interval(samples: Sequence[float], draws: int = 10_000) -> tuple[floa
 
 def silo_medians(seeds: Mapping[int, list[Row]]) -> dict[str, float]:
     """Return each silo's median over seeds of its selected F1."""
-    found: dict[str, list[float]] = defaultdict(list)
+    of_silos: dict[str, list[float]] = defaultdict(list)
     for rows in seeds.values():
         for silo, row in selected(rows).items():
-            found[silo].append(row.value)
-    return {silo: statistics.median(f1) for silo, f1 in found.items()}
+            of_silos[silo].append(row.value)
+    return {silo: statistics.median(f1) for silo, f1 in of_silos.items()}
 
 
 def accuracy_lines(runs: Runs) -> list[list[str]]:
@@ -125,7 +125,7 @@ def accuracy_lines(runs: Runs) -> list[list[str]]:
                     best_by_samples(rows, snapshot) for rows in seeds.values()
                 )
                 each = [best_of_each(rows, snapshot) for rows in seeds.values()]
-                own = " ".join(
+                texts = " ".join(
                     f"{100 * statistics.fmean(column):.1f}"
                     for column in zip(*each, strict=True)
                 )
@@ -136,7 +136,7 @@ def accuracy_lines(runs: Runs) -> list[list[str]]:
                         f"{mean:.2f}",
                         at,
                         f"{weighted_:.2f}",
-                        own,
+                        texts,
                         str(len(best)),
                     ]
                 )

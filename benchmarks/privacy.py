@@ -241,9 +241,9 @@ class Attack:
         return x.detach()
 
 
-def assigned(found: Tensor, true: Tensor) -> Tensor:
+def assigned(candidates: Tensor, true: Tensor) -> Tensor:
     """Return for each true sample the squared distance to its assigned reconstruction; inf without one."""
-    distances = torch.cdist(true.flatten(1), found.flatten(1)).square()
+    distances = torch.cdist(true.flatten(1), candidates.flatten(1)).square()
     rows, columns = linear_sum_assignment(distances.numpy())
     result = torch.full((len(true),), torch.inf)
     result[torch.from_numpy(rows)] = distances[
@@ -261,11 +261,11 @@ def write_silos(
     files, chosen = {}, {}
     for k in range(silos):
         name = f"silo-{k + 1}"
-        own, rest = order[k * case.samples : (k + 1) * case.samples], order[-20:]
-        parts = {"train": own, "val": rest[:10], "test": rest[10:]}
+        chosen_rows, rest = order[k * case.samples : (k + 1) * case.samples], order[-20:]
+        parts = {"train": chosen_rows, "val": rest[:10], "test": rest[10:]}
         arrays = {f"x_{part}": data.x[rows].numpy() for part, rows in parts.items()}
         arrays |= {f"y_{part}": data.y[rows].numpy() for part, rows in parts.items()}
-        files[name], chosen[name] = folder / f"{name}.npz", own
+        files[name], chosen[name] = folder / f"{name}.npz", chosen_rows
         np.savez(files[name], classes=np.array(data.classes), **arrays)  # type: ignore[arg-type]
     return files, chosen
 
@@ -293,15 +293,15 @@ def invert(
     mean, near = [], []
     for silo in list(files)[: VICTIMS[case.samples]]:
         true = data.x[chosen[silo]]
-        own = next(s for s in seen if (s.round, s.silo) == (case.round, silo))
-        attack = Attack(settings, strategy, own, case, true, data.y[chosen[silo]])
-        found = {
+        message = next(s for s in seen if (s.round, s.silo) == (case.round, silo))
+        attack = Attack(settings, strategy, message, case, true, data.y[chosen[silo]])
+        candidates = {
             "quotients": attack.quotients(),
             "matching": attack.matching(0.01 if data.x.ndim == 4 else 0.0),
         }
         mean += ((true - data.x.mean(0)).flatten(1).square().sum(1) / data.spread).tolist()
         near += data.nearest_other(chosen[silo]).tolist()
-        for name, x in found.items():
+        for name, x in candidates.items():
             if x is not None and len(x):
                 x = x.clamp(float(data.x.min()), float(data.x.max())) if data.x.ndim == 4 else x
                 errors[name] += (assigned(x, true) / data.spread).tolist()
@@ -324,7 +324,7 @@ def invert(
 
 def inversion() -> str:
     table_of, pictures = subject("breast-cancer"), subject("digits")
-    one = [Case(8, 8, 1), Case(8, 8, 5)]
+    eight = [Case(8, 8, 1), Case(8, 8, 5)]
     plan = [(table_of, "mlp", "fedavg", CASES), (pictures, "mlp", "fedavg", CASES)]
     plan += [
         (
@@ -335,7 +335,7 @@ def inversion() -> str:
         )
     ]
     plan += [
-        (table_of, "mlp", method, [Case(1, 1, 1), *one]) for method in ("fedper", "lg-fedavg")
+        (table_of, "mlp", method, [Case(1, 1, 1), *eight]) for method in ("fedper", "lg-fedavg")
     ]
     lines = []
     for data, model, method, cases in plan:
@@ -392,21 +392,21 @@ def labels_of(
     more: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Return the overlap of the estimated and the true histogram in these rounds, mean over silos."""
-    given = {
+    values = {
         "dataset": dataset,
         "model": model,
         "local-epochs": epochs,
         "batch-size": 10,
         "silos": 12,
     }
-    given |= {
+    values |= {
         "partition": "dirichlet",
         "dirichlet.beta": 0.3,
         "rounds": max(rounds),
         **(more or {}),
     }
-    settings = parse_settings({**PLAIN, **given})
-    strategy, seen = watch(given)
+    settings = parse_settings({**PLAIN, **values})
+    strategy, seen = watch(values)
     parts = {silo_name(i): part_of(settings.division, i) for i in range(12)}
     shape, classes = next(iter(parts.values())).input_shape, next(iter(parts.values())).classes
     name, options = settings.model_for(shape)
@@ -424,13 +424,13 @@ def labels_of(
         n: torch.bincount(torch.from_numpy(p.train.y), minlength=classes)
         for n, p in parts.items()
     }
-    found: dict[int, list[float]] = {r: [] for r in rounds}
-    for s in (s for s in seen if s.round in found):
+    overlaps: dict[int, list[float]] = {r: [] for r in rounds}
+    for s in (s for s in seen if s.round in overlaps):
         n = int(true[s.silo].sum())
         shares = shares_from_bias(
             s, network, others, epochs * -(-n // 10), settings.common.learning_rate
         )
-        found[s.round].append(overlap(shares, true[s.silo] / n))
+        overlaps[s.round].append(overlap(shares, true[s.silo] / n))
     everyone = torch.stack(list(true.values())).sum(0).float()
     guess = statistics.fmean(
         overlap(everyone / everyone.sum(), t / t.sum()) for t in true.values()
@@ -438,7 +438,7 @@ def labels_of(
     return [
         f"{dataset}, {model}",
         str(epochs),
-        *(f"{statistics.fmean(found[r]):.2f}" for r in rounds),
+        *(f"{statistics.fmean(overlaps[r]):.2f}" for r in rounds),
         f"{guess:.2f}",
     ]
 
@@ -446,7 +446,7 @@ def labels_of(
 def labels() -> str:
     rounds = (1, 2, 5, 20)
     subjects = [("breast-cancer", "mlp"), ("digits", "mlp"), ("digits", "small-cnn")]
-    lines = [labels_of(*one, epochs, rounds) for one in subjects for epochs in (1, 2, 5)]
+    lines = [labels_of(*case, epochs, rounds) for case in subjects for epochs in (1, 2, 5)]
     return table(
         lines,
         ["data, network", "epochs", *(f"round {r}" for r in rounds), "guess: all silos' mean"],

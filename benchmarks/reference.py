@@ -62,9 +62,9 @@ def check_plan(folder: Path, name: str) -> None:
         )
 
 
-def read_names(given: str, option: str, known: Sequence[str]) -> list[str]:
+def read_names(text: str, option: str, known: Sequence[str]) -> list[str]:
     """Return the names of an option, in the table's order; all, if none is given. Raises UserError."""
-    wanted = [name.strip() for name in given.split(",") if name.strip()]
+    wanted = [name.strip() for name in text.split(",") if name.strip()]
     for name in wanted:
         if name not in known:
             raise unknown_name(option, name, known)

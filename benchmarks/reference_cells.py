@@ -101,25 +101,25 @@ class Cell(NamedTuple):
         ]
 
     def settings(self, form: Form) -> dict[str, Any]:
-        own: dict[str, Any] = {"dataset": self.dataset, **COMMON, **SETS[self.dataset]}
+        values: dict[str, Any] = {"dataset": self.dataset, **COMMON, **SETS[self.dataset]}
         strategy = strategy_of(self.method)
-        if own.get("dp") and strategy == alone():
-            own = {key: v for key, v in own.items() if not key.startswith("dp")} | ALONE
+        if values.get("dp") and strategy == alone():
+            values = {key: v for key, v in values.items() if not key.startswith("dp")} | ALONE
         if (
             self.method.endswith(BOOSTED)
             or strategies()[strategy].info.training.trees == "only"
         ):
-            room = form.rounds * TREES["local-epochs"] * (own["silos"] + 1)
-            own |= {**TREES, "trees.capacity": room}
+            room = form.rounds * TREES["local-epochs"] * (values["silos"] + 1)
+            values |= {**TREES, "trees.capacity": room}
         else:
-            own |= NETWORK
-        own |= {"rounds": form.rounds, "strategy": strategy, "seed": self.seed}
-        return own | ({"hold-out": self.held} if self.held else {})
+            values |= NETWORK
+        values |= {"rounds": form.rounds, "strategy": strategy, "seed": self.seed}
+        return values | ({"hold-out": self.held} if self.held else {})
 
 
 def ordered_methods() -> list[str]:
     """Return the rows: all methods that train, and boosted trees with those that have them, too; FIRST's first."""
-    known = {name: found.info for name, found in sorted(strategies().items())}
+    known = {name: method.info for name, method in sorted(strategies().items())}
     rows = [name for name, info in known.items() if info.trains]
     rows += [name + BOOSTED for name, info in known.items() if info.training.trees == "also"]
     return [*FIRST, *(name for name in rows if name not in FIRST)]
@@ -176,8 +176,8 @@ def execute_trial(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
         return {**line, "validation": None, "why": " ".join(str(error).split())}
     finished = loop.finish_run()
     entry = run_summary(loop.history, finished)
-    for own in entry["per_silo"].values():
-        own["evidence"] = {}  # lists of bins and sets, which the table does not show
+    for silo in entry["per_silo"].values():
+        silo["evidence"] = {}  # lists of bins and sets, which the table does not show
     rows, score = loop.history.rows, str(entry["score"])
     validated = values_by_round(rows, "val", str(entry["reports"]), score)
     best = max((statistics.fmean(of.values()) for of in validated.values() if of), default=None)
@@ -188,9 +188,9 @@ def execute_trial(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
 
 def best_of(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> dict[str, Any] | None:
     """Return the line of a cell's best trial on validation data; None where the cell is not finished, or has none."""
-    own = cell.lines(lines, form)
-    scored = [line for line in own if line["validation"] is not None]
-    if len(own) < form.trials or not scored:
+    trials = cell.lines(lines, form)
+    scored = [line for line in trials if line["validation"] is not None]
+    if len(trials) < form.trials or not scored:
         return None
     return max(scored, key=lambda line: (line["validation"], -line["trial"]))
 

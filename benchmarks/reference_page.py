@@ -170,8 +170,8 @@ def why_failed(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> str:
 
 def kind_of(method: str) -> str:
     """Return the score of an unseen hospital: as it receives the model, or where it has a part to train, after that."""
-    given = strategies()[strategy_of(method)].info.newcomer
-    return "zero_shot" if given in ("model", "mixture") else "personalised"
+    newcomer = strategies()[strategy_of(method)].info.newcomer
+    return "zero_shot" if newcomer in ("model", "mixture") else "personalised"
 
 
 def unseen_text(study: StudyResults, method: str, compared: int) -> str:
@@ -198,9 +198,12 @@ def mean_text(study: StudyResults, method: str) -> str:
     return f"{percent(mean)} ± {percent(deviation)}"
 
 
-def row_of(found: FinishedStudies, method: str) -> list[str]:
+def row_of(finished: FinishedStudies, method: str) -> list[str]:
     """Return a method's texts, without its chart, in the order of HEAD."""
-    study, gain = found.study, found.gains.get(method, Gain(math.nan, (math.nan, math.nan)))
+    study, gain = (
+        finished.study,
+        finished.gains.get(method, Gain(math.nan, (math.nan, math.nan))),
+    )
     assert study is not None
     silo = worst(study, method)
     calibration = list(over_silos(study, method, calibration_of(study)[0]).values())
@@ -217,7 +220,7 @@ def row_of(found: FinishedStudies, method: str) -> list[str]:
         points(gain.mean),
         between(gain) or "–",
         SHOWN[gain.shown],
-        unseen_text(study, method, found.compared),
+        unseen_text(study, method, finished.compared),
         number(statistics.fmean(map(abs, calibration)), 3) if calibration else "–",
         number(max(spent, default=math.nan), 1),
         size_text(size),
@@ -268,8 +271,8 @@ PAGE = """{% from "report/macros.html" import table, cells with context %}<!DOCT
 
 def html_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
     parts = []
-    for found in every:
-        gains = found.gains
+    for finished in every:
+        gains = finished.gains
         ends = [
             abs(end)
             for gain in gains.values()
@@ -278,10 +281,10 @@ def html_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
         ]
         most = max(sorted(ends)[: math.ceil(0.9 * len(ends))], default=1.0) or 1.0
         rows = []
-        for method in found.study.methods if found.study else ():
-            name, *values = row_of(found, method)
+        for method in finished.study.methods if finished.study else ():
+            name, *values = row_of(finished, method)
             rows.append((name, [*values[:4], chart(gains.get(method), most), *values[4:]]))
-        parts.append((found, rows))
+        parts.append((finished, rows))
     head = [*HEAD[:5], "chart", *HEAD[5:]]
     template = report_environment().from_string(PAGE)
     return template.render(sort=Markup(SORT), lead=lead, parts=parts, head=head)
@@ -290,12 +293,12 @@ def html_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
 def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
     """Return what the whole page says first: what is shown, of the negative control, and what is missing."""
     parts = [
-        f"{word} on {found.dataset}: {', '.join(names)}."
-        for found in every
+        f"{word} on {finished.dataset}: {', '.join(names)}."
+        for finished in every
         for sign, word in ((1, "Gain over training alone"), (-1, "Loss"))
-        if (names := found.shown(sign))
+        if (names := finished.shown(sign))
     ]
-    control = next(found for found in every if found.dataset == NOTHING_TO_GAIN)
+    control = next(finished for finished in every if finished.dataset == NOTHING_TO_GAIN)
     return [
         *(parts or ["No difference from training alone is shown on any set."]),
         f"The negative control {NOTHING_TO_GAIN}: {control.sentence}",
@@ -305,21 +308,21 @@ def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
 
 def counts_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
     """Return what is finished, and what a cell is."""
-    finished = sum(len(found.study.methods) for found in every if found.study)
-    missing = sum(len(found.missing) for found in every)
+    finished = sum(len(studies.study.methods) for studies in every if studies.study)
+    missing = sum(len(studies.missing) for studies in every)
     return [
         f"{finished} pairs of data set and method are finished; {missing} are not measured yet.",
         f"A cell has {form.trials} trials of {form.rounds} rounds; there are {form.seeds} seeds.",
     ]
 
 
-def overview_row(found: FinishedStudies) -> list[str]:
+def overview_row(finished: FinishedStudies) -> list[str]:
     """Return a set's centres and the means of the methods that a reader asks for first."""
-    study = found.study
+    study = finished.study
     means_ = (
         mean_text(study, name) if study and name in study.methods else "–" for name in OVERVIEW
     )
-    return [found.dataset, str(len(study.silos)) if study else "–", *means_]
+    return [finished.dataset, str(len(study.silos)) if study else "–", *means_]
 
 
 def markdown_page(every: Sequence[FinishedStudies], form: Form) -> str:
@@ -329,10 +332,10 @@ def markdown_page(every: Sequence[FinishedStudies], form: Form) -> str:
         [
             INTRODUCTION,
             "## What is shown\n",
-            *(f"* **{found.title}.** {found.sentence}" for found in every),
+            *(f"* **{finished.title}.** {finished.sentence}" for finished in every),
             *(f"* {text}" for text in counts_of(every, form)),
             "\n## Means\n",
-            table([overview_row(found) for found in every], heads),
+            table([overview_row(finished) for finished in every], heads),
             "",
         ]
     )
@@ -387,9 +390,9 @@ default. Each hospital is left out once, in groups, with a search of its own; fi
 def reasons(every: Sequence[FinishedStudies]) -> Iterator[tuple[str, str, str]]:
     """Yield each method that is left out, where, and why, as it refuses the settings itself."""
     where: dict[tuple[str, str], list[str]] = {}
-    for found in every:
-        for method, why in found.left_out.items():
-            where.setdefault((method, why), []).append(found.dataset)
+    for studies in every:
+        for method, why in studies.left_out.items():
+            where.setdefault((method, why), []).append(studies.dataset)
     for (method, why), sets in sorted(where.items()):
         yield method, "all" if len(sets) == len(every) else ", ".join(sets), why
 
@@ -436,7 +439,9 @@ def cell_values(line: dict[str, Any]) -> list[Any]:
     """Return what the results file says of a cell, from its best line."""
     entry = line["entry"]
     score, final = entry["score"], entry["final"]
-    new = [one[kind_of(entry["strategy"])].get(score) for one in entry["hold_out"].values()]
+    new = [
+        scores[kind_of(entry["strategy"])].get(score) for scores in entry["hold_out"].values()
+    ]
     unseen = statistics.fmean(new) if new and None not in new else ""
     means_ = [final[f"{score}_mean"], final[f"{score}_worst"], unseen]
     size = entry["bytes_down"] + entry["bytes_up"]

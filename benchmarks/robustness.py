@@ -154,29 +154,29 @@ class Colluding(InProcessGrid):
         return replies
 
 
-def vector_of(reply: Message, key: str, asked: Message) -> Tensor:
+def vector_of(reply: Message, key: str, message: Message) -> Tensor:
     """Return a vector of a reply; of integers, the vector that they stand for."""
     record = reply.content.array_records[key]
     if key != messages.MASKED:
         return tensor_of(record["vector"])
-    step = tensor_of(record[messages.INTEGERS]).view(torch.int32) / per_unit(asked)
-    return start_of(asked, step) + step.float()
+    step = tensor_of(record[messages.INTEGERS]).view(torch.int32) / per_unit(message)
+    return start_of(message, step) + step.float()
 
 
-def replace_vector(reply: Message, key: str, asked: Message, vector: Tensor) -> None:
+def replace_vector(reply: Message, key: str, message: Message, vector: Tensor) -> None:
     """Put another vector into a reply; as integers, uncut."""
     if key != messages.MASKED:
         reply.content[key] = array_record({"vector": vector})
         return
-    integers = ((vector - start_of(asked, vector)).double() * per_unit(asked)).round_()
+    integers = ((vector - start_of(message, vector)).double() * per_unit(message)).round_()
     integers = integers.remainder_(2**32).long().to(torch.uint32)
     reply.content[key] = array_record({messages.INTEGERS: integers})
 
 
-def per_unit(asked: Message) -> float:
+def per_unit(message: Message) -> float:
     """Return a silo's integers per unit of its step."""
-    config, info = asked.content.config_records["config"], strategies()["fedavg"].info
-    start = tensor_of(asked.content.array_records[f"model.{GLOBAL}"]["vector"])
+    config, info = message.content.config_records["config"], strategies()["fedavg"].info
+    start = tensor_of(message.content.array_records[f"model.{GLOBAL}"]["vector"])
     common = Common(secure_aggregation=True)
     _, clip = secure.bounds(info, common, {GLOBAL: Model(start)}, "model", len(start))
     return secure.scale(int(str(config["participants"])), clip) * float(
@@ -281,13 +281,13 @@ class AttackedFederation:
         """Return the mean test accuracy of the honest silos, in percent."""
         reports = self.strategy.info.reports
         last = self.settings.common.rounds + (reports == "received")
-        found = {
+        scores = {
             r.silo: r.value
             for r in self.loop.history.rows
             if (r.snapshot, r.split, r.metric) == (reports, "test", "accuracy")
             and r.round <= last
         }
-        values = [found.get(name, 0.0) for name in self.names[self.liars :]]
+        values = [scores.get(name, 0.0) for name in self.names[self.liars :]]
         return 100 * float(np.mean(np.nan_to_num(values)))
 
     def turned(self) -> float:
@@ -300,7 +300,7 @@ class AttackedFederation:
         name, options = self.settings.model_for(shape)
         model = flat_model(name, shape, self.classes, options, "cpu", None)
         shared = self.strategy.state.arrays.get(GLOBAL)
-        one = (
+        is_shared = (
             shared is not None
             and len(shared) == model.layout.size
             and self.strategy.info.reports == "received"
@@ -310,27 +310,29 @@ class AttackedFederation:
             self.liars :
         ]:
             arrays: Any = context.state["arrays"]
-            model.load(shared if one and shared is not None else tensor_of(arrays["personal"]))
+            model.load(
+                shared if is_shared and shared is not None else tensor_of(arrays["personal"])
+            )
             others = part.test.y != TARGET
-            found = predict(
+            guesses = predict(
                 model, Samples(cornered(part.test.x[others]), part.test.y[others])
             ).argmax(1)
-            hits, total = hits + int((found == TARGET).sum()), total + len(found)
+            hits, total = hits + int((guesses == TARGET).sum()), total + len(guesses)
         return 100 * hits / max(total, 1)
 
 
 def cell(strategy: str, attack: str, liars: int, folder: Path, **changes: Any) -> str:
     """Return one cell of the table: the accuracy, and for the backdoor its success rate."""
-    given = {k.replace("_", "-"): v for k, v in changes.items()}
+    options = {k.replace("_", "-"): v for k, v in changes.items()}
     federation = AttackedFederation(
-        parse_settings({**RUN, "strategy": strategy, **given}), attack, liars, folder
+        parse_settings({**RUN, "strategy": strategy, **options}), attack, liars, folder
     )
     try:
         federation.run()
     except RuntimeError:  # no usable update is left
         return "stops"
-    found = f"{federation.honest():.1f}"
-    return f"{found} / {federation.turned():.0f}" if attack == "backdoor" else found
+    score = f"{federation.honest():.1f}"
+    return f"{score} / {federation.turned():.0f}" if attack == "backdoor" else score
 
 
 RULES_TRIED = (
@@ -438,8 +440,8 @@ def cost(seeds: Sequence[str]) -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as name:
         for dataset, beta, rounds in COSTS:
-            found = {rule: list[float]() for rule in ("none", "screen")}
-            for seed, rule in itertools.product(map(int, seeds or "12345"), found):
+            scores = {rule: list[float]() for rule in ("none", "screen")}
+            for seed, rule in itertools.product(map(int, seeds or "12345"), scores):
                 settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed}
                 settings |= {"rounds": rounds, "evaluate-every": rounds}
                 settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
@@ -448,10 +450,10 @@ def cost(seeds: Sequence[str]) -> None:
                     parse_settings({**settings, "strategy": "fedavg"}), "no attack", 0, folder
                 )
                 federation.run()
-                found[rule].append(federation.honest())
-            change = np.subtract(found["screen"], found["none"])
+                scores[rule].append(federation.honest())
+            change = np.subtract(scores["screen"], scores["none"])
             error = change.std(ddof=1) / len(change) ** 0.5
-            mean = f"{np.mean(found['none']):.1f}"
+            mean = f"{np.mean(scores['none']):.1f}"
             add(
                 rows,
                 [
@@ -480,10 +482,10 @@ PARTITIONS: Mapping[str, Mapping[str, Any]] = {
 def ratios(methods: Sequence[str]) -> None:
     """Print per method and partition an honest silo's largest step over its measure, in 20 rounds and all vectors."""
     largest: list[float] = []
-    found = bounded.outliers
+    real = bounded.outliers
 
     def outliers(norms: Any, measures: Any, factor: float) -> dict[str, dict[str, float]]:
-        ratios = found(norms, measures, 1e-9)
+        ratios = real(norms, measures, 1e-9)
         largest.extend(ratio for of in ratios.values() for ratio in of.values())
         return {}
 
@@ -494,8 +496,8 @@ def ratios(methods: Sequence[str]) -> None:
             for changes in PARTITIONS.values():
                 largest.clear()
                 try:
-                    own = {"rounds": 20, "evaluate-every": 0, **changes, "strategy": method}
-                    whole_run({**RUN, **own})
+                    values = {"rounds": 20, "evaluate-every": 0, **changes, "strategy": method}
+                    whole_run({**RUN, **values})
                 except UserError:
                     cells.append("")
                     continue
@@ -514,13 +516,13 @@ STEPS_OF: Sequence[Mapping[str, Any]] = (
 
 def steps(methods: Sequence[str]) -> None:
     """Print per method the maximum and the 99th percentile over silos and 8 rounds of three kinds of run."""
-    found: list[float] = []
+    distances: list[float] = []
 
     def note(
         silo: str, this: int, received: Tensor, last: Tensor, most: float, *, first: bool
     ) -> None:
         if not first:
-            found.append(float((received - last).norm() / last.norm()))
+            distances.append(float((received - last).norm() / last.norm()))
 
     study = SimpleNamespace(step=1e9, weights="", participants=1, metrics=("loss", "accuracy"))
     rows: list[list[str]] = []
@@ -528,16 +530,19 @@ def steps(methods: Sequence[str]) -> None:
     with mock.patch("strategies.base.client.check_received", note), allowed as check:
         check.return_value = study
         for method in methods or sorted(strategies()):
-            found.clear()
+            distances.clear()
             try:
                 for changes in STEPS_OF:
-                    own = {"rounds": 8, "evaluate-every": 0, **changes, "strategy": method}
-                    whole_run({**RUN, **own})
+                    values = {"rounds": 8, "evaluate-every": 0, **changes, "strategy": method}
+                    whole_run({**RUN, **values})
             except UserError as error:
                 add(rows, [method, str(error), ""])
                 continue
-            if found:
-                add(rows, [method, f"{max(found):.2f}", f"{np.quantile(found, 0.99):.2f}"])
+            if distances:
+                add(
+                    rows,
+                    [method, f"{max(distances):.2f}", f"{np.quantile(distances, 0.99):.2f}"],
+                )
     print(table(rows, ["method", "largest", "99 of 100"]))
 
 

@@ -146,28 +146,28 @@ def ours(
 
 def compare(ways: Mapping[str, Callable[[int], list[float]]], repeats: int) -> None:
     """Run each way, in turns; print the median seconds of its later rounds, and their ratios to the first way's."""
-    found: dict[str, list[float]] = {way: [] for way in ways}
+    medians: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(repeats):
         for way, run in ways.items():
-            found[way].append(statistics.median(run(turn)))
-            print(f"turn {turn + 1}, {way}: {found[way][-1]:.2f}", flush=True)
-    over = ratios(found, next(iter(found)))
+            medians[way].append(statistics.median(run(turn)))
+            print(f"turn {turn + 1}, {way}: {medians[way][-1]:.2f}", flush=True)
+    over = ratios(medians, next(iter(medians)))
     rows = [
-        [way, *(f"{one:.2f}" for one in seconds), f"{over[way]:.3f}"]
-        for way, seconds in found.items()
+        [way, *(f"{value:.2f}" for value in seconds), f"{over[way]:.3f}"]
+        for way, seconds in medians.items()
     ]
     print(table(rows, ["s per round", *(f"turn {n + 1}" for n in range(repeats)), "ratio"]))
 
 
-def compare_masked(given: argparse.Namespace) -> None:
+def compare_masked(args: argparse.Namespace) -> None:
     """Compare masked with unmasked runs in one federation."""
-    with federated(given.silos) as (folder, federation, up):
-        bare = empty(given.rounds)
+    with federated(args.silos) as (folder, federation, up):
+        bare = empty(args.rounds)
         masked = {**bare, "secure-aggregation": True}
         texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a benchmark")
         study = draft(
             "masked",
-            {**masked, "seed": ",".join(str(turn) for turn in range(given.repeats))},
+            {**masked, "seed": ",".join(str(turn) for turn in range(args.repeats))},
             texts=texts,
             end=None,
             apps=app_sums(Path(__file__).parents[1]),
@@ -182,7 +182,7 @@ def compare_masked(given: argparse.Namespace) -> None:
             )
 
         compare(
-            {"unmasked": run(bare), "masked": run({**masked, "study": "masked"})}, given.repeats
+            {"unmasked": run(bare), "masked": run({**masked, "study": "masked"})}, args.repeats
         )
 
 
@@ -266,14 +266,14 @@ def homes() -> Iterator[Path]:
             os.environ.update(before)
 
 
-def compare_plain(given: argparse.Namespace) -> None:
+def compare_plain(args: argparse.Namespace) -> None:
     """Compare ours with a plain Flower app."""
     compare(
         {
-            "plain Flower": lambda _: plain(given.silos, given.plain_rounds, given.network),
-            "silofl": lambda _: ours(given.silos, given.rounds, given.dataset, given.network),
+            "plain Flower": lambda _: plain(args.silos, args.plain_rounds, args.network),
+            "silofl": lambda _: ours(args.silos, args.rounds, args.dataset, args.network),
         },
-        given.repeats,
+        args.repeats,
     )
 
 
@@ -291,8 +291,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--plain-rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
-    given = parser.parse_args()
-    COMPARISONS[given.what](given)
+    args = parser.parse_args()
+    COMPARISONS[args.what](args)
 
 
 if __name__ == "__main__":

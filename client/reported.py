@@ -119,7 +119,7 @@ def untrained_model(client: SiloClient) -> tuple[Tensor, Tensor] | None:
     if client.state.personal is not None:
         return None
     client.model.reset_buffers()
-    return client.own(), client.model.buffers.clone()
+    return client.previous(), client.model.buffers.clone()
 
 
 def load_reported(client: SiloClient, wanted: object, snapshot: str) -> bool:

@@ -65,7 +65,7 @@ class Augmentation:
     def check(self, shape: Shape) -> None:
         """Raise UserError, in one line, where samples of this shape cannot be augmented so."""
         pictures = [
-            own for own in inputs_of(shape).values() if kind_of(own) in ("picture", "volume")
+            part for part in inputs_of(shape).values() if kind_of(part) in ("picture", "volume")
         ]
         if not pictures:
             raise UserError(
@@ -94,7 +94,7 @@ class Augmentation:
             pictures = (
                 {"": x}
                 if alone
-                else {name: own for name, own in x._asdict().items() if own.dim() > 3}
+                else {name: input_ for name, input_ in x._asdict().items() if input_.dim() > 3}
             )
             if not done:  # the maps of the whole epoch, in one copy to the device
                 light = drawn[:, 17:].to(y.device)
@@ -116,8 +116,8 @@ class Augmentation:
         """
         d = drawn.double()
         either = 2 * d - 1  # -1..1
-        one = torch.eye(3, dtype=torch.float64).repeat(len(d), 1, 1)
-        mirror, turn, move = one.clone(), one.clone(), one.clone()
+        matrices = torch.eye(3, dtype=torch.float64).repeat(len(d), 1, 1)
+        mirror, turn, move = matrices.clone(), matrices.clone(), matrices.clone()
         mirror[:, 0, 0] = torch.where((d[:, 0] < 0.5) & bool(self.flip), -1.0, 1.0)
         mirror[:, 1, 1] = torch.where((d[:, 1] < 0.5) & bool(self.flip_vertical), -1.0, 1.0)
         angle = either[:, 4] * math.radians(self.rotate)
@@ -154,19 +154,19 @@ def read_augmentation(text: str) -> Augmentation | None:
     Raises UserError, in one line, for an unknown change, a missing or repeated one, or a strength out of range.
     """
     known = [f.name.replace("_", "-") for f in fields(Augmentation)]
-    found = dict[str, float]()
+    amounts = dict[str, float]()
     for part in (part.strip() for part in text.split(",") if part.strip()):
         name, colon, strength = part.partition(":")
         if name not in known:
             raise UserError(
                 f"augment: unknown change {name[:80]!r}; there are: {', '.join(known)}"
             )
-        if name in found:
+        if name in amounts:
             raise UserError(f"augment names {name} twice")
         if name.startswith("flip"):
             if colon:
                 raise UserError(f"augment: {name} has no strength: write {name}")
-            found[name] = 1.0
+            amounts[name] = 1.0
             continue
         try:
             value = float(strength)
@@ -177,10 +177,10 @@ def read_augmentation(text: str) -> Augmentation | None:
             kind = "a whole number" if name == "crop" else "a number"
             wanted = f"{kind} above 0, at most {most:g}, is needed there"
             raise UserError(f"augment: {name}{colon}{strength[:80]}: {wanted}, as in {FORM}")
-        found[name] = value
+        amounts[name] = value
     return (
-        Augmentation(**{name.replace("-", "_"): value for name, value in found.items()})
-        if found
+        Augmentation(**{name.replace("-", "_"): value for name, value in amounts.items()})
+        if amounts
         else None
     )
 
@@ -189,13 +189,13 @@ def projections(start: Tensor, end: Tensor) -> Tensor:
     """Return the projective maps (n, 3, 3) from the four points ``start`` (n, 4, 2) to ``end`` (4, 2)."""
     x, y = start.unbind(-1)
     u, v = end.expand_as(start).unbind(-1)
-    zero, one = torch.zeros_like(x), torch.ones_like(x)
+    zero, ones = torch.zeros_like(x), torch.ones_like(x)
     rows = [
-        torch.stack([x, y, one, zero, zero, zero, -u * x, -u * y], -1),
-        torch.stack([zero, zero, zero, x, y, one, -v * x, -v * y], -1),
+        torch.stack([x, y, ones, zero, zero, zero, -u * x, -u * y], -1),
+        torch.stack([zero, zero, zero, x, y, ones, -v * x, -v * y], -1),
     ]
     solved = torch.linalg.solve(torch.cat(rows, 1), torch.cat([u, v], 1))
-    return torch.cat([solved, one[:, :1]], 1).view(-1, 3, 3)
+    return torch.cat([solved, ones[:, :1]], 1).view(-1, 3, 3)
 
 
 def warp(x: Tensor, y: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,12 +17,12 @@ from models.samples import Samples, halved_once
 @contextmanager
 def seen_features(model: FlatModel) -> Iterator[list[Tensor]]:
     """Context that yields a list, to which every forward pass appends its features."""
-    found: list[Tensor] = []
+    seen: list[Tensor] = []
     hook = model.last_block.register_forward_pre_hook(
-        lambda _, inputs: found.append(inputs[0].float())
+        lambda _, inputs: seen.append(inputs[0].float())
     )
     try:
-        yield found
+        yield seen
     finally:
         hook.remove()
 
@@ -33,15 +33,15 @@ def rows_looked_up(model: FlatModel) -> Iterator[dict[str, list[Tensor]]]:
 
     Every forward pass appends the rows that the embedding looks up, one for each position of a batch.
     """
-    found: dict[str, list[Tensor]] = {name: [] for name in model.embeddings}
+    rows_of: dict[str, list[Tensor]] = {name: [] for name in model.embeddings}
     hooks = [
         layer.register_forward_pre_hook(
-            lambda _, given, rows=found[name]: rows.append(given[0].flatten())
+            lambda _, inputs, rows=rows_of[name]: rows.append(inputs[0].flatten())
         )
         for name, layer in model.embeddings.items()
     ]
     try:
-        yield found
+        yield rows_of
     finally:
         for hook in hooks:
             hook.remove()
@@ -51,9 +51,9 @@ def rows_looked_up(model: FlatModel) -> Iterator[dict[str, list[Tensor]]]:
 def features_at(model: FlatModel, vector: Tensor, x: Tensor) -> Tensor:
     """Return the features (b, K) of a batch under the parameters ``vector``; running statistics do not change."""
     named = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
-    with seen_features(model) as found:
+    with seen_features(model) as seen:
         functional_call(model.module, {**named, **model.layout.unflatten(vector)}, (x,))
-    return found[-1]
+    return seen[-1]
 
 
 @torch.no_grad()
@@ -63,9 +63,9 @@ def compute_frozen(
     """Return features and outputs of a batch under these tensors (``Layout.unflatten``), in evaluation mode."""
 
     def of(x: Any) -> tuple[Tensor, Tensor]:
-        with seen_features(model) as found:
+        with seen_features(model) as seen:
             outputs = functional_call(model.module, dict(tensors), (x,))
-        return found[-1], outputs
+        return seen[-1], outputs
 
     model.module.eval()
     try:
@@ -79,10 +79,10 @@ def features(model: FlatModel, samples: Samples, index: Tensor) -> Tensor:
     """Return the last layer block's inputs for these samples, one row each. Only for networks without randomness."""
 
     def read_features(size: int) -> Tensor:
-        with seen_features(model) as found:
+        with seen_features(model) as seen:
             for x, _ in samples.batches(torch.split(index, size)):
                 model.module(x)
-        return torch.cat(found)
+        return torch.cat(seen)
 
     return halved_once(samples.at_once, read_features)
 
@@ -90,9 +90,9 @@ def features(model: FlatModel, samples: Samples, index: Tensor) -> Tensor:
 def all_features(model: FlatModel, samples: Samples) -> Tensor:
     """Return the features (n, K) of a split, in evaluation mode."""
     model.module.eval()
-    found = features(model, samples, torch.arange(len(samples), device=samples.index_device))
+    z = features(model, samples, torch.arange(len(samples), device=samples.index_device))
     model.module.train()
-    return found
+    return z
 
 
 # ---- Sums of classes -----------------------------------------------------------------------------------------------

@@ -300,11 +300,11 @@ class FlatModel:
         )
         named |= self.integers_of(self.integers if integers is None else integers)
         whole: Mapping[str, Tensor] = self.module.state_dict()
-        found = {
+        tensors = {
             name: named.get(self._first_names.get(name, name), tensor).detach().cpu().clone()
             for name, tensor in whole.items()
         }
-        return merge_lora(self.module, found)
+        return merge_lora(self.module, tensors)
 
 
 def _note_rows(of: ref[FlatModel], name: str, gradient: Tensor) -> None:
@@ -322,13 +322,13 @@ def _state_buffers(
 ) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
     """Return the floating-point buffers and the others, by their first names, that training may change."""
     lasting = {first_names.get(name, name) for name in module.state_dict()}
-    found = [
+    buffers = [
         (name, buffer)
         for name, buffer in module.named_buffers()
         if name in lasting and name not in first_names and name.rpartition(".")[0] not in frozen
     ]
-    return [(n, b) for n, b in found if b.is_floating_point()], [
-        (n, b) for n, b in found if not b.is_floating_point()
+    return [(n, b) for n, b in buffers if b.is_floating_point()], [
+        (n, b) for n, b in buffers if not b.is_floating_point()
     ]
 
 

@@ -65,7 +65,10 @@ def graph_of(
     known = model.graphs.get(key, 0)
     if known == EAGER:
         known = None
-        if sum(isinstance(one, GradientGraph) for one in model.graphs.values()) < MOST_GRAPHS:
+        if (
+            sum(isinstance(graph, GradientGraph) for graph in model.graphs.values())
+            < MOST_GRAPHS
+        ):
             try:
                 known = GradientGraph(x, y, gradient)
             except RuntimeError:

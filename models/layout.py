@@ -198,14 +198,14 @@ def _ties(
 
     named = {b.name for b in blocks} | set(names[-1:])
     held = {e.name for e in entries}
-    found = (
+    ties = (
         (block(first), block(other), first)
         for other, first in first_names.items()
         if first in held
     )
     return tuple(
         (holder, other, tensor)
-        for holder, other, tensor in found
+        for holder, other, tensor in ties
         if holder != other and other in named
     )
 
@@ -233,13 +233,13 @@ def frozen_modules(module: nn.Module) -> frozenset[str]:
     """
     if all(parameter.requires_grad for parameter in module.parameters()):
         return frozenset()
-    found = set()
+    frozen = set()
     for name, inner in module.named_modules():
         around = module.get_submodule(name.rpartition(".")[0])
         parameters = list(inner.parameters(recurse=False)) or list(around.parameters())
         if not any(parameter.requires_grad for parameter in parameters):
-            found.add(name)
-    return frozenset(found)
+            frozen.add(name)
+    return frozenset(frozen)
 
 
 def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ...]:
@@ -247,8 +247,8 @@ def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ..
     aside = getattr(module, "aside", ())
     blocks = []
     for name in names:
-        own = (name, *aside) if name == names[-1] else (name,)
-        inside = [e for e in parameters if any(is_in(e.name, block) for block in own)]
+        parts = (name, *aside) if name == names[-1] else (name,)
+        inside = [e for e in parameters if any(is_in(e.name, block) for block in parts)]
         if inside:
             blocks.append(Block(name, inside[0].start, inside[-1].stop))
     stops = [0, *(b.stop for b in blocks)]
@@ -271,8 +271,10 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def other_names(module: nn.Module) -> dict[str, str]:
     """Return the first name of each tensor that has several, by each of its other names."""
     first: dict[int, str] = {}
-    found = {name: first.setdefault(id(tensor), name) for name, tensor in named_tensors(module)}
-    return {name: of for name, of in found.items() if name != of}
+    firsts = {
+        name: first.setdefault(id(tensor), name) for name, tensor in named_tensors(module)
+    }
+    return {name: of for name, of in firsts.items() if name != of}
 
 
 def check_tensors(module: nn.Module) -> None:

@@ -119,17 +119,17 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
     log_p = F.log_softmax(scores, dim=1)
     predicted = scores.argmax(1)
     # Samples, predictions and hits of each class.
-    counts, guesses, found = (
+    counts, guesses, right = (
         torch.bincount(values, minlength=classes)
         for values in (labels, predicted, labels[predicted == labels])
     )
     # F1 = 2 TP / (2 TP + FP + FN), and the denominator is the class's labels plus its predictions.
     occurrences = counts + guesses
-    f1 = 2.0 * found.double() / occurrences.clamp(min=1)
+    f1 = 2.0 * right.double() / occurrences.clamp(min=1)
     return {
         "loss": float(F.nll_loss(log_p, labels)),
-        "accuracy": int(found.sum()) / n,
-        "balanced_accuracy": float((found.double() / counts)[counts > 0].mean()),
+        "accuracy": int(right.sum()) / n,
+        "balanced_accuracy": float((right.double() / counts)[counts > 0].mean()),
         "macro_f1": float(f1[occurrences > 0].mean()),
         "weighted_f1": float((f1 * counts).sum() / n),
         "auc": _one_vs_rest_auc(log_p.exp().numpy(), labels.numpy(), counts.numpy()),
@@ -149,12 +149,12 @@ def _one_vs_rest_auc(p: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> f
     scores = p.T.copy()
     scores.sort()
     # The positives' scores, class by class
-    own = p[np.arange(n), labels][labels.argsort(kind="stable")]
+    of_label = p[np.arange(n), labels][labels.argsort(kind="stable")]
     areas = []
     for label in (present[1:] if p.shape[1] == 2 else present).tolist():
         k = int(counts[label])
         # Sorted needles search several times faster
-        positives = np.sort(own[stops[label] - k : stops[label]])
+        positives = np.sort(of_label[stops[label] - k : stops[label]])
         below = scores[label].searchsorted(positives, side="left").sum()
         not_above = scores[label].searchsorted(positives, side="right").sum()
         areas.append((int(below) + int(not_above) - k * k) / (2 * (n - k) * k))
@@ -187,8 +187,8 @@ def incentivised_rate(
             f"not the same silos: {len(personal)}, {len(local)} and {len(fedavg)} values"
         )
     rows = np.array([personal, local, fedavg], dtype=float)
-    own, *others = rows[:, ~np.isnan(rows).any(axis=0)]
-    return float((own > np.maximum(*others)).mean()) if own.size else math.nan
+    alone, *others = rows[:, ~np.isnan(rows).any(axis=0)]
+    return float((alone > np.maximum(*others)).mean()) if alone.size else math.nan
 
 
 def wilson_interval(correct: int, n: int) -> tuple[float, float]:

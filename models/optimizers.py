@@ -138,26 +138,26 @@ SHARE = re.compile(r"\s*(\S+)\s*=\s*(\d*\.?\d+(?:e-?\d+)?)\s*")
 def read_shares(text: str) -> dict[str, float]:
     """Return shares of the learning rate by patterns of blocks' names. Raises UserError for another form."""
     entries = [SHARE.fullmatch(entry) for entry in text.split(",")] if text else []
-    found = {match[1]: float(match[2]) for match in entries if match}
-    if len(found) < len(entries) or not all(0 < share <= 1 for share in found.values()):
+    shares = {match[1]: float(match[2]) for match in entries if match}
+    if len(shares) < len(entries) or not all(0 < share <= 1 for share in shares.values()):
         raise UserError(
             f"block-rates = {text[:200]!r}: NAME=SHARE with commas is needed here, each name once, shares above 0 and "
             "at most 1"
         )
-    return found
+    return shares
 
 
 def block_shares(text: str, blocks: Sequence[Block]) -> list[float]:
     """Return the share of each layer block. Raises UserError for an unknown block, or one with two shares."""
     shares, names = read_shares(text), [block.name for block in blocks]
-    own = {name: [p for p in shares if fnmatchcase(name, p)] for name in names}
-    used = [pattern for patterns in own.values() for pattern in patterns[:1]]
-    if max(map(len, own.values())) > 1 or shares.keys() != set(used):
+    fitting = {name: [p for p in shares if fnmatchcase(name, p)] for name in names}
+    used = [pattern for patterns in fitting.values() for pattern in patterns[:1]]
+    if max(map(len, fitting.values())) > 1 or shares.keys() != set(used):
         raise UserError(
             f"block-rates = {text[:200]!r}: each name must be of layer blocks, and a block in one entry alone; there "
             f"are: {', '.join(names)}"
         )
-    return [shares[patterns[0]] if patterns else 1.0 for patterns in own.values()]
+    return [shares[patterns[0]] if patterns else 1.0 for patterns in fitting.values()]
 
 
 def rate_groups(

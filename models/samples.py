@@ -68,7 +68,9 @@ class Samples:
     ) -> None:
         self.device, self.window = torch.device(device), window
         # What stays on disk
-        self._x, self._masks = (None if isinstance(own, np.ndarray) else own for own in (x, y))
+        self._x, self._masks = (
+            None if isinstance(part, np.ndarray) else part for part in (x, y)
+        )
         self._scale: Scale = (
             None if mean is None or std is None else (mean.to(device), std.to(device))
         )
@@ -151,9 +153,9 @@ class Samples:
         ``place(whole, mask)`` returns where a sample's part lies, given its size and a function that reads its mask.
         Of samples on disk only the part is read. ``draws``: as of :meth:`batches`.
         """
-        own = self if draws is None else self._with_draws(draws)
+        samples = self if draws is None else self._with_draws(draws)
         for index in order:
-            pairs = [own._cut(row, place) for row in index.tolist()]
+            pairs = [samples._cut(row, place) for row in index.tolist()]
             xs, ys = zip(*pairs, strict=True)
             yield torch.stack(xs), torch.stack(ys).to(self.device, non_blocking=True).long()
 
@@ -172,12 +174,12 @@ class Samples:
         return _as_networks_take(self._kept.parts[""][row][at][None])[0], y
 
     def _with_draws(self, draws: int) -> Samples:
-        made = copy.copy(self)
-        made._x, made._masks = (
-            own.seed_draws(draws) if isinstance(own, OnDisk) else own
-            for own in (self._x, self._masks)
+        copied = copy.copy(self)
+        copied._x, copied._masks = (
+            part.seed_draws(draws) if isinstance(part, OnDisk) else part
+            for part in (self._x, self._masks)
         )
-        return made
+        return copied
 
     def labels(self, index: Index = slice(None)) -> Tensor:
         """Return labels in the types that losses take: masks as int64."""
@@ -187,10 +189,10 @@ class Samples:
         if masks is not None:
             y = masks.to(self.device, non_blocking=True)
         else:
-            own = (
+            labels = (
                 index if isinstance(index, slice) else index.to(self.device, non_blocking=True)
             )
-            y = self._y[own]
+            y = self._y[labels]
         return y.long() if y.dtype == torch.uint8 else y
 
     def _read(self, index: Index) -> dict[str, Tensor]:
@@ -218,7 +220,7 @@ class _Inputs:
                 continue
             mean, std = scale  # of all tables' columns; of pictures alone, a number each
             if name:
-                mean, std = (own[done : done + part.shape[1]] for own in scale)
+                mean, std = (values[done : done + part.shape[1]] for values in scale)
             self.parts[name] = (part - mean) / std
             done += part.shape[1]
             if missing is not None:
@@ -227,18 +229,18 @@ class _Inputs:
     def take(self, index: Index) -> Any:
         """Return a batch as networks take it."""
         # index_select takes a tenth of the time of indexing
-        found = {
+        taken = {
             name: _as_networks_take(
-                own[index] if isinstance(index, slice) else own.index_select(0, index)
+                part[index] if isinstance(index, slice) else part.index_select(0, index)
             )
-            for name, own in self.parts.items()
+            for name, part in self.parts.items()
         }
-        if "" in found:
-            return found[""]
+        if "" in taken:
+            return taken[""]
         for name, missing in self.missing.items():
             if missing is not None and self.parts[name].dtype == torch.uint8:
-                found[name][missing[index]] = 0.0  # other types are zeros already
-        return batch_type(tuple(found))(*found.values())
+                taken[name][missing[index]] = 0.0  # other types are zeros already
+        return batch_type(tuple(taken))(*taken.values())
 
 
 class _Reader(Dataset[tuple[Tensor, dict[str, Tensor], Tensor | None]]):
@@ -253,7 +255,7 @@ class _Reader(Dataset[tuple[Tensor, dict[str, Tensor], Tensor | None]]):
 
 def most_at_once(x: Any) -> int:
     """Return how many samples an evaluation batch has; fewer where they have many values or time steps."""
-    return min(at_once(own.shape, own.dtype) for own in inputs_of(x).values())
+    return min(at_once(part.shape, part.dtype) for part in inputs_of(x).values())
 
 
 def at_once(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -281,7 +283,7 @@ def halved_once(size: int, work: Callable[[int], T]) -> T:
 
 def _tensors(x: Any) -> dict[str, Tensor]:
     """Return each input by its name, as it is."""
-    return {name: _tensor(own) for name, own in inputs_of(x).items()}
+    return {name: _tensor(part) for name, part in inputs_of(x).items()}
 
 
 def _tensor(values: np.ndarray) -> Tensor:
@@ -302,8 +304,8 @@ def _rows(index: Index) -> np.ndarray | slice:
 
 def _find_missing(part: Tensor) -> Tensor | None:
     """Return which samples (n,) of an input are all zeros; None where none is."""
-    found = (part == 0).flatten(1).all(1)
-    return found if bool(found.any()) else None
+    missing = (part == 0).flatten(1).all(1)
+    return missing if bool(missing.any()) else None
 
 
 def _as_networks_take(x: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def kind_of(shape: Shape) -> str:
         if len(shape) <= MOST_INPUTS and all(
             len(part) == 2 and is_input_name(part[0]) for part in shape
         ):
-            kinds = [kind_of(own) for _, own in shape]
+            kinds = [kind_of(input_shape) for _, input_shape in shape]
             if "several" not in kinds and len({name for name, _ in shape}) == len(shape):
                 return "several"
     elif (
@@ -69,7 +69,7 @@ def inputs_of(shape: Shape) -> dict[str, Shape]:
 
 def columns(shape: Shape) -> int:
     """Count the columns of all tables of a shape, which are standardised."""
-    return sum(own[0] for own in inputs_of(shape).values() if kind_of(own) == "table")
+    return sum(part[0] for part in inputs_of(shape).values() if kind_of(part) == "table")
 
 
 def write_shape(shape: Shape) -> list[int] | list[str]:
@@ -77,8 +77,8 @@ def write_shape(shape: Shape) -> list[int] | list[str]:
     if kind_of(shape) not in ("several", "text"):
         return list(shape)
     return [
-        " ".join(map(str, ((name,) if name else ()) + own))
-        for name, own in inputs_of(shape).items()
+        " ".join(map(str, ((name,) if name else ()) + part))
+        for name, part in inputs_of(shape).items()
     ]
 
 
@@ -108,7 +108,7 @@ def example(shape: Shape, n: int) -> Any:
     """Return a batch of n random samples of this shape, drawn from torch's generator."""
     if kind_of(shape) == "several":
         return batch_type(tuple(name for name, _ in shape))(
-            *(example(own, n) for _, own in shape)
+            *(example(part, n) for _, part in shape)
         )
     if shape[0] == TOKENS:
         return torch.randint(shape[2], (n, shape[1]), dtype=torch.int32)
@@ -117,8 +117,8 @@ def example(shape: Shape, n: int) -> Any:
 
 def real_steps(x: torch.Tensor) -> torch.Tensor:
     """Return bool (b, t): which steps of tokens (b, t) or a signal (b, channels, t) are no padding at the end."""
-    found = (x != 0) if x.dim() == 2 else (x != 0).any(1)
-    return found.flip(-1).cumsum(-1).flip(-1) > 0
+    real = (x != 0) if x.dim() == 2 else (x != 0).any(1)
+    return real.flip(-1).cumsum(-1).flip(-1) > 0
 
 
 def _sizes(words: Sequence[str]) -> Shape:

@@ -75,9 +75,9 @@ def standardisation(
     silo's own instead.
     """
     if x.ndim == 2 and normalization == "silo":
-        own = torch.from_numpy(x.copy())
-        return tuple(own.mean(0).tolist()), tuple(
-            deviation(own.var(0, correction=0), own.square().mean(0)).tolist()
+        values = torch.from_numpy(x.copy())
+        return tuple(values.mean(0).tolist()), tuple(
+            deviation(values.var(0, correction=0), values.square().mean(0)).tolist()
         )
     return tuple(agreed.get("mean", ())), tuple(agreed.get("std", ()))
 

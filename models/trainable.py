@@ -44,14 +44,14 @@ WHOLE = Part()
 def describe_network(network: tuple[str, Any], head: str, part: Part) -> dict[str, Any]:
     """Return what a model card has of a network: its name and settings, a method's head, and the trained part."""
     name, options = network
-    found: dict[str, Any] = {"name": name, "settings": {}}
+    description: dict[str, Any] = {"name": name, "settings": {}}
     if options is not None:
-        found["settings"] = asdict(options)
+        description["settings"] = asdict(options)
     if head:
-        found["head"] = head
+        description["head"] = head
     if part != WHOLE:
-        found["part"] = asdict(part)
-    return found
+        description["part"] = asdict(part)
+    return description
 
 
 def freeze(network: nn.Module, part: Part) -> nn.Module:
@@ -67,13 +67,13 @@ def freeze(network: nn.Module, part: Part) -> nn.Module:
     trained: set[str] = set()
     for word in filter(None, (word.strip() for word in part.trainable.split(","))):
         pattern = f"{head}.*" if word == "head" else word
-        found = {name for name in names if fnmatchcase(name, pattern)}
-        if not found:
+        matching = {name for name in names if fnmatchcase(name, pattern)}
+        if not matching:
             raise UserError(
                 f"trainable = {part.trainable[:200]!r}: no parameter is called like {word[:80]!r}; they are called "
                 f"{names[0]}, ..., {names[-1]}, in the layer blocks {', '.join(block_names(network))}"
             )
-        trained |= found
+        trained |= matching
     if left_out := [
         name for name in names if name.startswith(f"{head}.") and name not in trained
     ]:

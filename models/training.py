@@ -142,9 +142,9 @@ def _add_gradients(
     total: Tensor | float = 0.0
     for own_x, own_y in parts_of(x, y, model.passes.parts, 2 if model.has_batch_norm else 1):
         if isinstance(loss, OnFeatures):
-            with seen_features(model) as found:
+            with seen_features(model) as seen:
                 logits = (network or model.module)(own_x)
-            value = loss.of(logits, found[-1], own_y)
+            value = loss.of(logits, seen[-1], own_y)
         else:
             value = loss((network or model.module)(own_x), own_y)
         if len(own_y) < len(y):
@@ -223,14 +223,14 @@ def taught_gradient(
     ``taught`` (b, n) are fixed numbers of each record, such as another network's outputs. They go through the network's
     inputs and outputs, so that a private gradient is of each record with its own.
     """
-    one = isinstance(x, Tensor)
-    network = TaughtNetwork(model.module, None if one else type(x))
+    single = isinstance(x, Tensor)
+    network = TaughtNetwork(model.module, None if single else type(x))
 
     def of(both: Tensor, features: Tensor, y: Tensor) -> Tensor:
         outputs, fixed = both.tensor_split([both.shape[1] - taught.shape[1]], 1)
         return loss(outputs.reshape(-1, *network.shape), features, fixed, y)
 
-    inputs = (x,) if one else x
+    inputs = (x,) if single else x
     return loss_gradient(model, Beside(taught, *inputs), y, OnFeatures(of), network)
 
 

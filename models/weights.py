@@ -41,8 +41,8 @@ class Weights:
 def weights_of(file: Path) -> Weights:
     """Return the file with its present SHA-256. Raises DataError where it cannot be read."""
     try:
-        found = file.stat()
-        return _load_hashed(file, found.st_mtime_ns, found.st_size)
+        status = file.stat()
+        return _load_hashed(file, status.st_mtime_ns, status.st_size)
     except OSError as error:
         raise DataError(f"init-weights = {file}: {error.strerror}") from None
 
@@ -69,9 +69,9 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
         # The start of a file of torch.save
         if not content.startswith(b"PK\x03\x04"):
             return safetensors.torch.load(content)
-        found = torch.load(repack(content, "it"), map_location="cpu", weights_only=True)
-        inside = [found[key] for key in STATES if isinstance(found.get(key), dict)]
-        tensors = [*inside, found][0]
+        loaded = torch.load(repack(content, "it"), map_location="cpu", weights_only=True)
+        inside = [loaded[key] for key in STATES if isinstance(loaded.get(key), dict)]
+        tensors = [*inside, loaded][0]
         return {name: tensor.detach() for name, tensor in tensors.items()}
     except TooLargeError as error:
         raise DataError(f"init-weights = {weights.file}: {error}") from None
@@ -110,7 +110,7 @@ def start_from(network: nn.Module, weights: Weights, published: Published) -> nn
     """
     held = network.state_dict()
     wanted = {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
-    given: dict[str, Tensor] = {}
+    sources: dict[str, Tensor] = {}
     faults = []
     tied = {pair for pair in other_names(network).items() if pair[0] in wanted}
     block = f"{block_names(network)[-1]}."
@@ -130,24 +130,26 @@ def start_from(network: nn.Module, weights: Weights, published: Published) -> nn
             continue
         if ours not in wanted:
             faults.append(f"{name} is not known")
-        elif ours in given:
+        elif ours in sources:
             faults.append(f"{name} is there twice")
         elif ours in other:
             continue
         elif (shape := tuple(tensor.shape)) != tuple(wanted[ours].shape):
             faults.append(f"{name} is of shape {shape}, not {tuple(wanted[ours].shape)}")
-        given[ours] = tensor
+        sources[ours] = tensor
     for name, first in tied:
-        if name in given and not torch.equal(given[name], given.setdefault(first, given[name])):
+        if name in sources and not torch.equal(
+            sources[name], sources.setdefault(first, sources[name])
+        ):
             faults.append(f"{name} and {first} are one tensor here, and two in the file")
-    given |= {name: given[first] for name, first in tied if first in given}
-    missing = [name for name in wanted if name not in given]
+    sources |= {name: sources[first] for name, first in tied if first in sources}
+    missing = [name for name in wanted if name not in sources]
     if {*missing} not in (last, other):
         faults += [f"{name} is missing" for name in missing if name not in other]
     elif missing:
         _tell(weights, ", ".join(missing), "other shapes of" if other else "no")
     _refuse(weights, faults, len(wanted))
-    for name, tensor in given.items():
+    for name, tensor in sources.items():
         wanted[name].copy_(tensor)
     return network
 

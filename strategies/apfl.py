@@ -143,28 +143,28 @@ class ApflClient(SiloClient):
         with torch.no_grad():  # the model still holds w
             fixed: Tensor = model.module(x)
         model.load(v, buffers)
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
 
         def mix_logits(x: Tensor) -> Tensor:
             """Return the mixed logits; their gradient with respect to v has a factor α, which local_update applies."""
-            own: Tensor = model.module(x)
-            done = sum(map(len, found)) % len(fixed)  # a batch may come in parts, and again
-            found.append(own.detach())
-            other = fixed[done : done + len(own)]
-            return own + (alpha - 1) * own.detach() + (1 - alpha) * other
+            logits: Tensor = model.module(x)
+            done = sum(map(len, parts)) % len(fixed)  # a batch may come in parts, and again
+            parts.append(logits.detach())
+            other = fixed[done : done + len(logits)]
+            return logits + (alpha - 1) * logits.detach() + (1 - alpha) * other
 
         loss = loss_gradient(model, x, y, self.loss, mix_logits)  # type: ignore[arg-type]
-        self._logits = torch.cat(found)[-len(fixed) :], fixed
+        self._logits = torch.cat(parts)[-len(fixed) :], fixed
         return loss
 
     def alpha_gradient(self, v: Tensor, w: Tensor, y: Tensor, alpha: float) -> float:
         """Return ∂f_i/∂α: <v - w, ∇f_i(v̄)>, or for logits the same through the outputs."""
         if self.settings.mix == "parameters":
             return float((v - w) @ self.model.gradient)
-        own, fixed = self._logits
-        mixed = torch.lerp(fixed, own, alpha).requires_grad_()
+        private, fixed = self._logits
+        mixed = torch.lerp(fixed, private, alpha).requires_grad_()
         (grad,) = torch.autograd.grad(self.loss(mixed, y), mixed)
-        return float((grad * (own - fixed)).sum())
+        return float((grad * (private - fixed)).sum())
 
     def personal(self) -> Tensor:
         w, v, alpha, buffers = self._ends

@@ -321,6 +321,6 @@ class Apple(PersonalizedStrategy):
             self.state.models[update.silo] = update.vector
             self.state.rounds[update.silo] = self.round
             if "wanted" in update.numbers:
-                asked = dict.fromkeys(cast(list[str], update.numbers["wanted"]))  # each once
-                wanted = [n for n in asked if n in self.silos and n != update.silo]
+                named = dict.fromkeys(cast(list[str], update.numbers["wanted"]))  # each once
+                wanted = [n for n in named if n in self.silos and n != update.silo]
                 self.state.wanted[update.silo] = wanted

@@ -41,7 +41,7 @@ class DittoClient(SiloClient):
         centre = self.shared_model
         s = self.settings
         buffers = self.state.personal_buffers
-        self.model.load(self.own(), self.received_buffers if buffers is None else buffers)
+        self.model.load(self.previous(), self.received_buffers if buffers is None else buffers)
         epochs = s.personal_epochs or None
         self.train(
             correction=proximal(centre, s.lambda_), epochs=epochs, optimizer_key="personal"

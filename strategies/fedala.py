@@ -91,13 +91,13 @@ class AlaClient(SiloClient):
         """Return Θ̂ (Σ,) from the received model Θ and the old local model Θ_i, and learn W."""
         blocks = self.received_blocks()
         parts = self.model.layout.parts(blocks[max(0, len(blocks) - self.ala.layers) :])
-        theta, own = gather(received, parts), gather(old, parts)
-        difference = theta - own
+        theta, local = gather(received, parts), gather(old, parts)
+        difference = theta - local
         if not bool(difference.any()):  # nothing to learn, and the first stage is still to come
             return received.clone()
         kept = self.state.weights
         weights = torch.ones_like(difference) if kept is None else kept.clone()
-        self.model.load(scatter(received, parts, own + difference * weights))
+        self.model.load(scatter(received, parts, local + difference * weights))
         self.model.freeze(*self.model.layout.outside(parts))
         losses: list[float] = []
         try:
@@ -105,7 +105,9 @@ class AlaClient(SiloClient):
                 network, take = self._network(parts)
                 while len(losses) < self._epochs(losses):
                     losses.append(
-                        self._epoch(network, take, parts, weights, own, difference, len(losses))
+                        self._epoch(
+                            network, take, parts, weights, local, difference, len(losses)
+                        )
                     )
         finally:  # the silos of a process share the network
             self.model.freeze()
@@ -151,7 +153,7 @@ class AlaClient(SiloClient):
         take: Take,
         parts: tuple[slice, ...],
         weights: Tensor,
-        own: Tensor,
+        local: Tensor,
         difference: Tensor,
         epoch: int,
     ) -> float:
@@ -165,7 +167,7 @@ class AlaClient(SiloClient):
             loss = loss_gradient(model, *take(index), self.loss, network)
             grad = gather(model.gradient, parts)
             weights.addcmul_(grad, difference, value=-self.ala.eta).clamp_(0, 1)
-            write(model.vector, parts, torch.addcmul(own, difference, weights))
+            write(model.vector, parts, torch.addcmul(local, difference, weights))
         return float(loss)
 
 

@@ -72,7 +72,9 @@ class MixingClient(SiloClient):
 
     def receive(self) -> Tensor:
         mixed = self.models.get("mixture")
-        return self.own() if mixed is None or self.settings.start == "own" else mixed.vector
+        return (
+            self.previous() if mixed is None or self.settings.start == "own" else mixed.vector
+        )
 
     def newcomer(self) -> Tensor:
         mixed = self.models.get("mixture")

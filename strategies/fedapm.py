@@ -92,8 +92,8 @@ class FedAPMClient(PartialClient):
         u = self.shared_model
         start = gather(self.model.vector, self.shared)
         dual = torch.zeros_like(u) if state.dual is None else state.dual
-        own = gather(self.own(), self.shared)
-        self._personal_step(own if s.v_start == "own" else start)
+        last_u = gather(self.previous(), self.shared)
+        self._personal_step(last_u if s.v_start == "own" else start)
         self.model.load(scatter(self.model.vector, self.shared, start))
         self._shared_step(u, dual)
         own_u = gather(self.model.vector, self.shared)

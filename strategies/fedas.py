@@ -78,10 +78,10 @@ class FedASClient(PartialClient):
             self.replies["energy"] = self.energy()
         return [gather(self.model.vector, self.shared)]
 
-    def own_prototypes(self, own: Tensor) -> Tensor:
+    def own_prototypes(self, last: Tensor) -> Tensor:
         """Return P (C, K), of the model that this silo trained last."""
         model = self.model
-        model.load(own, self.state.personal_buffers)
+        model.load(last, self.state.personal_buffers)
         z, y = all_features(model, self.silo.train), self.silo.train.y
         model.load(self.received, self.received_buffers)
         return means_of(*class_sums(z, y, model.layout.classes))

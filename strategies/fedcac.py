@@ -153,12 +153,12 @@ class FedCAC(PersonalizedStrategy):
             return {n: [n] for n in names}
         masks = [unpack(self.state.critical[n], self.layout.size) for n in names]
         overlaps = overlap(torch.stack(masks).float())
-        own = torch.eye(len(names), dtype=torch.bool, device=overlaps.device)
-        mean, most = overlaps[~own].mean(), overlaps[~own].max()
+        itself = torch.eye(len(names), dtype=torch.bool, device=overlaps.device)
+        mean, most = overlaps[~itself].mean(), overlaps[~itself].max()
         threshold = torch.minimum(
             mean + (self.round - 1) / self.settings.beta * (most - mean), most
         )
-        near = (overlaps >= threshold) | own
+        near = (overlaps >= threshold) | itself
         return {
             i: [j for j, is_near in zip(names, row.tolist(), strict=True) if is_near]
             for i, row in zip(names, near, strict=True)
@@ -166,11 +166,11 @@ class FedCAC(PersonalizedStrategy):
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         """Return the start that the silo was sent: the customised model at its critical parameters."""
-        found, mask = super().centre(name, update), self.state.critical.get(update.silo)
+        start, mask = super().centre(name, update), self.state.critical.get(update.silo)
         customised = self.sent.get(update.silo, {}).get("customised")
-        if name != "model" or found is None or mask is None or customised is None:
-            return found
-        return torch.where(unpack(mask, len(found)), customised.vector, found)
+        if name != "model" or start is None or mask is None or customised is None:
+            return start
+        return torch.where(unpack(mask, len(start)), customised.vector, start)
 
     def sizes(self, silo: str) -> dict[str, int]:
         return {"critical": -(-self.layout.size // 8)}
@@ -190,5 +190,5 @@ class FedCAC(PersonalizedStrategy):
 def overlap(masks: Tensor) -> Tensor:
     """Return O_ij (n, n), float64, from 0/1 masks (n, Σ)."""
     common = (masks @ masks.T).double()  # counts, which are exact in float32 up to 16 million
-    own = common.diagonal().unsqueeze(1)
-    return torch.where(own > 0, 1 - (own + own.T - 2 * common) / (2 * own), 0.0)
+    counts = common.diagonal().unsqueeze(1)
+    return torch.where(counts > 0, 1 - (counts + counts.T - 2 * common) / (2 * counts), 0.0)

@@ -111,18 +111,18 @@ class FedCPClient(ContextClient):
             rng = generator(self.common.seed, self.silo.name, "context")
             vector[context] = torch.rand(features, generator=rng).to(vector.device)
         else:
-            (own,) = layout.parts(head_blocks(layout, "own"))
-            classes = (own.stop - own.start) // (features + 1)
-            vector[context] = vector[own][: classes * features].view(classes, features).sum(0)
+            (head,) = layout.parts(head_blocks(layout, "own"))
+            classes = (head.stop - head.start) // (features + 1)
+            vector[context] = vector[head][: classes * features].view(classes, features).sum(0)
         return vector
 
     def newcomer(self) -> Tensor:
         """Return the received model with P = G, as in round 1."""
-        own, shared = (
+        personal, shared = (
             self.model.layout.parts(head_blocks(self.model.layout, name))
             for name in ("own", "shared")
         )
-        return scatter(self.received, own, gather(self.received, shared))
+        return scatter(self.received, personal, gather(self.received, shared))
 
     def newcomer_parts(self) -> Sequence[slice]:
         self.start = self.received
@@ -133,8 +133,10 @@ class FedCPClient(ContextClient):
         self.start = vector.clone()
         self.train(parts=layout.outside(layout.parts(head_blocks(layout, "shared", "context"))))
         sent = vector.clone()
-        own, shared = (layout.parts(head_blocks(layout, name))[0] for name in ("own", "shared"))
-        sent[shared] = (vector[own] + vector[shared]) / 2
+        personal, shared = (
+            layout.parts(head_blocks(layout, name))[0] for name in ("own", "shared")
+        )
+        sent[shared] = (vector[personal] + vector[shared]) / 2
         return [gather(sent, self.shared)]
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:

@@ -75,16 +75,16 @@ class FedDynClient(SiloClient):
             raise UserError(
                 f"{self.silo.name}: max-decay = {most:g}, and learning rate x proximal weight = {share:g}"
             )
-        own = torch.zeros_like(centre) if self.state.dual is None else self.state.dual
+        dual = torch.zeros_like(centre) if self.state.dual is None else self.state.dual
 
         def correct(w: Tensor, g: Tensor) -> None:
-            g.add_(w - centre, alpha=alpha).sub_(own)
+            g.add_(w - centre, alpha=alpha).sub_(dual)
             if clip:
                 clip_norm(g, clip)
 
         self.train(correction=correct)
-        new = own - alpha * (self.model.vector - centre)
-        self.propose_step("model", dual=(own, new))
+        new = dual - alpha * (self.model.vector - centre)
+        self.propose_step("model", dual=(dual, new))
         return [self.model.vector.clone()]
 
 

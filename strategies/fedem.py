@@ -58,8 +58,8 @@ class Components(Around):
     shares: Values
     apart = False
 
-    def __init__(self, one: Callable[[], nn.Module], shape: Shape, size: int) -> None:
-        super().__init__([one() for _ in range(size)], "shares")
+    def __init__(self, make: Callable[[], nn.Module], shape: Shape, size: int) -> None:
+        super().__init__([make() for _ in range(size)], "shares")
         self.shares = Values(size)
         nn.init.constant_(self.shares.values, 1 / size)
 
@@ -115,10 +115,10 @@ class FedEMClient(PartialClient):
         return torch.stack(parts).sum(0) / len(train)
 
     def local_update(self) -> list[Tensor]:
-        (own,), vector = self.private, self.model.vector
-        self.before = vector[own].clone()
+        (place,), vector = self.private, self.model.vector
+        self.before = vector[place].clone()
         self.fixed = self.model.layout.unflatten(vector.clone(), self.model.buffers.clone())
-        vector[own] = self.e_step(self.before)
+        vector[place] = self.e_step(self.before)
         self.train(parts=self.shared)
         return [vector[self.shared[0]].clone()]
 
@@ -138,8 +138,8 @@ class FedEMClient(PartialClient):
 
     def personalise(self) -> Tensor:
         """Take one E-step; the networks do not change."""
-        (own,), vector = self.private, self.model.vector
-        vector[own] = self.e_step(vector[own].clone())
+        (place,), vector = self.private, self.model.vector
+        vector[place] = self.e_step(vector[place].clone())
         return vector
 
 

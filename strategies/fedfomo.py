@@ -56,25 +56,25 @@ class FomoSettings:
 
 class FedFomoClient(SiloClient):
     def receive(self) -> Tensor:
-        own = self.own()
+        last = self.previous()
         others = {
             m.silo: m.vector for key, m in self.models.items() if key.startswith(MODEL_OF)
         }
         others.pop(self.silo.name, None)
         if not others or not len(self.silo.val):
-            return own
-        mine = self.validation_loss(own)
+            return last
+        mine = self.validation_loss(last)
         weights = {}
         for name, other in others.items():
             gain = (mine - self.validation_loss(other)) / max(
-                float(torch.dist(other, own)), 1e-5
+                float(torch.dist(other, last)), 1e-5
             )
             if gain > 0:
                 weights[name] = gain
         total = added(weights.values())
-        mixed = own.clone()
+        mixed = last.clone()
         for name, weight in weights.items():
-            mixed.add_(others[name] - own, alpha=weight / total)
+            mixed.add_(others[name] - last, alpha=weight / total)
         self.replies["weights"] = json.dumps(
             {name: weight / total for name, weight in weights.items()}
         )
@@ -100,7 +100,7 @@ class FedFomoClient(SiloClient):
 class FomoServerState(ServerState):
     # P: silo -> other silo -> sum of its weights
     affinity = Item[dict[str, dict[str, float]]](dict)
-    made = Item[dict[str, int]](dict)  # silo -> round of its last model
+    last_rounds = Item[dict[str, int]](dict, "made")  # silo -> round of its last model
 
 
 class FedFomo(PersonalizedStrategy):
@@ -138,7 +138,7 @@ class FedFomo(PersonalizedStrategy):
                 ", ".join(blind),
             )
         self.state.affinity = {i: {j: float(i == j) for j in names} for i in names}
-        self.state.made = {}
+        self.state.last_rounds = {}
 
     def welcome(self, silo: str, *, trains: bool) -> None:
         """Store the mean of the others' models as this silo's, until it sends its own."""
@@ -147,15 +147,15 @@ class FedFomo(PersonalizedStrategy):
         state.affinity = {**state.affinity, silo: {j: float(j == silo) for j in self.silos}}
         if state.models:
             state.models[silo] = weighted_mean(state.models.values(), [1.0] * len(state.models))
-            state.made = {**state.made, silo: self.round - 1}
+            state.last_rounds = {**state.last_rounds, silo: self.round - 1}
 
     def payload(self, silo: str) -> Payload:
         if silo not in self.state.models:
             return Payload()
-        made = self.state.made
+        rounds = self.state.last_rounds
         return Payload(
             {
-                model_of(n): Model(self.state.models[n], n, made[n], self.plan.samples[n])
+                model_of(n): Model(self.state.models[n], n, rounds[n], self.plan.samples[n])
                 for n in self.choose_others(silo)
             }
         )
@@ -192,25 +192,25 @@ class FedFomo(PersonalizedStrategy):
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         """Return the mixture of sent models that the silo trained from, by its reported weights."""
-        own = super().centre(name, update)
-        if name != "model" or own is None:
-            return own
-        mixed = own.clone()
+        default = super().centre(name, update)
+        if name != "model" or default is None:
+            return default
+        mixed = default.clone()
         for other, weight in self.reported_weights(update).items():
             sent = self.sent.get(update.silo, {}).get(model_of(other))
             if sent is not None:
-                mixed.add_(sent.vector.to(own.device) - own, alpha=weight)
+                mixed.add_(sent.vector.to(default.device) - default, alpha=weight)
         return mixed
 
     def reported_weights(self, update: Update) -> dict[str, float]:
         """Return the silo's reported weights of others' models."""
-        found: dict[str, float] = json.loads(cast(str, update.numbers.get("weights", "{}")))
-        return found
+        weights: dict[str, float] = json.loads(cast(str, update.numbers.get("weights", "{}")))
+        return weights
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:
             self.state.models[update.silo] = update.vector
-            self.state.made[update.silo] = self.round
+            self.state.last_rounds[update.silo] = self.round
             row = self.state.affinity[update.silo]
             for name, weight in self.reported_weights(update).items():
                 if name in row:

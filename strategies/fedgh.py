@@ -109,8 +109,10 @@ class FedGH(PartialStrategy):
     def aggregate(self, updates: Sequence[Update]) -> None:
         tables = [read_table(u.vector, self.layout.classes) for u in updates]
         held = [marks > 0 for _, marks in tables]
-        means = torch.cat([rows[own] for (rows, _), own in zip(tables, held, strict=True)])
-        labels = torch.cat([own.nonzero().squeeze(1) for own in held])
+        means = torch.cat(
+            [rows[classes_of] for (rows, _), classes_of in zip(tables, held, strict=True)]
+        )
+        labels = torch.cat([classes_of.nonzero().squeeze(1) for classes_of in held])
         head, s = self.state.model.clone(), self.settings
         if not len(labels):
             return
@@ -118,9 +120,9 @@ class FedGH(PartialStrategy):
         for index in batches(
             len(labels), s.server_batch_size, s.server_passes, rng, device=labels.device
         ):
-            given = head.detach().requires_grad_()
-            weight, bias = given.tensor_split([len(given) - self.layout.classes])
+            start = head.detach().requires_grad_()
+            weight, bias = start.tensor_split([len(start) - self.layout.classes])
             logits = F.linear(means[index], weight.view(self.layout.classes, -1), bias)
-            (grad,) = torch.autograd.grad(F.cross_entropy(logits, labels[index]), given)
+            (grad,) = torch.autograd.grad(F.cross_entropy(logits, labels[index]), start)
             head = head - s.server_learning_rate * grad
         self.state.model = head

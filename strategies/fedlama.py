@@ -82,8 +82,8 @@ def choose_intervals(layout: Layout, excess: Sequence[float], phi: int) -> list[
 
 def squares_of(layout: Layout, step: Tensor, due: bool) -> Tensor:
     """Return the sum of squares of each tensor (L,); empty if the intervals are not adjusted."""
-    found = [step[e.start : e.stop].square().sum() for e in layout.parameters]
-    return torch.stack(found) if due else step[:0]
+    sums = [step[e.start : e.stop].square().sum() for e in layout.parameters]
+    return torch.stack(sums) if due else step[:0]
 
 
 class LamaClientState(ClientState):
@@ -97,12 +97,14 @@ class FedLAMAClient(SiloClient):
     def receive(self) -> Tensor:
         layout, received = self.model.layout, self.shared_model
         if not self.common.secure_aggregation:
-            return scatter(self.own(), flagged_parts(layout, self.numbers["fresh"]), received)
+            return scatter(
+                self.previous(), flagged_parts(layout, self.numbers["fresh"]), received
+            )
         heard = 0 if self.state.heard is None else int(self.state.heard)
         averaged = cast(list[int], self.numbers["averaged"])
         fresh = flagged_parts(layout, [int(r >= heard) for r in averaged])
         self.shared = flagged_parts(layout, self.numbers["due"])
-        return scatter(self.own(), fresh, gather(received, fresh))
+        return scatter(self.previous(), fresh, gather(received, fresh))
 
     def local_update(self) -> list[Tensor]:
         self.train()

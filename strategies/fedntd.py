@@ -51,11 +51,11 @@ class FedNTDClient(SiloClient):
 
     def distillation_loss(self, logits: Tensor, z: Tensor, taught: Tensor, y: Tensor) -> Tensor:
         s, true = self.settings, members(y, logits.shape[1]) > 0
-        own, old = (
+        new, old = (
             (of / s.temperature).masked_fill(true, NEVER).log_softmax(1)
             for of in (logits, taught)
         )
-        divergence = (old.exp() * (old - own)).sum(1).mean()
+        divergence = (old.exp() * (old - new)).sum(1).mean()
         return self.loss(logits, y) + s.beta * s.temperature**2 * divergence
 
 

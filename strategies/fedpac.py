@@ -146,8 +146,8 @@ class FedPACClient(SiloClient):
 
 def combination(gram: np.ndarray, variance: np.ndarray, silo: int) -> np.ndarray:
     """Return α_i (n,) from G[j, l] = <H_j, H_l> and V: D_i[j, l] = G_ii - G_ij - G_il + G_jl."""
-    own = gram[silo]
-    alpha = on_simplex(np.diag(variance) + own[silo] - own[:, None] - own[None, :] + gram)
+    row = gram[silo]
+    alpha = on_simplex(np.diag(variance) + row[silo] - row[:, None] - row[None, :] + gram)
     alpha[alpha < LEAST] = 0
     return cast(np.ndarray, alpha / alpha.sum())
 
@@ -207,9 +207,9 @@ class FedPAC(PersonalizedStrategy):
 
     def payload(self, silo: str) -> Payload:
         state = self.state
-        own = scatter(state.model, [self.last], state.heads[silo])
+        combined = scatter(state.model, [self.last], state.heads[silo])
         table = state.prototypes
-        return self.pack({GLOBAL: own} | ({} if table is None else {PROTOTYPES: table}))
+        return self.pack({GLOBAL: combined} | ({} if table is None else {PROTOTYPES: table}))
 
     def sizes(self, silo: str) -> dict[str, int]:
         size = table_size(self.layout)

@@ -75,7 +75,7 @@ class FedPHPClient(SiloClient):
         model, clip = self.model, self.settings.clip
         kept = self.state.personal_buffers
         buffers = model.buffers.clone() if kept is None else kept
-        self._history, self._history_buffers = self.own(), buffers
+        self._history, self._history_buffers = self.previous(), buffers
         self._tensors = model.layout.unflatten(self._history, buffers)
         self.train(correction=(lambda w, g: clip_norm(g, clip)) if clip else None)
         return [model.vector.clone()]

@@ -237,8 +237,10 @@ class FedProtoClient(SiloClient):
         """Return the silo's model with a last layer that finds the nearest prototype."""
         vector, classes = self.weights(), len(self.known)
         table = self.state.prototypes
-        own, own_marks = read_table(0 * self.received if table is None else table, classes)
-        centres = torch.where(self.known[:, None] > 0, self.targets, own)
+        own_prototypes, own_marks = read_table(
+            0 * self.received if table is None else table, classes
+        )
+        centres = torch.where(self.known[:, None] > 0, self.targets, own_prototypes)
         chosen = (self.known + own_marks) > 0
         if self.settings.classes == "own":
             chosen &= self.own_classes > 0

@@ -81,8 +81,8 @@ class Normalising(Around):
 
     input: Statistics
 
-    def __init__(self, one: Callable[[], nn.Module], shape: Shape) -> None:
-        super().__init__([one()], "input")
+    def __init__(self, make: Callable[[], nn.Module], shape: Shape) -> None:
+        super().__init__([make()], "input")
         self.input = Statistics(shape[0])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,8 +100,8 @@ class RandomStatistics:
     def change_batches(
         self, batches: Iterable[tuple[Any, Tensor]], n: int, rng: torch.Generator
     ) -> Iterator[tuple[Any, Tensor]]:
-        own = generator(rng.initial_seed(), INPUTS)
-        drawn = torch.randint(len(self.pairs), (n,), generator=own).to(self.pairs.device)
+        draws = generator(rng.initial_seed(), INPUTS)
+        drawn = torch.randint(len(self.pairs), (n,), generator=draws).to(self.pairs.device)
         if self.before is not None:
             batches = self.before.change_batches(batches, n, rng)
         done = 0
@@ -138,25 +138,25 @@ class FedRDNClient(PartialClient):
             vector[self.private[0]] = pair.flatten()
         return vector
 
-    def near(self, sent: Tensor, own: Tensor) -> Tensor:
+    def near(self, sent: Tensor, pair: Tensor) -> Tensor:
         """Return bool (K,): which pairs are within ``reach`` of the own one."""
-        apart, ratio = (sent[:, 0] - own[0]).abs() / own[1], sent[:, 1] / own[1]
+        apart, ratio = (sent[:, 0] - pair[0]).abs() / pair[1], sent[:, 1] / pair[1]
         reach = self.settings.reach
         fits = (apart <= reach) & (ratio <= reach) & (ratio >= 1 / reach)
         return fits.flatten(1).all(1)
 
     def local_update(self) -> list[Tensor]:
         vector = self.model.vector
-        own = vector[self.private[0]].clone().view(2, -1)
-        pairs = own[None]
+        pair = vector[self.private[0]].clone().view(2, -1)
+        pairs = pair[None]
         if INPUTS in self.models:
-            sent = self.models[INPUTS].vector.view(-1, *own.shape)
-            near = sent[self.near(sent, own)]
+            sent = self.models[INPUTS].vector.view(-1, *pair.shape)
+            near = sent[self.near(sent, pair)]
             pairs = near if len(near) else pairs
         augment: Any = RandomStatistics(pairs, self.silo.augment)
         self.silo = replace(self.silo, augment=augment)
         self.train(parts=self.shared)
-        return [vector[self.shared[0]].clone(), own.flatten()]
+        return [vector[self.shared[0]].clone(), pair.flatten()]
 
     def newcomer_parts(self) -> Sequence[slice]:
         return ()

@@ -77,29 +77,29 @@ class FedRoDClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         model, s = self.model, self.settings
         model.load(self.shared_model)
-        own, own_step = self.head().clone(), self.optimizer("personal")
+        head, own_step = self.head().clone(), self.optimizer("personal")
         counts = members(self.silo.train.y, model.layout.classes).sum(0)
         offset = (
             s.gamma * (counts / counts.max()).log() if s.gamma else torch.zeros_like(counts)
         )
 
         def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
-            self.own_grad = self.head_gradient(own, logits.detach(), z.detach(), y)
+            self.own_grad = self.head_gradient(head, logits.detach(), z.detach(), y)
             return self.loss(logits + offset, y)
 
         self.balanced = loss
-        self.train(correction=lambda w, g: own_step.step(own, self.own_grad))
+        self.train(correction=lambda w, g: own_step.step(head, self.own_grad))
         self.keep_optimizer(own_step, "personal")
-        self.state.head = own
+        self.state.head = head
         return [model.vector.clone()]
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         return feature_gradient(self.model, x, y, self.balanced)
 
-    def head_gradient(self, own: Tensor, generic: Tensor, z: Tensor, y: Tensor) -> Tensor:
+    def head_gradient(self, personal: Tensor, generic: Tensor, z: Tensor, y: Tensor) -> Tensor:
         """Return the gradient of CE(generic + P z, y) with respect to P."""
         weight = self.model.layout.linear_head()[0]
-        head = own.detach().requires_grad_()
+        head = personal.detach().requires_grad_()
         split = weight.stop - weight.start
         logits = generic + F.linear(z, head[:split].view(weight.shape), head[split:])
         (grad,) = torch.autograd.grad(self.loss(logits, y), head)

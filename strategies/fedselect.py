@@ -99,7 +99,7 @@ class FedSelectClient(SiloClient):
 
     def receive(self) -> Tensor:
         w, mask = super().receive(), self.state.received_mask
-        return w if mask is None else torch.where(unpack(mask, len(w)), self.own(), w)
+        return w if mask is None else torch.where(unpack(mask, len(w)), self.previous(), w)
 
     def local_update(self) -> list[Tensor]:
         model, s, state = self.model, self.settings, self.state

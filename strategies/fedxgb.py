@@ -98,9 +98,9 @@ class FedXgb(PersonalizedStrategy):
         check_nodes(self.layout, update.vector, rate * MOST_DELTA * (1 + 1e-6))
 
     def weights(self, updates: Sequence[Update]) -> list[float]:
-        found = super().weights(updates)
-        total = added(found)
-        return [1.0 if self.settings.average == "sum" else weight / total for weight in found]
+        weights = super().weights(updates)
+        total = added(weights)
+        return [1.0 if self.settings.average == "sum" else weight / total for weight in weights]
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         ensemble = self.state.model.clone()

@@ -128,15 +128,15 @@ class FlocoClient(PartialClient):
         return split_parts(layout, head_blocks(layout, POINT))
 
     def place_own(self, vector: Tensor) -> Tensor:
-        given = self.models.get(POINT)
-        vector[self.private[0]] = 1 / self.settings.corners if given is None else given.vector
+        point = self.models.get(POINT)
+        vector[self.private[0]] = 1 / self.settings.corners if point is None else point.vector
         return vector
 
     def local_update(self) -> list[Tensor]:
-        (own,), vector = self.private, self.model.vector
-        self.point = vector[own].clone()
+        (place,), vector = self.private, self.model.vector
+        self.point = vector[place].clone()
         self.train(parts=self.shared)
-        vector[own] = self.point
+        vector[place] = self.point
         return [gather(vector, self.shared)]
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
@@ -189,8 +189,8 @@ class Floco(PartialStrategy):
 
     def payload(self, silo: str) -> Payload:
         models, point = super().payload(silo).models, self.state.points.get(silo)
-        own = {} if point is None else {POINT: Model(point, round=self.settings.tau)}
-        return Payload({**models, **own})
+        place = {} if point is None else {POINT: Model(point, round=self.settings.tau)}
+        return Payload({**models, **place})
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         if self.round == self.settings.tau:

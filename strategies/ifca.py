@@ -121,10 +121,10 @@ class IFCA(PersonalizedStrategy):
         return self.pack({name: self.state.arrays[name] for name in names})
 
     def check(self, update: Update) -> None:
-        found = update.numbers.get("cluster")
+        cluster = update.numbers.get("cluster")
         count = self.settings.clusters
-        if type(found) is not int or not 0 <= found < count:
-            raise DataError(f"'cluster' is {found!r}, not one of {count} models")
+        if type(cluster) is not int or not 0 <= cluster < count:
+            raise DataError(f"'cluster' is {cluster!r}, not one of {count} models")
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         if name != "model":
@@ -136,6 +136,6 @@ class IFCA(PersonalizedStrategy):
         names = cluster_names(self.settings.clusters)
         least = self.settings.least if len(names) > 1 else 1
         for j, name in enumerate(names):
-            own = [u for u in updates if u.numbers["cluster"] == j]
-            if len(own) >= least:
-                self.state.arrays[name] = self.average(own)
+            chosen = [u for u in updates if u.numbers["cluster"] == j]
+            if len(chosen) >= least:
+                self.state.arrays[name] = self.average(chosen)

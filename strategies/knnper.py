@@ -88,9 +88,9 @@ class Neighbours(nn.Module):
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return v(x) and the logits of a batch (b, C)."""
-        with seen_features(self.model) as found:
+        with seen_features(self.model) as features:
             logits = self.network(x)
-        return self.votes(found[-1].flatten(1), logits), logits
+        return self.votes(features[-1].flatten(1), logits), logits
 
     def votes(self, z: Tensor, logits: Tensor) -> Tensor:
         k = min(self.settings.neighbours, len(self.labels))

@@ -46,7 +46,7 @@ class LgSettings(Averaging):
 
 
 class LgServerState(ServerState):
-    own = Item[list[str]](list)  # silos whose lower layers are their own
+    adapted = Item[list[str]](list, "own")  # silos whose lower layers are their own
 
 
 class LGFedAvgClient(PartialClient):
@@ -94,7 +94,7 @@ class LGFedAvg(PartialStrategy):
                 len(self.layout.blocks),
             )
         self.state.model = initial("")  # whole: a silo that comes later starts from its v
-        self.state.own = []
+        self.state.adapted = []
 
     def sizes(self, silo: str) -> dict[str, int]:
         return {"shared": size_of(self.shared_parts())}
@@ -103,7 +103,7 @@ class LGFedAvg(PartialStrategy):
         self._shared = gather(self.state.model, self.shared_parts())
 
     def payload(self, silo: str) -> Payload:
-        whole = self.settings.pretrain and silo not in self.state.own
+        whole = self.settings.pretrain and silo not in self.state.adapted
         vector = self.state.model if whole else self._shared
         return self.pack({GLOBAL: vector})
 
@@ -114,7 +114,7 @@ class LGFedAvg(PartialStrategy):
         state, pretrain = self.state, self.settings.pretrain
         state.model = scatter(state.model, self.shared_parts(), self.average(updates))
         if self.round > pretrain > 0:
-            state.own = sorted({*state.own, *silos_of(updates)})
+            state.adapted = sorted({*state.adapted, *silos_of(updates)})
         if self.round == pretrain and state.buffers is not None:
             shared = self.client.split(
                 self.layout, self.settings, self.round + 1, state.numbers

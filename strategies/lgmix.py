@@ -116,10 +116,10 @@ class LgMixClient(SiloClient):
         self.train()
         change = self.model.vector - self.received
         if self.settings.ratio < 0:
-            own, shared = self.own_spread.value(), self.shared_spread.value()
-            both = own + shared
-            found = float(torch.where(both > 0, own / torch.where(both > 0, both, 1.0), 0.5))
-            state.ratio = (state.ratio * state.rounds + found) / (state.rounds + 1)
+            spread, shared = self.own_spread.value(), self.shared_spread.value()
+            both = spread + shared
+            ratio = float(torch.where(both > 0, spread / torch.where(both > 0, both, 1.0), 0.5))
+            state.ratio = (state.ratio * state.rounds + ratio) / (state.rounds + 1)
             state.rounds += 1
         state.mixed, state.change, state.last = self.received, change, w
         return [change]

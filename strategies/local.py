@@ -18,7 +18,7 @@ from strategies.base.transport.payload import Payload, Update
 
 class LocalClient(SiloClient):
     def receive(self) -> Tensor:
-        return self.own()
+        return self.previous()
 
     def local_update(self) -> list[Tensor]:
         self.train()

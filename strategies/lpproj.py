@@ -78,7 +78,7 @@ class LpProjClient(SiloClient):
     settings: ProjSettings
 
     def receive(self) -> Tensor:
-        return self.own()
+        return self.previous()
 
     def received_blocks(self) -> list[str]:
         return []

@@ -57,11 +57,11 @@ class MoonClient(SiloClient):
         unflatten = self.model.layout.unflatten
         self.contrasts = []
         if last is not None and self.settings.mu:
-            own = self.state.personal_buffers
-            own = self.received_buffers if own is None else own
+            buffers = self.state.personal_buffers
+            buffers = self.received_buffers if buffers is None else buffers
             self.contrasts = [
                 unflatten(self.received, self.received_buffers),
-                unflatten(last, own),
+                unflatten(last, buffers),
             ]
         return super().local_update()
 

@@ -74,8 +74,8 @@ class PartialFedClient(PartialClient):
             return received
         if self.shares_buffers and self.state.personal_buffers is not None:
             layout, norm = self.model.layout, self.settings.personal == "norm"
-            own = layout.norm_buffers() if norm else layout.buffer_parts(self.private)
-            write(self.model.buffers, own, gather(self.state.personal_buffers, own))
+            parts = layout.norm_buffers() if norm else layout.buffer_parts(self.private)
+            write(self.model.buffers, parts, gather(self.state.personal_buffers, parts))
         return scatter(received, self.private, gather(self.state.personal, self.private))
 
     def local_update(self) -> list[Tensor]:

@@ -192,11 +192,11 @@ class FDAClient(PartialClient):
         # A training that diverged is refused by its body
         if self.settings.betas == "none" or not is_finite(z):
             return shared
-        own = estimates(z, y, shared.means, self.settings.ridge)
+        local = estimates(z, y, shared.means, self.settings.ridge)
         of_means, of_covariance = self.best_betas(z, y)
         return Gaussians(
-            shared.means.lerp(own.means, of_means),
-            shared.covariance.lerp(own.covariance, of_covariance),
+            shared.means.lerp(local.means, of_means),
+            shared.covariance.lerp(local.covariance, of_covariance),
         )
 
     def best_betas(self, z: Tensor, y: Tensor) -> Sequence[float]:
@@ -210,13 +210,13 @@ class FDAClient(PartialClient):
 
         def roots(beta: float) -> list[Tensor]:
             return [
-                root_of(shared.covariance.lerp(own.covariance, beta)) for own, _, _ in folds
+                root_of(shared.covariance.lerp(half.covariance, beta)) for half, _, _ in folds
             ]
 
         def loss(beta: float, roots: Sequence[Tensor]) -> float:
             total = 0.0
-            for (own, rows, labels), root in zip(folds, roots, strict=True):
-                means = shared.means.lerp(own.means, beta)
+            for (half, rows, labels), root in zip(folds, roots, strict=True):
+                means = shared.means.lerp(half.means, beta)
                 logits = F.linear(rows, *discriminant(means, root, self.shares))
                 total += float(F.cross_entropy(logits, labels, reduction="sum"))
             return total
@@ -314,9 +314,9 @@ class PFedFDA(PartialStrategy):
     def aggregate(self, updates: Sequence[Update]) -> None:
         super().aggregate(updates)
         mean = self.mean((u.vectors[GAUSSIANS] for u in updates), self.weights(updates))
-        found = read_gaussians(mean, self.layout)
-        if not found.is_positive():
-            values, vectors = torch.linalg.eigh(found.covariance)
+        gaussians = read_gaussians(mean, self.layout)
+        if not gaussians.is_positive():
+            values, vectors = torch.linalg.eigh(gaussians.covariance)
             clipped = vectors @ values.clamp(min=0).diag() @ vectors.T
-            mean = Gaussians(found.means, clipped).pack()
+            mean = Gaussians(gaussians.means, clipped).pack()
         self.state.gaussians = mean

@@ -84,11 +84,11 @@ class PLayerClient(PartialClient):
 
     def local_update(self) -> list[Tensor]:
         vectors = super().local_update()
-        found = self.sensitivity() if cast(int, self.numbers["cut"]) < 0 else []
+        sensitivity = self.sensitivity() if cast(int, self.numbers["cut"]) < 0 else []
         if self.common.secure_aggregation:
-            return [*vectors, torch.tensor(found, device=self.model.device)]
-        if found:
-            self.replies["sensitivity"] = found
+            return [*vectors, torch.tensor(sensitivity, device=self.model.device)]
+        if sensitivity:
+            self.replies["sensitivity"] = sensitivity
         return vectors
 
     def sensitivity(self) -> list[float]:

@@ -84,8 +84,8 @@ class ScaffoldClient(SiloClient):
         decay = self.common.l2
         total = torch.zeros_like(self.model.vector)
         steps = 0
-        own = total.clone() if self.state.control is None else self.state.control
-        drift = self.models["control"].vector - own
+        control = total.clone() if self.state.control is None else self.state.control
+        drift = self.models["control"].vector - control
         at_received = None
         if self.settings.option == "I":
             at_received = full_gradient(self, "control").add_(self.model.vector, alpha=decay)
@@ -97,12 +97,12 @@ class ScaffoldClient(SiloClient):
             g.add_(drift)
 
         self.train(correction=correct)
-        new = at_received if at_received is not None else total / steps if steps else own
-        self.propose_step("control", control=(own, new))
+        new = at_received if at_received is not None else total / steps if steps else control
+        self.propose_step("control", control=(control, new))
         if self.settings.up == "model":
             self.replies["steps"] = steps
             return [self.model.vector.clone()]
-        return [self.model.vector.clone(), new - own]
+        return [self.model.vector.clone(), new - control]
 
 
 class Scaffold(PersonalizedStrategy):

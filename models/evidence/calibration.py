@@ -46,14 +46,14 @@ def calibration_slope(p: Array, event: Array) -> float:
     x = logit(p)
     if not len(x) or np.ptp(x) < 1e-9:
         return math.nan
-    found = _newton(np.column_stack([np.ones_like(x), x]), np.zeros_like(x), event)
-    return math.nan if found is None else float(found[1])
+    coefficients = _newton(np.column_stack([np.ones_like(x), x]), np.zeros_like(x), event)
+    return math.nan if coefficients is None else float(coefficients[1])
 
 
 def calibration_in_the_large(p: Array, event: Array) -> float:
     """Return a of logit P(event) = a + logit p; ``nan`` where it has no finite estimate."""
-    found = _newton(np.ones((len(p), 1)), logit(p), event)
-    return math.nan if found is None else float(found[0])
+    coefficients = _newton(np.ones((len(p), 1)), logit(p), event)
+    return math.nan if coefficients is None else float(coefficients[0])
 
 
 def logit(p: Array) -> Array:
@@ -69,10 +69,12 @@ def reliability(p: Array, event: Array, least: int = 1, units: Units | None = No
     """
     if not len(p):
         return Bins(*(np.empty(0),) * 3)
-    own = groups_of(p, least, units)
-    counts = np.bincount(own)
+    bin_of = groups_of(p, least, units)
+    counts = np.bincount(bin_of)
     return Bins(
-        counts.astype(float), np.bincount(own, p) / counts, np.bincount(own, event) / counts
+        counts.astype(float),
+        np.bincount(bin_of, p) / counts,
+        np.bincount(bin_of, event) / counts,
     )
 
 
@@ -80,9 +82,9 @@ def groups_of(p: Array, least: int, units: Units | None = None) -> npt.NDArray[n
     """Return the bin of each of these predictions (n,), n > 0."""
     most = max(1, min(BINS, len(p) // max(least, FEWEST)))
     edges = np.percentile(p, np.linspace(0, 100, most + 1))
-    own = np.searchsorted(edges[1:-1], p)
+    part_of = np.searchsorted(edges[1:-1], p)
     units = np.arange(len(p)) if units is None else units
-    return join_bins([[units[own == k]] for k in range(most)], least)[own]
+    return join_bins([[units[part_of == k]] for k in range(most)], least)[part_of]
 
 
 def expected_calibration_error(bins: Bins) -> float:

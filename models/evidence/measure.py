@@ -109,21 +109,21 @@ def evidence_of(
     """
     if not len(test):
         return {}
-    found: Mapping[str, float | list[float]]
+    evidence: Mapping[str, float | list[float]]
     if isinstance(task, Segmentation):
-        found = _of_cases(task.dice_by_case(model, test), units, ask)
+        evidence = _of_cases(task.dice_by_case(model, test), units, ask)
     elif isinstance(task, Survival):
-        found = _of_survival(model, test, train, units, ask) if ask.horizon else {}
+        evidence = _of_survival(model, test, train, units, ask) if ask.horizon else {}
     elif isinstance(task, Regression):
         each = _measure_each(task, model, test, ask.labels)
-        found = {
+        evidence = {
             prefix + k: v
             for prefix, output, truth in each
             for k, v in _of_values(output, truth, units, ask).items()
         }
     else:
-        found = _of_outputs(task, predict(model, test), test.labels(), units, ask)
-    return {name: value for name, value in found.items() if _finite(value)}
+        evidence = _of_outputs(task, predict(model, test), test.labels(), units, ask)
+    return {name: value for name, value in evidence.items() if _finite(value)}
 
 
 def conformal_sets(model: Network, test: Samples, units: Units, common: float) -> Evidence:
@@ -131,9 +131,9 @@ def conformal_sets(model: Network, test: Samples, units: Units, common: float) -
     p = probabilities(predict(model, test))
     y = test.labels().cpu().numpy()
     fits, held = halves(units)
-    own = quantile(true_scores(p[fits], y[fits]), too_few=1.0)
+    limit = quantile(true_scores(p[fits], y[fits]), too_few=1.0)
     values = [float(len(y[held]))]
-    for threshold in (own, common, shrunk(own, len(y[fits]), common)):
+    for threshold in (limit, common, shrunk(limit, len(y[fits]), common)):
         values += sets_of(p[held], y[held], threshold)
     if not _finite(values):
         return {}
@@ -157,14 +157,14 @@ def conformal_intervals(
 
     ``common``: one for each measurement.
     """
-    found: Evidence = {}
+    evidence: Evidence = {}
     for (prefix, output, truth), half in zip(
         _measure_each(task, model, test, labels), common, strict=True
     ):
         values = interval_shares(np.abs(truth - output), units, half)
         if _finite(values):
-            found[f"{prefix}conformal_intervals"] = values
-    return found
+            evidence[f"{prefix}conformal_intervals"] = values
+    return evidence
 
 
 def _measure_each(

@@ -87,13 +87,13 @@ def subgroup_scores(
 
 def _of_rows(task: Task, outputs: Tensor, labels: Tensor, rows: Tensor) -> list[float]:
     rows = rows.to(labels.device)
-    found = task.measure(outputs[rows], labels[rows])
+    metrics = task.measure(outputs[rows], labels[rows])
     n = int(rows.sum())
-    score = found[task.score]
+    score = metrics[task.score]
     if isinstance(task, Regression):  # R2 would be relative to the spread within the subgroup
-        return [float(n), *_of_errors(task, outputs[rows], labels[rows]), found["rmse"]]
-    if ENDS[0] in found:
-        return [float(n), score, found[ENDS[0]], found[ENDS[1]]]
+        return [float(n), *_of_errors(task, outputs[rows], labels[rows]), metrics["rmse"]]
+    if ENDS[0] in metrics:
+        return [float(n), score, metrics[ENDS[0]], metrics[ENDS[1]]]
     return [float(n), score, *wilson_interval(round(score * n), n)]
 
 

@@ -81,12 +81,12 @@ def survey(
     gone = np.zeros(table.shape, bool) if gaps is None else gaps
     units = split.units
     columns = columns_of(schema, recipe, table.shape[1]) if table.shape[1] else []
-    found = {
+    items = {
         c.name: of_column(c, table[:, c.places], gone[:, c.places[0]], units, limits)
         for c in columns
     }
     labels = dict(of_labels(split.y, schema.labels, classes, task, units, limits))
-    return {"n": round_count(len(np.unique(units)), limits), "columns": found, "labels": labels}
+    return {"n": round_count(len(np.unique(units)), limits), "columns": items, "labels": labels}
 
 
 def table_of(split: Split) -> Array:
@@ -194,12 +194,14 @@ def columns_of(schema: Schema, recipe: Recipe | None, count: int) -> list[TableC
         return [
             TableColumn(f.name, "number", (i,), f.unit, f.range) for i, f in enumerate(features)
         ]
-    found, at = [], 0
-    for own in recipe.used:
+    columns, at = [], 0
+    for column in recipe.used:
         # The column that marks gaps follows
-        places = tuple(range(at, at + len(own.features) - own.mark_gaps))
-        at += len(own.features)
+        places = tuple(range(at, at + len(column.features) - column.mark_gaps))
+        at += len(column.features)
         feature = features[places[0]]
-        range_ = None if own.kind == "category" else feature.range
-        found.append(TableColumn(own.name, own.kind, places, feature.unit, range_, own.levels))
-    return found
+        range_ = None if column.kind == "category" else feature.range
+        columns.append(
+            TableColumn(column.name, column.kind, places, feature.unit, range_, column.levels)
+        )
+    return columns

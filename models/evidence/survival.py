@@ -89,11 +89,12 @@ def risk_bins(
     if len(risk):
         groups = max(1, min(BINS, len(risk) // max(least, 20)))
         parts = np.array_split(np.argsort(risk, kind="stable"), groups)
-        own = join_bins(
+        bin_of = join_bins(
             [kinds_until(time[rows], event[rows], at, units[rows]) for rows in parts], least
         )
         parts = [
-            np.concatenate([parts[i] for i in np.flatnonzero(own == k)]) for k in np.unique(own)
+            np.concatenate([parts[i] for i in np.flatnonzero(bin_of == k)])
+            for k in np.unique(bin_of)
         ]
     return Bins(
         np.array([float(len(rows)) for rows in parts]),

@@ -59,10 +59,10 @@ def value_bins(
     The bins are those of a reliability diagram: of about equally many samples, none with fewer than ``least`` of
     ``units`` (n,).
     """
-    own = groups_of(predicted, least, units)
-    counts = np.bincount(own)
+    bin_of = groups_of(predicted, least, units)
+    counts = np.bincount(bin_of)
     sums = [
-        np.bincount(own, values) / counts
+        np.bincount(bin_of, values) / counts
         for values in (predicted, truth, np.abs(truth - predicted))
     ]
     return [float(v) for row in zip(counts, *sums, strict=True) for v in row]
@@ -77,10 +77,10 @@ def own_width(errors: Array, units: Units, least: int) -> tuple[int, float]:
 def interval_shares(errors: Array, units: Units, common: float) -> list[float]:
     """Return the number of samples for coverage, then coverage and width with own, common and shrunk half width."""
     fits, held = halves(units)
-    own = quantile(errors[fits])
+    width = quantile(errors[fits])
     rest = errors[held]
     values = [float(len(rest))]
-    for half in (own, common, shrunk(own, int(fits.sum()), common)):
+    for half in (width, common, shrunk(width, int(fits.sum()), common)):
         covered = float((rest <= half).mean()) if len(rest) else math.nan
         values += [covered, 2 * half]
     return values
@@ -102,9 +102,9 @@ def quantile(scores: Array, alpha: float = ALPHA, too_few: float = math.nan) -> 
     return float(np.sort(scores)[rank - 1]) if 0 < rank <= len(scores) else too_few
 
 
-def shrunk(own: float, n: int, common: float) -> float:
+def shrunk(threshold: float, n: int, common: float) -> float:
     """Return a hospital's threshold over ``n`` samples, shrunk towards the common one."""
-    return (n * own + SHRINKAGE * common) / (n + SHRINKAGE)
+    return (n * threshold + SHRINKAGE * common) / (n + SHRINKAGE)
 
 
 def true_scores(p: Array, y: npt.NDArray[np.int64]) -> Array:

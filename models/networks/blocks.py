@@ -106,15 +106,15 @@ class Around(nn.Module):
 
     networks: nn.ModuleList
 
-    def __init__(self, networks: Sequence[nn.Module], own: str) -> None:
+    def __init__(self, networks: Sequence[nn.Module], block: str) -> None:
         """``own``: the name of the layer block that the method adds, below the networks' own."""
         super().__init__()
-        self.add_module(own, None)
+        self.add_module(block, None)
         self.networks = nn.ModuleList(networks)
         names = [
             f"networks.{i}.{name}" for i, n in enumerate(networks) for name in block_names(n)
         ]
-        self.block_names = (own, *names)
+        self.block_names = (block, *names)
         last = networks[-1]
         self.head_name = f"networks.{len(networks) - 1}." + getattr(
             last, "head_name", block_names(last)[-1]
@@ -169,10 +169,10 @@ def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None)
     owner, _, leaf = last.rpartition(".")
     setattr(network.get_submodule(owner), leaf, head)
     parts = tuple(f"{last}.{part}" for part in block_names(head))
-    own: dict[str, Any] = {"block_names": (*body, *parts), "head_name": last}
-    own["has_dropout"] = getattr(network, "has_dropout", False) or getattr(
+    attributes: dict[str, Any] = {"block_names": (*body, *parts), "head_name": last}
+    attributes["has_dropout"] = getattr(network, "has_dropout", False) or getattr(
         head, "has_dropout", False
     )
-    for name, value in own.items():
+    for name, value in attributes.items():
         setattr(network, name, value)
     return network

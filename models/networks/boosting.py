@@ -58,27 +58,27 @@ def boost(model: FlatModel, train: Samples, epochs: int, rate: float, least: int
         ) from None
     data = xgboost.DMatrix(x, label=y, base_margin=margin, nthread=1)
     booster = xgboost.train(options(module, rate, least), data, epochs)
-    made = trees_of(booster, nodes[start : start + epochs])
-    nodes[start : start + epochs] = made.to(nodes.device)
+    trees = trees_of(booster, nodes[start : start + epochs])
+    nodes[start : start + epochs] = trees.to(nodes.device)
 
 
 def _data(module: Trees, train: Samples) -> tuple[Array, Array, Array]:
     """Return the training samples, their labels, and the ensemble's sums, in float32 and tree by tree as XGBoost's."""
-    step, found = module.settings.resolution, []
+    step, columns = module.settings.resolution, []
     for x, y in train.batches(train.in_order()):
         with torch.no_grad():
             # Before the first tree there is 0
             leaves = module.leaves(x).cpu().numpy()
         leaves = np.pad(leaves, ((0, 0), (1, 0), (0, 0)))
         sums = np.add.accumulate(leaves, axis=1)[:, -1]
-        found.append(((x * step).floor().div(step).cpu().numpy(), y.cpu().numpy(), sums))
-    rows, labels, margin = map(np.concatenate, zip(*found, strict=True))
+        columns.append(((x * step).floor().div(step).cpu().numpy(), y.cpu().numpy(), sums))
+    rows, labels, margin = map(np.concatenate, zip(*columns, strict=True))
     return rows, labels, margin
 
 
 def options(module: Trees, rate: float, least: int) -> dict[str, Any]:
     """Return XGBoost's parameters."""
-    own, outputs = module.settings, module.outputs
+    settings, outputs = module.settings, module.outputs
     # With the largest second derivative of a sample
     objective, curvature = {1: ("reg:squarederror", 1.0), 2: ("binary:logistic", 0.25)}.get(
         outputs, ("multi:softprob", 0.5)
@@ -88,9 +88,9 @@ def options(module: Trees, rate: float, least: int) -> dict[str, Any]:
         **({"num_class": outputs} if outputs > 2 else {}),
         "base_score": 0.0 if outputs == 1 else 0.5,
         "eta": rate,
-        "max_depth": own.depth,
-        "lambda": own.lambda_,
-        "min_child_weight": max(own.min_child_weight, least * curvature),
+        "max_depth": settings.depth,
+        "lambda": settings.lambda_,
+        "min_child_weight": max(settings.min_child_weight, least * curvature),
         "max_delta_step": MOST_DELTA,
         "tree_method": "hist",
         "nthread": 1,
@@ -101,12 +101,12 @@ def options(module: Trees, rate: float, least: int) -> dict[str, Any]:
 def trees_of(booster: Any, like: Tensor) -> Tensor:
     """Return a booster's trees as rows of an ensemble, in the shape of ``like``."""
     model = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"]
-    made = torch.zeros(like.shape)
-    for row, tree in zip(made.view(-1, made.shape[-1]), model["trees"], strict=True):
+    trees = torch.zeros(like.shape)
+    for row, tree in zip(trees.view(-1, trees.shape[-1]), model["trees"], strict=True):
         columns, thresholds, leaves = split(row)
         columns.fill_(-1)
         _fill(tree, 0, 0, columns, thresholds, leaves)
-    return made
+    return trees
 
 
 def _fill(tree: Any, node: int, place: int, *parts: Tensor) -> None:

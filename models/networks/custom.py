@@ -64,15 +64,15 @@ def custom_network(
     name: str, shape: Shape, outputs: int, settings: CustomSettings
 ) -> nn.Module:
     """Return the network, freshly initialised. Raises UserError, one line, where it cannot be made or used."""
-    found = _check_factory(name, shape, outputs, settings.per_pixel)
+    behaviour = _check_factory(name, shape, outputs, settings.per_pixel)
     with _name_errors(name, shape):
         network = _make_network(name, shape, outputs)
-    if found.drops:
+    if behaviour.drops:
         network.has_dropout = True  # type: ignore[assignment]
-    if found.several:
-        put_in_order(network, found.several)
-        names = [name for name in block_names(network) if name not in found.aside]
-        network.block_names, network.aside = tuple(names), found.aside  # type: ignore[assignment]
+    if behaviour.several:
+        put_in_order(network, behaviour.several)
+        names = [name for name in block_names(network) if name not in behaviour.aside]
+        network.block_names, network.aside = tuple(names), behaviour.aside  # type: ignore[assignment]
     return network
 
 
@@ -135,14 +135,14 @@ def find_blocks(network: nn.Module) -> tuple[list[str], list[str]]:
 
 def children_of(module: nn.Module) -> list[str]:
     """Return the children with layers of their own: not one that only lists layers of those before it."""
-    found: list[str] = []
+    names: list[str] = []
     known: set[nn.Module] = set()
     for name, child in module.named_children():
         layers = {m for m in child.modules() if [*m.parameters(recurse=False)]}
         if layers - known:
-            found.append(name)
+            names.append(name)
         known |= layers
-    return found
+    return names
 
 
 @dataclass(frozen=True)
@@ -206,16 +206,16 @@ def check_network(
 def _make_two(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
     """Return networks of two seeds. A third one is compared and gone: a large network's copies fill a machine."""
 
-    def made(seed: int) -> nn.Module:
+    def seeded(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         network = make()
         check_tensors(network)
         return network
 
-    network = made(0)
-    if faults := [*_in_numbers(network, made(0))]:
+    network = seeded(0)
+    if faults := [*_in_numbers(network, seeded(0))]:
         raise UserError(faults[0])
-    other = made(1)
+    other = seeded(1)
     if faults := [*_drawn(network, other)]:
         raise UserError(faults[0])
     return network, other
@@ -224,23 +224,23 @@ def _make_two(make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
 def _put_in_order(network: nn.Module, other: nn.Module, x: Any, wanted: tuple[int, ...]) -> int:
     """Put several answers in training in order; return how many axes each has, 0 for one answer."""
     with torch.no_grad():
-        found = network.train()(x)
-    if not gives_several(found, wanted):
+        answers = network.train()(x)
+    if not gives_several(answers, wanted):
         return 0
-    for own in (network, other):
-        put_in_order(own, len(wanted))
+    for each in (network, other):
+        put_in_order(each, len(wanted))
     return len(wanted)
 
 
 def _check_shapes(outputs: Iterable[Any], wanted: tuple[int, ...], when: str = "") -> None:
-    for found in outputs:
-        given, tip = type(found).__name__, ": let it return one answer"
-        if isinstance(found, Tensor):
-            if found.shape == wanted:
+    for output in outputs:
+        form, tip = type(output).__name__, ": let it return one answer"
+        if isinstance(output, Tensor):
+            if output.shape == wanted:
                 continue
-            given, tip = str(tuple(found.shape)), ""
+            form, tip = str(tuple(output.shape)), ""
         raise UserError(
-            f"of two inputs it makes {given}, where outputs of shape {wanted} are wanted{when}{tip}"
+            f"of two inputs it makes {form}, where outputs of shape {wanted} are wanted{when}{tip}"
         )
 
 
@@ -262,12 +262,12 @@ def _find_lost(flat: FlatModel, spare: FlatModel, x: Any) -> None:
         flat.reset_buffers()
         torch.manual_seed(1)
         with _explain_errors("it cannot be trained: "), flat.one_gradient():
-            found = join_answers(flat.module.train()(x))
-            found.square().mean().backward()  # type: ignore[no-untyped-call]
+            outputs = join_answers(flat.module.train()(x))
+            outputs.square().mean().backward()  # type: ignore[no-untyped-call]
         _check_replaced(flat)
         rate = STEP * float(start.norm()) / max(float(flat.gradient.norm()), 1e-12)
         flat.vector.sub_(flat.gradient, alpha=rate)
-        end = found.detach(), flat.buffers, flat.integers
+        end = outputs.detach(), flat.buffers, flat.integers
         if not first:
             first = [part.clone() for part in end]
             with _explain_errors("its saved state cannot be loaded: "):
@@ -296,7 +296,7 @@ def _check_copy(flat: FlatModel, other: nn.Module, x: Any) -> None:
         _output_of(other.eval(), x, 3)  # which may draw what a forward pass draws once
         other.load_state_dict(flat.state_dict())
     for mode in (True, False):
-        ours, theirs = (_output_of(one.train(mode), x, 1) for one in (flat.module, other))
+        ours, theirs = (_output_of(module.train(mode), x, 1) for module in (flat.module, other))
         if not _alike(ours, theirs):
             raise UserError(
                 f"a copy that has loaded its saved state gives other outputs: {HIDDEN}"
@@ -310,9 +310,9 @@ def _check_replaced(flat: FlatModel) -> None:
         )
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
+def _alike(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors agree up to the order of sums; integers must be equal."""
-    pairs = zip(*(torch.split(whole.flatten(), PART) for whole in (one, other)), strict=True)
+    pairs = zip(*(torch.split(whole.flatten(), PART) for whole in (first, second)), strict=True)
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True) for a, b in pairs)
 
 
@@ -326,23 +326,25 @@ def _in_numbers(network: nn.Module, again: nn.Module) -> Iterator[str]:
             yield f"its parameter {name} is frozen, which is the setting trainable's to say"
     if any(p is q for p, q in zip(network.parameters(), again.parameters(), strict=False)):
         yield "it gives the same module twice: it has to make a new one"
-    one, same = network.state_dict(), again.state_dict()
-    if one.keys() != same.keys() or not all(torch.equal(one[key], same[key]) for key in one):
+    state, same = network.state_dict(), again.state_dict()
+    if state.keys() != same.keys() or not all(
+        torch.equal(state[key], same[key]) for key in state
+    ):
         yield "made twice under one seed it differs: its weights may come from torch's generator alone"
 
 
 def _drawn(network: nn.Module, other: nn.Module) -> Iterator[str]:
     """Yield the integer buffers in which two networks of different seeds differ, as faults."""
-    one, others = network.state_dict(), other.state_dict()
-    for key in one.keys() & others.keys():
-        if not one[key].is_floating_point() and not torch.equal(one[key], others[key]):
+    state, others = network.state_dict(), other.state_dict()
+    for key in state.keys() & others.keys():
+        if not state[key].is_floating_point() and not torch.equal(state[key], others[key]):
             yield f"its integer buffer {key} is drawn at random, and hospitals do not exchange it: fix it"
 
 
 @torch.no_grad()
 def _output_of(network: nn.Module, x: Any, seed: int) -> Any:
     torch.manual_seed(seed)
-    found = network(x)
+    output = network(x)
     if network.training and has_several(network):
-        return join_answers(found)
-    return found.clone() if isinstance(found, Tensor) else found
+        return join_answers(output)
+    return output.clone() if isinstance(output, Tensor) else output

@@ -155,14 +155,16 @@ class Gru(nn.Module):
         shares = torch.stack(
             [to_n * of_h[2] * r * (1 - r), (before - n) * z * (1 - z), to_n * r], 2
         )
-        found, later = torch.empty_like(d), torch.zeros_like(d[:, 0])
+        of_state, later = torch.empty_like(d), torch.zeros_like(d[:, 0])
         for t in range(d.shape[1] - 1, -1, -1):
-            own = found[:, t].copy_(d[:, t]).add_(later)
+            total = of_state[:, t].copy_(d[:, t]).add_(later)
             later = torch.addmm(
-                own * z[:, t], (shares[:, t] * own.unsqueeze(1)).flatten(1), self.weight_hh_l0
+                total * z[:, t],
+                (shares[:, t] * total.unsqueeze(1)).flatten(1),
+                self.weight_hh_l0,
             )
-        of_states = (shares * found.unsqueeze(2)).flatten(2)
-        of_inputs = torch.cat([of_states[..., : 2 * self.width], to_n * found], -1)
+        of_states = (shares * of_state.unsqueeze(2)).flatten(2)
+        of_inputs = torch.cat([of_states[..., : 2 * self.width], to_n * of_state], -1)
         yield self.weight_ih_l0, self.bias_ih_l0, x, of_inputs
         yield self.weight_hh_l0, self.bias_hh_l0, before, of_states
 
@@ -269,11 +271,11 @@ class Fusion(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         inputs = (x,) if isinstance(x, Tensor) else x
-        found = [
+        encoded = [
             self.encode_input(*kind, part)
             for kind, part in zip(self.kinds, inputs, strict=True)
         ]
-        states, real = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        states, real = (torch.cat(parts, 1) for parts in zip(*encoded, strict=True))
         hidden = self.fc1(self.attention(states, real)).relu()
         hidden = F.dropout(hidden, self.dropout, self.training)
         logits: Tensor = self.fc2(hidden)

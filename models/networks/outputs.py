@@ -18,22 +18,24 @@ from models.flat import FlatModel
 SHARE = 0.5  # of the weight of the answer before, as MONAI's DeepSupervisionLoss and torchvision's training have it
 
 
-def answers_of(found: Any, axes: int) -> tuple[Any, ...]:
+def answers_of(output: Any, axes: int) -> tuple[Any, ...]:
     """Return the answers, each with this number of axes."""
-    if isinstance(found, Tensor):
-        return found.unbind(1) if found.dim() == axes + 1 else (found,)
-    if isinstance(found, Mapping):
-        return tuple(found.values())
-    return tuple(found) if isinstance(found, list | tuple) else (found,)
+    if isinstance(output, Tensor):
+        return output.unbind(1) if output.dim() == axes + 1 else (output,)
+    if isinstance(output, Mapping):
+        return tuple(output.values())
+    return tuple(output) if isinstance(output, list | tuple) else (output,)
 
 
-def gives_several(found: Any, wanted: tuple[int, ...]) -> bool:
+def gives_several(output: Any, wanted: tuple[int, ...]) -> bool:
     """Return whether these are several answers of a batch, the first of the shape ``wanted``."""
-    answers = answers_of(found, len(wanted))
+    answers = answers_of(output, len(wanted))
     return (
-        not (isinstance(found, Tensor) and len(answers) == 1)
-        and all(isinstance(own, Tensor) and own.dim() == len(wanted) for own in answers)
-        and all(own.shape[:2] == wanted[:2] for own in answers)
+        not (isinstance(output, Tensor) and len(answers) == 1)
+        and all(
+            isinstance(answer, Tensor) and answer.dim() == len(wanted) for answer in answers
+        )
+        and all(answer.shape[:2] == wanted[:2] for answer in answers)
         and tuple(answers[0].shape) == wanted
     )
 
@@ -41,18 +43,20 @@ def gives_several(found: Any, wanted: tuple[int, ...]) -> bool:
 def put_in_order(network: nn.Module, axes: int) -> None:
     """Let a network give a tuple of answers in training, and one answer in evaluation."""
 
-    def in_order(module: nn.Module, _: Any, found: Any) -> Any:
+    def in_order(module: nn.Module, _: Any, output: Any) -> Any:
         if module.training:
-            return tuple(own.float() for own in answers_of(found, axes))
-        return found["out"].float() if isinstance(found, Mapping) and "out" in found else found
+            return tuple(answer.float() for answer in answers_of(output, axes))
+        return (
+            output["out"].float() if isinstance(output, Mapping) and "out" in output else output
+        )
 
     network.register_forward_hook(in_order)
     network.gives_several = True  # type: ignore[assignment]
 
 
-def join_answers(found: Any) -> Tensor:
+def join_answers(output: Any) -> Tensor:
     """Return one or several answers as one tensor."""
-    return torch.cat([own.flatten(1) for own in answers_of(found, 0)], 1)
+    return torch.cat([answer.flatten(1) for answer in answers_of(output, 0)], 1)
 
 
 def has_several(network: nn.Module) -> bool:
@@ -69,10 +73,11 @@ class LossOfSeveral:
     def __call__(self, answers: Any, y: Tensor) -> Tensor:
         if isinstance(answers, Tensor):  # in evaluation
             answers = (answers,)
-        found: Tensor = sum(
-            SHARE**i * self.loss(own, resize_masks(y, own)) for i, own in enumerate(answers)
+        total: Tensor = sum(
+            SHARE**i * self.loss(answer, resize_masks(y, answer))
+            for i, answer in enumerate(answers)
         )
-        return found
+        return total
 
 
 def resize_masks(y: Tensor, answer: Tensor) -> Tensor:

@@ -106,12 +106,12 @@ def _player_cnn(shape: Shape, classes: int, settings: PlayerCnnSettings) -> nn.M
 def _kaiming(make: Make) -> Make:
     """Return ``make`` with PLayer-FL's initial weights."""
 
-    def made(shape: Shape, classes: int, settings: Any) -> nn.Module:
+    def initialised(shape: Shape, classes: int, settings: Any) -> nn.Module:
         network = make(shape, classes, settings)
         initialise_kaiming(network)
         return network
 
-    return made
+    return initialised
 
 
 # The smallest picture of a network with an unpadded 5x5 convolution and a 2x2 pooling twice is 16x16:
@@ -196,7 +196,7 @@ MODELS: dict[str, ModelSpec] = {
         "fully connected layers",
         "DiversiFed (arXiv 2407.15464), FMNIST: one hidden layer of 64",
         "tables (d,), and signals (c, t), pictures (c, h, w) and volumes (c, d, h, w), which are flattened",
-        lambda shape, classes, own: Mlp(shape, classes, own.widths(), own.dropout),
+        lambda shape, classes, s: Mlp(shape, classes, s.widths(), s.dropout),
         kinds=FLATTENED,
         settings=MlpSettings,
     ),
@@ -227,25 +227,25 @@ MODELS: dict[str, ModelSpec] = {
         "residual network, three stages of one block",
         "Fling's ResNet-8; DiversiFed (arXiv 2407.15464), CIFAR-100, gives no details of its own",
         "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the paper's are 32x32",
-        lambda shape, classes, own: ResNet(shape, classes, (1, 1, 1), own.stem),
+        lambda shape, classes, s: ResNet(shape, classes, (1, 1, 1), s.stem),
     ),
     "resnet18": RESIDUAL(
         "residual network, four stages of two blocks",
         "He et al. (CVPR 2016) as in torchvision; FedALA (Tiny-ImageNet), FedAPM (CIFAR-100)",
         "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the papers' are 32x32 and 64x64",
-        lambda shape, classes, own: ResNet(shape, classes, (2, 2, 2, 2), own.stem),
+        lambda shape, classes, s: ResNet(shape, classes, (2, 2, 2, 2), s.stem),
     ),
     "resnet50": RESIDUAL(
         "residual network, four stages of 3, 4, 6 and 3 bottlenecks",
         "He et al. (CVPR 2016) as in torchvision",
         "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the paper's are 224x224",
-        lambda shape, classes, own: ResNet(shape, classes, (3, 4, 6, 3), own.stem, Bottleneck),
+        lambda shape, classes, s: ResNet(shape, classes, (3, 4, 6, 3), s.stem, Bottleneck),
     ),
     "densenet121": ModelSpec(
         "densely connected network, four stages of 6, 12, 24 and 16 layers",
         "Huang et al. (CVPR 2017) as in torchvision",
         "pictures (c, h, w) of at least 8x8; the paper's are 224x224",
-        lambda shape, classes, own: DenseNet(shape, classes, own.stem),
+        lambda shape, classes, s: DenseNet(shape, classes, s.stem),
         smallest=8,
         settings=StemSettings,
         published=DENSENET_PUBLISHED,
@@ -280,17 +280,17 @@ def add_plugins() -> None:
 
     Raises UserError for another object, or a name that exists already.
     """
-    for name, package, found in plugins(NETWORKS):
-        if name in MODELS or name == "auto" or not isinstance(found, ModelSpec):
+    for name, package, plugin in plugins(NETWORKS):
+        if name in MODELS or name == "auto" or not isinstance(plugin, ModelSpec):
             what = (
                 "is no ModelSpec"
-                if not isinstance(found, ModelSpec)
+                if not isinstance(plugin, ModelSpec)
                 else "has the name of a network of silofl"
             )
             raise UserError(
                 f"{name} of {package} ({NETWORKS}) {what}; update {package}, or uninstall it"
             )
-        MODELS[name] = found
+        MODELS[name] = plugin
 
 
 def model_settings() -> dict[str, type]:
@@ -371,10 +371,10 @@ def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> 
         raise UserError(
             f"model {name!r} cannot take inputs of shape {input_shape}: it takes {spec.takes}"
         )
-    own = spec.settings() if settings is None and spec.settings is not None else settings
+    options = spec.settings() if settings is None and spec.settings is not None else settings
     if name not in BUILT_IN and not is_custom(name):
-        _check_plugin(name, input_shape, classes, own)
-    return spec.make(input_shape, classes, own)
+        _check_plugin(name, input_shape, classes, options)
+    return spec.make(input_shape, classes, options)
 
 
 @lru_cache(maxsize=8)

@@ -83,8 +83,8 @@ class Embeddings(nn.Module):
                 table.copy_(F.normalize(table, dim=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.tokens(x) + self.positions
-        return found
+        embedded: Tensor = self.tokens(x) + self.positions
+        return embedded
 
     def own_gradients(self, d: Tensor) -> dict[str, Tensor]:
         """Return each sample's gradients (b, ...) of ``positions``, from ``d``, those of the outputs.
@@ -113,8 +113,8 @@ class FirstAttention(nn.Module):
         )
         weights = q @ k.mT * k.shape[-1] ** -0.5
         weights = weights.masked_fill(~real[..., None, None, :], -torch.inf).softmax(-1)
-        found: Tensor = self.proj((weights @ v).movedim(-2, -3).flatten(-2).squeeze(-2))
-        return found
+        projected: Tensor = self.proj((weights @ v).movedim(-2, -3).flatten(-2).squeeze(-2))
+        return projected
 
 
 class FeedForward(nn.Module):
@@ -126,8 +126,8 @@ class FeedForward(nn.Module):
         self.resid1 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.resid1(self.fc1(x).relu())
-        return found
+        result: Tensor = self.resid1(self.fc1(x).relu())
+        return result
 
 
 class PlayerTransformer(nn.Module):
@@ -164,8 +164,8 @@ class PlayerTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         real = real_steps(x)
         real[..., 0] = True  # of an empty text, too: attention needs at least one position
-        found = self.embedding(x)
-        first = found[..., 0, :] + self.attention(found, real)
+        embedded = self.embedding(x)
+        first = embedded[..., 0, :] + self.attention(embedded, real)
         first = first + self.feedforward(first)
         logits: Tensor = self.fc2(first)
         return logits

@@ -102,8 +102,8 @@ class Trees(nn.Module):
 
     @property
     def nodes(self) -> Tensor:
-        found: Tensor = self.trees.nodes  # type: ignore[assignment]
-        return found
+        nodes: Tensor = self.trees.nodes  # type: ignore[assignment]
+        return nodes
 
     def leaves(self, x: Tensor) -> Tensor:
         """Return the leaf of each sample of ``x`` (n, columns) in each tree, (n, iterations, trees of an iteration)."""
@@ -143,8 +143,8 @@ def nodes_of(layout: Layout, vector: Tensor) -> Tensor:
 def count_used(nodes: Tensor) -> int:
     """Return the number of iterations up to the last tree that is no empty place."""
     columns, _, leaves = split(nodes)
-    found = ((columns >= 0).any(-1) | (leaves != 0).any(-1)).any(-1).nonzero()
-    return int(found[-1]) + 1 if len(found) else 0
+    used = ((columns >= 0).any(-1) | (leaves != 0).any(-1)).any(-1).nonzero()
+    return int(used[-1]) + 1 if len(used) else 0
 
 
 def check_nodes(layout: Layout, vector: Tensor, largest: float = float("inf")) -> None:

@@ -76,11 +76,11 @@ class Unet(nn.Module):
         self.block_names = (*self.ways_down, *self.ways_up, "out")
 
     def forward(self, x: Tensor) -> Tensor:
-        found: list[Tensor] = []
+        beside_of: list[Tensor] = []
         for name in self.ways_down:
-            x = self.get_submodule(name)(max_pool(x, 2) if found else x)
-            found.append(x)
-        for name, beside in zip(self.ways_up, reversed(found[:-1]), strict=True):
+            x = self.get_submodule(name)(max_pool(x, 2) if beside_of else x)
+            beside_of.append(x)
+        for name, beside in zip(self.ways_up, reversed(beside_of[:-1]), strict=True):
             x = enlarge(x, beside.shape[2:])
             x = self.get_submodule(name)(torch.cat([x, beside], 1))
         logits: Tensor = self.out(x)

@@ -72,8 +72,8 @@ class Attention(nn.Module):
             part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
         )
         seen = F.scaled_dot_product_attention(q, k, v)
-        found: Tensor = self.proj(seen.transpose(1, 2).flatten(2))
-        return found
+        projected: Tensor = self.proj(seen.transpose(1, 2).flatten(2))
+        return projected
 
 
 class TokenMlp(nn.Module):
@@ -85,8 +85,8 @@ class TokenMlp(nn.Module):
         self.fc2 = nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return found
+        result: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return result
 
 
 class TransformerBlock(nn.Module):

@@ -32,10 +32,10 @@ class Lowered:
         self.dtype = dtype
         self.device = device
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         with torch.autocast(self.device, self.dtype):
-            found = self.forward(*given)
-        return found.float() if isinstance(found, Tensor) else found
+            output = self.forward(*inputs)
+        return output.float() if isinstance(output, Tensor) else output
 
 
 class LossScale:

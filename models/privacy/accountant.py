@@ -73,14 +73,14 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
     ratio = np.logaddexp(
         math.log1p(-sample_rate), math.log(sample_rate) + (2 * z - 1) / (2 * variance)
     )
-    found = []
+    result = []
     for order in ORDERS:
         end = np.searchsorted(z, order + margin)
-        found.append(
+        result.append(
             max(float(np.logaddexp.reduce(density[:end] + order * ratio[:end])), 0.0)
             / (order - 1)
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def composed_epsilon(releases: Iterable[Releases], delta: float) -> float:
@@ -90,8 +90,8 @@ def composed_epsilon(releases: Iterable[Releases], delta: float) -> float:
     total = [0.0] * len(ORDERS)
     for r in releases:
         if r.steps:
-            one = _rdp(float(r.noise_multiplier), float(r.sample_rate))
-            total = [sum_ + r.steps * value for sum_, value in zip(total, one, strict=True)]
+            single = _rdp(float(r.noise_multiplier), float(r.sample_rate))
+            total = [sum_ + r.steps * value for sum_, value in zip(total, single, strict=True)]
     if not any(total):
         return 0.0
     return max(

@@ -54,12 +54,12 @@ def by_chunk(
     order = torch.arange(len(first), device=first.device)
     if not len(order):
         return of(*batch)
-    found = []
+    chunks = []
     with in_float32():
         for index in torch.split(order, size):
-            made = of(*(rows(part, padded(index, size)) for part in batch))
-            found.append([rows(part, order[: len(index)]) for part in made])
-    return tuple(map(joined, zip(*found, strict=True)))
+            result = of(*(rows(part, padded(index, size)) for part in batch))
+            chunks.append([rows(part, order[: len(index)]) for part in result])
+    return tuple(map(joined, zip(*chunks, strict=True)))
 
 
 def joined(parts: Sequence[Any]) -> Any:
@@ -109,12 +109,12 @@ def random_like(batch: Any, rng: torch.Generator, count: int) -> Any:
     if not isinstance(batch, Tensor):
         return type(batch)(*(random_like(part, rng, count) for part in batch))
     # In the memory format of a chunk
-    found = batch[torch.zeros(count, dtype=torch.int64, device=batch.device)]
+    records = batch[torch.zeros(count, dtype=torch.int64, device=batch.device)]
     if batch.is_floating_point():
-        return found.copy_(torch.randn(found.shape, generator=rng))
-    values = torch.randint(0, 2, found.shape, generator=rng)
+        return records.copy_(torch.randn(records.shape, generator=rng))
+    values = torch.randint(0, 2, records.shape, generator=rng)
     values.view(count, -1)[:, 0] = 1  # no text is empty
-    return found.copy_(values)
+    return records.copy_(values)
 
 
 def with_others(x: Any, others: Any) -> Any:

@@ -110,23 +110,23 @@ class Clipping:
         sized = [
             (same, self._units_of_chunk(x, y, loss, network, same.shape[1])) for same in units
         ]
-        found = self._sum_chunks(x, y, loss, network, sized)
-        if found is None:
+        sums = self._sum_chunks(x, y, loss, network, sized)
+        if sums is None:
             log(
                 WARNING,
                 "a sum of clipped gradients is too long or not finite: its units are added one by one",
             )
             alone = (
-                self._sum_chunks(x, y, loss, network, [(one, many)])
+                self._sum_chunks(x, y, loss, network, [(unit, many)])
                 for same, many in sized
-                for one in torch.split(same, 1)
+                for unit in torch.split(same, 1)
             )
             nothing = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
-            for one in alone:
-                if one is not None:
-                    nothing[0].add_(one[0]), nothing[1].add_(one[1])
-            found = nothing
-        return found
+            for unit in alone:
+                if unit is not None:
+                    nothing[0].add_(unit[0]), nothing[1].add_(unit[1])
+            sums = nothing
+        return sums
 
     def _sum_chunks(
         self,
@@ -203,7 +203,7 @@ class Clipping:
         loss: Loss | OnFeatures,
         network: nn.Module | None,
         total: Tensor,
-        own: tuple[int, ...],
+        shape: tuple[int, ...],
         many: int,
     ) -> tuple[Tensor, Tensor]:
         """Add the clipped gradients of the first of a chunk's ``many`` units to ``total``.
@@ -211,15 +211,15 @@ class Clipping:
         ``own``: the number of these units, and of the consecutive records of each. Returns the sum of their losses, and
         their norms before clipping.
         """
-        count, k = own
-        value, parts = self._parts(x, y, loss, network, own, many)
+        count, k = shape
+        value, parts = self._parts(x, y, loss, network, shape, many)
         with torch.no_grad():
             lengths: dict[int, Tensor] = {}
             for part in parts:  # the norms of a parameter's parts are added: a layer may be called more than once
                 at = id(part.parameter)
-                found = part.square(k).to(total.dtype).sqrt()
-                lengths[at] = lengths[at] + found if at in lengths else found
-            squares = (found.square() for found in lengths.values())
+                norm = part.square(k).to(total.dtype).sqrt()
+                lengths[at] = lengths[at] + norm if at in lengths else norm
+            squares = (norm.square() for norm in lengths.values())
             norms = sum(squares, start=total.new_zeros(many)).sqrt()[:count]
             factors = F.pad(self._factors(norms), (0, many - count)).repeat_interleave(k)
             kept = factors > 0
@@ -248,11 +248,11 @@ class Clipping:
         y: Tensor,
         loss: Loss | OnFeatures,
         network: nn.Module | None,
-        own: tuple[int, ...],
+        shape: tuple[int, ...],
         many: int,
     ) -> tuple[Tensor, list[ParameterGradients]]:
         """Return the sum of the losses of the first ``own`` units, and the gradients of each layer of ``many``."""
-        (count, k), used = own, slice(0, many * own[1])
+        (count, k), used = shape, slice(0, many * shape[1])
         with (
             seen_layers(network or self.model.module) as seen,
             seen_features(self.model) as features,
@@ -261,23 +261,23 @@ class Clipping:
         first = count * k
         if loss in MEANS:
             value = loss(logits, y) * (len(y) / k)
-            told = (
+            reported = (
                 value if first == len(y) else loss(logits[:first].detach(), y[:first]) * count
             )
         else:
             z = features[-1] if isinstance(loss, OnFeatures) else None
             each = each_loss(loss, logits, z, y) / k
-            value, told = each.sum(), each[:first].sum()
-        found = torch.autograd.grad(
+            value, reported = each.sum(), each[:first].sum()
+        gradients = torch.autograd.grad(
             value, [output for _, _, _, output in seen], allow_unused=True
         )
         with torch.no_grad():
             layers = (
                 parts(m, a[used], d[used])
-                for (parts, m, a, _), d in zip(seen, found, strict=True)
+                for (parts, m, a, _), d in zip(seen, gradients, strict=True)
                 if d is not None
             )
-            return told.detach(), [part for parts in layers for part in parts]
+            return reported.detach(), [part for parts in layers for part in parts]
 
     def _units_of_chunk(
         self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, k: int
@@ -308,7 +308,9 @@ class Clipping:
         """Return whether a trial with this number of random records, and random weights, succeeds."""
         with random_weights(self.model) as rng:
             x, y = (random_like(v, rng, count) for v in (x, y))
-            before = {name: own.clone() for name, own in self.model.module.named_buffers()}
+            before = {
+                name: buffer.clone() for name, buffer in self.model.module.named_buffers()
+            }
             reason: object = "together, they are not each record's own"
             counted = self.clipped, self.units
             try:
@@ -348,8 +350,8 @@ class Clipping:
             single = torch.zeros_like(self.model.gradient)
             norms = self._chunk(x, y, loss, network, together, (TRIED, 1), TRIED)[1]
             lengths = []
-            for one in torch.split(index, 1):
-                self._single(x, y, one, loss, network)
+            for record in torch.split(index, 1):
+                self._single(x, y, record, loss, network)
                 lengths.append(self._add(single))
         alone = torch.stack(lengths)
         close = torch.allclose(
@@ -371,14 +373,16 @@ class Clipping:
 
         So they are at all places. On a GPU norms may differ by rounding: it adds rows of a table in any order.
         """
-        module, found = network or self.model.module, []
+        module, numbers = network or self.model.module, []
         with evaluated(module):  # without dropout
             for by in (0, k):
                 index = padded(torch.arange(many * k, device=y.device).roll(by), len(y))
                 parts = self._parts(rows(x, index), y[index], loss, network, (many, k), many)[1]
-                found.append([v.roll(-1 if by else 0, 0) for p in parts for v in p.of_units(k)])
+                numbers.append(
+                    [v.roll(-1 if by else 0, 0) for p in parts for v in p.of_units(k)]
+                )
         alike = torch.equal if y.device.type == "cpu" else torch.allclose
-        return all(map(alike, *found))
+        return all(map(alike, *numbers))
 
     def _first(
         self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None

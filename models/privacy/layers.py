@@ -245,7 +245,7 @@ class Convolved(LinearMap):
 
     def weighted_sum(self, factors: Tensor) -> Tensor | Rows:
         conv = self.conv
-        found: Tensor = torch.ops.aten.convolution_backward(
+        total: Tensor = torch.ops.aten.convolution_backward(
             self._times(factors),
             self.a,
             conv.weight,
@@ -258,7 +258,7 @@ class Convolved(LinearMap):
             1,
             [False, True, False],
         )[1]
-        return found
+        return total
 
 
 @contextmanager

@@ -41,11 +41,11 @@ def _bytes(part: str | int | bytes) -> bytes:
 
 def digest_of(tensors: Iterable[Tensor]) -> bytes:
     """Return the SHA-256 (32 bytes) of tensors, with their types and shapes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensor in tensors:
-        found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().numpy().view(np.uint8).data)
-    return found.digest()
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().numpy().view(np.uint8).data)
+    return digest.digest()
 
 
 def uniforms(key: bytes, count: int) -> np.ndarray:
@@ -75,12 +75,12 @@ def gaussians(key: bytes, count: int) -> Iterator[Tensor]:
     """Yield standard normal numbers (Box and Muller 1958), float64, in blocks of at most :data:`BLOCK`."""
     stream = key_stream(key)
     for start in range(0, count, BLOCK):
-        own = min(BLOCK, count - start)
-        pairs = (own + 1) // 2
+        size = min(BLOCK, count - start)
+        pairs = (size + 1) // 2
         drawn = torch.from_numpy(_draw_numbers(stream, 2 * pairs).astype(np.float64))
         radius = drawn[:pairs].add_(1.0).mul_(2.0**-BITS).log_().mul_(-2.0).sqrt_()  # of (0, 1]
         angle = drawn[pairs:].mul_(2 * math.pi * 2.0**-BITS)
-        yield torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)])[:own]
+        yield torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)])[:size]
 
 
 def add_noise(total: Tensor, deviation: float, key: bytes) -> Tensor:
@@ -90,8 +90,8 @@ def add_noise(total: Tensor, deviation: float, key: bytes) -> Tensor:
     noise.
     """
     step = deviation * GRID
-    found = torch.empty(total.numel(), dtype=total.dtype)
-    parts = (torch.split(vector, BLOCK) for vector in (total.cpu(), found))
+    result = torch.empty(total.numel(), dtype=total.dtype)
+    parts = (torch.split(vector, BLOCK) for vector in (total.cpu(), result))
     blocks = zip(*parts, gaussians(key, total.numel()), strict=True)
     for sum_, values, noise in blocks:
         on_grid = sum_.double().div_(step).round_()
@@ -102,7 +102,7 @@ def add_noise(total: Tensor, deviation: float, key: bytes) -> Tensor:
         values.copy_(
             on_grid.long().add_(noise.mul_(1 / GRID).round_().long()).double().mul_(step)
         )
-    return found.to(total.device)
+    return result.to(total.device)
 
 
 def seed(key: bytes) -> int:

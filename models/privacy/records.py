@@ -75,17 +75,19 @@ def each_loss(
     if len(y) == 1 and not isinstance(loss, OnFeatures):
         return loss(logits, y).reshape(1)
     of = loss.of if isinstance(loss, OnFeatures) else None
-    given = (logits, y) if of is None or features is None else (logits, features, y)
-    one = of or loss
+    parts_of_all = (logits, y) if of is None or features is None else (logits, features, y)
+    single = of or loss
 
     def alone(*parts: Tensor) -> Tensor:
-        return one(*(part.unsqueeze(0) for part in parts))  # type: ignore[operator]
+        return single(*(part.unsqueeze(0) for part in parts))  # type: ignore[operator]
 
     try:
-        found: Tensor = torch.vmap(alone)(*given)
+        losses: Tensor = torch.vmap(alone)(*parts_of_all)
     except RuntimeError:  # a loss whose control flow depends on values, which vmap cannot do
-        found = torch.stack([alone(*(part[i] for part in given)) for i in range(len(y))])
-    return found
+        losses = torch.stack(
+            [alone(*(part[i] for part in parts_of_all)) for i in range(len(y))]
+        )
+    return losses
 
 
 def average_loss(loss: Loss | OnFeatures) -> Loss | OnFeatures:

@@ -55,17 +55,17 @@ class Multilabel(SingleLossTask):
         known = (labels >= 0).numpy()
         truth = (labels == 1).numpy()
         predicted = (logits > 0).numpy()
-        found, effects, counts = [], [], []
+        areas_of, effects, counts = [], [], []
         scores = logits.numpy()
         for k in range(labels.shape[1]):
             rows = known[:, k]
             area, effect = areas(scores[rows, k], truth[rows, k])
             if not math.isnan(area):
-                found.append(area)
+                areas_of.append(area)
                 effects.append(np.zeros(len(labels)))
                 effects[-1][rows] = effect
                 counts.append((int(truth[rows, k].sum()), int((~truth[rows, k]).sum())))
-        area = float(np.mean(found)) if found and np.isfinite(scores).all() else math.nan
+        area = float(np.mean(areas_of)) if areas_of and np.isfinite(scores).all() else math.nan
         variance = float((np.mean(effects, axis=0) ** 2).sum()) if effects else 0.0
         ends = of_area(area, variance, *min(counts, key=min, default=(1, 1)))
         right = [

@@ -30,15 +30,15 @@ class Ordinal(Task):
         ``mae`` is the mean distance in grades. ``kappa`` is Cohen's, with squared distances as weights (nan where
         labels and predictions are all of one grade).
         """
-        found = super().measure(outputs, y)
+        metrics = super().measure(outputs, y)
         grades = outputs.detach().argmax(1).double().cpu()
         truth = y.double().cpu()
         if not len(truth):
-            return found | {"mae": math.nan, "kappa": math.nan}
+            return metrics | {"mae": math.nan, "kappa": math.nan}
         # The mean of (a_i - b_j)^2 over all pairs
         chance = (
             grades.square().mean() + truth.square().mean() - 2 * grades.mean() * truth.mean()
         )
         observed = (grades - truth).square().mean()
         kappa = float(1 - observed / chance) if chance > 1e-12 else math.nan
-        return found | {"mae": float((grades - truth).abs().mean()), "kappa": kappa}
+        return metrics | {"mae": float((grades - truth).abs().mean()), "kappa": kappa}

@@ -99,18 +99,18 @@ class Segmentation(SingleLossTask):
 
     def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return loss (n,) and Dice (n,) of each picture."""
-        found = [
-            (*pixel_sums(own.double(), part.long()), *overlaps(own, part))
-            for own, part in in_slabs(outputs.detach(), y)
+        each = [
+            (*pixel_sums(slab.double(), part.long()), *overlaps(slab, part))
+            for slab, part in in_slabs(outputs.detach(), y)
         ]
-        *sums, both, total = (torch.stack(own).sum(0) for own in zip(*found, strict=True))
+        *sums, both, total = (torch.stack(slab).sum(0) for slab in zip(*each, strict=True))
         dice = torch.where(total > 0, 2 * both / total.double(), torch.nan)
         return loss_of_sums(*sums).cpu(), dice.nanmean(1).cpu()
 
-    def _summary(self, found: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    def _summary(self, each: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
         losses, dice = (
-            (torch.cat(parts) for parts in zip(*found, strict=True))
-            if found
+            (torch.cat(parts) for parts in zip(*each, strict=True))
+            if each
             else (torch.empty(0),) * 2
         )
         known = dice[~dice.isnan()].double()

@@ -175,7 +175,7 @@ class SiloClient(SiloMethod, NumPyClient):
         if config["personal"]:
             self._load_buffers()
             self.measured_round = self.state.numbers.get("round", 0)
-            metrics |= self.measure("personal", self.own())
+            metrics |= self.measure("personal", self.previous())
         return metrics.get("received.test.loss", float("nan")), len(self.silo.test), metrics
 
     @property

@@ -114,7 +114,7 @@ class SiloMethod(TrainingLoop):
         """The vector that the server sent as the shared model; read-only."""
         return self.models[GLOBAL].vector
 
-    def own(self) -> Tensor:
+    def previous(self) -> Tensor:
         """Return the silo's own model (Σ,) before this round: the previous one, or the initial one in its first."""
         return self.first() if self.state.personal is None else self.state.personal
 

@@ -81,7 +81,7 @@ def with_table(page: str) -> str:
 
 def method_table() -> dict[str, dict[str, Any]]:
     """Return the declarations of each method that a hospital's policy needs, from its class."""
-    found: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
     for name, s in sorted(runnable().items()):
         whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
         kinds = [*s.info.uploads.values()]
@@ -105,9 +105,9 @@ def method_table() -> dict[str, dict[str, Any]]:
             "listed": s.info.role.listed,
             "sums": sum_weighting(s),
         }
-        own = {} if whole is True else {"whole": whole}
-        found[name] = own | {key: value for key, value in every.items() if value}
-    return found
+        exceptions = {} if whole is True else {"whole": whole}
+        table[name] = exceptions | {key: value for key, value in every.items() if value}
+    return table
 
 
 def sum_weighting(method: type[PersonalizedStrategy]) -> str:

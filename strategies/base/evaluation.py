@@ -66,14 +66,16 @@ class EvaluateSettings:
     @property
     def entries(self) -> list[EvaluatedEntry]:
         """The models; raises UserError if there are none, or an entry is invalid."""
-        found = [ENTRY.fullmatch(entry.strip()) for entry in self.models.split(",")]
-        names = [match[1] for match in found if match]
-        if None in found or len(set(names)) < len(names) or len(names) > MOST_MODELS:
+        matches = [ENTRY.fullmatch(entry.strip()) for entry in self.models.split(",")]
+        names = [match[1] for match in matches if match]
+        if None in matches or len(set(names)) < len(names) or len(names) > MOST_MODELS:
             raise UserError(
                 f"evaluate.models = {self.models[:80]!r}: up to {MOST_MODELS} times NAME=SHA-256[@SILO], of different "
                 "names, is needed here (silofl evaluate writes it)"
             )
-        return [EvaluatedEntry(match[1], match[2], match[3] or "") for match in found if match]
+        return [
+            EvaluatedEntry(match[1], match[2], match[3] or "") for match in matches if match
+        ]
 
 
 def input_digest(mean: Sequence[float], std: Sequence[float], schema: Schema) -> str:

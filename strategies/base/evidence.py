@@ -72,8 +72,8 @@ def read_evidence(record: object, measured: Collection[str] = ()) -> Evidence:
     if not isinstance(record, MetricRecord):
         raise DataError("the reply carries no evidence")
     values: Evidence = {}
-    for name, given in record.items():
-        value: Any = given
+    for name, content in record.items():
+        value: Any = content
         measurement, key = split_name(name)
         if not evidence_kind(name) or (name != key and measurement not in measured):
             raise DataError(f"'{name[:80]}' is no evidence that is known here")

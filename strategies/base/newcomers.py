@@ -92,11 +92,11 @@ def evaluate_newcomer(client: SiloClient, config: Mapping[str, Any]) -> dict[str
     start = client.received = client.newcomer().clone()
     metrics = client.measure("received", start)
     client.model.load(start, client.received_buffers, client.received_integers)
-    own = client.personalise().clone()
-    if not is_finite(own):
+    personalised = client.personalise().clone()
+    if not is_finite(personalised):
         raise UserError("the personalisation diverged (a lower learning-rate may help)")
     client.replies.clear()  # the numbers that a method sends in a round
-    return metrics | client.measure("personal", own)
+    return metrics | client.measure("personal", personalised)
 
 
 def newcomer_payload(

@@ -118,7 +118,7 @@ class PartialClient(SiloClient):
 
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
-        vector = scatter(self.own(), self.shared, self.shared_model)
+        vector = scatter(self.previous(), self.shared, self.shared_model)
         return self.place_own(vector)
 
     def first_model(self) -> Tensor:

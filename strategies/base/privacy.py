@@ -227,12 +227,12 @@ class PrivateTraining:
         self, call: int, epoch: int, device: torch.device
     ) -> list[tuple[Tensor, list[Tensor] | None]]:
         """Return an epoch's batches: the records of each, and its rows by patient."""
-        found = []
+        batches = []
         for step in range(self.sampling.steps_of_epoch(epoch)):
             key = derive_key(self.key, "sample", call, epoch, step)
             chosen = poisson_sample(key, self.units.count, self.sampling.rate)
-            found.append(self._records(chosen, device))
-        return found
+            batches.append(self._records(chosen, device))
+        return batches
 
     def _records(
         self, chosen: np.ndarray, device: torch.device
@@ -243,7 +243,7 @@ class PrivateTraining:
         rows = [
             _rows_of(patient.tobytes(), str(patient.dtype))[unit] for unit in chosen.tolist()
         ]
-        ends = np.cumsum([0, *(len(own) for own in rows)])
+        ends = np.cumsum([0, *(len(records) for records in rows)])
         groups = [torch.arange(a, b, device=device) for a, b in pairwise(ends.tolist())]
         index = np.concatenate(rows) if rows else np.empty(0, np.int64)
         return torch.from_numpy(index).to(device), groups
@@ -327,13 +327,13 @@ def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> 
 
 
 def quietly(
-    privacy: PrivateTraining | None, otherwise: T, work: Callable[..., T], *given: Any
+    privacy: PrivateTraining | None, otherwise: T, work: Callable[..., T], *arguments: Any
 ) -> T:
     """Return ``work(*given)``; with privacy ``otherwise`` if it fails, because an error would reveal the records."""
     if privacy is None:
-        return work(*given)
+        return work(*arguments)
     try:
-        return work(*given)
+        return work(*arguments)
     except Exception as error:
         if is_out_of_memory(error):
             raise

@@ -231,19 +231,19 @@ def units(
 
     ``sent``: L, per vector; ``batches``: k_i, by silo. With one or two steps, L is added to those the median is of.
     """
-    found = {}
+    measures = {}
     for name, of in norms.items():
         length = sent.get(name, 0.0)
         middle = statistics.median_low(of.values() if len(of) > 2 else [*of.values(), length])
         usual = statistics.median_low(batches[silo] for silo in of)
         longest = max(middle, STILL * length)
-        found[name] = {silo: longest * max(1.0, batches[silo] / usual) for silo in of}
-    return found
+        measures[name] = {silo: longest * max(1.0, batches[silo] / usual) for silo in of}
+    return measures
 
 
 def find_diverging(norms: Norms, units: Norms) -> dict[str, str]:
     """Return silos with a step over a thousand times its measure (which counts as at least 1), with the reasons."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, of in norms.items():
         for silo, norm in of.items():
             if norm > EXPLODED * max(units[name][silo], 1.0):
@@ -251,21 +251,21 @@ def find_diverging(norms: Norms, units: Norms) -> dict[str, str]:
                     f"{display_name(name)} exploded: its step of length {norm:.3g} "
                     f"is over {EXPLODED} times the others'"
                 )
-                found.setdefault(silo, reason)
-    return found
+                reasons.setdefault(silo, reason)
+    return reasons
 
 
 def outliers(
     norms: Norms, units: Norms, factor: float | Mapping[str, float]
 ) -> dict[str, dict[str, float]]:
     """Return by silo and vector the ratio of a step to its measure, if above ``factor`` (a number, or per vector)."""
-    found: dict[str, dict[str, float]] = {}
+    ratios: dict[str, dict[str, float]] = {}
     for name, of in norms.items():
         most = factor if isinstance(factor, float | int) else factor[name]
         for silo, norm in of.items():
             if len(of) > 2 and norm > most * units[name][silo] > 0:
-                found.setdefault(silo, {})[name] = norm / units[name][silo]
-    return found
+                ratios.setdefault(silo, {})[name] = norm / units[name][silo]
+    return ratios
 
 
 def clip_step(vector: Tensor, centre: Tensor | None, share: float) -> Tensor:
@@ -343,7 +343,7 @@ def find_opposing(gram: Tensor, f: int) -> dict[int, float]:
     middle = lengths.median()
     shares = torch.where(lengths > middle, middle / lengths, 1.0)
     gram = gram * shares[:, None] * shares
-    kept, found = list(range(len(gram))), dict[int, float]()
+    kept, against = list(range(len(gram))), dict[int, float]()
     for _ in range(f):
         square = gram.diagonal()
         weights = median_weights((square[:, None] + square - 2 * gram).clamp(min=0))
@@ -352,7 +352,7 @@ def find_opposing(gram: Tensor, f: int) -> dict[int, float]:
         worst = cosines.index(min(cosines))
         if not cosines[worst] * float(length) < -OPPOSED * float(middle):
             break
-        found[kept.pop(worst)] = cosines[worst]
+        against[kept.pop(worst)] = cosines[worst]
         others = [i for i in range(len(gram)) if i != worst]
         gram = gram[others][:, others]
-    return found
+    return against

@@ -51,11 +51,11 @@ def _import_all() -> None:
     folder = Path(__file__).resolve().parents[1]
     for module in pkgutil.iter_modules([str(folder)]):
         import_file(f"{folder.name}.{module.name}", folder / f"{module.name}.py")
-    own = dict(_REGISTRY)
-    for name, package, found in plugins(STRATEGIES):
-        changed = [key for key, method in own.items() if _REGISTRY[key] is not method]
-        if changed or _REGISTRY.get(name) is not found:
-            _REGISTRY.update(own)
+    built_in = dict(_REGISTRY)
+    for name, package, plugin in plugins(STRATEGIES):
+        changed = [key for key, method in built_in.items() if _REGISTRY[key] is not method]
+        if changed or _REGISTRY.get(name) is not plugin:
+            _REGISTRY.update(built_in)
             what = (
                 f"takes the name {changed[0]!r} of a method of silofl"
                 if changed
@@ -96,13 +96,15 @@ def head_named(name: str) -> Any:
         return None
     method, _, size = name.partition(":")
     choose("method", method, strategies())
-    found = strategies()[method]
-    if found.head is None or bool(size) != bool(found.head_size):
+    strategy = strategies()[method]
+    if strategy.head is None or bool(size) != bool(strategy.head_size):
         raise UserError(f"{name[:80]!r} is no network's head")
     if not size:
-        return found.head
-    own = build_settings(found.Settings, {f"{method}.{found.head_size}": size}, method)
-    return functools.partial(found.head, size=getattr(own, found.head_size))
+        return strategy.head
+    settings = build_settings(
+        strategy.Settings, {f"{method}.{strategy.head_size}": size}, method
+    )
+    return functools.partial(strategy.head, size=getattr(settings, strategy.head_size))
 
 
 DP = "dp"  # the common setting, and the prefix of its own keys
@@ -133,8 +135,8 @@ class RunSettings:
         if self.common.strategy == EVALUATE:
             return str(self.method.method)
         size = self.strategy.head_size
-        own = f":{getattr(self.method, size)}" if size else ""
-        return f"{self.common.strategy}{own}" if self.strategy.head else ""
+        suffix = f":{getattr(self.method, size)}" if size else ""
+        return f"{self.common.strategy}{suffix}" if self.strategy.head else ""
 
     @property
     def head(self) -> Any:
@@ -144,12 +146,12 @@ class RunSettings:
     @property
     def client(self) -> type[SiloClient]:
         """The method's silo half."""
-        own: type[SiloClient] = self.strategy.client
+        client: type[SiloClient] = self.strategy.client
         if self.common.model == TREES:
-            own = with_boosting(own)
+            client = with_boosting(client)
         elif self.ala is not None:
-            own = cast(Any, method_added()).added_to(own, self.ala)
-        return own
+            client = cast(Any, method_added()).added_to(client, self.ala)
+        return client
 
     @property
     def run_key(self) -> str:
@@ -184,8 +186,8 @@ class RunSettings:
         if self.ala is not None:
             values |= values_of(self.ala, method_added().info.name)
         values |= values_of(self.privacy, DP) | values_of(self.partition, c.partition)
-        for name, own in self.models.items():
-            values |= values_of(own, name)
+        for name, settings in self.models.items():
+            values |= values_of(settings, name)
         return values
 
     def part(self, file: Path | None = None) -> Part:
@@ -232,10 +234,10 @@ class RunSettings:
 
     def augmentation_for(self, shape: tuple[int, ...]) -> Augmentation | None:
         """Return the augmentation of samples of this shape; raise UserError if it does not fit the shape."""
-        found = read_augmentation(self.common.augment)
-        if found is not None:
-            found.check(shape)
-        return found
+        augmentation = read_augmentation(self.common.augment)
+        if augmentation is not None:
+            augmentation.check(shape)
+        return augmentation
 
 
 def check_patience(common: Common) -> None:
@@ -257,8 +259,8 @@ def method_added() -> type[PersonalizedStrategy]:
 
 def owners() -> dict[str, type[Any]]:
     """Return settings dataclasses by the prefix of their keys: methods, partitions, models."""
-    own = {name: s.Settings for name, s in runnable().items()}
-    return {**own, DP: Privacy, **partition_settings(), **model_settings()}
+    methods = {name: s.Settings for name, s in runnable().items()}
+    return {**methods, DP: Privacy, **partition_settings(), **model_settings()}
 
 
 def defaults() -> dict[str, Value]:
@@ -279,15 +281,15 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         common = replace(common, model=TREES)
     _check_common(common, info)
     every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
-    own = every[common.strategy]
-    _check_method(info, common, own)
+    method = every[common.strategy]
+    _check_method(info, common, method)
     if info.trains:
-        every[TREES].check(common, info, getattr(own, "epochs", 0))
+        every[TREES].check(common, info, getattr(method, "epochs", 0))
     chosen = MODELS if common.model == "auto" else [common.model]
     models = {name: every[name] for name in chosen if name in every}
     ala = every[method_added().info.name] if common.ala else None
     privacy = every[DP] if common.dp else None
-    return RunSettings(common, own, every.get(common.partition), models, ala, privacy)
+    return RunSettings(common, method, every.get(common.partition), models, ala, privacy)
 
 
 # Settings of earlier versions, and why
@@ -348,14 +350,14 @@ def _check_common(common: Common, info: MethodInfo) -> None:
     read_augmentation(common.augment)
 
 
-def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
+def _check_method(info: MethodInfo, common: Common, settings: Any) -> None:
     """Raise UserError for a capability that the method does not declare. ``own``: the method's settings."""
     check_patches(common, info.name, info.training.whole_samples)
     if common.ala and not info.training.ala:
         raise UserError(
             f"ala = true: {common.strategy} has no received model to mix, or mixes it already"
         )
-    if common.ala and getattr(own, "start", "received") == "own":
+    if common.ala and getattr(settings, "start", "received") == "own":
         raise UserError(
             f"ala = true mixes a received model: it needs {common.strategy}.start = received"
         )
@@ -373,23 +375,23 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
             )
         common.check_trainer()
     check_wire(info, common)
-    check_secure(info, common, own)
-    check_evaluation(common, own)
+    check_secure(info, common, settings)
+    check_evaluation(common, settings)
     check_privacy(info, common)
 
 
-def check_evaluation(common: Common, own: Any) -> None:
+def check_evaluation(common: Common, settings: Any) -> None:
     """Raise UserError if a run requests models that it cannot get, or an evaluation has settings that do not fit it."""
     check_keep(common)
-    if not isinstance(own, EvaluateSettings):
+    if not isinstance(settings, EvaluateSettings):
         return
-    if common.rounds != len(own.entries):
+    if common.rounds != len(settings.entries):
         raise UserError(
-            f"rounds = {common.rounds}: there are {len(own.entries)} models, and each has its round"
+            f"rounds = {common.rounds}: there are {len(settings.entries)} models, and each has its round"
         )
     if common.wire_dtype != "float32":
         raise UserError(
             f"wire-dtype = {common.wire_dtype}: models are evaluated as they are, in float32"
         )
-    if own.method:
-        head_named(own.method)
+    if settings.method:
+        head_named(settings.method)

@@ -135,17 +135,17 @@ def write_sealed(
     begin = len(header).to_bytes(8, "little") + header
 
     def write(temporary: Path) -> None:
-        found = hashlib.sha256(begin)
+        digest = hashlib.sha256(begin)
         with temporary.open("wb") as file:
             file.write(begin)
             # One after the other: a copy of all would double a silo's memory
             for name in names:
                 plain = tensors[name].detach().cpu().contiguous().flatten()
                 data = plain.view(torch.uint8).numpy().data
-                found.update(data)
+                digest.update(data)
                 file.write(data)
             file.seek(begin.index(BLANK))
-            file.write(found.hexdigest().encode())
+            file.write(digest.hexdigest().encode())
 
     write_atomically(path, write, keep=keep)
 
@@ -158,13 +158,13 @@ def read_sealed(path: Path, texts: Collection[str]) -> tuple[dict[str, Tensor], 
     whole = _is_whole(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            found = file.metadata() or {}
+            metadata = file.metadata() or {}
             if not whole:
-                if not found.keys() <= set(texts):
+                if not metadata.keys() <= set(texts):
                     raise DataError("it is damaged: its header is not as it was written")
                 _tell_of_age()
             # Copies: a view into the file has another alignment than memory, and sums then differ in the last bits.
-            return {name: file.get_tensor(name).clone() for name in file.keys()}, found  # noqa: SIM118
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, metadata  # noqa: SIM118
     except safetensors.SafetensorError as error:
         raise DataError(str(error)) from error
 
@@ -176,10 +176,10 @@ def _is_whole(path: Path) -> bool:
         if not start.endswith(BEFORE_SEAL):
             return False
         seal = file.read(len(BLANK))
-        found = hashlib.sha256(start + BLANK)
+        digest = hashlib.sha256(start + BLANK)
         while piece := file.read(PIECE):
-            found.update(piece)
-    if seal != found.hexdigest().encode():
+            digest.update(piece)
+    if seal != digest.hexdigest().encode():
         raise DataError("it is damaged: its SHA-256 is not the one that was written")
     return True
 
@@ -229,13 +229,13 @@ class RequiredArray(Field):
 class Item(Field, Generic[T]):
     """Any JSON value; ``default()`` if the state has none. Setting None removes it."""
 
-    def __init__(self, default: Callable[[], T]) -> None:
-        super().__init__()
+    def __init__(self, default: Callable[[], T], key: str = "") -> None:
+        super().__init__(key)
         self.default = default
 
     def __get__(self, state: State, owner: type[State]) -> T:
-        found: T = state.numbers[self.key] if self.key in state.numbers else self.default()
-        return found
+        value: T = state.numbers[self.key] if self.key in state.numbers else self.default()
+        return value
 
     def __set__(self, state: State, value: T) -> None:
         put(state.numbers, self.key, value)
@@ -304,7 +304,7 @@ class ClientState(State):
         if vector is None or not torch.equal(model.vector, vector):
             return False
         held = zip((model.buffers, model.integers), kept, strict=True)
-        return all(own is None or torch.equal(part, own) for part, own in held)
+        return all(last is None or torch.equal(part, last) for part, last in held)
 
     def keep_model(self, parts: Parts, server_round: int, score: float | None) -> None:
         """Store the last personal model, and the best one by validation score (without validation data: the last)."""

@@ -81,14 +81,14 @@ class ColumnAnswer(Frozen):
     @model_validator(mode="after")
     def check_cells(self) -> Self:
         """Check that the cells are those of the levels, or of the range."""
-        given, category = self.model_fields_set, self.kind == "category"
-        cells = BINS if "range" in given else 0
+        present, category = self.model_fields_set, self.kind == "category"
+        cells = BINS if "range" in present else 0
         if (
-            category != ("levels" in given)
-            or (category and "range" in given)
+            category != ("levels" in present)
+            or (category and "range" in present)
             or len(self.cells) != (len(self.levels) if category else cells)
             or self.range[0] >= self.range[1]
-            or ("mean" in given) != ("sd" in given)
+            or ("mean" in present) != ("sd" in present)
         ):
             raise UserError("its cells, or its moments, do not fit")
         return self

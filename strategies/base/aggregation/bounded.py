@@ -189,18 +189,18 @@ class UpdateBounds:
         """Return, per vector, the (lower) median over silos of the length of the vector they were sent."""
         # By the id of a vector that was sent: most silos were sent the same
         known: dict[int, float] = {}
-        found: dict[str, list[float]] = {}
+        sizes: dict[str, list[float]] = {}
         for name, update in itertools.product(names, updates):
             sent = self.sent.get(update.silo, {})
             if model := sent.get(name, sent.get(GLOBAL)):
                 key = id(model.vector)
                 known[key] = known[key] if key in known else float(model.vector.norm())
-                found.setdefault(name, []).append(known[key])
+                sizes.setdefault(name, []).append(known[key])
             elif (
                 centre := self.centre(name, update)
             ) is not None:  # may be temporary: its id may be reused
-                found.setdefault(name, []).append(float(centre.norm()))
-        return {name: statistics.median_low(lengths) for name, lengths in found.items()}
+                sizes.setdefault(name, []).append(float(centre.norm()))
+        return {name: statistics.median_low(lengths) for name, lengths in sizes.items()}
 
     def _drop_opposing(self, updates: list[Update], gram: Tensor) -> list[Update]:
         """Return the updates without up to f whose steps oppose the others; ``gram`` (n, n): the inner products."""

@@ -66,7 +66,7 @@ NEEDED: Mapping[str, tuple[object, str]] = {
 }
 
 
-def check_secure(info: MethodInfo, common: Common, own: Any) -> None:
+def check_secure(info: MethodInfo, common: Common, settings: Any) -> None:
     """Raise UserError if the method or a setting does not fit secure sums. ``own``: the method's settings."""
     if not common.secure_aggregation:
         for key, default in (("clip", 0), ("group", 1), ("robust", "none")):
@@ -79,7 +79,7 @@ def check_secure(info: MethodInfo, common: Common, own: Any) -> None:
     if not isinstance(sums, Sums):
         raise UserError(f"{name}: not with {info.name}: {sums}")
     for key, values in sums.at.items():
-        if (value := getattr(own, key)) not in values:
+        if (value := getattr(settings, key)) not in values:
             raise UserError(
                 f"{info.name}.{key} = {value}: with {name} it must be {values[0]}: {sums.otherwise}"
             )
@@ -341,17 +341,17 @@ def _mean_of_sum(
 
 def _compared(strategy: Any, means: list[Update]) -> list[Update]:
     """Return the groups' means within the bounds of ``robust``, as if each were a silo's; note it at each silo."""
-    found, received = UpdateBounds(strategy), strategy.sent[means[0].silos[0]]
+    bounds_of_groups, received = UpdateBounds(strategy), strategy.sent[means[0].silos[0]]
     parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else ()
-    found.sent = {u.silo: received for u in means}
-    found.centre = lambda name, u: (
+    bounds_of_groups.sent = {u.silo: received for u in means}
+    bounds_of_groups.centre = lambda name, u: (
         None
         if name in strategy.info.summed_also
         else bounds(
             strategy.info, strategy.common, received, name, len(u.vectors[name]), parts
         )[0]
     )
-    kept = found.within(means)
+    kept = bounds_of_groups.within(means)
     for u in means:
         for noted in (strategy.bounded, strategy.rejected):
             if about := noted.pop(u.silo, None):

@@ -43,12 +43,12 @@ def read_usable(
     strategy: Any, replies: Iterable[Message], kind: str, read: Callable[[Message, str], T]
 ) -> list[T]:
     """Return what ``read`` makes of each silo's reply of this kind; a silo with another reply is rejected."""
-    found, faults = read_replies(
+    usable, faults = read_replies(
         (r for r in replies if r.metadata.message_type == kind), strategy.plan.nodes, read
     )
     for silo, reason in faults.items():
         strategy.reject(silo, reason)
-    return [found[silo] for silo in sorted(found)]
+    return [usable[silo] for silo in sorted(usable)]
 
 
 def _read(strategy: Any, reply: Message, silo: str) -> Update:
@@ -56,8 +56,8 @@ def _read(strategy: Any, reply: Message, silo: str) -> Update:
 
     def base(name: str, silo: str) -> Tensor | None:
         sent = strategy.sent.get(silo, {})
-        found = base_of(sent, name, strategy.upload_size(name, silo))
-        return None if found is None else strategy.wire.arrives(found)
+        model = base_of(sent, name, strategy.upload_size(name, silo))
+        return None if model is None else strategy.wire.arrives(model)
 
     names = strategy.upload_names()
     size = strategy.upload_size

@@ -102,20 +102,20 @@ class TrainingLoop:
         (a proximal term, a control variate), with its batch in ``self.batch``; ``after()`` follows each step. ``parts``
         are trained, the rest is frozen. ``rate``: plain steps, without the optimiser, ``repeats`` times on each batch.
         """
-        own = self.common.local_epochs if epochs is None else epochs
+        count = self.common.local_epochs if epochs is None else epochs
         trained = [slice(0, len(self.model.vector))] if parts is None else list(parts)
         self.model.freeze(*self.model.layout.outside(trained))
         try:
             if self.trainer is not None:
-                task = self.training_task(correction, after, own, purpose, rate, repeats)
+                task = self.training_task(correction, after, count, purpose, rate, repeats)
                 if until is not None:
                     raise task.error(f"{self.info.name} ends a training by a rule of its own")
                 self.train_loss = task.run(self.trainer)
                 return
             groups = rate_groups(self.common.block_rates, self.model.layout.blocks, trained)
             keys = [f"{optimizer_key}{i}" for i in range(len(groups))]
-            made = [self.optimizer(key) if rate is None else Sgd(rate) for key in keys]
-            for optimizer, (_, share) in zip(made, groups, strict=True):
+            optimizers = [self.optimizer(key) if rate is None else Sgd(rate) for key in keys]
+            for optimizer, (_, share) in zip(optimizers, groups, strict=True):
                 optimizer.lr *= share
             losses = MeanLoss()
             for batch in self.batches(epochs, purpose, until):
@@ -124,13 +124,13 @@ class TrainingLoop:
                     losses.add(self.gradient(*batch))
                     if correction is not None:
                         correction(self.model.vector, self.model.gradient)
-                    self._step(made, groups)
+                    self._step(optimizers, groups)
                     if after is not None:
                         after()
         finally:  # the silos of a process share the network
             self.model.freeze()
             self.batch = None
-        for key, optimizer in zip(keys, made, strict=True):
+        for key, optimizer in zip(keys, optimizers, strict=True):
             self.keep_optimizer(optimizer, key)
         self.tell_loss(losses)
 

@@ -23,24 +23,26 @@ class Held:
 
     def __init__(self, module: nn.Module) -> None:
         owners: list[tuple[Any, tuple[str, ...]]] = [
-            *((own, (*PARTS, "__class__")) for own in module.modules()),
-            *((own, HOOKS) for own in module.parameters()),
+            *((owner, (*PARTS, "__class__")) for owner in module.modules()),
+            *((owner, HOOKS) for owner in module.parameters()),
         ]
         self.parts = [
-            (own, key, part, dict(part) if isinstance(part, dict) else None)
-            for own, keys in owners
+            (owner, key, part, dict(part) if isinstance(part, dict) else None)
+            for owner, keys in owners
             for key in keys
-            for part in [getattr(own, key)]
+            for part in [getattr(owner, key)]
         ]
-        self.forwards = [(vars(own), vars(own).get("forward")) for own in module.modules()]
+        self.forwards = [
+            (vars(owner), vars(owner).get("forward")) for owner in module.modules()
+        ]
 
     def restore(self) -> None:
-        for own, key, part, content in self.parts:
+        for owner, key, part, content in self.parts:
             if content is not None:
                 part.clear()
                 part.update(content)
-            if getattr(own, key) is not part:
-                setattr(own, key, part)
+            if getattr(owner, key) is not part:
+                setattr(owner, key, part)
         for attributes, forward in self.forwards:
             attributes.pop("forward", None)
             if forward is not None:
@@ -51,15 +53,15 @@ class Held:
 def take_back(model: FlatModel, held: Held) -> list[str]:
     """Make a network the model's again; return the names of tensors whose values cannot be kept."""
     module, parameters = model.module, dict(model.module.named_parameters())
-    found: dict[str, Tensor] = {**parameters, **dict(module.named_buffers())}
+    tensors: dict[str, Tensor] = {**parameters, **dict(module.named_buffers())}
     held.restore()
     model.freeze()  # nothing: each parameter has its gradient again
     views = model.layout.unflatten(model.vector, model.buffers)
     views |= model.integers_of(model.integers)
     known = {*map(id, model.parameters)}
-    lost = [name for name in views if name in parameters and id(found[name]) not in known]
+    lost = [name for name in views if name in parameters and id(tensors[name]) not in known]
     for name, view in views.items():
-        now = found.get(name)
+        now = tensors.get(name)
         if now is None or now.shape != view.shape or now.is_meta:
             lost.append(name)
         elif now.data_ptr() != view.data_ptr():
@@ -81,9 +83,9 @@ def gather_gradients(model: FlatModel) -> None:
     """Let ``gradient`` hold the gradients again that a training loop has moved; a frozen parameter has none."""
     for entry, parameter in zip(model.layout.parameters, model.parameters, strict=True):
         view = model.gradient[entry.start : entry.stop].view(entry.shape)
-        found = parameter.grad
-        if found is None or not parameter.requires_grad:
+        gradient = parameter.grad
+        if gradient is None or not parameter.requires_grad:
             view.zero_()
-        elif found.data_ptr() != view.data_ptr():
-            view.copy_(found.to_dense() if found.is_sparse else found)
+        elif gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         parameter.grad = view if parameter.requires_grad else None

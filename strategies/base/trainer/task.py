@@ -90,25 +90,27 @@ class TrainingTask:
     def optimizer(self) -> torch.optim.Optimizer:
         """Return the run's optimiser over the network, as ``torch.optim`` has it, attached."""
         s = self.settings
-        own = self.network.parameters()
+        parameters = self.network.parameters()
         rate = self.learning_rate
         decay = s.weight_decay
         if self.plain:
-            return self.attach(torch.optim.SGD(own, rate))
+            return self.attach(torch.optim.SGD(parameters, rate))
         if s.optimizer == "sgd":
-            return self.attach(torch.optim.SGD(own, rate, s.momentum, weight_decay=decay))
+            return self.attach(
+                torch.optim.SGD(parameters, rate, s.momentum, weight_decay=decay)
+            )
         kind = torch.optim.AdamW if s.optimizer == "adamw" else torch.optim.Adam
-        return self.attach(kind(own, rate, weight_decay=decay, amsgrad=s.amsgrad))
+        return self.attach(kind(parameters, rate, weight_decay=decay, amsgrad=s.amsgrad))
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Put the method's part of each step into an optimiser by its hooks; return the optimiser."""
         if self._attached:
             raise self.error("task.attach was called twice: a training has one optimizer")
         known = {id(parameter) for parameter in self.model.parameters}
-        own = [
+        trained = [
             p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
         ]
-        if strange := sum(id(parameter) not in known for parameter in own):
+        if strange := sum(id(parameter) not in known for parameter in trained):
             raise self.error(
                 f"its optimizer has {strange} tensors that are no parameters of task.network, and no model holds them"
             )
@@ -156,8 +158,8 @@ class TrainingTask:
                 f"it returned {type(loss).__name__}: return the mean loss, or nothing"
             ) from None
 
-    def _look(self, _: nn.Module, given: tuple[Any, ...]) -> None:
-        self._input[:] = given[:1]
+    def _look(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._input[:] = inputs[:1]
 
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -229,12 +229,12 @@ def _agreed_value(
 
 def reorder_columns(summary: dict[str, Any], agreed: Schema) -> dict[str, Any]:
     """Return a data summary with the sums of its columns in the agreed order, then those of a regression's labels."""
-    own = _value(summary, SCHEMA)
+    schema = _value(summary, SCHEMA)
     d = columns(read_shape(summary["shape"]))
-    order = order_of(own.names, agreed.names) or list(range(d))
+    order = order_of(schema.names, agreed.names) or list(range(d))
     if summary.get("task") == "regression":
         order += [
-            d + i for i in order_of(own.labels, agreed.labels) or range(summary["classes"])
+            d + i for i in order_of(schema.labels, agreed.labels) or range(summary["classes"])
         ]
     return summary | {key: [summary[key][i] for i in order] for key in SUMS if key in summary}
 

@@ -44,8 +44,8 @@ PROPOSED = "proposed."
 
 def base_of(received: Mapping[str, Model], name: str, size: int) -> Tensor | None:
     """Return a vector's base, at both ends: the model that the silo received, if it has this name and length."""
-    found = received.get(BUFFERS if name == BUFFERS else GLOBAL)
-    return found.vector if found is not None and len(found.vector) == size else None
+    model = received.get(BUFFERS if name == BUFFERS else GLOBAL)
+    return model.vector if model is not None and len(model.vector) == size else None
 
 
 def feeds_back(common: Common) -> bool:

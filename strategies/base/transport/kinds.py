@@ -171,9 +171,9 @@ class Plain(ReleaseKind):
     several: bool = False
 
     def check(self, name: str, values: Any, client: Any) -> None:
-        found = values if self.several and isinstance(values, list) else [values]
+        numbers = values if self.several and isinstance(values, list) else [values]
         of = int if self.integer else float
-        if not all(type(v) is of and self.low <= v <= self.high for v in found):
+        if not all(type(v) is of and self.low <= v <= self.high for v in numbers):
             raise UserError(
                 f"{client.silo.name} may not send '{name}' = {values!r:.80}: it is no {of.__name__} from "
                 f"{self.low:g} to {self.high:g}"

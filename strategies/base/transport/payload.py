@@ -96,11 +96,11 @@ class TensorArray(Array):
         """Return Flower's chunks of these bytes: views of the tensor, but for the first ones."""
         if "_chunks" not in self.__dict__:
             header, values = self.pieces
-            found, array = [], Array("", (), "", b"")
+            chunks, array = [], Array("", (), "", b"")
             for data in (bytes(header) + values[:JOINED], values[JOINED:]):
                 array.__dict__ = {"data": data}
-                found += array.slice_array()
-            self.__dict__["_chunks"] = found
+                chunks += array.slice_array()
+            self.__dict__["_chunks"] = chunks
         return self.__dict__["_chunks"]
 
     @property
@@ -174,8 +174,8 @@ def unpack(
 
 def wire_bytes(records: RecordDict) -> int:
     """Return the bytes of the arrays in a message, as the papers count communication."""
-    found = [record for record in records.values() if isinstance(record, ArrayRecord)]
-    arrays = [array for record in found for array in record.values()]
+    tables = [record for record in records.values() if isinstance(record, ArrayRecord)]
+    arrays = [array for record in tables for array in record.values()]
     return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
 
 
@@ -221,10 +221,10 @@ def decode(
 
     ``base`` returns the base of a model that does not travel whole, by its name.
     """
-    found = records.get("config")
-    if not isinstance(found, ConfigRecord) or "manifest" not in found:
+    stated = records.get("config")
+    if not isinstance(stated, ConfigRecord) or "manifest" not in stated:
         raise DataError("the message has no config with a manifest")
-    config = cast(dict[str, Number], dict(found))
+    config = cast(dict[str, Number], dict(stated))
     try:
         manifest = json.loads(cast(str, config.pop("manifest")))
     except (TypeError, ValueError, RecursionError) as error:
@@ -369,6 +369,8 @@ def check_vector(name: str, vector: Tensor, size: int) -> None:
 def check_statistics(vector: Tensor, layout: Layout, parts: Sequence[slice]) -> None:
     """Raise DataError if BatchNorm statistics of these parts contain a variance below 0."""
     whole = scatter(vector.new_zeros(layout.buffer_size), tuple(parts), vector)
-    found = [whole[e.start : e.stop] for e in layout.buffers if e.name.endswith("running_var")]
-    if any(bool((variance < 0).any()) for variance in found):
+    variances = [
+        whole[e.start : e.stop] for e in layout.buffers if e.name.endswith("running_var")
+    ]
+    if any(bool((variance < 0).any()) for variance in variances):
         raise DataError(f"'{BUFFERS}' holds a variance below 0")

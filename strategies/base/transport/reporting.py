@@ -66,16 +66,16 @@ def read_metrics(record: object) -> dict[str, float]:
     """Return the metrics of a reply; raise DataError, with one line, for one that is unlisted or out of range."""
     if not isinstance(record, MetricRecord):
         raise DataError("the reply carries no metrics")
-    allowed, found = allowed_metrics(), dict[str, float]()
+    allowed, metrics = allowed_metrics(), dict[str, float]()
     for name, value in record.items():
         if name not in allowed:
             raise DataError(f"'{name[:80]}' is no metric that is known here")
         if isinstance(value, list) or not _in_range(name, value):
             raise DataError(f"the metric '{name}' is {shorten(value)}")
-        found[name] = float(value)
-    if fault := cost_fault({name: found[name] for name in PRIVACY if name in found}):
+        metrics[name] = float(value)
+    if fault := cost_fault({name: metrics[name] for name in PRIVACY if name in metrics}):
         raise DataError(fault)
-    return found
+    return metrics
 
 
 def read_replies(
@@ -85,16 +85,16 @@ def read_replies(
 
     Only DataError is a silo's fault; any other error is one of the program.
     """
-    found, faults = dict[str, T](), dict[str, str]()
+    values, faults = dict[str, T](), dict[str, str]()
     for reply in replies:
         silo = names.get(reply.metadata.src_node_id, f"node {reply.metadata.src_node_id}")
         try:
             if reply.has_error():
                 raise DataError(reason_of(reply.error.reason))
-            found[silo] = read(reply, silo)
+            values[silo] = read(reply, silo)
         except DataError as error:
             faults[silo] = str(error)
-    return found, faults
+    return values, faults
 
 
 def metrics_of_reply(reply: Message, silo: str = "") -> dict[str, float]:
@@ -102,22 +102,22 @@ def metrics_of_reply(reply: Message, silo: str = "") -> dict[str, float]:
     return read_metrics(reply.content.get("metrics"))
 
 
-def cost_fault(found: Mapping[str, float]) -> str:
+def cost_fault(cost: Mapping[str, float]) -> str:
     """Return why a silo's privacy cost cannot be; empty: it can, or there is none.
 
     The least noise that settings allow costs 62.5 a step at order 1.25, the smallest of the accountant's.
     """
-    if not found:
+    if not cost:
         return ""
-    if found.keys() != {*PRIVACY}:
-        return f"of {', '.join(PRIVACY)} the reply has only {', '.join(found)}"
-    if not 0 < found[DELTA] < 1 or not found[STEPS] <= MOST:
-        return f"the privacy cost has delta = {found[DELTA]:g} and {found[STEPS]:g} steps"
-    most = found[STEPS] * ORDERS[0] / (2 * LEAST_NOISE**2) - math.log(found[DELTA]) / (
+    if cost.keys() != {*PRIVACY}:
+        return f"of {', '.join(PRIVACY)} the reply has only {', '.join(cost)}"
+    if not 0 < cost[DELTA] < 1 or not cost[STEPS] <= MOST:
+        return f"the privacy cost has delta = {cost[DELTA]:g} and {cost[STEPS]:g} steps"
+    most = cost[STEPS] * ORDERS[0] / (2 * LEAST_NOISE**2) - math.log(cost[DELTA]) / (
         ORDERS[0] - 1
     )
-    if found[EPSILON] > most:
-        return f"the metric 'epsilon' is {found[EPSILON]:g}, and {found[STEPS]:g} steps cost at most {most:.3g}"
+    if cost[EPSILON] > most:
+        return f"the metric 'epsilon' is {cost[EPSILON]:g}, and {cost[STEPS]:g} steps cost at most {most:.3g}"
     return ""
 
 
@@ -257,8 +257,8 @@ def is_shape(value: object) -> bool:
 
 def reason_of(text: str | None) -> str:
     """Return the silo's own text for its failure, without the class that Flower adds to errors before the app runs."""
-    own = re.sub(r"^<class '[^']*'>:<'(.*)'>$", r"\1", text or "", flags=re.DOTALL)
-    return printable(own) or "failed without a reason"
+    reason = re.sub(r"^<class '[^']*'>:<'(.*)'>$", r"\1", text or "", flags=re.DOTALL)
+    return printable(reason) or "failed without a reason"
 
 
 def is_refusal(reason: str) -> bool:
@@ -313,7 +313,7 @@ def damages(
     replies: Iterable[Message], names: Mapping[int, str], server_round: int
 ) -> list[Damage]:
     """Return the damaged states reported in a round's replies, sorted by silo. ``names``: silo names by node."""
-    found = []
+    result = []
     for reply in replies:
         silo = names.get(reply.metadata.src_node_id)
         if silo is None or not reply.has_error():
@@ -323,5 +323,5 @@ def damages(
             continue
         kept = tuple(int(number) for number in re.findall(NUMBER, text[2])[:MOST_STATES])
         if 0 < (number := int(text[1])) < server_round:
-            found.append(Damage(silo, number, tuple(k for k in kept if k < number), reason))
-    return sorted(found, key=lambda damage: damage.silo)
+            result.append(Damage(silo, number, tuple(k for k in kept if k < number), reason))
+    return sorted(result, key=lambda damage: damage.silo)

@@ -97,7 +97,7 @@ def test_what_old_files_say(version):
 
     fomo = server(version, "fedfomo")
     assert isinstance(fomo, FedFomo.state_type)
-    assert fomo.made == {"a": 2, "b": 2, "c": 2} and fomo.affinity["a"]["a"] >= 1.0
+    assert fomo.last_rounds == {"a": 2, "b": 2, "c": 2} and fomo.affinity["a"]["a"] >= 1.0
 
 
 def test_what_files_of_02_say_of_later_methods():
