@@ -1,4 +1,4 @@
-"""One-run audit of private training: `python -m benchmarks.dp_audit` (Steinke, Nasr, Jagielski, arXiv 2305.08846).
+"""One-run audit of private training: `python -m benchmarks.dp audit canaries` (Steinke, Nasr, Jagielski, 2305.08846).
 
 Each of m canaries is among the training records with probability 1/2. An attacker who sees what is released guesses
 which: the r / 2 with the highest scores were in, the r / 2 with the lowest were not. From c right guesses follows a
@@ -12,7 +12,6 @@ planted, too, which the audit has to find: no noise on one layer, clipping after
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -219,25 +218,3 @@ def lines(canaries: int, guesses: int, rounds: int) -> Iterator[str]:
             line = ", ".join(f"{f.view} {f.bound:.2f}" for f in views)
             note = " EXCEEDED" if any(f.bound > f.claimed for f in views) else ""
             yield f"claimed {views[0].claimed:.2f}, fault {fault}: {line}; at most {views[0].most:.2f}{note}"
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.dp_audit", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "--canaries", type=int, default=1000, metavar="M", help="canaries (default: 1000)"
-    )
-    parser.add_argument(
-        "--guesses", type=int, default=100, metavar="R", help="guesses (default: 100)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=2, metavar="T", help="rounds (default: 2)"
-    )
-    args = parser.parse_args(argv)
-    for line in lines(args.canaries, args.guesses, args.rounds):
-        print(line, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,22 +1,19 @@
-"""What a private step costs, beside the plain one, and whether it is Opacus's: `python -m benchmarks.dp_step`.
+"""What a private step costs, beside the plain one, and whether it is Opacus's: `python -m benchmarks.dp audit step`.
 
 Opacus is no dependency, and installs top-level packages `benchmarks` and `examples`. So it is taken from a folder of
 its own, where there is one:
 
     pip install --no-deps --target /tmp/opacus opacus==1.6.0 opt-einsum
-    python -m benchmarks.dp_step --opacus /tmp/opacus
+    OPACUS=/tmp/opacus python -m benchmarks.dp audit step
 
-A step is a gradient and the update of the model. Times are the best of ``--repeats``, taken in turns, of one core.
+A step is a gradient and the update of the model. Times are the best of three, taken in turns, of one core.
 Memory is the most at once, with model, gradient and batch.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
@@ -189,27 +186,3 @@ def costs(names: Sequence[str], repeats: int, opacus: bool = False) -> Iterator[
         sizes = f"{most['plain'] / 1e6:.1f} MB, {most['private'] / 1e6:.1f} MB ({most['private'] / most['plain']:.2f})"
         how = "together" if all(clipping.tried.values()) else "one by one"
         yield f"{name}, {model.layout.size} numbers, {records} records {how}: {times}; {sizes}{apart}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.dp_step", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(CASES)} (default: all)"
-    )
-    parser.add_argument("--opacus", metavar="DIR", help="a folder that Opacus is installed in")
-    parser.add_argument(
-        "--repeats", type=int, default=5, metavar="N", help="rounds of measurement (default: 5)"
-    )
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    if args.opacus:
-        sys.path.append(args.opacus)  # behind our own `benchmarks`
-    for line in costs(args.networks or tuple(CASES), args.repeats, bool(args.opacus)):
-        print(line, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,9 @@
 """The page of the reference table, from finished cells: Markdown with what is shown, HTML with all rows, csv files.
 
 Every number comes from the report (server/report): a set's best lines are written as the summary of a study, and
-:class:`StudyResults` reads it. So a gain has the report's interval: Student's t over the hospitals, each a mean over its
-seeds, from six hospitals on. The methods of a set share the 5 % (Bonferroni), also those that are not measured yet.
+:class:`StudyResults` reads it. So a gain has the report's interval: Student's t over the hospitals, each a mean over
+its seeds, from six hospitals on. The methods of a set share the 5 % (Bonferroni), also those that are not measured yet.
 """
-
-# ruff: noqa: E501  (templates)
 
 from __future__ import annotations
 
@@ -63,6 +61,10 @@ from server.results.summary import compare
 from strategies import strategies
 
 NAME = "reference-table"
+PAGE, CHART = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("reference_page.html", "gain_chart.html")
+)
 OVERVIEW = FIRST[:7]
 HEAD = (
     *("method", "mean", "worst hospital", "gain over local", "95 % interval", "shown"),
@@ -237,36 +239,9 @@ def chart(gain: Gain | None, most: float) -> Markup:
         60 + 55 * max(-1, min(1, v / most)) for v in (ends[0], gain.mean, ends[1])
     )
     colour = {1: "blue", -1: "vermillion", 0: "muted"}[gain.shown]
-    return Markup(
-        '<svg viewBox="0 0 120 14" style="width:120px;display:inline" role="img" aria-label="{}"><path d="M60 0V14" stroke="var(--muted)"/>'
-        '<path d="M{:.1f} 7H{:.1f}" stroke="var(--{})" stroke-width="2"/><circle cx="{:.1f}" cy="7" r="3" fill="var(--ink)"/></svg>'
-    ).format(points(gain.mean), low, high, colour, mean)
-
-
-SORT = """
-for (const table of document.querySelectorAll("table")) [...table.tHead.rows[0].cells].forEach((head, at) => {
-  head.tabIndex = 0; head.style.cursor = "pointer";
-  const key = row => { const text = row.cells[at].innerText.replace("−", "-"), own = parseFloat(text);
-    const unit = {kB: 1e3, MB: 1e6, GB: 1e9, min: 60, h: 3600}[text.split(" ")[1]] || 1;
-    return isNaN(own) ? text : own * unit; };
-  const sort = () => { const down = head.ariaSort !== "descending";
-    for (const other of head.parentNode.cells) other.ariaSort = "none";
-    head.ariaSort = down ? "descending" : "ascending";
-    const order = (a, b) => typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? 1 : -1;
-    const rows = [...table.tBodies[0].rows].sort((a, b) => order(key(a), key(b)));
-    table.tBodies[0].append(...(down ? rows.reverse() : rows)); };
-  head.onclick = sort; head.onkeydown = event => { if (event.key === "Enter") sort(); }; });
-"""
-PAGE = """{% from "report/macros.html" import table, cells with context %}<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>silofl: reference table</title><style>{% include "report/report.css" %} main { max-width: 1300px; }</style></head><body><main>
-<header><h1>Reference table</h1>{% for text in lead %}<p>{{ text }}</p>{% endfor %}<p class="note">A click on a column's head sorts by it.</p>
-<nav>{% for found, _ in parts %}<a href="#{{ found.dataset }}">{{ found.dataset }}</a>{% endfor %}</nav></header>
-{% for found, rows in parts %}<section id="{{ found.dataset }}"><h2>{{ found.title }}</h2><p class="lead">{{ found.sentence }}</p>
-{% if rows %}{% call table(head, "dense") %}<tbody>{% for name, values in rows %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}
-</section>{% endfor %}
-</main><script>{{ sort }}</script></body></html>
-"""
+    chart_values = {"label": points(gain.mean), "low": low, "mean": mean, "high": high}
+    template = report_environment().from_string(CHART)
+    return Markup(template.render(chart_values, colour=colour))
 
 
 def html_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
@@ -287,7 +262,7 @@ def html_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
         parts.append((finished, rows))
     head = [*HEAD[:5], "chart", *HEAD[5:]]
     template = report_environment().from_string(PAGE)
-    return template.render(sort=Markup(SORT), lead=lead, parts=parts, head=head)
+    return template.render(lead=lead, parts=parts, head=head)
 
 
 def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
@@ -345,8 +320,8 @@ INTRODUCTION = """# Reference table
 
 <!-- written by `python -m benchmarks.reference`; do not edit -->
 
-This page is for researchers and reviewers. After it you know what each method reaches on patients of real hospitals, all
-tuned alike.
+This page is for researchers and reviewers. After it you know what each method reaches on patients of real hospitals,
+all tuned alike.
 
 * [reference-table.html](reference-table.html): all rows, with charts and columns that sort.
 * [reference-table.csv](reference-table.csv): each cell with its settings.
@@ -374,9 +349,9 @@ default. Each hospital is left out once, in groups, with a search of its own; fi
 
 * **mean**: the task's score in per cent on test data, mean over hospitals and seeds, ± the deviation over seeds.
 * **worst hospital**: the lowest mean over seeds of a hospital.
-* **gain over local**: in points, with the report's interval ([uncertainty](uncertainty.md)). It needs six hospitals. The
-  methods of a set share its 5 % (Bonferroni), also those to come; each set is a family of its own.
-  On `azpro-grades-dp` training alone has its own statistics (`normalization=silo`) and no noise, because it sends nothing.
+* **gain over local**: in points, with the report's interval ([uncertainty](uncertainty.md)). It needs six hospitals.
+  The methods of a set share its 5 % (Bonferroni), also those to come; each set is a family of its own.
+  On `azpro-grades-dp` training alone has its own statistics (`normalization=silo`) and no noise: it sends nothing.
 * **unseen hospital**: score at a hospital that did not train, of the model that it receives. With a method that leaves
   it a part to train, it is the score after that (`hold-out-epochs`). In brackets: the interval of its difference
   from training alone, or below six hospitals the difference. A dash: training alone has no model for others, no

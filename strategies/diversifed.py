@@ -24,7 +24,7 @@ from torch import Tensor
 
 from strategies.base.info import OWN_MIXTURE
 from strategies.base.settings import setting
-from strategies.fedamp import MixingSettings, MixingStrategy, squared_distances
+from strategies.fedamp import MixingSettings, MixingStrategy, model_distances
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DiversiFed(MixingStrategy):
         n, s = len(models), self.settings
         if n < 3:
             return torch.eye(n, device=models.device)
-        distance = squared_distances(models).sqrt() / s.tau
+        distance = model_distances(models).sqrt() / s.tau
         others = ~torch.eye(n, dtype=torch.bool, device=models.device)
         softmax = distance.masked_fill(~others, -torch.inf).softmax(1)
         apart = others & (distance > 0)  # identical models neither attract nor repel

@@ -139,7 +139,7 @@ class MixingStrategy(PersonalizedStrategy):
         if self._reported or not (none or alike):
             return
         self._reported = True
-        distance = float(squared_distances(models).sqrt().fill_diagonal_(torch.nan).nanmedian())
+        distance = float(model_distances(models).sqrt().fill_diagonal_(torch.nan).nanmedian())
         log(
             WARNING,
             "round %d: %s weighs all other silos %s, their models are %.3g apart (median): it is %s with a "
@@ -167,7 +167,7 @@ def mix(models: Tensor, coefficients: Tensor) -> list[Tensor]:
     return [w + c @ (models - w) for w, c in zip(models, coefficients, strict=True)]
 
 
-def squared_distances(models: Tensor) -> Tensor:
+def model_distances(models: Tensor) -> Tensor:
     """Return ||w_i - w_j||² (n, n) from differences: with the Gram matrix, near models would cancel.
 
     A few rows at a time are compared with the rows from them on; the result is symmetric.
@@ -211,7 +211,7 @@ class FedAMP(MixingStrategy):
 
     def coefficients(self, models: Tensor) -> Tensor:
         s = self.settings
-        pull = s.step * torch.exp(-squared_distances(models) / s.sigma) / s.sigma
+        pull = s.step * torch.exp(-model_distances(models) / s.sigma) / s.sigma
         pull.fill_diagonal_(0)
         if s.convex:
             pull /= pull.sum(1, keepdim=True).clamp(min=1)

@@ -70,21 +70,21 @@ def critical(layout: Layout, before: Tensor, after: Tensor, tau: float) -> Tenso
     return mask
 
 
-def pack(mask: Tensor) -> Tensor:
+def pack_bits(mask: Tensor) -> Tensor:
     """Pack booleans (Σ,) into numbers below 1 of eight binary digits, which every wire format holds exactly."""
     padded = torch.nn.functional.pad(mask.float(), (0, -len(mask) % 8)).view(-1, 8)
     return padded @ powers(mask.device)
 
 
 def check_bits(_: object, update: Update) -> None:
-    """Raise DataError for bits that :func:`pack` does not make."""
+    """Raise DataError for bits that :func:`pack_bits` does not make."""
     whole = update.vectors["critical"] * 256
     if bool(((whole < 0) | (whole > 255) | (whole != whole.floor())).any()):
         raise DataError("'critical' holds other numbers than those that bits are packed in")
 
 
-def unpack(packed: Tensor, size: int) -> Tensor:
-    """Return the booleans (size,) that :func:`pack` packed."""
+def unpack_bits(packed: Tensor, size: int) -> Tensor:
+    """Return the booleans (size,) that :func:`pack_bits` packed."""
     return ((packed.unsqueeze(1) / powers(packed.device)).floor() % 2).flatten()[:size] == 1
 
 
@@ -109,12 +109,16 @@ class FedCACClient(SiloClient):
         shared, mask = super().receive(), self.state.critical
         if mask is None or "customised" not in self.models:
             return shared
-        return torch.where(unpack(mask, len(shared)), self.models["customised"].vector, shared)
+        return torch.where(
+            unpack_bits(mask, len(shared)), self.models["customised"].vector, shared
+        )
 
     def local_update(self) -> list[Tensor]:
         before = self.model.vector.clone()
         self.train()
-        mask = pack(critical(self.model.layout, before, self.model.vector, self.settings.tau))
+        mask = pack_bits(
+            critical(self.model.layout, before, self.model.vector, self.settings.tau)
+        )
         propose(self.state, self.round, {"critical": mask})
         return [self.model.vector.clone(), mask]
 
@@ -151,7 +155,7 @@ class FedCAC(PersonalizedStrategy):
         names = [n for n in self.silos if n in self.state.models]
         if len(names) < 2 or self.round - 1 > self.settings.beta:
             return {n: [n] for n in names}
-        masks = [unpack(self.state.critical[n], self.layout.size) for n in names]
+        masks = [unpack_bits(self.state.critical[n], self.layout.size) for n in names]
         overlaps = overlap(torch.stack(masks).float())
         itself = torch.eye(len(names), dtype=torch.bool, device=overlaps.device)
         mean, most = overlaps[~itself].mean(), overlaps[~itself].max()
@@ -170,7 +174,7 @@ class FedCAC(PersonalizedStrategy):
         customised = self.sent.get(update.silo, {}).get("customised")
         if name != "model" or start is None or mask is None or customised is None:
             return start
-        return torch.where(unpack(mask, len(start)), customised.vector, start)
+        return torch.where(unpack_bits(mask, len(start)), customised.vector, start)
 
     def sizes(self, silo: str) -> dict[str, int]:
         return {"critical": -(-self.layout.size // 8)}

@@ -41,7 +41,7 @@ from strategies.base.state import Array, ClientState
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.kinds import CRITICAL, MODEL
 from strategies.base.transport.payload import Update
-from strategies.fedcac import check_bits, pack, unpack
+from strategies.fedcac import check_bits, pack_bits, unpack_bits
 
 
 @dataclass(frozen=True)
@@ -99,23 +99,25 @@ class FedSelectClient(SiloClient):
 
     def receive(self) -> Tensor:
         w, mask = super().receive(), self.state.received_mask
-        return w if mask is None else torch.where(unpack(mask, len(w)), self.previous(), w)
+        return w if mask is None else torch.where(unpack_bits(mask, len(w)), self.previous(), w)
 
     def local_update(self) -> list[Tensor]:
         model, s, state = self.model, self.settings, self.state
         packed = state.personal_mask
         mask = torch.zeros_like(model.vector) > 0
         if packed is not None:
-            mask = unpack(packed, len(mask))
+            mask = unpack_bits(packed, len(mask))
         for i in range(s.passes):
             self.move(mask, f"personal-{i}")
             self.move(~mask, f"shared-{i}")
         if state.snapshot is None:
             state.snapshot = self.received
-        state.received_mask = state.personal_mask = pack(mask)
+        state.received_mask = state.personal_mask = pack_bits(mask)
         if self.round > 1 and (self.round - 1) % s.every == 0:
             change = model.vector - state.snapshot
-            state.personal_mask = pack(grow_mask(model.layout, mask, change, s.share, s.limit))
+            state.personal_mask = pack_bits(
+                grow_mask(model.layout, mask, change, s.share, s.limit)
+            )
             state.snapshot = model.vector.clone()
         w = super().receive()
         return [torch.where(mask, w, model.vector), state.received_mask]
@@ -167,7 +169,7 @@ class FedSelect(PersonalizedStrategy):
         w = self.state.model
         total, count = torch.zeros_like(w), torch.zeros_like(w)
         for update, weight in zip(updates, self.weights(updates), strict=True):
-            shared = (~unpack(update.vectors["critical"], len(w))).to(w) * weight
+            shared = (~unpack_bits(update.vectors["critical"], len(w))).to(w) * weight
             total += shared * update.vectors["model"]
             count += shared
         self.state.model = torch.where(count > 0, total / count.clamp(min=1), w)

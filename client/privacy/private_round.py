@@ -22,7 +22,7 @@ from client.local_data import is_own_file, silo_name
 from client.site.budget.ledger import in_ledger
 from models.privacy.accountant import epsilon_of
 from models.privacy.noise import derive_key
-from models.privacy.records import check_network
+from models.privacy.records import check_unmixed
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import hold_lock, write_atomically
 from partitions.common.settings import values_of
@@ -78,7 +78,7 @@ def private_round(
     ``key``: the silo's key for this run; ``network``: the network's name and settings, such as its dropout.
     Raises UserError if that is not possible.
     """
-    check_network(client.model.module)
+    check_unmixed(client.model.module)
     check_sizes(config["models"], client.silo.name)
     client.round = config["round"]
     sampling = Sampling(units.records, units.count, client.common.batch_size)

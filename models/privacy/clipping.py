@@ -55,7 +55,7 @@ from models.privacy.records import (
     MEANS,
     average_loss,
     check_buffers,
-    check_network,
+    check_unmixed,
     code_of,
     each_loss,
     seen_layers,
@@ -74,7 +74,7 @@ class Clipping:
     def __init__(
         self, model: FlatModel, clip_norm: float, together: bool = True, batch: int = 64
     ) -> None:
-        check_network(model.module)
+        check_unmixed(model.module)
         self.model, self.clip_norm = model, clip_norm
         self.together = together  # False: one by one, for every network
         # Padding costs less than another chunk where a record is one position of each layer

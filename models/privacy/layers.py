@@ -89,7 +89,7 @@ def equal_part(most: int, of: int) -> int:
 Parts = Callable[[Any, Tensor, Tensor], Iterator[ParameterGradients]]
 
 
-def parts_of(module: Any) -> Parts | None:
+def gradient_parts(module: Any) -> Parts | None:
     """Return the function (module, a, d) -> gradients of each trained parameter of its own; None: not supported."""
     if type(module) is nn.Linear:
         return _linear

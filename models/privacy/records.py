@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.privacy.layers import Parts, is_trained, parts_of
+from models.privacy.layers import Parts, gradient_parts, is_trained
 from models.tasks.regression import square_loss
 from models.tasks.segmentation import segmentation_loss
 from models.training import Loss, OnFeatures
@@ -21,7 +21,7 @@ MEANS = (F.cross_entropy, square_loss, segmentation_loss)
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
 
-def check_network(module: nn.Module) -> None:
+def check_unmixed(module: nn.Module) -> None:
     """Raise UserError where a network mixes records."""
     for name, layer in module.named_modules():
         if isinstance(layer, MIXING) and (layer.training or not layer.track_running_stats):
@@ -51,7 +51,7 @@ def seen_layers(module: nn.Module) -> Iterator[list[tuple[Parts, nn.Module, Tens
 
     hooks = []
     for m in module.modules():
-        layer = parts_of(m)
+        layer = gradient_parts(m)
         if layer is not None and any(is_trained(p) for p in parameters_of(m)):
             hooks.append(m.register_forward_hook(note(layer)))
     try:

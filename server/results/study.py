@@ -31,7 +31,7 @@ from client.local_data import device_of
 from models.flat import FlatModel
 from models.initialisation import flat_model
 from models.optimizers import block_shares
-from models.privacy.records import check_network
+from models.privacy.records import check_unmixed
 from models.tasks import task_of
 from partitions.common.errors import UserError
 from partitions.common.names import nearest, split_names
@@ -163,7 +163,7 @@ def start_strategy(
     c, info = run.common, run.strategy.info
     block_shares(c.block_rates, model.layout.blocks)
     if run.privacy is not None and info.training.dp == "gradient":
-        check_network(model.module)
+        check_unmixed(model.module)
     if c.buffers == "shared" and not info.training.buffers and model.layout.buffer_size:
         raise UserError(
             f"buffers = shared: {c.strategy} does not declare what it does with BatchNorm statistics "

@@ -145,7 +145,7 @@ def krum_scores(squares: Tensor, f: int) -> list[float]:
     return scores
 
 
-def choose(rule: str, vectors: Sequence[Tensor], f: int) -> list[int]:
+def krum_choice(rule: str, vectors: Sequence[Tensor], f: int) -> list[int]:
     """Return the indices of the vectors that Krum or Multi-Krum chooses, ascending; ties go to the first."""
     scores = krum_scores(squared_distances(vectors), f)
     order = sorted(range(len(vectors)), key=lambda i: scores[i])

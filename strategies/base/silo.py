@@ -80,9 +80,7 @@ def epochs_of(
         """Return the batches of one pass over the samples."""
         of = (silo.name, server_round, purpose, number)
         draws = generator(common.seed, "draws", *of)
-        order = shuffle_batches(
-            silo, common, len(silo.train), rng, sample_weights(silo, common)
-        )
+        order = shuffle_batches(silo, common, len(silo.train), rng, draw_weights(silo, common))
         if patches is None:
             taken = silo.train.batches(order, draws.initial_seed())
         else:
@@ -126,7 +124,7 @@ def class_weights(silo: Silo) -> Tensor:
     return len(silo.train) / (classes * counts.clamp(min=silo.min_batch_size))
 
 
-def sample_weights(silo: Silo, common: Common) -> Tensor | None:
+def draw_weights(silo: Silo, common: Common) -> Tensor | None:
     """Return the weight (n,) with which a sample is drawn; None: each comes once in an epoch."""
     if common.sampler == "shuffled":
         return None

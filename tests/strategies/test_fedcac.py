@@ -13,7 +13,7 @@ from two_layers import DEEP, deep_gradient, losing, replies_of
 from models.layout import Entry, Layout
 from server.run.reporter import Progress
 from strategies.base.transport.payload import array_record
-from strategies.fedcac import critical, overlap, pack, unpack
+from strategies.fedcac import critical, overlap, pack_bits, unpack_bits
 
 OPTIONS = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
 # The four tensors of two_layers.py
@@ -52,9 +52,9 @@ def test_overlaps_by_hand():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_bits_are_packed_by_eight(size, dtype):
     mask = torch.rand(size, generator=torch.Generator().manual_seed(size)) < 0.5
-    packed = pack(mask)
+    packed = pack_bits(mask)
     assert packed.shape == (-(-size // 8),) and packed.dtype == torch.float32
-    assert same(unpack(packed.to(dtype).float(), size), mask)
+    assert same(unpack_bits(packed.to(dtype).float(), size), mask)
 
 
 def marked(before, after, tau):

@@ -12,7 +12,7 @@ from tiny import federate, rows_of, settings_of
 from two_layers import DEEP, deep_gradient, sent_by
 
 from partitions.common.errors import UserError
-from strategies.fedcac import unpack
+from strategies.fedcac import unpack_bits
 from strategies.fedselect import grow_mask
 
 WEIGHTS = (slice(0, 12), slice(16, 28))  # of fc1 and fc2; the others are biases
@@ -89,7 +89,7 @@ def test_rounds_in_numpy(three, average):
     near(run.shared, w, 1e-5)
     for silo in three:
         near(run.personal(silo), model[silo], 1e-5)
-        kept = unpack(run.kept(silo)["personal-mask"], 31).numpy()
+        kept = unpack_bits(run.kept(silo)["personal-mask"], 31).numpy()
         assert (kept == mask[silo]).all() and kept.sum() == (6 if silo == "b" else 10)
 
 

@@ -24,7 +24,6 @@ from partitions.common.memory import clear_pages
 from strategies.base.info import MethodInfo
 from strategies.base.robust import (
     breakdown_point,
-    choose,
     clip_step,
     estimate,
     excess,
@@ -32,6 +31,7 @@ from strategies.base.robust import (
     find_diverging,
     find_opposing,
     gram_of,
+    krum_choice,
     length_limits,
     outliers,
     plausible_counts,
@@ -252,7 +252,7 @@ class UpdateBounds:
         """Return the updates that Krum or Multi-Krum chooses."""
         rule = self.common.robust
         f = breakdown_point(rule, len(updates), self.common.robust_attackers)
-        taken = choose(
+        taken = krum_choice(
             rule, [torch.cat([self._step(name, u) for name in names]) for u in updates], f
         )
         for i, update in enumerate(updates):

@@ -18,10 +18,10 @@ from server.run.reporter import Progress
 from strategies.base.aggregation.bounded import UpdateBounds
 from strategies.base.robust import (
     breakdown_point,
-    choose,
     clip_step,
     find_diverging,
     geometric_median,
+    krum_choice,
     krum_scores,
     median,
     outliers,
@@ -40,7 +40,7 @@ def vectors(*rows):
 def apply(rule, given, f):
     """What a rule makes of silos that count alike."""
     if rule in KRUM:
-        return torch.stack([given[i] for i in choose(rule, given, f)]).mean(0)
+        return torch.stack([given[i] for i in krum_choice(rule, given, f)]).mean(0)
     if rule == "geometric-median":
         return geometric_median(given)
     return median(given) if rule == "median" else trimmed_mean(given, f)
@@ -74,7 +74,12 @@ def test_krum_by_hand():
     """
     given = vectors([0], [1], [2], [4], [100])
     assert krum_scores(squared_distances(given), 1) == [5, 2, 5, 13, 18820]
-    assert choose("krum", given, 1) == [1] and choose("multi-krum", given, 1) == [0, 1, 2, 3]
+    assert krum_choice("krum", given, 1) == [1] and krum_choice("multi-krum", given, 1) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert apply("multi-krum", given, 1).tolist() == [1.75]
 
 
@@ -210,7 +215,7 @@ def test_one_silo_and_equal_silos_come_out_to_the_bit(rule):
     for n in (1, 2, 3, 7, 12):
         given = [one.clone() for _ in range(n)]
         found = (
-            given[choose(rule, given, 0)[0]]
+            given[krum_choice(rule, given, 0)[0]]
             if rule in KRUM
             else apply(rule, given, breakdown_point(rule, n, 3))
         )
@@ -292,7 +297,9 @@ def test_running_statistics_and_shared_layers_too(five, tiny_bn, rule):
     shared, buffers = sent_in(run, 1, "shared"), sent_in(run, 1, "buffers")
     sent = run.sent_to("a", 2)
     if rule in KRUM:  # of the same silos
-        taken = choose(rule, [torch.cat(pair) for pair in zip(shared, buffers, strict=True)], 1)
+        taken = krum_choice(
+            rule, [torch.cat(pair) for pair in zip(shared, buffers, strict=True)], 1
+        )
         expected = [torch.stack([of[i] for i in taken]).mean(0) for of in (shared, buffers)]
     else:
         expected = [apply(rule, shared, 1), apply(rule, buffers, 1)]
@@ -307,7 +314,7 @@ def test_scaffolds_two_vectors(five, rule):
     models, changes = sent_in(run, 1), sent_in(run, 1, "control")
     start = run.received("a", 1)
     if rule == "krum":
-        (i,) = choose(
+        (i,) = krum_choice(
             "krum", [torch.cat([m - start, c]) for m, c in zip(models, changes, strict=True)], 1
         )
         expected = models[i], changes[i] / 5

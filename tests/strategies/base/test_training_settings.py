@@ -33,7 +33,7 @@ from partitions.common.errors import DataError, UserError
 from strategies import strategies
 from strategies.base.client import SiloClient
 from strategies.base.run_settings import parse_settings
-from strategies.base.silo import Silo, class_weights, sample_weights
+from strategies.base.silo import Silo, class_weights, draw_weights
 from strategies.base.state import State
 
 RNG = np.random.default_rng(5)
@@ -146,7 +146,7 @@ def test_one_rare_patient_is_not_most_of_a_batch():
     split = Samples(np.zeros((100, 6), np.float32), y)
     silo = replace(made.silo, train=split, min_batch_size=8)
     assert class_weights(silo).tolist() == pytest.approx([100 / 270, 100 / 27, 100 / 24])
-    drawn = sample_weights(silo, parse_settings({"sampler": "balanced"}).common)
+    drawn = draw_weights(silo, parse_settings({"sampler": "balanced"}).common)
     assert drawn is not None and float(drawn[-1] / drawn.sum()) == pytest.approx(1 / 17)
 
 
