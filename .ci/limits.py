@@ -12,12 +12,23 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
+from unicodedata import combining
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("models", "partitions", "strategies", "client", "server")
 MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
-# Nodes of the syntax tree per line of code: of most modules, and of any module. Lines of templates are no code.
+# Nodes of the syntax tree per line of code: of the median module, with a little room, and of any module. Lines of
+# templates are no code.
 MOST_NODES_MEDIAN, MOST_NODES = 9.5, 15
+# Packages whose names and texts are checked below; in a package of UNIQUE a public function's name stands once.
+CLEAN = ("models", "strategies", "benchmarks")
+UNIQUE = ("models", "strategies")
+# Names of variables, arguments and functions that say nothing of what they hold
+REFUSED = {"found", "own", "given", "asked", "told", "one", "made"}
+MOST_COLUMNS = 120
+TAGS = re.compile(
+    r"</?(?:a|body|div|h[1-6]|head|html|li|p|section|span|svg|t[dhr]|table|ul)\b[^<]*>"
+)
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change: of a method's file, and of
 # all else together, which leaves a new feature room. They are lowered as code goes, and raised only in a commit that
 # says why.
@@ -106,15 +117,15 @@ def tokens(path: Path) -> int:
 
 def density() -> Iterator[str]:
     """The median of the modules' nodes per line where it is too high, and each module with far more."""
-    found = {}
+    densities = {}
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         lines = {n for t in _code(path) for n in range(t.start[0], t.end[0] + 1)}
         nodes = len(_nodes(path))
         if lines and (density := nodes / len(lines)) > 0:
-            found[path.relative_to(ROOT).as_posix()] = density
-    if (middle := median(found.values())) > MOST_NODES_MEDIAN:
+            densities[path.relative_to(ROOT).as_posix()] = density
+    if (middle := median(densities.values())) > MOST_NODES_MEDIAN:
         yield f"the median module has {middle:.1f} nodes a line of code; at most {MOST_NODES_MEDIAN}"
-    for name, density in found.items():
+    for name, density in densities.items():
         if density > MOST_NODES:
             yield f"{name}: {density:.1f} nodes a line of code; at most {MOST_NODES}"
 
@@ -130,8 +141,8 @@ def _code(path: Path) -> list[tokenize.TokenInfo]:
         for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
     }
     with path.open("rb") as file:
-        found = tokenize.tokenize(file.readline)
-        return [t for t in found if t.type not in NO_CODE and t.start[0] not in prose]
+        every = tokenize.tokenize(file.readline)
+        return [t for t in every if t.type not in NO_CODE and t.start[0] not in prose]
 
 
 @cache
@@ -156,6 +167,47 @@ def class_names() -> Iterator[str]:
                     yield f"{place}: {node.name} is a class of {other}, too: one of them needs another name"
 
 
+def names() -> Iterator[str]:
+    """Each refused name, and each public function whose name another one of its package has."""
+    for package in CLEAN:
+        places: dict[str, str] = {}
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            for line, bound in sorted(_bound_names(path)):
+                if bound in REFUSED:
+                    yield f"{name}:{line}: {bound!r} does not say what it holds"
+            for node in _tree(path).body if package in UNIQUE else ():
+                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                    place = f"{name}:{node.lineno}"
+                    if (other := places.setdefault(node.name, place)) != place:
+                        yield f"{place}: {node.name} is a function of {other}, too: say its object"
+
+
+def _bound_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Each name that a module binds, with its line."""
+    for node in _nodes(path):
+        match node:
+            case ast.Name(id=bound, ctx=ast.Store()) | ast.arg(arg=bound):
+                yield node.lineno, bound
+            case ast.FunctionDef(name=bound) | ast.AsyncFunctionDef(name=bound):
+                yield node.lineno, bound
+            case ast.alias(asname=str(bound)):
+                yield node.lineno, bound
+
+
+def texts() -> Iterator[str]:
+    """Each line that is too long, and each text with an HTML tag: templates hold these."""
+    for path in sorted(path for package in CLEAN for path in (ROOT / package).rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if (width := sum(not combining(c) for c in line)) > MOST_COLUMNS:
+                yield f"{name}:{number}: {width} columns; at most {MOST_COLUMNS}"
+        for node in _nodes(path):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and (tag := TAGS.search(text)):
+                yield f"{name}:{node.lineno}: {tag[0]} is HTML, which belongs into a template"
+
+
 def words() -> Iterator[str]:
     """Each place in code and documents with a word of :data:`WORDS`."""
     # A word behind a quotation mark is a value: `--signed-by "nobody"`.
@@ -169,8 +221,8 @@ def words() -> Iterator[str]:
         text = path.read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(), 1) if any_of.search(text) else ():
             for pattern, better in patterns.items() if any_of.search(line) else ():
-                if found := pattern.search(line):
-                    yield f"{path.relative_to(ROOT).as_posix()}:{number}: write {better}, not {found[0]!r}"
+                if match := pattern.search(line):
+                    yield f"{path.relative_to(ROOT).as_posix()}:{number}: write {better}, not {match[0]!r}"
 
 
 def _in_module(path: Path) -> Iterator[str]:
@@ -194,6 +246,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 if __name__ == "__main__":
     gc.disable()  # it would look through a million tokens and nodes again and again, which takes half of the time
-    found = [*sizes(), *documents(), *density(), *beyond(), *class_names(), *words()]
-    print("\n".join(found) or "sizes, names and words are within the limits")
-    sys.exit(bool(found))
+    checks = (sizes, documents, density, beyond, class_names, names, texts, words)
+    faults = [fault for check in checks for fault in check()]
+    print("\n".join(faults) or "sizes, names and words are within the limits")
+    sys.exit(bool(faults))

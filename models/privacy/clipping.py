@@ -28,6 +28,7 @@ step, and the padding small.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any
@@ -62,6 +63,21 @@ from models.privacy.records import (
 )
 from models.training import Loss, OnFeatures, own_gradient, rows, seed_torch
 from partitions.common.memory import is_out_of_memory
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Records, and what their gradients are of; ``network``: one around the model's, or None."""
+
+    x: Any
+    y: Tensor
+    loss: Loss | OnFeatures
+    network: nn.Module | None
+
+    def take(self, index: Tensor) -> Drawn:
+        """Return these of the records."""
+        return replace(self, x=rows(self.x, index), y=self.y[index])
+
 
 # Records of the trial, and the relative error that rounding explains
 TRIED, TOLERANCE = 3, 1e-3
@@ -100,28 +116,27 @@ class Clipping:
 
         ``groups``: the rows of each patient; None: a unit is a record. No error depends on the records.
         """
+        nothing = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
         if not len(y):
-            return torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
+            return nothing
+        drawn = Drawn(x, y, loss, network)
         units = (
             [torch.arange(len(y), device=y.device).unsqueeze(1)]
             if groups is None
             else by_size(groups)
         )
-        sized = [
-            (same, self._units_of_chunk(x, y, loss, network, same.shape[1])) for same in units
-        ]
-        sums = self._sum_chunks(x, y, loss, network, sized)
+        sized = [(same, self._units_of_chunk(drawn, same.shape[1])) for same in units]
+        sums = self._sum_chunks(drawn, sized)
         if sums is None:
             log(
                 WARNING,
                 "a sum of clipped gradients is too long or not finite: its units are added one by one",
             )
             alone = (
-                self._sum_chunks(x, y, loss, network, [(unit, many)])
+                self._sum_chunks(drawn, [(unit, many)])
                 for same, many in sized
                 for unit in torch.split(same, 1)
             )
-            nothing = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
             for unit in alone:
                 if unit is not None:
                     nothing[0].add_(unit[0]), nothing[1].add_(unit[1])
@@ -129,12 +144,7 @@ class Clipping:
         return sums
 
     def _sum_chunks(
-        self,
-        x: Any,
-        y: Tensor,
-        loss: Loss | OnFeatures,
-        network: nn.Module | None,
-        sized: Sequence[tuple[Tensor, int]],
+        self, drawn: Drawn, sized: Sequence[tuple[Tensor, int]]
     ) -> tuple[Tensor, Tensor] | None:
         """Return :meth:`total` of units (n, k) of equal size, in chunks of so many units; None if it fails.
 
@@ -146,14 +156,12 @@ class Clipping:
             for same, many in sized:
                 for part in torch.split(same, many or 1):
                     if not many:
-                        value += self._single(x, y, part[0], loss, network)
+                        value += self._single(drawn.take(part[0]))
                         self._add(total)
                         continue
                     index = padded(part, many).flatten()
                     index = padded(index, in_chunk(many, part.shape[1]))
-                    value += self._chunk(
-                        rows(x, index), y[index], loss, network, total, part.shape, many
-                    )[0]
+                    value += self._chunk(drawn.take(index), total, part.shape, many)[0]
         except Exception as error:  # of a record: an error reply would disclose it
             if is_out_of_memory(error):
                 raise
@@ -177,16 +185,10 @@ class Clipping:
         self.units = self.units + norms.numel()
         return factors
 
-    def _single(
-        self,
-        x: Any,
-        y: Tensor,
-        index: Tensor,
-        loss: Loss | OnFeatures,
-        network: nn.Module | None,
-    ) -> Tensor:
+    def _single(self, drawn: Drawn) -> Tensor:
         """Fill the model's gradient with that of the mean of these records' losses; return that mean."""
-        return own_gradient(self.model, rows(x, index), y[index], average_loss(loss), network)
+        loss = average_loss(drawn.loss)
+        return own_gradient(self.model, drawn.x, drawn.y, loss, drawn.network)
 
     def _add(self, total: Tensor) -> Tensor:
         """Add the model's gradient, clipped, to ``total``; return its norm before clipping."""
@@ -197,22 +199,15 @@ class Clipping:
         return norm
 
     def _chunk(
-        self,
-        x: Any,
-        y: Tensor,
-        loss: Loss | OnFeatures,
-        network: nn.Module | None,
-        total: Tensor,
-        shape: tuple[int, ...],
-        many: int,
+        self, drawn: Drawn, total: Tensor, shape: tuple[int, ...], many: int
     ) -> tuple[Tensor, Tensor]:
         """Add the clipped gradients of the first of a chunk's ``many`` units to ``total``.
 
-        ``own``: the number of these units, and of the consecutive records of each. Returns the sum of their losses, and
-        their norms before clipping.
+        ``shape``: the number of these units, and of the consecutive records of each. Returns the sum of their losses,
+        and their norms before clipping.
         """
         count, k = shape
-        value, parts = self._parts(x, y, loss, network, shape, many)
+        value, parts = self._parts(drawn, shape, many)
         with torch.no_grad():
             lengths: dict[int, Tensor] = {}
             for part in parts:  # the norms of a parameter's parts are added: a layer may be called more than once
@@ -243,21 +238,14 @@ class Clipping:
         return value, norms
 
     def _parts(
-        self,
-        x: Any,
-        y: Tensor,
-        loss: Loss | OnFeatures,
-        network: nn.Module | None,
-        shape: tuple[int, ...],
-        many: int,
+        self, drawn: Drawn, shape: tuple[int, ...], many: int
     ) -> tuple[Tensor, list[ParameterGradients]]:
-        """Return the sum of the losses of the first ``own`` units, and the gradients of each layer of ``many``."""
+        """Return the sum of the losses of the first units of ``shape``, and the gradients of each layer of ``many``."""
         (count, k), used = shape, slice(0, many * shape[1])
-        with (
-            seen_layers(network or self.model.module) as seen,
-            seen_features(self.model) as features,
-        ):
-            logits = (network or self.model.module)(x)
+        y, loss = drawn.y, drawn.loss
+        module = drawn.network or self.model.module
+        with seen_layers(module) as seen, seen_features(self.model) as features:
+            logits = module(drawn.x)
         first = count * k
         if loss in MEANS:
             value = loss(logits, y) * (len(y) / k)
@@ -279,42 +267,32 @@ class Clipping:
             )
             return reported.detach(), [part for parts in layers for part in parts]
 
-    def _units_of_chunk(
-        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, k: int
-    ) -> int:
+    def _units_of_chunk(self, drawn: Drawn, k: int) -> int:
         """Return how many units of k records a chunk has, a power of two whatever was drawn; 0: one by one."""
-        most = chunk_size(x, self.batch) // k
+        most = chunk_size(drawn.x, self.batch) // k
         if not most or not self.together:
             return 0
         many = power_of_two(most)
         trained = tuple(is_trained(p) for p in self.model.parameters)
-        key = (trained, type(loss), code_of(loss), network is None)
+        key = (trained, type(drawn.loss), code_of(drawn.loss), drawn.network is None)
         if key not in self.tried:
-            self.tried[key] = self._passes(self._trial, x, y, loss, network, TRIED)
+            self.tried[key] = self._passes(self._trial, drawn, TRIED)
         if self.tried[key] and many > 1 and (*key, k) not in self.alike:
             alike = partial(self._are_places_alike, k, many)
-            self.alike[(*key, k)] = self._passes(alike, x, y, loss, network, in_chunk(many, k))
+            self.alike[(*key, k)] = self._passes(alike, drawn, in_chunk(many, k))
         return many if self.tried[key] and self.alike.get((*key, k), True) else 0
 
-    def _passes(
-        self,
-        trial: Callable[..., bool],
-        x: Any,
-        y: Tensor,
-        loss: Loss | OnFeatures,
-        network: nn.Module | None,
-        count: int,
-    ) -> bool:
+    def _passes(self, trial: Callable[..., bool], drawn: Drawn, count: int) -> bool:
         """Return whether a trial with this number of random records, and random weights, succeeds."""
         with random_weights(self.model) as rng:
-            x, y = (random_like(v, rng, count) for v in (x, y))
+            x, y = (random_like(v, rng, count) for v in (drawn.x, drawn.y))
             before = {
                 name: buffer.clone() for name, buffer in self.model.module.named_buffers()
             }
             reason: object = "together, they are not each record's own"
             counted = self.clipped, self.units
             try:
-                passed = trial(x, y, loss, network, rng)
+                passed = trial(replace(drawn, x=x, y=y), rng)
             except Exception as error:  # of a network of the user's own: any
                 passed, reason = False, error
             if not passed:
@@ -323,22 +301,14 @@ class Clipping:
             check_buffers(self.model.module, before)
         return passed
 
-    def _trial(
-        self,
-        x: Any,
-        y: Tensor,
-        loss: Loss | OnFeatures,
-        network: nn.Module | None,
-        rng: torch.Generator,
-    ) -> bool:
+    def _trial(self, drawn: Drawn, rng: torch.Generator) -> bool:
         """Return whether gradients of these records are each record's own, and equal those of single backward passes.
 
         The first is tested as in training, the second without dropout.
         """
-        module = network or self.model.module
-        index = torch.arange(TRIED, device=y.device)
+        module, x = drawn.network or self.model.module, drawn.x
         parts = [
-            self._first(with_others(x, others), y, loss, network)
+            self._first(replace(drawn, x=with_others(x, others)))
             for others in (x, random_like(x, rng, TRIED))
         ]
         if not all(
@@ -348,10 +318,10 @@ class Clipping:
         with evaluated(module):
             together = torch.zeros_like(self.model.gradient)
             single = torch.zeros_like(self.model.gradient)
-            norms = self._chunk(x, y, loss, network, together, (TRIED, 1), TRIED)[1]
+            norms = self._chunk(drawn, together, (TRIED, 1), TRIED)[1]
             lengths = []
-            for record in torch.split(index, 1):
-                self._single(x, y, record, loss, network)
+            for record in torch.split(torch.arange(TRIED, device=drawn.y.device), 1):
+                self._single(drawn.take(record))
                 lengths.append(self._add(single))
         alone = torch.stack(lengths)
         close = torch.allclose(
@@ -359,39 +329,29 @@ class Clipping:
         )
         return close and bool(length(together - single) <= TOLERANCE * length(single) + 1e-7)
 
-    def _are_places_alike(
-        self,
-        k: int,
-        many: int,
-        x: Any,
-        y: Tensor,
-        loss: Loss | OnFeatures,
-        network: nn.Module | None,
-        _: torch.Generator,
-    ) -> bool:
+    def _are_places_alike(self, k: int, many: int, drawn: Drawn, _: torch.Generator) -> bool:
         """Return whether a unit's numbers are the same, bit for bit, at each place and the next one of a chunk.
 
         So they are at all places. On a GPU norms may differ by rounding: it adds rows of a table in any order.
         """
-        module, numbers = network or self.model.module, []
+        module, numbers = drawn.network or self.model.module, []
         with evaluated(module):  # without dropout
             for by in (0, k):
-                index = padded(torch.arange(many * k, device=y.device).roll(by), len(y))
-                parts = self._parts(rows(x, index), y[index], loss, network, (many, k), many)[1]
+                index = torch.arange(many * k, device=drawn.y.device).roll(by)
+                index = padded(index, len(drawn.y))
+                parts = self._parts(drawn.take(index), (many, k), many)[1]
                 numbers.append(
                     [v.roll(-1 if by else 0, 0) for p in parts for v in p.of_units(k)]
                 )
-        alike = torch.equal if y.device.type == "cpu" else torch.allclose
+        alike = torch.equal if drawn.y.device.type == "cpu" else torch.allclose
         return all(map(alike, *numbers))
 
-    def _first(
-        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
-    ) -> list[Tensor]:
+    def _first(self, drawn: Drawn) -> list[Tensor]:
         """Return the first record's numbers in all parts, with the same dropout at each call."""
         seed_torch(torch.Generator().manual_seed(0))
         return [
             v[0]
-            for part in self._parts(x, y, loss, network, (TRIED, 1), TRIED)[1]
+            for part in self._parts(drawn, (TRIED, 1), TRIED)[1]
             for v in (part.d, getattr(part, "a", part.d))
         ]
 

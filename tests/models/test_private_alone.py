@@ -127,13 +127,13 @@ def test_a_unit_s_numbers_are_the_same_bits_alone(name, threads, monkeypatch):
         groups = [torch.tensor(unit) for unit in UNITS]
         clipping.total(x, y, loss, None, groups)  # the trials
 
-        def noted(self, x, y, loss, network, own, many):
-            value, parts = real(self, x, y, loss, network, own, many)
-            count, k = own
+        def noted(self, drawn, shape, many):
+            value, parts = real(self, drawn, shape, many)
+            count, k = shape
             for i in range(count):
                 numbers = [v[i].clone() for part in parts for v in part.of_units(k)]
                 seen.setdefault(
-                    rows(x, torch.arange(i * k, i * k + k)).numpy().tobytes(), []
+                    rows(drawn.x, torch.arange(i * k, i * k + k)).numpy().tobytes(), []
                 ).append(numbers)
             return value, parts
 

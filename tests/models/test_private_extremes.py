@@ -274,9 +274,9 @@ def test_a_sum_that_is_too_long_is_added_again_one_by_one(monkeypatch):
     seen, parts, x = [], clipping._parts, 900 * x
     faulty = {tuple(row) for row in x[:wrong].tolist()}
 
-    def noted(x, *rest):
-        seen.append(x)
-        return parts(x, *rest)
+    def noted(drawn, *rest):
+        seen.append(drawn.x)
+        return parts(drawn, *rest)
 
     monkeypatch.setattr(clipping, "_parts", noted)
 

@@ -18,7 +18,7 @@ from models.flat import FlatModel
 from models.initialisation import flat_model
 from models.networks.fusion import Gru
 from models.privacy.chunks import chunk_size
-from models.privacy.clipping import Clipping, length
+from models.privacy.clipping import Clipping, Drawn, length
 from models.privacy.noise import (
     GRID,
     add_noise,
@@ -229,7 +229,7 @@ def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(small
     model, x, y = FlatModel(Scaled()), torch.full((1, 1024), small), torch.tensor([0])
     clipping = Clipping(model, 1e-3)
     total = torch.zeros_like(model.gradient)
-    norms = clipping._chunk(x, y, F.cross_entropy, None, total, (1, 1), 1)[1]
+    norms = clipping._chunk(Drawn(x, y, F.cross_entropy, None), total, (1, 1), 1)[1]
     assert float(norms) == pytest.approx(
         float(by_hand(model, x, y, 1e9).double().norm()), rel=1e-4
     )
