@@ -16,14 +16,14 @@ from strategies.base.settings.groups import ATTACKER_RULES as ATTACKER_RULES
 from strategies.base.settings.groups import KRUM as KRUM
 from strategies.base.settings.groups import MOST_SILOS as MOST_SILOS
 from strategies.base.settings.groups import RULES as RULES
-from strategies.base.settings.groups import Data, Exchange, Outcome, Program, Protection, Rounds
+from strategies.base.settings.groups import Data, Outcome, Program, Protection, Rounds, Travel
 from strategies.base.settings.training import MOST_ROUNDS as MOST_ROUNDS
 from strategies.base.settings.training import MOST_SAMPLES as MOST_SAMPLES
 from strategies.base.settings.training import LocalTraining
 
 
 @dataclass(frozen=True)
-class Common(Outcome, Protection, Rounds, Exchange, Data, Program, LocalTraining):
+class Common(Outcome, Protection, Rounds, Travel, Data, Program, LocalTraining):
     """The settings that every method shares; local training reads those of :class:`LocalTraining` alone."""
 
 

@@ -142,7 +142,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Travel:
     """What models and numbers travel as, and what a silo makes of them."""
 
     ala: bool = setting(
