@@ -30,7 +30,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from torch import Tensor
 
@@ -38,12 +37,11 @@ from models.features import all_features, class_sums, means_of, members
 from models.flat import gather
 from models.optimizers import Optimizer
 from models.training import feature_gradient, loss_gradient
-from partitions.common.errors import DataError
 from strategies.base.info import OWN_LAYERS, OWN_LOSS, No
 from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import setting
 from strategies.base.transport.kinds import SHARED_AT, Measured
-from strategies.base.transport.payload import Update, is_number
+from strategies.base.transport.payload import Update
 
 
 @dataclass(frozen=True)
@@ -137,15 +135,13 @@ class FedAS(PartialStrategy):
     settings: AsSettings
 
     def check(self, update: Update) -> None:
-        energy = update.numbers.get("energy")
-        stated = is_number(energy) and cast(float, energy) >= 0
-        if self.settings.weights == "gradients" and not stated:
-            raise DataError(f"'energy' is {energy!r}, not a number of at least 0")
+        if self.settings.weights == "gradients":
+            self.number(update, "energy")
 
     def weights(self, updates: Sequence[Update]) -> list[float]:
         if self.settings.weights == "samples":
             return super().weights(updates)
-        energy = [float(cast(float, u.numbers["energy"])) for u in updates]
+        energy = [self.number(u, "energy") for u in updates]
         if not sum(energy):
             return super().weights(updates)
         cap = self.common.weight_cap

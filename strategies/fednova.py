@@ -28,13 +28,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from partitions.common.adding import added
-from partitions.common.errors import DataError, UserError
+from partitions.common.errors import UserError
 from strategies.base.client import SiloClient, proximal
 from strategies.base.info import ONE_MODEL, OWN_RATE, No
 from strategies.base.settings import setting
@@ -108,19 +107,14 @@ class FedNova(PersonalizedStrategy):
         return epochs * max(math.ceil(samples / c.batch_size), 1)
 
     def check(self, update: Update) -> None:
-        steps = update.numbers.get("steps")
-        most = self.silos[update.silo].n_train
-        if type(steps) is not int or not 0 <= steps <= self.most_steps(most):
-            raise DataError(
-                f"'steps' is {steps!r}, not a number of steps up to {self.most_steps(most)}"
-            )
+        self.number(update, "steps", self.most_steps(self.silos[update.silo].n_train))
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         c = self.common
         w = self.state.model
         weights = self.weights(updates)
         shrink = self.settings.mu * c.decay(c.learning_rate, self.round)
-        steps = [cast(int, u.numbers["steps"]) for u in updates]
+        steps = [self.number(u, "steps") for u in updates]
         moves = [
             (u.vector - w) / gradients_in(t, c.momentum, shrink) if t else torch.zeros_like(w)
             for u, t in zip(updates, steps, strict=True)

@@ -40,7 +40,6 @@ from models.features import all_features, class_sums, means_of
 from models.flat import scatter
 from models.optimizers import Optimizer
 from models.training import feature_gradient
-from partitions.common.errors import DataError
 from strategies.base.client import SiloClient
 from strategies.base.info import EACH_MODEL, OWN_PARTS, No
 from strategies.base.robust import weighted_mean
@@ -54,7 +53,7 @@ from strategies.base.transport.kinds import (
     Measured,
     class_shares,
 )
-from strategies.base.transport.payload import Payload, Update, is_number
+from strategies.base.transport.payload import Payload, Update
 from strategies.fedproto import (
     PROTOTYPES,
     average,
@@ -217,9 +216,7 @@ class FedPAC(PersonalizedStrategy):
 
     def check(self, update: Update) -> None:
         check_table(update.vectors[PROTOTYPES], self.layout.classes)
-        variance = update.numbers.get("variance")
-        if not is_number(variance) or cast(float, variance) < -1e-3:
-            raise DataError(f"'variance' is {variance!r}, not a number of at least 0")
+        self.number(update, "variance")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         state, samples = self.state, [float(u.samples) for u in updates]
@@ -234,7 +231,7 @@ class FedPAC(PersonalizedStrategy):
             return
         h = torch.stack([u.vectors[STATISTICS] for u in updates]).double()
         gram = np.array([row.tolist() for row in h @ h.T])
-        variance = np.array([max(cast(float, u.numbers["variance"]), 0.0) for u in updates])
+        variance = np.array([max(self.number(u, "variance"), 0.0) for u in updates])
         for i, update in enumerate(updates):
             state.heads[update.silo] = weighted_mean(
                 heads, combination(gram, variance, i).tolist()

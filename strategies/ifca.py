@@ -24,13 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from models.training import by_batch
-from partitions.common.errors import DataError
 from strategies.base.client import SiloClient
 from strategies.base.info import EACH_MODEL, METHOD, No
 from strategies.base.settings import Averaging, setting
@@ -121,15 +119,12 @@ class IFCA(PersonalizedStrategy):
         return self.pack({name: self.state.arrays[name] for name in names})
 
     def check(self, update: Update) -> None:
-        cluster = update.numbers.get("cluster")
-        count = self.settings.clusters
-        if type(cluster) is not int or not 0 <= cluster < count:
-            raise DataError(f"'cluster' is {cluster!r}, not one of {count} models")
+        self.number(update, "cluster", self.settings.clusters - 1)
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         if name != "model":
             return super().centre(name, update)
-        chosen = cluster_names(self.settings.clusters)[cast(int, update.numbers["cluster"])]
+        chosen = cluster_names(self.settings.clusters)[self.number(update, "cluster")]
         return self.sent[update.silo][chosen].vector
 
     def aggregate(self, updates: Sequence[Update]) -> None:

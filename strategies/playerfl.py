@@ -47,7 +47,7 @@ from strategies.base.partial import PartialClient, PartialStrategy, Split, split
 from strategies.base.settings import setting
 from strategies.base.state import GLOBAL, Item, ServerState
 from strategies.base.transport.kinds import Measured
-from strategies.base.transport.payload import Payload, Update, is_number
+from strategies.base.transport.payload import Payload, Update
 
 
 @dataclass(frozen=True)
@@ -186,14 +186,9 @@ class PLayerFL(PartialStrategy):
     def check(self, update: Update) -> None:
         if self.state.cut >= 0 or self.common.secure_aggregation:
             return
-        values = update.numbers.get("sensitivity")
-        layers = len(self.layout.blocks)
-        if (
-            not isinstance(values, list)
-            or len(values) != layers
-            or not all(map(is_number, values))
-        ):
-            raise DataError(f"'sensitivity' is {values!r}, not {layers} finite numbers")
+        values = self.number(update, "sensitivity")
+        if not isinstance(values, list) or len(values) != len(self.layout.blocks):
+            raise DataError(f"'sensitivity' is {values!r:.80}, not a number for each layer")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         mean = self.mean((u.vector for u in updates), [u.samples for u in updates])
@@ -201,7 +196,7 @@ class PLayerFL(PartialStrategy):
             table = (
                 [u.vectors["sensitivity"].tolist() for u in updates]
                 if self.common.secure_aggregation
-                else [cast(list[float], u.numbers["sensitivity"]) for u in updates]
+                else [self.number(u, "sensitivity") for u in updates]
             )
             self.state.cut = self.cut_for(self.decide(table))
             mean = gather(mean, self.shared_parts())

@@ -27,12 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from partitions.common.errors import DataError, UserError
+from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import LOCAL_SUMS, ONE_MODEL, OWN_RATE, NoisedEpochs, Sums
 from strategies.base.settings import setting
@@ -159,9 +158,8 @@ class Scaffold(PersonalizedStrategy):
         return self.pack({GLOBAL: self.state.model, "control": self.state.control})
 
     def check(self, update: Update) -> None:
-        steps = update.numbers.get("steps")
-        if self.settings.up == "model" and not (isinstance(steps, int) and steps >= 0):
-            raise DataError(f"'steps' is {steps!r}, not a number of steps")
+        if self.settings.up == "model":
+            self.number(update, "steps")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         x = self.state.model
@@ -180,6 +178,6 @@ class Scaffold(PersonalizedStrategy):
         """Return c_i⁺ - c_i of a silo that sent only its model and K."""
         x = self.state.model
         c = self.state.control
-        steps = cast(int, update.numbers["steps"])
+        steps = self.number(update, "steps")
         rate = self.common.decay(self.common.learning_rate, self.round)
         return (x - update.vector) / (steps * rate) - c if steps else torch.zeros_like(c)

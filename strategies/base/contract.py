@@ -7,6 +7,7 @@ loop calls the hooks through :class:`~strategies.base.client.SiloClient` and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from models.layout import Layout, size_of
 from models.training import Loss, Network, generator, loss_gradient
+from partitions.common.errors import DataError
 from strategies.base.aggregation.bounded import replacement
 from strategies.base.info import OWN_LOSS, MethodInfo
 from strategies.base.plan import RoundPlan, SiloInfo
@@ -22,6 +24,7 @@ from strategies.base.robust import weighted_mean
 from strategies.base.settings import Common, NoSettings
 from strategies.base.state import BUFFERS, GLOBAL, ClientState, ServerState
 from strategies.base.trainer.loop import TrainingLoop
+from strategies.base.transport.kinds import Plain
 from strategies.base.transport.payload import Model, Number, Payload, Update, model_of
 
 
@@ -255,6 +258,13 @@ class ServerMethod:
     def average(self, updates: Sequence[Update]) -> Tensor:
         """Return the mean of the silos' first vectors, by :meth:`weights`."""
         return self.mean((u.vector for u in updates), self.weights(updates))
+
+    def number(self, update: Update, name: str, high: float = math.inf) -> Any:
+        """Return a number that a silo sent, or several. Raises DataError where its kind does not allow it."""
+        kind, value = self.info.sends_numbers[name], update.numbers.get(name)
+        if isinstance(kind, Plain) and not kind.allows(value, high):
+            raise DataError(f"'{name}' is {value!r:.80}, not a {kind.words_of_bounds(high)}")
+        return value
 
     def upload_size(self, name: str, silo: str = "") -> int:
         """Return the length that the uploaded vector of this name must have, in this round and from this silo."""

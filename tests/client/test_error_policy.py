@@ -177,7 +177,9 @@ def test_a_silo_is_blamed_for_its_numbers_alone(three):
     seen: list[Progress] = []
     options = {"rounds": 2, "watch": seen.append, "scaffold__up": "model"}
     federate(three, "scaffold", **options, prepare=lambda grid: setattr(grid, "after", lie))
-    assert [p.rejected for p in seen[:2]] == [{"a": "'steps' is -1, not a number of steps"}] * 2
+    assert [p.rejected for p in seen[:2]] == [
+        {"a": "'steps' is -1, not a whole number from 0 to inf"}
+    ] * 2
 
 
 @pytest.mark.parametrize("kind", [UserError, DataError])

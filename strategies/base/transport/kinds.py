@@ -11,6 +11,7 @@ down to multiples of it, and are shares of what leaves, so that what is withheld
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -170,13 +171,21 @@ class Plain(ReleaseKind):
     integer: bool = False
     several: bool = False
 
-    def check(self, name: str, values: Any, client: Any) -> None:
-        numbers = values if self.several and isinstance(values, list) else [values]
+    def allows(self, value: Any, high: float = math.inf) -> bool:
+        """Return whether a number, or each of several, is finite, of this type and within the bounds."""
+        numbers = value if self.several and isinstance(value, list) else [value]
+        most = min(self.high, high, sys.float_info.max)
         of = int if self.integer else float
-        if not all(type(v) is of and self.low <= v <= self.high for v in numbers):
+        return all(type(v) is of and self.low <= v <= most for v in numbers)
+
+    def words_of_bounds(self, high: float = math.inf) -> str:
+        kind = "whole number" if self.integer else "float"
+        return f"{kind} from {self.low:g} to {min(self.high, high):g}"
+
+    def check(self, name: str, values: Any, client: Any) -> None:
+        if not self.allows(values):
             raise UserError(
-                f"{client.silo.name} may not send '{name}' = {values!r:.80}: it is no {of.__name__} from "
-                f"{self.low:g} to {self.high:g}"
+                f"{client.silo.name} may not send '{name}' = {values!r:.80}: it is no {self.words_of_bounds()}"
             )
 
 
