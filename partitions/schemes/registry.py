@@ -238,6 +238,6 @@ def partition_settings() -> dict[str, type]:
     """Return for each partition the frozen dataclass of its own settings.
 
     The field ``min_test`` of ``dirichlet`` is the key ``dirichlet.min-test``. A field's metadata may hold ``symbol``
-    (the paper's), ``help``, and the range, which ``strategies/base/settings.py`` checks.
+    (the paper's), ``help``, and the range, which ``partitions/common/settings.py`` checks.
     """
     return {name: entry.settings for name, entry in PARTITIONS.items()}
