@@ -128,7 +128,7 @@ FIELDS = {  # of a tiny run of two rounds by 0.2: what its files hold, by the na
     "fedpac": ("", "prototypes heads"),
     "fedproto": ("model prototypes", "prototypes"),
     "fedrod": ("head", ""),
-    "lg-fedavg": ("", "own"),
+    "lg-fedavg": ("", "adapted"),
     "pfedla": ("", "hyper models"),
     "player-fl": ("", "cut"),
 }
