@@ -78,7 +78,7 @@ class FedAWA(PersonalizedStrategy):
         paper="Shi et al., CVPR 2025, arXiv 2503.15842",
         spelling="FedAWA",
         robust=(),
-        not_sums=EACH_MODEL,
+        sums=EACH_MODEL,
     )
     Settings = AwaSettings
     settings: AwaSettings
