@@ -21,19 +21,21 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # templates are no code.
 MOST_NODES_MEDIAN, MOST_NODES = 9.5, 15
 # Packages whose names and texts are checked below; in a package of UNIQUE a public function's name stands once.
-CLEAN = ("models", "strategies", "benchmarks")
+CLEAN = (*PACKAGES, "benchmarks")
 UNIQUE = ("models", "strategies")
 # Names of variables, arguments and functions that say nothing of what they hold
 REFUSED = {"found", "own", "given", "asked", "told", "one", "made"}
+# Of these modules they are keys of a file's form
+KEYS = {("client/protocol/keys.py", "made"), ("client/protocol/manifest.py", "made")}
 MOST_COLUMNS = 120
 TAGS = re.compile(
-    r"</?(?:a|body|div|h[1-6]|head|html|li|p|section|span|svg|t[dhr]|table|ul)\b[^<]*>"
+    r"</?(?:a|body|div|h[1-6]|head|html|li|p|section|span|t[dhr]|table|ul)\b[^<]*>"
 )
 # Tokens without imports, docstrings and comments, which neither long lines nor prose change: of a method's file, and of
 # all else together, which leaves a new feature room. They are lowered as code goes, and raised only in a commit that
 # says why.
 MOST_METHOD_TOKENS = 2_500
-MOST_TOKENS = {PACKAGES: 418_000, ("tests",): 622_000}
+MOST_TOKENS = {PACKAGES: 427_000, ("tests",): 635_000}
 # Words of all documents together, as `wc -w` counts them, with 2 % of room. Cells of a table go into docs/tables/*.csv.
 MOST_WORDS = 80_000
 DOCUMENTS = ("*.md", "benchmarks/*.md", "docs/**/*.md")
@@ -174,7 +176,7 @@ def names() -> Iterator[str]:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             for line, bound in sorted(_bound_names(path)):
-                if bound in REFUSED:
+                if bound in REFUSED and (name, bound) not in KEYS:
                     yield f"{name}:{line}: {bound!r} does not say what it holds"
             for node in _tree(path).body if package in UNIQUE else ():
                 if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):

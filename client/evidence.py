@@ -107,15 +107,15 @@ def may_measure(session: ClientSession) -> bool:
                 "people",
                 silo=silo,
                 data=data,
-                people=[one for part in parts for one in people_of(part)],
+                people=[person for part in parts for person in people_of(part)],
             )
         people = {
-            one: Counter(db.execute(find, (silo, one)).fetchone()[0].split())
-            for one in (data, *sorted(before))
+            version: Counter(db.execute(find, (silo, version)).fetchone()[0].split())
+            for version in (data, *sorted(before))
         }
         if any(
-            0 < fewest_changed(people[data], people[one]) < policy.min_sum_samples
-            for one in before
+            0 < fewest_changed(people[data], people[version]) < policy.min_sum_samples
+            for version in before
         ):
             return False
         disclose(db, "metrics", silo=silo, data=data, model=model)

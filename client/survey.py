@@ -218,11 +218,11 @@ def _answer(
     how: str,
     policy: Policy,
     silo: str,
-    given: Sequence[dict[str, Any]],
+    answered: Sequence[dict[str, Any]],
 ) -> tuple[Answer, dict[str, list[str]], bool]:
     """Return the answer, what is withheld, and whether it is a new one."""
     few, near = policy.line("min_sum_samples"), list[dict[str, Any]]()
-    for earlier in given:
+    for earlier in answered:
         before = Counter(earlier["samples"])
         changed = fewest_changed(samples, before)
         if not changed and earlier["how"] == how:
@@ -242,8 +242,8 @@ def _answer(
             f"{silo} refuses: its policy has {few}, fewer patients differ from those of its survey of {day}, and its "
             "schema, recipe or policy is another one"
         )
-    if policy.max_surveys and len(given) >= policy.max_surveys:
+    if policy.max_surveys and len(answered) >= policy.max_surveys:
         raise PolicyRefusedError(
-            f"{silo} refuses: its policy has {policy.line('max_surveys')}, and this would be number {len(given) + 1}"
+            f"{silo} refuses: its policy has {policy.line('max_surveys')}, and this would be number {len(answered) + 1}"
         )
     return make(), {}, True

@@ -212,9 +212,13 @@ def check_schema(schema: Schema, card: Card, data: str) -> list[int]:
     A line on standard error reports a mapping, or that names cannot be compared. Raises UserError if they do not fit.
     """
     agreed = card.schema_parsed
-    one = card.task in (*ONE_CLASS, "segmentation")
+    of_one_label = card.task in (*ONE_CLASS, "segmentation")
     if reason := difference(
-        schema, agreed, "the model has", subset=one, mend="rename them in the data file"
+        schema,
+        agreed,
+        "the model has",
+        subset=of_one_label,
+        mend="rename them in the data file",
     ):
         raise UserError(f"{data} has {reason}")
     if agreed.names and not schema.names:

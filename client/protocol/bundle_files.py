@@ -5,7 +5,6 @@ bytes: nothing else in a bundle may say how its containers start. Where the byte
 silofl made the bundle, the error says so.
 """
 
-# ruff: noqa: E501  (template)
 import json
 import re
 from collections.abc import Mapping
@@ -30,7 +29,8 @@ DEVICE = r"cpu|cuda:[0-9]{1,3}|MIG-[0-9A-Za-z/-]{1,100}|[0-9]{1,3}:[0-9]{1,3}"
 # None of a value's characters ends a line, a quote or a word of a unit
 PLAIN_VALUE = "no bundle has such a value"
 GPU = """\
-    deploy: {"resources": {"reservations": {"devices": [{"driver": "nvidia", "device_ids": ["%s"], "capabilities": ["gpu"]}]}}}
+    deploy: {"resources": {"reservations": {"devices": [\
+{"driver": "nvidia", "device_ids": ["%s"], "capabilities": ["gpu"]}]}}}
 """
 
 
@@ -287,7 +287,8 @@ def check_rendered(files: Mapping[str, bytes], *, unpacked: bool) -> list[str]:
         return [name for name in differ if name in here]
     if values.silofl != here_version:
         raise errors.DataError(
-            f"silofl {values.silofl} made this bundle, this is {here_version}, and they write {faulty[0]} differently: {anew}, "
+            f"silofl {values.silofl} made this bundle, this is {here_version}, and they write {faulty[0]} "
+            f"differently: {anew}, "
             f"or use silofl {values.silofl} here"
         )
     raise errors.DataError(

@@ -201,8 +201,8 @@ class Control:
         unusable = reach_without_proxy(os.environ)
         if unusable and host not in os.environ["no_proxy"].split(","):
             raise UserError(
-                f"{unusable}: silofl reaches {connection.address} directly or through an HTTP proxy (https_proxy=http://"
-                "HOST:PORT), and this is another kind; set that, or unset it"
+                f"{unusable}: silofl reaches {connection.address} directly or through an HTTP proxy "
+                "(https_proxy=http://HOST:PORT), and this is another kind; set that, or unset it"
             )
         version = internal("RuntimeVersionHttpInterceptor")(component_name="flwr CLI")
         self._client = internal("ControlHttpClient").from_server_address(

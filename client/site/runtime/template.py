@@ -104,7 +104,7 @@ def serve_template(path: Path, modules: Sequence[str]) -> None:
             connection, _ = listener.accept()
             pid = fork()
             if pid == 0:
-                for other in (listener, *(one for _, one in running.values())):
+                for other in (listener, *(socket for _, socket in running.values())):
                     other.close()
                 for descriptor in (lock, *running):
                     os.close(descriptor)

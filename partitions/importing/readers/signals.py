@@ -129,9 +129,10 @@ class SignalReader:
             recording = self.open(path)
             chosen = choose(recording, reading)
             check_picture((chosen.steps, len(chosen.places)), "its signal")
+            of: Any = recording
             names, units, rates = (
                 tuple(values[i] for i in chosen.places)
-                for values in (recording.names, recording.units, recording.rates)
+                for values in (of.names, of.units, of.rates)
             )
             notes = list(recording.notes)
             if chosen.there != chosen.steps:
@@ -142,7 +143,7 @@ class SignalReader:
                 )
             if set(rates) != {chosen.rate}:
                 notes.append(f"have other rates: resampled to {chosen.rate:g} Hz")
-            taken = Acquisition(recording.format, rate=min(rates), channels=names, units=units)  # type: ignore[arg-type]
+            taken = Acquisition(recording.format, rate=min(rates), channels=names, units=units)
             whose = recording.patient
             return ImageInfo(
                 *(chosen.steps, 1, len(names), True, pseudonym(whose), tuple(notes), taken),
