@@ -1,7 +1,7 @@
 """Effect of one or three attackers among twelve silos, by aggregation rule, and the cost of a rule for honest silos.
 
 ``python -m benchmarks.robustness attacks [RULE...]``, ``masks [RULE...]``, ``methods [METHOD...]``, ``cost``,
-``ratios [METHOD...]`` and ``steps [METHOD...]``.
+``centres [SEED...]``, ``ratios [METHOD...]`` and ``steps [METHOD...]``.
 *attacks*: FedAvg; *masks*: one attacker on digits with sums in place of updates (``secure-robust``): it cuts nothing,
 and sends what it likes; *methods*: every method with a mean under ``screen``, one attacker on digits. 12 silos,
 ``dirichlet.beta = 1``, ``mlp``, 10 rounds; the number is the mean test accuracy of the honest silos in percent, of the
@@ -22,8 +22,8 @@ they change what their silo sends, v, or its step v - c from what it was sent, c
 
 *steps*: over honest runs the largest distance of a received model from the silo's own last one, in lengths of that
 (``step`` of a study). *cost*: what ``screen`` changes in honest runs, in points, paired over seeds.
-*ratios*: over honest runs the largest
-step of a silo, in the measure of ``robust-clip`` (strategies/base/robust.py).
+*centres*: of FedAvg's silo-rounds on tables of real centres, all honest, how many ``screen`` leaves out and cuts.
+*ratios*: over honest runs the largest step of a silo, in the measure of ``robust-clip`` (strategies/base/robust.py).
 """
 
 from __future__ import annotations
@@ -471,6 +471,31 @@ def cost(seeds: Sequence[str]) -> None:
 # Measures of honest silos
 
 
+CENTRES = {"azpro": 16, "rand-visits": 6, "rand-health": 6, "immunisation": 38, "medpar": 30}
+CENTRES |= {"tcga-brca": 6, "heart-disease": 4}
+
+
+def honest_rounds(dataset: str, seeds: Iterable[int], **changes: Any) -> tuple[int, int, int]:
+    """Return silo-rounds of FedAvg in 10 rounds with ``screen``: all, those left out, and those cut."""
+    silos, bounded = CENTRES[dataset], list[float]()
+    own = {"dataset": dataset, "partition": "natural", "silos": silos, "robust": "screen"}
+    own |= {"strategy": "fedavg", "rounds": 10, "threads": 1, "evidence": "off", **changes}
+    for seed in (seeds := list(seeds)):
+        rows = whole_run({**own, "seed": seed}).history.rows
+        bounded += [row.value for row in rows if row.metric == "bounded"]
+    out = bounded.count(0.0)
+    return 10 * silos * len(seeds), out, len(bounded) - out
+
+
+def centres(seeds: Sequence[str]) -> None:
+    """Print per table of real centres the silo-rounds, and the shares left out and cut, in percent."""
+    rows: list[list[str]] = []
+    for dataset in CENTRES:
+        total, *shares = honest_rounds(dataset, map(int, seeds or "01234"))
+        add(rows, [dataset, str(total), *(f"{100 * share / total:.2f}" for share in shares)])
+    print(table(rows, ["data", "silo-rounds", "left out", "cut"]))
+
+
 PARTITIONS: Mapping[str, Mapping[str, Any]] = {
     "digits, dirichlet 0.5": {"dirichlet.beta": 0.5},
     "digits, dirichlet 0.1": {"dirichlet.beta": 0.1},
@@ -553,6 +578,7 @@ if __name__ == "__main__":
         "masks": masks,
         "methods": methods,
         "cost": cost,
+        "centres": centres,
         "ratios": ratios,
         "steps": steps,
     }[sys.argv[1]](sys.argv[2:])

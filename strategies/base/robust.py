@@ -43,15 +43,16 @@ Of n silos, f = floor(n / 4) may send anything, and state any number of samples.
 (f + 1)-th largest, which is at most the largest of an honest silo. Fewer than four silos: f = 0, and ``clip`` alone.
 
     counts      a silo that is not agreed on is weighted by at most 1.25 times the (f + 1)-th largest count
-    directions  g is the geometric median of the steps v_i, each cut to the median length m; the silo with the smallest
-                cosine to g is excluded from the round if cos(v_i, g) ||g|| < -0.1 m; this is repeated with a new g,
-                up to f times
+    directions  g is the geometric median of the steps v_i, each cut to the median length m; p_i = <v_i, g> / (m ||g||)
+                of the cut steps, and p the (f + 1)-th smallest; a step with p_i < -b = min(-0.1, 1.5 p) and
+                cos(v_i, g) ||g|| < -0.1 m is shortened to b / |p_i| of it, or excluded if it is too long as well
     lengths     r_i is the step's length over its measure (robust.py); a step with r_i > min(τ, 1.5 max(r, 1)), where r
                 is the (f + 1)-th largest of them, is cut to r_i = 1
 
-If all steps agree, ||g|| is m. If honest silos differ, or the model has converged, it is near 0.2 m. There honest steps
-oppose each other and cancel, so a negative cosine alone is no sign of an attack. An attack that moves the model away
-from such a point makes the honest steps agree again. Fewer than eight silos: none is excluded. A group's mean step
+If all steps agree, ||g|| is m. If the model has converged, it is near 0.2 m; honest steps cancel there, so a negative
+cosine alone is no sign of an attack. A hospital whose patients differ steps against the others again and again: of it,
+and of f liars, there counts what an honest silo's step against the others may be, or 0.1 m. Steps that are too long as
+well were of liars, but for one in a thousand. Fewer than eight silos: no direction is compared. A group's mean step
 (``secure-robust``) is more alike than a silo's: of three groups or more, f is at least 1, and the eight are silos.
 
 No length, count or direction is weighted by a number that a silo states itself. The rule combines:
@@ -290,7 +291,8 @@ COUNT_SLACK = 1.25  # times the (f + 1)-th largest count
 LENGTH_SLACK = 1.5  # times the (f + 1)-th largest length
 # Silos: with fewer, an honest silo that differs cannot be distinguished from an attacker
 LEAST = 8
-OPPOSED = 0.1  # times the median length: a longer projection against g opposes it
+OPPOSED = 0.1  # times the median length: a step against g may be as long
+OPPOSED_SLACK = 1.5  # times the (f + 1)-th longest against g
 
 
 def tolerated_faults(n: int, silos: int = 0) -> int:
@@ -298,8 +300,8 @@ def tolerated_faults(n: int, silos: int = 0) -> int:
     return max(n // 4, int(n > 2 and silos > n))
 
 
-def excludable(n: int, silos: int = 0) -> int:
-    """Return how many of n may be excluded because of their direction: 0 of fewer than eight silos."""
+def opposable(n: int, silos: int = 0) -> int:
+    """Return how many of n may be bounded because of their direction: 0 of fewer than eight silos."""
     return tolerated_faults(n, silos) if max(n, silos) >= LEAST else 0
 
 
@@ -334,8 +336,8 @@ def length_limits(norms: Norms, units: Norms, clip: float, f: int) -> dict[str, 
     return limits
 
 
-def find_opposing(gram: Tensor, f: int) -> dict[int, float]:
-    """Return the indices of up to f steps that oppose the others, with their cosines.
+def find_opposing(gram: Tensor, f: int) -> dict[int, tuple[float, float]]:
+    """Return the indices of the steps that oppose the others too far, at most f: their cosines and what counts of them.
 
     ``gram``: from :func:`~strategies.base.robust.gram_of`.
     """
@@ -343,16 +345,15 @@ def find_opposing(gram: Tensor, f: int) -> dict[int, float]:
     middle = lengths.median()
     shares = torch.where(lengths > middle, middle / lengths, 1.0)
     gram = gram * shares[:, None] * shares
-    kept, against = list(range(len(gram))), dict[int, float]()
-    for _ in range(f):
-        square = gram.diagonal()
-        weights = median_weights((square[:, None] + square - 2 * gram).clamp(min=0))
-        dots, length = gram @ weights, (weights @ gram @ weights).clamp(min=0).sqrt()
-        cosines = torch.nan_to_num(dots / (square.clamp(min=0).sqrt() * length)).tolist()
-        worst = cosines.index(min(cosines))
-        if not cosines[worst] * float(length) < -OPPOSED * float(middle):
-            break
-        against[kept.pop(worst)] = cosines[worst]
-        others = [i for i in range(len(gram)) if i != worst]
-        gram = gram[others][:, others]
-    return against
+    square = gram.diagonal().clamp(min=0)
+    weights = median_weights((square[:, None] + square - 2 * gram).clamp(min=0))
+    length = (weights @ gram @ weights).clamp(min=0).sqrt()
+    along = gram @ weights / length
+    cosines = torch.nan_to_num(along / square.sqrt()).tolist()
+    projections = torch.nan_to_num(along / middle).tolist()
+    most = max(OPPOSED, -OPPOSED_SLACK * sorted(projections)[f])
+    return {
+        i: (cosine, most / -p)
+        for i, (cosine, p) in enumerate(zip(cosines, projections, strict=True))
+        if p < -most and cosine * float(length) < -OPPOSED * float(middle)
+    }

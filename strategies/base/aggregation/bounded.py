@@ -27,12 +27,12 @@ from strategies.base.robust import (
     clip_step,
     estimate,
     excess,
-    excludable,
     find_diverging,
     find_opposing,
     gram_of,
     krum_choice,
     length_limits,
+    opposable,
     outliers,
     plausible_counts,
     tolerated_faults,
@@ -110,7 +110,7 @@ class UpdateBounds:
         rule = self.common.robust
         screens = rule == "screen" and steps_are_comparable(self.info)
         amount = len(updates), len(silos_of(updates))
-        gram = self._gram(names[0], updates) if screens and excludable(*amount) else None
+        gram = self._gram(names[0], updates) if screens and opposable(*amount) else None
         norms = self._norms(names, updates, gram)
         agreed = read_agreed(self.common.agreed).get("samples", {})
         # A lie must not widen the bound
@@ -128,10 +128,9 @@ class UpdateBounds:
             ratios = outliers(
                 norms, measures, length_limits(norms, measures, self.common.robust_clip, f)
             )
-            facing = (
-                updates if gram is None else self._drop_opposing(updates, gram[kept][:, kept])
-            )
-            return self._clip(facing, ratios, to=1.0)
+            if gram is not None:
+                updates = self._bound_opposing(names, updates, gram[kept][:, kept], ratios)
+            return self._clip(updates, ratios, to=1.0)
         if rule in ("clip", "screen"):
             return self._clip(updates, outliers(norms, measures, self.common.robust_clip))
         if rule in KRUM and updates:
@@ -202,16 +201,31 @@ class UpdateBounds:
                 sizes.setdefault(name, []).append(float(centre.norm()))
         return {name: statistics.median_low(lengths) for name, lengths in sizes.items()}
 
-    def _drop_opposing(self, updates: list[Update], gram: Tensor) -> list[Update]:
-        """Return the updates without up to f whose steps oppose the others; ``gram`` (n, n): the inner products."""
-        against = find_opposing(gram, excludable(len(updates), len(silos_of(updates))))
-        for i, cosine in against.items():
-            self._bound(
-                updates[i].silo,
-                0.0,
-                f"excluded: its step opposes the others' (cosine {cosine:.2f})",
-            )
-        return [update for i, update in enumerate(updates) if i not in against]
+    def _bound_opposing(
+        self,
+        names: Sequence[str],
+        updates: list[Update],
+        gram: Tensor,
+        ratios: Mapping[str, Mapping[str, float]],
+    ) -> list[Update]:
+        """Return the updates with steps against the others' shortened, and without those that are too long as well.
+
+        ``gram`` (n, n): the inner products. ``ratios``: of the steps that are too long.
+        """
+        amount = len(updates), len(silos_of(updates))
+        against, result = find_opposing(gram, opposable(*amount)), []
+        for i, update in enumerate(updates):
+            if i in against:
+                (cosine, share), long = against[i], update.silo in ratios
+                how = f"its step opposes the others' (cosine {cosine:.2f})"
+                kind = "excluded" if long else "cut"
+                self._bound(update.silo, 0.0 if long else share, f"{kind}: {how}")
+                if long:
+                    continue
+                cut = self._cut(update, dict.fromkeys(names, 1.0), share)
+                update = replace(update, vectors={**update.vectors, **cut})
+            result.append(update)
+        return result
 
     def _clip(
         self,
