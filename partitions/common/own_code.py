@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import locale
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,26 @@ STRATEGIES, NETWORKS = "silofl.strategies", "silofl.networks"  # groups of entry
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
+@contextmanager
+def put_back(*, environment: bool = True) -> Iterator[None]:
+    """Context after which working directory, locale and environment of the process are what they were before.
+
+    silofl's own paths may be relative, and code that is not ours may leave the process somewhere else.
+    """
+    folder = os.open(".", os.O_RDONLY)
+    language, variables = locale.setlocale(locale.LC_ALL), dict(os.environ)
+    try:
+        yield
+    finally:
+        os.fchdir(folder)
+        os.close(folder)
+        if locale.setlocale(locale.LC_ALL) != language:
+            locale.setlocale(locale.LC_ALL, language)
+        if environment and dict(os.environ) != variables:
+            os.environ.clear()
+            os.environ.update(variables)
+
+
 def load_function(setting: str, name: str, arguments: str) -> Callable[..., Any]:
     """Return the function of this name. Its module must define it: one that it only imports is refused.
 
@@ -26,7 +49,8 @@ def load_function(setting: str, name: str, arguments: str) -> Callable[..., Any]
     module, _, function = name.partition(":")
     try:
         read_once(module)
-        loaded = getattr(importlib.import_module(module), function, None)
+        with put_back(environment=False):  # what a module sets for libraries as it is imported stays
+            loaded = getattr(importlib.import_module(module), function, None)
     except Exception as error:
         hint = (
             "; in a simulation PYTHONPATH says where it is"

@@ -27,7 +27,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.memory import is_out_of_memory
-from partitions.common.own_code import NAME, by_entry_point, code_sum, load_function
+from partitions.common.own_code import NAME, by_entry_point, code_sum, load_function, put_back
 from partitions.splits import Array, Arrays, Shape
 from partitions.stored import OnDisk
 
@@ -217,7 +217,8 @@ def open_own(name: str) -> OwnDataset:
     """Call the function, once per process. Raises UserError or DataError, one line, where it cannot be used."""
     function = load_function("dataset", name, "")
     try:
-        returned = function()
+        with put_back():
+            returned = function()
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise

@@ -1,5 +1,7 @@
 """Trainers as hospitals write them, and as they should not."""
 
+import locale
+import os
 from functools import partial
 from typing import Any
 
@@ -111,6 +113,15 @@ def leaves_hooks(task: Any) -> None:
     trained = next(own for own in network.parameters() if own.requires_grad)
     trained.register_hook(lambda gradient: gradient * 0)
     network.add_module("more", torch.nn.Linear(2, 2))
+
+
+def wanders(task: Any) -> None:
+    """As Hydra's job.chdir does, and libraries that set what they read."""
+    closure(task)
+    os.chdir("/")
+    os.environ["OMP_NUM_THREADS"] = "7"
+    del os.environ["PATH"]
+    locale.setlocale(locale.LC_ALL, "C")
 
 
 def parametrises(task: Any) -> None:

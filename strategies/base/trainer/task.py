@@ -20,6 +20,7 @@ from models.flat import FlatModel
 from models.training import Loss
 from partitions.common.errors import DataError, UserError
 from partitions.common.memory import is_out_of_memory
+from partitions.common.own_code import put_back
 from strategies.base.settings.training import LocalTraining
 from strategies.base.trainer.taking_back import Held, gather_gradients, take_back
 
@@ -129,7 +130,7 @@ class TrainingTask:
         held = Held(self.network)
         hook = self.network.register_forward_pre_hook(self._look)
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), put_back():
                 loss = trainer(self)
         except (UserError, DataError):
             raise

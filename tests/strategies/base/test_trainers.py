@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import locale
+import os
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,25 @@ def test_a_trainers_fault_is_one_line_of_the_silo(trainer, said, tmp_path):
         RunFailedError, match=rf"a: trainer = \S*own_trainers:{trainer}.*{said}"
     ):
         go(tmp_path, trainer, strategy="fedprox")
+
+
+def test_a_trainer_leaves_the_process_as_it_was(tmp_path, monkeypatch):
+    """Working directory, variables and locale: all paths of the run, and its threads, depend on them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(locale, "setlocale", Locale())
+    before = Path.cwd(), dict(os.environ), locale.setlocale(locale.LC_ALL)
+    go(tmp_path, "wanders")
+    assert before == (Path.cwd(), dict(os.environ), locale.setlocale(locale.LC_ALL))
+
+
+class Locale:
+    """The C library's, with a language that may not be installed here."""
+
+    current = "de_DE.UTF-8"
+
+    def __call__(self, category: int, value: str | None = None) -> str:
+        self.current = value or self.current
+        return self.current
 
 
 def test_apfl_says_that_it_needs_the_loaders_batches(tmp_path):
