@@ -28,7 +28,7 @@ from models.networks.outputs import (
 )
 from models.shapes import Shape, example
 from partitions.common.errors import UserError
-from partitions.common.own_code import NAME, line_of, load_function
+from partitions.common.own_code import NAME, line_of, load_function, put_back
 
 Factory = Callable[[Shape, int], Any]
 PART = 1 << 20  # numbers that are compared at a time
@@ -104,10 +104,14 @@ def _explain_errors(what: str) -> Iterator[None]:
 
 def _make_network(name: str, shape: Shape, outputs: int) -> nn.Module:
     factory = factory_of(name)
-    with _explain_errors(""):
+    with _explain_errors(""), put_back():
         network = factory(shape, outputs)
     if not isinstance(network, nn.Module):
         raise UserError(f"it gives {type(network).__name__}, not an nn.Module")
+    if any(name.rpartition(".")[2] == "_orig_mod" for name, _ in network.named_modules()):
+        raise UserError(
+            "torch.compile(...) around it renames its weights (_orig_mod.): compile in place, network.compile(...)"
+        )
     if not hasattr(network, "block_names"):
         alone, children = find_blocks(network)
         if alone and not children:

@@ -92,6 +92,12 @@ def deaf(shape, outputs):
 def bare(shape, outputs):
     return nn.Linear(shape[0], outputs)
 
+def compiled(shape, outputs):
+    return torch.compile(plain(shape, outputs), backend="eager")
+
+def compiled_inside(shape, outputs):
+    return nn.Sequential(nn.Flatten(), torch.compile(nn.Linear(shape[0], outputs), backend="eager"))
+
 def misnamed(shape, outputs):
     network = nn.Sequential(nn.Linear(shape[0], outputs))
     network.block_names = ("fc",)
@@ -184,6 +190,11 @@ def test_an_answer_for_every_pixel():
         ("mine_path:kept", r"it gives the same module twice"),
         ("mine_path:always_drops", r"in evaluation it says two things of the same input"),
         ("mine_path:deaf", r"its outputs stay the same whatever its parameters are"),
+        (
+            "mine_path:compiled",
+            r"renames its weights \(_orig_mod.\): compile in place, network.compile",
+        ),
+        ("mine_path:compiled_inside", r"renames its weights \(_orig_mod.\)"),
         ("mine_path:bare", r"its parameter weight is in no child module"),
         ("mine_path:misnamed", r"its layer blocks cannot be used"),
         (
