@@ -142,7 +142,7 @@ class SiloClient(SiloMethod, NumPyClient):
             personal = apart(personal, vectors, self.model.vector)
         if self.privacy is not None:
             personal = kept_finite(self.state, personal, received, self.silo.name)
-        self._check_finite(personal, *vectors)
+        self.check_finite(received, personal, *vectors)
         trained = time.perf_counter()
         if config["evaluate"]:
             self.measured_round = self.round
@@ -160,12 +160,29 @@ class SiloClient(SiloMethod, NumPyClient):
         seconds["seconds.evaluate"] = time.perf_counter() - started - seconds["seconds.train"]
         return vectors, len(self.silo.train), metrics | seconds
 
-    def _check_finite(self, *vectors: Tensor) -> None:
-        """Raise UserError if the training diverged: the state is discarded, and the next round starts from the last."""
-        if not all(map(is_finite, vectors)):
-            keys = ["learning-rate", *values_of(self.settings, self.common.strategy)]
-            rates = " or ".join(key for key in keys if key.endswith("learning-rate"))
-            raise UserError(f"the local training diverged (a lower {rates} may help)")
+    def check_finite(self, received: Tensor, *vectors: Tensor) -> None:
+        """Raise UserError with the cause if a training's vectors are not finite: the silo's state is discarded.
+
+        The next round then starts from the last state. ``received``: the model that it began with.
+        """
+        if all(map(is_finite, vectors)):
+            return
+        common = self.common
+        if not is_finite(received):
+            half = "; float16 ends at 65504, bfloat16 and float32 do not" * (
+                common.wire_dtype == "float16"
+            )
+            raise UserError(
+                f"the received model is not finite (wire-dtype = {common.wire_dtype}{half})"
+            )
+        keys = ["learning-rate", *values_of(self.settings, common.strategy)]
+        rates = " or ".join(key for key in keys if key.endswith("learning-rate"))
+        if common.precision == "fp16":
+            raise UserError(
+                "the network's numbers left the range of precision = fp16, which ends at 65504: take bf16 or float32; "
+                f"if the training diverges with these too, a lower {rates} may help"
+            )
+        raise UserError(f"the local training diverged (a lower {rates} may help)")
 
     def evaluate(  # type: ignore[override]
         self, parameters: Sequence[Tensor], config: Mapping[str, Any]

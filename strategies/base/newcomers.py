@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from models.flat import is_finite
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
@@ -93,8 +92,7 @@ def evaluate_newcomer(client: SiloClient, config: Mapping[str, Any]) -> dict[str
     metrics = client.measure("received", start)
     client.model.load(start, client.received_buffers, client.received_integers)
     personalised = client.personalise().clone()
-    if not is_finite(personalised):
-        raise UserError("the personalisation diverged (a lower learning-rate may help)")
+    client.check_finite(start, personalised)
     client.replies.clear()  # the numbers that a method sends in a round
     return metrics | client.measure("personal", personalised)
 

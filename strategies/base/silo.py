@@ -156,6 +156,11 @@ def shuffle_batches(
     """
     least_samples(silo, common, n)
     least = smallest_batch(silo, common)
+    if silo.model.has_batch_norm and min(n, common.batch_size) < 2:
+        what = "batch-size = 1" if n > 1 else "there is 1 sample to train with"
+        raise UserError(
+            f"{silo.name}: {what}, and this network's batch normalisation needs 2 in a batch"
+        )
     return batches(
         n,
         common.batch_size,

@@ -91,18 +91,28 @@ def encode_vectors(
 ) -> dict[str, Encoded]:
     """Encode a silo's vectors that do not travel whole; store new residuals in its state.
 
-    Raises DataError if a residual is not finite.
+    Raises DataError for numbers beyond the range of the run's format.
     """
     result = {}
     for name, vector in vectors.items():
         base = base_of(received, name, len(vector))
-        if base is None:
-            continue
-        if sends_changes(common) and name != BUFFERS:
+        if base is not None and sends_changes(common) and name != BUFFERS:
             result[name] = _encode_change(common, state, name, vector - base, server_round)
-        elif common.wire_sparse and (sparse := write_sparse(vector, base, common.wire_dtype)):
+        elif common.wire_dtype == "float16" and not is_finite(vector.half()):
+            raise _too_large(name, common)
+        elif (
+            base is not None
+            and common.wire_sparse
+            and (sparse := write_sparse(vector, base, common.wire_dtype))
+        ):
             result[name] = sparse
     return result
+
+
+def _too_large(name: str, common: Common) -> DataError:
+    return DataError(
+        f"'{name}' holds numbers too large for wire-dtype = {common.wire_dtype}; bfloat16 and float32 take them"
+    )
 
 
 def _encode_change(
@@ -116,9 +126,7 @@ def _encode_change(
     encoded = write_change(change, common.wire_dtype, common.wire_topk)
     left = change - read_change(encoded, len(change))
     if not is_finite(left):
-        raise DataError(
-            f"'{name}' holds changes too large for wire-dtype = {common.wire_dtype}"
-        )
+        raise _too_large(name, common)
     if back:
         propose(state, server_round, {f"{RESIDUAL}{name}": left})
     return encoded

@@ -361,9 +361,7 @@ def check_vector(name: str, vector: Tensor, size: int) -> None:
             f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not float32 of ({size},)"
         )
     if not is_finite(vector):
-        raise DataError(
-            f"'{name}' holds values that are not finite: the local training diverged"
-        )
+        raise DataError(f"'{name}' holds values that are not finite")
 
 
 def check_statistics(vector: Tensor, layout: Layout, parts: Sequence[slice]) -> None:

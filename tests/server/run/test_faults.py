@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from failing import fails
@@ -17,6 +18,7 @@ from tiny import (
     METHODS,
     comparable,
     federate,
+    random_silos,
     round_of,
     rows_of,
     same,
@@ -391,6 +393,44 @@ def test_a_silo_that_diverges_keeps_its_last_good_state(three, tmp_path, method)
     for name, array in states[3].items():
         assert same(array, states[2][name])
         assert bool(torch.isfinite(array).all())
+
+
+@pytest.mark.parametrize(
+    "size, changes, cause",
+    [
+        (1e5, {"precision": "fp16"}, "left the range of precision = fp16, which ends at 65504"),
+        (
+            1e3,
+            {"wire_dtype": "float16"},
+            "'buffers' holds numbers too large for wire-dtype = float16",
+        ),
+        (
+            1.0,
+            {"batch_size": 1},
+            "batch-size = 1, and this network's batch normalisation needs 2",
+        ),
+    ],
+)
+def test_a_setting_that_is_the_cause_is_named(tmp_path, tiny_bn, size, changes, cause):
+    """Inputs beyond float16, a variance beyond it, a batch of one: the same runs with the default end well."""
+    files = random_silos(tmp_path, [8, 8])
+    for file in files.values():
+        with np.load(file) as held:
+            arrays = dict(held)
+        scaled = {key: x * size for key, x in arrays.items() if key.startswith("x_")}
+        np.savez(file, **{**arrays, **scaled})
+    seen: list[Progress] = []
+    options = {
+        "strategy": "fedavg",
+        "rounds": 1,
+        "learning_rate": 1e-6,
+        "model": "tiny-bn",
+        "normalization": "none",
+    }
+    federate(files, **options, watch=seen.append)
+    assert seen[0].rejected == {}
+    with pytest.raises(RunFailedError, match=cause):
+        federate(files, **options, **changes)
 
 
 # ---- Faults of the program are blamed on nobody ----------------------------------------------------------------------
