@@ -49,7 +49,9 @@ def load_function(setting: str, name: str, arguments: str) -> Callable[..., Any]
     module, _, function = name.partition(":")
     try:
         read_once(module)
-        with put_back(environment=False):  # what a module sets for libraries as it is imported stays
+        with put_back(
+            environment=False
+        ):  # what a module sets for libraries as it is imported stays
             loaded = getattr(importlib.import_module(module), function, None)
     except Exception as error:
         hint = (

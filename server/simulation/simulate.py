@@ -33,7 +33,7 @@ from server.results.hold_out import (
     write_groups,
     write_results,
 )
-from server.results.run_directory import RunDirectory, default_out
+from server.results.run_directory import CONFIG, RunDirectory, default_out, read_toml
 from server.results.study import TUNING, check_run, study_config, study_runs, tuned_study
 from server.results.summary import write_summary
 from server.results.tracking import Tracker, open_trackers, round_values
@@ -41,6 +41,7 @@ from server.results.worker_directories import WorkerDirectories
 from server.run.loop import Progress, RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies.base.run_settings import RunSettings
+from strategies.base.settings import TEXTBOOK
 
 
 class StudyExecutor(Protocol):
@@ -86,6 +87,7 @@ def simulate(
                 "--hold-out: not with --tuned: the search has trained and validated at these hospitals"
             )
         values, record = tuned_study(tuned, values)
+    values = textbook(values)
     trackers = open_trackers(log)
     groups, runs, without = plan_runs(values, hold_out)
     for run in (*runs, *without):
@@ -111,6 +113,14 @@ def simulate(
     if not quiet:
         print(silo_table(StudyResults(directory.path)))
     return directory.path
+
+
+def textbook(values: Mapping[str, object]) -> dict[str, object]:
+    """Return a simulation's settings: the method as published, unless the settings or the resumed run say otherwise."""
+    config = Path(str(values.get("out") or "")) / CONFIG
+    resumes = str(values.get("resume", "")).lower() == "true" and config.is_file()
+    before = read_toml(config) if resumes else {}
+    return {**{key: before.get(key, value) for key, value in TEXTBOOK.items()}, **values}
 
 
 def plan_runs(

@@ -16,6 +16,7 @@ from strategies.base.settings.groups import ATTACKER_RULES as ATTACKER_RULES
 from strategies.base.settings.groups import KRUM as KRUM
 from strategies.base.settings.groups import MOST_SILOS as MOST_SILOS
 from strategies.base.settings.groups import RULES as RULES
+from strategies.base.settings.groups import TEXTBOOK as TEXTBOOK
 from strategies.base.settings.groups import Data, Outcome, Program, Protection, Rounds, Travel
 from strategies.base.settings.training import MOST_ROUNDS as MOST_ROUNDS
 from strategies.base.settings.training import MOST_SAMPLES as MOST_SAMPLES

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partitions.common.names import split_names
-from partitions.common.settings import setting
+from partitions.common.settings import Value, setting
 from partitions.labels import TASKS
 from strategies.base.settings.training import MOST_ROUNDS, MOST_SAMPLES
 
@@ -13,6 +14,8 @@ MOST_SILOS = 1_000_000
 KRUM = ("krum", "multi-krum")
 RULES = ("trimmed-mean", "median", *KRUM, "geometric-median")  # rules that can replace the mean
 ATTACKER_RULES = ("trimmed-mean", *KRUM)  # those of RULES that use robust-attackers
+# Unless set, a simulation bounds no silo: it is for methods as published, a deployment for hospitals
+TEXTBOOK: Mapping[str, Value] = {"robust": "none", "weight-cap": 0.0}
 
 
 @dataclass(frozen=True)
@@ -215,7 +218,7 @@ class Rounds:
     weight_cap: float = setting(
         5.0,
         "where silos count as their samples, none counts as more than so many times the median silo, 0: as it says; "
-        "what the federation file says of a silo stands above it",
+        "what the federation file says of a silo stands above it; unless set, a simulation has 0",
         minimum=0,
     )
     agreed: str = setting(
@@ -249,7 +252,8 @@ class Protection:
 
     robust: str = setting(
         "screen",
-        "what bounds a silo that lies or is broken: exclusion of outliers, a longest step, or what stands for the mean",
+        "what bounds a silo that lies or is broken: cuts of outliers, a longest step, or what stands for the mean; "
+        "unless set, a simulation has none",
         choices=("none", "screen", "clip", *RULES),
     )
     robust_clip: float = setting(
