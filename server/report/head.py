@@ -15,6 +15,7 @@ from server.report.methods import exchanges, spell
 from server.report.participation import rounds_missed
 from server.report.study import StudyResults
 from server.report.verdict import GainVerdict, verdict
+from server.run.reporter import WEIGHTS
 
 BY_CHANCE = 0.025  # share of hospitals without any gain whose 95 % interval lies above zero
 
@@ -95,11 +96,11 @@ def faults_of(study: StudyResults) -> list[str]:
 
 
 def notes_of(study: StudyResults) -> list[dict[str, Any]]:
-    """Return the notes of the run's log on silos and the server, each once.
+    """Return the notes of the run's log on silos and the server, each once; those on weights stand with the silos.
 
     ``time``: its first time in UTC, empty in a run of 0.1; ``times``: how often it was noted.
     """
-    notes = [event for event in study.events if event["event"] == "note"]
+    notes = [e for e in study.events if e["event"] == "note" and e.get("part") != WEIGHTS]
     first = {note["message"]: str(note.get("time", "")) for note in reversed(notes)}
     return [
         {"message": message, "time": first[message], "times": times}

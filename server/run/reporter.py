@@ -22,6 +22,8 @@ from strategies.base.run_settings import RunSettings
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import printable
 
+WEIGHTS = "weights"  # the part of the notes on what silos count as
+
 
 @dataclass
 class Progress:

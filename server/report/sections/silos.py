@@ -45,6 +45,7 @@ from server.report.participation import (
 )
 from server.report.study import StudyResults
 from server.results.hold_out import results_in
+from server.run.reporter import WEIGHTS
 
 # The look of an interval
 BAND: dict[str, Any] = {"alpha": 0.25, "linewidth": 6}
@@ -73,6 +74,9 @@ def silos_section(study: StudyResults) -> Markup:
         rare_silos=rare,
         rare_text=rounds_missed(rare),
         without=[mean_without(study, m, rare) for m in methods],
+        counted=list(
+            dict.fromkeys(e["message"] for e in study.events if e.get("part") == WEIGHTS)
+        ),
         sums=opened_sums(study),
         still=open_under_masks(
             int(study.config.get("secure-group", 1)),

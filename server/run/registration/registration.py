@@ -21,7 +21,7 @@ from server.results.reasons import merge_reasons
 from server.results.run_directory import RunDirectory
 from server.run.receipts import Receipts
 from server.run.registration.data_summaries import Candidates, LateJoiners, SummaryRequests
-from server.run.reporter import Progress, Reporter
+from server.run.reporter import WEIGHTS, Progress, Reporter
 from strategies.base.aggregation.secure import weights_of
 from strategies.base.plan import OFFLINE, SiloInfo
 from strategies.base.robust import COUNT_SLACK, tolerated_faults
@@ -122,19 +122,25 @@ def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Repor
             return
     for name, info in strategy.silos.items():
         if info.n_train != (weight := weights[name]):
-            why = "as agreed" if name in agreed else _bound_of_count(strategy, common, name)
-            why = "as its share of a sum (secure-aggregation)" if secure else why
-            reporter.note(
-                f"{name} says that it has {info.n_train} training samples; it counts as {weight}, {why}"
-            )
+            why = ", as agreed"
+            if name not in agreed or secure:
+                bound = _bound_of_count(strategy, common, name, secure)
+                why = f", so that no hospital outweighs the others: {bound}"
+            line = f"{name}'s {info.n_train} training samples count as {weight}{why}"
+            reporter.note(line, part=WEIGHTS)
 
 
-def _bound_of_count(strategy: PersonalizedStrategy, common: Common, silo: str) -> str:
+def _bound_of_count(
+    strategy: PersonalizedStrategy, common: Common, silo: str, secure: bool
+) -> str:
+    if secure:
+        return "its share of a sum (secure-aggregation)"
     screened = strategy.plan
-    capped = strategy.plan.with_silos(strategy.silos.values(), replace(common, robust="none"))
+    capped = screened.with_silos(strategy.silos.values(), replace(common, robust="none"))
     if capped.samples[silo] == screened.samples[silo]:
-        return f"{common.weight_cap:g} times the median (weight-cap)"
-    return f"{COUNT_SLACK:g} times the largest but {tolerated_faults(len(strategy.silos))} (robust = screen)"
+        return f"at most {common.weight_cap:g} times the median (weight-cap)"
+    others = tolerated_faults(len(strategy.silos))
+    return f"at most {COUNT_SLACK:g} times the largest but {others} (robust = screen)"
 
 
 class Registration:

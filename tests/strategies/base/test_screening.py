@@ -289,7 +289,8 @@ def test_a_silo_of_a_million_samples_and_45_steps_back(eight, tmp_path):
         and "excluded: its step opposes the others'" in seen[0].bounded["h"]
     )
     assert same(run.received("a", 2), expected)
-    counted = "counts as 12, 1.25 times the largest but 2 (robust = screen)"
+    counted = "count as 12, so that no hospital outweighs the others: at most 1.25 times the largest but 2 "
+    counted += "(robust = screen)"
     assert any(note.endswith(counted) for note in notes(tmp_path / "run"))
 
 

@@ -146,8 +146,8 @@ def test_a_share_is_by_samples_at_most_half(tmp_path, caplog):
         weights = weights_of(run.strategy, files)
         assert weights == {"a": 4, "b": 4, "c": largest, "d": 5}, cap
         assert (
-            f"c says that it has 40 training samples; it counts as {largest}, as its"
-            in caplog.text
+            f"c's 40 training samples count as {largest}, so that no hospital outweighs the others: "
+            "its share of a sum" in caplog.text
         )
         caplog.clear()
         shares = {

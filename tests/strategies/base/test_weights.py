@@ -95,7 +95,10 @@ def test_a_lie_counts_no_more_than_the_cap(three, tmp_path, cap, counts):
     }
     expected = weighted_mean([sent[silo, 1] for silo in "abc"], [6, 10, counts])
     assert same(run.received("a", 2), expected)
-    told = f"c says that it has {LIE} training samples; it counts as {counts}, {cap:g} times the median (weight-cap)"
+    told = (
+        f"c's {LIE} training samples count as {counts}, so that no hospital outweighs the others: "
+        f"at most {cap:g} times the median (weight-cap)"
+    )
     assert notes(tmp_path / "run") == ([told] if cap else [])
 
 
@@ -110,9 +113,7 @@ def test_what_is_agreed_stands_above_what_a_silo_says(three, tmp_path):
     options = {"strategy": "fedavg", "rounds": 1, "agreed": '{"samples": {"b": 7}}'}
     run = federate(three, directory=tmp_path / "run", **options)
     assert run.strategy.plan.samples == {"a": 6, "b": 7, "c": 8}
-    assert notes(tmp_path / "run") == [
-        "b says that it has 10 training samples; it counts as 7, as agreed"
-    ]
+    assert notes(tmp_path / "run") == ["b's 10 training samples count as 7, as agreed"]
 
 
 def test_the_statistics_of_tables_are_weighed_alike():
