@@ -195,7 +195,7 @@ def resolve_check(host: str) -> Check:
 
 def port_check(host: str, port: int) -> Check:
     """Check that the server's port accepts connections."""
-    where = f"{host}:{port}"
+    where = f"{bracket_host(host)}:{port}"
     try:
         socket.create_connection((host, port), timeout=TIMEOUT_SECONDS).close()
     except TimeoutError:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from client.link.connection import certificate_checks, split_address
-from client.link.route import TIMEOUT_SECONDS, Way, port_check, resolve_check
+from client.link.route import TIMEOUT_SECONDS, Way, bracket_host, port_check, resolve_check
 from client.protocol.launch import THIS_MACHINE
 from partitions.silo_file import Check
 from server.deploy.bundle import fleet_port
@@ -66,13 +66,12 @@ def exposure_checks(address: str, control_port: int) -> list[Check]:
     """Check that the Control port does not answer on the server's public address: it accepts code for every silo."""
     if address in THIS_MACHINE:
         return []
+    where = f"{bracket_host(address)}:{control_port}"
     try:
         socket.create_connection((address, control_port), timeout=TIMEOUT_SECONDS).close()
     except OSError:
-        return [
-            Check("control port's reach", True, f"{address}:{control_port} is closed to others")
-        ]
-    detail = f"{address}:{control_port} answers: every caller that reaches it can ship code to every silo"
+        return [Check("control port's reach", True, f"{where} is closed to others")]
+    detail = f"{where} answers: every caller that reaches it can ship code to every silo"
     return [Check("control port's reach", False, detail, "publish it on 127.0.0.1 only")]
 
 

@@ -24,6 +24,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -63,6 +64,13 @@ Name = Annotated[
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
+def _is_ip(address: str) -> bool:
+    try:
+        return bool(ip_address(address))
+    except ValueError:
+        return False
+
+
 class Server(Frozen):
     """Address of the server for silos; port 0: choose a free one.
 
@@ -100,6 +108,10 @@ class Server(Frozen):
     def ports_differ(self) -> Self:
         if self.fleet_port and self.fleet_port == self.control_port:
             raise UserError("fleet-port and control-port must differ")
+        if ":" in self.address and not _is_ip(self.address):
+            raise UserError(
+                f"address = {self.address}: a host name or an IP address is needed here; fleet-port is the port"
+            )
         if self.public and int(self.public.rpartition(":")[2]) > 65535:
             raise UserError(f"public = {self.public}: a port is at most 65535")
         return self

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from client.link.route import bracket_host
 from client.protocol.launch import (
     LOOPBACK,
     THIS_MACHINE,
@@ -61,11 +62,23 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
     return variables
 
 
+def listening_host(address: str) -> str:
+    """Return where the Fleet port of this server listens: on loopback alone, or on all that the machine has."""
+    if address in THIS_MACHINE:
+        return bracket_host(address) if ":" in address else LOOPBACK
+    return "[::]" if ":" in address else "0.0.0.0"  # gRPC's [::] takes IPv4, too
+
+
+def fleet_here(local: LocalFederation) -> str:
+    """Return HOST:PORT by which silos of this machine reach the server."""
+    host = bracket_host(local.address) if local.address == "::1" else LOOPBACK
+    return f"{host}:{local.fleet_port}"
+
+
 def superlink_part(local: LocalFederation) -> list[str]:
-    inside = local.address in THIS_MACHINE
     command = superlink_command(
         local.credentials.directory,
-        fleet=f"{LOOPBACK if inside else '0.0.0.0'}:{local.fleet_port}",
+        fleet=f"{listening_host(local.address)}:{local.fleet_port}",
         host=LOOPBACK,  # Control and Runtime API: reachable from this machine only
         port=local.control_port,
     )
@@ -93,7 +106,7 @@ def supernode_part(
 ) -> list[str]:
     site = Site(
         name=silo.name,
-        server=f"{LOOPBACK}:{local.fleet_port}",
+        server=fleet_here(local),
         ca_certificate=credentials.ca_certificate,
         node_key=credentials.node_key(silo.name),
         data=Path(silo.data),
@@ -129,7 +142,7 @@ def start_silo(local: LocalFederation, silo: LocalSilo) -> Process:
         "SILOFL_POLICY": silo.policy
     }
     # The server's name in the audit log
-    environment |= {"SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"}
+    environment |= {"SILOFL_SERVER": fleet_here(local)}
     environment |= gpu_environment(silo.device, silo.gpu_share)
     return start_part(local, silo.name, command, environment)
 
@@ -228,7 +241,7 @@ def status(local: LocalFederation) -> dict[str, Any]:
         "name": local.name,
         "file": local.file,
         "connection": local.connection.name,
-        "fleet": f"{local.address}:{local.fleet_port}",
+        "fleet": f"{bracket_host(local.address)}:{local.fleet_port}",
         "control": local.connection.address,
         "superlink": {
             "running": SUPERLINK in pids,

@@ -269,6 +269,11 @@ def test_not_all_silos_are_held_out(tmp_path):
         ),
         (
             "fl.example.org",
+            '"fl.example.org:9092"',
+            "address = fl.example.org:9092: a host name or an IP address is needed here; fleet-port",
+        ),
+        (
+            "fl.example.org",
             '"https://fl"',
             "server.address = 'https://fl': use a host name or an IP address",
         ),

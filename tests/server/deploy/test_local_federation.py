@@ -201,6 +201,37 @@ def test_ports_are_on_the_loopback_interface_and_a_silo_has_none(federation):
     assert [listening(pid) for pid in silo_pids(federation).values()] == [set(), set()]
 
 
+@pytest.mark.parametrize(
+    "address, at, here",
+    [
+        ("127.0.0.1", "127.0.0.1:9092", "127.0.0.1:9092"),
+        ("fl.example.org", "0.0.0.0:9092", "127.0.0.1:9092"),
+        ("::1", "[::1]:9092", "[::1]:9092"),
+        ("2001:db8::7", "[::]:9092", "127.0.0.1:9092"),
+    ],
+)
+def test_where_the_server_listens(federation, address, at, here):
+    """Beyond this machine only where its address is not of this machine; IPv6 where the address is one."""
+    moved = federation.model_copy(update={"address": address, "fleet_port": 9092})
+    assert at in " ".join(parts.superlink_part(moved)) and parts.fleet_here(moved) == here
+
+
+def test_an_ipv6_server_is_up(tmp_path, monkeypatch):
+    """Its certificate, its port and its silo are of ::1; a silo is online only through all of them."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    file = write_file(tmp_path, "north")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "server": {"address": "::1"}}))
+    try:
+        up = bring_up(tmp_path)
+        status = local.status(up)
+        assert [silo["state"] for silo in status["silos"]] == ["online"]
+        assert status["fleet"] == f"[::1]:{up.fleet_port}"
+        socket.create_connection(("::1", up.fleet_port), 5).close()
+    finally:
+        processes.end(processes.find(record.state_root() / "trial"), grace=1.0)
+
+
 def test_the_connection_is_written_and_nothing_else_of_the_configuration_touched(federation):
     ca = str(federation.directory / "credentials" / "ca.crt")
     assert read_connection("trial") == Connection("trial", federation.connection.address, ca)
