@@ -155,6 +155,8 @@ class Board:
             silo.doing, silo.left_out = "", event.message
             silo.missed += 1
             run.begun = None
+        if self.own:  # whether others go on is not known here
+            run.state, run.why = "failed", event.message
 
     def _on_begin(self, run: WatchedRun, event: RunEvent) -> None:
         run.rest()
@@ -270,6 +272,12 @@ class Board:
             "gain": statistics.fmean(gains) if gains else None,
         }
 
+    def _heard(self, run: WatchedRun) -> float | None:
+        """Return when a site that waits for the server has had its last message, Unix time."""
+        silo = run.silos.get(self.own)
+        waits = silo is not None and not silo.doing and run.state == "running"
+        return silo.since if silo is not None and waits else None
+
     def _detail(self, run: WatchedRun, now: float) -> dict[str, Any]:
         late, gains = run.late(now), self._gains(run)
         every = max(1, math.ceil(len(run.curve) / POINTS))
@@ -286,6 +294,7 @@ class Board:
         return {
             **self._overview(run),
             **{key: getattr(run, key) for key in kept},
+            "heard": self._heard(run),
             "pace": run.pace(),
             "left": run.remaining_seconds(),
             "curve": run.curve[::-1][::every][::-1],

@@ -176,17 +176,21 @@ def _of_connection(name: str) -> WatchSource:
 
 
 REFRESH_SECONDS = 0.5
+QUIET_SECONDS = 60.0  # after which a site that hears nothing says so anew
 
 
 def show_run(source: WatchSource, *, once: bool) -> None:
-    """Print the table; without ``once``, again whenever something has happened, until Ctrl-C."""
+    """Print the table; without ``once``, again whenever something has happened, at a site each minute, until Ctrl-C."""
     while source.poll():  # a long file is read in parts
         pass
     while True:
         print("\n".join(lines(source.board.picture(), source.title)), flush=True)
         if once or output_fault():
             return
+        printed = time.monotonic()
         while not source.poll():
+            if source.silo and time.monotonic() - printed > QUIET_SECONDS:
+                break
             time.sleep(REFRESH_SECONDS)
         print()
 

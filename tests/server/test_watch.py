@@ -31,7 +31,7 @@ from server.run.withdrawal import without
 from server.watch.access import cookie_name, read_token, token_for
 from server.watch.board import Board
 from server.watch.serve import Follower, exposition, listen, serve, watch_app
-from server.watch.source import WatchSource, find_source
+from server.watch.source import WatchSource, find_source, lines
 from strategies.base.client import SiloClient
 
 TOKEN = "0123456789abcdef-token"
@@ -345,6 +345,31 @@ def test_a_hospitals_page_shows_a_round_that_has_failed(three, tmp_path, monkeyp
         ("", "", 1),
     ]
     assert source.board.picture()["notes"][0]["text"] == "the disk of b is slow"
+
+
+def test_a_hospital_sees_that_the_server_is_silent_and_that_a_run_has_failed(monkeypatch):
+    """Between messages it cannot know more than when the last one came; a message clears a failure."""
+    begun = event("begin", number=2, rounds=9, time=1000.0, silos={"a": "train"})
+    rows = board(begun, own="a").picture(1300.0)
+    assert (rows["run"]["heard"], "last message" in "".join(lines(rows, "a"))) == (None, False)
+    answered = (
+        *round_done(2, {"a": 0.5}, rounds=9),
+        begun,
+        event("reply", silo="a", seconds=7.0),
+    )
+    assert "running, last message 5 min ago" in " ".join(
+        lines(board(*answered, own="a").picture(1300.0), "a")
+    ).replace("round 2 of 9, ", "").replace(", round 2 of 9", "")
+    assert (
+        board(*answered).picture(1300.0)["run"]["heard"] is None
+    )  # a server has its own clock
+    failed = board(
+        *answered, event("left_out", silo="a", time="now", message="no disk"), own="a"
+    )
+    picture = failed.picture(1300.0)
+    assert (picture["run"]["state"], picture["run"]["why"]) == ("failed", "no disk")
+    failed.take(begun)
+    assert failed.picture(1300.0)["run"]["state"] == "running"
 
 
 def test_a_message_that_is_refused_before_any_run_has_begun_leaves_nothing(three, tmp_path):

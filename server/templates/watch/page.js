@@ -87,7 +87,8 @@ function clock() {
   const run = picture.run;
   const round = "round " + run.round + " of " + run.rounds;
   const where = run.closing && run.state === "running" ? "closing evaluation" : round;
-  const next = run.begun ? ", the next one for " + time(now() - run.begun) : "";
+  const next = run.begun ? ", the next one for " + time(now() - run.begun)
+    : run.heard ? ", last message " + time(now() - run.heard) + " ago" : "";
   put(at("head"), run.strategy + ", seed " + run.seed + ": " + run.state + ", " + where + next);
   silos(run);
 }
