@@ -39,9 +39,8 @@ def tune_command(args: argparse.Namespace) -> None:
     from server.tuning.search import Request, tune
     from server.tuning.space import read_space
     from strategies.base.run_settings import defaults
-    from strategies.base.settings import TEXTBOOK
 
-    values = {**TEXTBOOK, **run_values(args)}
+    values = run_values(args)
     out = values.pop("out", None)
     if not out:
         raise UserError("--out DIR is needed here: a search is resumed from its directory")

@@ -16,7 +16,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from server.simulation.workers import Engine, Job
 from server.tuning.space import Space
 from server.tuning.trials import COMPLETE, FAILED, OBJECTIVES, PRUNED, Book, Trial, trial_score
 from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.settings import TEXTBOOK
 from strategies.base.settings import choose
 
 BATCH = 4  # trials that tpe proposes at a time
@@ -88,6 +89,7 @@ def tune(
     request: Request, out: Path, engine: Engine | None = None, *, quiet: bool = False
 ) -> Book:
     """Search, and return the results. Raises UserError, or RunFailedError if a method has no trial with a score."""
+    request = replace(request, values={**TEXTBOOK, **request.values})
     request.check()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # The bar replaces a line per silo and round
