@@ -33,8 +33,7 @@ from server.simulation.workers import Engine, Job
 from server.tuning.space import Space
 from server.tuning.trials import COMPLETE, FAILED, OBJECTIVES, PRUNED, Book, Trial, trial_score
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.settings import TEXTBOOK
-from strategies.base.settings import choose
+from strategies.base.settings import TEXTBOOK, choose
 
 BATCH = 4  # trials that tpe proposes at a time
 ETA = 3  # 1/ETA of a rung's trials go on, with ETA times the rounds
