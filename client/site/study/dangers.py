@@ -49,13 +49,14 @@ def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
     if batch < SMALL_BATCH:
         yield (
             f"batch-size may be {batch:g}: gradient inversion. Records of so small a batch can be rebuilt from the "
-            f"reply (below {SMALL_BATCH}; your policy's min-batch-size is {policy.min_batch_size})"
+            f"reply (below {SMALL_BATCH}; your policy's min-batch-size is {policy.min_batch_size}). "
+            f"Ask for {SMALL_BATCH}"
         )
     trainable = study.settings.get("trainable", "all")
     if trainable not in ("all", "head"):
         yield (
             f"trainable = {trainable}: training of some layers alone. A first linear layer's gradient is a sum of the "
-            "inputs themselves"
+            "inputs themselves. Ask for all, or head"
         )
     if study.settings.get("init-weights", ""):
         yield (
@@ -67,16 +68,21 @@ def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
     if "survey" in study.methods:
         yield (
             f"strategy may be survey: differencing. Counts and sums of your columns leave (your policy's min-cell is "
-            f"{policy.min_cell}, max-surveys {policy.max_surveys}). Two answers about different data tell who changed"
+            f"{policy.min_cell}, max-surveys {policy.max_surveys}). Two answers about different data tell who changed. "
+            "Ask for one survey, in a study of its own"
         )
     if "reported" in values(study, "keep-models"):
         stays = "" if policy.own_model else " (your policy has own-model = false: it stays)"
         yield (
             f"keep-models may be reported: membership. Your own model leaves whole at the end of each of "
-            f"{study.limits.runs} runs{stays}. It shows who was among your patients, and two runs what a round added"
+            f"{study.limits.runs} runs{stays}. It shows who was among your patients, and two runs what a round added. "
+            "Ask for none"
         )
     for name in study.methods:
-        yield from (f"{name} {danger}" for danger in METHODS[name].get("dangers", ()))
+        yield from (
+            f"{name} {danger}. Ask why it has to be {name}"
+            for danger in METHODS[name].get("dangers", ())
+        )
 
 
 def _of_rates(study: StudyProtocol) -> Iterator[str]:
@@ -87,7 +93,7 @@ def _of_rates(study: StudyProtocol) -> Iterator[str]:
         if share > LARGE_SHARE:
             yield (
                 f"learning-rate x {key} may be {share:g}: forgetting. A step may replace so much of the model that "
-                "the reply is little more than the last batch's gradient"
+                f"the reply is little more than the last batch's gradient. Ask for at most {LARGE_SHARE:g}"
             )
     slowest, blocks = least(study, "learning-rate"), any(values(study, "block-rates"))
     for key in ("momentum", "warmup-batches"):
@@ -96,7 +102,7 @@ def _of_rates(study: StudyProtocol) -> Iterator[str]:
             yield (
                 f"{key} may be {largest:g} with learning-rate = {slowest:g}{also}: momentum subsets. Batches weigh "
                 "unequally in a reply, and the same model in many rounds makes a system of equations for each record's "
-                "gradient"
+                f"gradient. Ask for {key} = 0, or a learning-rate of at least {SLOW:g}"
             )
 
 
@@ -104,23 +110,25 @@ def _of_queries(study: StudyProtocol, policy: Policy) -> Iterator[str]:
     if study.step > NEAR:
         yield (
             f"step = {study.step:g}: imprint. A model so far from your last one can hold a layer that writes single "
-            f"records into its rows (docs/attacks.md has counts; none was read up to {NEAR:g})"
+            f"records into its rows (docs/attacks.md has counts; none was read up to {NEAR:g}). "
+            "Ask for the least step that the method needs"
         )
     bounded = policy.epsilon or least(study, "dp.target-epsilon")
     if True in values(study, "dp") and not bounded:
         yield (
             "dp may be true, and neither your policy has epsilon nor the study dp.target-epsilon: imprint. Noise may "
-            "be so small that a model within step reads single records"
+            "be so small that a model within step reads single records. Ask for dp.target-epsilon"
         )
     if "net_benefit" in study.metrics:
         yield (
             "metrics has net_benefit: small cells. It tells how many of your test samples lie above each of 19 "
-            "thresholds and have the disease; where few are left, that is about single patients"
+            "thresholds and have the disease; where few are left, that is about single patients. "
+            "Ask for metrics without it"
         )
     if study.limits.evaluations > MANY_EVALUATIONS:
         yield (
             f"limits.evaluations = {study.limits.evaluations}: metric oracle. Models that differ in one answer tell "
-            f"which label a record has (above {MANY_EVALUATIONS})"
+            f"which label a record has (above {MANY_EVALUATIONS}). Ask for fewer"
         )
 
 
@@ -130,13 +138,14 @@ def _of_people(
     if samples is not None and samples < SMALL_COHORT:
         yield (
             f"you have {samples} training samples: membership. A model trained on fewer than {SMALL_COHORT} shows who "
-            "was among them"
+            "was among them. Ask for dp = true"
         )
     for other in earlier:
         if other.study.name != study.name:
             yield (
                 f"the study {other.study.name} was approved here on {other.when[:10]}: differencing. If your data have "
-                "changed by a few patients since, two models give these away"
+                "changed by a few patients since, two models give these away. "
+                "Ask for dp = true, or train on the data of then"
             )
             if _other_groups(study, other.study) and not other.revoked:
                 yield (

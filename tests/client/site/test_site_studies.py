@@ -694,7 +694,7 @@ def test_a_danger_is_named(changes, attack):
     safe = {"strategy": 'strategy = "fedavg"', "step": "step = 0.25"}
     assert dangers(study(**safe), Policy()) == []
     (line,) = dangers(study(**{**safe, **changes}), Policy())
-    assert attack in line
+    assert attack in line and re.search(r"\. Ask for |; ask who |Have its code read", line)
 
 
 def test_epsilon_bounds_what_step_does_not():
