@@ -159,7 +159,7 @@ def print_checks(checks: Iterable[Check], *, as_json: bool) -> None:
 def policy(args: argparse.Namespace) -> None:
     from client.policies import policy_at, policy_page
 
-    print(policy_page(policy_at(args.what)))
+    print(policy_page(policy_at(args.what), methods=args.methods))
 
 
 def audit(args: argparse.Namespace) -> None:
@@ -296,7 +296,7 @@ COMMANDS = (
     ),
     Command(
         "policy",
-        "print what a hospital allows, and what each method would send under it",
+        "print what a hospital allows",
         policy,
         (
             file_option(
@@ -306,10 +306,10 @@ COMMANDS = (
                 "the silo that joined from this machine, else silofl's defaults)",
                 nargs="?",
             ),
+            flag("--methods", "what each method would send, and why one is refused"),
         ),
-        examples=("silofl policy", "silofl policy policy.toml"),
-        description="The rules in force, whatever a run asks for, and for each method whether it may run and "
-        "what it sends.",
+        examples=("silofl policy", "silofl policy policy.toml --methods"),
+        description="The rules in force, whatever a run asks for, and the methods that may run.",
     ),
     Command(
         "audit",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 
 from client.protocol.methods import EVIDENCE
 from client.protocol.policy import RETIRED, Policy, Rules, parse_policy, read_policy
@@ -42,36 +43,44 @@ def policy_at(what: Path | None) -> Policy:
     return read_policy(str(what))
 
 
-def policy_page(policy: Policy) -> str:
-    """Return the page with the rules and their meaning, then the methods."""
+def policy_page(policy: Policy, *, methods: bool = False) -> str:
+    """Return the page with the rules and the allowed methods; with ``methods``, with what each would send."""
     lines = [f"{policy.where}:", ""]
     width = max(len(policy.line(name)) for name in Rules.model_fields if name != "methods")
     lines += [
         f"  {policy.line(name):<{width}}  # {rule.description}"
         for name, rule in Rules.model_fields.items()
+        if not methods
     ]
     lines += [
         f"\n  {key} is no rule any more: {RETIRED[key]}; remove the line"
         for key in policy.retired
     ]
+    refused = {
+        name: faults for name in sorted(strategies()) if (faults := _faults(policy, name))
+    }
+    if not methods:
+        allowed = ", ".join(name for name in sorted(strategies()) if name not in refused)
+        lines += [
+            "",
+            *wrap(f"Allowed with their default settings: {allowed or 'no method'}", 100),
+        ]
+        lines += wrap(f"Refused: {', '.join(refused) or 'no method'}", 100)
+        lines.append(
+            "silofl policy --methods prints what each would send, and why it is refused."
+        )
+        return "\n".join([*lines, "", footnote(policy)])
     lines += [
-        "",
         "What each method sends from here in a round, with its default settings (Σ: a whole model):",
         "",
     ]
-    run = defaults()
-    private = {"dp": policy.private_only, "dp.unit": policy.privacy_unit}
     for name, strategy in sorted(strategies().items()):
-        settings = {**run, **private, "strategy": name}
-        faults = [
-            *method_faults(policy, name, settings),
-            *privacy_faults(policy, settings),
-            *setting_faults(policy, settings),
-        ]
-        lines.append(
-            f"  {name:<16}  {f'refused: {faults[0]}' if faults else describe_sent(name, strategy, run)}"
+        what = (
+            f"refused: {refused[name][0]}"
+            if name in refused
+            else describe_sent(name, strategy, defaults())
         )
-        lines.append(f"  {'':<16}  {with_privacy(strategy.info)}")
+        lines += [f"  {name:<16}  {what}", f"  {'':<16}  {with_privacy(strategy.info)}"]
     lines += [
         "",
         "At the end of a run with keep-models = reported, once, and it trains no further here:",
@@ -84,6 +93,17 @@ def policy_page(policy: Policy) -> str:
         f"  {SURVEY:<16}  {describe_survey(policy)}",
     ]
     return "\n".join([*lines, "", footnote(policy)])
+
+
+def _faults(policy: Policy, name: str) -> list[str]:
+    """Return why the policy refuses a method with its default settings."""
+    private = {"dp": policy.private_only, "dp.unit": policy.privacy_unit}
+    settings = {**defaults(), **private, "strategy": name}
+    return [
+        *method_faults(policy, name, settings),
+        *privacy_faults(policy, settings),
+        *setting_faults(policy, settings),
+    ]
 
 
 def describe_own_model(policy: Policy) -> str:

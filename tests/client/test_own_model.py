@@ -625,7 +625,9 @@ def test_the_audit_log_and_what_left_ever(tmp_path):
 def test_the_policy_page_says_what_it_means():
     (stays, leaves, alone) = (
         next(
-            line for line in policy_page(policy).splitlines() if line.startswith("  own model")
+            line
+            for line in policy_page(policy, methods=True).splitlines()
+            if line.startswith("  own model")
         )
         for policy in (Policy(), Policy(own_model=True, peers=True), Policy(own_model=True))
     )
@@ -633,7 +635,7 @@ def test_the_policy_page_says_what_it_means():
     assert "leaves, with all its layers, to the server and goes to other hospitals" in leaves
     assert "no evaluation of it is answered here (peers = false)" in alone
     private = Policy(own_model=True, require_dp=True)
-    assert "stays: the run has dp = true" in policy_page(private)
+    assert "stays: the run has dp = true" in policy_page(private, methods=True)
     assert KIND == OWN_MODEL  # the site's own process knows no strategies
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -465,8 +466,11 @@ def test_the_page_warns_of_privacy_that_is_none(rules, warning):
 
 
 def test_the_page_has_every_rule_and_every_method():
-    page = policy_page(Policy())
-    assert all(f"  {Policy().line(name)} " in page for name in Rules.model_fields)
+    short = policy_page(Policy())
+    assert all(f"  {Policy().line(name)} " in short for name in Rules.model_fields)
+    assert len(short.splitlines()) < 50 and "Refused: apple, fedfomo," in short
+    assert {*re.findall(r"[a-z][a-z-]+", short)} >= set(strategies())
+    page = policy_page(Policy(), methods=True)
     lines = {line.split()[0]: line for line in page.splitlines() if line.startswith("  ")}
     assert set(strategies()) <= set(lines)
     assert "refused: its policy has peers = false" in lines["apple"]
@@ -478,10 +482,14 @@ def test_the_page_has_every_rule_and_every_method():
         f"(loss, score, over at least {Policy().min_metric_samples} patients)"
         in lines["evaluate"]
     )
-    assert "  evaluate          refused: " in policy_page(policy(methods=("fedavg",)))
-    assert "handed to other hospitals under this one's name" in policy_page(policy(peers=True))
-    assert "refused" not in policy_page(read_policy("public"))
-    assert "fedrep.head-epochs = 10" in policy_page(policy(max_local_epochs=5))
+
+    def methods(rules: Policy) -> str:
+        return policy_page(rules, methods=True)
+
+    assert "  evaluate          refused: " in methods(policy(methods=("fedavg",)))
+    assert "handed to other hospitals under this one's name" in methods(policy(peers=True))
+    assert "refused" not in methods(read_policy("public"))
+    assert "fedrep.head-epochs = 10" in methods(policy(max_local_epochs=5))
 
 
 def test_the_policy_needs_nothing_but_the_standard_library():
