@@ -12,7 +12,11 @@ here=$(dirname "$0")
 python=${PYTHON:-python}
 quiet=--quiet; [ ! -t 1 ] || quiet= # on a terminal pip shows its bars
 pip() { "$python" -m pip install $quiet --no-deps --only-binary :all: ${WHEELS:+--find-links "$WHEELS"} "$@"; }
-install() { pip --require-hashes "$@"; }
+install() { # ... --requirement FILE, with a sign of life: a part takes minutes
+    for file; do :; done
+    echo "installing $(grep -c == "$file") packages of ${file##*/}" >&2
+    pip --require-hashes "$@"
+}
 
 cpu=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$here/torch-cpu.txt")
 if [ -n "${TORCH_INDEX:-}" ] && ! ls "${WHEELS:-/nowhere}"/torch-*.whl >/dev/null 2>&1; then
@@ -26,3 +30,6 @@ install --requirement "$here/silo.txt"
 [ "$1" = silo ] || install --requirement "$here/server.txt"
 [ "$1" != dev ] || install --requirement "$here/dev.txt"
 "$python" -m pip check # nothing is missing
+# A CPU build of PyTorch from one index, and torchvision from another, whose operators want CUDA's
+[ "$1" = silo ] || "$python" -W ignore -c 'import torchvision' 2>/dev/null || echo \
+    "note: the index has no torchvision for $cpu; transforms.v2 and Lightning do not run (docs/own-trainer.md)" >&2

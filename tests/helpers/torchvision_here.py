@@ -1,5 +1,8 @@
 # mypy: disable-error-code="no-untyped-call"
-"""torchvision beside a build of PyTorch that is not its pair: its compiled operators cannot be loaded there."""
+"""torchvision beside a build of PyTorch that is not its pair: its compiled operators cannot be loaded there.
+
+Its networks alone are compared all the same; what users are told to run is imported as they import it.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,12 @@ def models_or_skip() -> Any:
             f"torchvision cannot be imported here (exit {code}), and standard error says why"
         )
     return import_models()
+
+
+def whole_or_skip() -> None:
+    """Skip where torchvision cannot be imported as the documents' examples, and Lightning, import it."""
+    if in_fork(lambda: __import__("torchvision.transforms.v2")):
+        pytest.skip("torchvision is no pair of torch here, as `make install` says")
 
 
 def timm_or_skip() -> Any:

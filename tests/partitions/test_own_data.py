@@ -17,7 +17,7 @@ from representatives import seldom
 from study_text import study_text
 from taken import silofl
 from tiny import federate
-from torchvision_here import models_or_skip
+from torchvision_here import whole_or_skip
 
 from client.protocol.code import code_of_data, digest_of_code
 from client.protocol.study import parse_study
@@ -518,7 +518,7 @@ def ours():
 def test_the_libraries_own_sets_work(tmp_path, monkeypatch, library, source, shape):
     """Their random transforms repeat for a seed and differ for another, and their fixed ones are never seeded away."""
     if library.startswith("torchvision"):
-        models_or_skip()
+        whole_or_skip()
     try:
         with warnings.catch_warnings():  # those of their own imports
             warnings.simplefilter("ignore")
