@@ -155,7 +155,7 @@ class Board:
             silo.doing, silo.left_out = "", event.message
             silo.missed += 1
             run.begun = None
-        if self.own:  # whether others go on is not known here
+        if self.site:  # whether others go on is not known here
             run.state, run.why = "failed", event.message
 
     def _on_begin(self, run: WatchedRun, event: RunEvent) -> None:
@@ -274,7 +274,7 @@ class Board:
 
     def _heard(self, run: WatchedRun) -> float | None:
         """Return when a site that waits for the server has had its last message, Unix time."""
-        silo = run.silos.get(self.own)
+        silo = run.silos.get(self.site)
         waits = silo is not None and not silo.doing and run.state == "running"
         return silo.since if silo is not None and waits else None
 

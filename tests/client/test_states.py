@@ -132,7 +132,7 @@ def test_evaluation_leaves_the_state_alone(three, method, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_round_that_fails_half_way_saves_nothing(two, method, tmp_path, monkeypatch):
     """b fails in round 2 after its training; its state is that of round 1, and round 3 goes on from there."""
-    check = SiloClient._check_finite
+    check = SiloClient.check_finite
 
     def failing(self, *vectors):
         if (self.silo.name, self.round) == ("b", 2):
@@ -140,7 +140,7 @@ def test_a_round_that_fails_half_way_saves_nothing(two, method, tmp_path, monkey
             raise RuntimeError("the device is gone")
         check(self, *vectors)
 
-    monkeypatch.setattr(SiloClient, "_check_finite", failing)
+    monkeypatch.setattr(SiloClient, "check_finite", failing)
     states = {}
 
     def prepare(grid):
