@@ -478,10 +478,10 @@ CENTRES |= {"tcga-brca": 6, "heart-disease": 4}
 def honest_rounds(dataset: str, seeds: Iterable[int], **changes: Any) -> tuple[int, int, int]:
     """Return silo-rounds of FedAvg in 10 rounds with ``screen``: all, those left out, and those cut."""
     silos, bounded = CENTRES[dataset], list[float]()
-    own = {"dataset": dataset, "partition": "natural", "silos": silos, "robust": "screen"}
-    own |= {"strategy": "fedavg", "rounds": 10, "threads": 1, "evidence": "off", **changes}
+    settings = {"dataset": dataset, "partition": "natural", "silos": silos, "robust": "screen"}
+    settings |= {"strategy": "fedavg", "rounds": 10, "threads": 1, "evidence": "off", **changes}
     for seed in (seeds := list(seeds)):
-        rows = whole_run({**own, "seed": seed}).history.rows
+        rows = whole_run({**settings, "seed": seed}).history.rows
         bounded += [row.value for row in rows if row.metric == "bounded"]
     out = bounded.count(0.0)
     return 10 * silos * len(seeds), out, len(bounded) - out
