@@ -40,7 +40,7 @@ FROM_NOTHING = [
         "nowhere: there is no such folder",
     ),
     ("relay", 2, "there is no federation.yaml"),
-    ("plan --sizes 90,90,90,90,90 --effect 3", 0, "NOT ANSWERABLE"),
+    ("plan --sizes 90,90,90,90,90 --effect 3", 0, "not answerable"),
     ("plan --pilot runs/pilot --effect 3", 2, "runs/pilot"),
     ("simulate --silos 2 --set min-silos=3", 2, "min-silos = 3 is more than silos = 2"),
     (
