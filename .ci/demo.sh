@@ -8,7 +8,7 @@ if [ -n "$(ls -A $out 2>/dev/null)" ] && [ ! -f $out/config.toml ]; then
     echo "demo: $out holds something else: move it away" >&2
     exit 2
 fi
-stop() { "$silofl" down --name silofl-demo >/dev/null 2>&1 || true; }
+stop() { "$silofl" down --federation silofl-demo >/dev/null 2>&1 || true; }
 stop # one that was killed
 trap stop EXIT
 trap 'exit 130' INT TERM
