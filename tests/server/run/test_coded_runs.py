@@ -35,8 +35,8 @@ FEW = {
 }
 NAMES = (
     "apfl ditto fedadagrad fedadam fedalt fedas fedavg fedavg-ft fedavgm fedawa fedbabu fedbn fedem fedlc fednova "
-    "fedntd fedper fedphp fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim fedyogi floco gpfl knn-per local moon per-fedavg "
-    "pfedme pooled"
+    "fedntd fedper fedphp fedprox fedprox-ft fedrep fedrod fedsa-lora fedsim fedyogi floco gpfl knn-per local moon "
+    "per-fedavg pfedme pooled"
 )
 SOUND = frozenset(NAMES.split())
 
