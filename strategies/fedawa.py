@@ -44,7 +44,7 @@ class AwaSettings:
     """Settings of FedAWA; defaults of its official runs."""
 
     server_learning_rate: float = setting(1e-3, "Adam's step on the weights", above=0)
-    steps: int = setting(1, "Adam's steps in a round", minimum=0)
+    steps: int = setting(1, "Adam's steps in a round", minimum=0, kind="steps")
     gamma: float = setting(1.0, "scale of the mean model", symbol="γ", above=0)
     start: str = setting(
         "samples", "weights at first: by samples, or the code's", choices=("samples", "shares")
