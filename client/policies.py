@@ -63,9 +63,15 @@ def policy_page(policy: Policy, *, methods: bool = False) -> str:
         allowed = ", ".join(name for name in sorted(strategies()) if name not in refused)
         lines += [
             "",
-            *wrap(f"Allowed with their default settings: {allowed or 'no method'}", 100),
+            *wrap(
+                f"Allowed with their default settings: {allowed or 'no method'}",
+                100,
+                break_on_hyphens=False,
+            ),
         ]
-        lines += wrap(f"Refused: {', '.join(refused) or 'no method'}", 100)
+        lines += wrap(
+            f"Refused: {', '.join(refused) or 'no method'}", 100, break_on_hyphens=False
+        )
         lines.append(
             "silofl policy --methods prints what each would send, and why it is refused."
         )

@@ -468,7 +468,7 @@ def test_the_page_warns_of_privacy_that_is_none(rules, warning):
 def test_the_page_has_every_rule_and_every_method():
     short = policy_page(Policy())
     assert all(f"  {Policy().line(name)} " in short for name in Rules.model_fields)
-    assert len(short.splitlines()) < 50 and "Refused: apple, fedfomo," in short
+    assert len(short.splitlines()) < 50 and re.search("^Refused: apple, ", short, re.M)
     assert {*re.findall(r"[a-z][a-z-]+", short)} >= set(strategies())
     page = policy_page(Policy(), methods=True)
     lines = {line.split()[0]: line for line in page.splitlines() if line.startswith("  ")}
