@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from textwrap import wrap
 
@@ -60,22 +60,7 @@ def policy_page(policy: Policy, *, methods: bool = False) -> str:
         name: faults for name in sorted(strategies()) if (faults := _faults(policy, name))
     }
     if not methods:
-        allowed = ", ".join(name for name in sorted(strategies()) if name not in refused)
-        lines += [
-            "",
-            *wrap(
-                f"Allowed with their default settings: {allowed or 'no method'}",
-                100,
-                break_on_hyphens=False,
-            ),
-        ]
-        lines += wrap(
-            f"Refused: {', '.join(refused) or 'no method'}", 100, break_on_hyphens=False
-        )
-        lines.append(
-            "silofl policy --methods prints what each would send, and why it is refused."
-        )
-        return "\n".join([*lines, "", footnote(policy)])
+        return "\n".join([*lines, "", *_methods(refused), "", footnote(policy)])
     lines += [
         "What each method sends from here in a round, with its default settings (Σ: a whole model):",
         "",
@@ -99,6 +84,18 @@ def policy_page(policy: Policy, *, methods: bool = False) -> str:
         f"  {SURVEY:<16}  {describe_survey(policy)}",
     ]
     return "\n".join([*lines, "", footnote(policy)])
+
+
+def _methods(refused: Collection[str]) -> Iterator[str]:
+    """Yield the names of the allowed and of the refused methods, in lines of 100 characters."""
+    allowed = [name for name in sorted(strategies()) if name not in refused]
+    for title, names in (
+        ("Allowed with their default settings", allowed),
+        ("Refused", refused),
+    ):
+        line = f"{title}: {', '.join(names) or 'no method'}"
+        yield from wrap(line, 100, break_on_hyphens=False)
+    yield "silofl policy --methods prints what each would send, and why it is refused."
 
 
 def _faults(policy: Policy, name: str) -> list[str]:
