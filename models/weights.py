@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -70,9 +71,8 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
         if not content.startswith(b"PK\x03\x04"):
             return safetensors.torch.load(content)
         loaded = torch.load(repack(content, "it"), map_location="cpu", weights_only=True)
-        inside = [loaded[key] for key in STATES if isinstance(loaded.get(key), dict)]
-        tensors = [*inside, loaded][0]
-        return {name: tensor.detach() for name, tensor in tensors.items()}
+        state = _state_in({str(key): value for key, value in loaded.items()})
+        return {name: tensor.detach() for name, tensor in state.items()}
     except TooLargeError as error:
         raise DataError(f"init-weights = {weights.file}: {error}") from None
     except Exception as error:
@@ -81,6 +81,29 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
             f"init-weights = {weights.file} is no file of tensors alone, as safetensors and torch.save write it: "
             f"{reason:.200}"
         ) from None
+
+
+def _state_in(loaded: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """Return the tensors of a file of ``torch.save``: below a key of STATES, else below the only key, or all.
+
+    Raises ValueError, where several keys hold tensors, or something is no tensor.
+    """
+    below = {
+        key: value
+        for key, value in loaded.items()
+        if isinstance(value, Mapping) and any(isinstance(v, Tensor) for v in value.values())
+    }
+    known = [key for key in STATES if key in below][:1] or [*below]
+    if len(known) > 1:
+        raise ValueError(
+            f"it holds tensors under {', '.join(sorted(known))}: save the network's alone"
+        )
+    where, state = (f"under {known[0]} ", below[known[0]]) if known else ("", loaded)
+    if others := [str(name) for name, value in state.items() if not isinstance(value, Tensor)]:
+        raise ValueError(
+            f"{where}{', '.join(others[:SHOWN])} is no tensor: save the state_dict alone"
+        )
+    return state
 
 
 def our_name(name: str, published: Published) -> str:
@@ -93,13 +116,26 @@ def our_name(name: str, published: Published) -> str:
 def _stripped(
     tensors: dict[str, Tensor], known: Collection[str], published: Published
 ) -> dict[str, Tensor]:
-    """Return the tensors without the modules that all their names begin with, which wrappers add."""
-    while not any(our_name(name, published) in known for name in tensors):
-        around = {name[: name.find(".") + 1] for name in tensors}
-        if len(around) != 1 or "" in around:
-            break
-        tensors = {name.partition(".")[2]: tensor for name, tensor in tensors.items()}
-    return tensors
+    """Return the tensors without the modules around the network, which wrappers add.
+
+    A training loop's file may hold others beside it, such as a loss: of one alone the names are known.
+    """
+    if _has_known(tensors, known, published) or not all("." in name for name in tensors):
+        return tensors
+    inside: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        around, _, rest = name.partition(".")
+        inside.setdefault(around, {})[rest] = tensor
+    networks = {around: _stripped(of, known, published) for around, of in inside.items()}
+    fitting = [name for name, of in networks.items() if _has_known(of, known, published)]
+    if len(fitting) != 1:
+        return tensors
+    _tell_left_out(tuple(sorted(inside.keys() - fitting)))
+    return networks[fitting[0]]
+
+
+def _has_known(tensors: Collection[str], known: Collection[str], published: Published) -> bool:
+    return any(our_name(name, published) in known for name in tensors)
 
 
 @torch.no_grad()
@@ -160,6 +196,15 @@ def _refuse(weights: Weights, faults: list[str], size: int) -> None:
         raise DataError(
             f"init-weights = {weights.file} does not fit this network of {size} tensors: "
             f"{'; '.join(faults[:SHOWN])}{more}"
+        )
+
+
+@cache
+def _tell_left_out(modules: tuple[str, ...]) -> None:
+    """Log once per process which modules of a training loop's file are not the network."""
+    if modules:
+        logging.getLogger("flwr").info(
+            "init-weights: %s are beside the network, and left out", ", ".join(modules)
         )
 
 

@@ -21,7 +21,7 @@ from models.initialisation import flat_model, initial_model
 from models.networks.mlp import MlpSettings
 from models.networks.registry import MODELS, build
 from models.trainable import Part
-from models.weights import _tell, our_name, start_from, weights_of
+from models.weights import _tell, _tell_left_out, our_name, start_from, weights_of
 from partitions.common.errors import UserError
 
 Tensors = dict[str, Tensor]
@@ -225,12 +225,25 @@ def changed(names: str, tensors: Tensors) -> Tensors:
         {"state_dict": changed("module.", trained()), "epoch": 7, "arch": "mlp"},
         {"model": changed("module.backbone.", trained()), "optimizer": {"state": {}}},
         {"model_state_dict": trained()},
+        {"net_g": trained(), "hyper_parameters": {"lr": 0.1}, "optimizer": {"state": {}}},
+        {"state_dict": {**changed("model.net.", trained()), "criterion.weight": torch.ones(3)}},
     ],
 )
 def test_a_file_of_torch_save(content, tmp_path):
-    """As timm's and MONAI's training loops save them, in parallel and compiled."""
+    """As training loops save them: in parallel and compiled, under another key, beside a loss's weights."""
     torch.save(content, tmp_path / "w.pth")
     assert torch.equal(initial(tmp_path / "w.pth"), vector(trained()))
+
+
+def test_what_lies_beside_the_network_is_told(tmp_path, caplog):
+    file = saved(
+        tmp_path / "w.safetensors", {**changed("net.", trained()), "loss.weight": torch.ones(3)}
+    )
+    _tell_left_out.cache_clear()
+    logging.getLogger("flwr").propagate = True
+    with caplog.at_level(logging.INFO, "flwr"):
+        initial(file)
+    assert caplog.messages == ["init-weights: loss are beside the network, and left out"]
 
 
 def test_a_last_layer_for_other_classes(tmp_path, caplog):
@@ -259,9 +272,21 @@ class Code:
             {"state_dict": trained(), "args": Code()},
             r"torch.save write it: Weights only load failed",
         ),
-        ([torch.zeros(1)], r"write it: 'list' object has no attribute 'get'$"),
-        ({**trained(), "epoch": 3}, r"write it: 'int' object has no attribute 'detach'$"),
-        (changed("a.", trained()) | {"b.c": torch.zeros(1)}, r"a.fc1.bias is not known"),
+        ([torch.zeros(1)], r"write it: 'list' object has no attribute 'items'$"),
+        (
+            {**trained(), "epoch": 3},
+            r"write it: epoch is no tensor: save the state_dict alone$",
+        ),
+        (
+            {"model": {**trained(), "lr": 0.1}},
+            r"write it: under model lr is no tensor: save the state_dict alone$",
+        ),
+        (
+            {"net": trained(), "ema": trained()},
+            r"write it: it holds tensors under ema, net: save the network's alone$",
+        ),
+        ({**trained(), "criterion.weight": torch.ones(3)}, r"criterion.weight is not known"),
+        (changed("a.", trained()) | changed("b.", trained()), r"a.fc1.bias is not known"),
     ],
 )
 def test_a_file_of_torch_save_that_does_not_fit(content, message, tmp_path, monkeypatch):
