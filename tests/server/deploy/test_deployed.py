@@ -35,6 +35,7 @@ from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.local import parts, record
 from server.results.history import History
 from server.results.models import FILE, FOLDER
+from server.results.run_directory import CONFIG, read_toml
 from server.results.study import study_config, study_runs
 from server.run.evaluated_models import evaluation_settings, read_models
 from server.simulation.evaluate import evaluate, gather_models
@@ -68,9 +69,21 @@ def test_in_process_and_deployed_give_the_same_numbers(federation, here, tmp_pat
     """Bit for bit: metrics of every silo and round, losses included, and the bytes. Whole models: APPLE's, below."""
     submit.run({**SETTINGS, "out": str(tmp_path / "there")})
     assert rows(tmp_path / "there") == rows(here)
+    bounds = [read_toml(run / CONFIG)["robust"] for run in (here, tmp_path / "there")]
+    assert bounds == ["none", "screen"]  # unless set; here nothing is beyond the bounds
     assert any("zero_shot" in row for row in rows(here))
     kept = own_models(tmp_path / "there")
     assert kept == own_models(here) and set(kept) == {"hospital-01", "hospital-03"}
+
+
+def test_the_config_of_a_deployed_run_gives_its_bits_in_process(federation, tmp_path):
+    """Also where ``screen`` bounds: the largest of three silos counts as no more than the median silo's samples."""
+    submit.run({**RUN, "rounds": 2, "weight-cap": 1, "out": str(tmp_path / "there")})
+    config = {**read_toml(tmp_path / "there" / CONFIG), "silos": 3}
+    simulate({**config, "out": str(tmp_path / "again")}, quiet=True)
+    assert rows(tmp_path / "again") == rows(tmp_path / "there")
+    simulate({**RUN, "rounds": 2, "silos": 3, "out": str(tmp_path / "plain")}, quiet=True)
+    assert rows(tmp_path / "plain") != rows(tmp_path / "there")
 
 
 def own_models(run):
