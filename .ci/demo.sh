@@ -14,7 +14,7 @@ trap stop EXIT
 trap 'exit 130' INT TERM
 rm -rf $out $data
 "$silofl" up "$file"
-"$silofl" run --connection silofl-demo --strategy local,fedavg,fedala --rounds 15 --out $out >/dev/null
+"$silofl" run --connection silofl-demo --strategy local,fedavg,fedala --rounds 15 --out $out
 mkdir -p $data
 cp "${XDG_STATE_HOME:-$HOME/.local/state}"/silofl/silofl-demo/data/* $data/
 cp $data/manifest.json $out/

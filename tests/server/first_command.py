@@ -70,9 +70,13 @@ def check(home: Path) -> None:
         cwd=ROOT,
         env=fresh_environment(home),
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
         check=False,
     )
+    print(done.stdout, flush=True)
     assert done.returncode == 0, f"make demo: exit code {done.returncode}"
+    assert re.search(r"(?m)^hospital-12 .*\n-+\nmean  ", done.stdout), "it prints no table"
     report = (ROOT / "runs/demo/report.html").read_text()
     table = re.search(
         r"<table[^>]*>(?:(?!</table>).)*hospital-01.*?</table>", report, re.DOTALL
