@@ -31,14 +31,13 @@ from client.site.trust.message_rules import run_faults
 from client.site.trust.signing import UNSIGNED, read_signer, wanted_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.output import text_page, wrap
-from partitions.common.parsed import read_text
+from partitions.common.parsed import read_bounded, text_in
 from strategies import strategies
 from strategies.base.declarations import seen_and_inferred
 from strategies.base.transport.kinds import MODEL
 
 WIDTH = 100
-# A study's first line, and the bytes in which it stands: comments may come before it
-KIND, LONGEST_BEGIN = re.compile(rb"^\s*kind\s*=", re.MULTILINE), 1 << 16
+KIND = re.compile(rb"^\s*kind\s*=", re.MULTILINE)  # a line that every study has
 METRIC_WORDS = "counts of samples, the metrics {metrics}, seconds and bytes"
 
 
@@ -83,13 +82,12 @@ def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
 
 def read_study(file: Path) -> tuple[str, StudyProtocol]:
     """Return a study file's text and the parsed study. Raises SiteError, DataError or OSError."""
-    with file.open("rb") as opened:
-        begin = opened.read(LONGEST_BEGIN)
-    if not KIND.search(begin):
+    content = read_bounded(file, known=KIND)
+    if not KIND.search(content):
         raise DataError(
             f'{file} is no study: a text with kind = "{STUDY}" is expected, as `silofl study new` writes it'
         )
-    text = read_text(file)
+    text = text_in(content, file)
     return text, parse_study(text, str(file))
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from failing import fails
 from studies import make_run
+from study_text import study_text
 
 from client.studies import read_study
 from partitions.common.errors import DataError, UserError
@@ -249,3 +252,13 @@ def test_withdraw_says_what_it_did(tmp_path, monkeypatch, capsys):
     first, last = capsys.readouterr().out.splitlines()
     assert first == f"{run}: b is deleted from history.csv, summary.json"
     assert last == "what others averaged stays; `silofl remove-silo b` shuts it out"
+
+
+def test_a_study_may_come_through_a_pipe(tmp_path):
+    """It is read once: `silofl approve /dev/stdin`."""
+    (tmp_path / "study.toml").write_text(study_text())
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit((tmp_path / "pipe").write_text, study_text())
+        text, study = read_study(tmp_path / "pipe")
+    assert (text, study) == read_study(tmp_path / "study.toml")
