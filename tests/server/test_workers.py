@@ -38,6 +38,7 @@ from server.simulation.workers import (
     start_job,
     work,
 )
+from strategies.base.settings import TEXTBOOK
 
 
 def values(table, out, **changes):
@@ -48,6 +49,7 @@ def values(table, out, **changes):
         "rounds": 3,
         "threads": 1,
         "out": str(out),
+        **TEXTBOOK,
     }
     return {**given, "strategy": "local,fedavg,apple", "seed": "1,2", **changes}
 
