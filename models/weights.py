@@ -86,7 +86,7 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
 def _state_in(loaded: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """Return the tensors of a file of ``torch.save``: below a key of STATES, else below the only key, or all.
 
-    Raises ValueError, where several keys hold tensors, or something is no tensor.
+    Raises DataError, where several keys hold tensors, or something is no tensor.
     """
     below = {
         key: value
@@ -95,12 +95,12 @@ def _state_in(loaded: Mapping[str, Any]) -> Mapping[str, Tensor]:
     }
     known = [key for key in STATES if key in below][:1] or [*below]
     if len(known) > 1:
-        raise ValueError(
+        raise DataError(
             f"it holds tensors under {', '.join(sorted(known))}: save the network's alone"
         )
     where, state = (f"under {known[0]} ", below[known[0]]) if known else ("", loaded)
     if others := [str(name) for name, value in state.items() if not isinstance(value, Tensor)]:
-        raise ValueError(
+        raise DataError(
             f"{where}{', '.join(others[:SHOWN])} is no tensor: save the state_dict alone"
         )
     return state

@@ -27,8 +27,8 @@ class SeveralError(DataError):
 class Problems:
     """Problems of one source, which one error lists."""
 
-    def __init__(self, errors: Sequence[ValueError] = ()) -> None:
-        self.errors = list[ValueError](errors)
+    def __init__(self, errors: Sequence[Exception] = ()) -> None:
+        self.errors = list[Exception](errors)
 
     def __iter__(self) -> Iterator[str]:
         for error in self.errors:

@@ -208,7 +208,7 @@ def is_row(header: Collection[str]) -> bool:
     return any(is_number(cell) or LOOKS_LIKE_A_DATE.fullmatch(cell) for cell in header)
 
 
-def unknown_column(path: Path, name: str, header: Collection[str]) -> ValueError:
+def unknown_column(path: Path, name: str, header: Collection[str]) -> DataError:
     """Return the error for a column that is not there; a first line that may be a patient's row is not shown."""
     if is_row(header):
         return DataError(

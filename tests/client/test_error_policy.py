@@ -142,7 +142,7 @@ def test_a_fault_reaches_it_without_the_silos_values(silo_a_fails, do, kind, cap
     """The server reads the error's type and the place in our code; the silo's log has the traceback, at ERROR."""
     reason = silo_a_fails(do)
     assert re.fullmatch(
-        rf"{kind} in strategies/base/client\.py:\d+: a fault of the program; [^\n]*", reason
+        rf"{kind} in strategies/base/contract\.py:\d+: a fault of the program; [^\n]*", reason
     )
     assert "4711" not in reason
     logged = [record for record in caplog.records if record.exc_info]
