@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, UserError
 from partitions.common.names import Names, unknown_name
 from partitions.recipes.cells import LOOKS_LIKE_A_DATE, identifier, is_number
 from partitions.recipes.lines import Cells, Lines, cells_in
@@ -208,7 +208,7 @@ def is_row(header: Collection[str]) -> bool:
     return any(is_number(cell) or LOOKS_LIKE_A_DATE.fullmatch(cell) for cell in header)
 
 
-def unknown_column(path: Path, name: str, header: Collection[str]) -> DataError:
+def unknown_column(path: Path, name: str, header: Collection[str]) -> DataError | UserError:
     """Return the error for a column that is not there; a first line that may be a patient's row is not shown."""
     if is_row(header):
         return DataError(
