@@ -214,7 +214,9 @@ def site_of(
     variables = variables_of(files)
     site = Site.from_environment(variables)
     if not SILO.fullmatch(site.name):
-        raise DataError(f"SILOFL_NAME={site.name:.80} in the bundle's .env is no name of a silo")
+        raise DataError(
+            f"SILOFL_NAME={site.name:.80} in the bundle's .env is no name of a silo"
+        )
     if not SERVER.fullmatch(site.server):
         raise DataError(f"SILOFL_SERVER={site.server:.80} in the bundle's .env is no HOST:PORT")
     named = variables.get("SILOFL_DATA", "")
