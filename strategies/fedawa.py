@@ -101,10 +101,11 @@ class FedAWA(PersonalizedStrategy):
         return values
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        mean = self.average(updates)
-        self.learn(updates)
         if self.settings.weights == "after":
-            mean = self.average(updates)
+            self.learn(updates)
+        mean = self.average(updates)
+        if self.settings.weights == "before":
+            self.learn(updates)
         self.state.model = mean if self.settings.gamma == 1 else self.settings.gamma * mean
 
     def learn(self, updates: Sequence[Update]) -> None:
