@@ -31,7 +31,7 @@ from client.site.trust.message_rules import run_faults
 from client.site.trust.signing import UNSIGNED, read_signer, wanted_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.output import text_page, wrap
-from partitions.common.parsed import read_bounded, text_in
+from partitions.common.parsed import MOST_TEXT, text_in
 from strategies import strategies
 from strategies.base.declarations import seen_and_inferred
 from strategies.base.transport.kinds import MODEL
@@ -82,7 +82,8 @@ def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
 
 def read_study(file: Path) -> tuple[str, StudyProtocol]:
     """Return a study file's text and the parsed study. Raises SiteError, DataError or OSError."""
-    content = read_bounded(file, known=KIND)
+    with file.open("rb") as opened:  # once: it may be a pipe
+        content = opened.read(MOST_TEXT + 1)
     if not KIND.search(content):
         raise DataError(
             f'{file} is no study: a text with kind = "{STUDY}" is expected, as `silofl study new` writes it'

@@ -50,33 +50,30 @@ TOKENS = re.compile(
 )
 
 
-def read_bounded(
-    path: Path, most: int = MOST_TEXT, *, known: re.Pattern[bytes] | None = None
-) -> bytes:
-    """Return a file's content, read once. Raises DataError, one line, where it has more than ``most`` bytes; OSError.
-
-    ``known``: what the content of such a file has; without it, the content is cut at ``most`` bytes, and not refused.
-    """
+def read_bounded(path: Path, most: int = MOST_TEXT) -> bytes:
+    """Return a file's content. Raises DataError, one line, where it has more than ``most`` bytes; OSError."""
     with path.open("rb") as file:
-        content = file.read(most + 1)
-    if known is not None and not known.search(content):
-        return content[:most]
-    if len(content) > most:
-        raise DataError(f"{path} has more than {most} bytes, which no such file has")
-    return content
+        return bounded(file.read(most + 1), path, most)
 
 
 def read_text(path: Path, most: int = MOST_TEXT) -> str:
     """Return a file's text. Raises DataError, one line, where it is too long or not in UTF-8; OSError."""
-    return text_in(read_bounded(path, most), path)
+    return text_in(read_bounded(path, most), path, most)
 
 
-def text_in(content: bytes, path: Path) -> str:
-    """Return the text of a file's content. Raises DataError where it is not in UTF-8."""
+def text_in(content: bytes, path: Path, most: int = MOST_TEXT) -> str:
+    """Return the text of a file's content. Raises DataError, one line, where it is too long or not in UTF-8."""
     try:
-        return content.decode()
+        return bounded(content, path, most).decode()
     except UnicodeDecodeError:
         raise DataError(f"{path} is not in UTF-8: save it as a plain text file") from None
+
+
+def bounded(content: bytes, path: Path, most: int) -> bytes:
+    """Return a file's content. Raises DataError, one line, where it has more than ``most`` bytes."""
+    if len(content) > most:
+        raise DataError(f"{path} has more than {most} bytes, which no such file has")
+    return content
 
 
 def parse_toml(text: str) -> dict[str, Any]:
