@@ -29,6 +29,7 @@ import numpy.typing as npt
 from scipy import special
 
 from benchmarks.common import table
+from server.planning.power import CORRELATION
 from server.report import inference
 from server.report.inference import (
     Gain,
@@ -49,7 +50,6 @@ PATIENTS = (20, 50, 100, 200)
 BASE = 0.6  # accuracy of the baseline's model
 FAR = 0.35  # how much more than the others a hospital gains that stands out
 RARE = 1 / 7
-CORRELATION = 0.5
 
 
 def study(rng: Generator, gains: Array, patients: Array | int, *, shared: bool = True) -> Study:

@@ -65,7 +65,7 @@ def design_of(args: argparse.Namespace) -> Design:
         raise UserError(f"--spread {spread}: {', '.join(SPREADS)}, or a number") from None
     if not 0 <= deviation < math.inf:
         raise UserError(f"--spread {spread}: {', '.join(SPREADS)}, or a number from 0")
-    base = 60 if base is None else base
+    base = 100 * Design.base if base is None else base
     return Design(
         tested,
         deviation,
@@ -80,13 +80,13 @@ def design_of(args: argparse.Namespace) -> Design:
 def check_ranges(args: argparse.Namespace) -> None:
     """Raise UserError for a number that no study has."""
     for name, value, low, high in (
-        ("--base", 60 if args.base is None else args.base, 1, 99),
+        ("--base", args.base, 1, 99),
         ("--seeds", args.seeds, 1, 50),
         ("--comparisons", args.comparisons, 1, 1000),
         ("--test-share", args.test_share, 0.01, 1),
         ("--patient-sd", args.patient_sd, 0, 1e9),
     ):
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise UserError(f"{name} {value:g}: from {low:g} to {high:g}")
 
 
