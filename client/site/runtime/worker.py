@@ -127,9 +127,18 @@ class Workers:
             self._start_template()
 
     def _start(self) -> Worker:
-        """Start a process for an app. Raises OSError if there is none."""
+        """Start a process for an app, again if the template process dies meanwhile. Raises OSError if there is none."""
         try:
-            connection = self._connect()
+            try:
+                return self._fork()
+            except ConnectionError:
+                return self._fork()
+        except OSError as error:
+            raise OSError(f"no process for the ClientApp: {error}") from None
+
+    def _fork(self) -> Worker:
+        with contextlib.ExitStack() as failed:
+            connection = failed.enter_context(self._connect())
             with shared_memory() as request:
                 umask = os.umask(0)
                 os.umask(umask)
@@ -141,17 +150,17 @@ class Workers:
             sign = connection.recv(16)
             connection.settimeout(None)
             if sign[:1] != READY:
-                raise OSError(how_it_ended(sign))
+                raise (OSError if sign else ConnectionError)(how_it_ended(sign))
+            failed.pop_all()
             return Worker(connection, int(sign[1:]))
-        except OSError as error:
-            raise OSError(f"no process for the ClientApp: {error}") from None
 
     def _connect(self) -> socket.socket:
         """Return a connection to the template process, which is started where there is none."""
         until = time.monotonic() + READY_SECONDS
-        if template_pid(socket_path()) is None:
-            self._start_template()
         while True:
+            starting = self.template is not None and self.template.poll() is None
+            if not starting and template_pid(socket_path()) is None:
+                self._start_template()
             try:
                 return connect_to(socket_path())
             except OSError as error:

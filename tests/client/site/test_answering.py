@@ -190,6 +190,33 @@ def test_it_survives_its_template_which_is_replaced(silo, tmp_path):
     assert template_pid(path) is None
 
 
+def test_a_template_that_dies_with_a_request_is_replaced(silo, tmp_path, monkeypatch):
+    """A dying process still takes connections: the message is answered by a process of the next template."""
+    path = tmp_path / "own/warm.sock"
+    path.parent.mkdir()
+    silo.set(SILOFL_WARM_SOCKET=str(path))
+    connections = []
+
+    def connect_to(path):
+        connections.append(worker_connects(path))
+        return connections[-1]
+
+    worker_connects = worker.connect_to
+    monkeypatch.setattr(worker, "connect_to", connect_to)
+    with parent(path) as process:
+        process.send_signal(signal.SIGSTOP)
+        thread = threading.Thread(target=silo.ask, args=(silo.app("one"),))
+        thread.start()
+        wait_until(lambda: connections)
+        process.kill()
+        process.wait()
+    thread.join()
+    assert len(connections) == 2
+    assert silo.answer()["warm"] and template_pid(path) == silo.workers.template.pid
+    silo.workers.template.terminate()
+    silo.workers.template.wait()
+
+
 def test_a_template_ends_with_the_process_that_started_it(tmp_path):
     script = "import os, subprocess, sys; subprocess.Popen([*sys.argv[1:], '--parent', str(os.getpid())]); input()"
     command = [
