@@ -17,7 +17,7 @@ from typing import Any
 
 import flwr
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from client.egress import release, release_own_model, release_summary
 from client.evidence import answer_evidence, may_measure
 from client.faults import line_of, report
 from client.flower.contents import config_of
-from client.flower.internals import internal
+from client.flower.messages import refuse
 from client.local_data import columns_in, is_own_file, weights_file
 from client.privacy.checks import check_records, released_sums
 from client.progress import OwnProgress, note_failure
@@ -165,9 +165,8 @@ def error_reply(error: Exception, message: Message, context: Context) -> Message
     reason = report(error, batch_size_in(context))
     with contextlib.suppress(UserError, DataError):  # the settings themselves may be the error
         note_failure(message, context, settings_in(context), reason)
-    return Message(
-        Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message
-    )
+    refusal: Message = refuse(message, reason)
+    return refusal
 
 
 def data_summary(session: ClientSession, *, late: bool = False) -> dict[str, Number]:

@@ -3,14 +3,24 @@
 python -m client.flower.apps FOLDER      prints a list (`allowed-apps`) with FOLDER's app only
 """
 
+import contextlib
+import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ..protocol.code import content_sum
-from .internals import internal
+from .internals import INTERNALS, internal
 
+# What a process that runs an app imports ahead
+PRELOADED = (
+    INTERNALS["load_client_app"].partition(":")[0],
+    INTERNALS["serde"],
+    *("flwr.client", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy"),
+)
 HEAD = "# SHA-256 of the app builds that this site runs, one per line\n"
 
 
@@ -18,6 +28,20 @@ def build(app: Path) -> bytes:
     """Return the app bundle (FAB) that `flwr run` builds from a folder. Raises ValueError, OSError if it has no app."""
     fab, _ = internal("build_fab_from_files")(files_of(app))
     return bytes(fab)
+
+
+def install_app(content: bytes, folder: Path) -> Path:
+    """Unpack an app bundle into a folder, as Flower does; return the app's folder there."""
+    with contextlib.redirect_stdout(io.StringIO()):  # its output names the folder
+        unpacked = internal("install_from_fab")(content, install_dir=folder, skip_prompt=True)
+    return Path(unpacked)
+
+
+def load_app(fab_id: str, version: str, digest: str) -> Callable[..., Any]:
+    """Return the ClientApp of an unpacked bundle: a function of a message and a context."""
+    load = internal("load_client_app")(default_app_ref="", app_path=None, multi_app=True)
+    app: Callable[..., Any] = load(fab_id, version, digest)
+    return app
 
 
 def files_of(app: Path) -> dict[str, Path]:

@@ -27,8 +27,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from .internals import BACK, LOST, internal
+from .internals import internal
 
+# Log lines of a SuperNode: registered, connection lost, connection back, and refused by the server, in Flower's words
+REGISTERED = "SuperNode ID: "
+LOST = "Connection attempt failed, retrying in"
+BACK = "Connection successful after"
+REFUSED = "Failed to activate SuperNode"
 # The SuperLink marks the silo offline after two; with Flower's 30 s, after a minute
 HEARTBEAT_SECONDS = 12.0
 HEARTBEAT_CALL_SECONDS = 20.0

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from ..protocol.private import return_memory
 from .internals import internal
+from .messages import error_code, name_message
 from .transfers import (
     AGAIN_SECONDS,
     LostPartError,
@@ -84,7 +85,7 @@ class RuntimeGrid(MessageGrid):
         parts, bare, trees = dict[str, Any](), [], []
         with flower.no_object_id_recompute():
             for message in messages:
-                message.metadata.__dict__["_message_id"] = message.object_id
+                name_message(message)
                 objects = flower.get_all_nested_objects(message)
                 # Chunks of arrays go to many silos, and once to the server
                 trees.append(tree_of(message, objects, 0))
@@ -130,7 +131,7 @@ class RuntimeGrid(MessageGrid):
         with suppress(internal("http_grid").httpx.HTTPError):
             self.client.ConfirmMessageReceived(confirmed)
         reply: Message = internal("inflatable_utils").inflate_object_from_contents(name, parts)
-        reply.metadata.__dict__["_message_id"] = name
+        name_message(reply, name)
         return reply
 
     def _pull_parts(self, missing: Sequence[str], parts: dict[str, bytes]) -> None:
@@ -179,6 +180,6 @@ def lost_reply(metadata: Any, reason: str) -> Message:
             src_node_id=SUPERLINK,
             dst_node_id=SUPERLINK,
         ),
-        error=Error(internal("ErrorCode").MESSAGE_UNAVAILABLE, reason),
+        error=Error(error_code("MESSAGE_UNAVAILABLE"), reason),
     )
     return message

@@ -12,18 +12,11 @@ else of ours (see `private.py`), loads this file too.
 import importlib
 from typing import Any
 
-# Log lines of a SuperNode, Flower's own words: registered, connection lost, connection back, and refused by the server.
-REGISTERED = "SuperNode ID: "
-LOST = "Connection attempt failed, retrying in"
-BACK = "Connection successful after"
-REFUSED = "Failed to activate SuperNode"
-
 # Name -> module, or module:attribute
 INTERNALS = {
     "load_client_app": "flwr.clientapp.utils:get_load_client_app_fn",
     "install_from_fab": "flwr.cli.install:install_from_fab",
     "inflatable_utils": "flwr.supercore.inflatable.inflatable_utils",
-    "get_flwr_home": "flwr.supercore.utils:get_flwr_home",
     "make_message": "flwr.app.message:make_message",
     "RuntimeVersionHttpInterceptor": "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor",
     "ErrorCode": "flwr.common.constant:ErrorCode",
@@ -44,7 +37,6 @@ INTERNALS = {
     "inflatable_object": "flwr.supercore.inflatable.inflatable_object",
     "remove_content_from_message": "flwr.app.message:remove_content_from_message",
     "get_fused_config_from_fab": "flwr.common.config:get_fused_config_from_fab",
-    "parse_config_args": "flwr.common.config:parse_config_args",
     "node_pb2": "flwr.proto.node_pb2",
     "FlowerError": "flwr.supercore.error:FlowerError",
     "fleet_handlers": "flwr.superlink.servicer.fleet.fleet_handlers",

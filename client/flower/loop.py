@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from ..protocol.private import return_memory
 from .fleet import Fleet, RunIsOverError, be_patient
 from .internals import internal
+from .messages import name_message
 from .transfers import (
     AGAIN_SECONDS,
     LostPartError,
@@ -102,7 +103,7 @@ class MessageLoop:
 
         def task() -> Received:
             message = internal("inflatable_utils").inflate_object_from_contents(name, parts)
-            message.metadata.__dict__["_message_id"] = name  # which its parts do not have
+            name_message(message, name)  # which its parts do not have
             parts.clear()
             return Received(message, run, fab, self._context(run, fab))
 
@@ -163,7 +164,7 @@ class MessageLoop:
     def _send(self, reply: Any, seconds: float) -> None:
         """Send a reply, and repeat it after a failure while its run is on. ``seconds``: how long it took."""
         with internal("inflatable_object").no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
+            name_message(reply)
             parts = internal("inflatable_object").get_all_nested_objects(reply)
             tree = tree_of(reply, parts)
         bare = internal("remove_content_from_message")(reply) if reply.has_content() else reply

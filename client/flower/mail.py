@@ -21,6 +21,7 @@ from typing import Any
 
 from ..protocol.private import return_memory
 from .internals import internal
+from .messages import name_message, refuse
 from .transfers import enclose, is_whole, parts_in
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
@@ -216,8 +217,6 @@ class Mail:
 
         A ServerApp that has begun to pull the reply waits for its parts, and goes on without the silo if none arrive.
         """
-        from flwr.app import Error, Message
-
         with self.lock:
             first, pushed.refused = not pushed.refused, True
         if not first:
@@ -227,10 +226,8 @@ class Mail:
         if pushed.session:
             self.state._cleanup_push_session(pushed.session, cleanup_messages=True)
         message = internal("serde").message_from_proto(pushed.proto)
-        error = Message(
-            Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=message
-        )
-        error.metadata.__dict__["_message_id"] = error.object_id
+        error = refuse(message, line)
+        pushed.reply = name_message(error)
         run, session = (
             message.metadata.run_id,
             self.state.start_session(message.metadata.run_id),
@@ -239,7 +236,6 @@ class Mail:
         self.state.store_message_and_object_tree(error, tree, session)
         for name, part in internal("inflatable_object").get_all_nested_objects(error).items():
             self.state.store_object(run, session, name, part.deflate())
-        pushed.reply = error.object_id
 
     # --- a ServerApp ---
 

@@ -111,6 +111,11 @@ def free_ports(count: int) -> list[int]:
 # --- environments -----------------------------------------------------------------------------------------
 
 
+def flower_home() -> Path:
+    """Return the folder of Flower's in this process's environment; a test compares it with Flower's own."""
+    return Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+
+
 def environment(home: Path | None = None) -> dict[str, str]:
     """Return the environment of a Flower process and its children. ``home``: its FLWR_HOME; None: this one's."""
     variables = {**DEFAULTS, **os.environ, **FLOWER}

@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from .ours import errors
+from .ours import errors, parsed
 
 # Names that a bundle's .env may set. Docker Compose reads the file too: COMPOSE_FILE would start another file.
 VARIABLES = (
@@ -31,6 +32,7 @@ VARIABLE = re.compile(
     r"""(?P<key>[A-Z][A-Z0-9_]*)=(?P<quote>["']?)(?P<value>[^'"$`\\#]*)(?P=quote) *"""
 )
 
+PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")  # of a `--node-config`
 MIG = "MIG-"  # how the name of a part of a GPU starts (nvidia-smi -L)
 FIRST_GPU = "cuda:0"
 
@@ -144,8 +146,19 @@ def supernode_command(
     ]
 
 
+def read_node_config(text: str) -> dict[str, Any]:
+    """Return the pairs of a `--node-config`, as Flower's parser does. Raises UserError."""
+    try:
+        values = parsed.parse_toml("\n".join(f"{k} = {v}" for k, v in PAIR.findall(text)))
+    except ValueError as error:
+        raise errors.UserError(f"--node-config {text!r}: {error}") from None
+    if PAIR.sub("", text).strip():
+        raise errors.UserError(f"--node-config {text!r}: write KEY='VALUE' pairs")
+    return values
+
+
 def node_config(values: Mapping[str, str]) -> str:
-    """Return the value of `--node-config`: `key='value'` pairs. Flower's parser does not support escaped quotes."""
+    """Return the value of `--node-config`: `key='value'` pairs, in which no quote is escaped."""
     pairs = []
     for key, value in values.items():
         if "'" not in value:

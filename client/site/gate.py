@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..flower.messages import refuse
 from ..protocol.parsed import SiteError
 from ..protocol.policy import PolicyRefusedError
 from .message import SiteMessage, read_message
 from .record import Record
-from .release import describe_message, refuse, release_reply
+from .release import describe_message, release_reply
 from .rules import RULES, Rule
 from .rules.budget import content_of, costs
 from .rules.masks import masks_fault

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..flower.contents import ArraySum, array_sums, config_of
-from ..flower.internals import internal
 from ..protocol.chain import write_whole
+from ..protocol.launch import flower_home
 from ..protocol.secure import RECORD
 from .terms import Terms, read_terms
 
@@ -100,7 +100,7 @@ def log_folder(node_config: Mapping[str, Any]) -> Path:
     """Return the folder of a silo's log: in its state directory, or in Flower's own folder if it has none."""
     if "state-dir" in node_config:
         return Path(str(node_config["state-dir"])) / "audit"
-    return Path(internal("get_flwr_home")()) / "audit"
+    return flower_home() / "audit"
 
 
 def data_sha256(node_config: Mapping[str, Any]) -> str:

@@ -19,12 +19,11 @@ import importlib.metadata
 import os
 import platform
 import sys
-import time
 from collections.abc import Iterable
 from typing import Any
 
 from ..flower.contents import array_sums, records_of
-from ..flower.internals import internal
+from ..flower.messages import refuse
 from ..protocol import receipts
 from ..protocol.chain import canonical, digest, utc_now
 from ..protocol.code import digest_of_code
@@ -45,11 +44,6 @@ MOST_ITEMS, MOST_WORDS = 100, 200
 BY_SITE = "SILOFL_SITE_AUDITS"
 BY_SITE_VALUE = f"1 {TAKEN}"
 MOST_TEXT = 300  # characters of an error in the log
-# The arguments of Flower's `Metadata`, which identify the message that a reply belongs to.
-METADATA = (
-    *("run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id"),
-    *("created_at", "ttl", "message_type"),
-)
 
 
 def describe_message(message: SiteMessage) -> dict[str, Any]:
@@ -129,21 +123,6 @@ def release_reply(reply: Any, message: SiteMessage) -> Any:
         line = f"nothing leaves: {error if isinstance(error, SiteError) else reason}"
         print(f"ERROR: {line} ({message.log})", file=sys.stderr, flush=True)
         return refuse(message.message, line)
-
-
-def refuse(message: Any, reason: str, code: str = "CLIENT_APP_RAISED_EXCEPTION") -> Any:
-    """Return the reply to a message with the reason why it has no answer."""
-    from flwr.app import Error, Message, Metadata, RecordDict
-
-    sent = message.metadata
-    if time.time() > sent.created_at + sent.ttl - 1.0:
-        # Flower makes no reply to a message whose time is over, but the SuperNode waits for one. The server drops it.
-        fields = {key: getattr(sent, key) for key in METADATA} | {
-            "created_at": time.time(),
-            "ttl": 60.0,
-        }
-        message = internal("make_message")(metadata=Metadata(**fields), content=RecordDict())
-    return Message(Error(getattr(internal("ErrorCode"), code), reason), reply_to=message)
 
 
 def write_down(reply: Any, message: SiteMessage) -> tuple[int, str]:

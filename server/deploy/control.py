@@ -7,17 +7,16 @@ It does not run these commands, because each start of one costs more than a seco
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import tomli_w
 
-from client.flower.internals import internal
-from client.protocol.launch import reach_without_proxy
+from client.flower.control import ControlCalls, default_config
+from client.protocol.launch import flower_home, reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.parsed import parse_toml, read_text
@@ -65,7 +64,7 @@ class FlowerRun:
 
 def flower_config() -> Path:
     """Return the path of Flower's configuration file, `FLWR_HOME/config.toml`."""
-    return Path(internal("get_flwr_home")()) / "config.toml"
+    return flower_home() / "config.toml"
 
 
 def read_connection(name: str) -> Connection:
@@ -143,11 +142,7 @@ def _entries(path: Path) -> dict[str, Any]:
 def _replace_entry(path: Path, name: str, new: list[str]) -> None:
     """Replace the table `[superlink.NAME]` in the text of the file, or append it."""
     # A new configuration starts with Flower's default content, which has a `local` entry.
-    text = (
-        path.read_text(encoding="utf-8")
-        if path.exists()
-        else str(internal("DEFAULT_FLOWER_CONFIG_TOML"))
-    )
+    text = path.read_text(encoding="utf-8") if path.exists() else default_config()
     kept, comments = list[str](), list[str]()
     inside = False
     for line in text.splitlines():
@@ -196,7 +191,6 @@ class Control:
                 raise UserError(
                     f"connection {connection.name!r}: {error.filename}: {error.strerror}"
                 ) from None
-        self._requests = internal("control_pb2")
         host = connection.address.rpartition(":")[0].strip("[]")
         unusable = reach_without_proxy(os.environ)
         if unusable and host not in os.environ["no_proxy"].split(","):
@@ -204,19 +198,18 @@ class Control:
                 f"{unusable}: silofl reaches {connection.address} directly or through an HTTP proxy "
                 "(https_proxy=http://HOST:PORT), and this is another kind; set that, or unset it"
             )
-        version = internal("RuntimeVersionHttpInterceptor")(component_name="flwr CLI")
-        self._client = internal("ControlHttpClient").from_server_address(
-            server_address=connection.address,
+        self._calls = ControlCalls(
+            f"the SuperLink at {connection.address} (connection {connection.name!r})",
+            connection.address,
             insecure=connection.insecure,
-            root_certificates=certificates,
-            interceptors=[internal("CliClientHttpInterceptor")(), version],
+            certificates=certificates,
         )
 
     def __enter__(self) -> "Control":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self._calls.close()
 
     def nodes(self) -> list[Node]:
         """Return all registered SuperNodes."""
@@ -227,8 +220,6 @@ class Control:
         return {node.public_key for node in self._every_node() if node.status == "unregistered"}
 
     def _every_node(self) -> list[Node]:
-        with self._translate_errors():
-            answer = self._client.ListNodes(self._requests.ListNodesRequest())
         return [
             Node(
                 node_id=info.node_id,
@@ -239,36 +230,30 @@ class Control:
                 if info.last_activated_at
                 else 0.0,
             )
-            for info in answer.nodes_info
+            for info in self._calls.call("ListNodes").nodes_info
         ]
 
     def register(self, name: str, public_key: bytes) -> int:
         """Register a node key; return the node's number."""
-        with self._translate_errors():
-            request = self._requests.RegisterNodeRequest(public_key=public_key, name=name)
-            return int(self._client.RegisterNode(request).node_id)
+        return int(self._calls.call("RegisterNode", public_key=public_key, name=name).node_id)
 
     def unregister(self, node_id: int) -> None:
-        with self._translate_errors():
-            self._client.UnregisterNode(self._requests.UnregisterNodeRequest(node_id=node_id))
+        self._calls.call("UnregisterNode", node_id=node_id)
 
     def runs(self) -> list[FlowerRun]:
         """Return all runs, the latest first."""
-        with self._translate_errors():
-            by_number = dict[int, Any]()
-            while True:  # the newest first, a page at a time
-                page = self._requests.ListRunsRequest(limit=RUNS_A_PAGE, skip=len(by_number))
-                listed = self._client.ListRuns(page).run_dict
-                by_number |= dict(listed)
-                if len(listed) < RUNS_A_PAGE:
-                    break
+        by_number = dict[int, Any]()
+        while True:  # the newest first, a page at a time
+            page = {"limit": RUNS_A_PAGE, "skip": len(by_number)}
+            listed = self._calls.call("ListRuns", **page).run_dict
+            by_number |= dict(listed)
+            if len(listed) < RUNS_A_PAGE:
+                break
         runs = sorted(by_number.values(), key=lambda run: str(run.pending_at), reverse=True)
         return [self._run(run) for run in runs]
 
     def run(self, run_id: int) -> FlowerRun:
-        with self._translate_errors():
-            answer = self._client.ListRuns(self._requests.ListRunsRequest(run_id=run_id))
-        return self._run(answer.run_dict[run_id])
+        return self._run(self._calls.call("ListRuns", run_id=run_id).run_dict[run_id])
 
     @staticmethod
     def _run(run: Any) -> FlowerRun:
@@ -277,40 +262,13 @@ class Control:
 
     def start(self, fab: bytes, settings: Mapping[str, Any]) -> int:
         """Start a run of an app bundle with these settings, as `flwr run` does; return the run's number."""
-        request = self._requests.StartRunRequest(
-            override_config=internal("user_config_to_proto")(dict(settings))
-        )
-        request.fab.content = fab
-        request.fab.hash_str = hashlib.sha256(fab).hexdigest()
-        with self._translate_errors():
-            return int(self._client.StartRun(request).run_id)
+        return self._calls.start(fab, hashlib.sha256(fab).hexdigest(), dict(settings))
 
     def stop(self, run_id: int) -> bool:
         """Stop a run; return False if it had ended already."""
-        with self._translate_errors():
-            return bool(
-                self._client.StopRun(self._requests.StopRunRequest(run_id=run_id)).success
-            )
+        return bool(self._calls.call("StopRun", run_id=run_id).success)
 
     def log(self, run_id: int) -> str:
         """Return the server app's log so far."""
-        with self._translate_errors():
-            for part in self._client.StreamLogs(
-                self._requests.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
-            ):
-                return str(part.log_output)
-        return ""
-
-    @contextlib.contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        where = (
-            f"the SuperLink at {self.connection.address} (connection {self.connection.name!r})"
-        )
-        try:
-            yield
-        except httpx.HTTPStatusError as error:
-            flower = internal("FlowerError").from_json(error.response.text)
-            reason = flower.message if flower else f"HTTP status {error.response.status_code}"
-            raise ConnectionError(f"{where} refused: {reason}") from None
-        except httpx.HTTPError as error:
-            raise ConnectionError(f"no answer from {where}: {error}") from None
+        part = self._calls.call("StreamLogs", run_id=run_id, after_timestamp=0.0)
+        return "" if part is None else str(part.log_output)

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from flwr.app import ConfigRecord, Error, Message, MessageType
+from flwr.app import ConfigRecord, Message, MessageType
 
+from client.flower.messages import UNREACHABLE, is_error, refuse, set_sender
 from client.protocol.secure import KEYS, START, UNMASK
 from client.protocol.secure import RECORD as SECURE
 from partitions.common.errors import DataError, RunFailedError
 from partitions.common.messages import MASKED, OWN_MODEL_KIND
 from server.results.reasons import merge_reasons
-from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
+from server.run.exchange import Exchange, TimeoutPolicy
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
 from server.run.registration.registration import Registration
 from strategies.base.evaluation import OWN
@@ -98,11 +99,7 @@ class Collector:
                 self.reporter.silo_fault(name, reason_of(reply.error.reason))
             replies.append(reply)
         self.limit = exchange.limit
-        back = {
-            r.metadata.src_node_id
-            for r in replies
-            if not (r.has_error() and r.error.code in UNREACHABLE)
-        }
+        back = {r.metadata.src_node_id for r in replies if not is_error(r, *UNREACHABLE)}
         for node in sorted(self.disconnected & back):
             self.reporter.note(f"{self.registration.name_of(node)} is back")
         self.disconnected -= back
@@ -246,8 +243,5 @@ def verify_reply(
         try:
             check_reply(reply.content, records, most)
         except DataError as error:
-            refused = Message(
-                Error(CODES.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=question
-            )
-            return answers(refused, {refused.metadata.reply_to_message_id: question})
+            reply = set_sender(refuse(question, str(error)), question)
     return reply

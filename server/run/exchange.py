@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from logging import WARNING
 from statistics import median
 
-from flwr.app import ArrayRecord, Error, Message
+from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from client.flower.fleet import PATIENT_SECONDS, QUEUED_SECONDS
 from client.flower.grid import RuntimeGrid
-from client.flower.internals import internal
+from client.flower.messages import GONE, UNREACHABLE, is_error, refuse, set_sender
 from client.flower.transfers import LONG_SECONDS, LostPartError
 from partitions.common.memory import return_memory
 from server.run.limits import OTHER_BYTES, group_id
@@ -35,13 +35,6 @@ PRESENCE_SECONDS = 2.0  # between two queries of the nodes that are online
 DETECTED_LATE = LONG_SECONDS + 8.0  # duration of a transfer when a heartbeat first reports it
 # Before the second, third and fourth attempt to push the messages
 PUSH_PAUSES = (0.5, 2.0, 5.0)
-CODES = internal("ErrorCode")
-UNREACHABLE = (
-    CODES.NODE_UNAVAILABLE,
-    CODES.MESSAGE_UNAVAILABLE,
-    CODES.REPLY_MESSAGE_UNAVAILABLE,
-)
-CRASHED = CODES.CLIENT_APP_CRASHED  # the silo is online, the process of its ClientApp has died
 
 
 @dataclass(frozen=True)
@@ -203,10 +196,10 @@ class Exchange:
     def _take(self, reply: Message) -> Message | None:
         """Return the reply with the silo as its source; None if the silo will be sent its message again."""
         name = reply.metadata.reply_to_message_id
-        reply = answers(reply, self.sent)
+        reply = set_sender(reply, self.sent[name])
         node = reply.metadata.src_node_id
         self.waiting.discard(name)
-        if reply.has_error() and reply.error.code in UNREACHABLE:
+        if is_error(reply, *UNREACHABLE):
             self.on_disconnect(node)
             if self.policy.resend and node in self.online and node not in self.resent:
                 self.lost[node] = reply
@@ -253,11 +246,8 @@ class Exchange:
                 self.on_disconnect(node)
                 if not self.policy.resend:
                     self.waiting.discard(name)
-                lost = Error(
-                    CODES.NODE_UNAVAILABLE,
-                    "it was gone for a while, and what it was at is lost",
-                )
-                self.lost.setdefault(node, Message(lost, reply_to=self.sent[name]))
+                lost = "it was gone for a while, and what it was at is lost"
+                self.lost.setdefault(node, refuse(self.sent[name], lost, GONE))
         self.offline = offline
         if self.policy.resend:
             back = [node for node in self.lost if node in online and node not in self.resent]
@@ -282,8 +272,8 @@ class Exchange:
         pushed = list(zip(names, messages, strict=True))
         self.sent |= {name: message for name, message in pushed if name}
         self.waiting |= {name for name in names if name}
-        gone = Error(CODES.NODE_UNAVAILABLE, "the server does not know it any more")
-        return [Message(gone, reply_to=message) for name, message in pushed if not name]
+        gone = "the server does not know it any more"
+        return [refuse(message, gone, GONE) for name, message in pushed if not name]
 
     def _push_all(self, messages: Sequence[Message]) -> list[str]:
         for pause in PUSH_PAUSES:
@@ -307,16 +297,6 @@ def join_arrays(reply: Message) -> Message:
             for array in record.values() if isinstance(record, ArrayRecord) else ():
                 _ = array.data
         return_memory()
-    return reply
-
-
-def answers(reply: Message, sent: Mapping[str, Message]) -> Message:
-    """Return the reply with the addressed silo as its source: an error from the SuperLink has the SuperLink's id."""
-    question = sent[reply.metadata.reply_to_message_id].metadata
-    reply.metadata.__dict__ |= {
-        "_src_node_id": question.dst_node_id,
-        "_message_type": question.message_type,
-    }
     return reply
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.flower.grid import MessageGrid
-from client.flower.internals import internal
+from client.flower.messages import flower_identity as flower_identity
+from client.flower.messages import name_message
 from strategies.base.settings import Value
 
 
@@ -63,9 +63,8 @@ class InProcessGrid(MessageGrid):
         ids = []
         self.seconds = 0.0
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"message-{next(self.numbers)}"
-            self.sent[message.metadata.message_id] = message
-            ids.append(message.metadata.message_id)
+            ids.append(name_message(message, f"message-{next(self.numbers)}"))
+            self.sent[ids[-1]] = message
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -97,17 +96,3 @@ class InProcessGrid(MessageGrid):
     @property
     def run(self) -> Any:
         raise NotImplementedError("an in-process federation is no Flower run")
-
-
-@contextmanager
-def flower_identity() -> Any:
-    """Set an identity for this process, which Flower's ``Message`` requires, outside of any Flower run."""
-    identity = internal("TaskIdentity")
-    before = identity._task_id, identity._run_id, identity._node_id
-    identity._task_id = 1
-    identity._run_id = 1
-    identity._node_id = 1
-    try:
-        yield
-    finally:
-        identity._task_id, identity._run_id, identity._node_id = before

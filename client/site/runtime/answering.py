@@ -5,8 +5,6 @@ earlier message's app did. The app's reply is parsed, never executed, and passes
 """
 
 import compileall
-import contextlib
-import io
 import secrets
 import shutil
 import sys
@@ -16,11 +14,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ...flower.internals import internal
+from ...flower.apps import install_app
 from ...flower.loop import Received
+from ...flower.messages import CRASHED, refuse
 from ...protocol.code import content_sum, sha256_of
+from ...protocol.launch import flower_home
 from ..gate import pass_gate
-from ..release import refuse
 from ..terms import Terms, written_terms
 from ..trust.code import AppRefusedError, check_pin, log_refusal
 from .worker import WorkerEndedError, Workers
@@ -37,7 +36,7 @@ def answer_message(workers: Workers, message: Any, take: Callable[[], Received])
     except Exception as error:
         traceback.print_exc()
         line = f"nothing leaves: {type(error).__name__}: {error}"
-        return refuse(message, line, "CLIENT_APP_CRASHED")
+        return refuse(message, line, CRASHED)
 
 
 def answer_task(workers: Workers, task: Received) -> Any:
@@ -74,7 +73,7 @@ def answer_task(workers: Workers, task: Received) -> Any:
 def failure_reply(message: Any, error: Exception) -> Any:
     """Return the reply to a message whose app has not answered."""
     if isinstance(error, WorkerEndedError):
-        return refuse(message, str(error), "CLIENT_APP_CRASHED")
+        return refuse(message, str(error), CRASHED)
     if not isinstance(error, AppRefusedError):  # whose line is there already
         print(f"ERROR: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     return refuse(message, str(error))
@@ -102,17 +101,14 @@ def unpack_app(content: bytes, digest: str) -> Path:
     Flower unpacks straight into `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8` and later uses that directory unchecked.
     Here a directory counts as complete, and as this very app, exactly if it contains the full SHA-256.
     """
-    apps: Path = internal("get_flwr_home")() / "apps"
+    apps = flower_home() / "apps"
     for path in apps.glob(f"*.{digest[:8]}"):
         mark = path / ".sha256"
         if mark.is_file() and mark.read_text() == digest:
             return path
     apps.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=apps))
-    with contextlib.redirect_stdout(io.StringIO()):  # its output names the temporary directory
-        unpacked: Path = internal("install_from_fab")(
-            content, install_dir=temporary, skip_prompt=True
-        )
+    unpacked = install_app(content, temporary)
     print(f"app {unpacked.name}, SHA-256 {digest}")
     # Once: processes with PYTHONDONTWRITEBYTECODE would repeat it
     compileall.compile_dir(unpacked, quiet=2)

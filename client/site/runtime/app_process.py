@@ -26,8 +26,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ...flower.apps import load_app
 from ...flower.contents import records_of
-from ...flower.internals import internal
+from ...flower.messages import (
+    FAILED,
+    NOT_LOADED,
+    error_code,
+    pack,
+    set_identity,
+    unpack,
+    with_content,
+)
 from ...protocol.parsed import SiteError
 from ...protocol.private import return_memory
 from ..release import BY_SITE, BY_SITE_VALUE
@@ -35,7 +44,6 @@ from ..terms import GIVEN
 
 # Takes questions (and its process number); has answered; how it ended
 READY, DONE, DIED = b"R", b"D", b"X"
-IDENTITY = ("task_id", "run_id", "node_id")  # of Flower's TaskIdentity
 
 
 def run_app_process(connection: socket.socket) -> NoReturn:
@@ -130,24 +138,16 @@ def answer_question(
 ) -> Callable[..., Any] | None:
     """Write the answer to a question; return the app, which is loaded for the first one."""
     head, message, context = read_question(source)
-    for name in IDENTITY:
-        setattr(internal("TaskIdentity"), name, head["identity"][name])
+    set_identity(**head["identity"])
     context.node_config[GIVEN] = head["terms"]
     try:
         if app is None:
-            app = internal("load_client_app")(
-                default_app_ref="", app_path=None, multi_app=True
-            )(*head["fab"])
+            app = load_app(*head["fab"])
         reply = app(message=message, context=context)
         write_answer(answered, reply, context.state)
     except Exception as error:
         traceback.print_exc()
-        codes = internal("ErrorCode")
-        code = (
-            codes.LOAD_CLIENT_APP_EXCEPTION
-            if app is None
-            else codes.CLIENT_APP_RAISED_EXCEPTION
-        )
+        code = error_code(NOT_LOADED if app is None else FAILED)
         write_error(answered, code, f"{type(error).__name__}: {error}")
     return app
 
@@ -175,34 +175,30 @@ class InvalidAnswerError(RuntimeError):
 
 def write_question(file: Any, head: dict[str, Any], message: Any, context: Any) -> None:
     """Write a message for the app, and its context. Arrays in pieces (`transfers.py`) lose them."""
-    serde = internal("serde")
     arrays: list[Any] = []
     if message.has_content():
         content, arrays = _without_arrays(message.content)
-        message = internal("make_message")(metadata=message.metadata, content=content)
-    parts = [serde.message_to_proto(message), serde.context_to_proto(context)]
-    _write(file, head, parts, arrays)
+        message = with_content(message, content)
+    _write(file, head, [pack(message), pack(context)], arrays)
 
 
 def read_question(file: Any) -> tuple[dict[str, Any], Any, Any]:
     """Return head, message and context; writing to an array changes a copy of the page."""
-    serde, formats = internal("serde"), internal("message_pb2")
     head, (sent, known, *arrays) = _read(
         file, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
     )
-    message = serde.message_from_proto(formats.Message.FromString(bytes(sent)))
+    message = unpack("Message", bytes(sent))
     if message.has_content():
         _put_back(message.content, arrays)
-    return head, message, serde.context_from_proto(formats.Context.FromString(bytes(known)))
+    return head, message, unpack("Context", bytes(known))
 
 
 def write_answer(file: Any, reply: Any, state: Any) -> None:
     """Write the app's reply and its context's state."""
     if reply.has_error():
         return write_error(file, reply.error.code, reply.error.reason)
-    to_proto = internal("serde").recorddict_to_proto
     content, arrays = _without_arrays(reply.content)
-    return _write(file, {}, [to_proto(state), to_proto(content)], arrays)
+    return _write(file, {}, [pack(state), pack(content)], arrays)
 
 
 def write_error(file: Any, code: int, reason: str) -> None:
@@ -225,19 +221,13 @@ def read_answer(file: Any, message: Any, context: Any) -> Any:
                 Error(int(head["error"]["code"]), str(head["error"]["reason"])),
                 reply_to=message,
             )
-        state, content = map(_records, parts[:2])
+        state, content = (unpack("RecordDict", bytes(part)) for part in parts[:2])
         _put_back(content, parts[2:])
         reply = Message(content, reply_to=message)
     except Exception as error:
         raise InvalidAnswerError(f"{NO_ANSWER} ({type(error).__name__})") from None
     context.state = state
     return reply
-
-
-def _records(part: Any) -> Any:
-    return internal("serde").recorddict_from_proto(
-        internal("recorddict_pb2").RecordDict.FromString(bytes(part))
-    )
 
 
 def _without_arrays(records: Any) -> tuple[Any, list[Any]]:
@@ -277,7 +267,7 @@ def _write(
         places.append([start, file.tell() - start])
 
     for part in parts:
-        write([part.SerializeToString()])
+        write([part])
     # Equal arrays of a message are one object
     uses = Counter(map(id, arrays))
     for array in arrays:

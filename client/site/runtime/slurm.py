@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ...flower.fleet import announce_queue
-from ...flower.internals import internal
-from ...protocol.launch import site_process
+from ...protocol.launch import flower_home, site_process
 from ..release import BY_SITE, BY_SITE_VALUE
 from .app_process import DIED, answer_question, prepare_process, read_answer, write_question
 from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended, shared_memory
@@ -70,7 +69,7 @@ class SlurmJobs(Workers):
     def __init__(self, options: str) -> None:
         super().__init__()
         self.options = sbatch_words(options)
-        self.folder: Path = internal("get_flwr_home")() / "jobs"
+        self.folder: Path = flower_home() / "jobs"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for left in self.folder.glob(f"{PREFIX}*"):
             remove(left)

@@ -18,11 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...flower.fleet import Fleet
-from ...flower.internals import REGISTERED, internal
+from ...flower.fleet import REGISTERED, Fleet
 from ...flower.loop import MessageLoop
-from ...flower.transfers import keep_pieces
 from ...protocol.envelope import load_node_key
+from ...protocol.node import read_node_config
 from ...protocol.parsed import SiteError
 from ..record import close_records
 from ..secure.gate import KEY
@@ -56,17 +55,16 @@ def run_supernode() -> None:
     arguments = argument_parser().parse_args()
     if arguments.port:
         print("--host and --port have no effect: a silo opens no port", file=sys.stderr)
-    node_config = internal("parse_config_args")([arguments.node_config])
     try:
+        node_config = read_node_config(arguments.node_config)
         key = load_node_key(arguments.auth_supernode_private_key)
         certificates = arguments.root_certificates.read_bytes()
-    except (SiteError, OSError) as error:
+    except (SiteError, ValueError, OSError) as error:
         sys.exit(str(error))
     # The gate signs with the silo's key (`../secure/gate.py`)
     os.environ[KEY] = str(arguments.auth_supernode_private_key)
     options = os.environ.get(OPTIONS)
     workers = SlurmJobs(options) if options else Workers()
-    keep_pieces()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from client.flower.internals import BACK, LOST, REFUSED, REGISTERED
+from client.flower.fleet import BACK, LOST, REFUSED, REGISTERED
 from client.link.connection import CLOCK, connection_checks
 from client.link.route import TRANSIENT
 from client.protocol.keys import site_root

@@ -32,18 +32,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ...flower.internals import INTERNALS
+from ...flower.apps import PRELOADED
 from ...protocol.launch import lock_path
 from .app_process import DIED, check_peer, run_app_process
 
 # Third-party modules that a silo's ClientApp imports; one that is not installed is skipped.
 PRELOAD = (
-    INTERNALS["load_client_app"].partition(":")[0],
-    INTERNALS["serde"],
-    "flwr.client",
-    "flwr.clientapp",
-    "flwr.serverapp",
-    "flwr.serverapp.strategy",
+    *PRELOADED,
     "numpy",
     "numpy.random",  # numpy imports it at its first use: otherwise for each run
     "safetensors.torch",

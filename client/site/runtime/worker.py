@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...flower.contents import config_of
-from ...flower.internals import internal
-from ...protocol.launch import template_command, template_pid
+from ...protocol.launch import flower_home, template_command, template_pid
 from ...protocol.private import available_share
 from .app_process import DIED, DONE, READY, read_answer, write_question
 from .template import connect_to
@@ -180,7 +179,7 @@ class Workers:
 def socket_path() -> Path:
     """Return the template process's socket."""
     named = os.environ.get("SILOFL_WARM_SOCKET")
-    return Path(named) if named else Path(internal("get_flwr_home")()) / "warm.sock"
+    return Path(named) if named else flower_home() / "warm.sock"
 
 
 def idle_seconds() -> float:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from client.flower.internals import REFUSED
+from client.flower.fleet import REFUSED
 from client.protocol.launch import LOOPBACK, THIS_MACHINE, free_ports, template_command
 from client.protocol.node import MIG
 from partitions.common.errors import UserError

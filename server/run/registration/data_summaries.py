@@ -29,10 +29,11 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from client.flower.messages import CRASHED, UNREACHABLE, is_error
 from client.protocol.envelope import fingerprint
 from partitions.common.errors import DataError, RunFailedError, UserError
 from server.results.reasons import merge_reasons
-from server.run.exchange import CRASHED, UNREACHABLE, Exchange, TimeoutPolicy
+from server.run.exchange import Exchange, TimeoutPolicy
 from server.run.limits import SUMMARY_BYTES, check_reply
 from server.run.receipts import Receipts
 from server.run.reporter import Reporter
@@ -292,8 +293,8 @@ class SummaryRequests:
             if not reply.has_error():
                 self._admit(node, reply.content, candidates, before)
                 continue
-            code, reason = reply.error.code, reason_of(reply.error.reason)
-            if code in UNREACHABLE or (code == CRASHED and self.may_crash(node)):
+            reason, crashed = reason_of(reply.error.reason), is_error(reply, CRASHED)
+            if is_error(reply, *UNREACHABLE) or (crashed and self.may_crash(node)):
                 log(WARNING, "a silo (node %d) gave no data summary yet: %s", node, reason)
             else:
                 self.reporter.silo_fault(f"node {node}", reason)

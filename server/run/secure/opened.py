@@ -13,7 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message
 from torch import Tensor
 
-from client.flower.internals import internal
+from client.flower.messages import pack_messages, unpack_messages
 from client.protocol.secure import RECORD as SECURE
 from client.protocol.secure.statements import SiloRecord
 from partitions.common.messages import INTEGERS, MASKED
@@ -37,9 +37,7 @@ def pack_round(
     for reply in replies:
         if reply.has_content():
             reply.content.pop(MASKED, None)
-    listed = map(internal("serde").message_to_proto, replies)
-    text = internal("fleet_pb2").PushMessagesRequest(messages_list=listed).SerializeToString()
-    saved = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    saved = torch.frombuffer(bytearray(pack_messages(replies)), dtype=torch.uint8)
     numbers = {"round": [plan.numbers["run_id"], number], "plan": plan.saved()}
     return State({SUM: total, REPLIES: saved}, numbers)
 
@@ -51,9 +49,7 @@ def replies_of(state: State) -> list[Message]:
     """
     if not state.arrays:
         return []
-    text = state.arrays[REPLIES].numpy().tobytes()
-    listed = internal("fleet_pb2").PushMessagesRequest.FromString(text).messages_list
-    replies = [*map(internal("serde").message_from_proto, listed)]
+    replies = unpack_messages(state.arrays[REPLIES].numpy().tobytes())
     zeros = Array(np.zeros(state.arrays[SUM].shape[-1], np.uint32))
     nodes = state.numbers["plan"]["nodes"]
     _, *silos = state.numbers["sum"].split(" ")

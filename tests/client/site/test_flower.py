@@ -8,14 +8,21 @@ import re
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from failing import fails
+from flwr.app import Array, Metadata
+from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from client.flower.internals import INTERNALS, internal
 
 ROOT = Path(__file__).parents[3]
-INVENTORY = "client/flower/internals.py"
+ROOM = "client/flower/"
+INVENTORY = f"{ROOM}internals.py"
+# The transport's Array, whose conformance test is test_payload.py
+EXCEPTED = {"strategies/base/transport/payload.py": ["_chunks"]}
 PUBLIC = {
     *(
         "flwr",
@@ -84,6 +91,62 @@ def test_the_code_reaches_flowers_internals_through_the_inventory_alone():
     assert {path: names for path, names in found.items() if names} == {}
 
 
+@cache
+def private_names():
+    """What Flower's messages, arrays, ids and Grids keep for themselves."""
+    metadata = Metadata(1, "", 1, 1, "", "", 0.0, 1.0, "train")
+    array = vars(Array(np.zeros(1))).keys() | {"_chunks"}
+    names = vars(metadata).keys() | vars(TaskIdentity).keys() | vars(HttpGrid).keys() | array
+    names |= {name for name in dir(LinkState) if name.startswith("_")} | {"_runtime_client"}
+    ours = {"_push", "_pull", "_records", "_run"}  # methods of our own classes
+    return {name for name in names - ours if re.match(r"_[a-z]", name)}
+
+
+def private_in(tree):
+    """Private names of Flower's objects in a file: as an attribute, or as a text, for `__dict__` and `setattr`."""
+    for node in ast.walk(tree):
+        name = None
+        if isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        ):
+            name = node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value
+        elif isinstance(node, ast.keyword):
+            name = node.arg
+        if name in private_names():
+            yield name
+        in_dict = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+        if in_dict and isinstance(node.value, ast.Attribute) and node.value.attr == "__dict__":
+            yield from [str(node.slice.value)] if str(node.slice.value)[:1] == "_" else []
+
+
+def test_one_folder_alone_touches_flower_beyond_its_exports():
+    outside = [(path, tree) for path, tree in files() if not path.startswith(ROOM)]
+    touched = {path: sorted({*private_in(tree)}) for path, tree in outside}
+    assert {path: names for path, names in touched.items() if names} == EXCEPTED
+    for path, tree in outside:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                assert not str(node.module).endswith("flower.internals"), path
+                assert "internals" not in {alias.name for alias in node.names}, path
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'message.metadata.__dict__["_message_id"] = "1"',
+        'message.metadata.__dict__ |= {"_src_node_id": 1}',
+        "metadata.__dict__.update(_message_type='train')",
+        "grid._runtime_client.GetNodes()",
+        "setattr(identity, '_task_id', 1)",
+        'record.__dict__["_new_in_the_next_release"] = 1',
+    ],
+)
+def test_a_private_name_would_be_found(code):
+    assert [*private_in(ast.parse(code))]
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -135,7 +198,7 @@ def test_a_name_that_flower_has_moved_is_an_error_at_once(monkeypatch):
 
 
 def test_who_a_process_is_has_three_parts():
-    """`server.simulation.engine.flower_identity` sets them."""
+    """`client.flower.messages.set_identity` sets them."""
     assert {"_task_id", "_run_id", "_node_id"} <= vars(TaskIdentity).keys()
 
 

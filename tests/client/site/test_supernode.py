@@ -24,12 +24,16 @@ from supernode import wait_until
 
 from client.flower import fleet
 from client.flower.fleet import (
+    BACK,
     HEADERS,
     HEARTBEAT_SECONDS,
     INTERVAL_REFUSED,
     KEY_UNKNOWN,
+    LOST,
     PATIENT_SECONDS,
     QUEUED_SECONDS,
+    REFUSED,
+    REGISTERED,
     Fleet,
     RunIsOverError,
     announce_queue,
@@ -37,7 +41,6 @@ from client.flower.fleet import (
     fleet_method,
     refusal_in,
 )
-from client.flower.internals import BACK, LOST, REFUSED, REGISTERED
 from client.protocol.launch import own_supernode
 from client.protocol.node import Site, supernode_command
 from client.site.runtime import supernode

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from failing import fails
 
-from client.flower.internals import LOST, REFUSED, REGISTERED
-from client.protocol.node import Site, node_config
+from client.flower.fleet import LOST, REFUSED, REGISTERED
+from client.protocol.launch import flower_home
+from client.protocol.node import Site, node_config, read_node_config
 from client.site.runtime import supervisor as module
 from client.site.runtime.supervisor import run
 from partitions.common.errors import RunFailedError, UserError
@@ -227,5 +228,24 @@ def test_node_config_is_what_flowers_parser_reads_back():
     from flwr.common.config import parse_config_args
 
     values = {"name": "a", "data": '/d/with "quotes" and spaces.npz', "state-dir": "/it's here"}
-    assert parse_config_args([node_config(values)]) == values
+    text = node_config(values)
+    assert read_node_config(text) == parse_config_args([text]) == values
+    numbers = "partition-id=3 share=0.5 on=true"
+    assert read_node_config(numbers) == parse_config_args([numbers])
     fails(ValueError, "has quotes that Flower", node_config, {"data": """it's "both" """})
+
+
+@pytest.mark.parametrize("text", ["name", "name='a' b", "name=a", "a=1 a=2", "='a'"])
+def test_a_node_config_that_is_none_is_refused(text):
+    """Flower's parser takes the first two, without the word that is no pair."""
+    fails(UserError, "^--node-config ", read_node_config, text)
+
+
+def test_flowers_folder_is_the_one_that_flower_takes(monkeypatch):
+    from flwr.supercore.utils import get_flwr_home
+
+    for value in ("", "/flower"):
+        monkeypatch.setenv("FLWR_HOME", value)
+        assert flower_home() == get_flwr_home()
+    monkeypatch.delenv("FLWR_HOME")
+    assert flower_home() == get_flwr_home()

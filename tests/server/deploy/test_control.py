@@ -9,6 +9,7 @@ from flwr.proto.control_pb2 import ListRunsResponse
 from flwr.proto.run_pb2 import Run
 from flwr.superlink.servicer.control import control_handlers
 
+from client.flower.control import ControlCalls
 from server.deploy import control
 from server.deploy.control import Connection, Control
 
@@ -29,7 +30,9 @@ def test_runs_come_a_page_at_a_time_and_none_is_missing(monkeypatch):
         def close(self):
             pass
 
+    calls = ControlCalls("here", "127.0.0.1:1", insecure=True, certificates=None)
+    calls.client = Client()
     one = Control(Connection("test", "127.0.0.1:1", insecure=True))
-    monkeypatch.setattr(one, "_client", Client())
+    monkeypatch.setattr(one, "_calls", calls)
     assert [run.run_id for run in one.runs()] == [*range(30, 0, -1)]
     assert asked[:2] == [(3, 0), (3, 3)] and len(asked) == 11

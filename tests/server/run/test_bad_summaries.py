@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 from representatives import some
 from tiny import comparable, federate, random_silos, round_of, rows_of, same
 
+from client.flower.messages import CRASHED, refuse
 from partitions.common.errors import UserError
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
-from server.run.exchange import CRASHED
 from server.run.registration.data_summaries import SUMMARY_TRIES
 from strategies.base.state import State
 from strategies.base.transport.data_summary import FAR, IMPLAUSIBLE, reconcile
@@ -231,9 +231,7 @@ def killed(times):
         if (name, message.metadata.message_type) != ("d", "query") or not left[0]:
             return reply
         left[0] -= 1
-        return Message(
-            Error(CRASHED, "ClientApp process was ended by SIGKILL"), reply_to=message
-        )
+        return refuse(message, "ClientApp process was ended by SIGKILL", CRASHED)
 
     return lambda grid: setattr(grid, "after", after)
 

@@ -6,15 +6,17 @@ import threading
 import time
 
 import pytest
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from client.flower.fleet import PATIENT_SECONDS, QUEUED_SECONDS
+from client.flower.messages import GONE as UNAVAILABLE
+from client.flower.messages import refuse
 from client.flower.transfers import LostPartError
 from server.run import exchange
 from server.run.collector import ClockWatch
-from server.run.exchange import CODES, DETECTED_LATE, Exchange, TimeoutPolicy
+from server.run.exchange import DETECTED_LATE, Exchange, TimeoutPolicy
 from server.simulation.engine import flower_identity
 
 
@@ -77,9 +79,7 @@ class SilentNetwork(Grid):
             gone = self.away.get(node, (1e9, 1e9))[0]
             done = pushed + self.takes[node]
             if not self.is_here(node):
-                yield Message(
-                    Error(CODES.NODE_UNAVAILABLE, "the node is not here"), reply_to=message
-                )
+                yield refuse(message, "the node is not here", UNAVAILABLE)
             elif self.now >= done and not pushed <= gone < done:
                 yield Message(RecordDict(), reply_to=message)
 

@@ -1,0 +1,51 @@
+"""Flower's Control API, as `flwr` calls it, and what `flwr`'s configuration starts with."""
+
+from typing import Any
+
+from .internals import internal
+
+
+class ControlCalls:
+    """The Control API of a SuperLink. ``where``: its name in errors. A call raises ConnectionError, one line."""
+
+    def __init__(
+        self, where: str, address: str, *, insecure: bool, certificates: bytes | None
+    ) -> None:
+        self.where, self.requests = where, internal("control_pb2")
+        version = internal("RuntimeVersionHttpInterceptor")(component_name="flwr CLI")
+        self.client = internal("ControlHttpClient").from_server_address(
+            server_address=address,
+            insecure=insecure,
+            root_certificates=certificates,
+            interceptors=[internal("CliClientHttpInterceptor")(), version],
+        )
+
+    def close(self) -> None:
+        self.client.close()
+
+    def call(self, name: str, /, **fields: Any) -> Any:
+        """Return the answer to a call; of one that is answered in parts, the first part or None."""
+        import httpx
+
+        try:
+            answer = getattr(self.client, name)(
+                getattr(self.requests, f"{name}Request")(**fields)
+            )
+            return answer if hasattr(answer, "DESCRIPTOR") else next(iter(answer), None)
+        except httpx.HTTPStatusError as error:
+            refusal = internal("FlowerError").from_json(error.response.text)
+            reason = refusal.message if refusal else f"HTTP status {error.response.status_code}"
+            raise ConnectionError(f"{self.where} refused: {reason}") from None
+        except httpx.HTTPError as error:
+            raise ConnectionError(f"no answer from {self.where}: {error}") from None
+
+    def start(self, fab: bytes, digest: str, settings: dict[str, Any]) -> int:
+        """Start a run of an app bundle with these settings, as `flwr run` does; return its number."""
+        override = internal("user_config_to_proto")(settings)
+        build = {"content": fab, "hash_str": digest}
+        return int(self.call("StartRun", override_config=override, fab=build).run_id)
+
+
+def default_config() -> str:
+    """Return the text that a new `config.toml` of `flwr` starts with."""
+    return str(internal("DEFAULT_FLOWER_CONFIG_TOML"))
