@@ -10,8 +10,14 @@ else of ours (see `private.py`), loads this file too.
 """
 
 import importlib
+import sys
+from importlib.util import find_spec
+from threading import Lock
+from types import ModuleType
 from typing import Any
 
+PROTOCOL = "flwr.proto."
+LONE = Lock()
 # Name -> module, or module:attribute
 INTERNALS = {
     "load_client_app": "flwr.clientapp.utils:get_load_client_app_fn",
@@ -51,5 +57,21 @@ INTERNALS = {
 def internal(name: str) -> Any:
     """Return one of Flower's internals by its name in the table. AttributeError, ImportError: Flower has moved it."""
     module, _, attribute = INTERNALS[name].partition(":")
-    loaded = importlib.import_module(module)
+    lone = module.startswith(PROTOCOL) and "flwr" not in sys.modules
+    loaded = import_lone(module) if lone else importlib.import_module(module)
     return getattr(loaded, attribute) if attribute else loaded
+
+
+def import_lone(module: str) -> Any:
+    """Return a module of `flwr.proto` without what `import flwr` loads: 40 MB that a silo needs for a message only."""
+    with LONE:
+        if module in sys.modules:
+            return sys.modules[module]
+        spec = find_spec("flwr")
+        assert spec is not None and spec.submodule_search_locations is not None
+        sys.modules["flwr"] = bare = ModuleType("flwr")
+        bare.__path__ = [*spec.submodule_search_locations]
+        try:
+            return importlib.import_module(module)
+        finally:
+            del sys.modules["flwr"]

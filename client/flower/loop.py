@@ -22,6 +22,7 @@ from .transfers import (
     LostPartError,
     Transfer,
     echo,
+    keep_pieces,
     names_in,
     parts_in,
     size_of,
@@ -114,6 +115,7 @@ class MessageLoop:
     def _run(self, run_id: int) -> tuple[Any, Any]:
         """Return a run and its app."""
         if run_id not in self.runs:
+            keep_pieces()
             run = self.fleet.ask("GetRun", run_id=run_id).run
             fab = self.fleet.ask("GetFab", hash_str=run.fab_hash, run_id=run_id).fab
             while len(self.runs) >= MOST_RUNS:

@@ -26,6 +26,12 @@ FLOWER = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
+# Between a SuperNode and the process of its app: in an environment, that the site's own process counts and logs the
+# app's messages, and takes its record of what it withheld; in a node configuration, the terms of a message.
+BY_SITE, TAKEN = "SILOFL_SITE_AUDITS", "withheld"
+BY_SITE_VALUE = f"1 {TAKEN}"
+TERMS = "terms"
+NODE_KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key, with which the gate signs
 # The starting process's environment overrides these. The interval at which the server's SuperExec polls for a run; and
 # gRPC finds names as other programs do, since its own resolver waits for a DNS even for a name in /etc/hosts.
 DEFAULTS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25", "GRPC_DNS_RESOLVER": "native"}

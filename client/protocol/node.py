@@ -8,12 +8,13 @@ its files are.
 """
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .ours import errors, parsed
+from .ours import errors
 
 # Names that a bundle's .env may set. Docker Compose reads the file too: COMPOSE_FILE would start another file.
 VARIABLES = (
@@ -149,7 +150,7 @@ def supernode_command(
 def read_node_config(text: str) -> dict[str, Any]:
     """Return the pairs of a `--node-config`, as Flower's parser does. Raises UserError."""
     try:
-        values = parsed.parse_toml("\n".join(f"{k} = {v}" for k, v in PAIR.findall(text)))
+        values = tomllib.loads("\n".join(f"{k} = {v}" for k, v in PAIR.findall(text)))
     except ValueError as error:
         raise errors.UserError(f"--node-config {text!r}: {error}") from None
     if PAIR.sub("", text).strip():

@@ -1,25 +1,34 @@
 """From a text to values, as everywhere (`partitions/common/parsed.py`); errors are this site's own, `SiteError`."""
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .ours import parsed
+from . import ours
+
+if TYPE_CHECKING:
+    from partitions.common.parsed import Frozen as Frozen
+    from partitions.common.parsed import match_pattern as match_pattern
+    from partitions.common.parsed import parse_toml as parse_toml
+    from partitions.common.parsed import shorten as shorten
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(ours.parsed, name)
 
 
 class SiteError(ValueError):
     """A rule, a key or a file of this site cannot be used, or forbids the message; the text names it and the reason."""
 
 
-Frozen = parsed.Frozen
-match_pattern, parse_toml, shorten = parsed.match_pattern, parsed.parse_toml, parsed.shorten
-
-Parsed = TypeVar("Parsed", bound=Frozen)
+Parsed = TypeVar("Parsed", bound="Frozen")
 
 
 def read_toml(text: str, path: str, mend: str) -> dict[str, Any]:
     """Return the content of a text in TOML. ``mend``: the next step. Raises SiteError, one line."""
     try:
-        return parse_toml(text)
+        return ours.parsed.parse_toml(text)
     except ValueError as error:
         raise SiteError(f"{path} is no TOML ({error}); {mend}") from None
 
@@ -27,7 +36,7 @@ def read_toml(text: str, path: str, mend: str) -> dict[str, Any]:
 def read_bounded(path: Path) -> bytes:
     """Return a file's content. Raises SiteError, one line, where it is too long; OSError."""
     try:
-        return parsed.read_bounded(path)
+        return ours.parsed.read_bounded(path)
     except ValueError as error:
         raise SiteError(str(error)) from None
 
@@ -35,6 +44,6 @@ def read_bounded(path: Path) -> bytes:
 def parse_values(kind: type[Parsed], content: object, path: str, mend: str) -> Parsed:
     """Return content as values. ``mend``: the next step. Raises SiteError, one line."""
     try:
-        return parsed.parse_values(kind, content, path, mend)
+        return ours.parsed.parse_values(kind, content, path, mend)
     except ValueError as error:
         raise SiteError(str(error)) from None

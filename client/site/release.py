@@ -27,6 +27,7 @@ from ..flower.messages import refuse
 from ..protocol import receipts
 from ..protocol.chain import canonical, digest, utc_now
 from ..protocol.code import digest_of_code
+from ..protocol.launch import BY_SITE, TAKEN
 from ..protocol.parsed import SiteError
 from ..protocol.policy import Policy, Rules
 from .counts import charge_bytes, study_budget
@@ -35,14 +36,10 @@ from .record import Record
 from .rules.budget import note_charged
 from .terms import Terms
 
-TAKEN = "withheld"  # in `SILOFL_SITE_AUDITS`: the site accepts this record from the app
 RECORD = "site"  # in a reply: the app's report to the site, removed before the reply leaves
 TOOLS = ("silofl", "flwr", "torch", "numpy", "cryptography")
 # Limits of an app's report: items per rule; characters per item
 MOST_ITEMS, MOST_WORDS = 100, 200
-# Environment variable that is set if the site's own process counts and logs the app's messages; and its value.
-BY_SITE = "SILOFL_SITE_AUDITS"
-BY_SITE_VALUE = f"1 {TAKEN}"
 MOST_TEXT = 300  # characters of an error in the log
 
 
@@ -191,7 +188,7 @@ def versions() -> dict[str, str]:
 
 def site_takes() -> bool:
     """Return whether the process that writes the log removes :data:`RECORD` from a reply of this app."""
-    return TAKEN in os.environ.get("SILOFL_SITE_AUDITS", "").split()
+    return TAKEN in os.environ.get(BY_SITE, "").split()
 
 
 def take_withheld(reply: Any) -> dict[str, list[str]] | None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..protocol.launch import TERMS as GIVEN
 from ..protocol.parsed import SiteError
 from ..protocol.policy import Policy, PolicyRefusedError, policy_of
 from ..protocol.run_settings import is_secure
@@ -16,7 +17,6 @@ from ..protocol.study import StudyProtocol
 from .study.approvals import study_for
 
 # In the node config of a message that the gate has checked, charged and counted
-GIVEN = "terms"
 
 
 @dataclass(frozen=True)

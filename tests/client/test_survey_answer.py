@@ -12,8 +12,8 @@ from surveyed import HEADER, RECIPE, hospital, rewritten, rows, times
 from tiny import TinyGrid, audited
 
 from client.commands.budget import is_of_records
+from client.protocol import launch
 from client.protocol.policy import Policy
-from client.site import release
 from client.site.counts import count_used_up, read_released
 from client.site.record import Record
 from client.site.study.approvals import approve
@@ -276,7 +276,7 @@ def test_what_a_server_sends_changes_nothing(site):
 def test_audit_log_and_record_of_what_left(site, monkeypatch):
     """The log names the columns; what stayed, by rule, is in it alone. The answer counts in the record."""
     entries = []
-    monkeypatch.setenv(release.BY_SITE, release.BY_SITE_VALUE)
+    monkeypatch.setenv(launch.BY_SITE, launch.BY_SITE_VALUE)
 
     def prepare(grid):
         audited(grid)

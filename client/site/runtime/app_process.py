@@ -37,10 +37,9 @@ from ...flower.messages import (
     unpack,
     with_content,
 )
+from ...protocol.launch import BY_SITE, BY_SITE_VALUE, TERMS
 from ...protocol.parsed import SiteError
 from ...protocol.private import return_memory
-from ..release import BY_SITE, BY_SITE_VALUE
-from ..terms import GIVEN
 
 # Takes questions (and its process number); has answered; how it ended
 READY, DONE, DIED = b"R", b"D", b"X"
@@ -139,7 +138,7 @@ def answer_question(
     """Write the answer to a question; return the app, which is loaded for the first one."""
     head, message, context = read_question(source)
     set_identity(**head["identity"])
-    context.node_config[GIVEN] = head["terms"]
+    context.node_config[TERMS] = head["terms"]
     try:
         if app is None:
             app = load_app(*head["fab"])

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ...flower.fleet import announce_queue
-from ...protocol.launch import flower_home, site_process
-from ..release import BY_SITE, BY_SITE_VALUE
+from ...protocol.launch import BY_SITE, BY_SITE_VALUE, flower_home, site_process
 from .app_process import DIED, answer_question, prepare_process, read_answer, write_question
 from .worker import TOO_LATE, WorkerEndedError, Workers, how_it_ended, shared_memory
 

@@ -9,23 +9,22 @@ Run by `private.py`, with the arguments of `flower-supernode` that silofl writes
 
 import argparse
 import contextlib
+import importlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...flower.fleet import REGISTERED, Fleet
 from ...flower.loop import MessageLoop
 from ...protocol.envelope import load_node_key
+from ...protocol.launch import NODE_KEY
 from ...protocol.node import read_node_config
 from ...protocol.parsed import SiteError
-from ..record import close_records
-from ..secure.gate import KEY
-from .answering import answer_message
 from .slurm import OPTIONS, SlurmJobs
 from .worker import Workers
 
@@ -61,8 +60,7 @@ def run_supernode() -> None:
         certificates = arguments.root_certificates.read_bytes()
     except (SiteError, ValueError, OSError) as error:
         sys.exit(str(error))
-    # The gate signs with the silo's key (`../secure/gate.py`)
-    os.environ[KEY] = str(arguments.auth_supernode_private_key)
+    os.environ[NODE_KEY] = str(arguments.auth_supernode_private_key)
     options = os.environ.get(OPTIONS)
     workers = SlurmJobs(options) if options else Workers()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,11 +69,26 @@ def run_supernode() -> None:
     def rest(busy: bool) -> None:
         workers.tidy()
         if not busy:
-            close_records()  # between runs the record is one file, as a backup of it wants
+            leave_records()  # between runs the record is one file, as a backup of it wants
+
+    def answer(message: Any, take: Any) -> Any:
+        return gate().answer_message(workers, message, take)
 
     with Fleet(arguments.superlink, certificates, key) as fleet:
         print(f"{REGISTERED}{fleet.node}", flush=True)
-        MessageLoop(fleet, node_config, partial(answer_message, workers), rest).serve()
+        MessageLoop(fleet, node_config, answer, rest).serve()
+
+
+@cache
+def gate() -> Any:
+    """Return the module that answers messages, with all of the gate: loaded for the first message."""
+    return importlib.import_module("..answering", f"{__name__}.")
+
+
+def leave_records() -> None:
+    """Close the site's records, if a message has opened them."""
+    if gate.cache_info().currsize:
+        importlib.import_module("...record", f"{__name__}.").close_records()
 
 
 def leave(number: int, _: Any) -> NoReturn:
@@ -100,7 +113,7 @@ def run_and_leave(entry: Callable[[], None]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     with contextlib.suppress(Exception):
-        close_records()
+        leave_records()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

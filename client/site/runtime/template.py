@@ -41,6 +41,7 @@ PRELOAD = (
     *PRELOADED,
     "numpy",
     "numpy.random",  # numpy imports it at its first use: otherwise for each run
+    "pydantic.types",
     "safetensors.torch",
     "statistics",
     "tomli_w",

@@ -25,6 +25,9 @@ from .app_process import DIED, DONE, READY, read_answer, write_question
 from .template import connect_to
 
 IDLE_MINUTES = 10.0  # without a message; SILOFL_RESIDENT_MINUTES overrides it
+TEMPLATE_MINUTES = (
+    30.0  # without a message, until this silo's template process ends, which holds 200 MB
+)
 AFTER_LAST_SECONDS = 30.0  # without a message after one of a run's last round
 READY_SECONDS = 120.0  # for a template process to start, and for its fork
 SHORT_OF_MEMORY = 0.1  # available share of the machine's or the container's memory
@@ -76,7 +79,7 @@ class Workers:
     def __init__(self) -> None:
         self.worker: Worker | None = None
         self.key: object = None  # run, node and build
-        self.idle_since = self.idle_limit = 0.0
+        self.idle_since, self.idle_limit = time.monotonic(), 0.0
         self.template: subprocess.Popen[bytes] | None = None
 
     def ask(self, head: dict[str, Any], message: Any, context: Any) -> Any:
@@ -115,13 +118,17 @@ class Workers:
         self.worker = None
 
     def tidy(self) -> None:
-        """End a process that has had no message for long, or where memory is short; start the first template."""
-        if self.worker is not None:
-            idle = time.monotonic() - self.idle_since > self.idle_limit
-            if idle or available_share() < SHORT_OF_MEMORY:
-                self.end()
+        """End a process that has had no message for long, or where memory is short; start the first template.
+
+        The template of this silo ends later, and starts again with the next message.
+        """
+        idle = time.monotonic() - self.idle_since
+        if self.worker and (idle > self.idle_limit or available_share() < SHORT_OF_MEMORY):
+            self.end()
         if self.template is not None:
-            self.template.poll()
+            if self.template.poll() is None and idle > 60 * TEMPLATE_MINUTES:
+                self.template.terminate()
+                self.template.wait()
         elif template_pid(socket_path()) is None:
             self._start_template()
 

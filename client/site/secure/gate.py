@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ...flower.contents import records_of
 from ...protocol.envelope import fingerprint, load_node_key, public_pem
+from ...protocol.launch import NODE_KEY as KEY
 from ...protocol.parsed import SiteError
 from ...protocol.policy import PolicyRefusedError
 from ...protocol.run_settings import is_secure, uploads
@@ -28,7 +29,6 @@ from ...protocol.secure import (
 from ..message import SiteMessage, whole
 from .silo import SecureSilo
 
-KEY = "SILOFL_NODE_KEY"  # in a SuperNode's environment: the file of its key
 SUMMARY = "summary"  # the record of a data summary, with n_train
 WITHHELD = "sums_withheld"  # in it: why a silo sends no sums of its columns
 

@@ -185,9 +185,17 @@ def test_it_survives_its_template_which_is_replaced(silo, tmp_path):
     assert "another template process serves this socket" in second.stderr
     given = f"{silo.workers.template.args!r}"
     assert "'--parent'" in given and str(os.getpid()) in given
+    silo.workers.idle_since -= 60 * 20
+    silo.workers.tidy()
+    assert template_pid(path) == new
+    silo.workers.idle_since -= 60 * 11
+    for _ in range(2):  # the second starts none
+        silo.workers.tidy()
+        assert template_pid(path) is None
+    silo.ask(silo.app("three"))
+    assert silo.answer()["warm"] and template_pid(path) == silo.workers.template.pid != new
     silo.workers.template.terminate()
     silo.workers.template.wait()
-    assert template_pid(path) is None
 
 
 def test_a_template_that_dies_with_a_request_is_replaced(silo, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from taken import silofl
 from tiny import settings_of, write_silo
 
 from client.app import app
+from client.protocol import launch
 from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy, read_policy
 from client.protocol.study import parse_study
@@ -185,7 +186,7 @@ def test_the_apps_words_are_bounded(node, capsys):
 )
 def test_the_app_reports_what_it_holds_back(tmp_path, monkeypatch, kind, audits):
     """To a process that takes the report out again, and to no other: an earlier one would let it leave."""
-    monkeypatch.setenv(release.BY_SITE, audits)
+    monkeypatch.setenv(launch.BY_SITE, audits)
     (tmp_path / "policy.toml").write_text("min-metric-samples = 3\nmin-sum-samples = 99\n")
     file = write_silo(tmp_path / "a.npz", [[float(i), 1.0] for i in range(24)], [0, 1] * 12)
     settings = settings_of({"a": file}, batch_size=8, normalization="agreed")

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import certifi
 import grpc  # type: ignore[import-untyped]
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.common import constant
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_MIN_INTERVAL
 from flwr.proto import fleet_pb2
@@ -41,7 +43,7 @@ from client.flower.fleet import (
     fleet_method,
     refusal_in,
 )
-from client.protocol.launch import own_supernode
+from client.protocol.launch import LOOPBACK, free_ports, own_supernode
 from client.protocol.node import Site, supernode_command
 from client.site.runtime import supernode
 from client.site.secure.gate import KEY
@@ -279,3 +281,24 @@ def test_a_supernode_ends_whatever_its_threads_do(ending, code, said):
     )
     assert (done.returncode, done.stdout) == (code, "started\n")
     assert said in done.stderr
+
+
+def test_a_silo_that_waits_takes_at_most_60_mb(tmp_path):
+    """Flower, NumPy and pydantic are loaded for the first message: 40 MB more."""
+    key, authority = tmp_path / "own.key", tmp_path / "ca.crt"
+    generated = ec.generate_private_key(ec.SECP384R1())
+    key.write_bytes(
+        generated.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    )
+    key.chmod(0o600)
+    authority.write_bytes(Path(certifi.where()).read_bytes())
+    server = f"{LOOPBACK}:{free_ports(1)[0]}"
+    site = Site("a", server, authority, key, tmp_path / "data", tmp_path)
+    command = supernode_command(site, program=own_supernode())
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and LOST in process.stdout.readline()
+        status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
+        files = Path(f"/proc/{process.pid}/maps").read_text("utf-8")
+        process.terminate()
+    assert int(status.partition("VmRSS:")[2].split()[0]) < 60 * 1024
+    assert "cygrpc" in files and "numpy" not in files and "pydantic_core" not in files
