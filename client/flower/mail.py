@@ -25,11 +25,8 @@ from .messages import name_message, refuse
 from .transfers import enclose, is_whole, parts_in
 
 WAIT_SECONDS = 10.0  # maximum wait for a message before an empty answer
-# Between two looks at whether a silo that waits is still there; a message to it wakes it at once
+# Between two looks at whether who waits, or a silo that is waited for, is still there; what has come wakes it at once
 LOOK_SECONDS = 1.0
-LOOK_AT_REPLIES_SECONDS = (
-    0.01  # between two checks for a ServerApp, which read this process's memory only
-)
 # Silos; each waiting one occupies one of the thousand threads that answer calls
 MOST_WAITING = 500
 HELD_SECONDS = 1.0  # maximum wait for a reply before an empty answer to a ServerApp
@@ -78,6 +75,7 @@ class Mail:
         # By session: the parts that a ServerApp has yet to push, and the nodes whose messages lack them
         self.missing: dict[str, tuple[set[str], set[int]]] = {}
         self.news: dict[int, threading.Event] = {}  # by node: a silo that waits
+        self.came = threading.Condition()  # parts of replies: for ServerApps that wait
         self.given: dict[int, Any] = {}  # by run: the last answer to its ServerApp
         self.lock = threading.Lock()
 
@@ -184,6 +182,7 @@ class Mail:
         self.sessions[answer.session_id] = pushed
         for tree in request.message_object_trees[:1]:
             self.take_enclosed(metadata.run_id, tree, answer)
+        self._wake_serverapps()
         return answer
 
     def push_object(self, request: Any) -> Any:
@@ -195,7 +194,9 @@ class Mail:
         if self._is_too_large(pushed, len(request.object_content)):
             self.refuse(pushed)
             return answers.PushObjectResponse(stored=False)
-        return internal("fleet_handlers").push_object(request, self.state)
+        answer = internal("fleet_handlers").push_object(request, self.state)
+        self._wake_serverapps()
+        return answer
 
     def _is_too_large(self, pushed: PushedMessage, size: int) -> bool:
         """Count received bytes; return whether the reply exceeds its limit."""
@@ -236,6 +237,7 @@ class Mail:
         self.state.store_message_and_object_tree(error, tree, session)
         for name, part in internal("inflatable_object").get_all_nested_objects(error).items():
             self.state.store_object(run, session, name, part.deflate())
+        self._wake_serverapps()
 
     # --- a ServerApp ---
 
@@ -283,16 +285,22 @@ class Mail:
     def _wait_for_replies(self, names: set[str]) -> set[str]:
         """Wait until all these messages have an answer, or a while from the first one; return which have."""
         until, answered = time.monotonic() + HELD_SECONDS, set[str]()
-        while time.monotonic() < until:
-            online = {node.node_id for node in self.state.get_node_info(statuses=["online"])}
-            new = {name for name in names - answered if self._is_answered(name, online)}
-            if new and not answered:
-                until = min(until, time.monotonic() + GATHER_SECONDS)
-            answered |= new
-            if answered == names:
-                break
-            time.sleep(LOOK_AT_REPLIES_SECONDS)
-        return answered
+        with self.came:
+            while True:
+                nodes = self.state.get_node_info(statuses=["online"])
+                online = {node.node_id for node in nodes}
+                new = {name for name in names - answered if self._is_answered(name, online)}
+                if new and not answered:
+                    until = min(until, time.monotonic() + GATHER_SECONDS)
+                answered |= new
+                left = until - time.monotonic()
+                if answered == names or left <= 0:
+                    return answered
+                self.came.wait(min(left, LOOK_SECONDS))
+
+    def _wake_serverapps(self) -> None:
+        with self.came:
+            self.came.notify_all()
 
     def _is_answered(self, name: str, online: set[int]) -> bool:
         """Return whether a message's reply is whole, or Flower has an error in its place: its silo is offline."""

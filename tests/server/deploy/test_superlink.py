@@ -454,20 +454,39 @@ def two_messages(server):
     return silo, names
 
 
-def test_a_query_is_answered_when_all_replies_are_whole(server, query, clock):
+def is_asking(server):
+    return len(server.mail.came._waiters)
+
+
+@pytest.mark.parametrize("inside", [dict, lambda parts: {}])
+def test_a_query_is_answered_when_all_replies_are_whole(server, query, monkeypatch, inside):
+    """What comes last wakes the ServerApp, which else looks once a minute."""
+    for name in ("LOOK_SECONDS", "HELD_SECONDS", "GATHER_SECONDS"):
+        monkeypatch.setattr(mail_module, name, 60.0)
     silo, names = two_messages(server)
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(query, *names)
-        clock.wait_for(1)
+        wait_until(lambda: is_asking(server))
 
-        def begun():  # its parts have yet to come
-            clock.let_pass(0.0)
-            clock.wait_for(1)
+        def looked():
+            wait_until(lambda: is_asking(server) or asked.done())
 
-        for name in names:
-            silo.answer(name, 1, begun=begun)
-        clock.let_pass(0.0)
-        assert asked.result() == sorted(names)
+        for name in names:  # when it has begun, its parts have yet to come
+            silo.answer(name, 1, inside=inside, begun=looked)
+        assert asked.result(timeout=30) == sorted(names)
+
+
+def test_a_query_is_answered_when_a_reply_is_too_large(server, query, monkeypatch):
+    for name in ("LOOK_SECONDS", "HELD_SECONDS"):
+        monkeypatch.setattr(mail_module, name, 60.0)
+    name, silo = server.store(1.0, group=group_id(MOST)), server.silo()
+    silo.ask()
+    silo.confirm(name)
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(query, name)
+        wait_until(lambda: is_asking(server))
+        silo.answer(name, 100_000)
+        assert asked.result(timeout=30) == [name]
 
 
 def test_a_query_waits_a_while_for_others_after_the_first_reply(server, query, clock):
@@ -476,18 +495,14 @@ def test_a_query_waits_a_while_for_others_after_the_first_reply(server, query, c
     silo.answer(first, 1)
 
     def begun():
-        asked = pool.submit(query, first, second)
-        clock.wait_for(1)
-        clock.let_pass(0.9 * GATHER_SECONDS)
-        clock.wait_for(1)
-        clock.let_pass(0.2 * GATHER_SECONDS)
-        assert asked.result() == [first]
-        asked = pool.submit(query, second)
-        clock.wait_for(1)
-        clock.let_pass(0.9 * HELD_SECONDS)
-        clock.wait_for(1)
-        clock.let_pass(0.2 * HELD_SECONDS)
-        assert asked.result() == [second]
+        for names, seconds in (((first, second), GATHER_SECONDS), ((second,), HELD_SECONDS)):
+            asked = pool.submit(query, *names)
+            wait_until(lambda: is_asking(server))
+            clock.let_pass(0.9 * seconds)
+            wait_until(lambda: is_asking(server))
+            assert not asked.done()
+            clock.let_pass(0.2 * seconds)
+            assert asked.result() == [names[0]]
 
     with ThreadPoolExecutor() as pool:
         silo.answer(second, 1, begun=begun)
