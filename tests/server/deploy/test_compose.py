@@ -48,6 +48,23 @@ def test_the_committed_file_is_what_silofl_compose_prints(capsys, monkeypatch):
     assert capsys.readouterr().out == (ROOT / "docker-compose.yml").read_text()
 
 
+def test_health_checks_bear_a_busy_machine():
+    """Twelve silos on two cores take minutes to start; `up --wait` ends at the first that is unhealthy."""
+    dockerfile = (ROOT / "docker/Dockerfile").read_text()
+    spec = importlib.util.spec_from_file_location("health", ROOT / "docker/health.py")
+    assert spec is not None and spec.loader is not None
+    health = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(health)
+    checks = [
+        {key: int(value) for key, value in re.findall(r"--([a-z-]+)=(\d+)", line)}
+        for line in re.findall("^HEALTHCHECK (.*) CMD", dockerfile, re.MULTILINE)
+    ]
+    assert len(checks) == 2
+    for check in checks:
+        assert check["start-period"] >= 900 and check["interval"] * check["retries"] >= 60
+        assert check["timeout"] > 2 * health.SECONDS >= 20
+
+
 def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(committed):
     """A server that ships another is refused (test_answering.py, test_docker.py); one variable allows it."""
     wanted = "${SILOFL_ALLOWED_APPS-/opt/silofl/allowed-apps}"
