@@ -3,10 +3,14 @@
 Run as ``python -P -m server.deploy.superlink`` with the arguments of `flower-superlink`.
 """
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from threading import Thread
 
 from client.flower.service import run_superlink
+from server.deploy.logs import FOLDER, keep_rolling
 from server.run.limits import most_bytes, too_large
 
 
@@ -16,7 +20,9 @@ def in_place_of(command: Sequence[str]) -> list[str]:
 
 
 def start_superlink() -> None:
-    """Start Flower's SuperLink."""
+    """Start Flower's SuperLink; in a local federation it also rolls the parts' logs."""
+    if folder := os.environ.get(FOLDER):
+        Thread(target=keep_rolling, args=(Path(folder),), daemon=True).start()
     run_superlink(most_bytes, too_large)
 
 

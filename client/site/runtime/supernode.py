@@ -9,7 +9,6 @@ Run by `private.py`, with the arguments of `flower-supernode` that silofl writes
 
 import argparse
 import contextlib
-import importlib
 import os
 import signal
 import sys
@@ -82,13 +81,17 @@ def run_supernode() -> None:
 @cache
 def gate() -> Any:
     """Return the module that answers messages, with all of the gate: loaded for the first message."""
-    return importlib.import_module("..answering", f"{__name__}.")
+    from . import answering
+
+    return answering
 
 
 def leave_records() -> None:
     """Close the site's records, if a message has opened them."""
     if gate.cache_info().currsize:
-        importlib.import_module("...record", f"{__name__}.").close_records()
+        from ..record import close_records
+
+        close_records()
 
 
 def leave(number: int, _: Any) -> NoReturn:

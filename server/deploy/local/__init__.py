@@ -5,7 +5,7 @@
         data/                           the demo data, one file per silo; kept, and split again only if `demo` changes;
                                         manifest.json keeps each part's owner when silos come or go
         silos/SILO/                     a silo's state between rounds and runs; kept
-        logs/PART.log                   kept, the previous one as PART.log.1
+        logs/PART.log                   kept, the previous one as PART.log.1; a new one begins after 10 MiB
         flower/PART/                    FLWR_HOME of each part
         federation.json  warm.sock ...  while it is up
 

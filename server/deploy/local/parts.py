@@ -35,6 +35,7 @@ from server.deploy.local.record import (
     read_record,
     state_root,
 )
+from server.deploy.logs import FOLDER
 from server.deploy.processes import Process
 from server.deploy.superlink import in_place_of
 
@@ -55,6 +56,7 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
     variables = environment(flower)
     if part == SUPERLINK:
         variables |= {RECEIPT_KEY: str(Credentials(directory / "credentials").receipt_key)}
+        variables |= {FOLDER: str(directory / "logs")}
     if sharing:
         variables = silo_environment(
             flower, template_socket=directory / "warm.sock", sharing=sharing

@@ -45,7 +45,7 @@ from client.flower.fleet import (
 )
 from client.protocol.launch import LOOPBACK, free_ports, own_supernode
 from client.protocol.node import Site, supernode_command
-from client.site.runtime import supernode
+from client.site.runtime import answering, supernode
 from client.site.secure.gate import KEY
 
 
@@ -253,6 +253,10 @@ def test_the_gate_has_the_key_and_the_loop_the_silos_configuration(
         supernode.run_supernode()
     assert seen[0] == ("s:1", b"pem", key) and seen[1]["name"] == "a"
     assert os.environ[KEY] == str(key) and f"{REGISTERED}7" in capsys.readouterr().out
+    supernode.leave_records()
+    assert not supernode.gate.cache_info().currsize
+    assert supernode.gate() is answering
+    supernode.leave_records()
 
 
 @pytest.mark.parametrize(
