@@ -41,7 +41,7 @@ def test_a_sites_proxy_is_for_other_machines(monkeypatch):
     )
     assert made["http_proxy"] == "http://no.such.proxy:3128"
     with Control(Connection("here", f"{LOOPBACK}:1", insecure=True)) as control:
-        client = control._client._client
+        client = control._calls.client._client
         for host in ("127.0.0.1", "localhost", "[::1]", "inside.example"):
             assert client._transport_for_url(httpx.URL(f"http://{host}:1")) is client._transport
         assert (

@@ -116,9 +116,10 @@ def private_in(tree):
             name = node.arg
         if name in private_names():
             yield name
-        in_dict = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-        if in_dict and isinstance(node.value, ast.Attribute) and node.value.attr == "__dict__":
-            yield from [str(node.slice.value)] if str(node.slice.value)[:1] == "_" else []
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            key, of = str(node.slice.value), node.value
+            if isinstance(of, ast.Attribute) and of.attr == "__dict__" and key[:1] == "_":
+                yield key
 
 
 def test_one_folder_alone_touches_flower_beyond_its_exports():

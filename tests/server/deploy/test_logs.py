@@ -34,7 +34,7 @@ def test_a_log_begins_anew_at_its_size_while_its_processes_write_on(tmp_path, mo
         write("d", 1001)
         assert [line[0] for line in before.read_text().splitlines()] == ["a", "b", "c"]
         assert log.read_text() == "d" * 1000 + "\n"
-        part.stdin.close()
+        part.communicate()
 
 
 def test_the_superlink_of_a_local_federation_rolls_them(tmp_path, monkeypatch):
