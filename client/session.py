@@ -13,10 +13,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, cached_property
+from logging import INFO
 from typing import Any
 
 import torch
 from flwr.app import Context, Message, MessageType
+from flwr.common import log
 from torch import Tensor
 
 from client.local_data import (
@@ -56,6 +58,7 @@ from models.tasks.patches import Window
 from models.trainable import Part
 from partitions.common.errors import UserError
 from partitions.common.own_code import load_function
+from partitions.common.sizes import check_room
 from partitions.common.source_sum import read_once
 from partitions.splits import SiloData
 from strategies.base.client import SiloClient
@@ -75,6 +78,8 @@ DEFAULTS = {
     "min_metric_samples": 10,
     "state_lost": sys.maxsize,
 }
+# Of a model, at the peak: in SuperNode and app (docs/tables/bench-held.csv); the kept states' two models, and new ones
+COPIES = 4, 8
 Statistics = tuple[tuple[Columns, Columns], tuple[Columns, Columns]]
 
 
@@ -331,6 +336,9 @@ class ClientSession:
         state, first = State(), self.first_round()
         if not newcomer and self.info.trains:
             state = self.load_state(message.metadata.message_type, first)
+            if not state.numbers and self.store.folder and not self.store.in_memory:
+                room = 4 * self.silo.model.vector.numel(), *COPIES, self.store.folder
+                log(INFO, "%s", check_room(*room, "take a smaller network (--set model=...)"))
             study = self.study.digest if self.study else ""
             number = run_number(int(self.context.run_id))
             note_terms(state, study, number, may_leave=self.sends_own_model)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import io
 import math
 import os
+import shutil
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from partitions.common.errors import DataError
+from partitions.common.errors import DataError, UserError
 from partitions.common.memory import available
 
 LARGEST = 2.0  # GiB for one decoded file
@@ -57,6 +58,24 @@ def check_size(size: int, what: str) -> None:
         raise TooLargeError(
             f"{what} would take {size / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB is free here"
         )
+
+
+def check_room(size: int, in_memory: int, on_disk: int, folder: Path, mend: str) -> str:
+    """Return what a run takes here: copies of a model of ``size`` bytes in memory, and on the disk of ``folder``.
+
+    Raises UserError where they do not fit. ``mend``: what else helps than more room.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    free = {"memory": available(), "disk": shutil.disk_usage(folder).free}
+    takes = {"memory": in_memory, "disk": on_disk}
+    parts = [f"{n * size / 1e9:.2f} GB of {what} ({n} copies)" for what, n in takes.items()]
+    line = f"a model of {size / 1e6:.0f} MB takes {' and '.join(parts)} here"
+    for what, copies in takes.items():
+        if copies * size > free[what]:
+            has = f"{free[what] / 1e9:.2f} GB of {what} is free"
+            raise UserError(f"{line}, and {has}: free more, or {mend}")
+    return line
 
 
 def trap_of(members: Iterable[zipfile.ZipInfo], packed: int) -> str:

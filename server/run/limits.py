@@ -10,16 +10,27 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection
+from pathlib import Path
 
 from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 
 from partitions.common.errors import DataError
+from partitions.common.sizes import check_room
 
 SUMMARY_BYTES = 1 << 24  # for a data summary, whose sums grow with a table's columns
 # For a reply's numbers, metrics and Flower's own fields, without its vectors
 OTHER_BYTES = 1 << 20
 NUMBER_BYTES = 8  # maximum per number of a vector: topk sends it with its index
+SMALLER = "take a smaller network (--set model=...), or fewer silos"
 GROUP = re.compile(r"[0-9a-f]{32}-([0-9]{1,15})")
+
+
+def check_server(size: int, silos: int, folder: Path) -> str:
+    """Return what a run takes at the server, for networks of ``size`` parameters. Raises UserError if it does not fit.
+
+    SuperLink and server app hold each silo's reply (docs/tables/bench-held.csv); two checkpoints are kept, one is new.
+    """
+    return check_room(4 * size, 2 * silos + 3, 3, folder, SMALLER)
 
 
 def group_id(most: int) -> str:

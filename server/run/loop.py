@@ -9,11 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from logging import INFO
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.common import log
 from flwr.serverapp import Grid
 
+from client.flower.grid import RuntimeGrid
 from models.initialisation import flat_model, initial_model
 from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
@@ -24,6 +27,7 @@ from server.results.summary import FinishedRun
 from server.run.checkpoints import Checkpoints, LoopState, Recovery, gone_back
 from server.run.closing import Closing
 from server.run.collector import Collector
+from server.run.limits import check_server
 from server.run.newcomers import HoldOut
 from server.run.recorder import EarlyStopping, Recorder, metrics_of
 from server.run.registration.readmission import Readmission
@@ -100,6 +104,9 @@ class RoundLoop:
         self.state = LoopState.begin(saved)
         self.registration.register(saved)
         strategy = prepare(self.settings, self.registration, self.state)
+        if self.directory is not None and isinstance(self.grid, RuntimeGrid):
+            folder, silos = self.directory.path, len(strategy.silos)
+            log(INFO, "%s", check_server(strategy.layout.size, silos, folder))
         strategy.unmask = partial(self.secure.unmask, strategy)
         strategy.summary()
         check_patience(self.common, strategy.silos.values())

@@ -31,6 +31,7 @@ from tiny import (
 from client.store import StateStore, states_in
 from models.flat import apart
 from models.networks.registry import MODELS
+from partitions.common.errors import RunFailedError
 from server.run.reporter import Progress
 from server.simulation.engine import flower_identity
 from strategies.base.client import SiloClient
@@ -356,6 +357,14 @@ def test_dropout_follows_the_seed(three):
             three, strategy=method, mlp__dropout=0.0, fedala__max_epochs=3, **options
         )
         assert comparable(dry.rows) != comparable(runs[0].rows)
+
+
+def test_a_silo_without_room_for_a_run_says_what_it_takes(three, tmp_path, monkeypatch):
+    monkeypatch.setattr("partitions.common.sizes.available", lambda: 100)
+    line = r"GB of memory \(4 copies\) and .* is free: free more, or take a smaller network"
+    folders = {"directory": tmp_path / "run", "state_dir": tmp_path / "states"}
+    fails(RunFailedError, line, federate, three, rounds=1, **folders)
+    assert not [*(tmp_path / "states").rglob("*.safetensors")]
 
 
 # ---- State files that do not fit -----------------------------------------------------------------------------------

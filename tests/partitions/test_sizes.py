@@ -6,6 +6,7 @@ import gzip
 import tracemalloc
 import zipfile
 import zlib
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -18,8 +19,8 @@ from taken import imported, silofl
 
 from partitions import npz, stored
 from partitions.common import sizes
-from partitions.common.errors import DataError
-from partitions.common.sizes import VARIABLE, check_size, largest
+from partitions.common.errors import DataError, UserError
+from partitions.common.sizes import VARIABLE, check_room, check_size, largest
 from partitions.datasets.pictures import read_idx
 from partitions.importing.readers import dicom
 from partitions.importing.readers.volumes import volume
@@ -228,3 +229,24 @@ def test_a_large_picture_is_read_without_a_word_and_a_larger_one_refused(tmp_pat
     ):
         imported(tmp_path / "in", tmp_path / "other.npz")
     assert not (tmp_path / "other.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("memory", "disk", "lacks"), [(400, 800, ""), (399, 800, "memory"), (400, 799, "disk")]
+)
+def test_what_a_run_takes_is_said_and_refused_where_it_does_not_fit(
+    monkeypatch, tmp_path, memory, disk, lacks
+):
+    mega = 10**6
+    monkeypatch.setattr(sizes, "available", lambda: memory * mega)
+    monkeypatch.setattr(
+        sizes.shutil, "disk_usage", lambda folder: SimpleNamespace(free=disk * mega)
+    )
+    line = "a model of 100 MB takes 0.40 GB of memory (4 copies) and 0.80 GB of disk (8 copies) here"
+    run = (100 * mega, 4, 8, tmp_path / "not/yet/there", "take another")
+    if lacks:
+        fails(
+            UserError, f" GB of {lacks} is free: free more, or take another$", check_room, *run
+        )
+    else:
+        assert check_room(*run) == line
