@@ -57,12 +57,30 @@ def player_dirichlet(pool: Pool, settings: PlayerDirichlet) -> list[Parts]:
     return [hold_out(gather(pieces), TEST_SHARE, pool.rng) for pieces in silos]
 
 
-def natural(pool: Pool, settings: object) -> list[Parts]:
+@dataclass(frozen=True)
+class Natural:
+    """Settings of ``natural``."""
+
+    folds: int = setting(
+        0,
+        "cross-validation: parts of each silo, one of which is its test part; 0: a fifth, or the data set's own",
+        minimum=0,
+        maximum=1000,
+    )
+    fold: int = setting(0, "which of the folds is the test part, from 0", minimum=0)
+    most: int = setting(
+        0, "most training samples, or patients, of a silo, with validation; 0: all", minimum=0
+    )
+
+
+def natural(pool: Pool, settings: Natural) -> list[Parts]:
     """Return the data set's own silos (heart-disease: four hospitals), each split 64 / 16 / 20.
 
-    A data set with own test parts (tcga-brca) keeps them.
+    A data set with own test parts (tcga-brca) keeps them. With ``folds`` the seed orders each silo's samples; the parts
+    of one seed hold each sample once. ``most`` takes the first of the others, so that few are a part of many.
 
-    Raises DataError for a data set without silos, or with another number of silos than requested.
+    Raises DataError for a data set without silos, or with another number of silos than requested, and for a fold that
+    there is not.
     """
     if pool.groups is None:
         raise DataError(
@@ -77,9 +95,26 @@ def natural(pool: Pool, settings: object) -> list[Parts]:
             f"natural: {pool.dataset} comes with {len(pool.groups)} silos ({', '.join(names)}), not "
             f"{pool.silos}; set silos={len(pool.groups)}"
         )
+    if settings.folds:
+        if settings.folds < 2 or settings.fold >= settings.folds:
+            raise DataError(
+                f"natural.fold = {settings.fold}: natural.folds = {settings.folds} needs at least 2 parts, and has the "
+                "parts from 0 to one less"
+            )
+        return [fold_of(samples, settings, pool.rng) for samples in pool.groups.values()]
+    if settings.fold or settings.most:
+        raise DataError("natural.fold and natural.most need natural.folds")
     if pool.own_test:
         return [
             (rows[rows < pool.n_train], rows[rows >= pool.n_train])
             for rows in pool.groups.values()
         ]
     return [hold_out(samples, TEST_SHARE, pool.rng) for samples in pool.groups.values()]
+
+
+def fold_of(samples: Array, settings: Natural, rng: np.random.Generator) -> Parts:
+    """Return a silo's training samples and its fold."""
+    parts = np.array_split(rng.permutation(samples), settings.folds)
+    test = parts.pop(settings.fold)
+    train = gather(parts)
+    return np.sort(train[: settings.most or len(train)]), np.sort(test)

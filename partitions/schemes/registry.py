@@ -123,7 +123,12 @@ PARTITIONS: dict[str, Partition] = {
         mend="a larger player-dirichlet.beta or ",
     ),
     "natural": Partition(
-        "the data set's own silos", "PLayer-FL", player.natural, validation=0.2, by_class=False
+        "the data set's own silos",
+        "PLayer-FL",
+        player.natural,
+        player.Natural,
+        validation=0.2,
+        by_class=False,
     ),
 }
 

@@ -636,6 +636,31 @@ def test_natural_refuses():
         partition(make(groups=True), "natural", silos=12, seed=0)
 
 
+def test_natural_folds_hold_each_sample_once_and_few_training_samples_are_a_part_of_many():
+    def silos(fold, most=0):
+        settings = own("natural", folds=5, fold=fold, most=most)
+        return partition(make(groups=True), "natural", silos=2, seed=3, settings=settings)
+
+    for silo, rows in ((0, range(30)), (1, range(30, 1200))):
+        tests = np.concatenate([silos(fold)[silo].test for fold in range(5)])
+        assert sorted(tests) == list(rows)
+        whole, some, few = (silos(1, most)[silo] for most in (0, 16, 8))
+        learned = [{*s.train, *s.val} for s in (few, some, whole)]
+        assert learned[0] < learned[1] <= learned[2] and len(learned[0]) == 8
+        assert learned[2] == {*rows} - {*whole.test}
+        assert [*few.test] == [*whole.test]
+
+
+@pytest.mark.parametrize(
+    "values", [{"folds": 1}, {"folds": 5, "fold": 5}, {"fold": 1}, {"most": 30}]
+)
+def test_natural_refuses_a_fold_that_there_is_not(values):
+    with pytest.raises(ValueError, match=r"natural\.fold"):
+        partition(
+            make(groups=True), "natural", silos=2, seed=0, settings=own("natural", **values)
+        )
+
+
 @needs_heart
 def test_natural_on_heart_disease(monkeypatch):
     """Complete rows per hospital as FLamby publishes them (without grad, ca, thal)."""
