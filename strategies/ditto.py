@@ -66,3 +66,4 @@ class Ditto(PersonalizedStrategy):
     )
     client = DittoClient
     Settings = DittoSettings
+    search = (("lambda", 0.01, 1.0),)

@@ -29,10 +29,10 @@ from strategies.fedamp import MixingSettings, MixingStrategy, model_distances
 
 @dataclass(frozen=True)
 class DiversifedSettings(MixingSettings):
-    """Settings of DiversiFed; λ and a of the paper, τ tuned there in {0.5, ..., 1.1}."""
+    """Settings of DiversiFed; a of the paper, τ tuned there in {0.5, ..., 1.1}; its λ is 2."""
 
     lambda_: float = setting(
-        2.0, "weight of the diversity term", symbol="λ", minimum=0, kind="decay"
+        0.02, "weight of the diversity term", symbol="λ", minimum=0, kind="decay"
     )
     start: str = setting("own", "where local training starts", choices=("received", "own"))
     tau: float = setting(1.0, "temperature of the distances", symbol="τ", above=0)
@@ -46,6 +46,7 @@ class DiversiFed(MixingStrategy):
         spelling="DiversiFed",
     )
     Settings = DiversifedSettings
+    search = (("lambda", 0.002, 0.2),)
     settings: DiversifedSettings
     advice = ("a smaller diversifed.tau would make them differ",) * 2
 

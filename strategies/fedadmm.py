@@ -12,7 +12,8 @@ commits both once the server has counted them (strategies/scaffold.py). An absen
 Δ_i.
 
 Three methods have this name. η = 0 means |S|/N, with which θ is the mean of all silos' last w_i + y_i/ρ, including
-absent ones. This is the server's step of Zhou and Li (TPAMI 2023, arXiv 2204.10607); their inexact inner solver and
+absent ones: the default, for with η = 1 and few present θ moves N/|S| times as far as the mean. The paper and its
+code have η = 1. This is the server's step of Zhou and Li (TPAMI 2023, arXiv 2204.10607); their inexact inner solver and
 penalties per silo are not implemented. The method of Wang, Marella and Anderson (CDC 2022) is not implemented either.
 
 Paper and code: the authors' code measures Δ_i from the received θ, not from the silo's own w_i, so that
@@ -44,10 +45,10 @@ from strategies.base.transport.payload import Update, silos_of
 
 @dataclass(frozen=True)
 class AdmmSettings:
-    """Settings of FedADMM; ρ and η of its official code."""
+    """Settings of FedADMM; ρ of its official code."""
 
     rho: float = setting(0.01, "penalty", symbol="ρ", above=0, kind="decay")
-    eta: float = setting(1.0, "the server's step, 0: |S|/N", symbol="η", minimum=0)
+    eta: float = setting(0.0, "the server's step, 0: |S|/N", symbol="η", minimum=0)
     later: float = setting(0.5, "the server's step from round later-from on", minimum=0)
     later_from: int = setting(0, "round from which later stands for η, 0: never", minimum=0)
     start: str = setting("received", "where local training starts", choices=("received", "own"))
@@ -114,6 +115,7 @@ class FedADMM(PersonalizedStrategy):
     )
     client = FedADMMClient
     Settings = AdmmSettings
+    search = (("rho", 0.001, 0.3),)
     settings: AdmmSettings
 
     def step(self) -> float:

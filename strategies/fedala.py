@@ -219,6 +219,7 @@ class FedALA(PersonalizedStrategy):
     )
     client = FedALAClient
     Settings = Ala
+    search = (("eta", 0.1, 10.0),)
 
     @classmethod
     def added_to(cls, client: type[SiloClient], settings: Any) -> type[SiloClient]:

@@ -203,6 +203,7 @@ class FedAMP(MixingStrategy):
         spelling="FedAMP",
     )
     Settings = AmpSettings
+    search = (("lambda", 0.1, 10.0),)
     settings: AmpSettings
     advice = (
         "a fedamp.sigma near the square of that distance would make them differ",
@@ -236,6 +237,7 @@ class HeurFedAMP(MixingStrategy):
         spelling="HeurFedAMP",
     )
     Settings = HeurSettings
+    search = (("lambda", 0.01, 1.0),)
     settings: HeurSettings
     advice = (
         "a heurfedamp.self-weight below 1 would let the others in",

@@ -11,9 +11,9 @@ Zhu et al., KDD 2025, arXiv 2506.04672. min_{u,V} sum_i α_i f_i(v_i, u), split 
              π_i^{t+1} = π_i^t + ρ (u_i^{t+1} - u^{t+1})                                             (eq. 12)
              z_i^{t+1} = u_i^{t+1} + π_i^{t+1} / ρ                                                   (eq. 13)
 
-α_i = 1/m or n_i/n is part of the gradient: a learning rate of 0.1 over 20 silos is an effective 0.005. The u-step
-starts from u^{t+1}. The published text lacks its formulas; these are recovered from its proofs and its code, which
-agree.
+α_i = 1/m or n_i/n is part of the gradient: a learning rate of 0.1 over 20 silos is an effective 0.005. So a search
+draws rates times m; at .5 m it diverges on `azpro`. The u-step starts from u^{t+1}. The published text lacks its
+formulas; these are recovered from its proofs and its code, which agree.
 
 With secure sums a silo sends u^{t+1} + z_i^{t+1} - z_i, with z_i its last vector that the server counted. The server
 adds |S|/m times the mean of these steps to u^{t+1}: eq. 8, for an absent silo's z_i has no step.
@@ -196,6 +196,8 @@ class FedAPM(PartialStrategy):
     )
     client = FedAPMClient
     Settings = ApmSettings
+    search = (("learning-rate", 0.01, 0.2), ("rho", 0.001, 0.03))
+    rate_times_silos = True
     state_type = ApmServerState
     state: ApmServerState
     settings: ApmSettings

@@ -132,6 +132,7 @@ class FedAS(PartialStrategy):
     )
     client = FedASClient
     Settings = AsSettings
+    search = (("align-learning-rate", 0.001, 0.1),)
     settings: AsSettings
 
     def check(self, update: Update) -> None:

@@ -81,6 +81,7 @@ class FedAWA(PersonalizedStrategy):
         sums=EACH_MODEL,
     )
     Settings = AwaSettings
+    search = (("server-learning-rate", 0.0001, 0.01),)
     settings: AwaSettings
     state_type = AwaState
     state: AwaState

@@ -163,3 +163,4 @@ class FedCP(PartialStrategy):
     client = FedCPClient
     head = PolicyHead
     Settings = CpSettings
+    search = (("lambda", 0.5, 50.0),)

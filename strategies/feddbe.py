@@ -176,6 +176,7 @@ class FedDBE(PersonalizedStrategy):
     state_type = DbeServerState
     state: DbeServerState
     Settings = DbeSettings
+    search = (("kappa", 5.0, 500.0),)
     settings: DbeSettings
 
     def sizes(self, silo: str) -> dict[str, int]:

@@ -104,6 +104,7 @@ class FedDyn(PersonalizedStrategy):
     )
     client = FedDynClient
     Settings = DynSettings
+    search = (("alpha", 0.001, 0.1),)
     state_type = DynServerState
     state: DynServerState
     settings: DynSettings

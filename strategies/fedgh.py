@@ -93,6 +93,7 @@ class FedGH(PartialStrategy):
     )
     client = FedGHClient
     Settings = GhSettings
+    search = (("server-learning-rate", 0.01, 1.0),)
     settings: GhSettings
 
     check_fit = check_table_fits

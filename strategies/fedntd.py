@@ -71,6 +71,7 @@ class FedNTD(PersonalizedStrategy):
     )
     client = FedNTDClient
     Settings = NtdSettings
+    search = (("beta", 0.1, 10.0),)
 
     def check_fit(self) -> None:
         if self.layout.classes < 3:

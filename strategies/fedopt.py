@@ -103,6 +103,7 @@ class FedAvgM(PersonalizedStrategy):
         spelling="FedAvgM",
     )
     Settings = MomentumSettings
+    search = (("server-learning-rate", 0.05, 1.0),)
     settings: MomentumSettings
     state_type = MomentumState
     state: MomentumState
@@ -131,6 +132,7 @@ class FedAdagrad(PersonalizedStrategy):
         name="fedadagrad", title="Adagrad on the server", paper=PAPER, spelling="FedAdagrad"
     )
     Settings = AdagradSettings
+    search = (("server-learning-rate", 0.01, 1.0),)
     settings: AdagradSettings
     state_type = AdaptiveState
     state: AdaptiveState
@@ -161,6 +163,7 @@ class FedYogi(FedAdagrad):
         name="fedyogi", title="Yogi on the server", paper=PAPER, spelling="FedYogi"
     )
     Settings = YogiSettings
+    search = (("server-learning-rate", 0.001, 0.1),)
     settings: YogiSettings
 
     def squares(self, v: Tensor, squared: Tensor) -> Tensor:
@@ -172,6 +175,7 @@ class FedAdam(FedAdagrad):
         name="fedadam", title="Adam on the server", paper=PAPER, spelling="FedAdam"
     )
     Settings = AdamSettings
+    search = (("server-learning-rate", 0.01, 1.0),)
     settings: AdamSettings
 
     def squares(self, v: Tensor, squared: Tensor) -> Tensor:

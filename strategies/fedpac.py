@@ -189,6 +189,7 @@ class FedPAC(PersonalizedStrategy):
     state_type = PacServerState
     state: PacServerState
     Settings = PacSettings
+    search = (("lambda", 0.1, 10.0),)
     settings: PacSettings
 
     @property

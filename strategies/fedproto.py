@@ -273,6 +273,7 @@ class FedProto(PersonalizedStrategy):
     state_type = ProtoServerState
     state: ProtoServerState
     Settings = ProtoSettings
+    search = (("lambda", 0.1, 10.0),)
     settings: ProtoSettings
 
     check_fit = check_table_fits

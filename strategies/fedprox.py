@@ -47,6 +47,7 @@ class FedProx(PersonalizedStrategy):
     )
     client = FedProxClient
     Settings = Prox
+    search = (("mu", 0.0001, 0.01),)
 
 
 @dataclass(frozen=True)

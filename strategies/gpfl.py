@@ -153,3 +153,4 @@ class GPFL(PartialStrategy):
     client = GPFLClient
     head = ConditionalHead
     Settings = GpflSettings
+    search = (("lambda", 0.001, 0.1),)

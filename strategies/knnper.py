@@ -153,3 +153,4 @@ class KnnPer(PersonalizedStrategy):
     )
     client = KnnClient
     Settings = KnnSettings
+    search = (("scale", 0.1, 10.0),)

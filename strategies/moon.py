@@ -91,3 +91,4 @@ class Moon(PersonalizedStrategy):
     )
     client = MoonClient
     Settings = MoonSettings
+    search = (("mu", 0.1, 10.0),)

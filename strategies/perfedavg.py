@@ -122,6 +122,7 @@ class PerFedAvg(PersonalizedStrategy):
     )
     client = PerFedAvgClient
     Settings = PerFedAvgSettings
+    search = (("step", 0.001, 0.1),)
     settings: PerFedAvgSettings
 
     def aggregate(self, updates: Sequence[Update]) -> None:

@@ -111,6 +111,7 @@ class PFedLA(PersonalizedStrategy):
     state_type = LaServerState
     state: LaServerState
     Settings = LaSettings
+    search = (("hyper-learning-rate", 0.0005, 0.05),)
     settings: LaSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:

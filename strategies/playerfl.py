@@ -168,6 +168,7 @@ class PLayerFL(PartialStrategy):
     )
     client = PLayerClient
     Settings = PLayerSettings
+    search = (("threshold", 0.2, 20.0),)
     settings: PLayerSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:

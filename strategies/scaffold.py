@@ -125,6 +125,7 @@ class Scaffold(PersonalizedStrategy):
     )
     client = ScaffoldClient
     Settings = ScaffoldSettings
+    search = (("server-learning-rate", 0.1, 1.5),)
     state_type = ScaffoldServerState
     state: ScaffoldServerState
     settings: ScaffoldSettings

@@ -148,6 +148,11 @@ class ServerMethod:
 
     info: ClassVar[MethodInfo]
     Settings: ClassVar[type[Any]] = NoSettings
+    # What a search draws on a log scale, with lowest and highest value: the run's learning rate (unless it stands here,
+    # from .01 to .5) and at most one setting of the method. ``rate_times_silos``: a silo's steps are scaled by its
+    # weight among N, so rates are N times as high.
+    search: ClassVar[tuple[tuple[str, float, float], ...]] = ()
+    rate_times_silos: ClassVar[bool] = False
     # The method's server state, in typed fields
     state_type: ClassVar[type[ServerState]] = ServerState
     # A module class that builds the network's head from its last layer, or one around networks

@@ -85,6 +85,7 @@ def test_rounds_of_several_steps_in_numpy(three, kind):
         apple__mu=mu,
         apple__prox_share=0.75,
         apple__scheduler=kind,
+        apple__common_init=False,
     )
     schedule = {"cos": [1, 0.75, 0.25, 0], "exp": [1, 0.1, 0.01, 0]}[kind]
     data = [rows_of(file) for file in three.values()]
@@ -230,12 +231,12 @@ def test_uniform_mix_of_one_step_is_fedavg(tmp_path, sizes, initial_dr):
 
 
 def test_cores_start_independently_or_alike(three):
-    run = federate(three, "apple", rounds=1, local_epochs=0)
+    run = federate(three, "apple", rounds=1, local_epochs=0, apple__common_init=False)
     cores = run.sent_to("a", 1)
     for name in three:
         assert same(cores[name].vector, initial(run.settings, 3, 3, name))
     assert not same(cores["a"].vector, cores["b"].vector)
-    alike = federate(three, "apple", rounds=1, local_epochs=0, apple__common_init=True)
+    alike = federate(three, "apple", rounds=1, local_epochs=0)
     for model in alike.sent_to("a", 1).values():
         assert same(model.vector, initial(alike.settings, 3, 3))
     # sum p_0 = 1: the mix of equal models is that model.
@@ -257,7 +258,7 @@ def test_p_at_the_start(three, start, expected):
 def test_an_absent_silos_core_stays(three):
     """c is away in round 2: the others get its core of round 1 again in round 3, and it goes on from its own."""
 
-    run = federate(three, "apple", rounds=3, absent={("c", 2)})
+    run = federate(three, "apple", rounds=3, absent={("c", 2)}, apple__common_init=False)
     before, after = (run.sent_to("a", r)["c"] for r in (2, 3))
     assert same(before.vector, after.vector)
     assert (before.round, after.round) == (1, 1)
