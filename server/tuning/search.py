@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import math
 import sys
@@ -32,7 +33,7 @@ from server.simulation.simulate import run_one
 from server.simulation.workers import Engine, Job
 from server.tuning.space import Space
 from server.tuning.trials import COMPLETE, FAILED, OBJECTIVES, PRUNED, Book, Trial, trial_score
-from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.run_settings import RunSettings, defaults, parse_settings
 from strategies.base.settings import TEXTBOOK, choose
 
 BATCH = 4  # trials that tpe proposes at a time
@@ -130,7 +131,8 @@ class Searcher:
 
     def search(self, strategy: str) -> None:
         """Execute all trials of one method that have not ended."""
-        seed = str(self.request.values["seed"])
+        values = {**defaults(), **self.request.values}
+        seed, dataset = str(values["seed"]), str(values["dataset"])
         tpe = self.request.sampler == "tpe"
         sampler = optuna.samplers.TPESampler if tpe else optuna.samplers.RandomSampler
         self.study = self.book.study(strategy)
@@ -139,7 +141,7 @@ class Searcher:
         for start in range(0, self.request.trials, size):
             end = min(start + size, self.request.trials)
             for number in range(len(self.study.trials), end):
-                self.study.sampler = sampler(seed=seed_of(seed, strategy, number))
+                self.study.sampler = sampler(seed=seed_of(seed, dataset, strategy, number))
                 self.study.ask(distributions)
             trials = [self.book.trial(self.study, number) for number in range(start, end)]
             if self.request.sampler == "halving":
@@ -272,11 +274,10 @@ class Searcher:
         self.bar.update(sum(bool(trial.state) for trial in self.book.trials) - self.bar.n)
 
 
-def seed_of(seed: str, strategy: str, number: int) -> int:
-    """Return the sampler's seed for a trial, which differs between methods."""
-    return int.from_bytes(
-        hashlib.sha256(f"tune {seed} {strategy} {number}".encode()).digest()[:4], "big"
-    )
+def seed_of(seed: str, dataset: str, strategy: str, number: int) -> int:
+    """Return the sampler's seed for a trial, which differs between data sets and methods."""
+    text = json.dumps(["tune", seed, dataset, strategy, number])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
 def budgets(trials: int, rounds: int) -> list[int]:
