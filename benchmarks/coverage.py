@@ -1,20 +1,20 @@
 """How often the report's intervals hold the truth, how often it claims what is not so, and how often it sees a gain.
 
-    python -m benchmarks.coverage [--draws 4000] [--part power|settings|seeds|silo]
+    python -m benchmarks.coverage [--draws 4000] [--part power|settings|seeds|cohorts|silo]
 
-Hospitals are simulated whose truth is known. Both models of a hospital are tested on the same patients: whether a
-patient is classified correctly follows a normal variable of each model, and the two correlate by one half. The report
-sees accuracies and numbers of patients.
+Hospitals are simulated whose truth is known, by the model of `silofl plan` (server/planning/power.py).
 
 * ``power``: gains of 5 points on average that vary by 3 points between hospitals of 30 to 200 test patients; every seed
   splits anew. The share of studies in which a gain is shown; coverage; claims of a gain or a loss where there is none.
 * ``settings``: coverage, and claims where the mean gain is zero. Gains vary by 0, 3 or 10 points (normal), or skewed
   (exponential); or one hospital of each study gains or loses 35 points more than the others; or each hospital does so
   with a probability of one in seven (``rare``: studies that have drawn one, and all studies).
-* ``seeds``: seeds that move the gains of all hospitals together: coverage of the mean of these seeds, and of all seeds.
-* ``silo``: one hospital's gain over 1 to 10 seeds that share their test patients.
+* ``seeds``: seeds that move the gains of all hospitals together: coverage of the mean of these seeds, and of all seeds;
+  and of all seeds by the interval of the reference table (``reference_gains.py``).
+* ``cohorts``: the reference table's mean over cohorts, its prediction of a new one, and its false claims.
+* ``silo``: one hospital's gain over 1 to 10 seeds that share their test patients, on which both models are tested.
 
-docs/uncertainty.md has the figures; half an hour.
+docs/uncertainty.md has the figures.
 """
 
 from __future__ import annotations
@@ -22,82 +22,44 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
 from benchmarks.common import table
-from server.planning.power import CORRELATION
-from server.report import inference
-from server.report.inference import (
-    Gain,
-    Interval,
-    Seeds,
-    accuracy_interval,
-    from_intervals,
-    over_hospitals,
-    silo_interval,
-)
+from benchmarks.reference_gains import crossed_mean, over_cohorts
+from server.planning.power import CORRELATION, Design, half_widths, measure
+from server.report.inference import Gain, accuracy_interval, from_intervals, silo_interval
 
 Array = npt.NDArray[Any]
 Generator = np.random.Generator
-Study = list[Seeds]
 
 HOSPITALS = (3, 5, 6, 8, 12)
 PATIENTS = (20, 50, 100, 200)
-BASE = 0.6  # accuracy of the baseline's model
 FAR = 0.35  # how much more than the others a hospital gains that stands out
 RARE = 1 / 7
 
 
-def study(rng: Generator, gains: Array, patients: Array | int, *, shared: bool = True) -> Study:
-    """Return differences of accuracies on simulated patients; ``gains`` (hospitals, seeds) are the true ones.
-
-    ``shared``: whether all seeds have the same test patients.
-    """
-    seeds_of: Study = []
-    for row, n in zip(gains, np.broadcast_to(patients, len(gains)).tolist(), strict=True):
-        base = rng.standard_normal((1 if shared else len(row), n))
-        noise = rng.standard_normal(base.shape)
-        mine = CORRELATION * base + np.sqrt(1 - CORRELATION**2) * noise
-        right = (mine < special.ndtri(np.clip(BASE + row, 0.01, 0.99))[:, None]).mean(axis=1)
-        before = np.broadcast_to((base < special.ndtri(BASE)).mean(axis=1), right.shape)
-        pairs = zip(right.tolist(), before.tolist(), strict=True)
-        seeds_of.append({s: difference(a, b, n) for s, (a, b) in enumerate(pairs)})
-    return seeds_of
-
-
-def difference(a: float, b: float, n: int) -> Gain:
-    return Gain(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
-
-
-def interval_of(results: Study) -> Interval:
-    return over_hospitals(
-        [float(np.mean([d.mean for d in seeds.values()])) for seeds in results]
-    ).interval
-
-
-def shares(intervals: list[Interval], truth: Array | float) -> list[str]:
+def shares(means: Array, halves: Array, truth: Array | float) -> list[str]:
     """Return coverage, and the shares of studies that show a gain and that show a loss."""
-    low, high = np.array(intervals).T
-    return [
-        f"{np.mean(each):.3f}" for each in ((low <= truth) & (truth <= high), low > 0, high < 0)
-    ]
+    covered = np.abs(means - truth) <= halves
+    return [f"{np.mean(each):.3f}" for each in (covered, means > halves, means < -halves)]
+
+
+def of_report(values: Array, truth: Array | float) -> list[str]:
+    return shares(values.mean(1), half_widths(values), truth)
 
 
 def power(draws: int) -> Iterator[list[str]]:
     for hospitals in HOSPITALS:
+        patients = tuple(np.linspace(30, 200, hospitals).astype(int).tolist())
         for seeds in (1, 2, 3, 5):
-            row = [f"{hospitals}", f"{seeds}"]
+            row, design = [f"{hospitals}", f"{seeds}"], Design(patients, 0.03, seeds=seeds)
             for mean in (0.05, 0.0):
-                rng, shown = np.random.default_rng(3), []
-                for _ in range(draws):
-                    gains = np.repeat(rng.normal(mean, 0.03, (hospitals, 1)), seeds, axis=1)
-                    patients = rng.integers(30, 201, hospitals)
-                    shown.append(interval_of(study(rng, gains, patients, shared=False)))
-                covered, up, down = shares(shown, mean)
+                rng = np.random.default_rng(3)
+                gains = rng.normal(mean, 0.03, (draws, hospitals))
+                covered, up, down = of_report(measure(design, gains, rng), mean)
                 row += [up, covered] if mean else [covered, up, down]
             yield row
 
@@ -133,31 +95,70 @@ def settings(draws: int) -> Iterator[list[str]]:
             row = [name, f"{patients}"]
             for hospitals in HOSPITALS:
                 rng = np.random.default_rng(3)
-                cases = [
-                    interval_of(study(rng, spread(rng, hospitals)[:, None], patients))
-                    for _ in range(draws)
-                ]
-                row.append(" ".join(shares(cases, 0.0)))
+                gains = np.array([spread(rng, hospitals) for _ in range(draws)])
+                values = measure(Design((patients,) * hospitals, 0.0), gains, rng)
+                row.append(" ".join(of_report(values, 0.0)))
             yield row
 
 
 def over_seeds(draws: int) -> Iterator[list[str]]:
     for common in (0, 2, 4):
         for hospitals in (6, 12):
-            row = [f"{common}", f"{hospitals}"]
-            for seeds in (1, 2, 3, 5):
-                rng, covered, moved = np.random.default_rng(3), [], []
-                for _ in range(draws):
-                    together = rng.normal(0, common / 100, seeds)
-                    gains = (
-                        rng.normal(0, 0.03, (hospitals, 1))
-                        + together
-                        + rng.normal(0, 0.02, (hospitals, seeds))
-                    )
-                    covered.append(interval_of(study(rng, gains, 200, shared=False)))
-                    moved.append(together.mean())
-                row.append(f"{shares(covered, np.array(moved))[0]}, {shares(covered, 0.0)[0]}")
+            row, design = [f"{common}", f"{hospitals}"], Design((200,) * hospitals, 0.0)
+            for seeds in (2, 3, 5, 10):
+                rng = np.random.default_rng(3)
+                together = rng.normal(0, common / 100, (draws, 1, seeds))
+                gains = together + rng.normal(0, 0.03, (draws, hospitals, 1))
+                gains = gains + rng.normal(0, 0.02, (draws, hospitals, seeds))
+                values = np.stack(
+                    [measure(design, gains[..., s], rng) for s in range(seeds)], -1
+                )
+                crossed = [crossed_mean(study) for study in values]
+                held = np.mean([e.interval[0] <= 0 <= e.interval[1] for e in crossed])
+                of = [of_report(values.mean(2), t)[0] for t in (together.mean((1, 2)), 0.0)]
+                row.append(f"{of[0]}, {of[1]}, {held:.3f}")
             yield row
+
+
+def cohorts(draws: int) -> Iterator[list[str]]:
+    """Cohorts of 6 to 38 hospitals with ten repeats; gains in per cent, with a deviation of 10 between hospitals."""
+    sizes = (16, 6, 6, 38, 6, 10)
+    for count in (3, 4, 6):
+        for between in (0.0, 3.0, 6.0):
+            rng, held, new, claimed = np.random.default_rng(3), [], [], []
+            for _ in range(draws // 4):
+                studies = []
+                for hospitals in sizes[:count]:
+                    gains = rng.normal(0, between) + rng.normal(0, 10, (hospitals, 1))
+                    gains = gains + rng.normal(0, 1, 10) + rng.normal(0, 10, (hospitals, 10))
+                    studies.append(crossed_mean(gains))
+                pooled = over_cohorts(studies)
+                assert pooled is not None
+                held.append(pooled.interval[0] <= 0 <= pooled.interval[1])
+                claimed.append(pooled.interval[0] > 0)
+                low, high = pooled.prediction
+                new.append(low <= rng.normal(0, between) <= high)
+            yield [
+                f"{count}",
+                f"{between:g}",
+                *(f"{np.mean(each):.3f}" for each in (held, claimed, new)),
+            ]
+
+
+def one_silo(rng: Generator, gains: Array, patients: int) -> dict[int, Gain]:
+    """Return the differences of accuracies of a hospital whose true gains are these, by seed, on the same patients."""
+    base = rng.standard_normal(patients)
+    mine = CORRELATION * base + np.sqrt(1 - CORRELATION**2) * rng.standard_normal(patients)
+    b = float((base < special.ndtri(Design((), 0.0).base)).mean())
+    seeds = {}
+    for seed, gain in enumerate(gains):
+        a = float((mine < special.ndtri(Design((), 0.0).base + gain)).mean())
+        seeds[seed] = difference(a, b, patients)
+    return seeds
+
+
+def difference(a: float, b: float, n: int) -> Gain:
+    return Gain(a - b, from_intervals(a, accuracy_interval(a, n), b, accuracy_interval(b, n)))
 
 
 def over_one_silo(draws: int) -> Iterator[list[str]]:
@@ -165,41 +166,40 @@ def over_one_silo(draws: int) -> Iterator[list[str]]:
         for patients in PATIENTS:
             row = [f"{between}", f"{patients}"]
             for seeds in (1, 2, 3, 5, 10):
-                rng = np.random.default_rng(3)
-                gains = (
-                    np.clip(rng.normal(0, between / 100, (1, seeds)), -0.35, 0.35)
-                    for _ in range(draws)
-                )
-                row.append(
-                    shares([silo_interval(study(rng, g, patients)[0]) for g in gains], 0.0)[0]
-                )
+                rng, held = np.random.default_rng(3), []
+                for _ in range(draws):
+                    gains = np.clip(rng.normal(0, between / 100, seeds), -0.35, 0.35)
+                    low, high = silo_interval(one_silo(rng, gains, patients))
+                    held.append(low <= 0 <= high)
+                row.append(f"{np.mean(held):.3f}")
             yield row
 
 
-PARTS = {
+PARTS: dict[str, tuple[Callable[[int], Iterator[list[str]]], list[str]]] = {
     "power": (
         power,
         [
             "hospitals",
             "seeds",
-            "power",
-            "coverage",
-            "coverage, no gain",
+            "shown",
+            "held",
+            "held, no gain",
             "gain claimed",
             "loss claimed",
         ],
     ),
     "settings": (
         settings,
-        ["gains", "patients", *(f"{n} hospitals: coverage, gain, loss" for n in HOSPITALS)],
+        ["gains", "patients", *(f"{n}: held, gain, loss" for n in HOSPITALS)],
     ),
     "seeds": (
         over_seeds,
-        ["seeds move all by", "hospitals", "1 seed", "2 seeds", "3 seeds", "5 seeds"],
+        ["seeds move all by", "hospitals", *(f"{n} seeds" for n in (2, 3, 5, 10))],
     ),
+    "cohorts": (cohorts, ["cohorts", "differ by", "held", "gain claimed", "new cohort held"]),
     "silo": (
         over_one_silo,
-        ["seeds differ by", "patients", "1 seed", "2 seeds", "3 seeds", "5 seeds", "10 seeds"],
+        ["seeds differ by", "patients", *(f"{n} seeds" for n in (1, 2, 3, 5, 10))],
     ),
 }
 
@@ -211,11 +211,9 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--part", choices=PARTS)
     options = parser.parse_args()
-    # Also for numbers without an interval in the report
-    with patch.object(inference, "HOSPITALS_NEEDED", 2):
-        for name in (options.part,) if options.part else PARTS:
-            rows, header = PARTS[name]
-            print(table(list(rows(options.draws)), header), flush=True)
+    for name in (options.part,) if options.part else PARTS:
+        rows, header = PARTS[name]
+        print(table(list(rows(options.draws)), header), flush=True)
 
 
 if __name__ == "__main__":

@@ -83,8 +83,12 @@ def both_correct(first: Array, second: Array) -> Array:
 
 def differences(design: Design, mean: float, rng: np.random.Generator, draws: int) -> Array:
     """Return each hospital's measured gain (draws, hospitals), a mean over the seeds."""
+    return measure(design, rng.normal(mean, design.spread, (draws, len(design.tested))), rng)
+
+
+def measure(design: Design, gains: Array, rng: np.random.Generator) -> Array:
+    """Return what test patients show of hospitals' true gains (draws, hospitals), a mean over the seeds."""
     sizes = np.array(design.tested)
-    gains = rng.normal(mean, design.spread, (draws, len(sizes)))
     counted = design.seeds if design.resplit else 1
     if design.deviation:
         return rng.normal(gains, design.deviation / np.sqrt(counted * sizes))
@@ -97,12 +101,17 @@ def differences(design: Design, mean: float, rng: np.random.Generator, draws: in
     return measured
 
 
-def shown(values: Array, comparisons: int) -> Array:
-    """Return the sign of each study's interval (draws,), as of :func:`~server.report.inference.over_hospitals`."""
+def half_widths(values: Array, comparisons: int = 1) -> Array:
+    """Return half of each study's interval (draws,), as of :func:`~server.report.inference.over_hospitals`."""
     n = values.shape[1]
-    half = t_quantile(n, comparisons) * values.std(1, ddof=1) / math.sqrt(n)
+    half: Array = t_quantile(n, comparisons) * values.std(1, ddof=1) / math.sqrt(n)
+    return half
+
+
+def shown(values: Array, comparisons: int) -> Array:
+    """Return the sign of each study's interval (draws,)."""
     mean = values.mean(1)
-    signs: Array = np.sign(mean) * (np.abs(mean) > half)
+    signs: Array = np.sign(mean) * (np.abs(mean) > half_widths(values, comparisons))
     return signs
 
 

@@ -14,7 +14,8 @@ import pytest
 from scipy import stats
 from studies import checked, make_run
 
-from benchmarks.coverage import difference, interval_of, study
+from benchmarks.coverage import difference
+from server.planning.power import Design, measure
 from server.report.canvas import Canvas, percent_axis
 from server.report.head import headline, tiles
 from server.report.html import report_environment
@@ -140,12 +141,11 @@ def test_the_mean_holds_the_truth_as_often_as_it_says_and_sees_a_gain():
     seeds half are seen: patients that were added to the spread once more left few.
     """
     rng = np.random.default_rng(3)
-    found = [interval_of(study(rng, np.zeros((6, 1)), 40)) for _ in range(400)]
+    values = measure(Design((40,) * 6, 0.0), np.zeros((400, 6)), rng)
+    found = [over_hospitals(study).interval for study in values.tolist()]
     assert 370 <= sum(low <= 0 <= high for low, high in found) <= 390
-    seen = [
-        interval_of(study(rng, np.full((6, 3), 0.1), 40, shared=False))[0] > 0
-        for _ in range(200)
-    ]
+    values = measure(Design((40,) * 6, 0.0, seeds=3), np.full((200, 6), 0.1), rng)
+    seen = [over_hospitals(study).interval[0] > 0 for study in values.tolist()]
     assert sum(seen) > 150
 
 
