@@ -79,9 +79,10 @@ picture: install
 bench: install
 	$(BIN)/python -m benchmarks.engine floor methods --repeats 5
 
-# The reference table of docs/reference-table.md in its short form, in two processes; the same command goes on with it.
-TABLE ?= runs/reference-table
-REFERENCE := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.reference --out $(TABLE)
+# The reference table of docs/reference-table.md, in two processes; the same command goes on with it. FORM=short: 90 minutes.
+FORM ?= long
+TABLE ?= runs/reference-table-$(FORM)
+REFERENCE := OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.reference --out $(TABLE) --form $(FORM)
 table: install
 	$(REFERENCE) & $(REFERENCE); wait
 	$(REFERENCE) --page docs

@@ -1,14 +1,19 @@
-"""Cells of the reference table (``reference.py``): their settings, the search of each, their files."""
+"""Cells of the reference table (``reference.py``): the design, the settings and the search of each, their files.
+
+A **cell** is one cohort, network, method, seed and fold, with all training patients or at most so many. Its settings
+come from a search of its own: trial 0 has the method's defaults, the others are drawn from what its class declares
+(``search``). The trial and the round with the lowest mean loss on the hospitals' validation data count. So nothing of a
+test part is in a choice.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
+import math
 import os
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,28 +24,30 @@ import optuna
 from benchmarks.common import whole_run
 from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.files import append, hold_lock
-from partitions.common.names import silo_name
-from partitions.common.settings import keys_of
 from partitions.datasets.registry import load_dataset
-from server.report.methods import alone, exchanges
-from server.results.summary import run_summary, values_by_round
-from server.tuning.search import seed_of
+from server.results.summary import values_by_round
+from server.tuning.search import ETA, budgets, seed_of
 from server.tuning.space import Space, read_space
 from strategies import strategies
-from strategies.base.run_settings import parse_settings
+from strategies.base.run_settings import defaults, parse_settings
 
 
 @dataclass(frozen=True)
 class Form:
-    """Size of the table. ``groups``: in how many parts the hospitals are left out in turn, 0: each by itself."""
+    """Size of the table."""
 
     trials: int
     rounds: int
     seeds: int
-    groups: int
+    folds: int
+
+    @property
+    def repeats(self) -> list[tuple[int, int]]:
+        """Seed and fold of each repeat."""
+        return [(seed, fold) for seed in range(self.seeds) for fold in range(self.folds)]
 
 
-FORMS = {"smoke": Form(2, 2, 2, 2), "short": Form(3, 10, 5, 3), "long": Form(16, 40, 10, 0)}
+FORMS = {"smoke": Form(3, 4, 1, 2), "short": Form(3, 20, 1, 5), "long": Form(10, 40, 2, 5)}
 COMMON: dict[str, Any] = {
     "partition": "natural",
     "evaluate-every": 2,
@@ -49,163 +56,205 @@ COMMON: dict[str, Any] = {
     "threads": 1,
     "device": "cpu",
 }
-NETWORK: dict[str, Any] = {"model": "mlp", "mlp.hidden": "16", "batch-size": 32}
-TREES: dict[str, Any] = {"model": "trees", "local-epochs": 5}
-BOOSTED = "-trees"  # the end of a row's name, of a method that trains both
-LEARNING_RATE = "learning-rate=log(0.01,0.5)"
-SETS: dict[str, dict[str, Any]] = {
-    "azpro": {"silos": 16},
-    "azpro-grades": {"silos": 16},
-    "opt-bleeding": {"silos": 4},
-    "heart-uci": {"silos": 4},
-    "rand-health": {"silos": 6},
-    "rand-visits": {"silos": 6},
-    "aids2": {"silos": 4},
-    "bmt": {"silos": 4},
-    "immunisation": {"silos": 38},
-    "medpar": {"silos": 30},
-    # Its columns are 0 and 1, so that they need no statistics of the records
-    "azpro-grades-dp": {
-        "dataset": "azpro-grades",
-        "silos": 16,
-        "dp": True,
-        "dp.noise-multiplier": 2.0,
-        "normalization": "none",
-    },
+HIDDEN, LINEAR, TREES = "hidden-16", "linear", "trees"
+NETWORKS: dict[str, dict[str, Any]] = {
+    HIDDEN: {"model": "mlp", "mlp.hidden": "16", "batch-size": 32},
+    LINEAR: {"model": "mlp", "mlp.hidden": "", "batch-size": 32},
+    TREES: {"model": "trees", "local-epochs": 5},
 }
-# In place of a set's privacy, for what trains alone: nothing leaves, so its own statistics and no noise
-ALONE = {"normalization": "silo"}
-NOTHING_TO_GAIN = "medpar"
-# What a reader asks for first, so that a table which is not finished answers it.
-FIRST = (
-    *("local", "fedavg", "pooled", "ditto", "fedavg-ft", "fedxgb", "local-trees"),
-    *("fedprox", "apfl", "fedper", "scaffold", "fedadam"),
+BOOSTED = "-trees"  # the end of a row's name, of a method that trains both
+RATES = (0.01, 0.5)
+SETS = {
+    "azpro": 16,
+    "rand-health": 6,
+    "tcga-brca": 6,
+    "immunisation": 38,
+    "rand-visits": 6,
+    "covid-testing": 10,
+    "medpar": 30,
+    "azpro-grades": 16,
+    "opt-bleeding": 4,
+    "heart-uci": 4,
+    "aids2": 4,
+    "bmt": 4,
+}
+COHORTS = [*SETS][:6]
+CONTROL = "medpar"  # deaths of patients whose features say little: there is nothing to gain
+
+
+class Contrast(NamedTuple):
+    """A hypothesis that was named before any run: the method has a lower loss than the baseline."""
+
+    method: str
+    baseline: str
+    family: str  # the hypotheses of a family share the 5 % (Holm)
+
+
+CONTRASTS = (
+    Contrast("fedavg", "local", "federating"),
+    *(
+        Contrast(method, "fedavg", "personalising")
+        for method in ("fedavg-ft", "ditto", "fedala", "apple")
+    ),
+    Contrast("fedxgb", "local-trees", "trees"),
 )
+NAMED = [*dict.fromkeys(name for c in CONTRASTS for name in (c.baseline, c.method))]
+FEW = (30, 60, 120)  # most training patients of a hospital, with validation
+CURVES = ("azpro", "rand-health", "rand-visits", "covid-testing")
 
 
-class Cell(NamedTuple):
-    """One place of the table; ``held``: the hospitals that are left out, with commas."""
+class CellGroup(NamedTuple):
+    """The cells of all seeds and folds of one method: a file. ``most``: training patients of a hospital; 0: all."""
 
     dataset: str
+    network: str
+    most: int
     method: str
-    seed: int
-    held: str
 
-    def lines(self, every: Sequence[dict[str, Any]], form: Form) -> list[dict[str, Any]]:
-        """Return the cell's lines among those of its file; trials beyond the form's do not count."""
-        return [
-            line
-            for line in every
-            if (line["seed"], line["held"]) == (self.seed, self.held)
-            and line["trial"] < form.trials
-        ]
+    def file(self, folder: Path) -> Path:
+        few = f"-{self.most}" if self.most else ""
+        return folder / "cells" / self.dataset / f"{self.network}{few}" / f"{self.method}.jsonl"
 
-    def settings(self, form: Form) -> dict[str, Any]:
-        values: dict[str, Any] = {"dataset": self.dataset, **COMMON, **SETS[self.dataset]}
-        strategy = strategy_of(self.method)
-        if values.get("dp") and strategy == alone():
-            values = {key: v for key, v in values.items() if not key.startswith("dp")} | ALONE
-        if (
-            self.method.endswith(BOOSTED)
-            or strategies()[strategy].info.training.trees == "only"
-        ):
-            room = form.rounds * TREES["local-epochs"] * (values["silos"] + 1)
-            values |= {**TREES, "trees.capacity": room}
-        else:
-            values |= NETWORK
-        values |= {"rounds": form.rounds, "strategy": strategy, "seed": self.seed}
-        return values | ({"hold-out": self.held} if self.held else {})
+    @property
+    def strategy(self) -> str:
+        return self.method.removesuffix(BOOSTED)
+
+    def settings(self, form: Form, seed: int, fold: int, rounds: int) -> dict[str, Any]:
+        values: dict[str, Any] = {"dataset": self.dataset, "silos": SETS[self.dataset]}
+        values |= {**COMMON, **NETWORKS[self.network], "rounds": rounds}
+        values |= {"strategy": self.strategy, "seed": seed}
+        values |= {"natural.folds": form.folds, "natural.fold": fold, "natural.most": self.most}
+        if self.network == TREES:
+            values["trees.capacity"] = rounds * values["local-epochs"] * (values["silos"] + 1)
+        return values
+
+    def why_refused(self, form: Form) -> str:
+        """Return why the method does not take these settings; empty: it does."""
+        try:
+            parse_settings(self.settings(form, 0, 0, form.rounds))
+        except UserError as error:
+            return str(error)
+        return ""
+
+    @property
+    def times(self) -> int:
+        """What the method's learning rates are multiplied by."""
+        return SETS[self.dataset] if strategies()[self.strategy].rate_times_silos else 1
+
+    @property
+    def space(self) -> Space:
+        """What the search draws."""
+        ranges = {"learning-rate": RATES}
+        for key, *ends in strategies()[self.strategy].search:
+            common = key in ranges
+            ranges[key if common else f"{self.strategy}.{key}"] = (ends[0], ends[1])
+        low, high = ranges["learning-rate"]
+        ranges["learning-rate"] = low * self.times, high * self.times
+        entries = [f"{key}=log({low!r},{high!r})" for key, (low, high) in ranges.items()]
+        return read_space(entries, [self.strategy])
+
+    def values(self, seed: int, fold: int, trial: int) -> dict[str, Any]:
+        """Return the settings of a trial: the defaults, or those that `silofl tune` draws with this seed."""
+        drawn = dict(self.space.distributions)
+        if not trial:
+            values: dict[str, Any] = {key: defaults()[key] for key in drawn}
+            return values | {"learning-rate": values["learning-rate"] * self.times}
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        number = seed_of(f"{seed}-{fold}", f"{self.dataset}-{self.most}", self.method, trial)
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number))
+        return dict(study.ask(drawn).params)
+
+    @property
+    def is_explored(self) -> bool:
+        return self.method not in NAMED or self.dataset not in (*COHORTS, CONTROL)
+
+    def rungs(self, form: Form) -> list[int]:
+        """Return the rounds of each rung of the search: one, or those of successive halving."""
+        return budgets(form.trials, form.rounds) if self.is_explored else [form.rounds]
 
 
 def ordered_methods() -> list[str]:
-    """Return the rows: all methods that train, and boosted trees with those that have them, too; FIRST's first."""
+    """Return all methods that train, and boosted trees with those that have them, too; the named ones first."""
     known = {name: method.info for name, method in sorted(strategies().items())}
     rows = [name for name, info in known.items() if info.trains]
     rows += [name + BOOSTED for name, info in known.items() if info.training.trees == "also"]
-    return [*FIRST, *(name for name in rows if name not in FIRST)]
+    return [*NAMED, *(name for name in rows if name not in NAMED)]
 
 
-def strategy_of(method: str) -> str:
-    return method.removesuffix(BOOSTED)
+def network_of(method: str, network: str = HIDDEN) -> str:
+    only = strategies()[method.removesuffix(BOOSTED)].info.training.trees == "only"
+    return TREES if only or method.endswith(BOOSTED) else network
 
 
-def cells_of(dataset: str, method: str, form: Form) -> tuple[list[Cell], list[Cell]]:
-    """Return a method's cells with all hospitals, by seed, and those without some, of the first seed."""
-    every = [Cell(dataset, method, seed, "") for seed in range(form.seeds)]
-    strategy = strategy_of(method)
-    newcomers = exchanges(strategy) and strategies()[strategy].info.newcomer
-    if not newcomers or SETS[dataset].get("dp"):
-        return every, []
-    silos = [silo_name(i) for i in range(SETS[dataset]["silos"])]
-    groups = min(form.groups or len(silos), len(silos))
-    parts = (",".join(silos[i::groups]) for i in range(groups))
-    return every, [Cell(dataset, method, 0, held) for held in parts]
+def named_cells(network: str) -> list[CellGroup]:
+    """Return the cells of the hypotheses with this network, and of trees."""
+    every = ((name, method) for name in (*COHORTS, CONTROL) for method in NAMED)
+    return [CellGroup(name, network_of(method, network), 0, method) for name, method in every]
 
 
-def space_of(method: str) -> Space:
-    """Return what the search varies: the learning rate, and the method's own weights and rates.
-
-    These are its numbers without an upper limit and above 0: ten times less, within their range, to ten times more
-    than by default.
-    """
-    entries, strategy = [LEARNING_RATE], strategy_of(method)
-    for key, field in keys_of(strategies()[strategy].Settings, strategy).items():
-        value = field.default
-        limited = field.metadata.keys() & {"maximum", "below"}
-        if isinstance(value, float) and value > 0 and not limited:
-            lowest = max(value / 10, field.metadata.get("minimum", 0.0))
-            entries.append(f"{key}=log({lowest!r},{value * 10!r})")
-    return read_space(entries, [strategy])
+def curve_cells() -> list[CellGroup]:
+    """Return the cells with few training patients."""
+    few = [c._replace(most=n) for c in named_cells(HIDDEN) for n in FEW if c.network == HIDDEN]
+    return [c for c in few if c.dataset in CURVES]
 
 
-def draw_settings(cell: Cell, trial: int) -> dict[str, Any]:
-    """Return the settings of a trial, which are those of `silofl tune` with this seed."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    number = seed_of(str(cell.seed), cell.method, trial)
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=number))
-    return dict(study.ask(dict(space_of(cell.method).distributions)).params)
+def all_cells() -> list[CellGroup]:
+    """Return the whole table in the order in which it is measured: what was named first, then curves, then the rest."""
+    rest = [CellGroup(name, network_of(m), 0, m) for name in SETS for m in ordered_methods()]
+    every = (*named_cells(HIDDEN), *curve_cells(), *named_cells(LINEAR), *rest)
+    return [*dict.fromkeys(every)]
 
 
-def execute_trial(cell: Cell, form: Form, trial: int) -> dict[str, Any]:
-    """Execute one run, and return its line: validation score and summary, or why there is none."""
-    values, started = draw_settings(cell, trial), time.process_time()
-    line = {"seed": cell.seed, "held": cell.held, "trial": trial, "values": values}
+def execute_trial(
+    cells: CellGroup, form: Form, repeat: tuple[int, int], trial: int, rounds: int
+) -> dict[str, Any]:
+    """Execute one run, and return its line: the round, and each hospital's patients, loss and score; or why none."""
+    values = cells.values(*repeat, trial)
+    line: dict[str, Any] = {"seed": repeat[0], "fold": repeat[1], "trial": trial}
+    line |= {"rounds": rounds, "values": values, "validation": None}
     try:
-        loop = whole_run({**cell.settings(form), **values})
+        loop = whole_run({**cells.settings(form, *repeat, rounds), **values})
+        run = loop.finish_run()
     except (UserError, DataError, RunFailedError) as error:
-        return {**line, "validation": None, "why": " ".join(str(error).split())}
-    finished = loop.finish_run()
-    entry = run_summary(loop.history, finished)
-    for silo in entry["per_silo"].values():
-        silo["evidence"] = {}  # lists of bins and sets, which the table does not show
-    rows, score = loop.history.rows, str(entry["score"])
-    validated = values_by_round(rows, "val", str(entry["reports"]), score)
-    best = max((statistics.fmean(of.values()) for of in validated.values() if of), default=None)
-    entry |= {"strategy": cell.method, "hold_out": finished.hold_out}
-    entry["seconds"]["total"] = time.process_time() - started
-    return {**line, "validation": best, "entry": entry}
+        return {**line, "why": " ".join(str(error).split())}
+    rows, score = loop.history.rows, run.task.score
+    reports = strategies()[cells.strategy].info.reports
+
+    def by_round(split: str, metric: str) -> dict[int, dict[str, float]]:
+        return values_by_round(rows, split, reports, score, metric)
+
+    validated = {n: statistics.fmean(v.values()) for n, v in by_round("val", "loss").items()}
+    finite = {n: mean for n, mean in validated.items() if math.isfinite(mean)}
+    if not finite:
+        return {**line, "why": "no finite loss on validation data"}
+    chosen = min(finite, key=lambda n: (finite[n], n))
+    losses, scores = (by_round("test", metric).get(chosen, {}) for metric in ("loss", score))
+    silos = {
+        name: [run.silos[name]["n_test"], losses.get(name), scores.get(name)]
+        for name in sorted(run.silos)
+    }
+    sent = sum(run.total_bytes.values())
+    return {
+        **line,
+        "validation": finite[chosen],
+        "round": chosen,
+        "bytes": sent,
+        "silos": silos,
+    }
 
 
-def best_of(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> dict[str, Any] | None:
-    """Return the line of a cell's best trial on validation data; None where the cell is not finished, or has none."""
-    trials = cell.lines(lines, form)
-    scored = [line for line in trials if line["validation"] is not None]
-    if len(trials) < form.trials or not scored:
-        return None
-    return max(scored, key=lambda line: (line["validation"], -line["trial"]))
-
-
-def why_refused(dataset: str, method: str, form: Form) -> str:
-    """Return why the method does not take these settings; empty: it does."""
-    try:
-        parse_settings(Cell(dataset, method, 0, "").settings(form))
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def file_of(folder: Path, dataset: str, method: str) -> Path:
-    return folder / "cells" / dataset / f"{method}.jsonl"
+def best_of(
+    lines: Sequence[dict[str, Any]], form: Form, repeat: tuple[int, int]
+) -> dict[str, Any] | None:
+    """Return the line of a cell's best trial with all rounds; None while there is none."""
+    scored = [
+        line
+        for line in lines
+        if (line["seed"], line["fold"], line["rounds"]) == (*repeat, form.rounds)
+        and line["trial"] < form.trials
+        and line["validation"] is not None
+    ]
+    return min(scored, key=lambda line: (line["validation"], line["trial"]), default=None)
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -214,34 +263,50 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
+def missing_trials(
+    cells: CellGroup, lines: Sequence[dict[str, Any]], form: Form, repeat: tuple[int, int]
+) -> list[tuple[int, int]]:
+    """Return the trials of a cell that are to be run next, with their rounds; none: the cell is finished."""
+    going = [*range(form.trials)]
+    for rounds in cells.rungs(form):
+        ended = {
+            line["trial"]: line["validation"]
+            for line in lines
+            if (line["seed"], line["fold"], line["rounds"]) == (*repeat, rounds)
+        }
+        if missing := [(trial, rounds) for trial in going if trial not in ended]:
+            return missing
+        scored = sorted((ended[t], t) for t in going if ended[t] is not None)
+        going = [trial for _, trial in scored[: max(1, len(going) // ETA)]]
+    return []
+
+
+def finished(
+    cells: CellGroup, lines: Sequence[dict[str, Any]], form: Form
+) -> list[dict[str, Any]] | None:
+    """Return the best line of each repeat; None while a cell is not finished, or where one has no score."""
+    if any(missing_trials(cells, lines, form, repeat) for repeat in form.repeats):
+        return None
+    best = [best_of(lines, form, repeat) for repeat in form.repeats]
+    return None if None in best else [line for line in best if line]
+
+
 class TableWorker:
     """What this process does: the cells that are not finished, file by file, at most ``runs`` runs."""
 
     def __init__(self, folder: Path, form: Form, runs: int) -> None:
         self.folder, self.form, self.left = folder, form, runs
 
-    def work(self, datasets: Sequence[str], methods: Sequence[str]) -> None:
-        """Execute the cells: FIRST's before others, and what trains with all hospitals before what does not."""
-        ready = [name for name in datasets if self.has_data(name)]
-        first = [name for name in methods if name in FIRST]
-        rest = [name for name in methods if name not in FIRST]
-        for part, unseen in itertools.product((first, rest), (False, True)):
-            for method, dataset in itertools.product(part, ready):
-                self.fill(dataset, method, cells_of(dataset, method, self.form)[unseen])
+    def work(self, every: Sequence[CellGroup]) -> None:
+        """Execute the cells, in order."""
+        ready = {name: has_data(name) for name in dict.fromkeys(c.dataset for c in every)}
+        for cells in every:
+            if self.left and ready[cells.dataset] and not cells.why_refused(self.form):
+                self.fill(cells)
 
-    def has_data(self, dataset: str) -> bool:
-        try:
-            load_dataset(SETS[dataset].get("dataset", dataset), "")
-        except DataError as error:
-            print(f"{dataset} is left out: {error}", file=sys.stderr)
-            return False
-        return True
-
-    def fill(self, dataset: str, method: str, cells: Sequence[Cell]) -> None:
-        """Execute what is missing of these cells, unless another process has their file, or the first has no score."""
-        if not self.left or not cells or why_refused(dataset, method, self.form):
-            return
-        file = file_of(self.folder, dataset, method)
+    def fill(self, cells: CellGroup) -> None:
+        """Execute what is missing of these cells, unless another process has their file, or one has no score."""
+        file = cells.file(self.folder)
         file.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as held:
             try:
@@ -250,17 +315,26 @@ class TableWorker:
                 return
             os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
             lines = read_lines(file)
-            for cell in cells:
-                for line in self.missing(cell, lines):
+            for repeat in self.form.repeats:
+                for line in self.trials(cells, lines, repeat):
                     append(file, json.dumps(line) + "\n")
                     lines.append(line)
-                if best_of(lines, cell, self.form) is None:
+                if best_of(lines, self.form, repeat) is None:
                     return
 
-    def missing(self, cell: Cell, lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the lines of the cell's trials that have none."""
-        done = {line["trial"] for line in cell.lines(lines, self.form)}
-        for trial in range(self.form.trials):
-            if trial not in done and self.left:
-                self.left -= 1
-                yield execute_trial(cell, self.form, trial)
+    def trials(
+        self, cells: CellGroup, lines: Sequence[dict[str, Any]], repeat: tuple[int, int]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the lines of a cell's trials that have none, each after those before it are in ``lines``."""
+        while self.left and (left := missing_trials(cells, lines, self.form, repeat)):
+            self.left -= 1
+            yield execute_trial(cells, self.form, repeat, *left[0])
+
+
+def has_data(dataset: str) -> bool:
+    try:
+        load_dataset(dataset, "")
+    except (DataError, UserError) as error:
+        print(f"{dataset} is left out: {error}", file=sys.stderr)
+        return False
+    return True

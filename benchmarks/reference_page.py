@@ -1,442 +1,493 @@
-"""The page of the reference table, from finished cells: Markdown with what is shown, HTML with all rows, csv files.
+"""The page of the reference table: csv files of finished cells, and from these alone Markdown, HTML and a picture.
 
-Every number comes from the report (server/report): a set's best lines are written as the summary of a study, and
-:class:`StudyResults` reads it. So a gain has the report's interval: Student's t over the hospitals, each a mean over
-its seeds, from six hospitals on. The methods of a set share the 5 % (Bonferroni), also those that are not measured yet.
+``NAME.csv`` has each hospital's loss and score for each seed and fold, so that every number of the page can be computed
+again. Numbers have six digits there, and the page is made from these.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
-import math
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
 
 from benchmarks.common import table
 from benchmarks.reference_cells import (
-    FIRST,
-    NOTHING_TO_GAIN,
+    BOOSTED,
+    COHORTS,
+    CONTRASTS,
+    CONTROL,
+    CURVES,
+    FEW,
+    FORMS,
+    HIDDEN,
+    LINEAR,
+    NAMED,
     SETS,
-    Cell,
+    TREES,
+    CellGroup,
+    Contrast,
     Form,
-    best_of,
-    cells_of,
-    file_of,
-    ordered_methods,
+    all_cells,
+    curve_cells,
+    finished,
+    named_cells,
+    network_of,
     read_lines,
-    strategy_of,
-    why_refused,
+)
+from benchmarks.reference_gains import (
+    Array,
+    Estimate,
+    conclusion,
+    crossed_mean,
+    false_discovery,
+    holm,
+    over_cohorts,
 )
 from partitions.common.files import write_atomically
-from partitions.common.settings import toml_text
 from partitions.datasets.registry import DATASETS
-from server.report.html import (
-    between,
-    count_noun,
-    duration,
-    number,
-    percent,
-    points,
-    report_environment,
-    size_text,
-)
-from server.report.inference import HOSPITALS_NEEDED, Gain, finite_or_nan, over_hospitals
-from server.report.methods import alone, spell
-from server.report.participation import worst
-from server.report.sections.evidence import over_silos
-from server.report.sections.silos import held_out
-from server.report.study import StudyResults
-from server.report.verdict import calibration_of
-from server.results.hold_out import held_out_rows, means
-from server.results.summary import compare
-from strategies import strategies
+from server.report.canvas import INK, LOWEST, SETTINGS
+from server.report.html import count_noun, number, percent, report_environment, size_text
+from server.report.methods import spell
 
 NAME = "reference-table"
-PAGE, CHART = (
-    Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for name in ("reference_page.html", "gain_chart.html")
+PAGE = Path(__file__).with_name("reference_page.html").read_text(encoding="utf-8")
+COLUMNS = (*CellGroup._fields, "seed", "fold", "hospital", "tested", "loss", "score")
+RUN_COLUMNS = (
+    *CellGroup._fields,
+    "seed",
+    "fold",
+    "trial",
+    "round",
+    "validation",
+    "bytes",
+    "settings",
 )
-OVERVIEW = FIRST[:7]
 HEAD = (
-    *("method", "mean", "worst hospital", "gain over local", "95 % interval", "shown"),
-    *("unseen hospital", "calibration", "epsilon", "bytes", "seconds"),
+    *("method", "network", "patients", "score", "worst hospital", "loss"),
+    *("gain over local, %", "95 % interval", "q", "bytes"),
 )
-SHOWN = {1: "gain", -1: "loss", 0: "–"}
+MARGIN = 5.0  # per cent of the loss: less is too little to matter
+WORDS = {HIDDEN: "16 hidden units", LINEAR: "linear", TREES: "trees"}
+
+
+def digits(value: float | None) -> str:
+    """Return a number for a csv file; empty: unknown."""
+    return "" if value is None else f"{value:.6g}"
+
+
+def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue()
+
+
+def csv_files(folder: Path, form: Form) -> dict[str, str]:
+    """Return the csv files by name: hospitals, runs, and what is not in them, with the reason."""
+    hospitals: list[Sequence[Any]] = []
+    runs: list[Sequence[Any]] = []
+    missing: list[Sequence[Any]] = []
+    for cells in all_cells():
+        lines = read_lines(cells.file(folder))
+        why = cells.why_refused(form) if cells.dataset in DATASETS else "no such data set"
+        if best := finished(cells, lines, form):
+            for line in best:
+                key = (*cells, line["seed"], line["fold"])
+                for name, (tested, loss, score) in line["silos"].items():
+                    hospitals.append((*key, name, tested, digits(loss), digits(score)))
+                values = json.dumps(line["values"])
+                chosen = (line["trial"], line["round"], digits(line["validation"]))
+                runs.append((*key, *chosen, line["bytes"], values))
+        else:
+            refused = [why, *(line["why"] for line in lines if "why" in line)]
+            missing.append((*cells, next(filter(None, refused), "not measured yet")))
+    return {
+        f"{NAME}.csv": csv_text(COLUMNS, hospitals),
+        f"{NAME}-runs.csv": csv_text(RUN_COLUMNS, runs),
+        f"{NAME}-missing.csv": csv_text((*CellGroup._fields, "reason"), missing),
+    }
 
 
 @dataclass(frozen=True)
-class FinishedStudies:
-    """What is finished of one data set: its study, and the methods that are not in it, with the reason."""
+class Results:
+    """What the csv files hold. ``losses``, ``scores`` (hospitals, repeats), ``sizes``: bytes of a run, by cells."""
 
-    dataset: str
-    study: StudyResults | None
-    left_out: dict[str, str]
-    missing: list[str]
+    losses: dict[CellGroup, Array]
+    scores: dict[CellGroup, Array]
+    sizes: dict[CellGroup, float]
 
-    @cached_property
-    def gains(self) -> dict[str, Gain]:
-        """Each method's gain over training alone, with the report's interval."""
-        if self.study is None or alone() not in self.study.methods:
-            return {}
-        return {
-            method: over_hospitals(
-                [*self.study.silo_means(method, alone()).values()], self.compared
-            )
-            for method in self.study.methods
-            if method != alone()
+    @classmethod
+    def read(cls, hospitals: str, runs: str) -> Results:
+        key = list(CellGroup._fields)
+        tables = [pd.read_csv(io.StringIO(text)) for text in (hospitals, runs)]
+        losses, scores = (
+            {
+                CellGroup(*cells): of.pivot(
+                    index="hospital", columns=["seed", "fold"], values=column
+                ).to_numpy()
+                for cells, of in tables[0].groupby(key, sort=False)
+            }
+            for column in ("loss", "score")
+        )
+        sizes = {
+            CellGroup(*of): mean for of, mean in tables[1].groupby(key)["bytes"].mean().items()
         }
+        return cls(
+            losses, {of: score.clip(LOWEST, None) for of, score in scores.items()}, sizes
+        )
+
+    def gain(self, cells: CellGroup, baseline: str) -> Estimate | None:
+        """Return how much lower the loss is, in per cent of the baseline's mean; None while one is not measured."""
+        mine, other = self.losses.get(cells), self.losses.get(cells._replace(method=baseline))
+        if mine is None or other is None:
+            return None
+        return crossed_mean(100 * (other - mine) / other.mean())
+
+    def score(self, cells: CellGroup) -> Array | None:
+        """Return each hospital's mean score, clipped from below, for R² has no floor; None while not measured."""
+        return None if cells not in self.scores else np.nanmean(self.scores[cells], axis=1)
+
+
+def interval_text(estimate: Estimate) -> str:
+    low, high = estimate.interval
+    return f"{number(low, 1)} to {number(high, 1)}"
+
+
+def gain_text(estimate: Estimate | None, adjusted: float) -> str:
+    if estimate is None:
+        return "–"
+    word = conclusion(estimate, adjusted, MARGIN)
+    return f"{number(estimate.mean, 1)} ({interval_text(estimate)}) {word}"
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A hypothesis: its gains by cohort, over cohorts, and the p values that its family shares."""
+
+    contrast: Contrast
+    gains: dict[str, tuple[Estimate | None, float]]
+    pooled: tuple[Any, float]
 
     @property
-    def compared(self) -> int:
-        """Number of methods that share the 5 %: also those to come, so that no gain is shown because they are late."""
-        finished = self.study.methods if self.study else []
-        return max(1, len({*finished, *self.missing} - {alone()}))
+    def name(self) -> str:
+        return f"{spell(self.contrast.method)} over {spell(self.contrast.baseline)}"
 
     @property
-    def title(self) -> str:
-        about = SETS[self.dataset]
-        noise = ", with differential privacy" if about.get("dp") else ""
-        return f"{self.dataset}: {DATASETS[about.get('dataset', self.dataset)].title}{noise}"
-
-    def shown(self, sign: int) -> list[str]:
-        """Return the methods whose interval excludes zero on this side."""
-        return [spell(method) for method, gain in self.gains.items() if gain.shown == sign]
+    def measured(self) -> list[str]:
+        return [name for name in COHORTS if self.gains[name][0] is not None]
 
     @property
     def sentence(self) -> str:
-        """What is shown on this set, and plainly, when nothing is."""
-        if self.study is None:
-            return "Nothing is finished yet."
-        if not self.gains:
-            return "No gain can be read yet: training alone, or all else, is not finished."
-        silos = count_noun(len(self.study.silos), "centre")
-        if not any(gain.has_interval for gain in self.gains.values()):
-            return f"No difference is shown: an interval needs {HOSPITALS_NEEDED} centres, here are {silos}."
-        parts = [
-            f"{word} {', '.join(names)}"
-            for sign, word in ((1, "a gain is shown for"), (-1, "a loss is shown for"))
-            if (names := self.shown(sign))
-        ]
-        what = "; ".join(parts) or "no difference is shown"
-        of = f"Of {count_noun(len(self.gains), 'method')} beside training alone, in {silos}"
-        return f"{of}, {self.compared} sharing the 5 %: {what}."
+        """The result in words."""
+        pooled, adjusted = self.pooled
+        if pooled is None:
+            words = [
+                f"{name} {conclusion(gain, p, MARGIN)}"
+                for name in self.measured
+                for gain, p in [self.gains[name]]
+                if gain
+            ]
+            of = (
+                f"{len(self.measured)} of {len(COHORTS)} cohorts are measured, three are needed"
+            )
+            return f"**{self.name}.** {of}. {'; '.join(words) or 'Nothing'} so far."
+        low, high = pooled.prediction
+        word = conclusion(pooled, adjusted, MARGIN)
+        return (
+            f"**{self.name}: {word}.** The loss is {number(pooled.mean, 1)} % lower ({interval_text(pooled)}) over "
+            f"{pooled.count} cohorts. In a new cohort: {number(low, 1)} to {number(high, 1)} %."
+        )
 
 
-def found_of(folder: Path, dataset: str, form: Form) -> FinishedStudies:
-    """Read a set's cells. A method is in its study once all seeds have ended, its unseen hospitals once all have."""
-    runs: list[dict[str, Any]] = []
-    held: list[dict[str, Any]] = []
-    left_out, missing = dict[str, str](), list[str]()
-    for method in ordered_methods():
-        if why := why_refused(dataset, method, form):
-            left_out[method] = why
+def hypotheses(results: Results, network: str) -> list[Hypothesis]:
+    """Return the hypotheses with this network; trees, which have none, are tested once with each."""
+    families = dict.fromkeys(c.family for c in CONTRASTS)
+    done = []
+    for family in families:
+        contrasts = [c for c in CONTRASTS if c.family == family]
+        by_set: dict[str, list[tuple[Estimate | None, float]]] = {}
+        for name in (*COHORTS, CONTROL):
+            by_set[name] = in_family(
+                [
+                    results.gain(
+                        CellGroup(name, network_of(c.method, network), 0, c.method), c.baseline
+                    )
+                    for c in contrasts
+                ]
+            )
+        pooled = in_family(
+            [
+                over_cohorts([gain for name in COHORTS if (gain := by_set[name][i][0])])
+                for i in range(len(contrasts))
+            ]
+        )
+        for i, contrast in enumerate(contrasts):
+            gains = {name: of[i] for name, of in by_set.items()}
+            done.append(Hypothesis(contrast, gains, pooled[i]))
+    return done
+
+
+def in_family(estimates: Sequence[Estimate | None]) -> list[tuple[Any, float]]:
+    """Return each estimate with its p value, adjusted for the whole family, also for what is not measured yet."""
+    adjusted = holm([1.0 if e is None else e.p for e in estimates])
+    return list(zip(estimates, adjusted, strict=True))
+
+
+def confirmatory_table(every: Sequence[Hypothesis]) -> str:
+    heads = ["hypothesis", *COHORTS, f"{CONTROL} (control)", "over cohorts", "a new cohort"]
+    rows = []
+    for of in every:
+        pooled = of.pooled[0]
+        between = "–"
+        if pooled is not None:
+            low, high = pooled.prediction
+            between = f"{number(low, 1)} to {number(high, 1)}"
+        cells = [gain_text(*of.gains[name]) for name in (*COHORTS, CONTROL)]
+        rows.append([of.name, *cells, gain_text(*of.pooled), between])
+    return table(rows, heads)
+
+
+def score_table(results: Results) -> str:
+    """Return the mean scores of the named methods."""
+    rows = []
+    for name in (*COHORTS, CONTROL):
+        scores = [results.score(CellGroup(name, network_of(m), 0, m)) for m in NAMED]
+        if any(score is not None for score in scores):
+            rows.append(
+                [name, *("–" if s is None else percent(float(np.nanmean(s))) for s in scores)]
+            )
+    return table(rows, ["cohort", *map(spell, NAMED)])
+
+
+def curves(results: Results) -> dict[str, dict[str, dict[int, Estimate]]]:
+    """Return by data set, method and most training patients (0: all) the gain over training alone."""
+    return {
+        name: {
+            method: {
+                most: gain
+                for most in (*FEW, 0)
+                if (gain := results.gain(CellGroup(name, HIDDEN, most, method), "local"))
+            }
+            for method in NAMED
+            if network_of(method) == HIDDEN and method != "local"
+        }
+        for name in CURVES
+    }
+
+
+def curves_file(results: Results) -> str:
+    rows = [
+        (name, method, most or "all", *map(digits, (gain.mean, *gain.interval)))
+        for name, methods in curves(results).items()
+        for method, of in methods.items()
+        for most, gain in of.items()
+    ]
+    return csv_text(("set", "method", "most", "gain", "low", "high"), rows)
+
+
+def curve_sentences(results: Results) -> list[str]:
+    """Return for each set what FedAvg gains with the fewest patients and with all."""
+    ends = {
+        name: [f"{number(of[n].mean, 1)} % ({interval_text(of[n])})" for n in (FEW[0], 0)]
+        for name, methods in curves(results).items()
+        if {FEW[0], 0} <= (of := methods["fedavg"]).keys()
+    }
+    return [
+        f"On {name} FedAvg's loss is lower than Local's by {few} with at most {FEW[0]} training patients a hospital, "
+        f"and by {whole} with all."
+        for name, (few, whole) in ends.items()
+    ]
+
+
+def picture(results: Results) -> str:
+    """Draw the gains over training alone against the most training patients, a panel for each data set, as svg."""
+    panels = {
+        name: methods
+        for name, methods in curves(results).items()
+        if any(of.keys() & {*FEW} for of in methods.values())
+    }
+    with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": NAME, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(4 * max(1, len(panels)), 3.6), layout="constrained")
+        figure.patch.set_facecolor("white")
+        for i, (name, methods) in enumerate(panels.items(), 1):
+            axes = figure.add_subplot(1, len(panels), i, title=name)
+            axes.axhline(0, color=INK, linewidth=1)
+            for method, of in methods.items():
+                places = [(*FEW, 0).index(most) for most in of]
+                means = [gain.mean for gain in of.values()]
+                axes.plot(places, means, marker="o", label=spell(method))
+            axes.set_xticks(range(len(FEW) + 1), [*map(str, FEW), "all"])
+            axes.set_xlabel("most training patients of a hospital")
+            axes.set_ylabel("lower loss than Local, %")
+            axes.legend()
+        text = io.BytesIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue().decode()
+
+
+def explored_rows(results: Results, dataset: str) -> list[tuple[str, list[str]]]:
+    """Return a row for each method, network and number of training patients of a set; q is over all of them."""
+    rows, p_values = [], []
+    for cells in results.losses:
+        if cells.dataset != dataset:
             continue
-        lines = read_lines(file_of(folder, dataset, method))
-        cells, others = cells_of(dataset, method, form)
-        hopeless = [why for cell in cells if (why := why_failed(lines, cell, form))]
-        every = [best_of(lines, cell, form) for cell in cells]
-        without = [best_of(lines, cell, form) for cell in others]
-        if hopeless:
-            left_out[method] = hopeless[0].partition(";")[0]
-        elif None in every:
-            missing.append(method)
-        else:
-            runs += [line["entry"] for line in every if line]
-            held += [line["entry"] for line in without if line] if None not in without else []
-    if not runs:
-        return FinishedStudies(dataset, None, left_out, missing)
-    names = dict.fromkeys(run["strategy"] for run in runs)
-    settings = {"strategy": ",".join(names), "seed": ",".join(map(str, range(form.seeds)))}
-    path = folder / "studies" / dataset
-    path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / "config.toml", toml_text({**settings, **SETS[dataset]}))
-    summary = {"runs": compare(runs), "hold_out": means(list(held_out_rows(held, runs)))}
-    write_atomically(path / "summary.json", json.dumps(summary))
-    return FinishedStudies(dataset, StudyResults(path), left_out, missing)
-
-
-def why_failed(lines: Sequence[dict[str, Any]], cell: Cell, form: Form) -> str:
-    """Return why no trial of a cell has a score; empty: one has, or some are still to come."""
-    reasons = [line.get("why", "") for line in cell.lines(lines, form)]
-    return reasons[0] if len(reasons) == form.trials and all(reasons) else ""
-
-
-def kind_of(method: str) -> str:
-    """Return the score of an unseen hospital: as it receives the model, or where it has a part to train, after that."""
-    newcomer = strategies()[strategy_of(method)].info.newcomer
-    return "zero_shot" if newcomer in ("model", "mixture") else "personalised"
-
-
-def unseen_text(study: StudyResults, method: str, compared: int) -> str:
-    """Return the mean over unseen hospitals, and its difference from training alone.
-
-    Their model is what :func:`kind_of` says.
-    """
-    kind = kind_of(method)
-    pairs = [
-        (of[method][kind], of[method]["local"])
-        for of in held_out(study).values()
-        if method in of and not math.isnan(of[method][kind] + of[method]["local"])
-    ]
-    if not pairs:
-        return "–"
-    gain = over_hospitals([a - b for a, b in pairs], compared)
-    interval = between(gain)
-    return f"{percent(statistics.fmean(a for a, _ in pairs))} ({interval or points(gain.mean)})"
-
-
-def mean_text(study: StudyResults, method: str) -> str:
-    """Return a method's mean score and its deviation over seeds."""
-    mean, deviation = study.mean_score(method)
-    return f"{percent(mean)} ± {percent(deviation)}"
-
-
-def row_of(finished: FinishedStudies, method: str) -> list[str]:
-    """Return a method's texts, without its chart, in the order of HEAD."""
-    study, gain = (
-        finished.study,
-        finished.gains.get(method, Gain(math.nan, (math.nan, math.nan))),
-    )
-    assert study is not None
-    silo = worst(study, method)
-    calibration = list(over_silos(study, method, calibration_of(study)[0]).values())
-    spent = [
-        finite_or_nan(v.get("epsilon"))
-        for run in study.of(method)
-        for v in run["per_silo"].values()
-    ]
-    size, seconds = study.cost(method)
-    return [
-        spell(method),
-        mean_text(study, method),
-        "–" if silo is None else f"{percent(study.score(method, silo).mean)}",
-        points(gain.mean),
-        between(gain) or "–",
-        SHOWN[gain.shown],
-        unseen_text(study, method, finished.compared),
-        number(statistics.fmean(map(abs, calibration)), 3) if calibration else "–",
-        number(max(spent, default=math.nan), 1),
-        size_text(size),
-        duration(seconds),
-    ]
-
-
-def chart(gain: Gain | None, most: float) -> Markup:
-    """Draw a gain and its interval on the scale of its set; zero is the line in the middle."""
-    if gain is None or math.isnan(gain.mean):
-        return Markup()
-    ends = gain.interval if gain.has_interval else (gain.mean, gain.mean)
-    low, mean, high = (
-        60 + 55 * max(-1, min(1, v / most)) for v in (ends[0], gain.mean, ends[1])
-    )
-    colour = {1: "blue", -1: "vermillion", 0: "muted"}[gain.shown]
-    chart_values = {"label": points(gain.mean), "low": low, "mean": mean, "high": high}
-    template = report_environment().from_string(CHART)
-    return Markup(template.render(chart_values, colour=colour))
-
-
-def html_page(every: Sequence[FinishedStudies], lead: Sequence[str]) -> str:
-    parts = []
-    for finished in every:
-        gains = finished.gains
-        ends = [
-            abs(end)
-            for gain in gains.values()
-            for end in (gain.mean, *gain.interval)
-            if not math.isnan(end)
+        baseline = f"local{BOOSTED}" if cells.network == TREES else "local"
+        gain = None if cells.method == baseline else results.gain(cells, baseline)
+        score, loss = results.score(cells), results.losses[cells]
+        assert score is not None
+        values = [
+            WORDS[cells.network],
+            str(cells.most or "all"),
+            percent(float(np.nanmean(score))),
+            percent(float(np.nanmin(score))),
+            number(float(loss.mean()), 3),
+            number(gain.mean, 1) if gain else "–",
+            interval_text(gain) if gain and gain.error > 0 else "–",
+            "–",
+            size_text(results.sizes[cells]),
         ]
-        most = max(sorted(ends)[: math.ceil(0.9 * len(ends))], default=1.0) or 1.0
-        rows = []
-        for method in finished.study.methods if finished.study else ():
-            name, *values = row_of(finished, method)
-            rows.append((name, [*values[:4], chart(gains.get(method), most), *values[4:]]))
-        parts.append((finished, rows))
-    head = [*HEAD[:5], "chart", *HEAD[5:]]
-    template = report_environment().from_string(PAGE)
-    return template.render(lead=lead, parts=parts, head=head)
+        rows.append((spell(cells.method), values))
+        p_values.append(gain.p if gain else None)
+    known = [p for p in p_values if p is not None]
+    shared = iter(false_discovery(known))
+    for (_, values), p in zip(rows, p_values, strict=True):
+        if p is not None:
+            values[-2] = number(next(shared), 3)
+    return rows
 
 
-def lead_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
-    """Return what the whole page says first: what is shown, of the negative control, and what is missing."""
+def html_page(results: Results, lead: Sequence[str]) -> str:
     parts = [
-        f"{word} on {finished.dataset}: {', '.join(names)}."
-        for finished in every
-        for sign, word in ((1, "Gain over training alone"), (-1, "Loss"))
-        if (names := finished.shown(sign))
+        (name, DATASETS[name].title, explored_rows(results, name))
+        for name in SETS
+        if name in DATASETS
     ]
-    control = next(finished for finished in every if finished.dataset == NOTHING_TO_GAIN)
-    return [
-        *(parts or ["No difference from training alone is shown on any set."]),
-        f"The negative control {NOTHING_TO_GAIN}: {control.sentence}",
-        *counts_of(every, form),
+    template = report_environment().from_string(PAGE)
+    return template.render(lead=lead, parts=[part for part in parts if part[2]], head=HEAD)
+
+
+def covered(results: Results, form: Form) -> list[str]:
+    """Return what is measured, and what is not."""
+    lines = [
+        f"Every cell below has {count_noun(form.folds, 'fold')} of {count_noun(form.seeds, 'seed')}, {form.trials} "
+        f"trials of {form.rounds} rounds in each search. The long form has 5 folds of 2 seeds, 10 trials of 40 rounds."
     ]
+    parts = {f"Confirmatory, {WORDS[n]} and trees": named_cells(n) for n in (HIDDEN, LINEAR)}
+    parts["Few patients"] = curve_cells()
+    known = {cells for part in parts.values() for cells in part}
+    parts["Exploratory, the other methods and sets"] = [*{*all_cells()} - known]
+    for part, of in parts.items():
+        fitting = [cells for cells in of if not cells.why_refused(form)]
+        missing = [cells for cells in fitting if cells not in results.losses]
+        whole = {cells.dataset for cells in fitting} - {cells.dataset for cells in missing}
+        names = ", ".join(name for name in SETS if name in whole) or "none"
+        count = f"{len(fitting) - len(missing)} of {len(fitting)}"
+        lines.append(f"{part}: {count} pairs of set and method. Complete sets: {names}.")
+    return lines
 
 
-def counts_of(every: Sequence[FinishedStudies], form: Form) -> list[str]:
-    """Return what is finished, and what a cell is."""
-    finished = sum(len(studies.study.methods) for studies in every if studies.study)
-    missing = sum(len(studies.missing) for studies in every)
-    return [
-        f"{finished} pairs of data set and method are finished; {missing} are not measured yet.",
-        f"A cell has {form.trials} trials of {form.rounds} rounds; there are {form.seeds} seeds.",
-    ]
-
-
-def overview_row(finished: FinishedStudies) -> list[str]:
-    """Return a set's centres and the means of the methods that a reader asks for first."""
-    study = finished.study
-    means_ = (
-        mean_text(study, name) if study and name in study.methods else "–" for name in OVERVIEW
-    )
-    return [finished.dataset, str(len(study.silos)) if study else "–", *means_]
-
-
-def markdown_page(every: Sequence[FinishedStudies], form: Form) -> str:
-    """Return the page for docs/: method, what is shown on each set, and means of few methods."""
-    heads = ["data set", "centres", *map(spell, OVERVIEW)]
+def markdown_page(results: Results, form: Form) -> str:
+    """Return the page for docs/."""
+    first, second = (hypotheses(results, network) for network in (HIDDEN, LINEAR))
+    few = curve_sentences(results)
+    shown = f"![gain over training alone, by training patients](images/{NAME}.svg)\n"
     return "\n".join(
         [
             INTRODUCTION,
-            "## What is shown\n",
-            *(f"* **{finished.title}.** {finished.sentence}" for finished in every),
-            *(f"* {text}" for text in counts_of(every, form)),
-            "\n## Means\n",
-            table([overview_row(finished) for finished in every], heads),
+            "## What is measured\n",
+            *(f"* {text}" for text in covered(results, form)),
+            "\n## Confirmatory result\n",
+            *(f"* {of.sentence}" for of in first),
+            f"\nBy how many per cent the loss is lower, networks of {WORDS[HIDDEN]} (FedXgbBagging: trees):\n",
+            confirmatory_table(first),
+            *(
+                [f"\nThe same with {WORDS[LINEAR]} models:\n", confirmatory_table(second[:-1])]
+                if any(of.measured for of in second[:-1])
+                else []
+            ),
+            "\nScores in per cent on test data, mean over hospitals:\n",
+            score_table(results),
+            "\n## Few patients\n",
+            *([shown] if few else ["Not measured yet."]),
+            *(f"* {text}" for text in few),
             "",
         ]
     )
 
 
-INTRODUCTION = """# Reference table
+INTRODUCTION = f"""# Reference table
 
 <!-- written by `python -m benchmarks.reference`; do not edit -->
 
-This page is for researchers and reviewers. After it you know what each method reaches on patients of real hospitals,
-all tuned alike.
-
-* [reference-table.html](reference-table.html): all rows, with charts and columns that sort.
-* [reference-table.csv](reference-table.csv): each cell with its settings.
-* [reference-table-refused.csv](reference-table-refused.csv): the methods that do not fit a data set, with the reason.
+This page is for researchers, reviewers and consortia. After it you know what federating and personalising gain on
+patients of real hospitals, and how sure that is.
 
 ```console
-$ make table                                                   # two processes; goes on where it was interrupted
-$ python -m benchmarks.reference --out table --methods ditto --sets bmt   # a part of it
-$ python -m benchmarks.reference --out table --page docs       # the page and its files, of finished cells
+$ make table                                   # the long form; goes on where it was interrupted
+$ make table FORM=short                        # under 90 minutes in two processes
+$ python -m benchmarks.reference --out table --form short --sets azpro        # a part of it
+$ python -m benchmarks.reference --out table --form short --page docs         # the page, of finished cells
 ```
 
-The short form has 14,274 runs: 71 minutes in two processes on two cores (27 November 2026). All cells repeat but those
-with differential privacy, which are of the arithmetic before 28 November 2026: a private gradient's last bits are
-others since, and with them the choice of a trial.
+* [reference-table.csv]({NAME}.csv): each hospital's loss and score in each seed and fold; this page is made from it.
+* [reference-table-runs.csv]({NAME}-runs.csv): the chosen settings.
+* [reference-table-curves.csv]({NAME}-curves.csv): the curves.
+* [reference-table-missing.csv]({NAME}-missing.csv): what is not in them, with the reason.
+* [reference-table.html]({NAME}.html): all rows, with columns that sort.
 
 ## Design
 
-Each method has a random search of its own, with equally many trials. Validation data of the hospitals that train rank
-them. The search covers the learning rate, and each weight or rate of the method's own, from a tenth to ten times the
-default. Each hospital is left out once, in groups, with a search of its own; first seed. All methods train a network of
-16 hidden units. FedXgbBagging, local-trees and pooled-trees boost five trees a round at each hospital.
-[data-sets.md](data-sets.md#tables-of-several-hospitals) describes the tables.
+* **Hypotheses**, named before the first run. FedAvg has a lower loss than Local. FedAvg-FT, Ditto, FedALA and APPLE
+  have a lower loss than FedAvg; the four share the 5 % (Holm). FedXgbBagging has a lower loss than local trees.
+* **Cohorts**: {", ".join(COHORTS)}; {CONTROL} is the control, where there is little to gain
+  ([data-sets.md](data-sets.md#tables-of-several-hospitals)). Centres are the data's own.
+* **Outcome**: the loss on test patients, in per cent of the baseline's mean. It is the log loss of classes, the squared
+  error of a measurement, the partial likelihood of survival. The score is second.
+* **Test patients**: five folds, so each patient is tested once a seed.
+* **Search**: each cell has one of its own, over the learning rate and at most one setting of the method. Its class
+  declares the ranges (`search`). Trial 0 has the defaults. Validation data of the hospitals choose trial and round, by
+  the loss. The draws differ between sets, methods, seeds and folds.
+* **One cohort**: the mean over hospitals, with the spread over hospitals and over folds and seeds. A loss of a method
+  needs both, as a gain does.
+* **Over cohorts**: random effects with Hartung and Knapp's interval, and the prediction interval of a new cohort.
+* **Equivalent**: the 95 % interval lies within ± {MARGIN:g} %; less is too little to matter. A gain or loss that is
+  shown there is called small.
+* **Few patients**: the same with at most {", ".join(map(str, FEW))} training patients a hospital, a fifth of them for
+  validation.
+* **Exploratory**: all methods on all sets, by successive halving (the named methods have the whole search). The HTML
+  page shows q values (false discovery rate, Benjamini and Hochberg), and concludes nothing.
 
-## Columns
-
-* **mean**: the task's score in per cent on test data, mean over hospitals and seeds, ± the deviation over seeds.
-* **worst hospital**: the lowest mean over seeds of a hospital.
-* **gain over local**: in points, with the report's interval ([uncertainty](uncertainty.md)). It needs six hospitals.
-  The methods of a set share its 5 % (Bonferroni), also those to come; each set is a family of its own.
-  On `azpro-grades-dp` training alone has its own statistics (`normalization=silo`) and no noise: it sends nothing.
-* **unseen hospital**: score at a hospital that did not train, of the model that it receives. With a method that leaves
-  it a part to train, it is the score after that (`hold-out-epochs`). In brackets: the interval of its difference
-  from training alone, or below six hospitals the difference. A dash: training alone has no model for others, no
-  hospital is left out with differential privacy, or no trial trained (lp-proj on `rand-visits`).
-* **calibration**: Brier score; for a measurement the distance of mean measured and mean predicted. Lower is better.
-* **epsilon**: largest of a hospital's, for one run. The trials of the search are not in it.
-* **bytes**, **seconds**: of one run. Seconds are the process's CPU, on one core.
+Scores below {percent(LOWEST)} count as {percent(LOWEST)}, for R² has no floor. `benchmarks/reference_gains.py` has the
+equations; [uncertainty.md](uncertainty.md) has their coverage. With six cohorts the prediction is a little narrow.
 """
 
 
-def reasons(every: Sequence[FinishedStudies]) -> Iterator[tuple[str, str, str]]:
-    """Yield each method that is left out, where, and why, as it refuses the settings itself."""
-    where: dict[tuple[str, str], list[str]] = {}
-    for studies in every:
-        for method, why in studies.left_out.items():
-            where.setdefault((method, why), []).append(studies.dataset)
-    for (method, why), sets in sorted(where.items()):
-        yield method, "all" if len(sets) == len(every) else ", ".join(sets), why
-
-
-def refused_file(every: Sequence[FinishedStudies]) -> str:
-    """Return :func:`reasons` as csv."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(
-        [("method", "sets", "reason"), *reasons(every)]
-    )
-    return text.getvalue()
-
-
-def results_file(folder: Path, form: Form) -> str:
-    """Return the finished cells as csv: the chosen settings, the scores over hospitals, bytes and seconds."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [
-            "set",
-            "method",
-            "seed",
-            "held_out",
-            "trial",
-            "settings",
-            "validation",
-            "mean",
-            "worst",
-            "unseen",
-            "bytes",
-            "seconds",
-        ]
-    )
-    for dataset in SETS:
-        for method in ordered_methods():
-            lines = read_lines(file_of(folder, dataset, method))
-            for cell in itertools.chain(*cells_of(dataset, method, form)) if lines else ():
-                if line := best_of(lines, cell, form):
-                    writer.writerow([*cell, *cell_values(line)])
-    return text.getvalue()
-
-
-def cell_values(line: dict[str, Any]) -> list[Any]:
-    """Return what the results file says of a cell, from its best line."""
-    entry = line["entry"]
-    score, final = entry["score"], entry["final"]
-    new = [
-        scores[kind_of(entry["strategy"])].get(score) for scores in entry["hold_out"].values()
+def page_files(csvs: dict[str, str], name: str) -> dict[str, str]:
+    """Return the page's files, from the csv files alone; ``name``: of the form."""
+    results, form = Results.read(csvs[f"{NAME}.csv"], csvs[f"{NAME}-runs.csv"]), FORMS[name]
+    lead = [
+        *covered(results, form),
+        "Exploratory: q is the false discovery rate among a set's rows.",
     ]
-    unseen = statistics.fmean(new) if new and None not in new else ""
-    means_ = [final[f"{score}_mean"], final[f"{score}_worst"], unseen]
-    size = entry["bytes_down"] + entry["bytes_up"]
-    seconds = f"{entry['seconds']['total']:.2f}"
-    return [
-        line["trial"],
-        json.dumps(line["values"]),
-        line["validation"],
-        *means_,
-        size,
-        seconds,
-    ]
+    return {
+        f"{NAME}.md": markdown_page(results, form),
+        f"{NAME}.html": html_page(results, lead),
+        f"{NAME}-curves.csv": curves_file(results),
+        f"images/{NAME}.svg": picture(results),
+    }
 
 
-def write_page(folder: Path, into: Path, form: Form) -> None:
-    """Write the page in both forms, and its csv files."""
-    every = [found_of(folder, dataset, form) for dataset in SETS]
-    lead = lead_of(every, form)
-    into.mkdir(parents=True, exist_ok=True)
-    write_atomically(into / f"{NAME}.md", markdown_page(every, form))
-    write_atomically(into / f"{NAME}-refused.csv", refused_file(every))
-    write_atomically(into / f"{NAME}.html", html_page(every, lead))
-    write_atomically(into / f"{NAME}.csv", results_file(folder, form))
+def write_page(folder: Path, into: Path, name: str) -> None:
+    """Write the csv files, and the page in both forms."""
+    csvs = csv_files(folder, FORMS[name])
+    (into / "images").mkdir(parents=True, exist_ok=True)
+    for file, text in {**csvs, **page_files(csvs, name)}.items():
+        write_atomically(into / file, text)

