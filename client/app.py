@@ -113,7 +113,7 @@ def local_round(work: Work) -> Handler:
         client = session.open_client(message)
         progress.begins()
         vectors, metrics = work(session, client)
-        counts = {split: getattr(session.used_data, split).people for split in SPLITS}
+        counts = {split: session.used_data.measured(split) for split in SPLITS}
         least = session.min_samples
         if (
             least < math.inf

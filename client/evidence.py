@@ -180,10 +180,10 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     if not is_own_file(session.context) or session.policy.public:
         # At a hospital the run chooses no bins: two sizes would give the difference
         least = max(wanted, least)
-    test = session.used_data.test
+    test, people = session.used_data.test, session.used_data.measured("test")
     # With differential privacy nothing: evidence has no mechanism of its own
     values, held = Evidence(), list[str]()
-    if allowed and not client.common.dp and test.people >= max(wanted, least):
+    if allowed and not client.common.dp and people >= max(wanted, least):
         if not load_reported(client, reported := config.get("reported"), session.info.reports):
             raise UserError(
                 f"{client.silo.name} kept no model of round {reported!r:.20}, whose evidence is asked for"
@@ -197,7 +197,7 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
         ):
             held = find_suppressed(test.subgroup, values)
     return release_evidence(
-        client, values, test.people, min_samples=least, policy=session.policy, suppressed=held
+        client, values, people, min_samples=least, policy=session.policy, suppressed=held
     )
 
 

@@ -111,7 +111,11 @@ def kept_of(args: argparse.Namespace) -> ImportOptions:
     """Return the options that no recipe replaces."""
     faults = Faults(args.skip_bad)
     return ImportOptions(
-        overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup, faults=faults
+        overwrite=args.overwrite,
+        cohort=args.cohort,
+        subgroup=args.subgroup,
+        unlabelled=names_in(args.unlabelled),
+        faults=faults,
     )
 
 

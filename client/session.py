@@ -119,7 +119,8 @@ class ClientSession:
     def check_floor(self) -> None:
         """Raise PolicyRefusedError if there are too few samples to train with, or too few patients for what is sent."""
         sends = bool(self.info.uploads) or not self.info.trains or self.sends_own_model
-        check_floor(self.name, self.data.train, self.policy, sends=sends)
+        people = self.data.measured("train")
+        check_floor(self.name, self.data.train, people, self.policy, sends=sends)
 
     @property
     def sends_own_model(self) -> bool:
@@ -292,7 +293,7 @@ class ClientSession:
             test=test,
             model=model,
             initial=lambda purpose: initial(purpose).to(device),
-            task=task_of(data.task, *labels),
+            task=task_of(data.task, *labels, data.schema.unlabelled_numbers),
             classes=classes,
             known=known,
             augment=settings.augmentation_for(shape),

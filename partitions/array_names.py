@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import Names, nearest
 from partitions.inputs import GAP_NAMES
-from partitions.labels import Fault
+from partitions.labels import SEVERAL_LABELS, Fault, values_seen
 from partitions.patients import PATIENT_NAMES, SUBGROUP_NAMES
 from partitions.recipes.pictures import read_any
 from partitions.schema import Feature, Schema, tidy
 from partitions.splits import Array, Arrays, tables_of
+from partitions.stored import OnDisk
 
 SPLITS = ("train", "val", "test")
 LONGEST_COHORT = 100  # characters
@@ -35,7 +37,7 @@ UNSPLIT_NAMED = re.compile(r"x_(?P<input>\w+)")
 
 EXTRA_NAMES = (
     *("task", "classes", "label_names", "feature_names", "feature_units", "feature_ranges"),
-    *("vocabulary", "recipe", "cohort"),
+    *("vocabulary", "recipe", "cohort", "unlabelled"),
     *PATIENT_NAMES,
     *SUBGROUP_NAMES,
     *GAP_NAMES,
@@ -125,6 +127,7 @@ def written_schema(schema: Schema) -> dict[str, Array]:
     units = [feature.unit for feature in schema.features]
     texts = {
         "label_names": schema.labels,
+        "unlabelled": schema.unlabelled,
         "feature_names": schema.names,
         "feature_units": units if any(units) else (),
     }
@@ -154,6 +157,46 @@ def read_names(arrays: Arrays, key: str, count: int | None) -> Names:
                 "leave control characters out: names are shown on terminals",
             )
     return tuple(tidy(str(name)) for name in names)
+
+
+def read_unlabelled(arrays: Arrays, task: str, labels: Names, ys: Mapping[str, Any]) -> Names:
+    """Read which of the ``labels`` the hospital's samples are not labelled with. Raises Fault where one is."""
+    if not (names := read_names(arrays, "unlabelled", None)):
+        return ()
+    if task not in SEVERAL_LABELS:
+        raise Fault(
+            f"has labels unlabelled, and its task is {task}",
+            f"a hospital may lack labels of {' and '.join(SEVERAL_LABELS)} alone: leave unlabelled out",
+        )
+    outlines = task == "segmentation"
+    if strange := [name for name in names if name not in labels[outlines:]]:
+        raise Fault(
+            f"has {strange[0][:40]!r} unlabelled, which is no name in label_names{' after the background' * outlines}",
+            "label_names has every label of the federation, unlabelled those of them that nobody here looked for",
+        )
+    if len(set(names)) == len(labels) - outlines:
+        raise Fault("has all labels unlabelled", "one at least must be labelled to train")
+    for split, y in ys.items():
+        if name := labelled_in_spite(y, [(labels.index(name), name) for name in names]):
+            raise Fault(
+                f"has {name!r} unlabelled, and samples of {split} are labelled with it",
+                "take it out of unlabelled, or take these labels out",
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def labelled_in_spite(y: Any, unlabelled: Sequence[tuple[int, str]]) -> str:
+    """Return the first of these labels, as number and name, that a sample has; "" where none has one.
+
+    ``y``: findings (n, L), or masks; those that stay in an own data set are checked as they are read.
+    """
+    if y.ndim == 2:
+        has = (y >= 0).any(0)
+    elif isinstance(y, OnDisk) and y.stays:
+        return ""
+    else:
+        has = values_seen(y)
+    return next((name for number, name in unlabelled if has[number]), "")
 
 
 def read_cohort(arrays: Arrays) -> str:
@@ -215,13 +258,16 @@ def read_stored_recipe(arrays: Arrays, features: Sequence[Feature]) -> str:
 
 
 def make_schema(
-    features: tuple[Feature, ...], labels: Names, dtype: str = "", recipe: str = ""
+    features: tuple[Feature, ...],
+    labels: Names,
+    dtype: str = "",
+    recipe: str = "",
+    unlabelled: Names = (),
 ) -> Schema:
     """Make the schema of a file. ``recipe``: as JSON, whose settings it has. Raises Fault for invalid names."""
     try:
-        return Schema(
-            features, labels, dtype, inputs=read_any(recipe).settings if recipe else ()
-        )
+        inputs = read_any(recipe).settings if recipe else ()
+        return Schema(features, labels, dtype, inputs=inputs, unlabelled=unlabelled)
     except ValueError as error:
         raise Fault(
             str(error), "give each column and label a name of its own, or leave the names out"

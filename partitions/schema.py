@@ -80,6 +80,8 @@ class Schema:
     ``inputs``: pairs of a setting (:data:`SETTINGS`) and its value, as text; only a recipe's settings, never its data.
     ``table``: how a hospital's table becomes these columns, as JSON (``recipes/shared.py``). It is not part of the
     digest, of a data file or of a message.
+    ``unlabelled``: findings or outlines among ``labels`` that this hospital's samples are not labelled with. It is one
+    hospital's own: neither part of the digest nor of a schema for all.
 
     Raises DataError, one line, where names repeat, or are not printable text of 1 to 200 characters.
     """
@@ -89,6 +91,7 @@ class Schema:
     dtype: str = ""
     table: str = ""
     inputs: tuple[tuple[str, str], ...] = ()
+    unlabelled: Names = ()
     text: str = field(init=False, repr=False, compare=False, default="")  # the canonical form
 
     def __post_init__(self) -> None:
@@ -105,6 +108,8 @@ class Schema:
         for kind, value in (("dtype", self.dtype), *self.inputs):
             if value or kind != "dtype":
                 check_name(kind, value)
+        if not set(self.unlabelled) <= set(self.labels):
+            raise DataError(f"unlabelled {few(self.unlabelled)} are not among its labels")
         if unknown := [key for key, _ in self.inputs if key not in SETTINGS]:
             raise DataError(
                 f"inputs has {unknown[0][:40]!r}; its keys are {', '.join(SETTINGS)}"
@@ -132,8 +137,14 @@ class Schema:
             "dtype": self.dtype,
             "inputs": dict(self.inputs),
             "table": table,
+            "unlabelled": list(self.unlabelled),
         }
         return {key: value for key, value in stated.items() if value}
+
+    @property
+    def unlabelled_numbers(self) -> tuple[int, ...]:
+        """The numbers of the unlabelled labels, ascending."""
+        return tuple(sorted(map(self.labels.index, self.unlabelled)))
 
     @property
     def made_with(self) -> str:
@@ -148,7 +159,8 @@ class Schema:
     @property
     def digest(self) -> str:
         """SHA-256 of the canonical form, in hexadecimal."""
-        return hashlib.sha256(self.bare.text.encode()).hexdigest()
+        shared = replace(self.bare, unlabelled=())
+        return hashlib.sha256(shared.text.encode()).hexdigest()
 
     def matches(self, digest: str) -> bool:
         """Return whether a study that was approved for this digest covers the schema: it may state no ``inputs``."""
@@ -160,6 +172,7 @@ class Schema:
         parts = {
             "columns": features,
             "labels": few(self.labels, 20, 60),
+            "unlabelled here": few(self.unlabelled, 20, 60),
             "dtype": self.dtype,
             "made with": self.made_with,
         }
@@ -242,6 +255,7 @@ class WrittenSchema(Frozen):
     dtype: str = ""
     inputs: Mapping[str, str] = {}
     table: Mapping[str, Any] = {}
+    unlabelled: tuple[str, ...] = ()
 
 
 def parse_schema(content: object) -> Schema:
@@ -254,7 +268,16 @@ def parse_schema(content: object) -> Schema:
         written.dtype,
         json.dumps(table, sort_keys=True, separators=(",", ":")) if table else "",
         tuple(sorted(written.inputs.items())),
+        tuple(map(tidy, written.unlabelled)),
     )
+
+
+def parse_shared_schema(content: object) -> Schema:
+    """Return a schema for all hospitals. Raises DataError for invalid content, and for what is one hospital's own."""
+    schema = parse_schema(content)
+    if schema.unlabelled:
+        raise DataError("unlabelled is one hospital's own: it stands in its data file")
+    return schema
 
 
 @lru_cache(maxsize=64)
@@ -280,7 +303,7 @@ def load_schema(path: Path) -> Schema:
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
     try:
-        return parse_schema(readers[path.suffix](text))
+        return parse_shared_schema(readers[path.suffix](text))
     except (ValueError, yaml.YAMLError) as error:
         raise DataError(f"{path}: {' '.join(str(error).split())}") from None
 

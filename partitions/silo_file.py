@@ -11,6 +11,7 @@ Optional arrays:
 * ``cohort`` (text): a name for the people in the data, which new versions of the file keep
 * ``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1)
 * ``label_names`` (text, one per class or output), ``feature_names`` (text, one per column of a table)
+* ``unlabelled``: names among them of findings or outlines that this hospital's samples are not labelled with
 * ``feature_units`` (text, one per column, "" where not stated)
 * ``feature_ranges`` (columns, 2): smallest and largest allowed value of each column, NaN where not stated
 * ``patient_train`` and so on, or ``patient`` beside ``x, y``: whole numbers (n,), equal for samples of one patient
@@ -44,6 +45,7 @@ from partitions.array_names import (
     read_features,
     read_names,
     read_stored_recipe,
+    read_unlabelled,
     sort_names,
     written_schema,
 )
@@ -323,7 +325,8 @@ def examine(path: Path, wanted: str = "auto") -> tuple[list[Check], Contents | N
         name = "schema"
         recipe = read_stored_recipe(arrays, features)
         labels = () if task == "survival" else labels
-        schema = make_schema(features, labels, dtype_of(first), recipe)
+        unlabelled = read_unlabelled(arrays, task, labels, ys)
+        schema = make_schema(features, labels, dtype_of(first), recipe, unlabelled)
         checks.append(Check(name, True, str(schema)))
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))

@@ -107,6 +107,10 @@ def part_of(division: Division, index: int) -> SiloData:
 def pool_of(division: Division, silos: Shape) -> SiloData:
     """Return the first silo's data, with the training samples of all these silos in place of its own."""
     whole, parts = divide(division)
+    if whole.unlabelled:
+        raise DataError(
+            f"the hospitals of {whole.name} label different things: pooled, one's unlabelled would be others' absent"
+        )
     return replace(
         part_of(division, silos[0]),
         train=take(whole, np.concatenate([parts[i].train for i in silos])),
@@ -232,7 +236,10 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
         first.task,
         own_test=True,
         vocabulary=first.vocabulary,
-        schema=next(iter(joined.values())).schema,
+        schema=replace(next(iter(joined.values())).schema, unlabelled=()),
+        unlabelled={hospital: data.schema.unlabelled for hospital, data in joined.items()}
+        if any(data.schema.unlabelled for data in joined.values())
+        else {},
         recipes={hospital: data.recipe for hospital, data in joined.items() if data.recipe},
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partitions.common.names import Names
 from partitions.schema import NO_SCHEMA, Schema
 from partitions.stored import OnDisk, concatenate, fits, in_memory, rows_in
 
@@ -81,6 +82,13 @@ class SiloData:
         """Shape of one sample as a model sees it (models/shapes.py)."""
         return input_shape(self.train.x, self.vocabulary)
 
+    def measured(self, split: str) -> int:
+        """Return how many people a split's losses and metrics are of: those with a label, of findings a known one."""
+        part: Split = getattr(self, split)
+        if self.task != "multilabel":
+            return part.people
+        return len(np.unique(part.units[(part.y >= 0).any(1)]))
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -89,6 +97,7 @@ class Dataset:
     * ``groups``: the data set's own silos (name -> row indices into train followed by test), or None.
     * ``own_test``: whether these keep the data set's own division into train and test.
     * ``recipe``: as in :class:`SiloData`, or ``recipes``: one for each of ``groups``.
+    * ``unlabelled``: that of each of ``groups`` in place of the schema's.
     """
 
     name: str
@@ -102,6 +111,7 @@ class Dataset:
     schema: Schema = NO_SCHEMA
     recipe: str = ""
     recipes: Mapping[str, str] = field(default_factory=dict)
+    unlabelled: Mapping[str, Names] = field(default_factory=dict)
 
     @property
     def input_shape(self) -> tuple[Any, ...]:

@@ -255,6 +255,11 @@ COMMANDS = (
                 default="auto",
             ),
             option("--labels", "A,B...", "all classes in order, the same in every hospital"),
+            option(
+                "--unlabelled",
+                "A,B...",
+                "findings or outlines of the federation that nobody looked for here: they are trained elsewhere",
+            ),
             option("--seed", "S", "seed of the split", type=int, default=42),
             flag("--overwrite", "replace FILE.npz, and with it who is for testing"),
             option(

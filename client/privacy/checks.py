@@ -38,28 +38,28 @@ from strategies.base.transport.data_summary import reorder_columns
 from strategies.base.transport.reporting import SCHEMA, SUMS
 
 
-def check_floor(name: str, part: Split, policy: Policy, *, sends: bool) -> None:
+def check_floor(name: str, part: Split, people: int, policy: Policy, *, sends: bool) -> None:
     """Raise PolicyRefusedError if there are too few samples to train with, or patients for what a run ``sends``.
 
-    ``part``: the training part. ``floor`` counts patients; ``min-batch-size`` counts samples.
+    ``part``: the training part. ``floor`` counts ``people`` (``SiloData.measured``); ``min-batch-size`` counts samples.
     """
-    fault = too_few(part, policy, "floor") if sends else ""
+    fault = too_few(part, people, policy, "floor") if sends else ""
     if not fault and len(part) < policy.min_batch_size:
         fault = f"its policy has {policy.line('min_batch_size')}, it has {len(part)} training samples"
     if fault:
         raise PolicyRefusedError(f"{name} refuses: {fault}")
 
 
-def too_few(part: Split, policy: Policy, rule: str) -> str:
+def too_few(part: Split, people: int, policy: Policy, rule: str) -> str:
     """Return why a training part has too few patients for ``rule`` (samples, if it names no patients); empty: enough.
 
     The text is sent to the server, so it does not contain the number of patients.
     """
-    if part.people >= getattr(policy, rule):
+    if people >= getattr(policy, rule):
         return ""
     has = (
         f"it has {len(part)} training samples"
-        if part.patient is None
+        if people == len(part)
         else "its training part has fewer patients"
     )
     return f"its policy has {policy.line(rule)}, {has}"
@@ -157,7 +157,7 @@ def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Su
     rule = "floor" if policy.floor > policy.min_sum_samples else "min_sum_samples"
     if not policy.sums:
         return None, f"its policy has {policy.line('sums')}"
-    if fault := too_few(part, policy, rule):
+    if fault := too_few(part, part.people, policy, rule):
         return None, fault
     if not state:
         return None, "it has no state-dir to remember what it gave"

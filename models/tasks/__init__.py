@@ -62,11 +62,20 @@ def all_metrics() -> tuple[str, ...]:
     return tuple(dict.fromkeys(metric for task in TASKS.values() for metric in task.metrics))
 
 
-def task_of(name: str, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Task:
+def task_of(
+    name: str,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    unlabelled: tuple[int, ...] = (),
+) -> Task:
     """Return the task of this name; ``mean`` and ``std`` are those of a regression's labels.
+
+    ``unlabelled``: the classes that a hospital does not outline. A finding that it does not know is -1 in each label.
 
     Raises DataError for an unknown name.
     """
     if name not in TASKS:
         raise DataError(f"unknown task {name!r}; there are: {', '.join(TASKS)}")
+    if name == "segmentation":
+        return Segmentation(unlabelled)
     return Regression(tuple(mean), tuple(std)) if name == "regression" else TASKS[name]()

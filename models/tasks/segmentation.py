@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor
 from models.intervals import of_share
 from models.samples import Samples
 from models.tasks.base import ENDS, SingleLossTask
-from models.training import Network, by_batch
+from models.training import Loss, Network, by_batch
 
 VOID = 255  # the label of an ignored pixel
 SLAB = 2**24  # most outputs of a batch that a metric takes at once
@@ -61,6 +62,30 @@ def in_slabs(outputs: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     yield from zip(torch.split(outputs, depth, 2), torch.split(y, depth, 1), strict=True)
 
 
+def labelled(outputs: Tensor, y: Tensor, unlabelled: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return outputs (b, C', ...) and masks (b, ...) of the labelled classes alone, renumbered from 0.
+
+    Nothing is computed from the other outputs, so that their gradient is exactly 0, and the softmax is over the rest.
+    What such an output should be is not known here: its class is part of this hospital's background.
+    """
+    if not unlabelled:
+        return outputs, y
+    kept = [outputs[:, c] for c in range(outputs.shape[1]) if c not in unlabelled]
+    below = torch.stack([y > c for c in unlabelled]).sum(0).to(y.dtype)
+    return torch.stack(kept, 1), torch.where(y == VOID, y, y - below)
+
+
+@dataclass(frozen=True)
+class LabelledLoss:
+    """A loss of the labelled classes alone."""
+
+    loss: Loss
+    unlabelled: tuple[int, ...]
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return self.loss(*labelled(outputs, y, self.unlabelled))
+
+
 def segmentation_loss(outputs: Tensor, y: Tensor) -> Tensor:
     """Return the mean of :func:`pixel_losses` over a batch."""
     return pixel_losses(outputs, y).mean()
@@ -68,7 +93,12 @@ def segmentation_loss(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Segmentation(SingleLossTask):
-    """Outlines: a class for every pixel. The score is per picture, without the background, which would raise it."""
+    """Outlines: a class for every pixel. The score is per picture, without the background, which would raise it.
+
+    ``unlabelled``: the classes that a hospital does not outline; loss and metrics are of the others.
+    """
+
+    unlabelled: tuple[int, ...] = ()
 
     name = "segmentation"
     metrics = ("loss", "dice", *ENDS)
@@ -77,7 +107,13 @@ class Segmentation(SingleLossTask):
     minimum_outputs = 2
     per_pixel = True
     own_loss = staticmethod(segmentation_loss)
-    BATCH = 16
+    BATCH: ClassVar[int] = 16
+
+    def loss(
+        self, name: str, gamma: float, smoothing: float = 0.0, weights: Tensor | None = None
+    ) -> Loss:
+        whole = super().loss(name, gamma, smoothing, weights)
+        return LabelledLoss(whole, self.unlabelled) if self.unlabelled else whole
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """Return ``loss``, ``dice`` and the ends of its interval.
@@ -101,7 +137,7 @@ class Segmentation(SingleLossTask):
         """Return loss (n,) and Dice (n,) of each picture."""
         each = [
             (*pixel_sums(slab.double(), part.long()), *overlaps(slab, part))
-            for slab, part in in_slabs(outputs.detach(), y)
+            for slab, part in in_slabs(*labelled(outputs.detach(), y, self.unlabelled))
         ]
         *sums, both, total = (torch.stack(slab).sum(0) for slab in zip(*each, strict=True))
         dice = torch.where(total > 0, 2 * both / total.double(), torch.nan)

@@ -39,7 +39,7 @@ from partitions.importing.streams import (
     probe_all,
 )
 from partitions.importing.table_source import Listing
-from partitions.importing.targets import Answers, find_import_task, read_answers
+from partitions.importing.targets import Answers, add_unlabelled, find_import_task, read_answers
 from partitions.labels import ONE_CLASS
 from partitions.patients import check_names
 from partitions.recipes.pictures import AnyRecipe, PictureRecipe
@@ -106,14 +106,20 @@ def collect(source: Path, listing: Listing, options: ImportOptions) -> Collected
         gaps |= {split: filled[rows] for split, rows in order.items()} if filled.any() else {}
         for column in list(table):  # its cells would stay in memory beside the inputs
             del table[column]
+    answers = add_unlabelled(replace(answers, names=names), options.unlabelled, task)
     if task == "segmentation" and answers.y.shape != x.shape[:-1]:
         raise DataError(f"masks are {answers.y.shape[1:]}, their pictures {x.shape[1:-1]}")
     groups = subgroups_of(samples) if options.subgroup else None
     whole = Split(x, answers.y, patients if named else None, groups)
     train, val, test = (select_rows(whole, rows) for rows in order.values())
-    schema = make_schema(used.features, tuple(map(tidy, names)))
+    labels, unlabelled = (
+        tuple(map(tidy, each)) for each in (answers.names, options.unlabelled)
+    )
+    schema = make_schema(used.features, labels, unlabelled=unlabelled)
     about = answers.outputs, task, vocabulary, schema, used.as_json, options.cohort
-    return Collected(SiloData(train, val, test, *about), names, tuple(notes), used, gaps)
+    return Collected(
+        SiloData(train, val, test, *about), answers.names, tuple(notes), used, gaps
+    )
 
 
 def read_headers(

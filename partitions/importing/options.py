@@ -71,6 +71,7 @@ class ImportOptions(ReadOptions):
 
     * ``label``: the label column of a csv, or several, joined by commas; ``survival``: instead, the columns of time and
       event; ``labels``: names of all classes, in order; ``labels_from``: a csv of labels by study or patient.
+    * ``unlabelled``: findings or outlines of the federation that the source is not labelled with.
     * ``seed``: of the split, where the source has none.
     * ``take``: the format of a csv, and its columns of texts, numbers and patients.
     * ``recipe``: how to read a table, instead of the above; ``pictures``: how to read pictures and scans; ``as_gaps``:
@@ -84,6 +85,7 @@ class ImportOptions(ReadOptions):
     label: str | Names | None = None
     labels: Sequence[str] = ()
     labels_from: str | Path | None = None
+    unlabelled: Names = ()
     seed: int = 42
     survival: tuple[str, str] | None = None
     task: str = "auto"

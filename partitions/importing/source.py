@@ -135,6 +135,10 @@ def import_source(
         people = len(np.unique(number_patients(listing.rows)))
         if recipe and (not listing.labelled or people < FEWEST_DIVIDED):
             options.problems.refuse(source)
+            if options.unlabelled:
+                raise DataError(
+                    f"{source}: --unlabelled is of samples to train on, and these are for prediction"
+                )
             return import_whole(out, *with_binary_masks(listing, options), recipe)
         collected = collect(source, listing, options)
     notes = (*write_collected(out, collected), *options.faults.notes)

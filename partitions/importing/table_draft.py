@@ -156,6 +156,11 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     Raises DataError, one line.
     """
     take, shared = options.take, parse_shared(schema)
+    lacking = options.unlabelled
+    labels = tuple(name for name in schema.labels if name not in lacking)
+    shared = shared.model_copy(
+        update={"label": tuple(name for name in shared.label if name not in lacking)}
+    )
     lines = read_lines(path, take.separator, take.encoding, take.gaps)
     header = lines.header
     likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
@@ -163,7 +168,7 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
     gaps = find_gaps(lines, [name for name in header if name != patient], take)
     split = "split" if "split" in header else ""
     roles = {"patient": patient, "split": split, "seed": options.seed}
-    recipe = recipe_for(lines, shared, schema.labels, mapped, take, gaps, **roles)
+    recipe = recipe_for(lines, shared, labels, mapped, take, gaps, **roles)
     taken = {
         column.name: column.origin
         for column in recipe.used

@@ -20,6 +20,7 @@ from partitions.importing.tables import read_lines
 from partitions.labels import (
     MOST_CLASSES,
     ONE_CLASS,
+    SEVERAL_LABELS,
     VOID,
     Fault,
     check_masks,
@@ -109,6 +110,28 @@ def read_answers(
     except Fault as fault:
         raise DataError(f"{', '.join(columns)}: {fault.detail}; {fault.fix}") from None
     return Answers(y, tuple(columns), len(columns), presence(task, y, len(columns)))
+
+
+def add_unlabelled(answers: Answers, unlabelled: Names, task: str) -> Answers:
+    """Return the answers with labels that no sample is labelled with. Raises DataError where the task has none."""
+    if not unlabelled:
+        return answers
+    names, more = answers.names, tuple(n for n in unlabelled if n not in answers.names)
+    if task not in SEVERAL_LABELS or not names:
+        raise DataError(
+            f"--unlabelled {','.join(unlabelled)}: it is of findings and of outlines, and all others need names "
+            "(--label, --labels)"
+        )
+    y, present = answers.y, answers.present
+    for name in set(unlabelled) & {*names}:
+        if task == "multilabel" or (
+            present is not None and present[:, names.index(name)].any()
+        ):
+            raise DataError(f"--unlabelled {name}: samples are labelled with it")
+    if task == "multilabel":
+        y = np.hstack([y, np.full((len(y), len(more)), -1, y.dtype)])
+    outputs = len(names) + len(more)
+    return Answers(y, (*names, *more), outputs, present)
 
 
 def read_masks(

@@ -28,13 +28,14 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.memory import is_out_of_memory
 from partitions.common.own_code import NAME, by_entry_point, code_sum, load_function, put_back
+from partitions.schema import tidy
 from partitions.splits import Array, Arrays, Shape
 from partitions.stored import OnDisk
 
 GROUP = "silofl.datasets"  # of entry points
 PARTS = ("train", "val", "test")
 INDEX = ("label", "patient", "subgroup", "digest")
-ABOUT = ("task", "classes", "label_names", "cohort")  # beside the splits
+ABOUT = ("task", "classes", "label_names", "unlabelled", "cohort")  # beside the splits
 KINDS = (np.uint8, np.int16, np.float16, np.float32)
 IMAGE, LABEL = "image", "label"
 
@@ -66,6 +67,7 @@ class OwnPart:
     count: int
     shape: Shape = ()  # of a sample in the stored form
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
+    unlabelled: Sequence[int] = ()  # classes that no mask has
     last: tuple[Any, Any] = (None, None)
 
     def fault(self, what: str, error: BaseException | None = None, row: int = -1) -> OwnFault:
@@ -112,6 +114,8 @@ class OwnPart:
             raise self.fault(
                 "has a mask of another size, or with values that are no classes", row=row
             )
+        if labels is None and self.unlabelled and np.isin(y, self.unlabelled).any():
+            raise self.fault("has a mask with a class that is unlabelled", row=row)
         if labels is not None and not np.array_equal(y, labels[row].astype(np.float32).ravel()):
             raise self.fault("has a sample with another label than its index", row=row)
         return x, y
@@ -236,8 +240,11 @@ def open_own(name: str) -> OwnDataset:
     }
     about = {key: returned[key] for key in ABOUT if key in returned}
     first, _ = parts["train"].sample(0, None)
+    names = [tidy(str(label)) for label in about.get("label_names", ())]
+    lacking = [tidy(str(label)) for label in about.get("unlabelled", ())]
     for part in parts.values():
         part.shape, part.dtype = first.shape, first.dtype
+        part.unlabelled = [names.index(label) for label in lacking if label in names]
     return OwnDataset(name, parts, about, code_sum(function))
 
 

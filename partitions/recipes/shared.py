@@ -167,7 +167,7 @@ def recipe_for(
             changed |= {"format": form, "latest": latest_of(form), "since": since}
         columns.append(column.model_copy(update=changed))
     values = {}
-    if len(shared.label) == 1 and labels:
+    if len(shared.label) == 1 and labels and shared.task != "multilabel":
         name = shared.label[0]
         values = codes_of(name, sources[name], cells[name], labels, mapped, False)
     used = {*sources.values(), *roles.values()}

@@ -7,7 +7,7 @@ the checks that every silo has samples for training and testing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -197,6 +197,10 @@ def group_units(dataset: Dataset, patients: list[Array] | None) -> dict[str, Arr
 def check_fits(dataset: Dataset, name: str) -> None:
     """Raise DataError where a partition needs classes that the samples do not have, or would divide patients."""
     entry = PARTITIONS[name]
+    if dataset.unlabelled and name != "natural":
+        raise DataError(
+            f"partition = {name} mixes the hospitals of {dataset.name}, which label different things: take natural"
+        )
     if entry.by_class and dataset.task not in ONE_CLASS:
         others = " or ".join(n for n, p in PARTITIONS.items() if not p.by_class)
         raise DataError(
@@ -234,7 +238,9 @@ def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
         classes=dataset.classes,
         task=dataset.task,
         vocabulary=dataset.vocabulary,
-        schema=dataset.schema,
+        schema=replace(dataset.schema, unlabelled=dataset.unlabelled[indices.origin])
+        if dataset.unlabelled
+        else dataset.schema,
         recipe=dataset.recipes.get(indices.origin, dataset.recipe),
     )
 

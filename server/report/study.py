@@ -124,6 +124,11 @@ class StudyResults:
         return sorted({name for r in self.runs for name in r["silos"]})
 
     @cached_property
+    def unlabelled(self) -> dict[str, list[str]]:
+        """The hospitals that do not label a finding or an outline, by its name."""
+        return {k: v for run in self.runs for k, v in run.get("unlabelled", {}).items()}
+
+    @cached_property
     def planned(self) -> list[tuple[str, int]]:
         """Every (strategy, seed) of the configuration."""
         names = split_names(self.config.get("strategy", ""))

@@ -21,11 +21,13 @@ from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
 from partitions.common.adding import added
+from partitions.schema import read_schema
 from server.results.history import History, Row, joined_in, mean, spent_by_silo
 from server.results.reading import read_summary
 from server.results.run_directory import RunDirectory
 from strategies import strategies
 from strategies.base.transport.data_summary import sample_weights
+from strategies.base.transport.reporting import SCHEMA
 
 SiloValues = Mapping[str, float]
 Values = dict[int, dict[str, float]]  # round -> silo -> value
@@ -110,6 +112,8 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "silos": names,
         # Late: silo -> first round
         **({"joined": joined} if (joined := joined_in(rows)) else {}),
+        # Label -> silos that do not label it, whose scores leave it out
+        **({"unlabelled": lacking} if (lacking := unlabelled_in(run)) else {}),
         "reports": snapshot,
         "task": task.name,
         "score": task.score,
@@ -136,6 +140,15 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "bytes_up": run.total_bytes["up"],
         "seconds": dict(run.seconds),
     }
+
+
+def unlabelled_in(run: FinishedRun) -> dict[str, list[str]]:
+    """Return for each label that some silos do not have their names, sorted."""
+    lacking = dict[str, list[str]]()
+    for name, summary in sorted(run.silos.items()):
+        for label in read_schema(summary.get(SCHEMA, "")).unlabelled:
+            lacking.setdefault(label, []).append(name)
+    return lacking
 
 
 def _evidence(evidence: Evidence) -> dict[str, Any]:

@@ -85,6 +85,15 @@ def _note_mapped(summaries: Summaries, spec: DataSpec, reporter: Reporter) -> No
         if (moves := find_moved(schema, agreed))
     )
     reporter.note_reasons(moved)
+    lacking = {name: schema.unlabelled for name, schema in schemas.items() if schema.unlabelled}
+    reporter.note_reasons(
+        (name, f"{name} does not label {few(labels, 8)}: its losses and scores leave that out")
+        for name, labels in lacking.items()
+    )
+    if len(lacking) == len(schemas):
+        nowhere = set.intersection(*map(set, lacking.values()))
+        if nowhere:
+            reporter.note(f"no hospital labels {few(sorted(nowhere), 8)}: nothing trains it")
     for what in ("features", "labels"):
         silent = [
             name

@@ -28,6 +28,7 @@ from partitions.schema import (
     majority,
     order_of,
     parse_schema,
+    parse_shared_schema,
     read_schema,
 )
 from strategies.base.transport.reporting import (
@@ -116,7 +117,7 @@ def read_agreed(text: str) -> dict[str, Any]:
 def check_schema(stated: Mapping[str, Any]) -> None:
     """Raise UserError if the agreed schema is invalid, or its numbers of columns or labels differ from the agreed."""
     try:
-        schema = parse_schema(stated[SCHEMA])
+        schema = parse_shared_schema(stated[SCHEMA])
     except ValueError as error:
         raise UserError(f"agreed: schema: {error}") from None
     if schema.labels and stated.get("classes", len(schema.labels)) != len(schema.labels):

@@ -5,13 +5,15 @@ gRPC.
 from __future__ import annotations
 
 import pytest
-from hospitals import MADE, NAMES, NETWORKS, hospital_files
+from hospitals import LABELS as NAMED
+from hospitals import MADE, NAMES, NETWORKS, hospital_files, partly_labelled
 from schemas import COLUMNS, LABELS, PERMUTED, save
 from tiny import PLAIN, federate, random_silos
 from trio import bring_up, rows
 
 from client.protocol.launch import FLOWER
 from server.deploy import local, submit
+from server.results.reading import read_summary
 
 pytestmark = pytest.mark.deployed
 
@@ -39,12 +41,23 @@ def folder(tmp_path_factory):
         local.down("tasks")
 
 
-# In process: test_every_task.py; over gRPC: the next test, and test_deployed.py
+# In process: test_every_task.py; over gRPC: the next tests, and test_deployed.py
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("task", ["balls", "stays", *MADE])
 def test_deployed_and_in_process_are_the_same(folder, tmp_path, task):
     """Of "balls" masks of volumes, which move with their pictures."""
-    files = hospital_files(folder, task)
+    compare(hospital_files(folder, task), task, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("task", NAMED)
+def test_a_hospital_without_a_label_deployed(folder, tmp_path, task):
+    compare(partly_labelled(folder, task), task, tmp_path)
+    (run,) = read_summary(tmp_path / "there" / "summary.json")["runs"]
+    assert run["unlabelled"] == {NAMED[task][2]: ["south"]}
+
+
+def compare(files, task, tmp_path):
     run = {
         "strategy": "fedala",
         "rounds": 2,
