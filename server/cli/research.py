@@ -25,6 +25,7 @@ from server.cli.options import (
     OF_SEVERAL,
     RUN_OPTIONS,
     SPLIT_OPTIONS,
+    assignments,
     connection_of,
     run_values,
 )
@@ -40,12 +41,18 @@ down, up: the numbers that a silo receives and sends in a round. Σ: of the whol
 Σ_bn: of its batch normalisation; C: classes; K: inputs of the last layer; M: other silos' models; d, k, p: settings.
 reports: whose scores the report has: of the model that a silo received, or of its own, the personal one.
 """
+EVIDENCE = """\
+Evidence: mean scores of docs/reference-table.csv on all its data sets, in points. A few points are chance.
+"""
 
 
 def list_strategies(args: argparse.Namespace) -> None:
     from partitions.common.settings import keys_of
     from strategies import strategies
 
+    if args.study or args.set or args.sums or args.dp:
+        list_choices(args)
+        return
     rows = [
         {
             "name": name,
@@ -78,6 +85,33 @@ def list_strategies(args: argparse.Namespace) -> None:
         for key, f in keys_of(s.Settings, name).items():
             symbol = f"{f.metadata['symbol']}, " if f.metadata["symbol"] else ""
             print(f"    {key} = {f.default!r}  ({symbol}{f.metadata['help']})")
+
+
+def list_choices(args: argparse.Namespace) -> None:
+    """Print the methods that can run in a study or with settings, and why the others cannot."""
+    from client.studies import read_study
+    from server.planning.choice import choices, choices_in
+
+    settings = assignments(args.set)
+    settings |= {"secure-aggregation": True} if args.sums else {}
+    settings |= {"dp": True} if args.dp else {}
+    if args.study and settings:
+        raise UserError(f"--for {args.study}: the study has the settings; leave out the others")
+    rows = choices_in(read_study(args.study)[1]) if args.study else choices(settings)
+    if args.json:
+        print(json.dumps(rows, indent=1))
+        return
+    print(LEGEND + EVIDENCE)
+    for row in rows:
+        if not row["refused"]:
+            down, up = row["sends"].values()
+            mark = "" if row.get("listed", True) else "; the study does not list it"
+            print(f"{row['name']:18}{row['title']}; down {down}, up {up}{mark}")
+            print(f"{'':18}{row['evidence']}")
+    if refused := [row for row in rows if row["refused"]]:
+        print("\nThese cannot run:")
+    for row in refused:
+        print(f"{row['name']:18}{row['refused']}")
 
 
 def simulate_command(args: argparse.Namespace) -> None:
@@ -212,8 +246,25 @@ COMMANDS = (
         "strategies",
         "list the methods",
         list_strategies,
-        (flag("--json", "as JSON, with their settings"),),
-        examples=("silofl strategies", "silofl strategies --json"),
+        (
+            flag("--json", "as JSON, with their settings"),
+            file_option(
+                "--for",
+                "STUDY.toml",
+                "those that can run in this study, with what the reference table has of them",
+                dest="study",
+            ),
+            flag("--sums", "those that can run with secure-aggregation = true"),
+            flag("--dp", "those that can run with differential privacy"),
+            pairs(
+                "--set", "KEY=VALUE", "those that can run with this, for example task=survival"
+            ),
+        ),
+        examples=(
+            "silofl strategies",
+            "silofl strategies --for study.toml",
+            "silofl strategies --sums --set task=survival",
+        ),
     ),
     Command(
         "simulate",

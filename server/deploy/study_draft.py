@@ -216,8 +216,15 @@ def check_study(text: str, path: str) -> StudyProtocol:
             f'needs at least {least}, each as NAME = "SHA256:..." of its key (silofl study new --peer)'
         )
     for method in study.methods:
-        for run in corners(study, method):
-            allowed = {*relevant(study), *study.settings, "strategy"}
-            run |= {"silos": len(study.peers) or run["silos"]}
-            parse_settings({key: value for key, value in run.items() if key in allowed})
+        check_method(study, method)
     return study
+
+
+def check_method(study: StudyProtocol, method: str) -> list[RunSettings]:
+    """Return the runs of a method with the minimum and maximum of every setting. Raises UserError."""
+    allowed = {*relevant(study), *study.settings, "strategy"}
+    silos = {"silos": len(study.peers)} if study.peers else {}
+    return [
+        parse_settings({k: v for k, v in {**run, **silos}.items() if k in allowed})
+        for run in corners(study, method)
+    ]
