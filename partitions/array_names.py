@@ -11,13 +11,14 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import Names, nearest
 from partitions.inputs import GAP_NAMES
-from partitions.labels import SEVERAL_LABELS, Fault, values_seen
+from partitions.labels import Fault, values_seen
 from partitions.patients import PATIENT_NAMES, SUBGROUP_NAMES
 from partitions.recipes.pictures import read_any
 from partitions.schema import Feature, Schema, tidy
 from partitions.splits import Array, Arrays, tables_of
 from partitions.stored import OnDisk
 
+SEVERAL_LABELS = ("multilabel", "segmentation")  # tasks of which a hospital may lack labels
 SPLITS = ("train", "val", "test")
 LONGEST_COHORT = 100  # characters
 
@@ -159,6 +160,12 @@ def read_names(arrays: Arrays, key: str, count: int | None) -> Names:
     return tuple(tidy(str(name)) for name in names)
 
 
+def read_label_names(arrays: Arrays, task: str, count: int) -> Names:
+    """Read the names of ``count`` labels, if the file has them; a time has none. Raises Fault."""
+    names = read_names(arrays, "label_names", count)
+    return () if task == "survival" else names
+
+
 def read_unlabelled(arrays: Arrays, task: str, labels: Names, ys: Mapping[str, Any]) -> Names:
     """Read which of the ``labels`` the hospital's samples are not labelled with. Raises Fault where one is."""
     if not (names := read_names(arrays, "unlabelled", None)):
@@ -172,7 +179,7 @@ def read_unlabelled(arrays: Arrays, task: str, labels: Names, ys: Mapping[str, A
     if strange := [name for name in names if name not in labels[outlines:]]:
         raise Fault(
             f"has {strange[0][:40]!r} unlabelled, which is no name in label_names{' after the background' * outlines}",
-            "label_names has every label of the federation, unlabelled those of them that nobody here looked for",
+            "label_names has every label of the federation, unlabelled those that no sample here can have",
         )
     if len(set(names)) == len(labels) - outlines:
         raise Fault("has all labels unlabelled", "one at least must be labelled to train")

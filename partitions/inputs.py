@@ -37,7 +37,7 @@ from partitions.labels import (
     keys_by_part,
     names_by_part,
 )
-from partitions.schema import Schema, few, order_of
+from partitions.schema import Schema, few
 from partitions.splits import Array, Arrays, SiloData, Split, inputs_of, tables_of
 from partitions.stored import CHECKED, OnDisk, in_batches, together
 
@@ -256,6 +256,23 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
     return replace(
         data, train=parts[0], val=parts[1], test=parts[2], classes=classes, schema=schema
     )
+
+
+def order_of(names: Sequence[str], agreed: Sequence[str]) -> list[int]:
+    """Return for each agreed name its index in ``names``; empty for the same order, or where one side has no names.
+
+    Raises DataError where a name is missing.
+    """
+    if not names or not agreed or tuple(names) == tuple(agreed):
+        return []
+    place = {name: i for i, name in enumerate(names)}
+    if set(place) != set(agreed):
+        foreign, missing = (
+            few([name for name in a if name not in set(b)])
+            for a, b in ((names, agreed), (agreed, names))
+        )
+        raise DataError(f"it has {foreign or 'nothing'} where {missing or 'nothing'} is wanted")
+    return [place[name] for name in agreed]
 
 
 def numbers_of(labels: Sequence[str], agreed: Sequence[str]) -> list[int]:

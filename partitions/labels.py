@@ -34,8 +34,6 @@ from partitions.stored import OnDisk, in_batches
 
 TASKS = ("multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation")
 ONE_CLASS = ("multiclass", "ordinal")  # every sample has one class
-# Tasks of several labels, some of which a hospital may not label
-SEVERAL_LABELS = ("multilabel", "segmentation")
 MOST_CLASSES = 100_000  # a larger label is refused as a mistake
 MOST_PRESENT = 100  # classes; of more, none is looked for in each part
 VOID = 255  # the label of an ignored pixel of a mask

@@ -40,15 +40,8 @@ SHOWN = 2  # names that a message quotes
 MEND_SCHEMA = "a schema has features, labels, dtype, inputs and table (docs/inputs.md)"
 # Settings with which inputs were made (`recipes/pictures.py`, `recipes/recipe.py`)
 SETTINGS = (
-    "window",
-    "spacing",
-    "orientation",
-    "size",
-    "slices",
-    "rate",
-    "channels",
-    "units",
-    "tokens",
+    *("window", "spacing", "orientation", "size", "slices"),
+    *("rate", "channels", "units", "tokens"),
 )
 
 
@@ -403,20 +396,3 @@ def find_moved(schema: Schema, agreed: Schema) -> list[str]:
         for what, (names, known) in pairs.items()
         if names and known and names != known[: len(names)]
     ]
-
-
-def order_of(names: Sequence[str], agreed: Sequence[str]) -> list[int]:
-    """Return for each agreed name its index in ``names``; empty for the same order, or where one side has no names.
-
-    Raises DataError where a name is missing.
-    """
-    if not names or not agreed or tuple(names) == tuple(agreed):
-        return []
-    place = {name: i for i, name in enumerate(names)}
-    if set(place) != set(agreed):
-        foreign, missing = (
-            few([name for name in a if name not in set(b)])
-            for a, b in ((names, agreed), (agreed, names))
-        )
-        raise DataError(f"it has {foreign or 'nothing'} where {missing or 'nothing'} is wanted")
-    return [place[name] for name in agreed]

@@ -43,7 +43,7 @@ from partitions.array_names import (
     make_schema,
     read_cohort,
     read_features,
-    read_names,
+    read_label_names,
     read_stored_recipe,
     read_unlabelled,
     sort_names,
@@ -312,7 +312,7 @@ def examine(path: Path, wanted: str = "auto") -> tuple[list[Check], Contents | N
         survival = arrays.keys() != stored.keys()
         task, ys = read_targets(raw, xs, arrays, wanted, survival=survival)
         classes = read_count(task, arrays, ys)
-        labels = read_names(arrays, "label_names", classes)
+        labels = read_label_names(arrays, task, classes)
         checks.append(Check(name, True, describe_labels(task, ys, classes)))
         name = "patients"
         patients = read_patients(arrays, ys)
@@ -324,9 +324,8 @@ def examine(path: Path, wanted: str = "auto") -> tuple[list[Check], Contents | N
         checks += [Check(name, True, describe_subgroups(groups))] if groups else []
         name = "schema"
         recipe = read_stored_recipe(arrays, features)
-        labels = () if task == "survival" else labels
-        unlabelled = read_unlabelled(arrays, task, labels, ys)
-        schema = make_schema(features, labels, dtype_of(first), recipe, unlabelled)
+        lacking = read_unlabelled(arrays, task, labels, ys)
+        schema = make_schema(features, labels, dtype_of(first), recipe, lacking)
         checks.append(Check(name, True, str(schema)))
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))

@@ -258,7 +258,7 @@ COMMANDS = (
             option(
                 "--unlabelled",
                 "A,B...",
-                "findings or outlines of the federation that nobody looked for here: they are trained elsewhere",
+                "findings or outlines of the federation that this source is not labelled with",
             ),
             option("--seed", "S", "seed of the split", type=int, default=42),
             flag("--overwrite", "replace FILE.npz, and with it who is for testing"),

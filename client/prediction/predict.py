@@ -28,10 +28,10 @@ from models.training import predict as logits_of
 from partitions.common.errors import DataError, UserError
 from partitions.importing.readers.volumes.volume import check_writable, write_masks
 from partitions.importing.source import reading
-from partitions.inputs import reorder_columns
+from partitions.inputs import order_of, reorder_columns
 from partitions.labels import ONE_CLASS
 from partitions.npz import write_npz
-from partitions.schema import Schema, difference, few, find_moved, order_of
+from partitions.schema import Schema, difference, few, find_moved
 from partitions.splits import Array, dtype_of, input_shape
 
 

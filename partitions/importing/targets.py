@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from partitions.array_names import SEVERAL_LABELS
 from partitions.common.errors import DataError
 from partitions.common.names import Names, plain_text, unknown_name
 from partitions.importing.options import Take
@@ -20,7 +21,6 @@ from partitions.importing.tables import read_lines
 from partitions.labels import (
     MOST_CLASSES,
     ONE_CLASS,
-    SEVERAL_LABELS,
     VOID,
     Fault,
     check_masks,

@@ -110,10 +110,8 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "rounds": run.rounds,
         "stopped": None if run.stopped is None else dict(run.stopped),
         "silos": names,
-        # Late: silo -> first round
         **({"joined": joined} if (joined := joined_in(rows)) else {}),
-        # Label -> silos that do not label it, whose scores leave it out
-        **({"unlabelled": lacking} if (lacking := unlabelled_in(run)) else {}),
+        **unlabelled_in(run),
         "reports": snapshot,
         "task": task.name,
         "score": task.score,
@@ -142,13 +140,13 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     }
 
 
-def unlabelled_in(run: FinishedRun) -> dict[str, list[str]]:
-    """Return for each label that some silos do not have their names, sorted."""
+def unlabelled_in(run: FinishedRun) -> dict[str, dict[str, list[str]]]:
+    """Return ``unlabelled``: each label with the silos that lack it, whose scores leave it out; empty for none."""
     lacking = dict[str, list[str]]()
     for name, summary in sorted(run.silos.items()):
         for label in read_schema(summary.get(SCHEMA, "")).unlabelled:
             lacking.setdefault(label, []).append(name)
-    return lacking
+    return {"unlabelled": lacking} if lacking else {}
 
 
 def _evidence(evidence: Evidence) -> dict[str, Any]:

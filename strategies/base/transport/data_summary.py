@@ -20,13 +20,13 @@ import torch
 from models.shapes import Shape, columns, read_shape, write_shape
 from partitions.common.errors import UserError
 from partitions.common.parsed import parse_json, shorten
+from partitions.inputs import order_of
 from partitions.labels import MOST_CLASSES, ONE_CLASS, TASKS
 from partitions.schema import (
     NO_SCHEMA,
     Schema,
     difference,
     majority,
-    order_of,
     parse_schema,
     parse_shared_schema,
     read_schema,
