@@ -5,6 +5,7 @@ earlier message's app did. The app's reply is parsed, never executed, and passes
 """
 
 import compileall
+import re
 import secrets
 import shutil
 import sys
@@ -110,8 +111,9 @@ def unpack_app(content: bytes, digest: str) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=apps))
     unpacked = install_app(content, temporary)
     print(f"app {unpacked.name}, SHA-256 {digest}")
-    # Once: processes with PYTHONDONTWRITEBYTECODE would repeat it
-    compileall.compile_dir(unpacked, quiet=2)
+    # Once: processes with PYTHONDONTWRITEBYTECODE would repeat it; a silo imports nothing of the server's half
+    server_half = re.compile(re.escape(f"{unpacked}/server/"))
+    compileall.compile_dir(unpacked, quiet=2, rx=server_half)
     (unpacked / ".sha256").write_text(digest)
     final = apps / unpacked.name
     shutil.rmtree(final, ignore_errors=True)

@@ -1,9 +1,9 @@
 """The process that runs the app for all messages of one run, and keeps data, network and state in memory.
 
 It is forked from the template process (`template.py`), which has run no app, and loads one build of one app. Its
-SuperNode (`worker.py`) asks it over a socket, one message at a time, and ends it when another run or build comes, when
-a message's time to live is over, after an error, or without a message for some minutes. If the SuperNode ends, so does
-this process.
+SuperNode (`worker.py`) asks it over a socket, one message at a time, and ends it where memory is short, when a
+message's time to live is over, after an error, or without a message for some minutes. If the SuperNode ends, so does
+this process. Another run or build has a process of its own.
 
 Message and answer, with their models, are in memory that both processes share (`memfd`). Over the socket go file
 descriptors and status bytes. The app is the consortium's code: nothing that this process sends is trusted

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...flower.contents import config_of
 from ...protocol.launch import flower_home, template_command, template_pid
@@ -30,6 +30,7 @@ TEMPLATE_MINUTES = (
 )
 AFTER_LAST_SECONDS = 30.0  # without a message after one of a run's last round
 READY_SECONDS = 120.0  # for a template process to start, and for its fork
+MOST_KEPT = 4  # runs whose process stays
 SHORT_OF_MEMORY = 0.1  # available share of the machine's or the container's memory
 TOO_LATE = "ClientApp was still running at the end of the message's time to live"
 
@@ -73,13 +74,20 @@ class Worker:
             raise WorkerEndedError(how_it_ended(sign))
 
 
+class Kept(NamedTuple):
+    """A process between two messages, since when it waits, and for how many seconds at most."""
+
+    worker: Worker
+    since: float
+    limit: float
+
+
 class Workers:
-    """This silo's app's process: at most one, of one run and build."""
+    """This silo's app's processes: one of each run and build, the one that answered last at the end."""
 
     def __init__(self) -> None:
-        self.worker: Worker | None = None
-        self.key: object = None  # run, node and build
-        self.idle_since, self.idle_limit = time.monotonic(), 0.0
+        self.kept: dict[object, Kept] = {}  # by run, node and build
+        self.last = time.monotonic()  # of the messages
         self.template: subprocess.Popen[bytes] | None = None
 
     def ask(self, head: dict[str, Any], message: Any, context: Any) -> Any:
@@ -90,42 +98,56 @@ class Workers:
         """
         # From here: the server's clock may differ, never too early
         ends = time.monotonic() + message.metadata.ttl
-        key = (context.run_id, context.node_id, head["fab"])
-        kept = False
+        key = (context.run_id, context.node_id, *head["fab"])
+        worker, limit = self._take(key) or self._start(), 0.0
+        self.kept[key] = Kept(worker, time.monotonic(), limit)
         try:
-            if self.worker is None or self.key != key or self.worker.has_ended():
-                self.end()
-                self.worker, self.key = self._start(), key
             with shared_memory() as answer:
                 with shared_memory() as question:
                     write_question(question, head, message, context)
-                    self.worker.exchange(question, answer, max(0.0, ends - time.monotonic()))
+                    worker.exchange(question, answer, max(0.0, ends - time.monotonic()))
                 reply = read_answer(answer, message, context)
-            self.idle_limit = min(
-                AFTER_LAST_SECONDS if is_last(message, context) else 1e9, idle_seconds()
-            )
-            kept = self.idle_limit > 0 and not reply.has_error()
+            if not reply.has_error():
+                last = AFTER_LAST_SECONDS if is_last(message, context) else 1e9
+                limit = min(last, idle_seconds())
             return reply
         finally:
-            self.idle_since = time.monotonic()
-            if not kept:
-                self.end()
+            self.last = time.monotonic()
+            self.kept[key] = Kept(worker, self.last, limit)
+            if not limit:
+                self.kept.pop(key).worker.end()
+
+    def _take(self, key: object) -> Worker | None:
+        """Return the process of a run; None if there is none. For a new one others make room in memory."""
+        if (kept := self.kept.pop(key, None)) and not kept.worker.has_ended():
+            return kept.worker
+        if kept:
+            kept.worker.end()
+        self._make_room(MOST_KEPT - 1)
+        return None
+
+    def _make_room(self, most: int) -> None:
+        """End processes, the longest unused first, while there are more than these, or memory is short."""
+        for key in [*self.kept]:
+            if len(self.kept) > most or available_share() < SHORT_OF_MEMORY:
+                self.kept.pop(key).worker.end()
 
     def end(self) -> None:
-        """End the process, if there is one."""
-        if self.worker is not None:
-            self.worker.end()
-        self.worker = None
+        """End all processes."""
+        self._make_room(0)
 
     def tidy(self) -> None:
-        """End a process that has had no message for long, or where memory is short; start the first template.
+        """End processes that have had no message for long, or where memory is short; start the first template.
 
         The template of this silo ends later, and starts again with the next message.
         """
-        idle = time.monotonic() - self.idle_since
-        if self.worker and (idle > self.idle_limit or available_share() < SHORT_OF_MEMORY):
-            self.end()
+        now = time.monotonic()
+        for key, kept in [*self.kept.items()]:
+            if now - kept.since > kept.limit:
+                self.kept.pop(key).worker.end()
+        self._make_room(MOST_KEPT)
         if self.template is not None:
+            idle = now - self.last
             if self.template.poll() is None and idle > 60 * TEMPLATE_MINUTES:
                 self.template.terminate()
                 self.template.wait()

@@ -70,6 +70,11 @@ def served_by(silo, app="one", run=ONE):
     return pid
 
 
+def kept(silo):
+    """The processes that stay."""
+    return [entry.worker for entry in silo.workers.kept.values()]
+
+
 def told(err):
     """The lines of a silo's log, without Flower's own."""
     return [line for line in err.splitlines() if "INFO" not in line]
@@ -103,13 +108,26 @@ def test_messages_of_a_run_share_a_process(silo, capfd):
 
 
 @pytest.mark.parametrize(("run", "app"), [(OTHER, "one"), (ONE, "two")])
-def test_another_run_or_another_app_ends_it(silo, run, app):
+def test_another_run_or_another_app_has_a_process_of_its_own(silo, run, app):
+    """Which stays as the first one does: messages of two runs come in turns."""
     first = served_by(silo)
     second = served_by(silo, run=run, app=app)
-    wait_until(lambda: gone(first))
-    assert second != first and second == served_by(silo, run=run, app=app)
-    assert served_by(silo) != second
+    assert second != first
+    assert [served_by(silo), served_by(silo, run=run, app=app)] == [first, second]
+
+
+def test_the_processes_are_few_and_fewer_where_memory_is_short(silo, monkeypatch):
+    """The one that was used last stays longest."""
+    monkeypatch.setattr(worker, "MOST_KEPT", 2)
+    first, second = served_by(silo), served_by(silo, run=OTHER)
+    assert served_by(silo) == first
+    third = served_by(silo, app="two")
     wait_until(lambda: gone(second))
+    assert [entry.pid for entry in kept(silo)] == [first, third]
+    monkeypatch.setattr(worker, "available_share", lambda: 0.05)
+    fourth = served_by(silo, run=OTHER)
+    wait_until(lambda: gone(first) and gone(third))
+    assert [entry.pid for entry in kept(silo)] == [fourth]
 
 
 @pytest.mark.parametrize(
@@ -134,9 +152,8 @@ def test_its_death_costs_one_message(silo, behaviour, reason):
 
 def test_a_process_that_dies_between_two_messages_is_replaced(silo):
     first = served_by(silo)
-    assert silo.workers.worker is not None
     os.kill(first, signal.SIGKILL)
-    wait_until(silo.workers.worker.has_ended)
+    wait_until(kept(silo)[0].has_ended)
     assert served_by(silo) != first
 
 
@@ -158,8 +175,7 @@ def hang(silo, behaviour):
 def test_it_ends_with_its_supernode(silo):
     """Whose end of the connection closes, however the SuperNode dies."""
     thread, pid = hang(silo, "hangs")
-    assert silo.workers.worker is not None
-    silo.workers.worker.connection.shutdown(socket.SHUT_RDWR)
+    kept(silo)[0].connection.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: gone(pid))
     thread.join()
     assert "ended without a reply" in silo.reason()
@@ -249,9 +265,10 @@ def test_a_template_ends_with_the_process_that_started_it(tmp_path):
 def test_it_ends_when_it_has_waited(silo, minutes, idle, ends):
     silo.set(SILOFL_RESIDENT_MINUTES=minutes)
     pid = served_by(silo)
-    silo.workers.idle_since -= idle
+    ((key, entry),) = silo.workers.kept.items()
+    silo.workers.kept[key] = entry._replace(since=entry.since - idle)
     silo.workers.tidy()
-    assert (silo.workers.worker is None) == ends
+    assert (not kept(silo)) == ends
     if ends:
         wait_until(lambda: gone(pid))
 
@@ -269,7 +286,7 @@ def test_it_ends_where_memory_is_short(silo, monkeypatch, share):
     monkeypatch.setattr(worker, "available_share", lambda: share)
     served_by(silo)
     silo.workers.tidy()
-    assert (silo.workers.worker is None) == (share < 0.1)
+    assert (not kept(silo)) == (share < 0.1)
 
 
 @pytest.mark.parametrize("minutes", ["0", "ten"])
@@ -296,7 +313,7 @@ def test_no_other_kind_of_app_is_run(silo):
     """Flower's SuperExec runs whatever a server sends: of other kinds of apps nothing would check pins and policy."""
     silo.store_message(silo.app("one"), kind_of_task=TaskType.AGENT_APP)
     silo.answer_all()
-    assert silo.reason() == "this silo runs no flwr-agentapp" and silo.workers.worker is None
+    assert silo.reason() == "this silo runs no flwr-agentapp" and not kept(silo)
 
 
 # --- what is refused before anything is imported ----------------------------------------------------------
