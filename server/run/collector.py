@@ -85,6 +85,7 @@ class Collector:
             on_disconnect=self._note_disconnected,
             on_transfer=self._report_transfer,
             on_queue=self._note_queued,
+            on_cut=self._note_cut,
             on_reply=self._report_reply,
         )
         by_node = {message.metadata.dst_node_id: message for message in messages}
@@ -135,6 +136,12 @@ class Collector:
 
     def _note_queued(self, node: int) -> None:
         self.reporter.note(f"{self.registration.name_of(node)} is queued at its site")
+
+    def _note_cut(self) -> None:
+        seconds = self.common.round_timeout
+        self.reporter.note(
+            f"no silo is online, so the server's own line may be cut: waits up to round-timeout ({seconds:g} s)"
+        )
 
     def _report_reply(self, node: int, seconds: float) -> None:
         if hasattr(self.grid, "seconds"):  # silos of this process compute one after the other

@@ -2,9 +2,10 @@
 
 A silo may be slow, or disconnect while the others wait. Flower notices a disconnected silo after two missed heartbeats
 (`client/flower/fleet.py`), and its work on the message is lost. Such a silo is treated as silent at once, or
-receives its message again when it is back online (``lost-silo``). After the quorum and half of the silos have answered,
-the others' time limit is a multiple of the median time so far (``straggler-factor``). The time of long transfers and in
-a site's queue (``client/flower/transfers.py``) is not included.
+receives its message again when it is back online (``lost-silo``). If all are gone at once, it is the server's own line:
+then it waits for them, and they receive their messages again, within the round's time limit. After the quorum and half
+of the silos have answered, the others' time limit is a multiple of the median time so far (``straggler-factor``). The
+time of long transfers and in a site's queue (``client/flower/transfers.py``) is not included.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Exchange:
     bytes. ``receipts``: for the silos' audit logs. ``before_pull`` is called before each query for replies.
     ``on_disconnect`` receives a node that disconnects while its reply is awaited, possibly more than once.
     ``on_transfer`` receives the progress of a long reply, and the nodes whose replies are awaited. ``on_queue``
-    receives an awaited node whose work has come into its site's queue. ``on_reply`` receives a node, and the seconds
+    receives an awaited node whose work has come into its site's queue. ``on_cut`` is called when no silo is online any
+    more. ``on_reply`` receives a node, and the seconds
     that its reply took.
     """
 
@@ -79,12 +81,16 @@ class Exchange:
         on_disconnect: Callable[[int], object] = lambda node: None,
         on_transfer: Callable[[str, Collection[int]], object] = lambda line, nodes: None,
         on_queue: Callable[[int], object] = lambda node: None,
+        on_cut: Callable[[], object] = lambda: None,
         on_reply: Callable[[int, float], object] = lambda node, seconds: None,
     ) -> None:
         self.grid, self.policy, self.most = grid, policy, most
         self.receipts = receipts or Receipts()
         self.before_pull, self.on_disconnect = before_pull, on_disconnect
         self.on_transfer, self.on_queue, self.on_reply = on_transfer, on_queue, on_reply
+        self.on_cut = on_cut
+        # Whether no silo was online at some time, and at the last query
+        self.cut = self.is_cut = False
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
         self.waiting: set[str] = set()  # ids of those that may still be answered
         self.lost: dict[int, Message] = {}  # node -> the error that stands for its lost reply
@@ -131,13 +137,12 @@ class Exchange:
                     took += [] if answered.has_error() else [seconds]
                     self.on_reply(answered.metadata.src_node_id, seconds)
             now = time.monotonic()
-            self.limit = min(
-                self.policy.timeout,
-                self.policy.limit(len(messages), took) + self._longest_move(),
-            )
+            within = self.policy.limit(len(messages), took) + self._longest_move()
+            self.limit = self.policy.timeout if self.cut else min(self.policy.timeout, within)
             if now - started > self.limit:
                 break
-            if now - looked > PRESENCE_SECONDS:
+            ends = not self._awaits() and bool(self.lost)
+            if now - looked > PRESENCE_SECONDS or ends:
                 looked, online = now, self._check_presence(online)
             pause = POLL_SECONDS[0] if arrived else min(pause * 1.5, POLL_SECONDS[1])
             if self._awaits():
@@ -172,7 +177,12 @@ class Exchange:
 
     def _awaits(self) -> bool:
         """Return whether a reply may still come."""
-        return bool(self.waiting or (self.policy.resend and self.lost))
+        return bool(self.waiting or (self._resends and self.lost))
+
+    @property
+    def _resends(self) -> bool:
+        """Whether lost silos are sent their messages again."""
+        return self.policy.resend or self.cut
 
     def _longest_move(self) -> float:
         """Return the longest time that an awaited node spent in transfers and queues; it extends the limit."""
@@ -201,7 +211,7 @@ class Exchange:
         self.waiting.discard(name)
         if is_error(reply, *UNREACHABLE):
             self.on_disconnect(node)
-            if self.policy.resend and node in self.online and node not in self.resent:
+            if node in self.online and (self.cut or node not in self.resent):
                 self.lost[node] = reply
                 return None
         # Both ids of a message that was sent twice
@@ -238,18 +248,25 @@ class Exchange:
         middle of its reply, and Flower still waits for the rest.
         """
         online = self._activations()
+        nodes = {message.metadata.dst_node_id for message in self.sent.values()}
+        was_cut = self.is_cut
+        self.is_cut = bool(nodes & self.online) and not nodes & online.keys()
+        if self.is_cut and not was_cut:
+            self.cut = True
+            self.resent.clear()
+            self.on_cut()
         offline = before.keys() - online.keys()
         for name, node in sorted(self._awaited().items()):
             if node in offline & self.offline:
                 self.on_disconnect(node)
             if before.get(node) and online.get(node, before[node]) != before[node]:
                 self.on_disconnect(node)
-                if not self.policy.resend:
+                if not self._resends:
                     self.waiting.discard(name)
                 lost = "it was gone for a while, and what it was at is lost"
                 self.lost.setdefault(node, refuse(self.sent[name], lost, GONE))
         self.offline = offline
-        if self.policy.resend:
+        if self._resends:
             back = [node for node in self.lost if node in online and node not in self.resent]
             self.resent |= set(back)
             originals = {

@@ -101,7 +101,9 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def start_run(settings: dict[str, Any], out: Path) -> threading.Thread:
-    follower = threading.Thread(target=lambda: submit.run({**settings, "out": str(out)}))
+def start_run(settings: dict[str, Any], out: Path, **words: Any) -> threading.Thread:
+    follower = threading.Thread(
+        target=lambda: submit.run({**settings, "out": str(out)}, **words)
+    )
     follower.start()
     return follower

@@ -239,9 +239,9 @@ class Rounds:
         300.0, "seconds that a silo has at least, however fast the others are", minimum=0
     )
     lost_silo: str = setting(
-        "go-on",
-        "a silo that goes away in a round: go on without it as soon as that is known, or wait for it and send it its "
-        "message once more",
+        "resend",
+        "a silo that goes away in a round: wait for it, as for a straggler, and send it its message once more; or go "
+        "on without it as soon as that is known",
         choices=("go-on", "resend"),
     )
 

@@ -218,6 +218,54 @@ def test_a_silo_that_goes_away(away, policy, answered, said, until, monkeypatch)
     assert network.now == pytest.approx(until, abs=3 if until > 100 else 1)
 
 
+@pytest.mark.parametrize("resend", [True, False])
+def test_a_line_that_breaks_for_all_costs_nothing(resend, monkeypatch):
+    """All silos are gone at once, twice in a round: it is the server's line, and each gets its message again.
+
+    A straggler's limit, 60 s here, does not end the round meanwhile: silo 1 has replied after 10 s, 2 and 3 after the
+    first cut.
+    """
+
+    class Cut(SilentNetwork):
+        def is_here(self, node):
+            return not (20 <= self.now < 200 or 220 <= self.now < 300)
+
+        def get_nodes(self):
+            for node in self.get_node_ids():
+                since = str(sum(self.now >= end for end in (200, 300)))
+                yield NodeInfo(node_id=node, last_activated_at=since, heartbeat_interval=12.0)
+
+        def pull_messages(self, message_ids):
+            for name in message_ids:
+                message, pushed = self.sent[name]
+                done = pushed + self.takes[message.metadata.dst_node_id]
+                lost = any(pushed <= gone < done for gone in (20, 220))
+                if not self.is_here(0) or (self.now >= done and not lost):
+                    message.metadata.__dict__["_message_id"] = name
+                    here = self.is_here(0)
+                    yield (
+                        Message(RecordDict(), reply_to=message)
+                        if here
+                        else refuse(message, GONE, UNAVAILABLE)
+                    )
+
+    network, cuts = Cut({1: 10, 2: 15 + 10, 3: 40}), list[bool]()
+    monkeypatch.setattr(exchange.time, "sleep", network.sleep)
+    monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
+    policy = TimeoutPolicy(1000, factor=3, floor=60, quorum=1, resend=resend)
+    with flower_identity():
+        asked = Exchange(network, policy, on_cut=lambda: cuts.append(True))
+        replies = asked.run(network.messages())
+    assert [r.metadata.src_node_id for r in replies if not r.has_error()] == [1, 2, 3]
+    assert cuts == [True, True] and network.now < 400
+
+
+def test_a_line_that_stays_cut_ends_with_the_rounds_time(monkeypatch):
+    network = SilentNetwork({1: 10, 2: 30}, away={1: (5, 1e9), 2: (6, 1e9)})
+    replies, _ = go(network, TimeoutPolicy(500, factor=3, floor=60), monkeypatch)
+    assert replies == {1: GONE, 2: GONE} and network.now == pytest.approx(500, abs=3)
+
+
 def until_told(network, monkeypatch, told):
     """Whether each node's reply is an error, where ``told`` hears of those that go away while Flower waits."""
     monkeypatch.setattr(exchange, "PRESENCE_SECONDS", 0.01)
