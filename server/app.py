@@ -16,8 +16,6 @@ from flwr.serverapp import Grid, ServerApp
 from client.faults import is_fault, line_of
 from client.flower.grid import own_grid
 from partitions.common.files import is_full, private
-from server.report.survey import write_survey_page
-from server.report.write import try_report, write_manifest
 from server.results.history import History
 from server.results.run_directory import RunDirectory, default_out
 from server.results.summary import write_summary
@@ -46,6 +44,7 @@ def run_app(grid: Grid, context: Context) -> None:
         RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory,
     ):
         info = settings.strategy.info
+        Reporter(settings, directory).event("start")
         try:
             with errors_recorded(directory, settings):
                 if info.trains:
@@ -58,6 +57,8 @@ def run_app(grid: Grid, context: Context) -> None:
             raise
         finally:
             if info.trains:
+                from server.report.write import try_report
+
                 try_report(directory.path)
         record_end(directory, settings)
         log(INFO, "run directory: %s", directory.path.resolve())
@@ -71,6 +72,8 @@ def run_evaluation(grid: Grid, settings: RunSettings, directory: RunDirectory) -
 
 def run_survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     """Survey the silos' data, and write the answers and the page (``silofl survey``)."""
+    from server.report.survey import write_survey_page
+
     write_survey(directory.path, survey_silos(grid, settings, directory))
     write_survey_page(directory.path)
 
@@ -82,6 +85,8 @@ def train(
     federation = RoundLoop(grid, settings, directory, run_config=run_config)
     federation.run()
     if federation.registration.simulated:
+        from server.report.write import write_manifest
+
         write_manifest(directory, settings)
     write_summary(directory, History(directory.history), federation.finish_run())
 

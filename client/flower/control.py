@@ -34,16 +34,26 @@ class ControlCalls:
             return answer if hasattr(answer, "DESCRIPTOR") else next(iter(answer), None)
         except httpx.HTTPStatusError as error:
             refusal = internal("FlowerError").from_json(error.response.text)
-            reason = refusal.message if refusal else f"HTTP status {error.response.status_code}"
+            # Words of ours stand behind Flower's
+            said = refusal and (refusal.public_details or refusal.message)
+            reason = said or f"HTTP status {error.response.status_code}"
             raise ConnectionError(f"{self.where} refused: {reason}") from None
         except httpx.HTTPError as error:
             raise ConnectionError(f"no answer from {self.where}: {error}") from None
 
-    def start(self, fab: bytes, digest: str, settings: dict[str, Any]) -> int:
-        """Start a run of an app bundle with these settings, as `flwr run` does; return its number."""
-        override = internal("user_config_to_proto")(settings)
-        build = {"content": fab, "hash_str": digest}
-        return int(self.call("StartRun", override_config=override, fab=build).run_id)
+    def start(
+        self, fab: bytes, digest: str, settings: dict[str, Any], words: str
+    ) -> tuple[int, str]:
+        """Start a run of an app bundle with these settings, as `flwr run` does; return its number and its name.
+
+        ``words``: what the server's queue takes of the run, in a field that Flower reads for agents only.
+        """
+        fields = {
+            "override_config": internal("user_config_to_proto")(settings),
+            "fab": {"content": fab, "hash_str": digest},
+        }
+        answer = self.call("StartRun", **fields, user_prompt=words)
+        return int(answer.run_id), str(answer.note)
 
 
 def default_config() -> str:

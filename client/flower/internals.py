@@ -32,6 +32,8 @@ INTERNALS = {
     "message_pb2": "flwr.proto.message_pb2",
     "NoObjectInStoreError": "flwr.supercore.object_store:NoObjectInStoreError",
     "ControlHttpClient": "flwr.supercore.control:ControlHttpClient",
+    "control_handlers": "flwr.superlink.servicer.control.control_handlers",
+    "AccountInfo": "flwr.supercore.auth.typing:AccountInfo",
     "control_pb2": "flwr.proto.control_pb2",
     "CliClientHttpInterceptor": "flwr.cli.cli_client_interceptor:CliClientHttpInterceptor",
     "DEFAULT_FLOWER_CONFIG_TOML": "flwr.cli.constant:DEFAULT_FLOWER_CONFIG_TOML",

@@ -54,8 +54,9 @@ SEAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "runtime_handlers": (
         lambda: internal("runtime_handlers"),
-        ("pull_messages", "push_messages", "push_object"),
+        ("acquire_task", "pull_messages", "push_messages", "push_object"),
     ),
+    "control_handlers": (lambda: internal("control_handlers"), ("start_run", "list_runs")),
     "extensions": (lambda: internal("extensions"), ("get_lifespan_contexts",)),
     "LinkState": (
         lambda: internal("LinkState"),
@@ -80,8 +81,14 @@ def missing_seams() -> list[str]:
     return missing
 
 
-def run_superlink(most: Callable[[str], int | None], too_large: Callable[[int], str]) -> None:
+def run_superlink(
+    most: Callable[[str], int | None],
+    too_large: Callable[[int], str],
+    room: Callable[[Any, Any], object],
+) -> None:
     """Run Flower's SuperLink with our Fleet API. ``most``, ``too_large``: of :class:`Mail`.
+
+    ``room`` gets Flower's state and the handlers of its Runtime API, which it may wrap.
 
     Raises SystemExit, one line, if the installed Flower has other names.
     """
@@ -96,6 +103,7 @@ def run_superlink(most: Callable[[str], int | None], too_large: Callable[[int], 
         mail = Mail(states.state(), most, too_large)
         handlers = SimpleNamespace(**vars(app.state.runtime_handlers))
         mail.wrap(handlers)
+        room(mail.state, handlers)
         app.state.runtime_handlers = handlers
         server = fleet_server(config.fleet_api_address, config.certificates, mail)
         server.start()

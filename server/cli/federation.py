@@ -25,7 +25,9 @@ def up_command(args: argparse.Namespace) -> None:
     from server.deploy.federation import read_federation
 
     federation = local.up(
-        read_federation(args.file), echo=lambda line: print(line, file=sys.stderr)
+        read_federation(args.file),
+        echo=lambda line: print(line, file=sys.stderr),
+        resume=args.resume,
     )
     print(
         f"{federation.name} is up: {len(federation.silos)} silos, connection {federation.connection.name}"
@@ -34,14 +36,16 @@ def up_command(args: argparse.Namespace) -> None:
 
 def status_command(args: argparse.Namespace) -> None:
     from server.deploy import local
-    from server.deploy.following import plain_reason
+    from server.deploy.room.listing import run_lines
     from server.rendering import fill
 
     state = local.status(local.find_local(connection_of(args.federation)))
     if args.json:
+        state["runs"] = [run._asdict() for run in state["runs"]]
         print(json.dumps(state, indent=1))
         return
-    print(fill("cli/status.txt", **state, reason=plain_reason), end="")
+    lines = run_lines(state["runs"])
+    print(fill("cli/status.txt", **state, lines=lines), end="")
 
 
 def run_command(args: argparse.Namespace) -> None:
@@ -49,18 +53,39 @@ def run_command(args: argparse.Namespace) -> None:
     from server.report.study import StudyResults
     from server.report.write import silo_table
 
-    out = submit.run(run_values(args), connection_of(args.federation or args.connection))
+    out = submit.run(
+        run_values(args),
+        connection_of(args.federation or args.connection),
+        name=args.name,
+        now=args.now,
+    )
     if (out / "summary.json").is_file():  # missing here if the server is on another machine
         print(silo_table(StudyResults(out)))
         print_outcomes(out)
     print(out)
 
 
+def runs_command(args: argparse.Namespace) -> None:
+    from server.deploy.control import Control, read_connection
+    from server.deploy.local.record import find_federation
+    from server.deploy.room.listing import named_runs, run_lines
+    from server.deploy.submit import default_connection
+
+    connection = connection_of(args.federation) or default_connection()
+    with Control(read_connection(connection)) as control:
+        up = find_federation(connection)
+        runs = named_runs(control, up.on_host) if up else named_runs(control)
+    if args.json:
+        print(json.dumps([run._asdict() for run in runs], indent=1))
+    else:
+        print("\n".join(run_lines(runs)) or "there is no run")
+
+
 def stop_command(args: argparse.Namespace) -> None:
     from server.deploy import submit
 
-    stopped = submit.stop(connection_of(args.federation))
-    print("\n".join(f"run {run_id} is stopped" for run_id in stopped) or "no run is under way")
+    name = submit.stop(connection_of(args.federation), args.name)
+    print(f"run {name} is stopped" if name else "no run is under way")
 
 
 def down_command(args: argparse.Namespace) -> None:
@@ -95,7 +120,7 @@ COMMANDS = (
         "up",
         "start a federation of processes on this machine",
         up_command,
-        (FILE,),
+        (FILE, flag("--resume", "go on with the runs that were interrupted")),
         examples=("silofl up federation.yaml",),
         description="Start a server and one process per silo on this machine, talking gRPC with TLS and node "
         "keys, and write the flwr connection named after the federation. Returns when every silo "
@@ -116,6 +141,8 @@ COMMANDS = (
         run_command,
         (
             *RUN_OPTIONS,
+            option("--name", "NAME", "the run's name (default: method and date)", default=""),
+            flag("--now", "begin beside the runs that are on, without waiting in the queue"),
             OneOf((WHICH, option("--connection", "NAME", "as --federation NAME", default=""))),
         ),
         examples=(
@@ -126,11 +153,21 @@ COMMANDS = (
         "the run. The last line printed is the run directory.",
     ),
     Command(
+        "runs",
+        "list runs: name, state, round, method, owner, folder",
+        runs_command,
+        (flag("--json", "as JSON"), WHICH),
+        examples=("silofl runs", "silofl runs --json"),
+    ),
+    Command(
         "stop",
-        "end the runs that are under way",
+        "end a run that is under way, or waits",
         stop_command,
-        (WHICH,),
-        examples=("silofl stop",),
+        (
+            option("name", "RUN", "its name (default: the only run)", nargs="?", default=""),
+            WHICH,
+        ),
+        examples=("silofl stop fedavg-2026-11-29",),
     ),
     Command(
         "down",

@@ -6,6 +6,7 @@ It does not run these commands, because each start of one costs more than a seco
 
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import tomli_w
 
 from client.flower.control import ControlCalls, default_config
+from client.flower.runs import settings_of
 from client.protocol.launch import flower_home, reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
@@ -47,12 +49,18 @@ class Node:
 
 @dataclass(frozen=True)
 class FlowerRun:
-    """A run on the SuperLink. `status`: for example `running` or `finished:failed`."""
+    """A Flower run on the SuperLink. `status`: for example `running` or `finished:failed`.
+
+    `name`: of the run that it is a part of (`room/queue.py`).
+    """
 
     run_id: int
     status: str
     details: str
     fab_hash: str
+    name: str
+    owner: str
+    settings: Mapping[str, Any]
 
     @property
     def finished(self) -> bool:
@@ -258,11 +266,26 @@ class Control:
     @staticmethod
     def _run(run: Any) -> FlowerRun:
         status = f"{run.status.status}:{run.status.sub_status}".rstrip(":")
-        return FlowerRun(run.run_id, status, run.status.details, run.fab_hash)
+        owner, _, name = run.account_name.rpartition("/")
+        settings = settings_of(run)
+        return FlowerRun(
+            run.run_id, status, run.status.details, run.fab_hash, name, owner, settings
+        )
 
-    def start(self, fab: bytes, settings: Mapping[str, Any]) -> int:
-        """Start a run of an app bundle with these settings, as `flwr run` does; return the run's number."""
-        return self._calls.start(fab, hashlib.sha256(fab).hexdigest(), dict(settings))
+    def start(
+        self, fab: bytes, settings: Mapping[str, Any], words: Mapping[str, object] = {}
+    ) -> tuple[int, str]:
+        """Start a run of an app bundle with these settings, as `flwr run` does; return its number and its name.
+
+        ``words``: name, method, owner, now of the run; `of`: the name of the run that this one is a part of.
+        """
+        digest = hashlib.sha256(fab).hexdigest()
+        return self._calls.start(fab, digest, dict(settings), json.dumps(words))
+
+    def change_queue(self, limit: int, *, resume: bool = False) -> list[str]:
+        """Set how many runs are on at a time; return the interrupted runs, which go on with ``resume``."""
+        words = json.dumps({"limit": limit, "resume": resume})
+        return str(self._calls.call("StartRun", user_prompt=words).note).split()
 
     def stop(self, run_id: int) -> bool:
         """Stop a run; return False if it had ended already."""

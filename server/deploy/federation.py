@@ -11,7 +11,8 @@
       - {name: hospital-04, data: /data/hospital-04.npz, role: held-out}   # evaluated, and never trained on
       - {name: hospital-05, data: {dataset: "ward.data:ours"}}             # a data set of one's own (docs/own-data.md)
     agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}           # also for remote hospitals
-    run: {min-silos: 9, lost-silo: resend}                                 # default settings of every run
+    run: {min-silos: 9, lost-silo: go-on}                                  # default settings of every run
+    runs: 1                                                                # runs at a time; the others wait
     schema: schema.toml                                                    # or an inline schema: partitions/schema.py
 
 Read by `silofl up` and `silofl compose`, and by `silofl run` for `agreed` and `run`. Relative paths start at the file's
@@ -257,6 +258,8 @@ class Content(Frozen):
         default_factory=dict, alias="agreed"
     )
     run: Annotated[dict[str, Any], Section] = Field(default_factory=dict)
+    # At a time; the others wait
+    runs: Annotated[int, Field(ge=1, le=100)] = 1
     declared: Annotated[Any, PlainValidator(declared_schema)] = Field(NO_SCHEMA, alias="schema")
 
     @field_validator("run")

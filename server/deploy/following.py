@@ -13,9 +13,10 @@ from typing import Any
 from tqdm import tqdm
 
 from partitions.common.errors import RunFailedError
-from server.deploy.control import Control
+from server.deploy.control import Control, FlowerRun
 from server.deploy.local.parts import last_lines
 from server.deploy.local.record import state_root
+from server.deploy.room.queue import INTERRUPTED, NO_HEARTBEAT
 from server.results.reading import Tail
 from server.results.reasons import merge_reasons
 
@@ -39,12 +40,15 @@ class RunFollower:
         self.tail = Tail(path, path.stat().st_size if path.exists() else 0)
         self.error = ""
         self.round = 0
+        # When the run was submitted, had its turn, and its server app had started
+        self.stamps = {"submitted": time.monotonic()}
         self.bar: tqdm[Any] = tqdm(disable=True)  # of the silos within a round, on a terminal
 
     def read(self) -> None:
         """Print the rounds that were added since the last call."""
         for event in self.tail.events():
             self.within(event)
+            self.stamp(event["event"])
             if event["event"] == "round" and event.keys() >= OF_ROUND:
                 self.round = event["round"]
                 print(round_line(event), file=sys.stderr, flush=True)
@@ -54,6 +58,23 @@ class RunFollower:
                 print(event["message"], file=sys.stderr, flush=True)
             elif event["event"] == "error":
                 self.error = event["message"]
+
+    def stamp(self, kind: str) -> None:
+        """Note when the run had come so far; as its first round begins, print where the time went."""
+        if kind in self.stamps or kind not in ("turn", "start", "begin"):
+            return
+        self.stamps[kind] = time.monotonic()
+        if kind == "begin" and self.stamps.keys() >= {"turn", "start"}:
+            submitted, turn, started, began = (
+                self.stamps[name] for name in ("submitted", "turn", "start", "begin")
+            )
+            print(
+                f"round 1 begins {began - submitted:.1f} s after the run was submitted: "
+                f"queue {turn - submitted:.1f} s, start of the server app {started - turn:.1f} s, "
+                f"data summaries {began - started:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def within(self, event: Mapping[str, Any]) -> None:
         """Show how many silos have answered in the round that goes on; every other event takes the bar away."""
@@ -90,20 +111,22 @@ def round_line(event: Mapping[str, Any]) -> str:
     return line
 
 
-def follow(control: Control, run_id: int, progress: RunFollower) -> None:
-    """Wait for the end of a run. Raises RunFailedError with the reason unless it completed."""
+def follow(control: Control, run_id: int, progress: RunFollower, name: str = "") -> None:
+    """Wait for the end of a Flower run. Raises RunFailedError with the reason unless it completed.
+
+    ``name``: of the run; a part of it has another number once it was interrupted.
+    """
     answered = time.monotonic()
-    silent = False
+    silent, waits, now = False, "", None
     while True:
         progress.read()
         try:
-            now = control.run(run_id)
-            answered = time.monotonic()
-            silent = False
+            now = current(control, run_id, name, now)
+            run_id, answered, silent = now.run_id, time.monotonic(), False
         except ConnectionError as error:
             if time.monotonic() - answered > SILENCE_SECONDS:
                 raise RunFailedError(
-                    f"run {run_id} is lost after round {progress.round}: {error}"
+                    f"run {name or run_id} is lost after round {progress.round}: {error}"
                 ) from None
             if not silent:
                 print(
@@ -116,18 +139,45 @@ def follow(control: Control, run_id: int, progress: RunFollower) -> None:
             continue
         if now.finished:
             break
+        if not now.status.startswith("pending"):
+            progress.stamp("turn")
+        if now.details != waits and (waits := now.details):
+            print(f"waits: {waits} in the queue", file=sys.stderr, flush=True)
         time.sleep(POLL_SECONDS)
     progress.read()
     if now.status == "finished:completed":
         return
     if now.status == "finished:stopped":
         raise RunFailedError(
-            f"run {run_id} was stopped after round {progress.round}; "
+            f"run {name or run_id} was stopped after round {progress.round}; "
             f"it continues with --set resume=true --out {progress.path.parent}"
         )
     raise RunFailedError(
-        f"run {run_id} failed after round {progress.round}: {reason_of(control, run_id, progress, now.details)}"
+        f"run {name or run_id} failed after round {progress.round}: "
+        f"{reason_of(control, run_id, progress, now.details)}"
     )
+
+
+def current(control: Control, run_id: int, name: str, before: FlowerRun | None) -> FlowerRun:
+    """Return a Flower run as it is, or the one that goes on with what it began. ``before``: at the last look.
+
+    Raises ConnectionError.
+    """
+    try:
+        run = control.run(run_id)
+        if not run.finished or run.status == "finished:completed":
+            return run
+    except ConnectionError:
+        if before is None:
+            raise
+        run = before
+    for other in control.runs():
+        same = all(other.settings.get(k) == run.settings.get(k) for k in ("strategy", "seed"))
+        if same and other.name == name != "":
+            return other
+    if run is before:
+        raise ConnectionError(f"the server knows no run {name or run_id}")
+    return run
 
 
 def reason_of(control: Control, run_id: int, progress: RunFollower, details: str) -> str:
@@ -140,8 +190,9 @@ def reason_of(control: Control, run_id: int, progress: RunFollower, details: str
     errors = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
     if errors and errors[-1].partition(": ")[2] not in details:
         details = f"{details} ({errors[-1]})"
-    if details == "No heartbeat received from the task":
+    if details in (NO_HEARTBEAT, INTERRUPTED):
         details = "the server app ended without a word (killed, or out of memory: give the server more)"
+        details += "; `silofl up --resume` goes on with the run"
     if not details and lines:
         details = lines[-1]
     log = state_root() / control.connection.name / "logs" / "superlink.log"

@@ -8,11 +8,12 @@ SuperLink. So a run that dies before its first round, or with its server app, is
 from __future__ import annotations
 
 import contextlib
+import getpass
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,8 @@ from server.deploy.local.record import (
     find_federation,
     find_local,
 )
+from server.deploy.room.listing import find_run, named_runs
+from server.results.reading import NAME
 
 if TYPE_CHECKING:
     from server.results.run_directory import RunDirectory
@@ -48,48 +51,58 @@ def run(
     connection: str = "",
     app: Path | None = None,
     fill: Callable[[Path], object] = lambda directory: None,
+    *,
+    name: str = "",
+    now: bool = False,
 ) -> Path:
     """Run one method, or a study, on a federation; return the run directory.
 
     ``values``: settings as on the command line; the default of `silos` is the online silos and the late joiners.
     ``connection``: name of a `flwr` connection; default: from `silofl up`. ``app``: directory of the Flower app;
-    default: this checkout. ``fill`` may put files into the run directory before the run is submitted.
+    default: this checkout. ``fill`` may put files into the run directory before the run is submitted. ``name``: of the
+    run; default: method and date. ``now``: it does not wait in the queue.
 
     Raises UserError: an invalid setting, no such connection, data that are not the federation's.
     Raises RunFailedError: the run failed at submission, at a silo or at the server, or was stopped.
     Raises KeyboardInterrupt: after the run was stopped.
     """
-    from server.results.run_directory import default_out
     from server.results.study import study_config, study_runs
 
-    name = connection or default_connection()
+    connection = connection or default_connection()
     bundle = build(app or app_directory())
-    with Control(read_connection(name)) as control:
-        up = find_federation(name)
+    with Control(read_connection(connection)) as control:
+        up = find_federation(connection)
         runs = study_runs(_with_the_federations(up, values, control))
         first = runs[0].common
         if not first.resume:
             _check_silos(first, {node.name for node in control.nodes()})
         config = study_config(runs)
-        out = (
-            Path(first.out) if first.out else default_out(str(config["strategy"]))
-        ).absolute()
-        theirs = out
-        if isinstance(up, Deployed):
-            out = out if first.out else Path(up.runs, out.name)
-            theirs = up.in_container(out)
+        out, theirs = _places(up, first.out, str(config["strategy"]))
         file = up.file if isinstance(up, LocalFederation) else ""
         # The server in its container is another user
         with share_new_files() if theirs != out else contextlib.nullcontext():
             directory = open_directory(out, config, file, resume=first.resume)
             fill(directory.path)
         try:
-            for member in runs:
-                settings = {**member.flat(), "out": str(theirs), "resume": first.resume}
-                submit_and_follow(control, bundle, settings, directory.path)
+            changed = {"out": str(theirs), "resume": first.resume}
+            members = [{**member.flat(), **changed} for member in runs]
+            method = first.strategy if len(runs) == 1 else "study"
+            words = {"name": name, "now": now, "method": method}
+            submit_and_follow(control, bundle, members, directory.path, words)
         finally:
             directory.end()
     return directory.path
+
+
+def _places(up: UpFederation | None, named: str, strategy: str) -> tuple[Path, Path]:
+    """Return the run directory on this machine, and at the server. ``named``: the setting `out`."""
+    from server.results.run_directory import default_out
+
+    out = (Path(named) if named else default_out(strategy)).absolute()
+    if not isinstance(up, Deployed):
+        return out, out
+    out = out if named else Path(up.runs, out.name)
+    return out, up.in_container(out)
 
 
 def open_directory(
@@ -234,32 +247,56 @@ def _of_the_file(up: UpFederation, values: Mapping[str, object]) -> dict[str, An
 
 
 def submit_and_follow(
-    control: Control, app: bytes, settings: Mapping[str, Any], out: Path
+    control: Control,
+    app: bytes,
+    members: Sequence[Mapping[str, Any]],
+    out: Path,
+    words: Mapping[str, object] = {},
 ) -> None:
-    """Submit a Flower run of an app bundle and follow it to its end. Ctrl-C stops the run, then is raised."""
+    """Submit a run of an app bundle and follow its members to the end. Ctrl-C stops the run, then is raised.
+
+    ``members``: the settings of each; ``words``: the run's name, method, now.
+    """
     progress = RunFollower(out / "progress.jsonl")
-    run_id, interrupted = submit(control, app, settings)
+    name, numbers, interrupted = submit(control, app, members, words)
+    print(f"run {name}", file=sys.stderr, flush=True)
+    write_atomically(out / NAME, name, mode=0o644)  # for the report, which a container writes
     try:
         if interrupted:
             raise KeyboardInterrupt
-        follow(control, run_id, progress)
+        for number in numbers:
+            follow(control, number, progress, name)
     except KeyboardInterrupt:
         print("stopping the run; press Ctrl-C again to leave it to itself", file=sys.stderr)
-        stop_run(control, run_id)
-        if settings.get("strategy") in ("evaluate", "survey"):  # they have no rounds to resume
+        stop_run(control, numbers)
+        if members[0].get("strategy") in (
+            "evaluate",
+            "survey",
+        ):  # they have no rounds to resume
             raise
         again = f"silofl run --config {out / 'config.toml'} --out {out} --set resume=true"
         raise KeyboardInterrupt(f"continue with {again}") from None
 
 
-def submit(control: Control, app: bytes, settings: Mapping[str, Any]) -> tuple[int, bool]:
-    """Start the run; return its number, and whether Ctrl-C was pressed meanwhile.
+def submit(
+    control: Control,
+    app: bytes,
+    members: Sequence[Mapping[str, Any]],
+    words: Mapping[str, object],
+) -> tuple[str, list[int], bool]:
+    """Start the run; return its name, its members' numbers, and whether Ctrl-C was pressed meanwhile.
 
-    Raises RunFailedError with Flower's message if the run is refused.
+    Raises RunFailedError with the server's message if the run is refused.
     """
+    name, numbers = "", list[int]()
+    with contextlib.suppress(OSError, KeyError):  # a user without a name
+        words = {"owner": getpass.getuser(), **words}
     with interrupts_noted() as interrupts:
         try:
-            return control.start(app, settings), bool(interrupts)
+            for settings in members:
+                number, name = control.start(app, settings, {**words, "of": name})
+                numbers.append(number)
+            return name, numbers, bool(interrupts)
         except ConnectionError as error:
             raise RunFailedError(f"the run was not submitted: {error}") from None
 
@@ -282,24 +319,28 @@ def interrupts_noted() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def stop(connection: str = "") -> list[int]:
-    """Stop every run that is in progress; return their numbers."""
-    stopped = []
+def stop(connection: str = "", name: str = "") -> str:
+    """Stop the run of a name, or the only one that is on; return its name, empty if there is none.
+
+    Raises UserError for a name of none, and without a name where there are several.
+    """
     with Control(read_connection(connection or default_connection())) as control:
-        for active in control.runs():
-            if not active.finished:
-                stop_run(control, active.run_id)
-                stopped.append(active.run_id)
-    return stopped
+        run = find_run(named_runs(control), name)
+        if run is None or not run.on:
+            return ""
+        stop_run(control, [int(number) for number in run.members])
+        return run.name
 
 
-def stop_run(control: Control, run_id: int) -> None:
-    """Stop a run, and wait until the SuperLink lists it as finished."""
+def stop_run(control: Control, members: Sequence[int]) -> None:
+    """Stop a run, the last member first, and wait until the SuperLink lists all as finished."""
     deadline = time.monotonic() + STOP_SECONDS
-    control.stop(run_id)
-    while not control.run(run_id).finished:
+    for number in reversed(members):
+        if not control.run(number).finished:
+            control.stop(number)
+    while not all(control.run(number).finished for number in members):
         if time.monotonic() > deadline:
             raise RunFailedError(
-                f"run {run_id} does not stop; `silofl down` ends it with the federation"
+                f"run {members[0]} does not stop; `silofl down` ends it with the federation"
             )
         time.sleep(POLL_SECONDS)

@@ -20,6 +20,7 @@ from server.report.sections.silo_data import data_section, relationships_section
 from server.report.sections.silos import silos_section, unseen_section
 from server.report.study import StudyResults
 from server.report.verdict import answer
+from server.results.reading import run_name
 from strategies import strategies
 
 SECTIONS = (
@@ -47,7 +48,7 @@ def page(study: StudyResults) -> str:
     sentence, lead = headline(study)
     return render(
         "page",
-        title=study.path.resolve().name,
+        title=run_name(study.path),
         where=where(study),
         sentence=sentence,
         lead=lead,

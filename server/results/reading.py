@@ -24,6 +24,7 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.parsed import Frozen, parse_values
 
 LONGEST = 500  # maximum characters of a line
+NAME = "name"  # file of a run directory
 Event = dict[str, Any]
 Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split())[:LONGEST])]
 Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
@@ -133,6 +134,12 @@ class Tail:
 def read_events(file: Path) -> list[Event]:
     """Return all events of a run; empty if there is no file."""
     return list(Tail(file).events())
+
+
+def run_name(folder: Path) -> str:
+    """Return the name that a run has in its federation's queue; else its directory's."""
+    file = folder / NAME
+    return file.read_text(encoding="utf-8") if file.is_file() else folder.resolve().name
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from partitions.common.output import columns, output_fault
 from server.deploy.control import read_connection
 from server.deploy.local.record import find_deployed
 from server.rendering import fill
-from server.results.reading import Tail
+from server.results.reading import Tail, run_name
 from server.watch.board import Board
 
 PROGRESS = "progress.jsonl"
@@ -97,10 +97,8 @@ class WatchSource:
 
     @property
     def title(self) -> str:
-        """The name of the watched run directory or silo."""
-        return self.silo or (
-            self.tails[-1].file.parent.name if self.tails else self.folder.name
-        )
+        """The name of the watched run or silo."""
+        return self.silo or run_name(self.tails[-1].file.parent if self.tails else self.folder)
 
 
 def _modified_at(file: Path) -> float:

@@ -37,6 +37,7 @@ from server.deploy.local.record import (
 )
 from server.deploy.logs import FOLDER
 from server.deploy.processes import Process
+from server.deploy.room.listing import NamedRun, named_runs
 from server.deploy.superlink import in_place_of
 
 # Text in a part's command line
@@ -219,16 +220,13 @@ def forget(directory: Path) -> None:
 
 
 def status(local: LocalFederation) -> dict[str, Any]:
-    """Return the running parts, the silos' states and the runs, as `silofl status --json` prints them."""
+    """Return the running parts, the silos' states and the runs."""
     pids = {part: process.pid for part, process in main_processes(local.directory).items()}
     nodes: dict[str, str] = {}
-    runs: list[dict[str, Any]] = []
+    runs: list[NamedRun] = []
     with contextlib.suppress(ConnectionError), Control(local.connection) as control:
         nodes = {node.name: node.status for node in control.nodes()}
-        runs = [
-            {"run_id": str(run.run_id), "status": run.status, "details": run.details}
-            for run in control.runs()
-        ]
+        runs = named_runs(control)
     silos = [
         {
             "name": silo.name,

@@ -24,6 +24,10 @@ class UpFederation(Frozen):
     demo: dict[str, Any] | None
     connection: Connection
 
+    def on_host(self, directory: Path) -> Path:
+        """Return the path on this machine of a run directory of the server's."""
+        return directory
+
 
 class LocalSilo(Frozen):
     """A silo of a local federation, with the values that its SuperNode was started with."""
@@ -67,6 +71,11 @@ class Deployed(UpFederation):
                 f"--out {directory}: the runs of {self.name} land in {self.runs}, which its server writes to; "
                 "name a directory there, or leave --out away"
             ) from None
+
+    def on_host(self, directory: Path) -> Path:
+        if directory.is_relative_to(SERVER_RUNS):
+            return Path(self.runs) / directory.relative_to(SERVER_RUNS)
+        return directory
 
 
 def state_root() -> Path:

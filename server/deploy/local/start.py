@@ -48,8 +48,10 @@ from server.deploy.registrar import register, renew_shut_out
 START_SECONDS = 300.0  # 12 silos need about 25 s on 2 cores; a silo that was just killed has to wait a minute
 
 
-def up(federation: Federation, *, echo: Callable[[str], None] = print) -> LocalFederation:
-    """Start or repair a federation; return when every silo is online.
+def up(
+    federation: Federation, *, echo: Callable[[str], None] = print, resume: bool = False
+) -> LocalFederation:
+    """Start or repair a federation; return when every silo is online. ``resume``: interrupted runs go on.
 
     Raises UserError if this machine cannot run the federation file (a port in use, no such GPU). Raises PartFailedError
     if a part ended by itself, with its name, exit code and last log lines. The processes that this call has started are
@@ -64,12 +66,19 @@ def up(federation: Federation, *, echo: Callable[[str], None] = print) -> LocalF
     with only_one(directory):
         before = set(processes.find(directory))
         try:
-            return bring_up(federation, directory, echo)
+            local = bring_up(federation, directory, echo)
         except BaseException:
             sweep(directory, keep=before)
             if not before:
                 forget(directory)
             raise
+    with Control(local.connection) as control:
+        if names := control.change_queue(federation.runs, resume=resume):
+            went = (
+                "goes on" if resume else "was interrupted: `silofl up --resume` goes on with it"
+            )
+            echo(f"{', '.join(names)} {went}")
+    return local
 
 
 def bring_up(

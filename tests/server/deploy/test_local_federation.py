@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 import pytest
-from apps import project
 from failing import fails
+from probe import CLIENT, SERVER, make_app, write_file
 from tiny import events_of
 from trio import bring_up, wait_for
 
@@ -51,80 +51,6 @@ address = "fl.example.org:443"
 [other.table]
 key = 1
 """
-SERVER = """
-    import json, pathlib, time
-    from flwr.app import ConfigRecord, Message, RecordDict
-    from flwr.serverapp import ServerApp
-
-    app = ServerApp()
-
-    @app.main()
-    def main(grid, context):
-        config = context.run_config
-        out = pathlib.Path(config["out"])
-        if config["behaviour"] == "server":
-            raise ValueError("no such column")
-        while len(nodes := list(grid.get_node_ids())) < config["silos"]:
-            time.sleep(0.1)
-        content = RecordDict({"config": ConfigRecord({"behaviour": config["behaviour"]})})
-        waiting = set(grid.push_messages([Message(content, n, "train", ttl=60.0) for n in nodes]))
-        replies = []
-        while waiting:
-            replies += grid.pull_messages(list(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-            time.sleep(0.1)
-        for reply in replies:
-            if reply.has_error():
-                raise RuntimeError(f"a silo failed: {reply.error.reason}")
-        names = sorted(reply.content["answer"]["name"] for reply in replies)
-        event = {"event": "round", "strategy": "probe", "seed": 1, "round": 1, "rounds": 1, "silos": len(replies),
-                 "accuracy": 0.5, "seconds": 1.0, "bytes": 2000000, "names": names}
-        with (out / "progress.jsonl").open("a") as file:
-            file.write(json.dumps(event) + "\\n")
-"""
-CLIENT = """
-    import os, pathlib, signal, time
-    from flwr.app import ConfigRecord, Message, RecordDict
-    from flwr.clientapp import ClientApp
-
-    app = ClientApp()
-
-    @app.train()
-    def train(message, context):
-        behaviour = message.content["config"]["behaviour"]
-        node = context.node_config
-        if behaviour == "killed" and node["name"] == "north":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if behaviour == "waits":
-            pathlib.Path(node["state-dir"], "waits").touch()
-            time.sleep(15)
-        if behaviour == "data":
-            pathlib.Path(node["data"]).read_bytes()
-        return Message(RecordDict({"answer": ConfigRecord({"name": node["name"]})}), reply_to=message)
-"""
-
-
-def make_app(folder, server=SERVER, client=CLIENT):
-    folder.mkdir()
-    (folder / "probe_server.py").write_text(textwrap.dedent(server))
-    (folder / "probe_client.py").write_text(textwrap.dedent(client))
-    settings = 'behaviour = ""\nsilos = 2\nout = ""'
-    (folder / "pyproject.toml").write_text(
-        project("probe_server:app", "probe_client:app", settings)
-    )
-    return folder
-
-
-def write_file(folder, *names):
-    """A federation file; a silo's data file may have a space and a quote in its name."""
-    for name in names:
-        (folder / f"data of {name}'s.npz").touch()
-    silos = [
-        {"name": name, "data": f"data of {name}'s.npz", "policy": "public"} for name in names
-    ]
-    path = folder / "federation.yaml"
-    path.write_text(json.dumps({"name": "trial", "silos": silos}))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +82,7 @@ def run(federation, app, out, behaviour="", silos=2):
     out.mkdir(exist_ok=True)
     with Control(read_connection(federation.connection.name)) as control:
         settings = {"behaviour": behaviour, "silos": silos, "out": str(out)}
-        submit.submit_and_follow(control, build(app), settings, out)
+        submit.submit_and_follow(control, build(app), [settings], out)
 
 
 def silo_pids(federation):
@@ -308,16 +234,16 @@ def test_a_run_that_is_refused_says_why(federation, app, tmp_path):
         ),
         Control(federation.connection) as control,
     ):
-        submit.submit_and_follow(control, build(app), {"no-such-key": 1}, tmp_path)
+        submit.submit_and_follow(control, build(app), [{"no-such-key": 1}], tmp_path)
 
 
 def test_ctrl_c_while_a_run_is_submitted_stops_it(federation, app, tmp_path, monkeypatch):
     begin = Control.start
 
-    def start(control, fab, settings):
+    def start(control, *words):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.5)
-        return begin(control, fab, settings)
+        return begin(control, *words)
 
     monkeypatch.setattr(Control, "start", start)
     with pytest.raises(
@@ -325,7 +251,7 @@ def test_ctrl_c_while_a_run_is_submitted_stops_it(federation, app, tmp_path, mon
         match=f"silofl run --config .*config.toml --out {tmp_path / 'out'} --set res",
     ):
         run(federation, app, tmp_path / "out", "waits")
-    assert local.status(federation)["runs"][0]["status"] == "finished:stopped"
+    assert local.status(federation)["runs"][0].state == "stopped"
 
 
 def test_stop_ends_a_run_and_who_follows_it(federation, app, tmp_path):
@@ -344,10 +270,10 @@ def test_stop_ends_a_run_and_who_follows_it(federation, app, tmp_path):
     while not waits.exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert len(submit.stop()) == 1
+    assert submit.stop().startswith("run-")
     follower.join(timeout=60)
     assert "was stopped after round 0; it continues with --set resume=true" in failures[0]
-    assert submit.stop() == []
+    assert submit.stop() == ""
 
 
 def test_a_federation_that_lost_its_server_is_mended_by_up(federation, app, folder, tmp_path):

@@ -1,0 +1,312 @@
+"""The queue of a federation's runs, inside its SuperLink: their names, their order, and what goes on after a restart.
+
+A *run* is what `silofl run` begins: a Flower run for each method and seed, its members, one after the other. Flower's
+SuperExec asks for the next task; it gets that of a run whose turn it is. A request to start a run says the run's name
+in the field `user_prompt`, which Flower reads for agents only; answers say it in `account_name` (OWNER/NAME), and what
+a run waits for in its status's details.
+
+The book of the runs is a file beside the requests that started them, so both survive the SuperLink, which keeps its
+runs in memory. A run whose SuperLink or ServerApp died is *interrupted*: it goes on from its checkpoint when an
+operator asks for that (`silofl up --resume`), or by itself with SILOFL_RESUME=1.
+
+Environment:
+    SILOFL_QUEUE   folder of the book (default: in Flower's folder)
+    SILOFL_RUNS    runs at a time (1)
+    SILOFL_RESUME  1: interrupted runs go on by themselves
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from client.flower.runs import RunCalls, note, refusal, settings_of, without_app
+from client.protocol.launch import flower_home
+from partitions.common.files import make_folder, write_atomically
+from partitions.common.names import SILO
+from partitions.common.parsed import Frozen, parse_values, shorten
+
+FOLDER, LIMIT, RESUME = "SILOFL_QUEUE", "SILOFL_RUNS", "SILOFL_RESUME"
+NO_HEARTBEAT = (
+    "No heartbeat received from the task"  # Flower's details of a run whose ServerApp died
+)
+UNTRAINED = ("evaluate", "survey")  # methods without rounds: they begin again
+WAITING, RUNNING, INTERRUPTED, ENDED = "waiting", "running", "interrupted", "ended"
+MOST_TRIES = 3  # how often a run whose ServerApp died goes on by itself
+MOST_KEPT = 1000  # runs in the book; the oldest that ended go first
+OWNER = re.compile(r"[\w.@+-]{1,64}")
+
+
+class QueuedRun(Frozen):
+    """A run in the book. ``members``: numbers of its Flower runs; ``done``: how many of them are complete;
+    ``app``: SHA-256 of its app."""
+
+    owner: str
+    account: str
+    out: str
+    app: str
+    trains: bool
+    now: bool = False
+    state: str = WAITING
+    members: tuple[int, ...] = ()
+    done: int = 0
+    tries: int = 0
+
+
+class QueueBook(Frozen):
+    """The content of the book's file: the runs, in their order."""
+
+    runs: dict[str, QueuedRun]
+
+
+class Queue:
+    """The runs of one SuperLink. ``folder``: of the book; ``limit``: runs at a time."""
+
+    def __init__(self, folder: Path, limit: int = 1, *, resumes: bool = False) -> None:
+        """Read the book. Raises DataError for a damaged one."""
+        self.folder, self.limit, self.resumes = folder, limit, resumes
+        self.book = folder / "book.json"
+        self.runs: dict[str, QueuedRun] = {}
+        self.lock = threading.RLock()
+        self.calls: RunCalls
+        make_folder(folder, 0o700)
+        if self.book.exists():
+            mend = "without it the queue is empty: move it away"
+            self.runs = parse_values(QueueBook, self.book.read_bytes(), self.book, mend).runs
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Queue:
+        """Return the queue that a SuperLink's environment describes."""
+        folder = variables.get(FOLDER) or flower_home() / "queue"
+        limit = int(variables.get(LIMIT) or 1)
+        return cls(Path(folder), limit, resumes=variables.get(RESUME) == "1")
+
+    def attach(self, state: Any, handlers: Any) -> None:
+        """Take part in the SuperLink's calls, and put the runs of the book back into its queue.
+
+        ``handlers``: those of the Runtime API.
+        """
+        self.calls = RunCalls(state)
+        self.calls.wrap(handlers, self.start, self.name_all, self.next_tasks, self.began)
+        with self.lock:
+            for name, entry in [*self.runs.items()]:
+                if entry.state == WAITING:
+                    self.repeat(name)
+                elif entry.state == RUNNING and self.interrupt(name) and self.resumes:
+                    self.repeat(name, resume=True)
+
+    # --- calls ---
+
+    def start(self, request: Any, account: Any, begin: Callable[[], Any]) -> Any:
+        """Start a member of a run, or change the queue by a request without an app. Raises Flower's error."""
+        try:
+            words = json.loads(request.user_prompt or "{}")
+            if not isinstance(words, dict):
+                raise ValueError("no table")
+        except ValueError as error:
+            raise refusal(f"what the request says of its run cannot be read: {error}") from None
+        request.user_prompt = ""
+        if not (request.fab.content or request.fab.hash_str or request.app_spec):
+            return self.change(words)
+        values = settings_of(request)
+        with self.lock:
+            self.follow()
+            name = str(words.get("of") or "")
+            if name not in self.runs:
+                name = self.new_name(
+                    str(words.get("name") or ""),
+                    str(words.get("method") or values.get("strategy")),
+                )
+            elif self.runs[name].state == ENDED:
+                raise refusal(f"run {name} has ended")
+            answer = begin()
+            if not answer.run_id:
+                return answer
+            out = str(values.get("out", ""))
+            for other, entry in [*self.runs.items()]:  # it goes on by hand
+                if entry.state == INTERRUPTED and entry.out == out and other != name:
+                    self.end(other)
+            before = self.runs.get(name) or QueuedRun(
+                owner=owner_of(words, account),
+                account=account.flwr_aid,
+                out=out,
+                app=hashlib.sha256(request.fab.content).hexdigest(),
+                trains=values.get("strategy") not in UNTRAINED,
+                now=words.get("now") is True,
+            )
+            self.runs[name] = before.model_copy(
+                update={"members": (*before.members, answer.run_id)}
+            )
+            self.keep(name, len(before.members), request)
+            self.save()
+        answer.note = name
+        return answer
+
+    def change(self, words: Mapping[str, Any]) -> Any:
+        """Set the limit, resume interrupted runs if asked to, and answer with the names of those that are left."""
+        with self.lock:
+            self.follow()
+            self.limit = max(1, int(words.get("limit") or self.limit))
+            names = [n for n, entry in self.runs.items() if entry.state == INTERRUPTED]
+            if words.get("resume") is True:
+                for name in names:
+                    self.repeat(name, resume=True)
+            return note(" ".join(names))
+
+    def name_all(self, answer: Any) -> None:
+        """Write the runs' names, and what they wait for, into an answer of ListRuns."""
+        with self.lock:
+            runs = {**self.runs}
+        names = {run: name for name, entry in runs.items() for run in entry.members}
+        waiting = [name for name, entry in runs.items() if entry.state == WAITING]
+        for run_id, run in answer.run_dict.items():
+            if not (name := names.get(run_id)):
+                continue
+            entry = runs[name]
+            run.account_name = f"{entry.owner}/{name}"
+            if entry.state == INTERRUPTED and run.status.sub_status != "completed":
+                run.status.details = INTERRUPTED
+            elif run.status.status != "finished":
+                place = f"place {waiting.index(name) + 1}" if name in waiting else ""
+                run.status.details = place
+
+    # --- order ---
+
+    def follow(self) -> None:
+        """Note what has ended since the last look; what follows on a member that failed is stopped."""
+        for name in [n for n, e in self.runs.items() if e.state in (WAITING, RUNNING)]:
+            members = self.runs[name].members
+            runs = self.calls.runs([*members])
+            while (done := self.runs[name].done) < len(members):
+                status = runs[members[done]].status
+                if status.status != "finished":
+                    break
+                if status.sub_status != "completed":
+                    self._failed(name, status)
+                    break
+                self.set(name, done=done + 1)
+            else:
+                self.end(name)
+
+    def _failed(self, name: str, status: Any) -> None:
+        entry = self.runs[name]
+        if status.details == NO_HEARTBEAT and self.interrupt(name):
+            if self.resumes and entry.tries < MOST_TRIES:
+                self.set(name, tries=entry.tries + 1)
+                self.repeat(name, resume=True)
+            return
+        for run in entry.members[entry.done + 1 :]:
+            self.calls.stop(run)
+        self.end(name)
+
+    def next_tasks(self) -> list[Any]:
+        """Return the tasks that may begin, the first in the queue first."""
+        with self.lock:
+            self.follow()
+            on = sum(entry.state == RUNNING for entry in self.runs.values())
+            tasks = list[Any]()
+            for entry in self.runs.values():
+                free = entry.now or on < self.limit
+                if entry.state == RUNNING or (entry.state == WAITING and free):
+                    on += entry.state == WAITING
+                    tasks += self.calls.pending(entry.members[entry.done])
+            return tasks
+
+    def began(self, run: int) -> None:
+        """Note that a Flower run has begun."""
+        with self.lock:
+            for name in [n for n, entry in self.runs.items() if run in entry.members]:
+                self.set(name, state=RUNNING)
+
+    def interrupt(self, name: str) -> bool:
+        """Note that a run was interrupted; return whether it can go on: its folder is known."""
+        if not self.runs[name].out:
+            self.end(name)
+            return False
+        self.set(name, state=INTERRUPTED)
+        return True
+
+    def repeat(self, name: str, *, resume: bool = False) -> None:
+        """Put what is left of a run back into the queue, at its place."""
+        entry = self.runs[name]
+        members = [*entry.members]
+        before, app = self.calls.runs(members), self.app(entry.app).read_bytes()
+        for index in range(entry.done, len(members)):
+            run = before.get(members[index])
+            if run is None or run.status.status == "finished":
+                members[index] = self.calls.repeat(
+                    self.file(name, index).read_bytes(),
+                    app,
+                    entry.account,
+                    resume=resume and Path(entry.out, "config.toml").exists() and entry.trains,
+                )
+        self.set(name, state=WAITING, members=tuple(members))
+
+    # --- names ---
+
+    def new_name(self, wanted: str, method: str) -> str:
+        """Return a run's name: the wanted one, or its method and the date. Raises Flower's error for one in use."""
+        if wanted:
+            if not SILO.fullmatch(wanted):
+                raise refusal(
+                    f"--name {shorten(wanted)}: use 1 to 63 lower-case letters, digits and hyphens"
+                )
+            if wanted in self.runs:
+                raise refusal(f"--name {wanted}: there is a run of that name; choose another")
+            return wanted
+        method = method if SILO.fullmatch(method) else "run"
+        name = f"{method[:40]}-{time.strftime('%Y-%m-%d')}"
+        numbers = (f"{name}-{i}" for i in range(2, MOST_KEPT + 2))
+        return next(n for n in (name, *numbers) if n not in self.runs)
+
+    # --- the book ---
+
+    def set(self, name: str, **changes: Any) -> None:
+        """Change an entry, and save the book."""
+        entry = self.runs[name].model_copy(update=changes)
+        if entry != self.runs[name]:
+            self.runs[name] = entry
+            self.save()
+
+    def end(self, name: str) -> None:
+        """Note that a run has ended; only its name is kept."""
+        self.set(name, state=ENDED)
+        ended = [n for n, entry in self.runs.items() if entry.state == ENDED]
+        for old in ended[: max(0, len(self.runs) - MOST_KEPT)]:
+            del self.runs[old]
+        left = {n: entry for n, entry in self.runs.items() if entry.state != ENDED}
+        files = {self.app(entry.app) for entry in left.values()}
+        for name, entry in left.items():
+            files |= {self.file(name, i) for i in range(len(entry.members))}
+        for file in {*self.folder.glob("*.fab"), *self.folder.glob("*.request")} - files:
+            file.unlink()
+
+    def save(self) -> None:
+        write_atomically(
+            self.book, QueueBook(runs=self.runs).model_dump_json() + "\n", mode=0o600
+        )
+
+    def keep(self, name: str, index: int, request: Any) -> None:
+        """Keep what started a member, the app apart from it."""
+        if not (app := self.app(self.runs[name].app)).exists():
+            write_atomically(app, request.fab.content, mode=0o600)
+        write_atomically(self.file(name, index), without_app(request), mode=0o600)
+
+    def file(self, name: str, index: int) -> Path:
+        return self.folder / f"{name}.{index}.request"
+
+    def app(self, digest: str) -> Path:
+        return self.folder / f"{digest}.fab"
+
+
+def owner_of(words: Mapping[str, Any], account: Any) -> str:
+    """Return who a request says that its run is of, or the account."""
+    owner = str(words.get("owner") or "")
+    return owner if OWNER.fullmatch(owner) else str(account.account_name)
