@@ -4,26 +4,17 @@ Flower's own Grid copies all parts of all messages at once, moves each part in a
 after so many tries. Its client, with address, token and repeated calls, is used.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from ..protocol.private import return_memory
 from .internals import internal
-from .messages import error_code, name_message
-from .transfers import (
-    AGAIN_SECONDS,
-    LostPartError,
-    Transfer,
-    keep_pieces,
-    names_in,
-    parts_in,
-    tree_of,
-)
+from .messages import LOST, error_code, name_message, with_content
+from .transfers import LostPartError, keep_pieces, receive_parts, tree_of
 
 SUPERLINK = 1  # the id of a server's node
 # Parts move two at a time; by the same threads, for what each has freed stays with it
@@ -89,8 +80,7 @@ class RuntimeGrid(MessageGrid):
                 objects = flower.get_all_nested_objects(message)
                 # Chunks of arrays go to many silos, and once to the server
                 trees.append(tree_of(message, objects, 0))
-                content = internal("remove_content_from_message")(message)
-                bare.append(internal("serde").message_to_proto(content))
+                bare.append(internal("serde").message_to_proto(with_content(message)))
                 parts |= objects
         if not bare:
             return []
@@ -114,47 +104,29 @@ class RuntimeGrid(MessageGrid):
         """Return the replies to messages that there are; an error in place of one that cannot arrive any more."""
         calls = internal("runtime_pb2")
         answer = self.client.PullMessages(calls.PullAppMessagesRequest(message_ids=message_ids))
-        pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
-        return [self._pull(reply.metadata, tree) for reply, tree in pairs]
+        replies = map(internal("serde").message_from_proto, answer.messages_list)
+        return [*map(self._pull, replies, answer.message_object_trees)]
 
-    def _pull(self, metadata: Any, tree: Any) -> Message:
-        """Return a reply with its parts, which the server may then drop."""
-        name, names, parts = metadata.message_id, dict.fromkeys(names_in(tree)), parts_in(tree)
+    def _pull(self, bare: Any, tree: Any) -> Message:
+        """Return a reply with its parts, which the server may then drop; if they are lost, an error in its place."""
+        name, calls = bare.metadata.message_id, internal("message_pb2")
+
+        def ask(part: str) -> Any:
+            call = calls.PullObjectRequest(**self._where(), object_id=part)
+            return self.client.PullObject(call)
+
         try:
-            self._pull_parts([part for part in names if part not in parts], parts)
+            parts = receive_parts(tree, ask, MOVERS, "receiving a reply", self.report)
         except LostPartError as error:
-            return lost_reply(metadata, str(error))
-        confirmed = internal("message_pb2").ConfirmMessageReceivedRequest(
-            **self._where(), message_object_id=name
-        )
+            lost: Message = with_content(bare, error=Error(error_code(LOST), str(error)))
+            return lost
+        confirmed = calls.ConfirmMessageReceivedRequest(**self._where(), message_object_id=name)
         # The reply is here: a call that fails costs memory of the server until the run ends
         with suppress(internal("http_grid").httpx.HTTPError):
             self.client.ConfirmMessageReceived(confirmed)
         reply: Message = internal("inflatable_utils").inflate_object_from_contents(name, parts)
         name_message(reply, name)
         return reply
-
-    def _pull_parts(self, missing: Sequence[str], parts: dict[str, bytes]) -> None:
-        """Add the missing parts of a reply. Raises LostPartError."""
-        if not missing:
-            return
-        with Transfer("receiving a reply", self.report, len(missing) + len(parts)) as transfer:
-            for content in parts.values():
-                transfer.add(content)
-
-            def pull(name: str) -> None:
-                pause, most = AGAIN_SECONDS
-                call = internal("message_pb2").PullObjectRequest(
-                    **self._where(), object_id=name
-                )
-                while not (answer := self.client.PullObject(call)).object_available:
-                    if not answer.object_found or transfer.over.wait(pause):
-                        raise LostPartError(f"the server has no part {name} of it any more")
-                    pause = min(2 * pause, most)
-                parts[name] = transfer.add(answer.object_content)
-
-            list(MOVERS.map(pull, missing))
-        return_memory()
 
     def _where(self) -> dict[str, Any]:
         return {"node": self.node, "run_id": self.run.run_id}
@@ -164,22 +136,3 @@ class RuntimeGrid(MessageGrid):
     ) -> Iterable[Message]:
         """Refuse: the round loop sends and receives (``server/run/exchange.py``)."""
         raise NotImplementedError("use push_messages and pull_messages")
-
-
-def lost_reply(metadata: Any, reason: str) -> Message:
-    """Return the error in place of a reply whose parts are lost, as Flower's own Grid does."""
-    message: Message = internal("make_message")(
-        metadata=Metadata(
-            run_id=metadata.run_id,
-            message_id="",
-            reply_to_message_id=metadata.reply_to_message_id,
-            group_id="",
-            created_at=metadata.created_at,
-            ttl=metadata.ttl,
-            message_type="system",
-            src_node_id=SUPERLINK,
-            dst_node_id=SUPERLINK,
-        ),
-        error=Error(error_code("MESSAGE_UNAVAILABLE"), reason),
-    )
-    return message

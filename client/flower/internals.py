@@ -43,7 +43,6 @@ INTERNALS = {
     "recorddict_pb2": "flwr.proto.recorddict_pb2",
     "TaskIdentity": "flwr.supercore.task_identity:TaskIdentity",
     "inflatable_object": "flwr.supercore.inflatable.inflatable_object",
-    "remove_content_from_message": "flwr.app.message:remove_content_from_message",
     "get_fused_config_from_fab": "flwr.common.config:get_fused_config_from_fab",
     "node_pb2": "flwr.proto.node_pb2",
     "FlowerError": "flwr.supercore.error:FlowerError",

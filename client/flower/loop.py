@@ -16,15 +16,13 @@ from typing import Any, NamedTuple, NoReturn
 from ..protocol.private import return_memory
 from .fleet import Fleet, RunIsOverError, be_patient
 from .internals import internal
-from .messages import name_message
+from .messages import name_message, with_content
 from .transfers import (
-    AGAIN_SECONDS,
     LostPartError,
     Transfer,
     echo,
     keep_pieces,
-    names_in,
-    parts_in,
+    receive_parts,
     size_of,
     tree_of,
 )
@@ -98,7 +96,11 @@ class MessageLoop:
         bare = internal("serde").message_from_proto(answer.messages_list[0])
         run_id, name = bare.metadata.run_id, bare.metadata.message_id
         run, fab = self._run(run_id)
-        parts = self._pull(run_id, answer.message_object_trees[0])
+        parts = receive_parts(
+            answer.message_object_trees[0],
+            lambda part: self.fleet.ask("PullObject", run_id=run_id, object_id=part),
+            *(self.movers, "receiving a message", echo, be_patient),
+        )
         self.fleet.ask("ConfirmMessageReceived", run_id=run_id, message_object_id=name)
         began = time.monotonic()
 
@@ -139,37 +141,13 @@ class MessageLoop:
             )
         return self.contexts[run.series_id]
 
-    def _pull(self, run_id: int, tree: Any) -> dict[str, bytes]:
-        """Return the parts of a message by their names, which are the server's: none is hashed."""
-        names, parts = dict.fromkeys(names_in(tree)), parts_in(tree)
-        missing = [name for name in names if name not in parts]
-        if missing:
-            with Transfer(
-                "receiving a message", echo, len(names), lasting=be_patient
-            ) as transfer:
-                for part in parts.values():
-                    transfer.add(part)
-
-                def pull(name: str) -> None:
-                    pause, most = AGAIN_SECONDS
-                    call = {"run_id": run_id, "object_id": name}
-                    while not (answer := self.fleet.ask("PullObject", **call)).object_available:
-                        if not answer.object_found or transfer.over.wait(pause):
-                            raise LostPartError(f"the server has no part {name} of it")
-                        pause = min(2 * pause, most)
-                    parts[name] = transfer.add(answer.object_content)
-
-                list(self.movers.map(pull, missing))
-            return_memory()
-        return {name: parts[name] for name in names}
-
     def _send(self, reply: Any, seconds: float) -> None:
         """Send a reply, and repeat it after a failure while its run is on. ``seconds``: how long it took."""
         with internal("inflatable_object").no_object_id_recompute():
             name_message(reply)
             parts = internal("inflatable_object").get_all_nested_objects(reply)
             tree = tree_of(reply, parts)
-        bare = internal("remove_content_from_message")(reply) if reply.has_content() else reply
+        bare = with_content(reply) if reply.has_content() else reply
         sent = internal("serde").message_to_proto(bare)
         with Transfer("sending the reply", echo, lasting=be_patient) as transfer:
             for pause in (*PAUSES, None):

@@ -19,7 +19,8 @@ IDENTITY = ("task_id", "run_id", "node_id")  # of this process, as Flower's mess
 # Kinds of error: the app's exception; the end of its process, while the silo is online; a silo that is gone
 FAILED, NOT_LOADED = "CLIENT_APP_RAISED_EXCEPTION", "LOAD_CLIENT_APP_EXCEPTION"
 CRASHED, GONE = "CLIENT_APP_CRASHED", "NODE_UNAVAILABLE"
-UNREACHABLE = (GONE, "MESSAGE_UNAVAILABLE", "REPLY_MESSAGE_UNAVAILABLE")
+LOST = "MESSAGE_UNAVAILABLE"  # the rest of a message, or of a reply
+UNREACHABLE = (GONE, LOST, "REPLY_MESSAGE_UNAVAILABLE")
 
 
 def error_code(name: str) -> int:
@@ -64,9 +65,12 @@ def set_sender(reply: Any, question: Any) -> Any:
     return reply
 
 
-def with_content(message: Any, content: Any) -> Any:
-    """Return a message with other content."""
-    return internal("make_message")(metadata=message.metadata, content=content)
+def with_content(message: Any, content: Any = None, error: Any = None) -> Any:
+    """Return a message with other content, none by default, or with an error in its place."""
+    from flwr.app import RecordDict
+
+    parts = {"error": error} if error else {"content": content or RecordDict()}
+    return internal("make_message")(metadata=message.metadata, **parts)
 
 
 def set_identity(**numbers: int | None) -> dict[str, int | None]:

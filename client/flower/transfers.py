@@ -11,10 +11,12 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from ..protocol.private import return_memory
 from .internals import internal
 
 LONG_SECONDS = 3.0  # after which a transfer counts as long
@@ -155,6 +157,37 @@ def keep_pieces() -> None:
     utils = internal("inflatable_utils")
     utils.inflatable_class_registry.update(Array=ChunkedArray, ArrayRecord=ChunkedRecord)
     copy_once(utils.ArrayChunk, utils.HEAD_VALUE_DIVIDER, utils.HEAD_BODY_DIVIDER)
+
+
+def receive_parts(
+    tree: Any,
+    ask: Callable[[str], Any],
+    movers: Executor,
+    what: str,
+    report: Echo,
+    lasting: Callable[[bool], object] = lambda yes: None,
+) -> dict[str, bytes]:
+    """Return the parts of a message by their names: those in its tree, and the answers of ``ask`` to the other names.
+
+    The names are the server's: none is hashed. Raises LostPartError.
+    """
+    names, parts = dict.fromkeys(names_in(tree)), parts_in(tree)
+    if missing := [name for name in names if name not in parts]:
+        with Transfer(what, report, len(names), lasting=lasting) as transfer:
+            for part in parts.values():
+                transfer.add(part)
+
+            def pull(name: str) -> None:
+                pause, most = AGAIN_SECONDS
+                while not (answer := ask(name)).object_available:
+                    if not answer.object_found or transfer.over.wait(pause):
+                        raise LostPartError(f"the server has no part {name} of it any more")
+                    pause = min(2 * pause, most)
+                parts[name] = transfer.add(answer.object_content)
+
+            list(movers.map(pull, missing))
+        return_memory()
+    return {name: parts[name] for name in names}
 
 
 def copy_once(chunk: Any, between: str, behind: bytes) -> None:

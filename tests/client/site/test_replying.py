@@ -218,7 +218,7 @@ def test_a_part_that_has_not_come_is_asked_for_again_soon(monkeypatch):
         return pull(run_id, object_id)
 
     monkeypatch.setattr(server, "PullObject", later)
-    monkeypatch.setattr(loop, "Transfer", Moved)
+    monkeypatch.setattr(transfers, "Transfer", Moved)
     monkeypatch.setattr(loop, "MOVERS", 1)
     assert silo_of(server, monkeypatch).serve_one()
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]

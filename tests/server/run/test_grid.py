@@ -24,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from client.flower import grid as module
+from client.flower import transfers
 from client.flower.grid import SUPERLINK, RuntimeGrid, own_grid
 from client.flower.transfers import LostPartError, enclose, parts_in
 
@@ -166,7 +166,7 @@ def test_a_confirmation_that_is_lost_costs_no_reply(grid, client):
 
 def test_a_part_is_waited_for_without_a_limit(grid, client, monkeypatch):
     """Flower's own function gives up after 500 looks."""
-    monkeypatch.setattr(module, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(transfers, "AGAIN_SECONDS", (0.0, 0.0))
     stored(client, inside=True)
     client.late = 3000
     assert len(grid.pull_messages(["b" * 64])) == 1 and client.calls.count("pull") == 3001
