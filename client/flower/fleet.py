@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -93,7 +93,7 @@ class FleetCalls:
             server, credentials, options=[*UNLIMITED, *options]
         )
 
-    def __enter__(self) -> "FleetCalls":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,7 +139,7 @@ class Fleet(FleetCalls):
 
     node: int
 
-    def __enter__(self) -> "Fleet":
+    def __enter__(self) -> Self:
         """Activate the silo. Raises SystemExit if the server refuses it."""
         self.interval = HEARTBEAT_SECONDS
         self.over, self.beat_now = threading.Event(), threading.Event()

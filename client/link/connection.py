@@ -259,30 +259,24 @@ def _no_answer(answer: str, way: Way) -> Check:
     )
 
 
-class FleetApi:
+class FleetApi(FleetCalls):
     """The server's Fleet API, as a context: asked for an activation that changes nothing there.
 
     Its heartbeat interval is 0. It is refused only after key and time are verified, even while the silo is online.
     """
 
     def __init__(self, way: Way, ca_certificate: Path, key: Any) -> None:
-        self.calls = FleetCalls(way.server, ca_certificate.read_bytes(), key, way.options)
-
-    def __enter__(self) -> "FleetApi":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.calls.channel.close()
+        super().__init__(way.server, ca_certificate.read_bytes(), key, way.options)
 
     def ask(self, at: float, padding: int = 0) -> tuple[int, str]:
         """Return the server's refusal of a call that is signed with this time, and is larger by `padding` bytes."""
-        body = request("ActivateNode", public_key=self.calls.public, heartbeat_interval=0.0)
+        body = request("ActivateNode", public_key=self.public, heartbeat_interval=0.0)
         if padding:  # a field that this message has not: servers ignore it
             body += request("PushObject", object_content=bytes(padding))
         seconds = LARGE_SECONDS if padding else TIMEOUT_SECONDS
         try:
-            self.calls.send("ActivateNode", body, at=at, timeout=seconds)
-        except self.calls.grpc.RpcError as error:
+            self.send("ActivateNode", body, at=at, timeout=seconds)
+        except self.grpc.RpcError as error:
             return refusal_in(error)
         return 0, "activated"
 

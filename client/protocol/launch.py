@@ -6,10 +6,12 @@ here, and tests parse them with Flower's own parsers.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import random
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import MutableMapping
@@ -19,6 +21,7 @@ from pathlib import Path
 from .ours import errors
 
 LOOPBACK = "127.0.0.1"
+PR_SET_PDEATHSIG = 1
 THIS_MACHINE = (LOOPBACK, "localhost", "::1")
 # For every Flower process: no telemetry is sent to Flower's makers, and nothing is installed when a run starts.
 FLOWER = {
@@ -65,6 +68,11 @@ def site_process(module: str, *arguments: str) -> list[str]:
     """Return the command line of a process of the site: a module of `client`, loaded as no app's is (`private.py`)."""
     private = Path(__file__).resolve().with_name("private.py")
     return [sys.executable, "-P", str(private), module, *arguments]
+
+
+def die_with_parent() -> None:
+    """Request SIGTERM for this process when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def superlink_command(credentials: Path, *, fleet: str, host: str, port: int) -> list[str]:

@@ -7,7 +7,6 @@ the silo of a bundle, without Docker.
 """
 
 import contextlib
-import ctypes
 import math
 import os
 import signal
@@ -25,7 +24,7 @@ from client.flower.fleet import BACK, LOST, REFUSED, REGISTERED
 from client.link.connection import CLOCK, connection_checks
 from client.link.route import TRANSIENT
 from client.protocol.keys import site_root
-from client.protocol.launch import own_supernode, silo_environment
+from client.protocol.launch import die_with_parent, own_supernode, silo_environment
 from client.protocol.node import Site, gpu_environment, supernode_command
 from client.site.runtime.doctor import (
     Via,
@@ -63,7 +62,6 @@ IN_USE = (
     "its key is in use: a bundle runs in one place at a time, so end the other one or ask the server's operator for "
     "a second bundle (after a crash it takes up to three minutes until the server lets the silo in again)"
 )
-PR_SET_PDEATHSIG = 1
 
 
 def check_site(site: Site) -> None:
@@ -235,11 +233,6 @@ def end_group(process: subprocess.Popen[str]) -> None:
     process.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def die_with_parent() -> None:
-    """Request SIGTERM for this child process when its supervisor dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 # --- silofl join ---

@@ -18,7 +18,6 @@ Linux only; elsewhere use Flower's own SuperNode.
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...flower.apps import PRELOADED
-from ...protocol.launch import lock_path
+from ...protocol.launch import die_with_parent, lock_path
 from .app_process import DIED, check_peer, run_app_process
 
 # Third-party modules that a silo's ClientApp imports; one that is not installed is skipped.
@@ -50,7 +49,6 @@ PRELOAD = (
     "tqdm",
     "yaml",
 )
-PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -65,7 +63,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        die_with_parent()
         if os.getppid() != arguments.parent:
             return
     serve_template(arguments.socket.absolute(), arguments.modules or PRELOAD)
