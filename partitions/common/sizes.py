@@ -61,16 +61,16 @@ def check_size(size: int, what: str) -> None:
 
 
 def check_room(size: int, in_memory: int, on_disk: int, folder: Path, mend: str) -> str:
-    """Return what a run takes here: copies of a model of ``size`` bytes in memory, and on the disk of ``folder``.
+    """Return what a run takes here: copies of a model of ``size`` bytes, in memory and on the disk of ``folder``.
 
-    Raises UserError where they do not fit. ``mend``: what else helps than more room.
+    It is the least; some methods take more. Raises UserError where it does not fit. ``mend``: what else helps.
     """
     while not folder.exists():
         folder = folder.parent
     free = {"memory": available(), "disk": shutil.disk_usage(folder).free}
     takes = {"memory": in_memory, "disk": on_disk}
     parts = [f"{n * size / 1e9:.2f} GB of {what} ({n} copies)" for what, n in takes.items()]
-    line = f"a model of {size / 1e6:.0f} MB takes {' and '.join(parts)} here"
+    line = f"a model of {size / 1e6:.0f} MB takes at least {' and '.join(parts)} here"
     for what, copies in takes.items():
         if copies * size > free[what]:
             has = f"{free[what] / 1e9:.2f} GB of {what} is free"

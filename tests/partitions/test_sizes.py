@@ -242,7 +242,7 @@ def test_what_a_run_takes_is_said_and_refused_where_it_does_not_fit(
     monkeypatch.setattr(
         sizes.shutil, "disk_usage", lambda folder: SimpleNamespace(free=disk * mega)
     )
-    line = "a model of 100 MB takes 0.40 GB of memory (4 copies) and 0.80 GB of disk (8 copies) here"
+    line = "a model of 100 MB takes at least 0.40 GB of memory (4 copies) and 0.80 GB of disk (8 copies) here"
     run = (100 * mega, 4, 8, tmp_path / "not/yet/there", "take another")
     if lacks:
         fails(
