@@ -42,7 +42,7 @@ down, up: the numbers that a silo receives and sends in a round. Σ: of the whol
 reports: whose scores the report has: of the model that a silo received, or of its own, the personal one.
 """
 EVIDENCE = """\
-Evidence: mean scores of docs/reference-table.csv on all its data sets, in points. A few points are chance.
+Evidence: mean test losses in docs/reference-table.csv, by data set and network; the page beside it says what is shown.
 """
 
 

@@ -24,11 +24,9 @@ from strategies import strategies
 from strategies.base.run_settings import RunSettings, parse_settings
 
 TABLE = Path(__file__).parents[2] / "docs" / "reference-table.csv"
-COLUMNS = {"set", "method", "held_out", "mean"}
-PRIVATE = (
-    "-dp"  # the end of the name of a data set on which all methods had differential privacy
-)
-Gains = Mapping[str, Mapping[str, float]]  # method -> data set -> points above training alone
+COLUMNS = {"dataset", "network", "most", "method", "loss"}
+WHOLE = "0"  # in `most`: hospitals with all their training patients
+Gains = Mapping[str, Mapping[str, float]]  # method -> data set and network -> gain
 
 
 def choices(settings: Mapping[str, object]) -> list[dict[str, Any]]:
@@ -49,7 +47,8 @@ def choices_in(study: StudyProtocol) -> list[dict[str, Any]]:
 def rows_of(
     check: Callable[[str], Sequence[RunSettings]], *, private: bool
 ) -> list[dict[str, Any]]:
-    gains = read_gains(private=private)
+    # The table has no runs with differential privacy
+    gains: Gains = {} if private else read_gains()
     return [
         {
             "name": name,
@@ -76,25 +75,28 @@ def refusal(check: Callable[[str], Sequence[RunSettings]], method: str) -> str:
     return ""
 
 
-def read_gains(table: Path = TABLE, *, private: bool = False) -> Gains:
-    """Return each method's gain over training alone on each data set of the reference table; {} without a table.
+def read_gains(table: Path = TABLE) -> Gains:
+    """Return by how many per cent each method's mean test loss is below training alone's, by data set and network.
 
-    ``private``: those with differential privacy, instead of the others.
+    The mean is over hospitals, folds and seeds of the reference table. {} where the table is not here.
     """
-    scores = defaultdict[tuple[str, str], list[float]](list)
+    losses = defaultdict[tuple[str, str], list[float]](list)
     if table.is_file():
         with table.open(encoding="utf-8", newline="") as file:
             rows = csv.DictReader(file)
             if not set(rows.fieldnames or ()) >= COLUMNS:
                 return {}
             for row in rows:
-                if not row["held_out"] and row["set"].endswith(PRIVATE) == private:
-                    scores[row["method"], row["set"]].append(float(row["mean"]))
-    means = {key: statistics.fmean(scores[key]) for key in scores}
+                if row["most"] == WHOLE:
+                    where = f"{row['dataset']}, {row['network']}"
+                    losses[row["method"], where].append(float(row["loss"]))
+    means = {key: statistics.fmean(each) for key, each in losses.items()}
     gains = defaultdict[str, dict[str, float]](dict)
-    for (method, of), mean in means.items():
-        if (alone(), of) in means and method != alone():
-            gains[method][of] = 100 * (mean - means[alone(), of])
+    # Of trees the table has a baseline of its own, local-trees
+    bases = {where: mean for (name, where), mean in means.items() if name.startswith(alone())}
+    for (method, where), mean in means.items():
+        if not method.startswith(alone()) and (base := bases.get(where)):
+            gains[method][where] = 100 * (base - mean) / base
     return gains
 
 
@@ -103,11 +105,11 @@ def evidence_line(gains: Mapping[str, float]) -> str:
     if not gains:
         return "no evidence in the reference table"
     worst, best = min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__)
-    above = sum(gain > 0 for gain in gains.values())
-    ends = (f"{points(gains[name])} points ({name})" for name in (worst, best))
-    return f"above training alone on {above} of {len(gains)} data sets, {' to '.join(ends)}"
+    below = sum(gain > 0 for gain in gains.values())
+    ends = (f"{points(-gains[name])} % ({name})" for name in (best, worst))
+    return f"loss below training alone's on {below} of {len(gains)}: {' to '.join(ends)}"
 
 
 def points(gain: float) -> str:
-    """Return a gain as text; of a measurement whose model diverged it has many digits."""
+    """Return a gain as text; of a model that diverged it has many digits."""
     return f"{gain:+.1f}" if abs(gain) < 1000 else f"{gain:+.0e}"

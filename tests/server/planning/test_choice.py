@@ -24,17 +24,15 @@ GIVEN: dict[str, dict[str, Any]] = {
     "survival": {"task": "survival"},
     "robust": {"robust": "median"},
 }
-TABLE = """set,method,seed,held_out,trial,mean
-wards,local,0,,1,0.50
-wards,local,1,,1,0.60
-wards,ditto,0,,1,0.60
-wards,ditto,1,,1,0.54
-wards,ditto,0,north,1,0.99
-clinics,local,0,,1,0.50
-clinics,ditto,0,,1,0.40
-homes,ditto,0,,1,0.90
-clinics-dp,local,0,,1,0.10
-clinics-dp,ditto,0,,1,0.30
+TABLE = """dataset,network,most,method,seed,fold,hospital,tested,loss,score
+wards,linear,0,local,0,0,a,9,0.50,0
+wards,linear,0,local,0,1,b,9,0.30,0
+wards,linear,0,ditto,0,0,a,9,0.30,0
+wards,linear,0,ditto,0,1,b,9,0.40,0
+wards,linear,30,ditto,0,1,b,9,0.01,0
+clinics,trees,0,local-trees,0,0,a,9,0.50,0
+clinics,trees,0,ditto,0,0,a,9,0.60,0
+clinics,linear,0,ditto,0,0,a,9,0.10,0
 """
 
 
@@ -89,21 +87,20 @@ def test_a_method_must_fit_every_value_that_a_study_allows():
 
 
 def test_the_evidence_by_hand(tmp_path):
-    """Ditto 0.57 and 0.40 where training alone has 0.55 and 0.50; a left-out hospital and a set alone do not count."""
+    """Ditto's mean loss is 0.35 where training alone has 0.40, and 0.60 where it has 0.50."""
     (tmp_path / "table.csv").write_text(TABLE)
     gains = read_gains(tmp_path / "table.csv")
-    assert gains == {"ditto": pytest.approx({"wards": 2.0, "clinics": -10.0})}
-    line = "above training alone on 1 of 2 data sets, -10.0 points (clinics) to +2.0 points (wards)"
+    expected = {"wards, linear": 12.5, "clinics, trees": -20.0}
+    assert gains == {"ditto": pytest.approx(expected)}
+    line = "loss below training alone's on 1 of 2: -12.5 % (wards, linear) to +20.0 % (clinics, trees)"
     assert evidence_line(gains["ditto"]) == line
-    private = read_gains(tmp_path / "table.csv", private=True)
-    assert private == {"ditto": pytest.approx({"clinics-dp": 20.0})}
 
 
 def test_without_a_table_there_is_no_evidence(tmp_path):
-    (tmp_path / "other.csv").write_text("set,method\nwards,local\n")
+    (tmp_path / "other.csv").write_text("dataset,method\nwards,local\n")
     assert not read_gains(tmp_path / "none.csv") and not read_gains(tmp_path / "other.csv")
     assert evidence_line({}) == "no evidence in the reference table"
-    assert "-5e+11 points (visits)" in evidence_line({"visits": -5.4e11})
+    assert "+5e+11 % (visits)" in evidence_line({"visits": -5.4e11})
 
 
 def test_the_command(tmp_path, capsys):
@@ -114,6 +111,7 @@ def test_the_command(tmp_path, capsys):
     assert "\nfedrod " in unable and "which survival has not" in unable
     assert silofl("strategies", "--dp", "--json") == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["fedavg"]["evidence"] == "no evidence in the reference table"
     assert rows["fedgh"]["refused"].startswith("dp = true") and not rows["fedavg"]["refused"]
     (tmp_path / "study.toml").write_text(study_text())
     assert silofl("strategies", "--for", tmp_path / "study.toml") == 0
