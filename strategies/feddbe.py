@@ -184,6 +184,9 @@ class FedDBE(PersonalizedStrategy):
         kept = not first or self.settings.warm_up == "keep"
         return {"model": self.layout.features * first + size * kept}
 
+    def most_sizes(self, silo: str) -> dict[str, int]:
+        return {"model": max(self.layout.size, self.sizes(silo)["model"])}
+
     def payload(self, silo: str) -> Payload:
         models = super().payload(silo).models
         mean = self.state.mean

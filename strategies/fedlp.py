@@ -100,6 +100,9 @@ class FedLP(PersonalizedStrategy):
     def sizes(self, silo: str) -> dict[str, int]:
         return {"layers": size_of(self.sent_parts(silo))}
 
+    def most_sizes(self, silo: str) -> dict[str, int]:
+        return {}
+
     def centre(self, name: str, update: Update) -> Tensor | None:
         if name == "layers":
             return gather(self.state.model, self.sent_parts(update.silo))

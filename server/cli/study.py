@@ -30,15 +30,17 @@ def new(args: argparse.Namespace) -> None:
     from partitions.common.files import write_atomically
     from partitions.schema import NO_SCHEMA, load_schema
     from server.deploy.study_draft import app_sums, draft, known_datasets, known_peers
+    from server.results.reply_sizes import declared_data
 
     if args.file.exists() and not args.overwrite:
         raise UserError(f"{args.file} is there already: --overwrite replaces it")
     values, stated, schema, held_out = run_values(args), {}, NO_SCHEMA, args.held_out
+    agreed = ""
     peers, datasets = dict[str, str](), dict[str, str]()
     # Its runs have the settings, the schema and the roles that the file states
     if args.federation != str(FEDERATION) or FEDERATION.is_file():
         federation = federation_of(args.federation)
-        stated, schema = federation.settings, federation.declared
+        stated, schema, agreed = federation.settings, federation.declared, federation.agreed
         peers, datasets = known_peers(federation), known_datasets(federation)
         held_out = held_out or federation.held_out(values.get("strategy"))
     schema = load_schema(args.schema) if args.schema else schema
@@ -51,6 +53,7 @@ def new(args: argparse.Namespace) -> None:
         apps=args.sum or app_sums(args.app),
         bytes_=args.bytes,
         schema=schema.digest if schema.content else "",
+        data=declared_data(agreed, schema),
         held_out=held_out,
         peers=peers | pairs("--peer", args.peer),
         datasets=datasets | pairs("--own-dataset", args.own_dataset),
@@ -164,9 +167,8 @@ ACTIONS = (
             option(
                 "--bytes",
                 "N",
-                "bytes that leave a hospital (default: 10⁹)",
+                "bytes that leave a hospital (default: by the network's size, of `agreed`)",
                 type=int,
-                default=10**9,
             ),
             flag("--overwrite", "replace FILE"),
             *RUN_OPTIONS,

@@ -23,6 +23,7 @@ from client.protocol.study import (
     values,
 )
 from client.studies import corners
+from models.shapes import write_shape
 from partitions.common.errors import UserError
 from partitions.common.sum_weights import FEWEST, groups_of
 from partitions.own.index import ENDING
@@ -30,9 +31,9 @@ from server.deploy.credentials import Credentials
 from server.deploy.federation import Federation
 from server.deploy.local.record import remote_keys, state_root
 from server.rendering import fill
+from server.results.reply_sizes import reply_sizes
 from strategies.base.evaluation import EVALUATE, asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.settings import Common
 
 ALWAYS = (  # settings that every protocol lists, even with default values
     *(
@@ -47,7 +48,8 @@ ALWAYS = (  # settings that every protocol lists, even with default values
     ),
     *("weight-decay", "participation", "evaluate-every", "robust"),
 )
-BYTES = 10**9  # default limit of the bytes that leave a hospital
+UNKNOWN = "not derived: state shape and classes under `agreed` in the federation file, then draft again"
+BYTES = 10**9  # limit of the bytes that leave a hospital where the model's size is not known
 DAYS = 365
 # Messages of a run for secure aggregation, beside one per round: keys, shares and unmask of up to four repeats
 REPEATS = 12
@@ -78,8 +80,9 @@ def draft(
     texts: Mapping[str, str],
     end: date | None,
     apps: Sequence[str],
-    bytes_: int = BYTES,
+    bytes_: int | None = None,
     schema: str = "",
+    data: Mapping[str, Any] | None = None,
     held_out: Sequence[str] = (),
     peers: Mapping[str, str] | None = None,
     datasets: Mapping[str, str] | None = None,
@@ -87,6 +90,7 @@ def draft(
     """Return a protocol of runs with these settings; comma-separated strategies or seeds give several runs.
 
     ``texts``: purpose, contact, results, retention; a missing one stays empty, and the protocol is then incomplete.
+    ``bytes_``: their limit; None: what the network and the methods send at most, of ``data`` (``declared_data``).
     ``peers``: the fingerprint of each silo's key, for runs with secure aggregation. ``datasets``: the SHA-256 of the
     source of each silo's own data set. Raises UserError for invalid settings, DataError without ``init-weights``.
     """
@@ -109,11 +113,7 @@ def draft(
         held_out=list(held_out),
         common=common,
         settings=settings,
-        count=len(runs),
-        evaluations=_evaluations(runs[0]),
-        **_messages(common),
-        bytes=bytes_,
-        days=DAYS,
+        limits=_limits(runs, bytes_, data or {}, len(peers)),
         groups=groups_of(training, common.secure_group) if common.secure_group > 1 else (),
         still=open_under_masks(common.secure_group, common.secure_robust),
         peers=peers,
@@ -121,19 +121,36 @@ def draft(
     )
 
 
-def _messages(common: Common) -> dict[str, int]:
-    """Return how many rounds a run may try, its most other messages to one hospital, and how many runs it may be more.
+def _limits(
+    runs: Sequence[RunSettings], bytes_: int | None, data: Mapping[str, Any], silos: int
+) -> dict[str, object]:
+    """Return the most that one hospital answers in all runs, by the name of the limit; ``why``: where bytes come from.
 
     With masks there is one message more a round, and repeats; a run that is resumed is one more.
     """
-    rounds = common.rounds
-    if not common.secure_aggregation:
-        return {"rounds": rounds, "queries": QUERIES, "repeats": 0}
-    repeats = REPEATS // 3
+    count, common, evaluations = len(runs), runs[0].common, _evaluations(runs[0])
+    masked = common.secure_aggregation
+    repeats = REPEATS // 3 if masked else 0
+    rounds = common.rounds + repeats
+    queries = QUERIES + (common.rounds + REPEATS if masked else 0)
+    why, most = "--bytes", bytes_ or 0
+    sizes = [] if bytes_ else [reply_sizes(run, data, max(silos, common.silos)) for run in runs]
+    for size in sizes:
+        if size is None:
+            most, why = BYTES, UNKNOWN
+            break
+        most += rounds * size.train + evaluations * size.evaluate + queries * size.query
+        shape, largest = write_shape(data["shape"]), max(size.train, size.evaluate)
+        why = f"{largest} for the largest message: shape {shape}, {data['classes']} classes"
     return {
-        "rounds": rounds + repeats,
-        "queries": QUERIES + rounds + REPEATS,
-        "repeats": repeats,
+        "runs": count + repeats,
+        "rounds": count * rounds,
+        "evaluations": count * evaluations,
+        "queries": count * queries,
+        "messages": count * (rounds + evaluations + queries),
+        "bytes": most,
+        "days": DAYS,
+        "why": why,
     }
 
 

@@ -209,6 +209,10 @@ class ServerMethod:
         """Return the lengths of uploaded vectors that are no whole model, in this round and from this silo."""
         return {}
 
+    def most_sizes(self, silo: str) -> Mapping[str, int]:
+        """Return the most that :meth:`sizes` returns in any round; a method whose lengths change overrides it."""
+        return self.sizes(silo)
+
     def check(self, update: Update) -> None:
         """Raise DataError, with one line, if a silo's numbers are not valid for :meth:`aggregate`.
 
