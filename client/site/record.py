@@ -166,10 +166,8 @@ class Record:
         """Run a block inside this thread's transaction, which has to sync if the block does."""
         assert OPEN.transaction is not None
         path, db, syncs = OPEN.transaction
-        if path != self.path or sync > syncs:
-            raise RuntimeError(
-                f"a transaction of {self.path} inside one of {path}, sync = {syncs}"
-            )
+        inside = f"a transaction of {self.path} inside one of {path}, sync = {syncs}"
+        assert path == self.path and sync <= syncs, inside
         with self._faults():
             db.execute("SAVEPOINT block")
             try:

@@ -252,9 +252,9 @@ def test_a_block_inside_a_transaction_is_a_part_of_it(silo):
             raise sqlite3.DatabaseError("a statement that fails")
         with home.reading() as same:
             assert count(same) == 1
-    with home.write(sync=False), pytest.raises(RuntimeError, match="sync"):
+    with home.write(sync=False), pytest.raises(AssertionError, match="sync"):
         home.write(sync=True).__enter__()
-    with home.write(), pytest.raises(RuntimeError, match="inside one of"):
+    with home.write(), pytest.raises(AssertionError, match="inside one of"):
         Record(silo.folder / "other").write().__enter__()
     with home.reading() as db:
         assert count(db) == 1
