@@ -20,9 +20,8 @@ MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
 # Nodes of the syntax tree per line of code: of the median module, with a little room, and of any module. Lines of
 # templates are no code.
 MOST_NODES_MEDIAN, MOST_NODES = 9.5, 15
-# Packages whose names and texts are checked below; in a package of UNIQUE a public function's name stands once.
+# Packages whose names and texts are checked below. A public function's name, but `main`, stands once in each package.
 CLEAN = (*PACKAGES, "benchmarks")
-UNIQUE = ("models", "strategies")
 # Names of variables, arguments and functions that say nothing of what they hold
 REFUSED = {"found", "own", "given", "asked", "told", "one", "made"}
 # Of these modules they are keys of a file's form
@@ -178,8 +177,8 @@ def names() -> Iterator[str]:
             for line, bound in sorted(_bound_names(path)):
                 if bound in REFUSED and (name, bound) not in KEYS:
                     yield f"{name}:{line}: {bound!r} does not say what it holds"
-            for node in _tree(path).body if package in UNIQUE else ():
-                if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            for node in _tree(path).body if package in PACKAGES else ():
+                if isinstance(node, ast.FunctionDef) and not re.match("_|main$", node.name):
                     place = f"{name}:{node.lineno}"
                     if (other := places.setdefault(node.name, place)) != place:
                         yield f"{place}: {node.name} is a function of {other}, too: say its object"

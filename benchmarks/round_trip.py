@@ -174,7 +174,7 @@ def compare_masked(args: argparse.Namespace) -> None:
             peers=known_peers(federation),
         )
         for silo in known_peers(federation):
-            approvals.approve(up.directory / "silos" / silo, silo, study, "a", "", [])
+            approvals.record_approval(up.directory / "silos" / silo, silo, study, "a", "", [])
 
         def run(settings: Mapping[str, Any]) -> Callable[[int], list[float]]:
             return lambda turn: later_rounds(

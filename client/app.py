@@ -34,8 +34,8 @@ from client.protocol.secure import OWN
 from client.reported import (
     TERMS,
     card_of,
-    describe,
     describe_evaluated,
+    describe_models,
     keep_evaluated,
     keep_reported,
     load_reported,
@@ -240,7 +240,7 @@ def train(session: ClientSession, client: SiloClient) -> Result:
     )
     vectors, _, metrics = client.fit(session.parameters, config)
     metrics |= session.add_cost(client)
-    describe(client, card_of(session), metrics)
+    describe_models(client, card_of(session), metrics)
     note_candidate(client, metrics, snapshot, client.state)
     session.store.save(
         client.state, client.round, to_disk=config["save"], of=config.get(OWN, "")

@@ -45,7 +45,7 @@ def check_data(args: argparse.Namespace) -> None:
         print(f"{args.out}: the index, without a sample; SHA-256 of the code: {code}")
 
 
-def request(args: argparse.Namespace) -> None:
+def request_command(args: argparse.Namespace) -> None:
     from client.protocol.keys import make_request
 
     key, file, made_request = make_request(args.name, args.folder, args.out)
@@ -64,7 +64,7 @@ def check_bundle(args: argparse.Namespace) -> None:
     verify_bundle(args.bundle, args.signed_by, echo=print, allow_older=args.allow_older)
 
 
-def join(args: argparse.Namespace) -> int:
+def join_command(args: argparse.Namespace) -> int:
     from client.site.runtime.supervisor import join as take_part
 
     return take_part(
@@ -162,8 +162,8 @@ def policy(args: argparse.Namespace) -> None:
     print(policy_page(policy_at(args.what), methods=args.methods))
 
 
-def audit(args: argparse.Namespace) -> None:
-    from client.site.trust.audit import verify
+def audit_command(args: argparse.Namespace) -> None:
+    from client.site.trust.audit import verify_log
     from client.site.trust.audit_page import audit as read
     from client.site.trust.audit_page import find_log
     from client.study_record import export, key_file, record_page, show_export, study_record
@@ -172,7 +172,7 @@ def audit(args: argparse.Namespace) -> None:
         faults = show_export(args.check, print)
     elif args.study:
         folder = find_log(args.where)
-        record = study_record(verify(folder, args.first), folder, args.study, args.receipts)
+        record = study_record(verify_log(folder, args.first), folder, args.study, args.receipts)
         print(record_page(record))
         faults = [*record["log"]["faults"], *record["receipts"]["faults"]]
         if args.export:
@@ -242,7 +242,7 @@ COMMANDS = (
     Command(
         "request",
         "make this site's own key, and the request to be taken in",
-        request,
+        request_command,
         (
             option("name", "NAME", "the silo's name, as agreed with the server's operator"),
             file_option("--out", "FILE", "the request to write (default: NAME.request)"),
@@ -270,7 +270,7 @@ COMMANDS = (
     Command(
         "join",
         "take part as the silo of a bundle, without Docker",
-        join,
+        join_command,
         (
             file_option("bundle", "BUNDLE", "NAME.tar from silofl add-silo, or its folder"),
             file_option(
@@ -314,7 +314,7 @@ COMMANDS = (
     Command(
         "audit",
         "what left this site, and whether its log of that is whole",
-        audit,
+        audit_command,
         (
             file_option(
                 "where",

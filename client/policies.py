@@ -17,7 +17,7 @@ from client.site.trust.message_rules import (
     sends_whole,
     setting_faults,
 )
-from client.studies import place_of
+from client.studies import silo_at
 from strategies import PersonalizedStrategy, strategies
 from strategies.base.evaluation import EVALUATE
 from strategies.base.info import MethodInfo
@@ -32,7 +32,7 @@ def policy_at(what: Path | None) -> Policy:
             return read_policy(os.environ.get("SILOFL_POLICY", ""))
         if not joined_silos():
             return Policy(where="silofl's defaults, for no silo has joined from this machine")
-        return place_of(None).policy
+        return silo_at(None).policy
     if what.suffix == ".tar" or what.is_dir():
         text = read_bundle(what).get("policy.toml")
         return (

@@ -205,7 +205,9 @@ def keep_evaluated(
     return True
 
 
-def describe(client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any]) -> None:
+def describe_models(
+    client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any]
+) -> None:
     """Add the descriptions and metrics of the silo's last and best personal models to its state."""
     numbers, prefix = client.state.numbers, "personal."
     numbers["model"] = {**card, "no_file": client.no_file} if client.no_file else card

@@ -51,7 +51,7 @@ class JoinedSilo:
     signer: str = ""
 
 
-def place_of(state: Path | None, policy: Path | None = None) -> JoinedSilo:
+def silo_at(state: Path | None, policy: Path | None = None) -> JoinedSilo:
     """Return the silo of a state directory, of this container, or the only one that joined from this machine.
 
     ``policy``: its policy's file, if not in the usual place. Raises UserError, one line, if there is no such silo, or
@@ -261,7 +261,7 @@ def corners(study: StudyProtocol, method: str) -> list[dict[str, Any]]:
     return runs
 
 
-def approve(
+def approve_study(
     file: Path,
     state: Path | None,
     *,
@@ -277,7 +277,7 @@ def approve(
 
     Raises UserError, DataError, SiteError or OSError, one line, if it cannot be approved; nothing is stored then.
     """
-    place, (text, study) = place_of(state, policy), read_study(file)
+    place, (text, study) = silo_at(state, policy), read_study(file)
     signer = signer_of(text)
     check_signer(signer, place, signed_by)
     echo(study_page(study, signer))
@@ -297,7 +297,7 @@ def approve(
             raise UserError(f"{study.name} is not approved: its name was not typed")
     if not by:
         raise UserError("--by NAME is missing: the audit log says who approved a study")
-    return approvals.approve(place.state, place.name, text, by, signer, warnings)
+    return approvals.record_approval(place.state, place.name, text, by, signer, warnings)
 
 
 def check_signer(signer: str, place: JoinedSilo, signed_by: str) -> None:
@@ -317,7 +317,7 @@ def check_signer(signer: str, place: JoinedSilo, signed_by: str) -> None:
 
 def overview(state: Path | None) -> list[dict[str, Any]]:
     """Return the studies of this site, each with its state and the use of its limits."""
-    place, today = place_of(state), datetime.now(UTC).date()
+    place, today = silo_at(state), datetime.now(UTC).date()
     rows = []
     for approved in approvals.list_approved(place.state):
         study = approved.study
@@ -342,7 +342,7 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
 
 def list_released(state: Path | None) -> list[dict[str, Any]]:
     """Return what left of each data file of this silo, by its SHA-256, the oldest first. Raises SiteError."""
-    released = read_released(place_of(state).state).items()
+    released = read_released(silo_at(state).state).items()
     return sorted(
         ({"cohort": c, **row} for c, row in released), key=lambda row: str(row["from"])
     )
@@ -388,7 +388,7 @@ def overview_page(studies: list[dict[str, Any]]) -> str:
     return text_page(OVERVIEW, studies=studies).rstrip("\n")
 
 
-def revoke(name: str, state: Path | None, by: str) -> None:
+def revoke_study(name: str, state: Path | None, by: str) -> None:
     """End a study of this site at once. Raises SiteError if there is none of this name."""
-    place = place_of(state)
-    approvals.revoke(place.state, place.name, name, by)
+    place = silo_at(state)
+    approvals.record_revocation(place.state, place.name, name, by)

@@ -60,7 +60,7 @@ def answer_survey(session: ClientSession) -> RecordDict:
         raise PolicyRefusedError(
             f"{session.name} refuses: its policy has {policy.line(rule)}, it has fewer patients"
         )
-    recipe = recipe_of(contents.recipe)
+    recipe = table_recipe(contents.recipe)
 
     def make_answer() -> Answer:
         day = time.strftime("%Y-%m-%d", time.gmtime())
@@ -108,7 +108,7 @@ def _own(path: Path, stamp: int) -> tuple[Split, Array | None, Contents]:
     return join_splits([*contents.splits.values()]), gaps, contents
 
 
-def recipe_of(text: str) -> Recipe | None:
+def table_recipe(text: str) -> Recipe | None:
     """Return the recipe of a table in a file's text; None if there is none, or one for pictures."""
     try:
         recipe = read_any(text) if text else None

@@ -27,7 +27,7 @@ from scans import leaks, write_dicom, write_nifti
 
 from client.protocol.keys import make_request, read_request
 from client.protocol.policy import Policy, Rules, default_file, key_of, parse_policy
-from client.site.trust.audit import Log, log_files, verify
+from client.site.trust.audit import Log, log_files, verify_log
 from client.site.trust.bundle import read_bundle, site_of
 from partitions.common.errors import DataError, UserError
 from partitions.common.settings import toml_text
@@ -324,13 +324,13 @@ def test_an_audit_log(log_folder, edits):
     (file,) = log_files(log_folder)
     whole = file.read_bytes()
     file.write_bytes(edited(whole, edits))
-    found = verify(log_folder)
+    found = verify_log(log_folder)
     changed = [line for line in file.read_bytes().split(b"\n") if line] != whole.split(b"\n")[
         :-1
     ]
     assert not changed or found.faults or found.notes
     Log(log_folder).append({**dict.fromkeys(fields, 9), "sent": []})
-    assert verify(log_folder).entries[-1]["time"] == 9
+    assert verify_log(log_folder).entries[-1]["time"] == 9
 
 
 @FEW

@@ -13,7 +13,7 @@ from client.protocol.run_settings import is_private
 from client.site.budget.accounting import DataFile, cohort_of, epsilon_of, label, load_data_file
 from client.site.budget.ledger import Ledger, Line, charges, delta_of, pending_lines, spent_of
 from client.site.record import Record
-from client.site.trust.audit import settings_by_line, verify
+from client.site.trust.audit import settings_by_line, verify_log
 from partitions.common.names import escape
 
 
@@ -68,7 +68,7 @@ def budget_of(
 
 def find_uncovered(state: Path, versions: Sequence[str]) -> list[str]:
     """Return the runs that got something of these data without differential privacy, as far as the log goes back."""
-    entries = verify(state / "audit").entries
+    entries = verify_log(state / "audit").entries
     settings = settings_by_line(entries)
     runs = (
         entry["run"] or entry["run-id"]

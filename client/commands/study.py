@@ -11,16 +11,15 @@ from client.commands.table import Command, file_option, flag, option
 from partitions.common.errors import UserError
 
 
-def approve(args: argparse.Namespace) -> None:
-    from client.studies import approve as approve_study
-    from client.studies import place_of
+def approve_command(args: argparse.Namespace) -> None:
+    from client.studies import approve_study, silo_at
 
     if args.restored:
         from client.site.budget.restored import accept_restored
 
         if not args.by:
             raise UserError("--by NAME is missing: the audit log says who accepted the copy")
-        place = place_of(args.state_dir, args.policy)
+        place = silo_at(args.state_dir, args.policy)
         count = accept_restored(place.state, place.name, args.by)
         print(
             f"accepted: {count} charges that the copy lacked were added; every study is revoked: silofl approve FILE"
@@ -58,8 +57,8 @@ def studies(args: argparse.Namespace) -> None:
         print(text)
 
 
-def revoke(args: argparse.Namespace) -> None:
-    from client.studies import revoke as revoke_study
+def revoke_command(args: argparse.Namespace) -> None:
+    from client.studies import revoke_study
 
     by = (
         args.by
@@ -85,7 +84,7 @@ COMMANDS = (
     Command(
         "approve",
         "approve a study at this hospital",
-        approve,
+        approve_command,
         (
             file_option("file", "FILE", "the study, study.toml", nargs="?"),
             *STATE_DIR,
@@ -132,7 +131,7 @@ COMMANDS = (
     Command(
         "revoke",
         "end a study at this hospital at once",
-        revoke,
+        revoke_command,
         (option("name", "NAME", "the study's name"), *STATE_DIR, *BY),
         examples=("silofl revoke sepsis",),
         description="Its next message is refused.",

@@ -171,7 +171,7 @@ def receive_parts(
 
     The names are the server's: none is hashed. Raises LostPartError.
     """
-    names, parts = dict.fromkeys(names_in(tree)), parts_in(tree)
+    names, parts = dict.fromkeys(object_ids(tree)), parts_in(tree)
     if missing := [name for name in names if name not in parts]:
         with Transfer(what, report, len(names), lasting=lasting) as transfer:
             for part in parts.values():
@@ -210,8 +210,8 @@ def copy_once(chunk: Any, between: str, behind: bytes) -> None:
     chunk.deflate = lambda self: b"".join((head(self), self.data))
 
 
-def names_in(tree: Any) -> list[str]:
-    return [tree.object_id, *(name for child in tree.children for name in names_in(child))]
+def object_ids(tree: Any) -> list[str]:
+    return [tree.object_id, *(name for child in tree.children for name in object_ids(child))]
 
 
 def enclose(tree: Any, get: Callable[[str], bytes | None]) -> None:
@@ -220,7 +220,7 @@ def enclose(tree: Any, get: Callable[[str], bytes | None]) -> None:
     ``get`` returns the content of a part by its name. Flower ignores the field, and moves all parts as usual.
     """
     field, room = internal("message_pb2").PushObjectRequest, MOST_ENCLOSED
-    for name in names_in(tree):
+    for name in object_ids(tree):
         content = get(name)
         if content and len(content) <= room:
             room -= len(content)
@@ -275,4 +275,4 @@ def is_whole(name: str, store: Any) -> bool:
         tree = store.get_object_tree(name)
     except Exception:  # a part was removed again, with its push session
         return False
-    return all(store.get(name) for name in names_in(tree))
+    return all(store.get(name) for name in object_ids(tree))

@@ -29,12 +29,12 @@ def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def answer(key: PrivateKey, nonce: bytes) -> bytes:
+def prove(key: PrivateKey, nonce: bytes) -> bytes:
     """Return the silo's answer to a nonce."""
     return seal(LINK, "proof", {"nonce": nonce.hex()}, key).encode()
 
 
-def verify(proof: object, nonce: bytes, registered: Container[bytes]) -> bytes | None:
+def proven_key(proof: object, nonce: bytes, registered: Container[bytes]) -> bytes | None:
     """Return the registered key (PEM) that an answer to the nonce proves; None if it proves none."""
     if not isinstance(proof, bytes) or len(proof) > LARGEST_ANSWER:
         return None
@@ -52,12 +52,12 @@ def verify(proof: object, nonce: bytes, registered: Container[bytes]) -> bytes |
 # --- POSTs ------------------------------------------------------------------------------------------------
 
 
-def request(token: bytes, direction: bytes, number: int, data: bytes) -> bytes:
+def write_post(token: bytes, direction: bytes, number: int, data: bytes) -> bytes:
     """Return the body of a POST."""
     return token + direction + number.to_bytes(8) + data
 
 
-def read_request(body: bytes) -> tuple[bytes, bytes, int, bytes]:
+def read_post(body: bytes) -> tuple[bytes, bytes, int, bytes]:
     """Return token, direction, number and data of a body; what is missing is empty, or 0."""
     token, direction = body[:TOKEN_BYTES], body[TOKEN_BYTES : TOKEN_BYTES + 1]
     return (
@@ -73,7 +73,7 @@ def answer_of(code: int, data: bytes) -> bytes:
     return code.to_bytes(2) + data
 
 
-def read_answer(body: bytes) -> tuple[int, bytes]:
+def read_posted_answer(body: bytes) -> tuple[int, bytes]:
     """Return code and data of an answer. Raises OSError if it is no relay's."""
     if not 2 <= len(body) <= POST_BYTES + 2:
         raise OSError("the answer is none of a relay")

@@ -31,7 +31,7 @@ from client.link.handshake import (
     POST_BYTES,
     READY,
     UNKNOWN_KEY,
-    answer,
+    prove,
 )
 from client.link.posts import Posts
 from client.link.route import OPERATOR, YOUR_IT, Blocked, Way, way_checks, way_to
@@ -150,7 +150,7 @@ class Link:
                 nonce = carrier.recv(OPEN_SECONDS)
                 if not isinstance(nonce, bytes) or len(nonce) != NONCE_BYTES:
                     raise Blocked(_no_relay(self.url))
-                carrier.send(answer(self.key, nonce))
+                carrier.send(prove(self.key, nonce))
                 if carrier.recv(OPEN_SECONDS) != READY:
                     raise Blocked(_no_relay(self.url))
             except (OSError, WebSocketException) as error:

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.frames import Close
 from websockets.http11 import Response
 
-from client.link.handshake import DOWN, OPEN, POST_BYTES, UP, read_answer, request
+from client.link.handshake import DOWN, OPEN, POST_BYTES, UP, read_posted_answer, write_post
 
 # Seconds before what had no answer is sent again
 PAUSES = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -40,12 +40,12 @@ class Posts:
 
     def send(self, data: bytes) -> None:
         """Send up. Raises OSError or ConnectionClosed."""
-        self.ups.ask(request(self.token, UP, self.ups.number, data))
+        self.ups.ask(write_post(self.token, UP, self.ups.number, data))
 
     def recv(self, timeout: float | None = None) -> bytes:
         """Return what came down next. Raises OSError or ConnectionClosed."""
         while not self.over.is_set():
-            body = request(self.token, DOWN, self.downs.number, b"")
+            body = write_post(self.token, DOWN, self.downs.number, b"")
             if data := self.downs.ask(body):
                 return data
         raise ConnectionClosedError(None, None)
@@ -59,7 +59,7 @@ class Posts:
         if not self.over.is_set():
             self.over.set()
             with contextlib.suppress(OSError, ConnectionClosedError, InvalidStatus):
-                self.ups.ask(request(self.token, UP, self.ups.number, b""), ())
+                self.ups.ask(write_post(self.token, UP, self.ups.number, b""), ())
 
 
 class Line:
@@ -74,7 +74,7 @@ class Line:
         """Return the bytes of the answer. Raises OSError, InvalidStatus, or ConnectionClosed with the relay's code."""
         for pause in (*pauses, None):
             try:
-                code, data = read_answer(self._post(body))
+                code, data = read_posted_answer(self._post(body))
                 break
             except (OSError, HTTPException, InvalidStatus) as error:
                 self.drop()

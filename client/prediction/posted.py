@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from client.exporting.model_card import Card
 from client.prediction.new_samples import FILE, INDEX, KEYS, asked_of, asked_pictures
-from client.prediction.predict import ModelAnswers, answer
+from client.prediction.predict import ModelAnswers, answer_samples
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
@@ -61,7 +61,7 @@ def predict_scans(
         source = laid_out(body, source)
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars
             samples = asked_pictures(source, recipe, key)
-            answers = answer(card, net, samples, THE_REQUEST, "the model")
+            answers = answer_samples(card, net, samples, THE_REQUEST, "the model")
     except (UserError, DataError) as error:
         text = (
             str(error).replace(str(source), THE_REQUEST).replace(str(body.parent), THE_REQUEST)
@@ -90,7 +90,7 @@ def laid_out(body: Path, source: Path) -> Path:
         start = file.read(352)
     if start.startswith(ZIP):
         source.mkdir()
-        unpack(body, source)
+        unpack_zip(body, source)
         return source
     ending = (
         ".nii.gz"
@@ -102,7 +102,7 @@ def laid_out(body: Path, source: Path) -> Path:
     return body.rename(source.with_suffix(ending))
 
 
-def unpack(body: Path, folder: Path) -> None:
+def unpack_zip(body: Path, folder: Path) -> None:
     """Unpack a zip's files into a folder, after checking their total size. Raises DataError, UserError."""
     try:
         with zipfile.ZipFile(body) as archive:
@@ -179,7 +179,7 @@ def predict_rows(
         samples = asked_of(table_rows(lines_of(body, recipe), recipe, (), as_gaps), recipe)
     except DataError as error:
         raise UserError(str(error).replace("with --as-gaps", "with ?as-gaps=1")) from None
-    answers = answer(card, net, samples, THE_REQUEST, "the model")
+    answers = answer_samples(card, net, samples, THE_REQUEST, "the model")
     return as_rows(samples.key, samples.keys, answers, samples.notes)
 
 

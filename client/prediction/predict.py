@@ -104,7 +104,7 @@ def classes_of(card: Card) -> Sequence[str]:
     return card.schema_parsed.labels or [f"class {i}" for i in range(card.classes)]
 
 
-def answer(
+def answer_samples(
     card: Card, net: FlatModel, samples: NewSamples, data: str, model: str
 ) -> ModelAnswers:
     """Return the model's answers for all samples, without outlines; as :func:`answers_of`."""

@@ -86,13 +86,13 @@ class Chain:
 
     def verify(self, first: int = 1) -> "ChainVerdict":
         """Read the chain and verify it from line `first` on; earlier lines may be kept elsewhere."""
-        return verify(self.folder, first, self.kind, self.required)
+        return verify_chain(self.folder, first, self.kind, self.required)
 
     def end(self) -> tuple[int, str, bytes]:
         """Return number and hash of the last line, and the text after it that is no line."""
         torn: list[bytes] = []
         number, before = read_head(self.folder) or (0, START)
-        files = files_of(self.folder, self.kind)[-2:]
+        files = chain_files(self.folder, self.kind)[-2:]
         for text in (text for file in reversed(files) for text in last_first(file)):
             entry = parse_line(text, self.required)
             if entry is not None:
@@ -105,7 +105,7 @@ class Chain:
 
     def _file(self) -> Path:
         """Return the file for the next line."""
-        files = files_of(self.folder, self.kind)
+        files = chain_files(self.folder, self.kind)
         last = files[-1] if files else self.folder / file_name(1, self.kind)
         if files and last.stat().st_size >= LARGEST:
             last = self.folder / file_name(number_of(last) + 1, self.kind)
@@ -168,7 +168,7 @@ def number_of(file: Path) -> int:
     return int(file.stem.rpartition("-")[2])
 
 
-def files_of(folder: Path, kind: str) -> list[Path]:
+def chain_files(folder: Path, kind: str) -> list[Path]:
     """Return the chain's files, the oldest first."""
     try:
         names = fnmatch.filter(os.listdir(folder), f"{kind}-[0-9]*.jsonl")
@@ -238,11 +238,11 @@ class ChainVerdict:
     notes: list[str] = field(default_factory=list)
 
 
-def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> ChainVerdict:
+def verify_chain(folder: Path, first: int, kind: str, required: frozenset[str]) -> ChainVerdict:
     """Read a chain and verify it from line `first` on; earlier lines may be kept elsewhere."""
     verdict = ChainVerdict()
     expected, before, unread = first, START if first == 1 else "", list[LinePlace]()
-    for place in lines(files_of(folder, kind)):
+    for place in lines(chain_files(folder, kind)):
         entry = parse_line(place.text, required)
         if entry is None:
             unread.append(place)

@@ -13,7 +13,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from ..protocol.chain import files_of, last_first, parse_line, write_whole
+from ..protocol.chain import chain_files, last_first, parse_line, write_whole
 from ..protocol.parsed import SiteError
 from .trust.audit import Log
 
@@ -85,7 +85,7 @@ class Head:
         line, _, _ = self.log.end()
         if line < number:
             return True
-        for file in reversed(files_of(self.log.folder, self.log.kind)):
+        for file in reversed(chain_files(self.log.folder, self.log.kind)):
             for text in last_first(file):
                 entry = parse_line(text, self.log.required)
                 if entry is not None and entry["line"] <= number:

@@ -88,7 +88,7 @@ def export(args: argparse.Namespace) -> None:
 
 def budget(args: argparse.Namespace) -> None:
     from client.commands.budget import budget_page, budgets, run_page
-    from client.studies import place_of
+    from client.studies import silo_at
 
     if args.where is not None and (args.where / "config.toml").is_file():
         from server.results.history import History, budgets_of
@@ -102,7 +102,7 @@ def budget(args: argparse.Namespace) -> None:
         cohorts = budgets_of(History(args.where / "history.csv"), unit)
         text = run_page(cohorts)
     else:
-        place = place_of(args.where, args.policy)
+        place = silo_at(args.where, args.policy)
         cohorts = budgets(place.state, place.policy)
         text = budget_page(cohorts, place.name, place.state)
     print(json.dumps(cohorts, indent=1) if args.json else text)

@@ -36,8 +36,8 @@ from client.link.handshake import (
     UNKNOWN_KEY,
     answer_of,
     new_nonce,
-    read_request,
-    verify,
+    proven_key,
+    read_post,
 )
 from partitions.common.errors import UserError
 from server.deploy.control import Connection, Control
@@ -188,7 +188,7 @@ class Relay:
         """Return the answer to a POST through this connection."""
         if not body:
             return self._greet(door.address)
-        token, direction, number, data = read_request(body)
+        token, direction, number, data = read_post(body)
         session = self.sessions.get(token)
         if session is None or session.busy >= SOCKETS:
             return answer_of(NO_LINK, b"")
@@ -223,7 +223,7 @@ class Relay:
         nonce = new_nonce()
         async with asyncio.timeout(self.limits.handshake):
             await silo.send(nonce)
-            return verify(await silo.recv(), nonce, self.keys)
+            return proven_key(await silo.recv(), nonce, self.keys)
 
     async def _handle(self, silo: ServerConnection | Posted) -> None:
         try:

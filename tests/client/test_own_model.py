@@ -602,7 +602,7 @@ def test_the_audit_log_and_what_left_ever(tmp_path):
     sites.policies["b"].write_text("")
     sites.run(audited)
     entries = {
-        silo: audit.verify(tmp_path / "states" / silo / "audit").entries for silo in "ab"
+        silo: audit.verify_log(tmp_path / "states" / silo / "audit").entries for silo in "ab"
     }
     last = entries["a"][-1]
     assert (last["asked"], last["round"], last["method"]) == (OWN_MODEL, 3, "ditto")

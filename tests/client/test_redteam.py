@@ -66,7 +66,7 @@ class Hospital:
     def approve(self, study, name="heart", schema=""):
         run = self.settings(**{**study, "study": name}).flat()
         text = draft(name, run, texts=TEXTS, end=None, apps=["ab" * 32], schema=schema)
-        approvals.approve(Path(self.node["state-dir"]), "own", text, "Dr. B", "", [])
+        approvals.record_approval(Path(self.node["state-dir"]), "own", text, "Dr. B", "", [])
 
     def settings(self, **given):
         return settings_of(
@@ -347,7 +347,7 @@ def test_the_metric_oracle_under_a_study(tmp_path):
         {"own": tmp_path / "own.npz"}, batch_size=8, learning_rate=0.01, study="heart"
     )
     oracle.context.run_config = settings.flat()
-    approvals.approve(
+    approvals.record_approval(
         tmp_path / "state",
         "own",
         draft("heart", settings.flat(), texts=TEXTS, end=None, apps=["ab" * 32]),

@@ -36,7 +36,7 @@ def silo(tmp_path):
     state = tmp_path / "site/a/state"
     (state.parent).mkdir(parents=True)
     (state.parent / "policy.toml").write_text("min-silos = 2\n")
-    approvals.approve(
+    approvals.record_approval(
         state, "a", TEXT, "Dr. B", "", ["batch-size may be 8: gradient inversion"]
     )
     for kind in ("query", "train", "train", "evaluate"):
@@ -133,7 +133,7 @@ def test_the_signed_file(silo, tmp_path, capsys):
     assert [one["from-line"] for one in record["policies"]] == [2] and record["policies"][0][
         "versions"
     ]["silofl"]
-    assert record["log"]["hash"] == audit.verify(silo / "audit").entries[-1]["hash"]
+    assert record["log"]["hash"] == audit.verify_log(silo / "audit").entries[-1]["hash"]
     code, out, _ = run(capsys, "--check", str(file))
     assert (
         code == 0

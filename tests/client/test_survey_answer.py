@@ -16,7 +16,7 @@ from client.protocol import launch
 from client.protocol.policy import Policy
 from client.site.counts import count_used_up, read_released
 from client.site.record import Record
-from client.site.study.approvals import approve
+from client.site.study.approvals import record_approval
 from client.site.study.dangers import dangers
 from client.studies import released_page
 from models.evidence.survey import MISSING
@@ -313,7 +313,7 @@ def test_a_study_can_approve_a_survey(site):
     text = draft(
         "look", {"strategy": "survey", "rounds": 1}, texts=texts, end=None, apps=["ab" * 32]
     )
-    study = approve(site.folder / "state", "north", text, "Dr. B", "", [])
+    study = record_approval(site.folder / "state", "north", text, "Dr. B", "", [])
     assert any(
         "differencing. Counts and sums of your columns" in line
         for line in dangers(study, Policy())

@@ -117,7 +117,7 @@ def vectors(reply: Message) -> list[bytes]:
 def facts(state: Path) -> dict[str, Any]:
     lines = Ledger(state).lines()
     own = [line for line in charges(lines) if line["round"] == 2]
-    entries = audit.verify(state / "audit").entries
+    entries = audit.verify_log(state / "audit").entries
     logged = [e for e in entries if (e["silo"], e["round"], e["asked"]) == ("a", 2, "train")]
     sent = sum(line["kind"] == SENT and line["round"] == 2 for line in lines)
     return {

@@ -31,8 +31,8 @@ from ...protocol.chain import (
     START,
     Chain,
     append_line,
+    chain_files,
     chain_line,
-    files_of,
     read_head,
     utc_now,
     write_whole,
@@ -91,7 +91,7 @@ class Ledger(Chain):
 
     def lines(self) -> Sequence[Line]:
         """Return all lines of the files. Raises SiteError if one is changed or missing."""
-        if read_head(self.folder) is None and not files_of(self.folder, self.kind):
+        if read_head(self.folder) is None and not chain_files(self.folder, self.kind):
             return []
         verdict = self.verify()
         if verdict.faults:
@@ -166,7 +166,7 @@ class Ledger(Chain):
             if changed := stamps != self._stamps():
                 number, _, torn = self.end()
                 if torn:
-                    cut_torn(files_of(self.folder, self.kind)[-1])
+                    cut_torn(chain_files(self.folder, self.kind)[-1])
             for line, line_hash, text in pending_lines(db, number):
                 number = line
                 append_line(self._file(), text)
@@ -177,7 +177,7 @@ class Ledger(Chain):
 
     def _stamps(self) -> list[tuple[object, ...]]:
         """Return names, sizes and times of the ledger's files: a change by anything else shows in them."""
-        stats = [(file.name, file.stat()) for file in files_of(self.folder, self.kind)]
+        stats = [(file.name, file.stat()) for file in chain_files(self.folder, self.kind)]
         return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats]
 
     def note(self, db: sqlite3.Connection, entry: Line) -> None:

@@ -86,7 +86,7 @@ def serve_template(path: Path, modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()  # the children share these objects: their garbage collector must not touch the pages
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
+        signal.signal(number, end_template)
     log(f"ready in {time.monotonic() - started:.1f} s")
     # By pidfd: process number and connection
     running: dict[int, tuple[int, socket.socket]] = {}
@@ -142,7 +142,7 @@ def fork() -> int | None:
         return None
 
 
-def leave(number: int, _: object) -> NoReturn:
+def end_template(number: int, _: object) -> NoReturn:
     """End the template process; the apps' processes go on."""
     os._exit(0)
 

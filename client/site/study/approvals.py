@@ -61,7 +61,7 @@ def list_approved(state: Path) -> list[Approved]:
         return [study for (name,) in names if (study := _find(db, name))]
 
 
-def approve(
+def record_approval(
     state: Path, silo: str, text: str, by: str, signer: str, warnings: Iterable[str]
 ) -> StudyProtocol:
     """Store a study as approved, together with its line in the audit log. Raises SiteError, OSError.
@@ -83,7 +83,7 @@ def approve(
     return study
 
 
-def revoke(state: Path, silo: str, name: str, by: str) -> None:
+def record_revocation(state: Path, silo: str, name: str, by: str) -> None:
     """End a study at once: its next message is refused. Raises SiteError if there is none of this name."""
     record = Record(state)
     with record.write() as db:

@@ -97,10 +97,10 @@ def noted_settings(folder: Path) -> dict[str, Any]:
 
 def log_files(folder: Path) -> list[Path]:
     """Return the log's files, the oldest first."""
-    return chain.files_of(folder, Log.kind)
+    return chain.chain_files(folder, Log.kind)
 
 
-def verify(folder: Path, first: int = 1) -> ChainVerdict:
+def verify_log(folder: Path, first: int = 1) -> ChainVerdict:
     """Read the log and verify its chain from line `first` on; earlier lines may be kept elsewhere."""
     verdict = Log(folder).verify(first)
     # Otherwise the line with the settings may be the changed or missing one

@@ -12,7 +12,7 @@ from typing import Any
 from client.protocol.chain import ChainVerdict
 from client.protocol.methods import DEFAULTS
 from client.protocol.receipts import FILE, read_kept
-from client.site.trust.audit import log_files, settings_by_line, verify
+from client.site.trust.audit import log_files, settings_by_line, verify_log
 from client.site.trust.bundle import find_state
 from client.site.trust.receipts import ReceiptCheck, compare_receipts, known_key
 from partitions.common.errors import UserError
@@ -252,7 +252,7 @@ def audit(
 ) -> tuple[str, list[str]]:
     """Return the page and the chain as text, and the faults. ``others``: the server's files of receipts."""
     folder = find_log(where)
-    verdict = verify(folder, first)
+    verdict = verify_log(folder, first)
     months = sorted({entry["time"][:7] for entry in verdict.entries})
     shown = page(
         verdict.entries,

@@ -374,7 +374,7 @@ def test_an_app_does_not_loosen_what_its_reply_must_pass(silo):
         and terms.study is None
     )
     assert policy.read_text() == "peers = true"  # written by the app, as the same user
-    (line,) = audit.verify(silo.log).entries
+    (line,) = audit.verify_log(silo.log).entries
     assert line["rules"]["peers"] is False and line["rules"]["min-silos"] == 1
 
 
@@ -564,7 +564,7 @@ def test_what_leaves_is_written_down_before(silo):
     assert "no such column" in silo.reason()
     silo.ask(app, "killed")
     assert "SIGKILL" in silo.reason()
-    found = audit.verify(silo.log)
+    found = audit.verify_log(silo.log)
     assert (found.faults, found.notes) == ([], [])
     sent, raised, killed = found.entries
     told = {

@@ -20,7 +20,13 @@ from client.protocol import chain
 from client.protocol.chain import chain_line, digest
 from client.protocol.methods import DEFAULTS
 from client.site.trust import audit_page
-from client.site.trust.audit import LARGEST_SETTINGS, Log, log_files, settings_by_line, verify
+from client.site.trust.audit import (
+    LARGEST_SETTINGS,
+    Log,
+    log_files,
+    settings_by_line,
+    verify_log,
+)
 
 FIRST = chain.file_name(1, "audit")
 
@@ -81,7 +87,7 @@ def write(log, lines, end="\n"):
 
 
 def test_a_whole_log(log):
-    found = verify(log)
+    found = verify_log(log)
     assert (found.faults, found.notes) == ([], [])
     assert [one["line"] for one in found.entries] == [1, 2, 3, 4, 5, 6]
     assert found.entries[0]["previous"] == chain.START
@@ -115,7 +121,7 @@ def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path, monkeypa
     log = Log(tmp_path / "audit")
     for number, settings in enumerate((SETTINGS, SETTINGS, other, SETTINGS, other), 1):
         log.append(of_run(number, settings))
-    entries = verify(log.folder).entries
+    entries = verify_log(log.folder).entries
     assert [one.get("run-config") for one in entries] == [SETTINGS, None, other, None, None]
     assert [one.get("settings-line") for one in entries] == [None, 1, None, 1, 3]
     assert settings_by_line(entries) == {
@@ -129,8 +135,8 @@ def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path, monkeypa
     monkeypatch.setattr(chain, "LARGEST", 10)
     log.append(of_run(6))
     log.append(of_run(7) | {"run-id": "8"})
-    assert ["run-config" in one for one in verify(log.folder).entries][5:] == [True, True]
-    assert not verify(log.folder).faults
+    assert ["run-config" in one for one in verify_log(log.folder).entries][5:] == [True, True]
+    assert not verify_log(log.folder).faults
 
 
 @pytest.mark.parametrize("damage", ["no note", "torn", "odd note"])
@@ -144,7 +150,9 @@ def test_settings_are_written_again_where_nothing_tells_that_they_are_there(tmp_
     )
     (log.folder / "head.json").write_text(json.dumps(head))
     log.append(of_run(2))
-    assert "run-config" in verify(log.folder).entries[-1] and not verify(log.folder).faults
+    assert (
+        "run-config" in verify_log(log.folder).entries[-1] and not verify_log(log.folder).faults
+    )
 
 
 def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path):
@@ -165,7 +173,7 @@ def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path):
         chain.write_whole(
             log.folder / "head.json", json.dumps({"line": 2, "hash": end, "settings": {}})
         )
-        faults = verify(log.folder).faults
+        faults = verify_log(log.folder).faults
         assert {
             f"line {n}: line 1 does not have the settings of its run" for n in names
         } <= set(faults)
@@ -176,14 +184,14 @@ def test_a_log_of_before_settings_were_kept_goes_on(log):
     (log / "head.json").write_text(json.dumps({"line": head["line"], "hash": head["hash"]}))
     Log(log).append(of_run(7))
     Log(log).append(of_run(8))
-    found = verify(log)
+    found = verify_log(log)
     assert not found.faults and settings_by_line(found.entries) == {7: SETTINGS, 8: SETTINGS}
 
 
 def test_more_settings_than_the_log_keeps_get_no_reply(tmp_path):
     with pytest.raises(ValueError, match="bytes of settings, and the log keeps at most"):
         Log(tmp_path / "audit").append(of_run(1, {"agreed": "x" * LARGEST_SETTINGS}))
-    assert not verify(tmp_path / "audit").entries
+    assert not verify_log(tmp_path / "audit").entries
 
 
 def test_the_page_shows_the_settings_and_nothing_that_steers_a_terminal(tmp_path, capsys):
@@ -215,7 +223,7 @@ def test_a_flipped_line(log, number, position):
     lines = text_of(log)
     lines[number - 1] = flip(position)(lines[number - 1])
     write(log, lines)
-    (fault,) = verify(log).faults
+    (fault,) = verify_log(log).faults
     assert fault.startswith(f"{FIRST}, line {number}: changed")
 
 
@@ -243,26 +251,28 @@ MOVED: dict[str, tuple[Callable[[list[str]], list[str]], list[str]]] = {
 def test_lines_that_were_deleted_moved_or_doubled(log, change):
     done, faults = MOVED[change]
     write(log, done(text_of(log)))
-    assert [text.removeprefix(f"{FIRST}, ") for text in verify(log).faults] == faults
+    assert [text.removeprefix(f"{FIRST}, ") for text in verify_log(log).faults] == faults
     Log(log).append(entry(7))  # writing on hides nothing
-    assert len(verify(log).faults) == len(faults) and verify(log).entries[-1]["line"] == 7
+    assert (
+        len(verify_log(log).faults) == len(faults) and verify_log(log).entries[-1]["line"] == 7
+    )
 
 
 def test_a_line_that_was_replaced_by_another_whole_one(log):
     """Whoever makes its hash right, too, has to make all that follow anew, and what was kept elsewhere shows it."""
-    seen = verify(log).entries[-1]["hash"]
+    seen = verify_log(log).entries[-1]["hash"]
     lines = text_of(log)
     false = {k: v for k, v in json.loads(lines[2]).items() if k != "hash"} | {"bytes": 1}
     lines[2] = chain_line(false)[0].decode()
     write(log, lines)
-    assert [text.partition(", ")[2] for text in verify(log).faults] == [
+    assert [text.partition(", ")[2] for text in verify_log(log).faults] == [
         "line 4: line 4 does not follow from the line before it: one was replaced"
     ]
     lines[5] = chain_line(
         {k: v for k, v in json.loads(lines[5]).items() if k != "hash"} | {"bytes": 1}
     )[0].decode()
     write(log, lines)
-    assert verify(log).faults[-1] == "head.json: line 6 is another one than was written"
+    assert verify_log(log).faults[-1] == "head.json: line 6 is another one than was written"
     assert silofl("audit", log, "--seen", seen) == 2
 
 
@@ -272,7 +282,7 @@ def test_a_truncated_line(log, number, kept):
     lines = text_of(log)
     lines[number - 1] = lines[number - 1][: int(kept * len(lines[number - 1])) - (kept < 1)]
     write(log, lines, end="\n" if number < 6 else "")
-    found = verify(log)
+    found = verify_log(log)
     if kept == 1.0:  # only the end of the line is gone: nothing is lost
         assert not found.faults
         return
@@ -284,7 +294,7 @@ def test_a_truncated_last_line_is_not_passed_off_as_torn_by_writing_on(log):
     lines = text_of(log)
     write(log, [*lines[:5], lines[5][:50]], end="")
     Log(log).append(entry(7))
-    found = verify(log)
+    found = verify_log(log)
     assert [text.partition(", ")[2] for text in found.faults] == [
         "line 7: line 6 is missing before line 7"
     ]
@@ -292,7 +302,7 @@ def test_a_truncated_last_line_is_not_passed_off_as_torn_by_writing_on(log):
 
 def test_a_deleted_note_of_the_last_line_is_named(log):
     (log / "head.json").unlink()
-    assert verify(log).faults[0].startswith("head.json: missing or damaged")
+    assert verify_log(log).faults[0].startswith("head.json: missing or damaged")
 
 
 @pytest.mark.parametrize("text", ["", "x", "{}", '{"line":1}', "\x00" * 100])
@@ -306,7 +316,7 @@ def test_lines_that_are_none(log, text):
             *lines[2:],
         ],
     )
-    assert any(f"{FIRST}, line 3: changed" in fault for fault in verify(log).faults)
+    assert any(f"{FIRST}, line 3: changed" in fault for fault in verify_log(log).faults)
 
 
 # --- crashes and disks ------------------------------------------------------------------------------------
@@ -333,11 +343,11 @@ def test_killed_in_the_middle_of_a_write(log, share):
     """kill -9 once so many bytes are in the file: told, and the chain goes on from the last whole line."""
     dying(log, share=lambda size: share % size)
     torn = share != 0
-    found = verify(log)
+    found = verify_log(log)
     assert not found.faults and len(found.entries) == 6 and len(found.notes) == torn
     Log(log).append(entry(7))
     Log(log).append(entry(8))
-    found = verify(log)
+    found = verify_log(log)
     assert not found.faults and [one["line"] for one in found.entries][-2:] == [7, 8]
     if torn:
         assert found.notes == [
@@ -349,9 +359,9 @@ def test_killed_in_the_middle_of_a_write(log, share):
 def test_killed_behind_the_line(log, share):
     """It counts, as one that was written and whose message then did not go."""
     dying(log, share=share)
-    assert not verify(log).faults and len(verify(log).entries) == 7
+    assert not verify_log(log).faults and len(verify_log(log).entries) == 7
     Log(log).append(entry(8))
-    found = verify(log)
+    found = verify_log(log)
     assert (found.faults, found.notes, found.entries[-1]["line"]) == ([], [], 8)
 
 
@@ -360,7 +370,7 @@ def test_killed_twice_in_the_middle_of_a_write(log):
     for share in (30, 1):
         dying(log, share=lambda size, share=share: share)
     Log(log).append(entry(7))
-    found = verify(log)
+    found = verify_log(log)
     assert not found.faults and found.entries[-1]["line"] == 7 and len(found.notes) == 1
 
 
@@ -380,7 +390,7 @@ def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log):
     """The newest file holds nothing whole: the last whole line is the one before it."""
     (log / chain.file_name(2, "audit")).write_bytes(b'{"line":7')
     Log(log).append(entry(7))
-    found = verify(log)
+    found = verify_log(log)
     assert not found.faults and found.entries[-1]["line"] == 7 and len(found.notes) == 1
     assert len(log_files(log)) == 2
 
@@ -397,9 +407,9 @@ def test_a_disk_that_is_full(log):
 
     assert in_fork(append) == 0
     assert (log / FIRST).stat().st_size == size
-    assert (verify(log).faults, verify(log).notes) == ([], [])
+    assert (verify_log(log).faults, verify_log(log).notes) == ([], [])
     Log(log).append(entry(7))
-    assert not verify(log).faults and len(verify(log).entries) == 7
+    assert not verify_log(log).faults and len(verify_log(log).entries) == 7
 
 
 def test_it_rotates(tmp_path, monkeypatch):
@@ -411,18 +421,18 @@ def test_it_rotates(tmp_path, monkeypatch):
     assert len(names) > 2 and names == [
         chain.file_name(n + 1, "audit") for n in range(len(names))
     ]
-    assert not verify(tmp_path).faults and len(verify(tmp_path).entries) == 8
+    assert not verify_log(tmp_path).faults and len(verify_log(tmp_path).entries) == 8
     log_files(tmp_path)[0].unlink()
-    left = verify(tmp_path)
+    left = verify_log(tmp_path)
     first = left.entries[0]["line"]
     assert first > 1 and left.faults == [
         f"{names[1]}, line 1: "
         + (f"lines 1 to {first - 1} are" if first > 2 else "line 1 is")
         + f" missing before line {first}"
     ]
-    assert not verify(tmp_path, first).faults
+    assert not verify_log(tmp_path, first).faults
     log_files(tmp_path)[1].unlink()
-    assert len(verify(tmp_path, first).faults) == 1
+    assert len(verify_log(tmp_path, first).faults) == 1
 
 
 def test_two_that_write_at_once(log):
@@ -432,7 +442,7 @@ def test_two_that_write_at_once(log):
 
     both = [fork(append), fork(append)]
     assert [ended(one) for one in both] == [0, 0]
-    assert not verify(log).faults and len(verify(log).entries) == 46
+    assert not verify_log(log).faults and len(verify_log(log).entries) == 46
 
 
 # --- the page ---------------------------------------------------------------------------------------------
@@ -482,7 +492,7 @@ def test_a_month_on_a_page(tmp_path, capsys):
     )
     assert silofl("audit", tmp_path / "state") == 0
     out = capsys.readouterr().out
-    last = verify(log.folder).entries[-1]["hash"]
+    last = verify_log(log.folder).entries[-1]["hash"]
     assert out == textwrap.dedent(f"""\
         clinic, 2026-11: 2 runs, 4 messages, 190 bytes left
 

@@ -61,7 +61,7 @@ def answered(node, content, own, run_id=1):
 
 
 def log_of(node):
-    found = audit.verify(Path(node["state-dir"]) / "audit")
+    found = audit.verify_log(Path(node["state-dir"]) / "audit")
     assert (found.faults, found.notes) == ([], [])
     return found.entries
 

@@ -43,7 +43,7 @@ class Silo:
         text = study_text(app=APP, bytes=1000).replace(
             "[settings]\n", "[settings]\ndp = [true, false]\nbatch-size = 10\n"
         )
-        approvals.approve(self.state, "north", text, "Dr. B", "", [])
+        approvals.record_approval(self.state, "north", text, "Dr. B", "", [])
 
     def policy(self, text):
         (self.folder / "policy.toml").write_text(text)
@@ -73,7 +73,7 @@ class Silo:
         return [line["kind"] for line in Ledger(self.state).lines()]
 
     def left(self):
-        return [e for e in audit.verify(self.state / "audit").entries if e["sent"]]
+        return [e for e in audit.verify_log(self.state / "audit").entries if e["sent"]]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from client.site.budget.ledger import Ledger, Release
 from client.site.head import Head
 from client.site.record import FILE, Record, close_records
 from client.site.study import approvals
-from client.site.trust.audit import verify
+from client.site.trust.audit import verify_log
 
 POLICY = Policy(epsilon=50.0)
 COST = MessageCost("record", 200, 0.1, 1.5, 10, 1e-5)
@@ -86,7 +86,7 @@ def state(tmp_path):
     def begin():
         for number in (1, 2):
             reply(state, number)
-        approvals.approve(state, "clinic", STUDY, "Dr. B", "", [])
+        approvals.record_approval(state, "clinic", STUDY, "Dr. B", "", [])
         close_records()
 
     assert in_fork(begin) == 0
@@ -111,7 +111,7 @@ def goes_on(state):
     def more():
         for number in (3, 4):
             reply(state, number)
-        approvals.revoke(state, "clinic", "heart", "Dr. C")
+        approvals.record_revocation(state, "clinic", "heart", "Dr. C")
         close_records()
 
     assert in_fork(more) == 0
@@ -138,7 +138,7 @@ def test_an_older_state_is_refused_with_both_heads(state, names):
     assert spent(state) == pytest.approx(after)
     found = approvals.find(state, "heart")
     assert found is not None and found.revoked
-    assert verify(state / "audit").entries[-1]["asked"] == "state restored"
+    assert verify_log(state / "audit").entries[-1]["asked"] == "state restored"
     reply(state, 5)
     assert spent(state) > after and not Ledger(state).verify().faults
 
@@ -146,7 +146,7 @@ def test_an_older_state_is_refused_with_both_heads(state, names):
 def test_one_step_back_is_noticed(state):
     """A revocation is one transaction; the audit log alone allowed for one that a crash had undone."""
     shutil.copytree(state, state.with_name("older"))
-    approvals.revoke(state, "clinic", "heart", "Dr. C")
+    approvals.record_revocation(state, "clinic", "heart", "Dr. C")
     restore(state, FILE)
     fails(SiteError, SAYS, approvals.find, state, "heart")
 

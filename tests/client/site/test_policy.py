@@ -30,7 +30,7 @@ from client.protocol.policy import (
 from client.site.runtime.doctor import policy_check
 from client.site.trust.bundle import POLICY_ASKED
 from client.site.trust.message_rules import method_faults, run_faults, setting_faults
-from client.studies import place_of
+from client.studies import silo_at
 from partitions.common.settings import KINDS, keys_of
 from server.cli.main import main
 from strategies import strategies
@@ -529,7 +529,7 @@ def test_policy_and_budget_find_the_silo_that_joined_from_here(tmp_path, monkeyp
     asked = tmp_path / "ours.toml"
     asked.write_text("max-rounds = 7\n")
     (north / POLICY_ASKED).write_text(str(asked))
-    assert printed("policy").startswith(f"{asked}:\n") and place_of(None).policy.max_rounds == 7
+    assert printed("policy").startswith(f"{asked}:\n") and silo_at(None).policy.max_rounds == 7
     assert printed("budget").startswith("north: ")
     (tmp_path / "silofl-site/south/state").mkdir(parents=True)
     for command in ("policy", "budget", "audit"):

@@ -21,7 +21,7 @@ from client.protocol.receipts import ASKED, FILE, sign_receipt
 from client.site.message import Passage
 from client.site.rules.receipt import receipt_fault
 from client.site.terms import Terms
-from client.site.trust.audit import Log, verify
+from client.site.trust.audit import Log, verify_log
 from client.site.trust.receipts import KEY_FILE, known_key
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -61,7 +61,7 @@ def log(tmp_path):
 
 def receipt(log, line, key=KEY, **changes):
     """The server's receipt for a line of this log."""
-    own = next((e["hash"] for e in verify(log).entries if e["line"] == line), "0" * 64)
+    own = next((e["hash"] for e in verify_log(log).entries if e["line"] == line), "0" * 64)
     return sign_receipt(
         key,
         **{
@@ -92,7 +92,7 @@ def test_a_receipt_is_kept_once(log, capsys):
         found = taken(log, text, WANTED)
     assert (found["line"], found["key"]) == (3, receipts.read_receipt(text).key) and found[
         "hash"
-    ] == verify(log).entries[2]["hash"]
+    ] == verify_log(log).entries[2]["hash"]
     assert receipts.read_kept(log / FILE) == [text] and known_key(log) == found["key"]
     assert (
         (log / FILE).stat().st_mode & 0o777 == (log / KEY_FILE).stat().st_mode & 0o777 == 0o600
@@ -180,7 +180,7 @@ def test_a_torn_receipt_costs_no_other(log):
 def anew(log, change):
     """Write the whole log anew, with this in its second line, and all hashes right: somebody who may write here."""
     before, lines = chain.START, []
-    for one in verify(log).entries:
+    for one in verify_log(log).entries:
         fields = {**one, **(change if one["line"] == 2 else {}), "previous": before}
         text, before = chain_line(
             {key: value for key, value in fields.items() if key != "hash"}
@@ -189,7 +189,7 @@ def anew(log, change):
     (log / chain.file_name(1, "audit")).write_bytes(b"\n".join(lines) + b"\n")
     head = {"line": len(lines), "hash": before, "settings": {}}
     chain.write_whole(log / "head.json", json.dumps(head))
-    assert not verify(log).faults  # by itself nothing shows
+    assert not verify_log(log).faults  # by itself nothing shows
 
 
 def outcome(log, capsys, *options):

@@ -20,7 +20,7 @@ from client.protocol.policy import Policy, PolicyRefusedError
 from client.site import record as site_record
 from client.site.counts import has_left, read_released
 from client.site.record import BEFORE, FILE, MESSAGE, Record, close_records, connect
-from client.site.trust.audit import verify
+from client.site.trust.audit import verify_log
 
 THREE = Policy(max_messages=3)
 ENTRY = {
@@ -121,7 +121,9 @@ def test_messages_share_a_connection(state, tmp_path, monkeypatch):
     reply(state)
     assert len(opened) == 2
     close_records()
-    assert not (state / f"{FILE}-wal").exists() and len(verify(state / "audit").entries) == 7
+    assert (
+        not (state / f"{FILE}-wal").exists() and len(verify_log(state / "audit").entries) == 7
+    )
 
 
 def test_a_wal_of_a_record_that_is_gone_does_not_enter_a_new_one(state):
@@ -174,7 +176,9 @@ def test_killed_between_the_log_and_the_record(state):
     assert read_released(state)["x"]["models"] == 2
     reply(state)
     assert read_released(state)["x"]["models"] == 3
-    assert len(verify(state / "audit").entries) == 6 and not verify(state / "audit").faults
+    assert (
+        len(verify_log(state / "audit").entries) == 6 and not verify_log(state / "audit").faults
+    )
 
 
 def _on_a_full_disk(state):

@@ -22,7 +22,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from client.flower import loop, transfers
 from client.flower.fleet import RunIsOverError
 from client.flower.loop import BUSY_SECONDS, POLL_SECONDS, MessageLoop, Received
-from client.flower.transfers import enclose, names_in, parts_in
+from client.flower.transfers import enclose, object_ids, parts_in
 
 RUN, NODE, SERIES = 7, 3, 5
 LARGE = np.arange(100_000, dtype=np.float64)  # more than a tree encloses
@@ -90,7 +90,7 @@ class Server:
         self.replies.append(message.metadata.message_id)
         inside = parts_in(tree)
         self.taken |= inside
-        self.whole = set(names_in(tree))
+        self.whole = set(object_ids(tree))
         wanted = [name for name in self.whole if name not in inside]
         return PushMessagesResponse(objects_to_push=wanted, session_id="session")
 

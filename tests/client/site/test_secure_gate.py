@@ -77,7 +77,7 @@ class Hospital:
             return pass_gate(message, context, APP, answer, lambda: [APP])
 
     def entries(self):
-        return audit.verify(self.state / "audit").entries
+        return audit.verify_log(self.state / "audit").entries
 
 
 def secure_of(reply):
@@ -107,7 +107,7 @@ def hospitals(tmp_path, monkeypatch):
     text = study_text(app=APP) + f"[peers]\n{peers}"
     text = text.replace("[settings]\n", "[settings]\nsecure-aggregation = [true, false]\n")
     for name, one in made.items():
-        approvals.approve(one.state, name, text, "Dr. B", "", [])
+        approvals.record_approval(one.state, name, text, "Dr. B", "", [])
     yield made
     close_records()
 
@@ -260,7 +260,7 @@ def test_a_held_out_hospital_needs_no_key(tmp_path):
     text = study_text(app=APP).replace(
         "[settings]\n", 'held-out = ["east"]\n[settings]\nsecure-aggregation = true\n'
     )
-    approvals.approve(east.state, "east", text, "Dr. B", "", [])
+    approvals.record_approval(east.state, "east", text, "Dr. B", "", [])
     assert not east.ask("query").has_error()
     assert "held-out = east" in reason(east.ask("train"))
     close_records()

@@ -342,7 +342,7 @@ def refused(reason, silo, *run, **more):
 
 def test_policy_and_study_are_read_once_for_a_message(silo, monkeypatch):
     """The audit line has the rules that allowed the message, whatever the files say a moment later."""
-    approvals.approve(silo, "a", TEXT, "J. Doe", "", [])
+    approvals.record_approval(silo, "a", TEXT, "J. Doe", "", [])
     policy = silo.parent / "policy.toml"
     digest = hashlib.sha256(policy.read_bytes()).hexdigest()
     reads: list[str] = []
@@ -360,7 +360,7 @@ def test_policy_and_study_are_read_once_for_a_message(silo, monkeypatch):
         return Message(RecordDict(), reply_to=message)
 
     assert not pass_gate(message, context, APP, answer, lambda: [APP]).has_error()
-    (line,) = audit.verify(silo / "audit").entries[1:]
+    (line,) = audit.verify_log(silo / "audit").entries[1:]
     assert reads == ["read_policy", "find"] and line["policy"] == digest
     assert (
         line["rules"]["min-silos"] == 3
@@ -370,7 +370,7 @@ def test_policy_and_study_are_read_once_for_a_message(silo, monkeypatch):
 
 
 def test_a_message_and_its_reply_are_gone_with_their_last_references(silo, no_search):
-    approvals.approve(silo, "a", TEXT, "J. Doe", "", [])
+    approvals.record_approval(silo, "a", TEXT, "J. Doe", "", [])
 
     def answered():
         message = message_of(ConfigRecord(ASKED))
@@ -383,7 +383,7 @@ def test_a_message_and_its_reply_are_gone_with_their_last_references(silo, no_se
 
 def test_a_config_of_another_type_is_refused(silo):
     """Not taken for none: what is asked, counted and logged is the same."""
-    approvals.approve(silo, "a", TEXT, "J. Doe", "", [])
+    approvals.record_approval(silo, "a", TEXT, "J. Doe", "", [])
     refused("a refuses: the message's config is no ConfigRecord", silo, record=MetricRecord)
 
 
@@ -393,7 +393,7 @@ def counted(calls, function, *args):
 
 
 def approve(silo, text=TEXT):
-    approvals.approve(silo, "a", text, "Dr. B", "", ["a warning"])
+    approvals.record_approval(silo, "a", text, "Dr. B", "", ["a warning"])
 
 
 def test_only_an_approved_study_is_answered(silo):
@@ -465,9 +465,17 @@ def test_days_are_counted(silo):
 def test_a_revoked_study_is_refused_and_approved_again_keeps_its_counts(silo):
     approve(silo)
     assert ask(silo) and ask(silo)
-    approvals.revoke(silo, "a", "heart", "Dr. B")
+    approvals.record_revocation(silo, "a", "heart", "Dr. B")
     refused("the study heart was revoked here on 20", silo)
-    fails(SiteError, "was revoked before", approvals.revoke, silo, "a", "heart", "Dr. B")
+    fails(
+        SiteError,
+        "was revoked before",
+        approvals.record_revocation,
+        silo,
+        "a",
+        "heart",
+        "Dr. B",
+    )
     approve(silo, TEXT.replace("days = 2", "days = 3"))  # another version of it
     assert ask(silo)
     refused(r"limits.rounds = 3, and this is number 4", silo)
@@ -498,8 +506,8 @@ def test_the_doctor_says_which_are_approved(silo):
 
 def test_the_decision_is_in_the_audit_log(silo):
     approve(silo)
-    approvals.revoke(silo, "a", "heart", "Dr. C")
-    found = audit.verify(silo / "audit")
+    approvals.record_revocation(silo, "a", "heart", "Dr. C")
+    found = audit.verify_log(silo / "audit")
     assert not found.faults
     told = [
         (e["asked"], e["run"], e["asked-by"], e["study"]["digest"], e["warnings"])
@@ -536,7 +544,7 @@ def test_bytes_count_before_they_leave(silo):
         "nothing leaves: the study heart has limits.bytes = 1000; 900 have left, and 200 follow"
     )
     assert sent[2].error.reason == line
-    entries = audit.verify(silo / "audit").entries
+    entries = audit.verify_log(silo / "audit").entries
     assert [e["bytes"] for e in entries] == [600, 300] and entries[0]["study"][
         "name"
     ] == "heart"
@@ -640,11 +648,11 @@ def test_a_signature_is_over_every_byte():
 def test_who_signed_it_decides(silo):
     key = Ed25519PrivateKey.generate()
     fingerprint = signer_of(sign_study(TEXT, key))
-    place = studies.place_of(silo)
+    place = studies.silo_at(silo)
     assert place.name == silo.parent.name and place.policy.studies == "required"
     studies.check_signer(fingerprint, place, "")  # of no bundle is a signer known
     (silo.parent / "signed-by").write_text(fingerprint + "\n")
-    place = studies.place_of(silo)
+    place = studies.silo_at(silo)
     studies.check_signer(fingerprint, place, "")
     other = signer_of(sign_study(TEXT, Ed25519PrivateKey.generate()))
     fails(DataError, "somebody else made it", studies.check_signer, other, place, "")
@@ -814,7 +822,7 @@ def test_somebody_decides_at_a_terminal(silo, tmp_path):
     answers = iter(["Dr. B", "no", "Dr. B", "heart"])
 
     def decide():
-        return studies.approve(
+        return studies.approve_study(
             file,
             silo,
             by="",
@@ -836,10 +844,10 @@ def test_a_study_that_the_policy_refuses_altogether(silo, tmp_path):
         UserError,
         match=r"the study cannot run under .*: its policy has min-batch-size = 64, the run",
     ):
-        studies.review(study(strategy='strategy = "fedavg"'), studies.place_of(silo))
+        studies.review(study(strategy='strategy = "fedavg"'), studies.silo_at(silo))
     (silo.parent / "policy.toml").write_text("max-rounds = 2\n")
     near = study(strategy='strategy = "fedavg"', step="step = 0.25")
-    (line,) = studies.review(near, studies.place_of(silo))
+    (line,) = studies.review(near, studies.silo_at(silo))
     assert (
         line
         == "your policy refuses a part of it: its policy has max-rounds = 2, the run rounds = 3"

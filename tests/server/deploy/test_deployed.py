@@ -200,7 +200,7 @@ def test_a_survey_deployed(federation, tmp_path):
     here = survey(DATA, tmp_path / "here")
     assert (there / "survey.json").read_text() == (here / "survey.json").read_text()
     assert (there / "survey.csv").read_text().count("label") > 20
-    entries = audit.verify(federation.directory / "silos" / "hospital-01" / "audit").entries
+    entries = audit.verify_log(federation.directory / "silos" / "hospital-01" / "audit").entries
     assert entries[-1]["asked"] == "query.survey"
     assert entries[-1]["sent"][0]["keys"] == ["day", "label.label", "n"]
 
@@ -428,7 +428,7 @@ def test_an_impostor_under_an_absent_hospitals_name_is_refused(
     }
     end_silo(running, "intruder")
     bring_up(folder)
-    left = audit.verify(running.directory / "silos" / "hospital-01" / "audit")
+    left = audit.verify_log(running.directory / "silos" / "hospital-01" / "audit")
     assert (left.faults, left.notes) == ([], [])
     mine = [
         entry

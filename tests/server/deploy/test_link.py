@@ -40,11 +40,11 @@ from client.link.handshake import (
     OPEN,
     READY,
     UP,
-    answer,
     new_nonce,
-    read_answer,
-    request,
-    verify,
+    prove,
+    proven_key,
+    read_posted_answer,
+    write_post,
 )
 from client.link.local_end import Duplex, Link
 from client.link.route import Proxy, Way, _request
@@ -196,7 +196,7 @@ def test_answers_that_prove_no_key(made, plain, fleet):
     """A signature over another nonce, the public key alone, other forms, and too much."""
     north = load_key(site_of(made).node_key)
     for text in (
-        answer(north, new_nonce()),
+        prove(north, new_nonce()),
         "{}",
         b"{}",
         b"[]",
@@ -247,7 +247,7 @@ def test_strangers_stay_within_bounds_and_a_silo_gets_in(made, fleet):
 
 def post(connection, body=b""):
     connection.request("POST", "/link", body)
-    return read_answer(connection.getresponse().read())
+    return read_posted_answer(connection.getresponse().read())
 
 
 @pytest.mark.parametrize("before", [0, 20])
@@ -279,9 +279,9 @@ def test_one_address_takes_no_others_place(made, plain, before):
         code, token = post(silo)
         assert code == OPEN
         crowd(20)
-        _, nonce = post(silo, request(token, DOWN, 0, b""))
-        assert post(silo, request(token, UP, 0, answer(key, nonce)))[0] == OPEN
-        assert post(silo, request(token, DOWN, 1, b"")) == (OPEN, READY)
+        _, nonce = post(silo, write_post(token, DOWN, 0, b""))
+        assert post(silo, write_post(token, UP, 0, prove(key, nonce)))[0] == OPEN
+        assert post(silo, write_post(token, DOWN, 1, b"")) == (OPEN, READY)
 
 
 @pytest.mark.parametrize(
@@ -311,14 +311,14 @@ FIELDS = st.dictionaries(
 @given(st.text() | FIELDS.map(json.dumps) | st.lists(FIELDS).map(json.dumps))
 def test_no_answer_breaks_the_relay(text):
     nonce, known = new_nonce(), {public_pem(KEY).strip()}
-    assert verify(text.encode(), nonce, known) is None
+    assert proven_key(text.encode(), nonce, known) is None
 
 
 def test_an_answer_is_for_one_nonce_and_one_registered_key():
     nonce, known = new_nonce(), {public_pem(KEY).strip()}
-    assert verify(answer(KEY, nonce), nonce, known) in known
-    assert verify(answer(KEY, nonce), nonce, set()) is None
-    assert verify(answer(KEY, new_nonce()), nonce, known) is None
+    assert proven_key(prove(KEY, nonce), nonce, known) in known
+    assert proven_key(prove(KEY, nonce), nonce, set()) is None
+    assert proven_key(prove(KEY, new_nonce()), nonce, known) is None
 
 
 def test_flowers_signature_of_a_time_is_none_of_the_links():
@@ -438,15 +438,18 @@ def test_each_number_is_taken_once_and_answered_alike(sent, steps):
         for step in steps:
             way = UP if step.startswith("up") else DOWN
             if step.endswith("again") and numbers[way]:
-                answer = read_answer(await silo.answer(way, numbers[way] - 1, b"other"))
+                answer = read_posted_answer(await silo.answer(way, numbers[way] - 1, b"other"))
                 assert answer == (OPEN, last if way == DOWN else b"")
             elif step.endswith("next"):
-                assert read_answer(await silo.answer(way, numbers[way] + 1, b"x"))[0] == NO_LINK
+                assert (
+                    read_posted_answer(await silo.answer(way, numbers[way] + 1, b"x"))[0]
+                    == NO_LINK
+                )
             elif step == "up" and waiting and len(got) == numbers[UP]:
                 await silo.answer(UP, numbers[UP], waiting.pop(0))
                 numbers[UP] += 1
             elif step == "down" and len(got) < numbers[UP]:
-                code, last = read_answer(await silo.answer(DOWN, numbers[DOWN], b""))
+                code, last = read_posted_answer(await silo.answer(DOWN, numbers[DOWN], b""))
                 assert code == OPEN
                 got.append(last)
                 numbers[DOWN] += 1
@@ -459,7 +462,7 @@ def test_each_number_is_taken_once_and_answered_alike(sent, steps):
 @given(
     st.binary()
     | st.builds(
-        request, st.just(b"t" * 32), st.binary(max_size=1), st.integers(0, 9), st.binary()
+        write_post, st.just(b"t" * 32), st.binary(max_size=1), st.integers(0, 9), st.binary()
     )
 )
 def test_no_post_breaks_the_relay_or_opens_anything(body):
@@ -469,10 +472,10 @@ def test_no_post_breaks_the_relay_or_opens_anything(body):
         relay = Relay((HOST, 1), list, Limits(unsigned=1))
         door = Door(relay, cast(Any, None))
         door.address = HOST
-        code, token = read_answer(await relay.answer(door, body))
+        code, token = read_posted_answer(await relay.answer(door, body))
         assert (code, len(token)) == ((NO_LINK, 0) if body else (OPEN, 32))
         if not body:
-            assert read_answer(await relay.answer(door, b""))[0] == OPEN
+            assert read_posted_answer(await relay.answer(door, b""))[0] == OPEN
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert [*relay.sessions] != [token] and len(relay.sessions) == 1

@@ -55,7 +55,7 @@ def through_a_study(tmp_path, directory):
     texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
     text = draft("trial", run, texts=texts, end=None, apps=app_sums(ROOT))
     state, log = directory / "silos" / "hospital-03", directory / "logs" / "hospital-03.log"
-    approvals.approve(state, "hospital-03", text, "Dr. B", "", [])
+    approvals.record_approval(state, "hospital-03", text, "Dr. B", "", [])
     before = len(log.read_text())
     submit.run({**run, "study": "trial", "out": str(tmp_path / "within")})
     assert "ERROR" not in log.read_text()[before:]
@@ -63,7 +63,7 @@ def through_a_study(tmp_path, directory):
         {**run, "study": "trial", "learning-rate": 0.01, "out": str(tmp_path / "outside")}
     )
     assert count_used_up(state, parse_study(text, "f")) | {"bytes": 0} == {**USED, "bytes": 0}
-    entries = [entry for entry in audit.verify(state / "audit").entries if "study" in entry]
+    entries = [entry for entry in audit.verify_log(state / "audit").entries if "study" in entry]
     assert [(entry["asked"], entry["study"]["name"]) for entry in entries] == [
         (asked, "trial") for asked in ("study approved", "query", "train", "evaluate")
     ]
@@ -166,7 +166,7 @@ def through_a_budget(tmp_path, directory):
     assert len(costs) == 3 and costs["hospital-03"] == spent
     # No metric without noise leaves
     assert not any(row.metric == "accuracy" and row.value == row.value for row in rows)
-    entries = audit.verify(state / "audit").entries
+    entries = audit.verify_log(state / "audit").entries
     budgets = [
         one["budget"] for one in entries if "epsilon" in one.get("budget", {}).get("after", {})
     ]
@@ -214,7 +214,7 @@ def through_own_models(tmp_path, directory):
         f"ERROR: hospital-03 refuses: its policy has own-model = false, {asks}"
         in log.read_text()[before:]
     )
-    assert audit.verify(state / "audit").entries[-1]["asked"] == "evaluate.own_model"
+    assert audit.verify_log(state / "audit").entries[-1]["asked"] == "evaluate.own_model"
     with Record(state).reading() as db:
         assert db.execute(
             "SELECT count(*) FROM disclosed WHERE kind = 'own model'"
@@ -247,7 +247,7 @@ def assert_same_in_process(tmp_path, directory, run, run_id):
         silo: arrays(release.describe_reply(reply)) for (silo, _), reply in train_replies(grid)
     }
     for name in names:
-        entries = audit.verify(directory / "silos" / name / "audit").entries
+        entries = audit.verify_log(directory / "silos" / name / "audit").entries
         (left,) = (e["sent"] for e in entries if (e["asked"], e["run"]) == ("train", "private"))
         assert arrays(left) == sent[name] != []
 

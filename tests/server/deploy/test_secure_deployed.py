@@ -68,7 +68,7 @@ def start(folder, names, run, monkeypatch):
     assert [*peers] == names
     study = draft("trial", run, texts=texts, end=None, apps=app_sums(ROOT), peers=peers)
     for name in names:
-        approvals.approve(up.directory / "silos" / name, name, study, "Dr. B", "", [])
+        approvals.record_approval(up.directory / "silos" / name, name, study, "Dr. B", "", [])
     return up
 
 
@@ -104,7 +104,9 @@ def test_hospitals_that_require_masks(tmp_path, monkeypatch, names, group, robus
         loop = RoundLoop(TinyGrid(data, settings), settings)
         with flower_identity():
             loop.run()
-        logs = {name: audit.verify(up.directory / "silos" / name / "audit") for name in names}
+        logs = {
+            name: audit.verify_log(up.directory / "silos" / name / "audit") for name in names
+        }
     finally:
         processes.end(processes.find(record.state_root() / "masked"), grace=1.0)
     rows = History(tmp_path / "run" / "history.csv").rows

@@ -54,7 +54,7 @@ from client.flower.service import (
     handler_of,
     missing_seams,
 )
-from client.flower.transfers import enclose, names_in, parts_in, tree_of
+from client.flower.transfers import enclose, object_ids, parts_in, tree_of
 from client.protocol.envelope import load_node_key
 from server.deploy.control import Control
 from server.deploy.superlink import start_superlink as superlink_main
@@ -371,7 +371,7 @@ def test_small_parts_of_a_reply_come_with_it(server):
     name, group = server.store(1.0, group=group_id(MOST)), ""
     assert server.silo().answer(name, 10_000, group=group, inside=dict) == [True]
     reply = server.reply(name)
-    parts = names_in(server.stores.store().get_object_tree(reply.metadata.message_id))
+    parts = object_ids(server.stores.store().get_object_tree(reply.metadata.message_id))
     assert all(server.stores.store().get(part) for part in parts)
 
 
@@ -423,7 +423,7 @@ def test_a_serverapp_and_its_superlink_exchange_small_parts_with_their_message(s
     (tree,) = handlers.pull_messages(
         PullAppMessagesRequest(message_ids=[name]), state, task
     ).message_object_trees
-    assert len(parts_in(tree)) == len(names_in(tree))
+    assert len(parts_in(tree)) == len(object_ids(tree))
 
 
 # --- a ServerApp's query for replies --------------------------------------------------------------------------

@@ -78,14 +78,14 @@ def test_a_trainer_deployed(code, tmp_path):
             submit.run({**SETTINGS, **more, "out": str(tmp_path / "there")})
         assert rows(tmp_path / "there") == rows(tmp_path / "here")
         assert any("zero_shot" in row for row in rows(tmp_path / "there"))
-        entries = audit.verify(state / "audit").entries
+        entries = audit.verify_log(state / "audit").entries
         trained = [entry for entry in entries if entry["asked"] == "train"]
         assert [entry["trainer"] for entry in trained] == [digest_of_code(TRAINER)] * 2
 
         (tmp_path / "policy.toml").write_text(POLICY + 'studies = "required"\n')
         texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
         text = draft("trial", STUDY, texts=texts, end=None, apps=app_sums(ROOT))
-        approvals.approve(state, "hospital-02", text, "Dr. B", "", [])
+        approvals.record_approval(state, "hospital-02", text, "Dr. B", "", [])
         submit.run({**STUDY, "study": "trial", "out": str(tmp_path / "same")})
         assert silos(tmp_path / "same") == {"hospital-01", "hospital-02", "hospital-03"}
         changed = {"PYTHONPATH": str(code), "SILOFL_POLICY": str(tmp_path / "policy.toml")}

@@ -53,7 +53,7 @@ def key(tmp_path, monkeypatch):
 def log_of(folder, silo):
     """A silo's log, which is whole, and the receipts that it keeps."""
     place = folder / "site" / silo / "audit"
-    found = audit.verify(place)
+    found = audit.verify_log(place)
     assert not found.faults
     return (
         found.entries,
