@@ -53,7 +53,7 @@ def rows_of(
         {
             "name": name,
             "title": s.info.title,
-            "refused": refusal(check, name),
+            "refused": line_of_refusal(check, name),
             "sends": {"down": s.info.sends[0], "up": s.info.sends[1]},
             "evidence": "what the others are compared with"
             if name == alone()
@@ -63,7 +63,7 @@ def rows_of(
     ]
 
 
-def refusal(check: Callable[[str], Sequence[RunSettings]], method: str) -> str:
+def line_of_refusal(check: Callable[[str], Sequence[RunSettings]], method: str) -> str:
     """Return the line with which ``check`` or the task refuses a method; "" where neither does."""
     try:
         for run in check(method):
@@ -110,6 +110,6 @@ def evidence_line(gains: Mapping[str, float]) -> str:
     return f"loss below training alone's on {below} of {len(gains)}: {' to '.join(ends)}"
 
 
-def points(gain: float) -> str:
+def points_text(gain: float) -> str:
     """Return a gain as text; of a model that diverged it has many digits."""
     return f"{gain:+.1f}" if abs(gain) < 1000 else f"{gain:+.0e}"
