@@ -98,7 +98,7 @@ def without_app(request: Any) -> bytes:
     return content
 
 
-def settings_of(run: Any) -> dict[str, Any]:
+def settings_of_run(run: Any) -> dict[str, Any]:
     """Return the settings of a run, or of a request to start one."""
     return dict(internal("serde").user_config_from_proto(run.override_config))
 

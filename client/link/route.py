@@ -226,7 +226,7 @@ def tunnel(way: Way, proxy: Proxy) -> socket.socket:
         answer.begin()
         if answer.status == 200:
             return to_proxy
-        check = refusal(way, proxy, answer.status, answer.reason, answer.headers)
+        check = proxy_refusal(way, proxy, answer.status, answer.reason, answer.headers)
     except TimeoutError:
         fix = f"{OPERATOR} whether the server runs, and your IT whether the proxy may reach it"
         detail = (
@@ -269,7 +269,9 @@ def _request(way: Way, proxy: Proxy) -> bytes:
     return "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
 
 
-def refusal(way: Way, proxy: Proxy, status: int, reason: str, headers: HTTPMessage) -> Check:
+def proxy_refusal(
+    way: Way, proxy: Proxy, status: int, reason: str, headers: HTTPMessage
+) -> Check:
     """Explain why a proxy does not connect to the server."""
     what = f"{proxy.name} answers {status} {reason} to CONNECT {way.server}"
     if status == 407:

@@ -17,7 +17,7 @@ from typing import Any
 import tomli_w
 
 from client.flower.control import ControlCalls, default_config
-from client.flower.runs import settings_of
+from client.flower.runs import settings_of_run
 from client.protocol.launch import flower_home, reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
@@ -267,7 +267,7 @@ class Control:
     def _run(run: Any) -> FlowerRun:
         status = f"{run.status.status}:{run.status.sub_status}".rstrip(":")
         owner, _, name = run.account_name.rpartition("/")
-        settings = settings_of(run)
+        settings = settings_of_run(run)
         return FlowerRun(
             run.run_id, status, run.status.details, run.fab_hash, name, owner, settings
         )

@@ -31,7 +31,7 @@ from server.deploy.local.record import (
     find_federation,
     find_local,
 )
-from server.deploy.room.listing import find_run, named_runs
+from server.deploy.room.listing import find_named_run, named_runs
 from server.results.reading import NAME
 
 if TYPE_CHECKING:
@@ -325,7 +325,7 @@ def stop(connection: str = "", name: str = "") -> str:
     Raises UserError for a name of none, and without a name where there are several.
     """
     with Control(read_connection(connection or default_connection())) as control:
-        run = find_run(named_runs(control), name)
+        run = find_named_run(named_runs(control), name)
         if run is None or not run.on:
             return ""
         stop_run(control, [int(number) for number in run.members])

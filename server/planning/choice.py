@@ -106,7 +106,7 @@ def evidence_line(gains: Mapping[str, float]) -> str:
         return "no evidence in the reference table"
     worst, best = min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__)
     below = sum(gain > 0 for gain in gains.values())
-    ends = (f"{points(-gains[name])} % ({name})" for name in (best, worst))
+    ends = (f"{points_text(-gains[name])} % ({name})" for name in (best, worst))
     return f"loss below training alone's on {below} of {len(gains)}: {' to '.join(ends)}"
 
 

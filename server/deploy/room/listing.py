@@ -100,7 +100,7 @@ def run_lines(runs: list[NamedRun]) -> list[str]:
     return columns(rows) if rows else []
 
 
-def find_run(runs: list[NamedRun], name: str) -> NamedRun | None:
+def find_named_run(runs: list[NamedRun], name: str) -> NamedRun | None:
     """Return the run of a name, or the only one that runs or waits; None: there is none.
 
     Raises UserError for a name of none, and without a name where there are several.

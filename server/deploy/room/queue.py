@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from client.flower.runs import RunCalls, note, refusal, settings_of, without_app
+from client.flower.runs import RunCalls, note, refusal, settings_of_run, without_app
 from client.protocol.launch import flower_home
 from partitions.common.files import make_folder, write_atomically
 from partitions.common.names import SILO
@@ -115,7 +115,7 @@ class Queue:
         request.user_prompt = ""
         if not (request.fab.content or request.fab.hash_str or request.app_spec):
             return self.change(words)
-        values = settings_of(request)
+        values = settings_of_run(request)
         with self.lock:
             self.follow()
             name = str(words.get("of") or "")
