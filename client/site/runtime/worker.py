@@ -87,7 +87,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.kept: dict[object, Kept] = {}  # by run, node and build
-        self.last = time.monotonic()  # of the messages
+        self.idle_since = time.monotonic()  # of the messages
         self.template: subprocess.Popen[bytes] | None = None
 
     def ask(self, head: dict[str, Any], message: Any, context: Any) -> Any:
@@ -112,8 +112,8 @@ class Workers:
                 limit = min(last, idle_seconds())
             return reply
         finally:
-            self.last = time.monotonic()
-            self.kept[key] = Kept(worker, self.last, limit)
+            self.idle_since = time.monotonic()
+            self.kept[key] = Kept(worker, self.idle_since, limit)
             if not limit:
                 self.kept.pop(key).worker.end()
 
@@ -147,7 +147,7 @@ class Workers:
                 self.kept.pop(key).worker.end()
         self._make_room(MOST_KEPT)
         if self.template is not None:
-            idle = now - self.last
+            idle = now - self.idle_since
             if self.template.poll() is None and idle > 60 * TEMPLATE_MINUTES:
                 self.template.terminate()
                 self.template.wait()
