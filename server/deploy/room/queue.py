@@ -165,7 +165,10 @@ class Queue:
         with self.lock:
             runs = {**self.runs}
         names = {run: name for name, entry in runs.items() for run in entry.members}
-        waiting = [name for name, entry in runs.items() if entry.state == WAITING]
+        on = sum(entry.state == RUNNING for entry in runs.values())
+        waiting = [n for n, entry in runs.items() if entry.state == WAITING and not entry.now]
+        # The first ones begin with the SuperExec's next question
+        waiting = waiting[max(0, self.limit - on) :]
         for run_id, run in answer.run_dict.items():
             if not (name := names.get(run_id)):
                 continue
