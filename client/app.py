@@ -48,7 +48,7 @@ from client.site.gate import check_message
 from client.site.message import data_sha256
 from client.site.terms import read_terms, take_terms
 from client.site.trust.message_rules import own_model_faults
-from client.survey import answer_survey
+from client.survey import answer_survey, state_columns
 from models.privacy.noise import digest_of
 from models.shapes import write_shape
 from models.training import use_threads
@@ -62,7 +62,7 @@ from strategies.base.newcomers import NEWCOMER, evaluate_newcomer
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.survey import ACTION as SURVEY
 from strategies.base.transport.payload import Number
-from strategies.base.transport.reporting import SCHEMA, SECONDS, SPLITS, WITHHELD
+from strategies.base.transport.reporting import COLUMNS, SCHEMA, SECONDS, SPLITS, WITHHELD
 
 NO_GATE = "start this silo with silofl join, silofl up or its container: nothing else checks and logs what leaves"
 Handler = Callable[[Message, ClientSession], RecordDict]
@@ -205,6 +205,8 @@ def data_summary(session: ClientSession, *, late: bool = False) -> dict[str, Num
             summary[WITHHELD] = reason
         else:
             summary["sum"], summary["square_sum"] = sums
+    if session.info.role.asks == "survey" and c.secure_aggregation:
+        summary[COLUMNS] = state_columns(session)
     return summary
 
 
@@ -222,7 +224,7 @@ def query(message: Message, session: ClientSession) -> RecordDict:
 @answer
 def survey(message: Message, session: ClientSession) -> RecordDict:
     """Return statistics of the silo's columns and labels, as its policy allows."""
-    return answer_survey(session)
+    return answer_survey(session, config_of(message))
 
 
 @app.train()

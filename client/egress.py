@@ -27,6 +27,7 @@ from models.tasks import ENDS
 from partitions.common.errors import UserError
 from partitions.common.messages import INTEGERS, MASKED
 from partitions.schema import read_schema
+from strategies.base.aggregation.spread import spread
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import OWN
 from strategies.base.evidence import evidence_kind, fewest
@@ -35,6 +36,7 @@ from strategies.base.survey import RECORD as SURVEY_RECORD
 from strategies.base.survey import Answer, written_answer
 from strategies.base.transport.payload import Model, Number, Payload, Wire, array_record, encode
 from strategies.base.transport.reporting import (
+    COLUMNS,
     PRIVACY,
     SCHEMA,
     SECONDS,
@@ -63,6 +65,7 @@ def release_summary(summary: Mapping[str, Number]) -> RecordDict:
             f"{len(schema.features)} columns, {len(schema.labels)} labels, {with_settings}"
             f"SHA-256 {schema.digest[:16]}"
         )
+    shown |= {COLUMNS: "stated"} if COLUMNS in summary else {}
     log(INFO, "%s sent its data summary: %s", summary["name"], shown)
     record = ConfigRecord({**summary})
     records = RecordDict({"summary": record})
@@ -255,4 +258,15 @@ def release_evidence(
     records = encode(Payload(), config)
     tell_site(records, withheld)
     records["metrics"] = MetricRecord(dict(kept))
+    return records
+
+
+def release_sum(
+    silo: str, numbers: Sequence[float], withheld: Mapping[str, Collection[str]]
+) -> RecordDict:
+    """Return the content of the reply to a survey under masks: integers, to which the site's process adds the masks."""
+    log(INFO, "%s sent a survey of %d numbers for a sum", silo, len(numbers))
+    integers = spread(torch.tensor(numbers, dtype=torch.float64))
+    records = RecordDict({MASKED: array_record({INTEGERS: integers.view(torch.uint32)})})
+    tell_site(records, withheld)
     return records

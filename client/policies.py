@@ -153,7 +153,16 @@ def describe_survey(policy: Policy) -> str:
         else "no mean"
     )
     classes = "class counts too" if policy.class_means else "no class counts (class-means)"
-    return f"of each column counts of {policy.min_cell} patients or more, rounded; {sums}; {classes}; no model"
+    masks = (
+        "refused under masks (secure-aggregation)"
+        if policy.secure_aggregation == "off"
+        else "under masks the same in a sum over hospitals, and then survival by time"
+        + ("" if policy.class_means else ", which stays here (class-means)")
+    )
+    return (
+        f"of each column counts of {policy.min_cell} patients or more, rounded; {sums}; {classes}; {masks}; "
+        "no model"
+    )
 
 
 def describe_sent(

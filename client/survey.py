@@ -1,5 +1,8 @@
 """The reply to ``silofl survey``, made from the hospital's own file, schema and policy; the message selects nothing.
 
+Under masks the message has the columns that all hospitals state alike, and the run's settings have times and groups.
+The first choice of them is answered; another one about the same patients is refused.
+
 The memory of a hospital's survey answers: the same question gets the same answer, though a few patients changed.
 
 The record in the state directory keeps each answer with the digests of its patients. The same patients
@@ -15,21 +18,32 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
 
-from client.egress import release_survey
+from client.egress import release_sum, release_survey
 from client.local_data import is_own_file
 from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy, PolicyRefusedError
 from client.session import ClientSession
 from client.site.record import Record, disclose
-from models.evidence.survey import ReleaseLimits, survey, table_of
+from models.evidence.pooled import (
+    CURVE,
+    Layout,
+    cells_of,
+    group_names,
+    grouped,
+    groups_in,
+    numbers_of,
+    stated_columns,
+    survival_table,
+)
+from models.evidence.survey import Item, ReleaseLimits, survey, table_of
 from models.evidence.survey import is_suppressed as is_suppressed
 from partitions.common.errors import DataError, UserError
 from partitions.patients import fewest_changed
@@ -40,10 +54,11 @@ from partitions.silo_file import Contents, read_contents
 from partitions.site_split import people_digests
 from partitions.splits import Array, Split, inputs_of, is_table, join_splits
 from partitions.stored import sample_digests
-from strategies.base.survey import Answer
+from strategies.base.survey import Answer, read_columns
+from strategies.base.transport.reporting import COLUMNS
 
 
-def answer_survey(session: ClientSession) -> RecordDict:
+def answer_survey(session: ClientSession, config: Mapping[str, Any]) -> RecordDict:
     """Return the reply to a survey message. Raises PolicyRefusedError if the silo has too few patients.
 
     The run's settings must declare a survey, so that policy and study have allowed it; otherwise UserError is raised.
@@ -61,26 +76,85 @@ def answer_survey(session: ClientSession) -> RecordDict:
             f"{session.name} refuses: its policy has {policy.line(rule)}, it has fewer patients"
         )
     recipe = table_recipe(contents.recipe)
+    about = contents.schema, recipe, contents.classes, contents.task, limits
+    how, shared = how_of(contents.schema, recipe, limits), None
+    if session.settings.common.secure_aggregation:
+        shared = SharedSurvey.of(session, config)
+        how = f"{how} {shared.digest}"
 
     def make_answer() -> Answer:
-        day = time.strftime("%Y-%m-%d", time.gmtime())
-        statistics = survey(
-            split, gaps, contents.schema, recipe, contents.classes, contents.task, limits
-        )
-        return {"day": "" if policy.public else day, **statistics}
+        day = "" if policy.public else time.strftime("%Y-%m-%d", time.gmtime())
+        if shared is None:
+            return {"day": day, **survey(split, gaps, *about)}
+        names = group_names(shared.by, split, gaps, contents.schema, recipe)
+        of_rows = functools.partial(survey, split, gaps, *about)
 
-    if policy.public:
-        return release_survey(session.name, make_answer(), {})
-    state = str(session.context.node_config.get("state-dir", ""))
-    answer, note = answer_once(
-        make_answer,
-        digests_of(split, gaps),
-        how_of(contents.schema, recipe, limits),
-        policy,
-        state,
-        session.name,
-    )
-    return release_survey(session.name, answer, list_withheld(answer, policy, note))
+        def of_group(rows: Array) -> Item:
+            return of_rows(rows) | shared.curve(split, rows, contents.task, limits)
+
+        return {"day": day, "groups": grouped(names, split, limits, of_group)}
+
+    answer, withheld = make_answer() if policy.public else {}, dict[str, list[str]]()
+    if not policy.public:
+        state = str(session.context.node_config.get("state-dir", ""))
+        samples = digests_of(split, gaps)
+        answer, note = answer_once(make_answer, samples, how, policy, state, session.name)
+        for each in answer.get("groups", {"": answer}).values():
+            for rule_, items in list_withheld(each, policy, note).items():
+                withheld[rule_] = [*dict.fromkeys([*withheld.get(rule_, ()), *items])]
+    if shared is None:
+        return release_survey(session.name, answer, withheld)
+    return release_sum(session.name, shared.numbers(answer["groups"]), withheld)
+
+
+@dataclass(frozen=True)
+class SharedSurvey:
+    """What the hospitals of a survey under masks have in common. ``layout``: the columns that all state alike."""
+
+    layout: Layout
+    times: Sequence[float]
+    by: str
+
+    @classmethod
+    def of(cls, session: ClientSession, config: Mapping[str, Any]) -> SharedSurvey:
+        """Return that of a message. Raises UserError for a column that this hospital states otherwise.
+
+        The sum of a column that a hospital lacks would be over the others alone.
+        """
+        layout, here = read_columns(config.get(COLUMNS)), json.loads(state_columns(session))
+        for part, columns in layout.items():
+            for name, stated in columns.items():
+                if here[part].get(name) != stated:
+                    raise UserError(
+                        f"{session.name} refuses: it states {name[:80]!r} otherwise than the sum has it, or not at all"
+                    )
+        method = session.settings.method
+        return cls(layout, method.edges, method.by)
+
+    @property
+    def digest(self) -> str:
+        content = json.dumps([self.layout, self.times, self.by], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def curve(self, split: Split, rows: Array, task: str, limits: ReleaseLimits) -> Item:
+        """Return the survival table of these samples; empty where no times are agreed, or the policy keeps it."""
+        if not self.times or task != "survival" or not limits.classes:
+            return {}
+        return {CURVE: survival_table(split.y[rows], split.units[rows], self.times, limits)}
+
+    def numbers(self, groups: Mapping[str, Item]) -> list[float]:
+        return numbers_of(
+            groups, self.layout, groups_in(self.layout, self.by), cells_of(self.times)
+        )
+
+
+def state_columns(session: ClientSession) -> str:
+    """Return what this silo states of its columns for a sum, as JSON, without any number of patients."""
+    split, gaps, contents = samples_of(session)
+    about = contents.schema, table_recipe(contents.recipe), contents.classes, contents.task
+    every = np.full(len(split), True)
+    answer = survey(split, gaps, *about, limits_of(session.policy), every)
+    return json.dumps(stated_columns(answer))
 
 
 def samples_of(session: ClientSession) -> tuple[Split, Array | None, Contents]:
@@ -222,9 +296,16 @@ def _answer(
 ) -> tuple[Answer, dict[str, list[str]], bool]:
     """Return the answer, what is withheld, and whether it is a new one."""
     few, near = policy.line("min_sum_samples"), list[dict[str, Any]]()
+    shared = how.partition(" ")[2]
     for earlier in answered:
         before = Counter(earlier["samples"])
         changed = fewest_changed(samples, before)
+        other = earlier["how"].partition(" ")[2]
+        if changed < policy.min_sum_samples and shared and other not in ("", shared):
+            raise PolicyRefusedError(
+                f"{silo} refuses: its policy has {few}, fewer patients differ from those of its survey under masks of "
+                f"{earlier['answer']['day']}, which had other columns, survey.times or survey.by: ask for those again"
+            )
         if not changed and earlier["how"] == how:
             return earlier["answer"], {}, False
         near += [earlier] if 0 < changed < policy.min_sum_samples else []

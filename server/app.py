@@ -49,9 +49,10 @@ def run_app(grid: Grid, context: Context) -> None:
             with errors_recorded(directory, settings):
                 if info.trains:
                     train(grid, settings, directory, context.run_config)
+                elif info.role.asks == "survey":
+                    run_survey(grid, settings, directory, context.run_config)
                 else:
-                    work = run_survey if info.role.asks == "survey" else run_evaluation
-                    work(grid, settings, directory)
+                    run_evaluation(grid, settings, directory)
         except Exception as error:
             log(ERROR, "%s", line_of(error), exc_info=error if is_fault(error) else None)
             raise
@@ -70,11 +71,13 @@ def run_evaluation(grid: Grid, settings: RunSettings, directory: RunDirectory) -
     write_matrix(directory.path, EvaluationLoop(grid, settings, directory).run(models))
 
 
-def run_survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
+def run_survey(
+    grid: Grid, settings: RunSettings, directory: RunDirectory, run_config: Mapping[str, Any]
+) -> None:
     """Survey the silos' data, and write the answers and the page (``silofl survey``)."""
     from server.report.survey import write_survey_page
 
-    write_survey(directory.path, survey_silos(grid, settings, directory))
+    write_survey(directory.path, survey_silos(grid, settings, directory, run_config))
     write_survey_page(directory.path)
 
 

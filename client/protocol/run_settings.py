@@ -34,6 +34,11 @@ def is_secure(run: Mapping[str, Any]) -> bool:
     return is_on(run, "secure-aggregation")
 
 
+def is_survey(run: Mapping[str, Any]) -> bool:
+    """Return whether a run trains nothing and asks for statistics of the data."""
+    return run.get("strategy") == "survey"
+
+
 def is_on(run: Mapping[str, Any], key: str) -> bool:
     """Return whether a setting is true, as the app parses it; other text than true and false the app refuses."""
     return bool(to_plain(run.get(key)) == "true")
@@ -65,6 +70,10 @@ def number(value: Any) -> float | None:
 
 
 def uploads(run: Mapping[str, Any]) -> bool:
-    """Return whether anything of a silo's model may leave in a run: by its method, or at its end (keep-models)."""
+    """Return whether anything of a silo's model may leave in a run: by its method, or at its end (keep-models).
+
+    A survey's numbers leave under masks as a model does.
+    """
     declared = METHODS.get(str(run.get("strategy")), {})
-    return not declared.get("silent") or run.get("keep-models") == "reported"
+    summed = is_survey(run) and is_secure(run)
+    return not declared.get("silent") or summed or run.get("keep-models") == "reported"

@@ -33,6 +33,7 @@ BINS = 10  # cells of a range
 STEP = 5  # counts are multiples of it
 DIGITS = 4  # of a mean, a deviation
 MISSING = "missing"  # the name of a cell
+EVENT = "event"  # the name of a survival task's label
 Item = dict[str, Any]  # the released statistics of a column, as JSON
 
 
@@ -72,20 +73,24 @@ def survey(
     classes: int,
     task: str,
     limits: ReleaseLimits,
+    rows: Array | None = None,
 ) -> Item:
     """Return the number of patients, and an :data:`Item` for each column and each label, by name.
 
     ``split``: all samples of the hospital; ``gaps`` (n, columns): which values were missing; None: none was.
+    ``rows`` (n,): of these samples alone, and without an item of a survival task's events.
     """
-    table = table_of(split)
-    gone = np.zeros(table.shape, bool) if gaps is None else gaps
-    units = split.units
+    kept = slice(None) if rows is None else rows
+    table, units, y = table_of(split)[kept], split.units[kept], split.y[kept]
+    gone = np.zeros(table.shape, bool) if gaps is None else gaps[kept]
     columns = columns_of(schema, recipe, table.shape[1]) if table.shape[1] else []
     items = {
         c.name: of_column(c, table[:, c.places], gone[:, c.places[0]], units, limits)
         for c in columns
     }
-    labels = dict(of_labels(split.y, schema.labels, classes, task, units, limits))
+    labels = dict(of_labels(y, schema.labels, classes, task, units, limits))
+    if rows is not None:
+        labels.pop(EVENT, None)  # its counts, less those of the curve, may be of few patients
     return {"n": round_count(len(np.unique(units)), limits), "columns": items, "labels": labels}
 
 
@@ -102,16 +107,8 @@ def of_column(
     item: Item = {"kind": column.kind}
     item |= {"unit": column.unit} if column.unit else {}
     if column.kind == "category":
-        place = (
-            values.argmax(1)
-            if len(column.places) > 1 or len(column.levels) == 1
-            else values[:, 0].astype(int)
-        )
-        return (
-            item
-            | {"levels": list(column.levels)}
-            | cells(place, len(column.levels), gone, units, limits)
-        )
+        counts = cells(level_of(column, values), len(column.levels), gone, units, limits)
+        return item | {"levels": list(column.levels)} | counts
     if column.range is None:
         item |= cells(np.zeros(len(values), int), 0, gone, units, limits)
         return item | (moments(values[~gone, 0], units[~gone], limits) if limits.exact else {})
@@ -120,6 +117,13 @@ def of_column(
     place = np.minimum(((clipped - low) / (high - low) * BINS).astype(int), BINS - 1)
     item |= {"range": [low, high]} | cells(place, BINS, gone, units, limits)
     return item | moments(clipped[~gone], units[~gone], limits)
+
+
+def level_of(column: TableColumn, values: Array) -> Array:
+    """Return the index of each sample's category (n,)."""
+    if len(column.places) > 1 or len(column.levels) == 1:
+        return np.asarray(values.argmax(1))
+    return np.asarray(values[:, 0].astype(int))
 
 
 def cells(place: Array, count: int, gone: Array, units: Array, limits: ReleaseLimits) -> Item:
@@ -167,7 +171,7 @@ def of_labels(
         )
     if task == "survival":
         item = cells(y[:, 1].astype(int), 2, none, units, limits)
-        yield "event", {"kind": "category", "levels": ["censored", "event"]} | item
+        yield EVENT, {"kind": "category", "levels": ["censored", "event"]} | item
     if task == "multilabel":
         for i, name in enumerate(names or [f"label {i + 1}" for i in range(classes)]):
             item = cells(np.maximum(y[:, i], 0).astype(int), 2, y[:, i] < 0, units, limits)

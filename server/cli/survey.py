@@ -8,6 +8,10 @@ from client.commands.table import Command, OneOf, file_option, option, pairs
 from partitions.common.errors import UserError
 from server.cli.options import assignments, connection_of
 
+SUMS = dict.fromkeys(
+    ("secure-aggregation", "survey.times", "survey.by")
+)  # of a sum over hospitals
+
 
 def survey_command(args: argparse.Namespace) -> None:
     from client.protocol.policy import PUBLIC
@@ -18,13 +22,15 @@ def survey_command(args: argparse.Namespace) -> None:
 
     if args.policy and not args.data:
         raise UserError("--policy goes with --data")
-    if args.set and args.data:
-        raise UserError("--set goes with --dataset or --federation")
+    values = assignments(args.set)
+    if args.data and values.keys() - SUMS.keys():
+        raise UserError(
+            f"--set goes with --dataset or --federation; with --data it has {', '.join(SUMS)}"
+        )
     if args.data and not args.data.exists():
         raise UserError(
             f"there is no {args.data}: name an .npz file of silofl import, or a folder of such"
         )
-    values = assignments(args.set)
     if args.federation:
         out = survey_deployed(values, args.out, connection_of(args.federation))
     else:
@@ -60,17 +66,20 @@ COMMANDS = (
             pairs(
                 "--set",
                 "KEY=VALUE",
-                "--dataset: partition, silos, seed ...; --federation: study=NAME, where hospitals want a study",
+                "--dataset: partition, silos, seed ...; --federation: study=NAME, where hospitals want a study; "
+                "secure-aggregation=true survey.times=365,730 survey.by=COLUMN: sums over all hospitals alone",
             ),
             file_option("--out", "DIR", "a new directory (default: runs/TIME-survey)"),
         ),
         examples=(
             "silofl survey --data hospitals/",
             "silofl survey --federation demo --out runs/survey",
+            "silofl survey --federation demo --set study=look secure-aggregation=true survey.times=365,730",
         ),
         description="Counts, missing values, means, deviations and histograms of each column and hospital, as "
         "each hospital's policy lets them leave, and outliers of one hospital: another unit, sign,"
-        " date or code. The last line printed is the directory of survey.json, survey.csv and "
-        "survey.html.",
+        " date or code. With secure-aggregation=true the server opens sums over all hospitals alone: a table of "
+        "all patients, and survival curves with the log-rank test. The last line printed is the directory of "
+        "survey.json, survey.csv and survey.html.",
     ),
 )

@@ -93,8 +93,13 @@ def patients_tested(patients: Sequence[int], share: float) -> tuple[int, ...]:
 
 
 def surveyed_sizes(folder: Path) -> list[int]:
-    """Return the patients of each hospital of a survey. Raises DataError if the folder holds none."""
-    return [answer["n"] for _, answer in sorted(read_survey(folder).answers.items())]
+    """Return the patients of each hospital of a survey. Raises DataError without one, UserError for sums."""
+    survey = read_survey(folder)
+    if survey.summed:
+        raise UserError(
+            f"{folder} has sums over hospitals, not each one's patients: use --sizes"
+        )
+    return [answer["n"] for _, answer in sorted(survey.answers.items())]
 
 
 @dataclass(frozen=True)

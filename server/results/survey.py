@@ -17,11 +17,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from models.evidence.pooled import CURVE, WITHHELD
 from models.evidence.survey import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 from partitions.common.names import guard_formula
 from server.results.history import csv_text
+from server.results.survival import Curve, LogRank, kaplan_meier, log_rank, survival_rows
 from strategies.base.survey import PARTS, Answer
 
 NEAR = 1.15  # a ratio of means within this factor of a known one matches it
@@ -285,6 +287,7 @@ def _find_exchanged(here: Sequence[float], usual: Sequence[float]) -> tuple[int,
 
 
 JSON, CSV, PAGE = "survey.json", "survey.csv", "survey.html"
+SUM_KEYS = ("summed", "times", "unlike")
 HEADER = ("silo", "part", "column", "statistic", "value")
 
 
@@ -294,16 +297,34 @@ class Surveyed:
 
     answers: dict[str, Answer] = field(default_factory=dict)
     without: dict[str, str] = field(default_factory=dict)
+    # Under masks: the silos of the sum, whose groups the answers are of; the times; columns that are not in it
+    summed: list[str] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    unlike: list[str] = field(default_factory=list)
 
     @property
     def findings(self) -> list[Finding]:
-        return findings(self.answers, self.without)
+        return findings({} if self.summed else self.answers, self.without)
+
+    @property
+    def curves(self) -> dict[str, Curve]:
+        """The survival curve of each group that has one."""
+        tables = {name: answer.get(CURVE, {}) for name, answer in self.answers.items()}
+        return {
+            name: kaplan_meier(self.times, table["cells"])
+            for name, table in tables.items()
+            if sum(table.get("cells", ()))
+        }
+
+    @property
+    def log_rank(self) -> LogRank | None:
+        """The test of all curves; None for fewer than two, or without an event."""
+        return log_rank([curve.table for curve in self.curves.values()])
 
     def names(self, part: str) -> list[str]:
         """Return the columns, or labels, of all silos."""
-        return list(
-            dict.fromkeys(name for answer in self.answers.values() for name in answer[part])
-        )
+        every = (name for answer in self.answers.values() for name in answer[part])
+        return list(dict.fromkeys(every))
 
 
 def write_survey(folder: Path, survey: Surveyed) -> None:
@@ -313,18 +334,23 @@ def write_survey(folder: Path, survey: Surveyed) -> None:
         "without": survey.without,
         "findings": [finding._asdict() for finding in survey.findings],
     }
+    if survey.summed:
+        content |= {key: getattr(survey, key) for key in SUM_KEYS}
+        content["survival"] = {name: curve.rows for name, curve in survey.curves.items()}
+        content["log_rank"] = survey.log_rank and survey.log_rank._asdict()
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    rows = (
-        [guard_formula(str(cell)) for cell in row[:4]] + [row[4]] for row in survey_rows(survey)
+    guarded = (
+        ([guard_formula(str(c)) for c in row[:4]], row[4]) for row in survey_rows(survey)
     )
-    write_atomically(folder / CSV, csv_text([HEADER, *rows]))
+    write_atomically(folder / CSV, csv_text([HEADER, *([*row, n] for row, n in guarded)]))
 
 
 def read_survey(folder: Path) -> Surveyed:
     """Return a survey's results. Raises DataError if the file is damaged, OSError."""
     try:
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
-        return Surveyed(dict(content["silos"]), dict(content["without"]))
+        sums = (list(content.get(key, ())) for key in SUM_KEYS)
+        return Surveyed(dict(content["silos"]), dict(content["without"]), *sums)
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{folder / JSON} cannot be read ({type(error).__name__}): run the survey again"
@@ -343,6 +369,9 @@ def survey_rows(survey: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
                         yield silo, part, name, statistic, item[statistic]
                 for cell, count in zip(cell_names(item), item.get("cells", ()), strict=True):
                     yield silo, part, name, f"count {cell}", count
+                if WITHHELD in item:
+                    yield silo, part, name, "hospitals that withhold some", item[WITHHELD]
+    yield from survival_rows(survey.curves, survey.log_rank)
 
 
 def cell_names(item: Mapping[str, Any]) -> list[str]:
@@ -357,7 +386,9 @@ def cell_names(item: Mapping[str, Any]) -> list[str]:
 
 
 def without_silo(survey: Surveyed, name: str) -> Surveyed:
-    """Return the survey of the other silos."""
+    """Return the survey of the other silos: of a sum with this silo nothing."""
+    if name in survey.summed:
+        return Surveyed(without=survey.without)
     answers = {silo: answer for silo, answer in survey.answers.items() if silo != name}
     return Surveyed(
         answers, {silo: why for silo, why in survey.without.items() if silo != name}

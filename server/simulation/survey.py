@@ -16,6 +16,7 @@ from server.report.survey import write_survey_page
 from server.results.survey import write_survey
 from server.run.survey import survey_silos
 from server.simulation.evaluate import new_directory, silos_here
+from strategies.base.aggregation.secure import NEEDED
 from strategies.base.run_settings import parse_settings
 from strategies.base.settings import Value
 from strategies.base.survey import SURVEY
@@ -62,14 +63,14 @@ def survey_deployed(values: Mapping[str, object], out: Path | None, connection: 
 
     Raises UserError, RunFailedError.
     """
-    plain = {
+    plain: dict[str, object] = {
         "hold-out": "",
-        "late-joiners": "",
         "patience": 0,
         "dp": False,
-        "wire-dtype": "float32",
         "ala": False,
+        "secure-robust": "none",
     }
+    plain |= {key: value for key, (value, _) in NEEDED.items()}
     # Overrides the federation file's training settings
-    settings = {**plain, "keep-models": "none", **values, **RUN}
+    settings = {**plain, **values, **RUN}
     return submit.run({**settings, **({"out": str(out)} if out else {})}, connection)

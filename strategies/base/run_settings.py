@@ -383,6 +383,8 @@ def _check_method(info: MethodInfo, common: Common, settings: Any) -> None:
 def check_evaluation(common: Common, settings: Any) -> None:
     """Raise UserError if a run requests models that it cannot get, or an evaluation has settings that do not fit it."""
     check_keep(common)
+    if isinstance(settings, survey.SurveySettings):
+        settings.check(common)
     if not isinstance(settings, EvaluateSettings):
         return
     if common.rounds != len(settings.entries):

@@ -4,6 +4,10 @@ It is no method, and no comparison lists it. A silo answers one message with the
 that its policy allows (``models/evidence/survey.py``). The answer does not depend on the message's content. A policy
 allows it by listing ``survey`` by name; ``all`` does not include it.
 
+With ``secure-aggregation = true`` numbers that are made of that answer leave under masks, so that the server opens
+their sum over all silos alone (``models/evidence/pooled.py``). First each silo states its columns in its data summary,
+without numbers. The message has those that all state alike, and a silo that has other ones refuses.
+
 A silo's answer to a survey: its format in a message, and the server's checks (``models/evidence/survey.py``).
 
 The record has a key for each column and each label, so that the hospital's audit log names them: ``column.age``,
@@ -13,22 +17,64 @@ The record has a key for each column and each label, so that the hospital's audi
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from flwr.app import ConfigRecord
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from models.evidence.survey import BINS
+from models.evidence.pooled import Layout
+from models.evidence.survey import BINS, MISSING
 from partitions.common.errors import DataError, UserError
 from partitions.common.parsed import Frozen
 from partitions.schema import LONGEST_NAME
-from strategies.base.info import METHOD, No
+from strategies.base.info import METHOD, No, Sums
+from strategies.base.settings import Common, setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.reporting import LARGEST, MOST, is_whole
 
 SURVEY = "survey"
 ACTION = "survey"  # of the message that asks for it: "query.survey"
+MOST_TIMES = 200
+
+
+@dataclass(frozen=True)
+class SurveySettings:
+    """Settings of a survey under masks; an approved study fixes them, and a hospital answers one choice of them."""
+
+    times: str = setting(
+        "",
+        "under masks: rising times, with commas, at which survival is counted; the last ends it",
+    )
+    by: str = setting("", "under masks: the column whose categories are the groups of patients")
+
+    @property
+    def edges(self) -> list[float]:
+        """The times. Raises UserError if they do not rise from above 0."""
+        try:
+            edges = [float(text) for text in self.times.replace(",", " ").split()]
+        except ValueError:
+            edges = [math.nan]
+        rising = all(a < b < math.inf for a, b in zip([0.0, *edges], edges, strict=False))
+        if not rising or len(edges) > MOST_TIMES:
+            raise UserError(
+                f"survey.times = {self.times[:80]!r}: up to {MOST_TIMES} numbers above 0 that rise are needed here"
+            )
+        return edges
+
+    def check(self, common: Common) -> None:
+        """Raise UserError for invalid times, for settings that nothing reads without masks, and for sums of groups."""
+        if common.secure_robust != "none":
+            raise UserError(
+                f"secure-robust = {common.secure_robust}: a survey has one sum: set it to none"
+            )
+        if (self.edges or self.by) and not common.secure_aggregation:
+            key = "by" if self.by else "times"
+            raise UserError(
+                f"survey.{key} = {getattr(self, key)[:80]}: it needs secure-aggregation = true"
+            )
 
 
 class Survey(PersonalizedStrategy):
@@ -43,9 +89,12 @@ class Survey(PersonalizedStrategy):
         note="nothing leaves but counts, shares and rounded sums",
         receives="nothing",
         dp=No("a survey has no mechanism, and no share of the budget"),
+        sums=Sums(weights="silos", also={SURVEY: "silos"}),
         asks="survey",
         listed=True,
     )
+    Settings = SurveySettings
+    settings: SurveySettings
 
 
 def require_printable(text: str) -> str:
@@ -124,6 +173,20 @@ def read_answer(record: object) -> Answer:
     ):
         raise DataError(f"the survey says n = {answer.get('n')!r:.40}, day = {day!r:.40}")
     return answer
+
+
+def read_columns(text: object) -> Layout:
+    """Return what a silo states of its columns. Raises DataError, one line, if it is invalid."""
+    try:
+        stated = json.loads(str(text))
+        for part in (stated[part] for part in PARTS.values()):
+            for name, item in part.items():
+                size = len(item.get("levels", ())) or BINS * ("range" in item)
+                _item(_name(name), json.dumps(item | {MISSING: None, "cells": [None] * size}))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f": {error}" if isinstance(error, DataError) else ""
+        raise DataError(f"it states no columns that can be read{why}") from None
+    return {part: stated[part] for part in PARTS.values()}
 
 
 def _name(name: object) -> str:

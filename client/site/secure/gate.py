@@ -23,6 +23,7 @@ from ...protocol.secure import (
     RECORD,
     SHARE,
     START,
+    SURVEY,
     UNMASK,
     masks,
 )
@@ -47,7 +48,7 @@ class SecureMessage:
         # A method that sends nothing masks nothing
         secure = is_secure(settings) and uploads(settings)
         self.answers = parsed.action in (KEYS, START, UNMASK)
-        self.masks = secure and parsed.kind == "train"
+        self.masks = secure and (parsed.kind == "train" or parsed.action == SURVEY)
         # No array leaves but a masked one
         self.closed = is_secure(settings) or terms.rules.secure_aggregation == "required"
         held_out = terms.study.held_out if terms.study else ()

@@ -5,7 +5,7 @@
 
 A silo masks one vector per slot, and answers one set of survivors per slot, for each peer with a share of its self mask
 or of its mask key, never of both. It answers one set, with one weight each, per question over all runs: the received
-arrays. Two sums over different sets that start from one model would differ by single silos' updates.
+arrays, or in a survey its vector. Two such sums over different sets would differ by single silos' updates.
 Its next step starts from the state after the last sum that it is in. Which sums those are, all silos of a list agree on
 (`ServerRecord.sums`), and each compares them with its record: a server can change no single silo's state.
 """
@@ -24,7 +24,7 @@ from ...protocol.chain import canonical, digest, write_whole
 from ...protocol.envelope import SECURE, PrivateKey, seal
 from ...protocol.parsed import SiteError, parse_values
 from ...protocol.policy import Policy
-from ...protocol.run_settings import number
+from ...protocol.run_settings import is_survey, number
 from ...protocol.secure import OTHER_SUM, masks
 from ...protocol.secure.masks import Vector
 from ...protocol.secure.shamir import SHARE, split
@@ -76,11 +76,10 @@ class SecureSilo:
 
     def __post_init__(self) -> None:
         self.path = self.folder / "secure" / f"{quote(self.silo, safe='')}.json"
-        self.labels = labels_of(self.study.groups)
+        self.labels, self.surveys = labels_of(self.study.groups), is_survey(self.run_config)
         self.summed = {*self.study.summed_with(self.silo)}
         self.agreed = digest(f"{self.study.digest} {self.build}".encode())
-        # What the file has: this run's number of training samples, whether it withheld its columns' sums, the least
-        # round and attempt that it gives keys for, its slots
+        # In the file: training samples, whether sums were withheld, the least round and attempt with keys, slots
         self.samples, self.alone, self.least = 0, False, [0, 0]
         self.slots: dict[str, Entry] = {}
         # Of the message: its list, the sums that this silo is in, the newest first, the peers whose shares cannot be
@@ -139,9 +138,9 @@ class SecureSilo:
         for name, statement in listed.items():
             if statement.holders != entry["origin"]:
                 raise SiteError(f"{name}'s shares are not with the silos that hold this silo's")
-        question = received.partition(":")[0]
+        question = "" if self.surveys else received.partition(":")[0]
         weights = weights_of(listed, self.run_config, self.labels)
-        if request.again:
+        if request.again and question:
             earlier = (of for *_, of in self._vectors("question", question))
             before = next((of for of in earlier if listed.keys() <= of.keys()), {})
             if not before:
@@ -166,7 +165,7 @@ class SecureSilo:
             raise SiteError(
                 f"another vector of round {request.round} has left under these masks"
             )
-        context = entry["context"]
+        context, entry["question"] = entry["context"], entry["question"] or sent
         peers = [peer for name, peer in self.listed.items() if name in self.summed]
         seeds = masks.pair_seeds(self.silo, entry["s"], peers, context)
         seeds.append((1, masks.self_seed(entry["b"], context)))
@@ -299,10 +298,11 @@ class SecureSilo:
             attempts = f"{run.rpartition('.')[0]}.%"
             answers = db.execute(BEFORE, (SUM, self.silo, question, attempts)).fetchall()
             if any(before != answer and (strict or slot == run) for slot, before in answers):
+                mend = "resume the run from its newest checkpoint, with the same silos, or begin one with another seed"
+                mend = "survey the same silos" if self.surveys else mend
                 raise SiteError(
                     f"this round, or what it starts from, {OTHER_SUM}, and two such sums would show one silo's "
-                    "update: resume the run from its newest checkpoint, with the same silos, or begin one with "
-                    "another seed"
+                    f"update: {mend}"
                 )
             if (run, answer) not in answers:
                 disclose(db, SUM, silo=self.silo, run=run, question=question, answer=answer)

@@ -66,8 +66,12 @@ def _of_settings(study: StudyProtocol, policy: Policy) -> Iterator[str]:
     if any(":" in str(name) for name in values(study, "model")):
         yield "model names a network of the run's own: imprint. Have its code read before you approve"
     if "survey" in study.methods:
+        summed = values(study, "secure-aggregation") == [True]
+        times = " or ".join(map(str, values(study, "survey.times")))
+        survival = f", and patients by the times {times}" if summed and times else ""
         yield (
-            f"strategy may be survey: differencing. Counts and sums of your columns leave (your policy's min-cell is "
+            f"strategy may be survey: differencing. Counts and sums of your columns{survival} leave"
+            f"{', in a sum with other hospitals' * summed} (your policy's min-cell is "
             f"{policy.min_cell}, max-surveys {policy.max_surveys}). Two answers about different data tell who changed. "
             "Ask for one survey, in a study of its own"
         )

@@ -45,7 +45,8 @@ TEXTS = ("device", "versions")
 WITHHELD = "sums_withheld"  # the reason why a silo sends no sums
 # Names of columns and labels, units, ranges, number format, settings of the import, as JSON (partitions/schema.py)
 SCHEMA = "schema"
-OPTIONAL = (*SUMS, WITHHELD, SCHEMA)
+COLUMNS = "columns"  # of a survey under masks: what it states of them, as JSON
+OPTIONAL = (*SUMS, WITHHELD, SCHEMA, COLUMNS)
 SUMMARY = ("name", *COUNTS, "task", "shape", "classes", *KINDS, *TEXTS, *OPTIONAL)
 LONGEST = 300  # characters of any text from a silo
 LONGEST_NAME = 100

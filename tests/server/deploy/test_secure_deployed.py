@@ -12,7 +12,7 @@ import pytest
 from tiny import TinyGrid
 from trio import start_run, supernode, text_of, wait_for
 
-from client.protocol.secure import KEYS, START, UNMASK
+from client.protocol.secure import KEYS, START, SURVEY, UNMASK
 from client.site.study import approvals
 from client.site.trust import audit, audit_page
 from partitions.common.errors import RunFailedError
@@ -21,8 +21,10 @@ from server.deploy.federation import read_federation
 from server.deploy.local import record
 from server.deploy.study_draft import app_sums, draft, known_peers
 from server.results.history import History
+from server.results.survey import read_survey
 from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity
+from server.simulation.survey import survey, survey_deployed
 from strategies.base.run_settings import parse_settings
 
 pytestmark = [pytest.mark.deployed, pytest.mark.exhaustive]
@@ -194,3 +196,36 @@ def test_five_hospitals_of_which_some_are_lost(tmp_path, monkeypatch):
     # Ditto's shared model is FedAvg's, so its sums are over the same hospitals
     assert sums("local") == [] and sums("ditto") == sums()
     assert {4, 5} <= {*sums()} and len(sums()) == 6
+
+
+def test_a_survey_under_masks(tmp_path, monkeypatch):
+    """Over gRPC: the server gets the sum of a simulation of the same hospitals, and each silo sent integers alone."""
+    run = {"strategy": "survey", "rounds": 1, "threads": 1, "secure-aggregation": True}
+    monkeypatch.setattr(
+        f"{__name__}.POLICY",
+        POLICY + 'methods = ["survey"]\nclass-means = true\nmin-cell = 5\n',
+    )
+    out = tmp_path / "run"
+    try:
+        up = start(tmp_path, NAMES, run, monkeypatch)
+        survey_deployed({"secure-aggregation": True, "study": "trial"}, out, "masked")
+        logs = {name: audit.verify(up.directory / "silos" / name / "audit") for name in NAMES}
+        (tmp_path / "policy.toml").write_text(
+            'methods = ["survey"]\nclass-means = true\nmin-cell = 5\n'
+        )
+        sums = {"secure-aggregation": True}
+        simulated = survey(
+            sums, tmp_path / "here", up.directory / "data", str(tmp_path / "policy.toml")
+        )
+    finally:
+        processes.end(processes.find(record.state_root() / "masked"), grace=1.0)
+    found = read_survey(out)
+    assert found.summed == NAMES and found == read_survey(simulated)
+    assert found.answers["all"]["n"] > 1000
+    for log in logs.values():
+        assert [e["asked"] for e in log.entries[1:]] == ["query", KEYS, START, SURVEY, UNMASK]
+        (line,) = (entry for entry in log.entries[1:] if entry["asked"] == SURVEY)
+        assert [(one["name"], one["dtype"]) for one in line["sent"] if "shape" in one] == [
+            ("masked/sum", "uint32")
+        ]
+        assert "column" not in str(line["sent"])
