@@ -10,19 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from client.protocol.envelope import STUDY
+from client.protocol.envelope import STUDY, signer_of
 from client.protocol.methods import DEFAULTS
 from client.protocol.node import Site
 from client.protocol.policy import Policy, read_policy
 from client.protocol.run_settings import owner
-from client.protocol.study import (
-    StudyLimits,
-    StudyProtocol,
-    parse_study,
-    signer_of,
-    values,
-    words,
-)
+from client.protocol.study import StudyLimits, StudyProtocol, parse_study, values, words
 from client.site.counts import count_used_up, read_released
 from client.site.study import approvals
 from client.site.study.dangers import dangers, of_weights, sums_text
@@ -38,6 +31,9 @@ from strategies.base.transport.kinds import MODEL
 
 WIDTH = 100
 KIND = re.compile(rb"^\s*kind\s*=", re.MULTILINE)  # a line that every study has
+UNREGISTERED = (
+    "Nothing ([analysis] is missing): whatever its report says of a gain is exploratory."
+)
 METRIC_WORDS = "counts of samples, the metrics {metrics}, seconds and bytes"
 
 
@@ -142,6 +138,11 @@ Settings (every other setting has silofl's default)
   {{ key }} = {{ words(allowed) }}
 {% endfor %}
 
+What is tested, fixed in advance
+{% for text in tested %}
+{{ text|wrap("  ", "    ", 100) }}
+{% endfor %}
+
 {{ noise|wrap("", "", 100) }}
 {{ masked|wrap("", "", 100) }}
 {% for name, own in study.peers|dictsort(true) %}
@@ -181,6 +182,7 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         words=words,
         noise=noise_text(study),
         masked=sums_text(study),
+        tested=study.analysis.in_words() if study.analysis else [UNREGISTERED],
     ).rstrip("\n")
 
 

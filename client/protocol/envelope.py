@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from .parsed import SiteError
+from .parsed import SiteError, parse_toml
 
 BUNDLE = "silofl bundle 1"
 RECEIPT = "silofl receipt 1"
@@ -146,3 +146,29 @@ def _content(text: bytes) -> bytes:
     """Return what a text in PEM, or in base64 alone, holds."""
     body = [line for line in text.splitlines() if not line.startswith(b"-----")]
     return base64.b64decode(b"".join(body), validate=True)
+
+
+def sign_study(text: str, key: PrivateKey) -> str:
+    """Return a protocol's file with this key's signature; an existing signature is replaced."""
+    body = body_of(text)
+    signed = sign(add_prefix(STUDY, body), key)
+    return (
+        body
+        + SIGNATURE
+        + "".join(f"{name} = {json.dumps(value)}\n" for name, value in signed.items())
+    )
+
+
+def signer_of(text: str) -> str:
+    """Return the fingerprint of a study's signer; empty if unsigned. Raises SiteError if the signature is wrong."""
+    if SIGNATURE not in text:
+        return ""
+    try:
+        return verify(
+            add_prefix(STUDY, body_of(text)), parse_toml(text.rpartition(SIGNATURE)[2])
+        )
+    except ValueError as error:
+        what = error if isinstance(error, SiteError) else "its signature is damaged"
+        raise SiteError(
+            f"the study was changed after it was signed: {what}; ask for the file again"
+        ) from None

@@ -7,6 +7,8 @@
     strategy = ["fedavg", "apple"]                  # one of these
     learning-rate = {min = 0.001, max = 0.1}        # from, to
     batch-size = 32                                 # this and no other
+    [analysis]                                      # what is tested, fixed before the first run: optional
+    method = "apple"
 
 A setting that the protocol does not list has silofl's default (`methods.py`); a run with another value is outside
 the study. Settings that do not affect a hospital's training are free (:data:`FREE`). The consortium's signature follows
@@ -19,20 +21,18 @@ the protocol in a table of its own, and covers it byte for byte, up to the empty
 
 import functools
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from datetime import date
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from . import parsed
-from .envelope import SIGNATURE, STUDY, PrivateKey, add_prefix, body_of, sign, verify
-from .methods import DEFAULTS, METHODS
+from .envelope import body_of
+from .methods import DEFAULTS, METHODS, METRICS
 from .ours import sum_weights
 from .parsed import Frozen, SiteError, match_pattern, parse_values, read_toml, shorten
-from .policy import Metrics
-from .run_settings import number, owner
+from .policy import SCORE, Metrics, among
+from .run_settings import methods_of, number, owner, to_plain
 
 # Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
 _FREE = """study out resume checkpoint-every threads device data-dir dataset partition silos agreed min-silos
@@ -53,6 +53,63 @@ Fingerprint = Annotated[
     str, match_pattern("SHA256:[0-9a-f]{64}", "must be SHA256: and 64 hexadecimal digits")
 ]
 Count = Annotated[int, Field(ge=0, le=MOST)]
+Method = Annotated[str, among(*METHODS)]
+ENDS = ("score_low", "score_high")  # of the score's interval
+LOSSES = ("loss", "mae", "rmse")  # metrics of which less is better
+Metric = Annotated[str, among(SCORE, *(name for name in METRICS if name not in ENDS))]
+# Hundredths of a score: percentage points of an accuracy
+Points = Annotated[float, Field(gt=0, le=100)]
+
+
+class Kebab(Frozen):
+    """Values whose keys have hyphens in a file."""
+
+    model_config = ConfigDict(
+        alias_generator=lambda name: name.replace("_", "-"),
+        validate_by_name=True,
+        validate_by_alias=True,
+    )
+
+
+class Analysis(Kebab):
+    """What a study tests at 5 %: ``method`` over ``baseline``. All else that its runs show is exploratory."""
+
+    method: Method
+    baseline: Method
+    metric: Metric
+    split: Literal["test", "val"]
+    seeds: Annotated[tuple[Count, ...], Field(strict=False, min_length=1, max_length=100)]
+    rounds: Annotated[int, Field(ge=1, le=MOST)]
+    smallest_effect: Points  # the smallest mean gain worth having
+    harm_margin: Points  # a hospital that loses more is harmed
+    secondary: Annotated[tuple[Method, ...], Field(strict=False, max_length=100)] = ()
+    # The mean over hospitals that count alike, or over patients
+    estimand: Literal["hospital", "patient"]
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return self.method, self.baseline, *self.secondary
+
+    @property
+    def runs(self) -> list[tuple[str, int]]:
+        """Strategy and seed of each run that the analysis needs."""
+        return [(method, seed) for seed in self.seeds for method in self.methods]
+
+    def in_words(self) -> list[str]:
+        """Return what is tested, in plain sentences."""
+        whose = {"hospital": "hospitals, each counting alike", "patient": "patients"}
+        seeds = ", ".join(map(str, self.seeds))
+        sentences = [
+            f"{self.method} against {self.baseline}: {self.metric} on each hospital's {self.split} data, mean over "
+            f"{whose[self.estimand]}; {self.rounds} rounds, seeds {seeds}; tested at 5 %.",
+            f"A mean gain from {self.smallest_effect:g} points on is worth having. A hospital that loses more than "
+            f"{self.harm_margin:g} points is harmed.",
+        ]
+        if self.secondary:
+            sentences.append(
+                f"Secondary, with another 5 % among them: {', '.join(self.secondary)} against {self.baseline}."
+            )
+        return [*sentences, "Everything else is exploratory."]
 
 
 class StudyLimits(Frozen):
@@ -76,14 +133,8 @@ class StudyLimits(Frozen):
         return {"queries": content["messages"], **content} if known else content
 
 
-class ProtocolFile(Frozen):
+class ProtocolFile(Kebab):
     """A protocol, as its file has it. ``settings``: the allowed values by key."""
-
-    model_config = ConfigDict(
-        alias_generator=lambda name: name.replace("_", "-"),
-        validate_by_name=True,
-        validate_by_alias=True,
-    )
 
     kind: Literal["silofl study 1"]
     name: Name
@@ -111,6 +162,7 @@ class ProtocolFile(Frozen):
     held_out: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     # The key of each silo, for secure aggregation: no other silo is in a sum
     peers: dict[Name, Fingerprint] = Field(default_factory=dict, max_length=100)
+    analysis: Analysis | None = None
 
     @model_validator(mode="after")
     def check_days(self) -> Self:
@@ -180,7 +232,32 @@ def parse_study(text: str, path: str) -> StudyProtocol:
         agreed = len(study.training_peers), settings.get("secure-group", 1)
         if fault := sum_weights.comparison_fault(*agreed):
             raise SiteError(f"{path}: [settings] {fault}")
+    if study.analysis and (fault := _analysis_fault(study, study.analysis)):
+        raise SiteError(f"{path}: [analysis] {fault}")
     return study
+
+
+def _analysis_fault(study: StudyProtocol, analysis: Analysis) -> str:
+    """Return why the study's runs could not be analysed as it says; empty: they can."""
+    if len({*analysis.methods}) < len(analysis.methods):
+        return "method, baseline and secondary name a method twice"
+    if len({*analysis.seeds}) < len(analysis.seeds):
+        return "seeds names one twice"
+    wanted = {"strategy": analysis.methods, "seed": analysis.seeds, "rounds": [analysis.rounds]}
+    for key, each in wanted.items():
+        allowed = study.settings.get(key, DEFAULTS[key])
+        for value in each:
+            if not allows(allowed, value):
+                return f"needs {key} = {value}, and [settings] has {key} = {words(allowed)}"
+    if analysis.metric not in study.metrics:
+        return f"metric = {analysis.metric}: metrics does not have it, so that it would not leave a hospital"
+    for key, least in (
+        ("runs", len(analysis.runs)),
+        ("rounds", len(analysis.runs) * analysis.rounds),
+    ):
+        if getattr(study.limits, key) < least:
+            return f"needs {least} {key}, and [limits] has {key} = {getattr(study.limits, key)}"
+    return ""
 
 
 def _settings(path: str, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,6 +323,42 @@ def words(allowed: Any) -> str:
     return str(allowed)
 
 
+def allows(allowed: Any, value: Any) -> bool:
+    """Return whether a setting may have this value, parsed as the app does: a number also from text."""
+    if isinstance(allowed, dict):
+        amount = number(value)
+        return amount is not None and allowed["min"] <= amount <= allowed["max"]
+    wanted = allowed if isinstance(allowed, list) else [allowed]
+    return to_plain(value) in map(to_plain, wanted)
+
+
+def study_setting_faults(study: StudyProtocol, run: Mapping[str, Any]) -> list[str]:
+    """Return which of a run's settings are outside the study.
+
+    Settings of other methods do not count. A setting of the study that the run does not send is outside, since its
+    value is unknown here.
+    """
+    faults = []
+    others = METHODS.keys() - methods_of(run)
+    settings = {key: value for key, value in run.items() if owner(key) not in others}
+    for key, value in settings.items():
+        if key in FREE:
+            continue
+        if key not in DEFAULTS:
+            faults.append(f"the study {study.name} knows no setting {key[:80]!r}")
+            continue
+        allowed = study.settings.get(key, DEFAULTS[key])
+        if not allows(allowed, value):
+            faults.append(
+                f"the study {study.name} has {key} = {words(allowed)}, the run {value!r:.80}"
+            )
+    for key in (key for key in study.settings if owner(key) not in others and key not in run):
+        faults.append(
+            f"the study {study.name} has {key} = {words(study.settings[key])}, the run none"
+        )
+    return faults
+
+
 # --- what its settings may be ---
 
 
@@ -280,32 +393,3 @@ def values(study: StudyProtocol, key: str) -> list[Any]:
     if isinstance(allowed, dict):
         return [allowed["min"], allowed["max"]]
     return allowed if isinstance(allowed, list) else [allowed]
-
-
-# --- the consortium's signature ---
-
-
-def sign_study(text: str, key: PrivateKey) -> str:
-    """Return a protocol's file with this key's signature; an existing signature is replaced."""
-    body = body_of(text)
-    signed = sign(add_prefix(STUDY, body), key)
-    return (
-        body
-        + SIGNATURE
-        + "".join(f"{name} = {json.dumps(value)}\n" for name, value in signed.items())
-    )
-
-
-def signer_of(text: str) -> str:
-    """Return the fingerprint of a study's signer; empty if unsigned. Raises SiteError if the signature is wrong."""
-    if SIGNATURE not in text:
-        return ""
-    try:
-        return verify(
-            add_prefix(STUDY, body_of(text)), parsed.parse_toml(text.rpartition(SIGNATURE)[2])
-        )
-    except ValueError as error:
-        what = error if isinstance(error, SiteError) else "its signature is damaged"
-        raise SiteError(
-            f"the study was changed after it was signed: {what}; ask for the file again"
-        ) from None

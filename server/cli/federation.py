@@ -12,10 +12,12 @@ from server.cli.options import (
     FILE,
     HOST,
     RUN_OPTIONS,
+    STUDY,
     TOKEN_FILE,
     WHICH,
     connection_of,
     run_values,
+    study_values,
 )
 from server.cli.research import print_outcomes
 
@@ -52,10 +54,13 @@ def run_command(args: argparse.Namespace) -> None:
     from server.deploy import submit
     from server.report.study import StudyResults
     from server.report.write import silo_table
+    from server.results.registration import keep_study
 
+    text, named = study_values(args)
     out = submit.run(
-        run_values(args),
+        {**run_values(args), **named},
         connection_of(args.federation or args.connection),
+        fill=lambda folder: keep_study(folder, text),
         name=args.name,
         now=args.now,
     )
@@ -143,11 +148,12 @@ COMMANDS = (
             *RUN_OPTIONS,
             option("--name", "NAME", "the run's name (default: method and date)", default=""),
             flag("--now", "begin beside the runs that are on, without waiting in the queue"),
+            STUDY,
             OneOf((WHICH, option("--connection", "NAME", "as --federation NAME", default=""))),
         ),
         examples=(
             "silofl run --strategy local,fedavg,fedala --rounds 15",
-            "silofl run --strategy apple --set study=NAME",
+            "silofl run --strategy apple --study study.toml",
         ),
         description="Submit as `flwr run` does, follow the rounds, and say why where it fails. Ctrl-C stops "
         "the run. The last line printed is the run directory.",

@@ -67,6 +67,11 @@ RUN_OPTIONS = (
     ),
     option("--out", "DIR", "run directory (default: runs/TIME-STRATEGY)"),
 )
+STUDY = file_option(
+    "--study",
+    "FILE",
+    "the study that the run belongs to; its [analysis] is what the report tests",
+)
 
 DATA_OPTIONS = (
     OneOf(
@@ -142,6 +147,16 @@ def run_values(args: argparse.Namespace) -> dict[str, object]:
         if values.get(key):
             values[key] = absolute_path(str(values[key]))
     return values
+
+
+def study_values(args: argparse.Namespace) -> tuple[str, dict[str, object]]:
+    """Return the text of --study and the setting that names it; both empty without. Raises DataError, SiteError."""
+    if args.study is None:
+        return "", {}
+    from client.studies import read_study
+
+    text, study = read_study(args.study)
+    return text, {"study": study.name}
 
 
 def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str, object]:

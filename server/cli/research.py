@@ -26,8 +26,10 @@ from server.cli.options import (
     RUN_OPTIONS,
     SPLIT_OPTIONS,
     assignments,
+    STUDY,
     connection_of,
     run_values,
+    study_values,
 )
 
 if TYPE_CHECKING:
@@ -118,13 +120,14 @@ def simulate_command(args: argparse.Namespace) -> None:
     from server.simulation.simulate import simulate
     from server.simulation.workers import executor_of
 
-    executor = executor_of(args.workers)
+    executor, (study, named) = executor_of(args.workers), study_values(args)
     out = simulate(
-        run_values(args),
+        {**run_values(args), **named},
         log=args.log,
         executor=executor,
         hold_out=args.hold_out,
         tuned=args.tuned,
+        study=study,
     )
     print_outcomes(out)
     print(out)
@@ -272,6 +275,7 @@ COMMANDS = (
         simulate_command,
         (
             *RUN_OPTIONS,
+            STUDY,
             *DATA_OPTIONS,
             several(
                 "--log",

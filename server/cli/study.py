@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from client.commands.table import Command, file_option, flag, option, several
+from client.commands.table import Command, choice, file_option, flag, option, several
 from partitions.common.errors import UserError
 from server.cli.options import (
     FEDERATION,
@@ -57,6 +57,7 @@ def new(args: argparse.Namespace) -> None:
         held_out=held_out,
         peers=peers | pairs("--peer", args.peer),
         datasets=datasets | pairs("--own-dataset", args.own_dataset),
+        analysis=asked_analysis(args),
     )
     write_atomically(args.file, text)
     empty = [key for key, text_of in texts.items() if not text_of]
@@ -64,6 +65,22 @@ def new(args: argparse.Namespace) -> None:
         print(f"write {', '.join(empty)} into it")
     print(f"then: silofl study check {args.file}; silofl study sign {args.file}")
     print(args.file)
+
+
+def asked_analysis(args: argparse.Namespace) -> dict[str, object]:
+    """Return what the options say of [analysis]; empty without any. Raises UserError for an unreadable plan."""
+    from server.planning.plan import planned_analysis
+
+    if not (args.primary or args.effect or args.harm or args.plan):
+        return {}
+    return {
+        "method": args.primary,
+        "baseline": args.baseline,
+        "effect": args.effect,
+        "harm": args.harm,
+        "estimand": args.estimand,
+        "plan": planned_analysis(args.plan) if args.plan else {},
+    }
 
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -82,7 +99,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def check_command(args: argparse.Namespace) -> None:
-    from client.protocol.study import signer_of
+    from client.protocol.envelope import signer_of
     from client.studies import read_study
     from server.deploy.study_draft import check_study
 
@@ -100,8 +117,8 @@ def check_command(args: argparse.Namespace) -> None:
 
 
 def sign(args: argparse.Namespace) -> None:
+    from client.protocol.envelope import sign_study, signer_of
     from client.protocol.keys import load_signing_key
-    from client.protocol.study import sign_study, signer_of
     from client.studies import read_study
     from partitions.common.files import write_atomically
     from server.deploy.bundle import signing_key_file
@@ -116,7 +133,7 @@ def sign(args: argparse.Namespace) -> None:
 
 
 def show_command(args: argparse.Namespace) -> None:
-    from client.protocol.study import signer_of
+    from client.protocol.envelope import signer_of
     from client.studies import read_study, study_page
 
     text, study = read_study(args.file)
@@ -170,10 +187,31 @@ ACTIONS = (
                 "bytes that leave a hospital (default: by the network's size, of `agreed`)",
                 type=int,
             ),
+            option("--primary", "METHOD", "[analysis]: the method that is tested", default=""),
+            option("--baseline", "METHOD", "[analysis]: over which", default="fedavg"),
+            option(
+                "--effect",
+                "POINTS",
+                "[analysis]: the smallest mean gain worth having",
+                type=float,
+            ),
+            option(
+                "--harm", "POINTS", "[analysis]: a hospital's loss that is harm", type=float
+            ),
+            choice(
+                "--estimand",
+                ("hospital", "patient"),
+                "[analysis]: the mean over hospitals, or over patients",
+                "hospital",
+            ),
+            file_option("--plan", "DIR", "[analysis]: effect and metric of silofl plan --out"),
             flag("--overwrite", "replace FILE"),
             *RUN_OPTIONS,
         ),
-        examples=("silofl study new study.toml --name sepsis --strategy apple --rounds 15",),
+        examples=(
+            "silofl study new study.toml --name sepsis --strategy apple --rounds 15",
+            "silofl study new study.toml --name sepsis --strategy fedavg,ditto --primary ditto --effect 3 --harm 10",
+        ),
     ),
     Command(
         "check",

@@ -12,6 +12,7 @@ from client.flower.apps import build
 from client.protocol.code import code_of_data, content_sum, digest_of_code
 from client.protocol.envelope import STUDY, fingerprint
 from client.protocol.methods import DEFAULTS
+from client.protocol.policy import SCORE
 from client.protocol.run_settings import is_secure
 from client.protocol.study import (
     FREE,
@@ -86,13 +87,15 @@ def draft(
     held_out: Sequence[str] = (),
     peers: Mapping[str, str] | None = None,
     datasets: Mapping[str, str] | None = None,
+    analysis: Mapping[str, Any] | None = None,
 ) -> str:
     """Return a protocol of runs with these settings; comma-separated strategies or seeds give several runs.
 
     ``texts``: purpose, contact, results, retention; a missing one stays empty, and the protocol is then incomplete.
     ``bytes_``: their limit; None: what the network and the methods send at most, of ``data`` (``declared_data``).
     ``peers``: the fingerprint of each silo's key, for runs with secure aggregation. ``datasets``: the SHA-256 of the
-    source of each silo's own data set. Raises UserError for invalid settings, DataError without ``init-weights``.
+    source of each silo's own data set. ``analysis``: for :func:`tested`. Raises UserError for
+    invalid settings, DataError without ``init-weights``.
     """
     if values.get("strategy") == EVALUATE:
         values = _drop_division(values)
@@ -118,7 +121,50 @@ def draft(
         still=open_under_masks(common.secure_group, common.secure_robust),
         peers=peers,
         datasets=datasets,
+        **tested(analysis or {}, settings, common.rounds),
     )
+
+
+def tested(
+    wanted: Mapping[str, Any], settings: Mapping[str, Any], rounds: int
+) -> dict[str, Any]:
+    """Return ``analysis``, the table of runs with these settings, ``planned``, its plan in words, and ``metrics``.
+
+    ``wanted``: method, baseline, effect, harm, estimand, and ``plan`` of ``silofl plan`` (metric, effect, seeds, text)
+    or empty; empty for no analysis. Raises UserError where one is missing, or is not the plan's.
+    """
+    if not wanted:
+        return {"analysis": {}, "planned": "", "metrics": ["loss", SCORE]}
+    plan, seeds = wanted["plan"], settings["seed"]
+    effect = wanted["effect"] or plan.get("effect")
+    if plan and (effect, len(seeds)) != (plan["effect"], plan["seeds"]):
+        raise UserError(
+            f"--plan is of a gain of {plan['effect']:g} and {plan['seeds']} seeds, not of {effect:g} and {len(seeds)}: "
+            "plan again"
+        )
+    if not (wanted["method"] and effect and wanted["harm"]):
+        raise UserError(
+            "--primary, --harm, and --effect or --plan go together: the method that is tested, the loss at one "
+            "hospital that is harm, and the smallest gain worth having"
+        )
+    table = {
+        "method": wanted["method"],
+        "baseline": wanted["baseline"],
+        "metric": plan.get("metric", SCORE),
+        "split": "test",
+        "seeds": seeds,
+        "rounds": rounds,
+        "smallest-effect": effect,
+        "harm-margin": wanted["harm"],
+        "secondary": [
+            name
+            for name in settings["strategy"]
+            if name not in (wanted["method"], wanted["baseline"])
+        ],
+        "estimand": wanted["estimand"],
+    }
+    metrics = [*dict.fromkeys(["loss", SCORE, table["metric"]])]
+    return {"analysis": table, "planned": plan.get("text", ""), "metrics": metrics}
 
 
 def _limits(

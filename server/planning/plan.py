@@ -23,7 +23,7 @@ from server.planning.power import (
     power,
 )
 from server.report.canvas import BLUE, MUTED, SETTINGS, Canvas, chart, in_widths
-from server.report.html import format_number, report_environment
+from server.report.html import format_number, hospitals_of, report_environment
 from server.report.inference import EXACT
 from server.report.study import StudyResults
 from server.results.survey import read_survey
@@ -194,3 +194,24 @@ def write_plan(plan: StudyPlan, folder: Path) -> None:
 def plan_json(plan: StudyPlan) -> str:
     """Return the plan as JSON."""
     return json.dumps({**asdict(plan), "answer": plan.answer}, indent=1) + "\n"
+
+
+def planned_analysis(folder: Path) -> dict[str, Any]:
+    """Return what a plan's ``plan.json`` says for a study's [analysis]. Raises UserError if it cannot be read.
+
+    ``metric``, ``effect`` in hundredths of it, ``seeds``, and ``text``, the plan in a sentence.
+    """
+    try:
+        plan = json.loads((folder / "plan.json").read_text("utf-8"))
+        design, effect = plan["design"], round(100 * float(plan["effect"]), 6)
+        return {
+            "metric": str(plan["metric"]),
+            "effect": effect,
+            "seeds": int(design["seeds"]),
+            "text": f"Planned: a mean gain of {effect:g} points is shown in {100 * plan['power']:.0f} of 100 such "
+            f"studies of {hospitals_of(len(design['tested']))}.",
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder} holds no plan ({type(error).__name__}): silofl plan --out makes one"
+        ) from None

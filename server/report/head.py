@@ -1,4 +1,4 @@
-"""Head of the report's page: its headline, the caution, the faults, and four figures."""
+"""Head of the report's page: its headline, the caution, what was registered, the risk, the faults, and the figures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 from markupsafe import Markup
 
 from server.report.html import render, sentences
-from server.report.inference import SEEDS_NEEDED
-from server.report.methods import exchanges, spell
-from server.report.participation import rounds_missed
+from server.report.inference import HOSPITALS_NEEDED, SEEDS_NEEDED, carrier
+from server.report.methods import alone, exchanges, info_of, shared, spell
+from server.report.participation import rounds_missed, silo_rounds
+from server.report.registered import registered
+from server.report.sections.evidence import evidence_that_left, own_models_that_left
 from server.report.study import StudyResults
-from server.report.verdict import GainVerdict, verdict
+from server.report.verdict import MOST_NAMES, GainVerdict, largest_epsilon, verdict
 from server.run.reporter import WEIGHTS
 
 BY_CHANCE = 0.025  # share of hospitals without any gain whose 95 % interval lies above zero
@@ -37,7 +39,13 @@ def headline(study: StudyResults) -> tuple[Markup, Markup]:
         if any(not math.isnan(study.score(method, silo).mean) for method in study.methods)
     ]
     gain_verdict = compare_headline(study)
+    federating, personalising = parts(study)
     values = {
+        "plan": registered(study),
+        "federating": federating,
+        "personalising": personalising,
+        "most": MOST_NAMES,
+        "carrier": carrier(study.silo_means(study.headed, study.base)) if study.base else None,
         "study": study,
         "word": study.task.score_label,
         "method": study.headed,
@@ -59,14 +67,60 @@ def compare_headline(study: StudyResults) -> GainVerdict | None:
     return verdict(study, study.headed, study.base) if study.base else None
 
 
+def parts(study: StudyResults) -> tuple[GainVerdict | None, GainVerdict | None]:
+    """Return what federating gains (one model for all, over training alone), and personalising over that; or None.
+
+    The personalised method is the headline's, or the best one that ends with a model per silo.
+    """
+    model, base, headed = shared(), alone(), study.headed
+    mine = headed if not info_of(headed).role.one_model else study.personalised
+    federating = verdict(study, model, base) if {model, base} <= {*study.methods} else None
+    return federating, verdict(study, mine, model) if mine and model in study.methods else None
+
+
+def plan_box(study: StudyResults) -> Markup:
+    """Render what was registered, what follows from it, and every deviation; empty without a registration."""
+    plan = registered(study)
+    values = {"study": study, "plan": plan, "most": MOST_NAMES, "needed": HOSPITALS_NEEDED}
+    return render("registered", **values) if plan else Markup()
+
+
+def risk(study: StudyResults) -> Markup:
+    """Return the line of the risk to patients' data for a committee; empty without results."""
+    if not study.runs:
+        return Markup()
+    return sentences(
+        "risk",
+        study=study,
+        bytes=sum(run["bytes_up"] for run in study.runs),
+        epsilon=largest_epsilon(study, study.headed),
+        refusals=len(silo_rounds(study, "rejected")),
+        evidence=evidence_that_left(study),
+        models=sorted(
+            {silo for silos in own_models_that_left(study).values() for silo in silos}
+        ),
+    )
+
+
 def faults(study: StudyResults) -> Markup:
     """Render the runs that did not end and the notes of the run's log; empty if there are none."""
     return render("faults", faults=faults_of(study), notes=notes_of(study))
 
 
 def tiles(study: StudyResults) -> Markup:
-    """Render up to four figures below the headline; empty without results."""
-    return render("tiles", study=study, method=study.headed, found=compare_headline(study))
+    """Render up to six figures below the headline; empty without results."""
+    federating, personalising = parts(study)
+    return render(
+        "tiles",
+        study=study,
+        method=study.headed,
+        found=compare_headline(study),
+        parts=[
+            (name, part)
+            for name, part in (("Federating", federating), ("Personalising", personalising))
+            if part is not None and part.gains
+        ],
+    )
 
 
 def faults_of(study: StudyResults) -> list[str]:

@@ -2,7 +2,9 @@
 
 **Mean over hospitals** (gain, unseen hospitals, calibration): Student's t over the hospitals' values, each a mean over
 its seeds. The spread between hospitals already contains the error of their test patients, so it is not added again.
-Several methods that are compared on the same test data share the 5 % (Bonferroni).
+Several methods that are compared on the same test data share the 5 % (Bonferroni). **Mean over patients**: hospitals
+weigh by their test patients; the variance is the jackknife's over hospitals, the degrees of freedom are Kish's
+effective number of hospitals less one. With equal weights it is the mean over hospitals.
 
 **One hospital's gain**: each score's interval covers its test patients. A hospital never sends which patients a model
 classified correctly, so the two tests count as independent, and the interval is wider than a paired one. Patients do
@@ -30,6 +32,7 @@ HOSPITALS_NEEDED = 6  # with fewer, equal signs in all hospitals have a probabil
 SEEDS_NEEDED = 3
 MOST_UNITS = 1000  # more hospitals or seeds than this settle nothing
 Z = float(special.ndtri(0.975))
+SEEN = float(special.ndtri(0.8))
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,36 @@ def over_hospitals(values: Sequence[float], methods: int = 1) -> Gain:
     return Gain(mean, (mean - half, mean + half), min(1.0, methods * p))
 
 
+def over_patients(values: Sequence[float], patients: Sequence[int], methods: int = 1) -> Gain:
+    """Return the mean of hospitals' values, weighted by their patients, as :func:`over_hospitals` does."""
+    known = [
+        (0.0 if abs(v) < EXACT else v, n) for v, n in zip(values, patients, strict=True) if n
+    ]
+    if len(known) < HOSPITALS_NEEDED:
+        total = sum(n for _, n in known)
+        return Gain(sum(v * n for v, n in known) / total if total else NAN, UNKNOWN)
+    total = sum(n for _, n in known)
+    shares = [n / total for _, n in known]
+    mean = sum(v * share for (v, _), share in zip(known, shares, strict=True))
+    # Without a hospital the mean moves by so much
+    moves = ((v - mean) * p / (1 - p) for (v, _), p in zip(known, shares, strict=True))
+    error = math.sqrt((1 - 1 / len(known)) * sum(move**2 for move in moves))
+    freedom = 1 / sum(p**2 for p in shares) - 1
+    half = float(special.stdtrit(freedom, 1 - 0.025 / methods)) * error
+    p = float(2 * special.stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
+    return Gain(mean, (mean - half, mean + half), min(1.0, methods * p))
+
+
+def carrier(values: Mapping[str, float]) -> str | None:
+    """Return the hospital that carries a mean: more than half of the sum, and twice any other's value; or None."""
+    if len(values) < 3:
+        return None
+    first, second = sorted(values, key=lambda silo: -abs(values[silo]))[:2]
+    total, most = sum(values.values()), values[first]
+    alone = total * most > 0 and abs(most) > abs(total) / 2
+    return first if alone and abs(most) >= 2 * abs(values[second]) else None
+
+
 def hospitals_to_settle(values: Sequence[float], methods: int = 1) -> int | None:
     """Return how many hospitals make the interval exclude zero, if mean and spread stay; None beyond MOST_UNITS."""
     if len(values) < 2:
@@ -168,11 +201,27 @@ def silo_interval(seeds: Seeds) -> Interval:
     return mean - math.hypot(below, of_seeds), mean + math.hypot(above, of_seeds)
 
 
+def quantile_among(among: int) -> float:
+    """Return the half width of one hospital's interval among several (Bonferroni), in standard errors."""
+    return float(special.ndtri(1 - 0.025 / among))
+
+
+def widen(gain: Gain, among: int) -> Interval:
+    """Return one hospital's interval, widened for ``among`` hospitals."""
+    low, high = (
+        gain.mean + quantile_among(among) / Z * (end - gain.mean) for end in gain.interval
+    )
+    return low, high
+
+
 def excludes_zero(gain: Gain, among: int) -> int:
     """Return the sign of one hospital's gain, its interval widened for ``among`` hospitals; 0 if it contains zero."""
-    wider = float(special.ndtri(1 - 0.025 / among)) / Z
-    low, high = (gain.mean + wider * (end - gain.mean) for end in gain.interval)
-    return 1 if low > 0 else -1 if high < 0 else 0
+    return Gain(gain.mean, widen(gain, among)).shown
+
+
+def visible_loss(gain: Gain, among: int) -> float:
+    """Return the smallest true loss of one hospital that is shown in 80 of 100 studies with an interval as wide."""
+    return (gain.interval[1] - gain.mean) / Z * (quantile_among(among) + SEEN)
 
 
 def accuracy_interval(accuracy: float, n: int) -> Interval:

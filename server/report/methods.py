@@ -36,6 +36,11 @@ def alone() -> str:
     return next(n for n in baselines() if not exchanges(n))
 
 
+def shared() -> str:
+    """Return the baseline with an exchange: one model for all."""
+    return next(n for n in baselines() if exchanges(n))
+
+
 def exchanges(method: str) -> bool:
     """Return whether the method sends anything; True for an unknown method."""
     return any(part != "0" for part in info_of(method).sends)

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import matplotlib
 
 from server.report.canvas import SETTINGS
-from server.report.head import faults, headline, tiles, where
+from server.report.head import faults, headline, plan_box, risk, tiles, where
 from server.report.html import render
 from server.report.methods import exchanges, info_of, spell
 from server.report.sections.cost import cost_section, left_section
@@ -52,7 +52,9 @@ def page(study: StudyResults) -> str:
         where=where(study),
         sentence=sentence,
         lead=lead,
+        plan=plan_box(study),
         answer=answer(study),
+        risk=risk(study),
         faults=faults(study),
         tiles=tiles(study),
         sections=sections,

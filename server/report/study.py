@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from client.protocol.study import Analysis
 from models.metrics import mean_rank
 from models.tasks import ENDS, Task, task_of
 from partitions.common.names import split_names
@@ -29,9 +30,10 @@ from server.report.inference import (
     silo_interval,
     spread,
 )
-from server.report.methods import baselines, exchanges, info_of
+from server.report.methods import alone, baselines, exchanges, info_of, shared
 from server.results.history import HEADER, History
 from server.results.reading import read_events, read_json, read_summary
+from server.results.registration import registration_of
 from server.results.run_directory import check_holds_run, read_toml
 from server.results.study import TUNING
 from server.results.summary import FinishedRun, compare, run_summary, values_by_round
@@ -50,6 +52,7 @@ class StudyResults:
         self.history = History(file) if file.exists() else History()
         self.events = read_events(path / "progress.jsonl")
         self.manifest: dict[str, Any] | None = read_json(path / "manifest.json")
+        self.registration = registration_of(path)
         self.summary = read_summary(path / "summary.json")
         # Of finished runs
         self.summarised: list[dict[str, Any]] = self.summary["runs"]
@@ -257,11 +260,14 @@ class StudyResults:
     def count_compared(self, method: str, base: str) -> int:
         """Return the number of methods that share the 5 % of their intervals (Bonferroni).
 
-        Validation data choose :attr:`best` without a look at test data: it comes first, with 5 % of its own.
+        What is named in advance has 5 % of its own: the registered comparison, and federating, FedAvg over training
+        alone. Validation data choose the others at the hospitals that test them, so that the choice counts.
         """
-        if method == self.best and self.chosen_on == "val":
+        analysis = self.analysis
+        registered = analysis and (analysis.method, analysis.baseline) == (method, base)
+        if registered or (method, base) == (shared(), alone()):
             return 1
-        return max(1, sum(m != base for m in self.methods))
+        return max(1, sum(m not in baselines() for m in self.methods))
 
     def paired_seeds(self, method: str, base: str) -> list[int]:
         """Return the seeds for which any silo has a score of both methods."""
@@ -289,9 +295,16 @@ class StudyResults:
                 scores.append(statistics.fmean(values.values()))
         return statistics.fmean(scores) if scores else -1.0
 
+    @property
+    def analysis(self) -> Analysis | None:
+        """What the run's study tests, fixed in advance; None: nothing."""
+        return self.registration.study.analysis if self.registration else None
+
     @cached_property
     def best(self) -> str | None:
-        """The method of the headline: the best one with an exchange, on the split :attr:`chosen_on`."""
+        """The method of the headline: the registered one, or the best with an exchange on :attr:`chosen_on`."""
+        if self.analysis and self.analysis.method in self.methods:
+            return self.analysis.method
         return max(self._candidates, key=self._score, default=None)
 
     @property
@@ -311,7 +324,9 @@ class StudyResults:
 
     @cached_property
     def base(self) -> str | None:
-        """The method that gains are measured against: the study's first baseline other than :attr:`best`."""
+        """The method that gains are measured against: registered, or the study's first baseline but :attr:`best`."""
+        if self.analysis and {self.analysis.method, self.analysis.baseline} <= {*self.methods}:
+            return self.analysis.baseline
         return next(
             (b for b in baselines() if b in self.methods and self.best not in (None, b)), None
         )

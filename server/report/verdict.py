@@ -26,6 +26,7 @@ from server.report.inference import (
     hospitals_to_settle,
     over_hospitals,
     seeds_to_settle,
+    visible_loss,
 )
 from server.report.methods import alone
 from server.report.participation import Rounds, seldom, worst
@@ -74,6 +75,17 @@ class GainVerdict:
     @property
     def tested_in(self) -> str:
         return hospitals_of(len(self.gains))
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.method, self.base
+
+    @property
+    def visible(self) -> tuple[tuple[float, str], tuple[float, str]] | None:
+        """The least and the largest loss at one silo that 80 of 100 studies would show, with the silos; or None."""
+        known = {silo: gain for silo, gain in self.gains.items() if gain.has_interval}
+        losses = [(visible_loss(gain, len(known)), silo) for silo, gain in known.items()]
+        return (min(losses), max(losses)) if losses else None
 
     @property
     def harmed(self) -> dict[str, Gain]:

@@ -184,7 +184,7 @@ def server_context(run: RunSettings) -> Context:
 TUNING = "tuning.json"
 STATES = ("complete", "pruned", "failed")
 # May be set beside --tuned; the search fixes all others
-ALLOWED = ("strategy", "seed", *FREE_ON_RESUME)
+ALLOWED = ("strategy", "seed", "study", *FREE_ON_RESUME)
 
 
 def read_search(path: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from server.results.hold_out import (
     write_groups,
     write_results,
 )
+from server.results.registration import keep_study
 from server.results.run_directory import CONFIG, RunDirectory, default_out, read_toml
 from server.results.study import TUNING, check_run, study_config, study_runs, tuned_study
 from server.results.summary import write_summary
@@ -72,13 +73,13 @@ def simulate(
     executor: StudyExecutor | None = None,
     hold_out: str | None = None,
     tuned: Sequence[Path] = (),
+    study: str = "",
 ) -> Path:
     """Run the study in this process or with another executor, and return its directory.
 
-    The report is written even if a run fails; the comparison per silo is printed. ``log``: the
-    tracking libraries (see ``server.results.tracking``). ``hold_out``: hospitals without which the methods are also
-    trained, or ``each`` (see ``server.results.hold_out``). ``tuned``: searches of ``silofl tune`` with the best
-    settings for each method (see ``server.results.study``). Raises UserError, or RunFailedError if a run fails.
+    The report is written even if a run fails; the comparison per silo is printed. ``log``: tracking libraries.
+    ``hold_out``: hospitals without which the methods are also trained, or ``each``. ``tuned``: searches of ``silofl
+    tune``. ``study``: text of the run's study. Raises UserError, or RunFailedError if a run fails.
     """
     record: Mapping[str, Any] = {}
     if tuned:
@@ -98,6 +99,7 @@ def simulate(
     out = Path(first.out) if first.out else default_out(str(config["strategy"]))
     with contextlib.ExitStack() as held:
         directory = held.enter_context(RunDirectory.open(out, config, resume=first.resume))
+        keep_study(directory.path, study)
         if groups:
             write_groups(directory, groups)
         if record:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from study_text import study_text
 from taken import silofl
 
-from client.protocol.envelope import SIGNATURE
+from client.protocol.envelope import SIGNATURE, signer_of
 from client.protocol.parsed import SiteError
 from client.protocol.policy import parse_policy, read_policy
-from client.protocol.study import parse_study, signer_of
+from client.protocol.study import parse_study
 from partitions.common.parsed import DEEPEST, MOST_TEXT, parse_json, parse_toml
 from partitions.recipes.pictures import load_any, read_any
 from partitions.schema import load_schema, read_schema

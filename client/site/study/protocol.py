@@ -5,51 +5,9 @@ from collections.abc import Iterable, Mapping
 from datetime import date
 from typing import Any
 
-from ...protocol.methods import DEFAULTS, METHODS
-from ...protocol.run_settings import methods_of, number, owner, to_plain, uploads
-from ...protocol.study import FREE, StudyProtocol, words
+from ...protocol.run_settings import number, uploads
+from ...protocol.study import StudyProtocol, study_setting_faults, words
 from ..trust.code import trainer_faults
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
-# --- checking ---------------------------------------------------------------------------------------------------------
-
-
-def allows(allowed: Any, value: Any) -> bool:
-    """Return whether a setting may have this value, parsed as the app does: a number also from text."""
-    if isinstance(allowed, dict):
-        amount = number(value)
-        return amount is not None and allowed["min"] <= amount <= allowed["max"]
-    wanted = allowed if isinstance(allowed, list) else [allowed]
-    return to_plain(value) in map(to_plain, wanted)
-
-
-def study_setting_faults(study: StudyProtocol, run: Mapping[str, Any]) -> list[str]:
-    """Return which of a run's settings are outside the study.
-
-    Settings of other methods do not count. A setting of the study that the run does not send is outside, since its
-    value is unknown here.
-    """
-    faults = []
-    others = METHODS.keys() - methods_of(run)
-    settings = {key: value for key, value in run.items() if owner(key) not in others}
-    for key, value in settings.items():
-        if key in FREE:
-            continue
-        if key not in DEFAULTS:
-            faults.append(f"the study {study.name} knows no setting {key[:80]!r}")
-            continue
-        allowed = study.settings.get(key, DEFAULTS[key])
-        if not allows(allowed, value):
-            faults.append(
-                f"the study {study.name} has {key} = {words(allowed)}, the run {value!r:.80}"
-            )
-    for key in (key for key in study.settings if owner(key) not in others and key not in run):
-        faults.append(
-            f"the study {study.name} has {key} = {words(study.settings[key])}, the run none"
-        )
-    return faults
 
 
 def message_faults(

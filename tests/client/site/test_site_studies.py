@@ -21,11 +21,12 @@ from gates import count_message, described
 
 from client import studies
 from client.protocol import policy as site_policy
+from client.protocol.envelope import sign_study, signer_of
 from client.protocol.methods import DEFAULTS, METHODS
 from client.protocol.parsed import SiteError
 from client.protocol.policy import Policy, PolicyRefusedError
 from client.protocol.run_settings import owner
-from client.protocol.study import FREE, parse_study, sign_study, signer_of
+from client.protocol.study import FREE, allows, parse_study, study_setting_faults
 from client.site import counts
 from client.site.gate import check_message, pass_gate
 from client.site.message import data_sha256, log_folder
@@ -34,7 +35,7 @@ from client.site.release import release_reply
 from client.site.runtime.doctor import study_checks
 from client.site.study import approvals
 from client.site.study.dangers import dangers, is_imprint, of_weights
-from client.site.study.protocol import allows, message_faults, study_setting_faults
+from client.site.study.protocol import message_faults
 from client.site.terms import GIVEN, Terms, narrow_policy, read_terms, take_terms, written_terms
 from client.site.trust import audit
 from partitions.common.errors import DataError, UserError

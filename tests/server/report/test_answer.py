@@ -27,7 +27,8 @@ def test_a_real_gain(tmp_path):
         "Yes: APPLE gains +20.0 points of accuracy on average over training alone (95 % interval +"
     )
     assert (
-        "in 6 hospitals, and no hospital is shown to lose" in text
+        "in 6 hospitals; no loss is shown at one hospital, where a loss from 14.8 points (h2) to"
+        in text
         and not verdict(study, "apple", "local").harmed
     )
     assert "the worst hospital, h3, reaches 78.0 % (58.0 % alone) of 200 test samples" in text
@@ -103,12 +104,12 @@ def test_chance_makes_no_best_of_eight(tmp_path):
         claimed += found.shown > 0
         values = list(study.silo_means(study.best, "local").values())
         uncounted += over_hospitals(values).shown > 0
-        assert found.gain == over_hospitals(values, 8)
+        assert found.gain == over_hospitals(values, 1 if study.best == "fedavg" else 7)
     assert claimed <= 2 < uncounted
 
 
 def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path):
-    """And validation data that choose cost nothing: their choice knows nothing of the test part's luck."""
+    """Validation data choose at the same hospitals, so that they share its luck: the choice counts either way."""
     test = {"local": SIX, **dict.fromkeys(METHODS, BETTER)}
     counts = {f"h{k}": 200 for k in range(1, 7)}
     assert said(
@@ -121,9 +122,9 @@ def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path):
     chosen = StudyResults(
         make_run(tmp_path / "val", luck, counts=counts, validation=dict.fromkeys(luck, 0.6))
     )
-    assert [chosen.count_compared(m, "local") for m in (str(chosen.best), "ditto")] == [1, 8]
+    assert [chosen.count_compared(m, "local") for m in ("fedavg", "ditto")] == [1, 7]
     study = StudyResults(make_run(tmp_path / "not", luck, counts=counts, validation=None))
-    assert study.count_compared(str(study.best), "local") == 8
+    assert study.count_compared("ditto", "fedavg") == 7
 
 
 def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path):

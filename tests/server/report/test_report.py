@@ -162,14 +162,16 @@ def test_headline(tmp_path):
         for t in headline(study)
     )
     assert sentence == (
-        "APPLE against training alone: +3.3 points of accuracy on average in 3 hospitals, not yet certain (an interval "
-        "needs 6 hospitals), at a cost of 8.4 MB and 2.5 minutes"
+        "Federating: +10.0 points of accuracy on average in 3 hospitals over training alone, not yet certain (an "
+        "interval needs 6 hospitals); personalising with APPLE: −6.7 points, not yet certain (an interval needs 6 "
+        "hospitals), at a cost of 8.4 MB and 2.5 minutes"
     )
     assert trust == (
         "About 84 hospitals like these would settle it, if average and spread stay as they are; more seeds or test "
-        "patients narrow the interval, too. Each hospital is tested on its own 10 to 40 samples, which leaves a single "
-        "hospital's gain uncertain: no gain is larger than chance alone could explain. One seed was run: how much "
-        "others would change this is not counted."
+        "patients narrow the interval, too. One hospital carries the average: a (+20.0). Without it the average is "
+        "−5.0 points, and the lowest gain is −10.0. Each hospital is tested on its own 10 to 40 samples, which leaves "
+        "a single hospital's gain uncertain: no gain is larger than chance alone could explain. One seed was run: how "
+        "much others would change this is not counted. Not registered in advance: every comparison here is exploratory."
     )
 
 
@@ -255,7 +257,9 @@ def test_without_local(tmp_path):
 def test_one_silo(tmp_path):
     test = {name: values[:1] for name, values in TEST.items()}
     text = checked(make_run(tmp_path / "run", test, counts={"a": 10})).text
-    assert "APPLE against training alone: +20.0 points" in text
+    assert (
+        "Federating: +10.0 points" in text and "personalising with APPLE: +10.0 points" in text
+    )
     assert "It takes 6 hospitals or more to settle it." in text
 
 
@@ -270,7 +274,8 @@ def test_forty_silos_and_many_methods(tmp_path):
         file = path / name
         file.write_text(file.read_text().replace("fedprox", "no-longer-known"))
     text = checked(path).text
-    assert "Ditto gains over training alone: +28.0 points" in text
+    assert "Federating gains +4.0 points" in text
+    assert "personalising with Ditto gains +24.0 points more" in text
     assert "All methods per hospital" in text and "Shown are 6 of 8 methods" in text
     assert "no-longer-known" in text
 
@@ -327,7 +332,7 @@ def test_stopped_midway_shows_what_there_is(tmp_path):
     path = make_run(tmp_path / "run", finished=False, config={"rounds": 9})
     text = checked(path).text
     assert "APPLE, seed 42 stopped after round 2 of 9." in text
-    assert "+3.3 points of accuracy on average in 3 hospitals" in text
+    assert "+10.0 points of accuracy on average in 3 hospitals" in text
 
 
 @pytest.mark.parametrize(

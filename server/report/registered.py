@@ -1,0 +1,220 @@
+"""What a study registered before its runs: its comparison, tested at 5 %, and every deviation from it.
+
+One 95 % interval decides between gain, loss and equivalence, so a wrong one of them needs an interval that misses the
+truth: in at most 5 of 100 studies. Secondary methods share another 5 %, and so do the hospitals that are searched for
+harm. Measured: docs/uncertainty.md, ``tests/server/report/test_registered.py``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from client.protocol.policy import SCORE
+from client.protocol.study import LOSSES, Analysis, StudyProtocol, study_setting_faults
+from server.report.html import hospitals_of
+from server.report.inference import (
+    Gain,
+    Interval,
+    over_hospitals,
+    over_patients,
+    silo_interval,
+    widen,
+)
+from server.report.methods import info_of, spell
+from server.report.participation import rounds_missed, seldom
+from server.report.study import StudyResults
+from server.results.registration import KeptStudy
+from server.results.study import study_runs
+from server.results.summary import values_by_round
+
+EQUIVALENT, GAIN, LOSS, INCONCLUSIVE, UNTESTED = (
+    "equivalent",
+    "gain",
+    "loss",
+    "inconclusive",
+    "not tested",
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One registered comparison: the mean gain, what follows from its interval, and the hospitals behind it."""
+
+    method: str
+    gain: Gain
+    conclusion: str
+    hospitals: int
+
+
+@dataclass(frozen=True)
+class Harm:
+    """Hospitals by their gain's interval, widened for their number, against the margin of harm.
+
+    ``harmed``: whole below it; ``lost``: whole below zero; ``unclear``: it holds the margin. ``known``: hospitals that
+    have an interval.
+    """
+
+    harmed: Mapping[str, Gain]
+    lost: Mapping[str, Gain]
+    unclear: Mapping[str, Interval]
+    known: int
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registered analysis, and what the run says of it."""
+
+    registration: KeptStudy
+    analysis: Analysis
+    primary: Comparison
+    secondary: list[Comparison]
+    harm: Harm
+    deviations: list[str]
+
+    @property
+    def metric(self) -> str:
+        return self.analysis.metric
+
+    @property
+    def unit(self) -> str:
+        return "hospital" if self.analysis.estimand == "hospital" else "patient"
+
+
+def registered(study: StudyResults) -> Registered | None:
+    """Return the registered analysis of a run; None if nothing was registered before it."""
+    if study.registration is None or study.analysis is None or not study.runs:
+        return None
+    analysis = study.analysis
+    among = len(analysis.secondary)
+    return Registered(
+        study.registration,
+        analysis,
+        compare(study, analysis, analysis.method, 1),
+        [compare(study, analysis, method, among) for method in analysis.secondary],
+        harm_of(study, analysis),
+        list(deviations(study, study.registration, analysis)),
+    )
+
+
+def gains_of(study: StudyResults, analysis: Analysis, method: str) -> dict[str, float]:
+    """Return each hospital's gain over the registered baseline: a mean over the registered seeds that have both."""
+    sides = [scores(study, analysis, name) for name in (method, analysis.baseline)]
+    sign = -1 if analysis.metric in LOSSES else 1
+    gains = dict[str, list[float]]()
+    for silo, seed in sorted(sides[0].keys() & sides[1].keys()):
+        gains.setdefault(silo, []).append(sign * (sides[0][silo, seed] - sides[1][silo, seed]))
+    return {silo: statistics.fmean(of_seeds) for silo, of_seeds in gains.items()}
+
+
+def scores(
+    study: StudyResults, analysis: Analysis, method: str
+) -> dict[tuple[str, int], float]:
+    """Return a method's values of the registered metric by silo and seed, at the round that validation chose."""
+    score, snapshot = study.task.score, info_of(method).reports
+    metric = score if analysis.metric == SCORE else analysis.metric
+    values = dict[tuple[str, int], float]()
+    for run in study.of(method):
+        if run["seed"] in analysis.seeds:
+            rows = study.history.of(method, run["seed"])
+            by_round = values_by_round(rows, analysis.split, snapshot, score, metric)
+            at = by_round.get(run["final"]["round"], {})
+            values |= {(silo, run["seed"]): value for silo, value in at.items()}
+    return values
+
+
+def compare(study: StudyResults, analysis: Analysis, method: str, among: int) -> Comparison:
+    """Return a registered comparison; ``among``: comparisons that share the 5 %."""
+    gains = gains_of(study, analysis, method)
+    if analysis.estimand == "patient":
+        patients = {
+            row.silo: row.n
+            for run in study.of(method)
+            for row in study.history.of(method, run["seed"])
+            if row.split == analysis.split and row.n
+        }
+        gain = over_patients(
+            [*gains.values()], [patients.get(silo, 0) for silo in gains], among
+        )
+    else:
+        gain = over_hospitals([*gains.values()], among)
+    return Comparison(method, gain, conclude(gain, analysis.smallest_effect / 100), len(gains))
+
+
+def conclude(gain: Gain, effect: float) -> str:
+    """Return what an interval concludes: equivalent if it lies within the smallest effect to either side."""
+    low, high = gain.interval
+    if not gain.has_interval:
+        return UNTESTED
+    if -effect < low and high < effect:
+        return EQUIVALENT
+    return {1: GAIN, -1: LOSS, 0: INCONCLUSIVE}[gain.shown]
+
+
+def harm_of(study: StudyResults, analysis: Analysis) -> Harm:
+    """Return the hospitals' harm; of another metric or split than the report's score none is known."""
+    if analysis.metric not in (SCORE, study.task.score) or analysis.split != "test":
+        return Harm({}, {}, {}, 0)
+    by_seed = study.differences(analysis.method, analysis.baseline)
+    gains = dict[str, Gain]()
+    for silo, of in by_seed.items():
+        if seeds := {seed: of[seed] for seed in analysis.seeds if seed in of}:
+            mean = statistics.fmean(gain.mean for gain in seeds.values())
+            gains[silo] = Gain(mean, silo_interval(seeds))
+    known = {silo: gain for silo, gain in gains.items() if gain.has_interval}
+    wide = {silo: widen(gain, len(known)) for silo, gain in known.items()}
+    margin = -analysis.harm_margin / 100
+    return Harm(
+        {silo: known[silo] for silo, (_, high) in wide.items() if high < margin},
+        {silo: known[silo] for silo, (_, high) in wide.items() if high < 0},
+        {silo: ends for silo, ends in wide.items() if ends[0] < margin <= ends[1]},
+        len(known),
+    )
+
+
+def deviations(
+    study: StudyResults, registration: KeptStudy, analysis: Analysis
+) -> Iterator[str]:
+    """Yield each way in which the run is not what was registered, one sentence each."""
+    protocol = registration.study
+    if not registration.signer:
+        yield "The study is not signed: nothing shows that it is the one that hospitals approved"
+    for method, seed in analysis.runs:
+        if (method, seed) not in study.finished:
+            yield f"{spell(method)}, seed {seed}, did not finish"
+    for run in study.summarised:
+        name = f"{spell(run['strategy'])}, seed {run['seed']}"
+        if run["strategy"] in analysis.methods and run["rounds"] != analysis.rounds:
+            yield f"{name}, has {run['rounds']} rounds, not {analysis.rounds}"
+    if more := [spell(method) for method in study.methods if method not in analysis.methods]:
+        yield f"Run in addition: {', '.join(more)}"
+    if seeds := [seed for seed in study.seeds if seed not in analysis.seeds]:
+        yield f"Run in addition: seeds {', '.join(map(str, seeds))}, which the test leaves out"
+    yield from _missing(study, protocol, analysis)
+    yield from _settings(study, protocol)
+
+
+def _missing(study: StudyResults, protocol: StudyProtocol, analysis: Analysis) -> Iterator[str]:
+    gains = gains_of(study, analysis, analysis.method)
+    if not gains:
+        yield f"No hospital has sent {analysis.metric} on {analysis.split} data for both methods"
+    elif missing := sorted({*study.silos, *protocol.training_peers} - gains.keys()):
+        yield f"Not in the mean, without {analysis.metric} for both methods: {', '.join(missing)}"
+    if len(study.silos) < protocol.participants:
+        yield f"{hospitals_of(len(study.silos))} took part, at least {protocol.participants} were to train"
+    if rare := seldom(study, [analysis.method, analysis.baseline]):
+        yield rounds_missed(rare)
+
+
+def _settings(study: StudyResults, protocol: StudyProtocol) -> Iterator[str]:
+    """Yield settings of the runs that the study does not allow, each once."""
+    faults = (
+        fault
+        for run in study_runs(study.config)
+        for fault in study_setting_faults(protocol, run.flat())
+    )
+    listed = ("strategy =", "seed =", "rounds =")
+    yield from dict.fromkeys(
+        fault for fault in faults if not any(key in fault for key in listed)
+    )
