@@ -145,9 +145,10 @@ def print_outcomes(out: Path) -> None:
 
 
 def report(args: argparse.Namespace) -> None:
+    from server.report.checklist import write_checklist
     from server.report.write import write_report
 
-    print(write_report(Path(args.directory)))
+    print((write_checklist if args.checklist else write_report)(Path(args.directory)))
 
 
 LEAST_LEARNED = 0.1  # a score that training raises by less is that of an untrained network
@@ -316,7 +317,13 @@ COMMANDS = (
         "report",
         "make a run's report.html anew",
         report,
-        (option("directory", "RUN", "a run directory"),),
+        (
+            option("directory", "RUN", "a run directory"),
+            flag(
+                "--checklist",
+                "checklist.html: TRIPOD+AI, TRIPOD-Cluster, CONSORT-AI, as far as it has them",
+            ),
+        ),
         examples=("silofl report runs/first",),
     ),
     Command(

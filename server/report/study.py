@@ -392,11 +392,6 @@ class StudyResults:
         of_round = rows[rows.split == ""].groupby("round").value
         return dict(of_round.agg(statistics.fmean))
 
-    def training_seconds(self, method: str) -> dict[int, float]:
-        """Return by round the seconds, mean over seeds, without the closing evaluation."""
-        last = max((r["rounds"] for r in self.of(method)), default=0)
-        return {k: v for k, v in self.per_round(method, "round_seconds").items() if k <= last}
-
     @cached_property
     def withheld(self) -> list[str]:
         """Silos that withheld a score because it is computed from too few samples."""

@@ -23,7 +23,12 @@ def cost_section(study: StudyResults) -> Markup:
         return Markup()
     charts = {"bytes": bytes_per_round(study), "seconds": seconds_per_round(study)}
     return render(
-        "cost", study=study, typical=typical, mean_seconds=mean_seconds, charts=charts
+        "cost",
+        study=study,
+        typical=typical,
+        mean_seconds=mean_seconds,
+        training_seconds=training_seconds,
+        charts=charts,
     )
 
 
@@ -31,6 +36,12 @@ def mean_seconds(study: StudyResults, method: str, part: str) -> float | None:
     """Return the seconds of one part of a method's runs, mean over seeds; None if unknown."""
     seconds = [s for r in study.of(method) if (s := r["seconds"].get(part)) is not None]
     return statistics.fmean(seconds) if seconds else None
+
+
+def training_seconds(study: StudyResults, method: str) -> dict[int, float]:
+    """Return by round the seconds, mean over seeds, without the closing evaluation."""
+    last = max((r["rounds"] for r in study.of(method)), default=0)
+    return {k: v for k, v in study.per_round(method, "round_seconds").items() if k <= last}
 
 
 @chart
@@ -67,7 +78,7 @@ def seconds_per_round(study: StudyResults) -> str:
     c = Canvas(340, 230, (40, 26 + room_for(map(spell, study.methods)), 8, 42))
     look = styles(study)
     for method in study.methods:
-        if by_round := study.training_seconds(method):
+        if by_round := training_seconds(study, method):
             c.line(list(by_round), list(by_round.values()), look[method], spell(method))
     c.axes.set_ylim(bottom=0)
     c.axes.set_ylabel("seconds")

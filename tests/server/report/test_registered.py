@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import tomllib
 
 import numpy as np
 import pytest
@@ -18,7 +20,9 @@ from client.protocol.parsed import SiteError
 from client.protocol.study import parse_study
 from client.studies import study_page
 from partitions.common.errors import UserError
+from server.cli.main import main
 from server.planning.power import Design, one_hospital
+from server.report.checklist import LISTS, known_of
 from server.report.head import headline
 from server.report.inference import (
     Gain,
@@ -312,7 +316,7 @@ def test_the_registered_test_rejects_five_of_a_hundred_and_covers_the_rest(
     hospitals, spread, estimand
 ):
     """4,000 studies without a gain, hospitals of 20 to 400 test patients: ± .007 at .05. A mean over patients holds the
-    truth in .943 to .974.
+    truth in .949 to .974.
     """
     draws, low = 4000, 0.035 if estimand == "hospital" else 0.02
     values, sizes = simulate(
@@ -325,7 +329,7 @@ def test_the_registered_test_rejects_five_of_a_hundred_and_covers_the_rest(
     assert low <= np.mean([gain.shown != 0 for gain in gains]) <= 0.065
     # At the edge of the margin, equivalence is claimed in at most 2.5 of 100 studies
     edge = [Gain(g.mean + 0.03, (g.interval[0] + 0.03, g.interval[1] + 0.03)) for g in gains]
-    assert np.mean([conclude(gain, 0.03) == "equivalent" for gain in edge]) <= 0.035
+    assert np.mean([conclude(gain, 0.03) == "equivalent" for gain in edge]) <= 0.025
 
 
 def test_a_method_chosen_by_validation_at_these_hospitals_shares_the_five_percent():
@@ -348,8 +352,8 @@ def test_a_visible_loss_is_seen_in_eighty_of_a_hundred_studies():
         wide = difference(0.6, 0.6, n)
         loss = visible_loss(wide, 12)
         design = Design(tested=(n,) * 12, spread=0.0)
-        assert 0.78 <= one_hospital(design, n, loss, 1000) <= 0.97
-        assert one_hospital(design, n, loss / 2, 1000) < 0.35
+        assert 0.78 <= one_hospital(design, n, loss, 1000) <= 0.9
+        assert one_hospital(design, n, loss / 2, 1000) < 0.2
 
 
 def test_harm_is_claimed_by_chance_in_few_studies():
@@ -384,3 +388,89 @@ def test_one_hospital_that_carries_a_mean_is_named(tmp_path):
         "One hospital carries the average: h1 (+39.0). Without it the average is −2.0 points, and the lowest gain is"
         in words(StudyResults(path))
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tiles, risk and checklists
+
+
+def test_federating_and_personalising_have_a_tile_each(tmp_path):
+    test = {"local": SIX, "fedavg": tuple(v + 0.08 for v in SIX), "apple": APPLE}
+    path = make_run(
+        tmp_path / "run",
+        test,
+        counts=COUNTS,
+        validation={"local": 0.5, "fedavg": 0.6, "apple": 0.8},
+    )
+    text = words(StudyResults(path))
+    assert re.search(r"Federating: FedAvg over Local ?\+8\.0 points", text)
+    assert re.search(r"Personalising: APPLE over FedAvg ?\+4\.5 points", text)
+    assert (
+        "Federating gains +8.0 points of accuracy on average in 6 hospitals over training alone; pers"
+        in text
+    )
+
+
+def test_the_line_of_risk_says_what_protected_the_patients(tmp_path):
+    plain_run = words(StudyResults(make_run(tmp_path / "plain")))
+    assert (
+        "7.2 MB of model vectors left the hospitals in all runs, and no mask hides an update from the server; no "
+        "differential privacy; no study; each hospital's policy bounded what left" in plain_run
+    )
+    masked = {"secure-aggregation": True, "dp": True, "study": "heart"}
+    text = words(StudyResults(make_run(tmp_path / "masked", config=masked)))
+    assert (
+        "under masks, so that the server opens sums alone; differential privacy, of unknown eps"
+        in text
+    )
+
+
+def test_the_checklist_is_filled_from_run_and_study_and_names_the_rest(tmp_path):
+    study = run_of(tmp_path / "run", protocol())
+    assert main(["report", str(study.path), "--checklist"]) == 0
+    text = " ".join(
+        re.sub(r"<[^>]+>", " ", (study.path / "checklist.html").read_text()).split()
+    )
+    assert "18d registration apple against fedavg: score" in text
+    assert "6a setting, and number of centres 6 hospitals" in text
+    assert "18a funding — for the authors" in text
+    assert re.search(r"Filled: \d+ of 52\. For the authors: 2, 3a, 3c, 5b", text)
+    lists = tomllib.loads(LISTS.read_text())
+    assert [len(items) for items in lists.values()] == [52, 37, 14]
+    known = {key for items in lists.values() for _, _, key in items if key}
+    assert known <= known_of(study).keys()  # no item asks for what is not there
+
+
+def test_a_draft_takes_the_plan(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    plan = {
+        "metric": "accuracy",
+        "effect": 0.03,
+        "power": 0.84,
+        "design": {"seeds": 2, "tested": [60] * 8},
+    }
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan/plan.json").write_text(json.dumps(plan))
+    new = f"study new study.toml --name trial --sum {'0' * 64} --strategy local,fedavg,apple --seed 1,2 --rounds 3"
+    assert main([*new.split(), "--primary", "apple", "--harm", "10", "--plan", "plan"]) == 0
+    text = (tmp_path / "study.toml").read_text()
+    assert (
+        "# Planned: a mean gain of 3 points is shown in 84 of 100 such studies of 8 hospitals."
+        in text
+    )
+    made = parse_study(
+        re.sub('(purpose|contact|results|retention) = ""', r'\1 = "x"', text), "f"
+    ).analysis
+    assert made is not None and made.seeds == (1, 2) and made.metric == "accuracy"
+    assert (made.smallest_effect, made.harm_margin, made.secondary) == (3.0, 10.0, ("local",))
+    capsys.readouterr()
+    again = [*new.split(), "--overwrite", "--primary", "apple"]
+    for more, fault in (
+        (["--effect", "3"], "--primary, --harm, and --effect or --plan go together"),
+        (
+            ["--harm", "9", "--effect", "4", "--plan", "plan"],
+            "--plan is of a gain of 3 and 2 seeds, not of 4",
+        ),
+        (["--harm", "9", "--plan", "nowhere"], "nowhere holds no plan"),
+    ):
+        assert main([*again, *more]) == 2 and fault in capsys.readouterr().err
