@@ -58,7 +58,7 @@ def _of_run(study: StudyResults) -> dict[str, str]:
     return {
         "data": whole,
         "centres": hospitals_of(len(silos)) if silos else "",
-        "preparation": f"normalization = {c.get('normalization', 'agreed')}, augment = {c.get('augment', 'none')}",
+        "preparation": f"normalization = {c.get('normalization', 'agreed')}, augment = {c.get('augment') or 'none'}",
         "outcome": f"task {study.task.name}, scored by {study.task.score_label}",
         "split": "each hospital's own training, validation and test parts; validation data chose the round"
         if study.chosen_on == "val"
@@ -74,6 +74,7 @@ def _of_run(study: StudyResults) -> dict[str, str]:
         ),
         "imbalance": f"class-weights = {c['class-weights']}" if c.get("class-weights") else "",
         "predictions": "silofl export and silofl predict; the model's card names its input",
+        "registration": "not registered in advance",
         "sharing": "patients' data stay in the hospitals",
         "code": "the settings of the run, config.toml, and silofl",
     }

@@ -30,7 +30,6 @@ UNKNOWN: Interval = (NAN, NAN)
 EXACT = 1e-9  # scores with a smaller difference are equal
 HOSPITALS_NEEDED = 6  # with fewer, equal signs in all hospitals have a probability of 2 / 2^n > 5 % by chance alone
 SEEDS_NEEDED = 3
-MOST_UNITS = 1000  # more hospitals or seeds than this settle nothing
 Z = float(special.ndtri(0.975))
 SEEN = float(special.ndtri(0.8))
 
@@ -152,33 +151,6 @@ def carrier(values: Mapping[str, float]) -> str | None:
     total, most = sum(values.values()), values[first]
     alone = total * most > 0 and abs(most) > abs(total) / 2
     return first if alone and abs(most) >= 2 * abs(values[second]) else None
-
-
-def hospitals_to_settle(values: Sequence[float], methods: int = 1) -> int | None:
-    """Return how many hospitals make the interval exclude zero, if mean and spread stay; None beyond MOST_UNITS."""
-    if len(values) < 2:
-        return None
-    mean = abs(statistics.fmean(values))
-    spread = statistics.stdev(values)
-    numbers = range(max(len(values) + 1, HOSPITALS_NEEDED), MOST_UNITS + 1)
-    return next(
-        (n for n in numbers if t_quantile(n, methods) * spread < mean * math.sqrt(n)), None
-    )
-
-
-def seeds_to_settle(silos: Sequence[Seeds], methods: int = 1) -> int | None:
-    """Return how many seeds do the same with these hospitals: seeds reduce the part of the spread that is theirs."""
-    tables = [[d.mean for d in seeds.values()] for seeds in silos]
-    have = min(map(len, tables), default=0)
-    if have < 2 or len(tables) < HOSPITALS_NEEDED:
-        return None
-    of_seed = statistics.fmean(map(statistics.variance, tables))
-    means = list(map(statistics.fmean, tables))
-    between = max(statistics.variance(means) - of_seed / have, 0.0)
-    limit = len(tables) * (statistics.fmean(means) / t_quantile(len(tables), methods)) ** 2
-    return next(
-        (n for n in range(have + 1, MOST_UNITS + 1) if between + of_seed / n < limit), None
-    )
 
 
 def silo_interval(seeds: Seeds) -> Interval:

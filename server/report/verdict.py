@@ -1,4 +1,4 @@
-"""Verdict on a method's mean gain: one decision for headline, text and tiles, and what would settle it.
+"""Verdict on a method's mean gain: one decision for headline, text and tiles.
 
 The answer to "Should we federate?" in one sentence, with the conditions that it depends on.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -23,9 +23,7 @@ from server.report.inference import (
     Gain,
     excludes_zero,
     finite_or_nan,
-    hospitals_to_settle,
     over_hospitals,
-    seeds_to_settle,
     visible_loss,
 )
 from server.report.methods import alone
@@ -40,7 +38,7 @@ class GainVerdict:
     """The verdict on a method's gain over a baseline, with all that the page's sentences say about it.
 
     ``gains``: of the silos that have one; ``rare``: those that took part in few rounds, and ``without``: the mean
-    without them. ``shown``: 1 for a gain, -1 for a loss, 0 for neither, with the reason and what would settle it.
+    without them. ``shown``: 1 for a gain, -1 for a loss, 0 for neither, with the reason.
     """
 
     study: StudyResults
@@ -52,7 +50,6 @@ class GainVerdict:
     without: Gain | None
     shown: int
     why: str
-    settled_by: str
 
     @property
     def compared(self) -> int:
@@ -105,10 +102,7 @@ def verdict(study: StudyResults, method: str, base: str) -> GainVerdict:
     without = study.mean_gain(method, base, few) if few else None
     shown = gain.shown if gain.shown == (without or gain).shown else 0
     why = "" if shown else reason(len(gains), len(few), gain)
-    settled_by = (
-        "" if shown else estimate_settling(study, method, base, few if gain.shown else ())
-    )
-    return GainVerdict(study, method, base, gains, gain, rare, without, shown, why, settled_by)
+    return GainVerdict(study, method, base, gains, gain, rare, without, shown, why)
 
 
 def reason(silos: int, rare: int, gain: Gain) -> str:
@@ -120,28 +114,6 @@ def reason(silos: int, rare: int, gain: Gain) -> str:
     if silos - rare < HOSPITALS_NEEDED:
         return f"only {hospitals_of(silos - rare)} took part in enough rounds, {HOSPITALS_NEEDED} are needed"
     return "it rests on hospitals that took part in few rounds"
-
-
-def estimate_settling(
-    study: StudyResults, method: str, base: str, without: Collection[str]
-) -> str:
-    """Return the numbers of hospitals and of seeds that would settle it, if average and spread stay as they are."""
-    values = study.silo_means(method, base, without)
-    methods = study.count_compared(method, base)
-    if len(values) < 2:
-        return f"It takes {HOSPITALS_NEEDED} hospitals or more to settle it."
-    hospitals = hospitals_to_settle(list(values.values()), methods)
-    if hospitals is None:
-        return "More hospitals like these are not likely to settle it: the average is too close to zero."
-    differences = study.differences(method, base)
-    seeds = seeds_to_settle([differences[silo] for silo in values], methods)
-    more = f", or {seeds} seeds in these," if seeds else ""
-    too = (
-        "; more seeds or test patients narrow the interval, too"
-        if len(study.paired_seeds(method, base)) == 1
-        else ""
-    )
-    return f"About {hospitals} hospitals like these{more} would settle it, if average and spread stay as they are{too}."
 
 
 MOST_NAMES = 4  # maximum number of harmed hospitals in the sentence

@@ -167,8 +167,8 @@ def test_headline(tmp_path):
         "hospitals), at a cost of 8.4 MB and 2.5 minutes"
     )
     assert trust == (
-        "About 84 hospitals like these would settle it, if average and spread stay as they are; more seeds or test "
-        "patients narrow the interval, too. One hospital carries the average: a (+20.0). Without it the average is "
+        "The average is not clear of zero. silofl plan --pilot has the hospitals, patients or seeds that another study "
+        "would need. One hospital carries the average: a (+20.0). Without it the average is "
         "−5.0 points, and the lowest gain is −10.0. Each hospital is tested on its own 10 to 40 samples, which leaves "
         "a single hospital's gain uncertain: no gain is larger than chance alone could explain. One seed was run: how "
         "much others would change this is not counted. Not registered in advance: every comparison here is exploratory."
@@ -260,7 +260,7 @@ def test_one_silo(tmp_path):
     assert (
         "Federating: +10.0 points" in text and "personalising with APPLE: +10.0 points" in text
     )
-    assert "It takes 6 hospitals or more to settle it." in text
+    assert "an interval needs 6 hospitals" in text
 
 
 def test_forty_silos_and_many_methods(tmp_path):
