@@ -25,8 +25,8 @@ from server.cli.options import (
     OF_SEVERAL,
     RUN_OPTIONS,
     SPLIT_OPTIONS,
-    assignments,
     STUDY,
+    assignments,
     connection_of,
     run_values,
     study_values,
@@ -319,10 +319,7 @@ COMMANDS = (
         report,
         (
             option("directory", "RUN", "a run directory"),
-            flag(
-                "--checklist",
-                "checklist.html: TRIPOD+AI, TRIPOD-Cluster, CONSORT-AI, as far as it has them",
-            ),
+            flag("--checklist", "checklist.html: TRIPOD+AI, TRIPOD-Cluster, CONSORT-AI"),
         ),
         examples=("silofl report runs/first",),
     ),
