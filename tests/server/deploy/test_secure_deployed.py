@@ -209,7 +209,9 @@ def test_a_survey_under_masks(tmp_path, monkeypatch):
     try:
         up = start(tmp_path, NAMES, run, monkeypatch)
         survey_deployed({"secure-aggregation": True, "study": "trial"}, out, "masked")
-        logs = {name: audit.verify(up.directory / "silos" / name / "audit") for name in NAMES}
+        logs = {
+            name: audit.verify_log(up.directory / "silos" / name / "audit") for name in NAMES
+        }
         (tmp_path / "policy.toml").write_text(
             'methods = ["survey"]\nclass-means = true\nmin-cell = 5\n'
         )
