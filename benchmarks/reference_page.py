@@ -145,11 +145,15 @@ class Results:
         )
 
     def gain(self, cells: CellGroup, baseline: str) -> Estimate | None:
-        """Return how much lower the loss is, in per cent of the baseline's mean; None while one is not measured."""
+        """Return how much lower the loss is, in per cent of the baseline's mean; None while one is not measured.
+
+        A hospital without a loss in one of the repeats is left out.
+        """
         mine, other = self.losses.get(cells), self.losses.get(cells._replace(method=baseline))
         if mine is None or other is None:
             return None
-        return crossed_mean(100 * (other - mine) / other.mean())
+        known = np.isfinite(other - mine).all(axis=1)
+        return crossed_mean(100 * (other - mine)[known] / other[known].mean())
 
     def score(self, cells: CellGroup) -> Array | None:
         """Return each hospital's mean score, clipped from below, for R² has no floor; None while not measured."""
@@ -186,24 +190,17 @@ class Hypothesis:
 
     @property
     def sentence(self) -> str:
-        """The result in words."""
+        """The result in words; without a conclusion before all cohorts are measured."""
         pooled, adjusted = self.pooled
+        of = f"{len(self.measured)} of {len(COHORTS)} cohorts"
         if pooled is None:
-            words = [
-                f"{name} {conclusion(gain, p, MARGIN)}"
-                for name in self.measured
-                for gain, p in [self.gains[name]]
-                if gain
-            ]
-            of = (
-                f"{len(self.measured)} of {len(COHORTS)} cohorts are measured, three are needed"
-            )
-            return f"**{self.name}.** {of}. {'; '.join(words) or 'Nothing'} so far."
+            return f"**{self.name}: no conclusion.** {of} are measured, three are needed."
         low, high = pooled.prediction
-        word = conclusion(pooled, adjusted, MARGIN)
+        whole = self.measured == COHORTS
+        word = conclusion(pooled, adjusted, MARGIN) if whole else "no conclusion yet"
         return (
             f"**{self.name}: {word}.** The loss is {number(pooled.mean, 1)} % lower ({interval_text(pooled)}) over "
-            f"{pooled.count} cohorts. In a new cohort: {number(low, 1)} to {number(high, 1)} %."
+            f"{of}. In a new cohort: {number(low, 1)} to {number(high, 1)} %."
         )
 
 
@@ -251,7 +248,10 @@ def confirmatory_table(every: Sequence[Hypothesis]) -> str:
             low, high = pooled.prediction
             between = f"{number(low, 1)} to {number(high, 1)}"
         cells = [gain_text(*of.gains[name]) for name in (*COHORTS, CONTROL)]
-        rows.append([of.name, *cells, gain_text(*of.pooled), between])
+        mean = gain_text(*of.pooled)
+        if of.measured != COHORTS:  # no conclusion
+            mean = mean.rpartition(") ")[0] + ")" if pooled else mean
+        rows.append([of.name, *cells, mean, between])
     return table(rows, heads)
 
 
@@ -377,8 +377,10 @@ def html_page(results: Results, lead: Sequence[str]) -> str:
 def covered(results: Results, form: Form) -> list[str]:
     """Return what is measured, and what is not."""
     lines = [
-        f"Every cell below has {count_noun(form.folds, 'fold')} of {count_noun(form.seeds, 'seed')}, {form.trials} "
-        f"trials of {form.rounds} rounds in each search. The long form has 5 folds of 2 seeds, 10 trials of 40 rounds."
+        "The plan is the long form: 5 folds of 2 seeds, 10 trials of 40 rounds in each search.",
+        f"Measured are {count_noun(form.folds, 'fold')} of {count_noun(form.seeds, 'seed')}, {form.trials} trials of "
+        f"{form.rounds} rounds."
+        + ("" if form == FORMS["long"] else " So all of it is provisional."),
     ]
     parts = {f"Confirmatory, {WORDS[n]} and trees": named_cells(n) for n in (HIDDEN, LINEAR)}
     parts["Few patients"] = curve_cells()
