@@ -221,7 +221,8 @@ def execute_trial(
     reports = strategies()[cells.strategy].info.reports
 
     def by_round(split: str, metric: str) -> dict[int, dict[str, float]]:
-        return values_by_round(rows, split, reports, score, metric)
+        # By its own rounds: without an event there is a loss (0), and no C-index
+        return values_by_round(rows, split, reports, metric)
 
     validated = {n: statistics.fmean(v.values()) for n, v in by_round("val", "loss").items()}
     finite = {n: mean for n, mean in validated.items() if math.isfinite(mean)}

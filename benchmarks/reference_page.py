@@ -81,7 +81,7 @@ WORDS = {HIDDEN: "16 hidden units", LINEAR: "linear", TREES: "trees"}
 
 def digits(value: float | None) -> str:
     """Return a number for a csv file; empty: unknown."""
-    return "" if value is None else f"{value:.6g}"
+    return "" if value is None else f"{value + 0.0:.6g}"
 
 
 def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
