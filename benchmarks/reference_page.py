@@ -308,12 +308,12 @@ def curve_sentences(results: Results) -> list[str]:
 
 
 def picture(results: Results) -> str:
-    """Draw the gains over training alone against the most training patients, a panel for each data set, as svg."""
-    panels = {
-        name: methods
+    """Draw the curves of which each point is measured, a panel for each data set, as svg."""
+    whole = {
+        name: {method: of for method, of in methods.items() if len(of) > len(FEW)}
         for name, methods in curves(results).items()
-        if any(of.keys() & {*FEW} for of in methods.values())
     }
+    panels = {name: methods for name, methods in whole.items() if methods}
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": NAME, "svg.fonttype": "none"}):
         figure = Figure(figsize=(4 * max(1, len(panels)), 3.6), layout="constrained")
         figure.patch.set_facecolor("white")
@@ -321,9 +321,8 @@ def picture(results: Results) -> str:
             axes = figure.add_subplot(1, len(panels), i, title=name)
             axes.axhline(0, color=INK, linewidth=1)
             for method, of in methods.items():
-                places = [(*FEW, 0).index(most) for most in of]
                 means = [gain.mean for gain in of.values()]
-                axes.plot(places, means, marker="o", label=spell(method))
+                axes.plot(range(len(means)), means, marker="o", label=spell(method))
             axes.set_xticks(range(len(FEW) + 1), [*map(str, FEW), "all"])
             axes.set_xlabel("most training patients of a hospital")
             axes.set_ylabel("lower loss than Local, %")
