@@ -21,6 +21,8 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
+from models.features import accept_embeddings, embedded, embeds
+from models.flat import FlatModel, Passes
 from models.samples import Samples
 from models.standardisation import Columns
 from models.tasks.patches import Window
@@ -28,15 +30,17 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.names import silo_name as simulated_name
 from partitions.inputs import reorder_data
 from partitions.labels import ONE_CLASS
+from partitions.own.dataset import OwnSamples
 from partitions.schema import Schema, read_schema
 from partitions.silo_file import map_silo_file, read_silo_file
 from partitions.simulated import names_of, part_of, pool_of
 from partitions.site_split import select_rows
-from partitions.splits import Array, SiloData, tables_of
+from partitions.splits import Array, SiloData, inputs_of, tables_of
 from strategies.base.run_settings import RunSettings
 from strategies.base.transport.reporting import SCHEMA
 
-OnDevice = tuple[tuple[Samples, Samples, Samples], dict[Any, Any]]
+Splits = tuple[Samples, Samples, Samples]
+OnDevice = tuple[Splits, dict[Any, Any]]
 MOST_CLASSES = 10_000  # the last layer has a row for each: a number from the server must not exhaust the memory
 
 
@@ -135,6 +139,7 @@ def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
 
 # The last result for a silo's data, with the key that it was made for: kept while the data are.
 _REORDERED: WeakKeyDictionary[SiloData, tuple[str, SiloData]] = WeakKeyDictionary()
+_EMBEDDED: WeakKeyDictionary[Samples, tuple[Any, Samples]] = WeakKeyDictionary()
 _ON_DEVICE: WeakKeyDictionary[SiloData, tuple[tuple[Any, ...], OnDevice]] = WeakKeyDictionary()
 
 
@@ -245,3 +250,28 @@ def samples_on(
     on_device: OnDevice = (train, val, test), {}
     _ON_DEVICE[data] = wanted, on_device
     return on_device
+
+
+def embedded_on(model: FlatModel, which: Any, splits: Splits, session: Any) -> Splits:
+    """Return the splits with the embeddings of a frozen network for inputs, where they are always the same.
+
+    ``which``: the network, as it is built; in this process each split is embedded once for it. A deployed silo keeps
+    them in its state directory. Not embedded: a hospital's own data set, which may draw a sample anew each time;
+    samples for its own trainer; half precision.
+    """
+    common, inputs = session.settings.common, inputs_of(session.used_data.train.x).values()
+    if common.trainer or common.precision != "float32":
+        return splits
+    model.compute(Passes())  # the run before may have had another precision
+    if any(isinstance(part, OwnSamples) for part in inputs) or not embeds(model, splits[0]):
+        return splits
+    accept_embeddings(model)
+    state = session.context.node_config.get("state-dir")
+    folder = Path(str(state)) / "embeddings" if state else None
+    each = []
+    for samples in splits:
+        kept = _EMBEDDED.get(samples)
+        if kept is None or kept[0] != which:
+            _EMBEDDED[samples] = kept = which, embedded(model, samples, folder)
+        each.append(kept[1])
+    return each[0], each[1], each[2]

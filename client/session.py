@@ -27,6 +27,7 @@ from client.local_data import (
     agreed_schema,
     columns_in,
     device_of,
+    embedded_on,
     is_own_file,
     open_data,
     pool_silos,
@@ -286,6 +287,10 @@ class ClientSession:
         initial = initial_model(
             name, shape, classes, options, settings.common.seed, head, self.part
         )
+        augment = settings.augmentation_for(shape)
+        if head is None and augment is None:
+            which = (name, shape, classes, options, str(device), self.part)
+            train, val, test = embedded_on(model, which, (train, val, test), self)
         return Silo(
             name=self.name,
             train=train,
@@ -296,7 +301,7 @@ class ClientSession:
             task=task_of(data.task, *labels, data.schema.unlabelled_numbers),
             classes=classes,
             known=known,
-            augment=settings.augmentation_for(shape),
+            augment=augment,
             patches=patches,
             min_batch_size=self.policy.min_batch_size,
             max_decay=self.policy.max_decay,

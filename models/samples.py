@@ -118,6 +118,13 @@ class Samples:
         kept = self._kept or self._inputs(self._read(index))
         return kept.take(index if self._kept else slice(None)), self.labels(index)
 
+    def with_inputs(self, x: Tensor) -> Samples:
+        """Return the same samples with these inputs (n, columns), in memory."""
+        copied = copy.copy(self)
+        copied._x, copied._kept = None, _Inputs({"": x}, self.device, None)
+        copied.at_once = MOST_AT_ONCE
+        return copied
+
     def in_order(self, size: int = 0) -> list[slice]:
         """Return the slices of all samples in their order, ``size`` in each (0: ``at_once``)."""
         size = size or self.at_once

@@ -57,7 +57,16 @@ def test_a_hospital_without_a_label_deployed(folder, tmp_path, task):
     assert run["unlabelled"] == {NAMED[task][2]: ["south"]}
 
 
-def compare(files, task, tmp_path):
+@pytest.mark.exhaustive
+def test_embeddings_deployed(folder, tmp_path):
+    """A frozen encoder's embeddings are kept at the hospitals, and a second run reads them."""
+    files = hospital_files(folder, "multilabel")
+    for out in ("one", "two"):
+        compare(files, "multilabel", tmp_path / out, trainable="head", strategy="ditto")
+    assert len([*folder.rglob("embeddings/*.npy")]) >= 3
+
+
+def compare(files, task, tmp_path, **more):
     run = {
         "strategy": "fedala",
         "rounds": 2,
@@ -72,6 +81,7 @@ def compare(files, task, tmp_path):
     run |= {"normalization": "silo", "min-metric-samples": 0}
     if task in ("segmentation", "balls"):  # masks move with their pictures
         run["augment"] = "flip,rotate:20"
+    run |= more
     submit.run({**run, "out": str(tmp_path / "there")})
     federate(files, policy="public", directory=tmp_path / "here", **run)
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
