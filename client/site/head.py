@@ -19,6 +19,9 @@ from .trust.audit import Log
 
 SPENT = """SELECT data, f.silo, cohort, f.records, f.patients, units, rate, noise, steps, messages FROM spent AS s
     JOIN data_files AS f ON f.sha256 = s.data WHERE s.run = '' AND s.silo = '' ORDER BY data, units, rate, noise"""
+RESTORED = (
+    "restored.json"  # in a state directory of `silofl restore`, until a person accepts it
+)
 KIND = slice(0, 8)  # of such a row: what steps and messages are counted for
 
 
@@ -27,6 +30,7 @@ class Head:
 
     def __init__(self, state: Path) -> None:
         self.file = state.parent / f"{state.absolute().name}.head" / "head.json"
+        self.restored = state / RESTORED
         self.log = Log(state / "audit")
 
     def read(self) -> dict[str, Any]:
@@ -55,7 +59,12 @@ class Head:
             ) from None
 
     def check(self, db: sqlite3.Connection) -> None:
-        """Raise SiteError, with both heads, for a record that lacks something of what was kept."""
+        """Raise SiteError, with both heads, for a record that lacks something of what was kept, or was restored."""
+        if self.restored.exists():
+            raise SiteError(
+                f"the state directory was restored from a backup ({self.restored}), and nothing leaves from it before "
+                f"`silofl approve --restored --by NAME` has charged what {self.file} had spent"
+            )
         if not (kept := self.read()):
             return
         try:

@@ -22,7 +22,10 @@ from .ledger import CHARGE, Ledger
 def accept_restored(state: Path, silo: str, by: str) -> int:
     """Charge what the record lacks, revoke all studies; return the number of charges. Raises SiteError, OSError."""
     if not (kept := Head(state).read()):
-        raise SiteError(f"{Head(state).file}: no head is kept here, so nothing was restored")
+        raise SiteError(
+            f"{Head(state).file}: no head is kept here, so nothing tells what was spent: bring the one that was kept "
+            "apart; where it is lost, begin a new state directory, and lower `epsilon` by what was spent"
+        )
     ledger = Ledger(state, restored=True)
     try:
         with ledger.open() as db:
@@ -30,7 +33,8 @@ def accept_restored(state: Path, silo: str, by: str) -> int:
             db.execute("UPDATE approvals SET revoked = ? WHERE revoked = ''", (utc_now(),))
             line = decision(silo, "state restored", "", str(kept["hash"]), by, [])
             ledger.record.append(db, line)
-            return rows
+        Head(state).restored.unlink(missing_ok=True)
+        return rows
     finally:
         # The next one is compared with the head again
         close_records()

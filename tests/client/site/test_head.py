@@ -9,25 +9,20 @@ import signal
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
+from charged import POLICY, reply, spent
 from failing import fails
 from forks import ended, fork, in_fork
 from taken import silofl
-from tiny import write_silo
 
 from client.commands.budget import budgets
 from client.protocol.parsed import SiteError
-from client.protocol.policy import Policy
-from client.site.budget.accounting import MessageCost, data_file
-from client.site.budget.ledger import Ledger, Release
+from client.site.budget.ledger import Ledger
 from client.site.head import Head
 from client.site.record import FILE, Record, close_records
 from client.site.study import approvals
 from client.site.trust.audit import verify_log
 
-POLICY = Policy(epsilon=50.0)
-COST = MessageCost("record", 200, 0.1, 1.5, 10, 1e-5)
 SAYS = (
     r"record\.sqlite has (\d+) entries and line \d+ of the audit log \(\w{16}\), .*head\.json had (\d+) entries .*"
     r"`silofl approve --restored`"
@@ -58,24 +53,6 @@ days = 5
 messages = 9
 bytes = 1000
 """.format("ab" * 32)
-
-
-def reply(state, number=1):
-    """A charged message and its reply, as the gate notes them."""
-    if not (file := state.parent / "data.npz").exists():
-        write_silo(file, np.zeros((200, 3)), [0, 1] * 100)
-    data = data_file(state, "a" * 64, "clinic", file)
-    release = Release(f"message {number}", "clinic", "run-1", "run", number, data, COST)
-    Ledger(state).charge(release, POLICY)
-    Ledger(state).note_reply(release, f"bits {number}", POLICY)
-    record = Record(state)
-    with record.write() as db:
-        entry = approvals.decision("clinic", "train", "", "", "server", [])
-        record.note_reply(db, {**entry, "round": number, "cohort": "a" * 64})
-
-
-def spent(state):
-    return budgets(state, POLICY)[0]["spent"]
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Copies of a silo or a server that can be restored elsewhere."""
