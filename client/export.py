@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from client.exporting.calibration import calibrate_card
+from client.exporting.lineage import lineage_of
 from client.exporting.model_card import Card, Onnx, checked_card, note_export, parse_card
 from client.exporting.onnx import onnx_of
 from client.reported import CANDIDATE, REPORTED, array_of
@@ -38,7 +39,10 @@ from strategies.base.state import Parts, State, model_in, read_sealed, write_sea
 CARD = "card"  # the key in a model's header for the SHA-256 of its card
 BATCH = 512
 # What a card has of the silo's own description (ClientSession.model_card)
-OF_SILO = {field.alias or name for name, field in Card.model_fields.items()} - {"recipe"}
+OF_SILO = {field.alias or name for name, field in Card.model_fields.items()} - {
+    "recipe",
+    "lineage",
+}
 
 
 def card_file(model: Path) -> Path:
@@ -96,6 +100,7 @@ def export_model(
             f"the personal model of {about['method']} goes into no file of one network: {why}"
         )
     more = {"recipe": json.loads(about["recipe"])} if recipe and about.get("recipe") else {}
+    more |= lineage_of(folder, about, chosen.round)
     card = checked_card(describe(state, chosen, about, which) | more, folder)
     parts = model_in(state.arrays, chosen.array)
     if parts[0] is None:

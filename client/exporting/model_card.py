@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -106,6 +107,28 @@ class Onnx(Frozen):
     apart: Annotated[float, Field(ge=0)]
 
 
+class Lineage(Frozen):
+    """What the site's audit log has of the last reply that trained the model: the hash of its line pins the rest."""
+
+    run: Name
+    round: Count
+    time: Name
+    asked_by: Name
+    app: Name
+    settings: Name
+    data: Name  # SHA-256 of the data file
+    study: dict[Literal["name", "digest"], Name] | None = None
+    trainer: Name | None = None
+    line: Count
+    hash: Name
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Lineage:
+        """Return the lineage in a line of the audit log."""
+        named = {"asked_by": entry["asked-by"], "data": entry["cohort"]}
+        return cls(**named, **{key: entry[key] for key in cls.model_fields if key in entry})
+
+
 class Card(Frozen):
     """The whole card. ``schema`` and ``recipe`` are checked by their own parsers."""
 
@@ -135,6 +158,7 @@ class Card(Frozen):
     temperature: Temperature | None = None
     conformal: Conformal | None = None
     onnx: Onnx | None = None
+    lineage: Lineage | None = None  # of a hospital's own model
 
     @property
     def shape(self) -> Shape:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from client.commands import data
+from client.commands import study as hospital
 from client.commands.table import Command, Titled, choice, file_option, flag, option
 from partitions.common.errors import UserError
 from server.cli.options import HOST, OF_SEVERAL, TOKEN_FILE
@@ -84,6 +85,56 @@ def export(args: argparse.Namespace) -> None:
         }
         card = export_model(source, *which, recipe=not args.no_recipe, **extras)
     print_export(card, out, args.which)
+
+
+def drift(args: argparse.Namespace) -> None:
+    from server import drift as drifting
+    from server.rendering import fill
+
+    if args.summary:
+        summary = drifting.write_summary(args.model, args.summary)
+        out = drifting.summary_file(args.model)
+        print(
+            f"{out}: {summary.samples} training samples; it has counts of patients, so it stays here"
+        )
+        return
+    if args.data is None:
+        raise UserError("--data FILE is missing: the new patients; or --summary OURS.npz")
+    report = drifting.drift(args.model, args.data, args.level)
+    print(
+        json.dumps(report, indent=1) if args.json else fill("cli/drift.txt", **report),
+        end="\n" * args.json,
+    )
+
+
+def lineage(args: argparse.Namespace) -> None:
+    import hashlib
+    from dataclasses import asdict
+
+    from client.cli import print_checks
+    from client.export import card_file, read_model
+    from client.exporting.lineage import lineage_checks
+    from partitions.silo_file import Check
+
+    card, _ = read_model(args.model, args.network)
+    if card.lineage is None:
+        raise UserError(
+            f"{args.model}: its card names no audit line: silofl export makes one at the hospital that trained it"
+        )
+    digest = hashlib.sha256(card_file(args.model).read_bytes()).hexdigest()
+    checks = [Check("model and card", True, f"{card_file(args.model)} {digest}")]
+    checks += lineage_checks(card.lineage, args.state_dir, args.data, args.study, args.app)
+    if args.json:
+        print(
+            json.dumps(
+                {"lineage": card.lineage.model_dump(), "checks": [asdict(c) for c in checks]},
+                indent=1,
+            )
+        )
+    else:
+        print_checks(checks, as_json=False)
+    if failed := [check.name for check in checks if not check.ok]:
+        raise UserError(f"{args.model}: {len(failed)} links do not hold: {', '.join(failed)}")
 
 
 def budget(args: argparse.Namespace) -> None:
@@ -206,6 +257,49 @@ COMMANDS = (
         "silo's personal model: the best on its validation data (the default), or the last. "
         "reported is the silo's model whose score the report prints. shared is the one model of "
         "all silos, from the server's run directory.",
+    ),
+    Command(
+        "drift",
+        "whether new patients differ from those that a model learned from",
+        drift,
+        (
+            file_option("model", "MODEL", "an exported model, .safetensors"),
+            file_option(
+                "--data", "FILE", "the new patients: as of silofl predict; .npz has labels too"
+            ),
+            file_option(
+                "--summary",
+                "OURS.npz",
+                "first, once: count the data file that the model learned from",
+            ),
+            option("--level", "P", "share of false alarms", type=float, default=0.05),
+            flag("--json", "as JSON"),
+        ),
+        examples=(
+            "silofl drift ours.safetensors --summary ours.npz",
+            "silofl drift ours.safetensors --data new.csv",
+        ),
+        description="Compare inputs, predictions and, where there are labels, labels, errors and calibration of new "
+        "patients with a summary of the model's own data.",
+    ),
+    Command(
+        "lineage",
+        "where a model comes from, and whether each link holds",
+        lineage,
+        (
+            file_option("model", "MODEL", "an exported model, .safetensors"),
+            *hospital.STATE_DIR,
+            file_option("--data", "FILE", "the data file that it learned from"),
+            file_option("--study", "FILE", "the study, study.toml"),
+            file_option("--app", "FOLDER", "a checkout: is its app the one that trained?"),
+            option(
+                "--network", "MODULE:FUNCTION", "a network of your own that may run", default=""
+            ),
+            flag("--json", "as JSON"),
+        ),
+        examples=("silofl lineage ours.safetensors --data ours.npz --study study.toml",),
+        description="Print the chain from a model's card to the line of the audit log, run, study, data and code, and "
+        "verify each link whose other end is named. Exit code 2 where one does not hold.",
     ),
     Command(
         "predict",
