@@ -175,7 +175,7 @@ def study_page(study: StudyProtocol, signer: str) -> str:
         study=study,
         signer=signer,
         about=about,
-        leaves=list(_leaves(study)),
+        leaves=list(leaves(study)),
         limits=StudyLimits.model_fields,
         sums=sums,
         values=values,
@@ -203,7 +203,8 @@ def noise_text(study: StudyProtocol) -> str:
     )
 
 
-def _leaves(study: StudyProtocol) -> Iterator[str]:
+def leaves(study: StudyProtocol) -> Iterator[str]:
+    """Yield what leaves with each method, and what can be inferred from it."""
     for name in study.methods:
         info = strategies()[name].info
         sent, inferred = seen_and_inferred(info)
@@ -213,6 +214,11 @@ def _leaves(study: StudyProtocol) -> Iterator[str]:
         yield f"{whole}. Can be inferred: {', '.join(MODEL.infers)}."
     text = METRIC_WORDS.format(metrics=", ".join(study.metrics) or "(none)")
     yield f"with every method: {text}."
+
+
+def known_dangers(study: StudyProtocol) -> list[str]:
+    """Return the warnings of a study under silofl's default policy."""
+    return dangers(study, Policy())
 
 
 # --- a hospital decides -----------------------------------------------------------------------------------------------

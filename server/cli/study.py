@@ -140,6 +140,30 @@ def show_command(args: argparse.Namespace) -> None:
     print(study_page(study, signer_of(text)))
 
 
+def dpia(args: argparse.Namespace) -> None:
+    from client.protocol.study import StudyLimits, signer_of
+    from client.studies import known_dangers, leaves, noise_text, read_study
+    from partitions.common.files import write_atomically
+    from server.rendering import fill
+
+    if args.out.exists():
+        raise UserError(f"{args.out} is there already: remove it, or give --out another name")
+    text, study = read_study(args.file)
+    page = fill(
+        "deploy/dpia.md",
+        study=study,
+        signer=signer_of(text),
+        today=date.today(),
+        masked=study.settings.get("secure-aggregation") is True,
+        leaves=[*leaves(study)],
+        limits=StudyLimits.model_fields,
+        risks=known_dangers(study),
+        noise=noise_text(study),
+    )
+    write_atomically(args.out, page)
+    print(f"{args.out}: {page.count('**TO DO**')} places are the hospital's to fill in")
+
+
 ACTIONS = (
     Command(
         "new",
@@ -234,6 +258,18 @@ ACTIONS = (
         show_command,
         (file_option("file", "FILE", "the study"),),
         examples=("silofl study show study.toml",),
+    ),
+    Command(
+        "dpia",
+        "the draft of a data protection impact assessment, filled from a study",
+        dpia,
+        (
+            file_option("file", "FILE", "the study"),
+            file_option("--out", "FILE.md", "the draft", default=Path("dpia.md")),
+        ),
+        examples=("silofl study dpia study.toml --out dpia.md",),
+        description="Write what Article 35(7) of the GDPR asks for, as far as the study tells; what is the hospital's "
+        "to say is marked TO DO.",
     ),
 )
 
