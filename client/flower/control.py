@@ -1,15 +1,52 @@
-"""Flower's Control API, as `flwr` calls it, and what `flwr`'s configuration starts with."""
+"""Flower's Control API, as `flwr` calls it, and what `flwr`'s configuration starts with.
 
+A person's key signs each call (`server/deploy/access`).
+"""
+
+import contextlib
+import json
+from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
+from ..protocol.keys import load_key
+from ..protocol.ours import errors
+from .fleet import sign_call
 from .internals import internal
+
+FIELDS = (
+    "silofl-key",
+    "silofl-time",
+    "silofl-signature",
+)  # headers of a signed call, in base64
+REFUSAL = "silofl"  # key of the line in the answer to a call that is refused for its signature
+
+
+class Signer:
+    """Interceptor of Flower's client that signs each call with the key in a file, if there is one."""
+
+    def __init__(self, path: Path) -> None:
+        self.key = load_key(path) if path.exists() else None
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        """Add the fields of the signature to an HTTP call."""
+        if self.key is not None:
+            request = context.request
+            public, moment, signature = sign_call(self.key, request.url.path, request.content)
+            values = map(b64encode, (public, moment.encode(), signature))
+            for name, value in zip(FIELDS, values, strict=True):
+                request.headers[name] = value.decode()
+        return call_next(context)
 
 
 class ControlCalls:
-    """The Control API of a SuperLink. ``where``: its name in errors. A call raises ConnectionError, one line."""
+    """The Control API of a SuperLink. ``where``: its name in errors; ``key``: the file of the caller's key.
+
+    A call raises ConnectionError, one line, and UserError where the caller may not make it.
+    """
 
     def __init__(
-        self, where: str, address: str, *, insecure: bool, certificates: bytes | None
+        self, where: str, address: str, *, insecure: bool, certificates: bytes | None, key: Path
     ) -> None:
         self.where, self.requests = where, internal("control_pb2")
         version = internal("RuntimeVersionHttpInterceptor")(component_name="flwr CLI")
@@ -17,7 +54,7 @@ class ControlCalls:
             server_address=address,
             insecure=insecure,
             root_certificates=certificates,
-            interceptors=[internal("CliClientHttpInterceptor")(), version],
+            interceptors=[internal("CliClientHttpInterceptor")(), version, Signer(key)],
         )
 
     def close(self) -> None:
@@ -33,6 +70,10 @@ class ControlCalls:
             )
             return answer if hasattr(answer, "DESCRIPTOR") else next(iter(answer), None)
         except httpx.HTTPStatusError as error:
+            if error.response.status_code == 403:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    line = json.loads(error.response.text)[REFUSAL]
+                    raise errors.UserError(f"{self.where} refuses: {line}") from None
             refusal = internal("FlowerError").from_json(error.response.text)
             # Words of ours stand behind Flower's
             said = refusal and (refusal.public_details or refusal.message)

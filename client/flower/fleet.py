@@ -74,6 +74,15 @@ def signed_text(method: str, moment: str, body: bytes) -> bytes:
     return f"silofl fleet 1\0{method}\0{moment}\0".encode() + hashlib.sha256(body).digest()
 
 
+def sign_call(
+    key: ec.EllipticCurvePrivateKey, method: str, body: bytes, at: float | None = None
+) -> tuple[bytes, str, bytes]:
+    """Return public key, time (None: now) and signature of a call."""
+    moment = datetime.fromtimestamp(time.time() if at is None else at, UTC).isoformat()
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return public, moment, key.sign(signed_text(method, moment, body), ec.ECDSA(SHA256()))
+
+
 class FleetCalls:
     """A channel to the Fleet API, as a context, and calls that are signed with a silo's key."""
 
@@ -110,9 +119,7 @@ class FleetCalls:
             f"/{method.containing_service.full_name}/{name}",
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
-        moment = datetime.fromtimestamp(time.time() if at is None else at, UTC).isoformat()
-        signature = self.key.sign(signed_text(name, moment, body), ec.ECDSA(SHA256()))
-        headers = tuple(zip(HEADERS, (self.public, moment, signature), strict=True))
+        headers = tuple(zip(HEADERS, sign_call(self.key, name, body, at), strict=True))
         return call(body, timeout=timeout, metadata=headers)
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from .fleet import HEADERS, fleet_method, grpc_module, signed_text
 from .internals import internal
 from .mail import Mail
+from .renewal import fleet_credentials, http_context
 
 MOST_CALL = 1 << 26  # bytes; Flower moves arrays in parts of 5 MiB
 MOST_CALLS = 1000  # at a time, each with a thread
@@ -57,7 +59,7 @@ SEAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("acquire_task", "pull_messages", "push_messages", "push_object"),
     ),
     "control_handlers": (lambda: internal("control_handlers"), ("start_run", "list_runs")),
-    "extensions": (lambda: internal("extensions"), ("get_lifespan_contexts",)),
+    "extensions": (lambda: internal("extensions"), ("get_lifespan_contexts", "get_middleware")),
     "LinkState": (
         lambda: internal("LinkState"),
         (
@@ -85,13 +87,17 @@ def run_superlink(
     most: Callable[[str], int | None],
     too_large: Callable[[int], str],
     room: Callable[[Any, Any], object],
+    middleware: tuple[Any, ...] = (),
 ) -> None:
     """Run Flower's SuperLink with our Fleet API. ``most``, ``too_large``: of :class:`Mail`.
 
-    ``room`` gets Flower's state and the handlers of its Runtime API, which it may wrap.
+    ``room`` gets Flower's state and the handlers of its Runtime API, which it may wrap. ``middleware``: in front of its
+    HTTP port.
 
     Raises SystemExit, one line, if the installed Flower has other names.
     """
+    import uvicorn
+
     if missing := missing_seams():
         import flwr
 
@@ -105,7 +111,7 @@ def run_superlink(
         mail.wrap(handlers)
         room(mail.state, handlers)
         app.state.runtime_handlers = handlers
-        server = fleet_server(config.fleet_api_address, config.certificates, mail)
+        server = fleet_server(config, mail)
         server.start()
         try:
             yield None
@@ -113,18 +119,18 @@ def run_superlink(
             server.stop(1)
 
     internal("extensions").get_lifespan_contexts = lambda: (beside,)
+    internal("extensions").get_middleware = lambda: middleware
+    uvicorn.run = partial(uvicorn.run, ssl_context_factory=http_context)
     sys.argv[0] = "flower-superlink"
     internal("flower_superlink")()
 
 
-def fleet_server(
-    address: str, certificates: tuple[bytes, bytes, bytes] | None, mail: Mail
-) -> Any:
-    """Return a gRPC server of the Fleet API. ``certificates``: of the CA and the server, and its key.
+def fleet_server(config: Any, mail: Mail) -> Any:
+    """Return a gRPC server of the Fleet API. ``config``: Flower's, with its address and certificates.
 
     Raises ValueError without them, and OSError for an address that is taken.
     """
-    if certificates is None:
+    if config.certificates is None:
         raise ValueError("silos connect by TLS: the server needs a certificate")
     grpc = grpc_module()
     options = [
@@ -137,10 +143,10 @@ def fleet_server(
     service = fleet_method("PullMessages").containing_service.full_name
     endpoints = {name: endpoint(name, mail) for name in METHODS}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, endpoints)])
-    authority, certificate, key = certificates
-    credentials = grpc.ssl_server_credentials([(key, certificate)], authority)
-    if not server.add_secure_port(address, credentials):
-        raise OSError(f"the Fleet API cannot listen at {address}")
+    authority, *_ = config.certificates
+    credentials = fleet_credentials(authority, config.ssl_certfile, config.ssl_keyfile)
+    if not server.add_secure_port(config.fleet_api_address, credentials):
+        raise OSError(f"the Fleet API cannot listen at {config.fleet_api_address}")
     return server
 
 

@@ -156,7 +156,7 @@ def _foreign_certificate(error: ssl.SSLCertVerificationError, way: Way) -> Check
     name = "certificate chain"
     detail = f"not issued by this federation's CA ({error.verify_message})"
     try:  # it is read, not trusted
-        shown = _shown_certificate(way)
+        shown = shown_certificate(way)
         certificate = load_der_x509_certificate(shown)
         subject = certificate.subject.rfc4514_string()
         issuer = certificate.issuer.rfc4514_string()
@@ -178,7 +178,7 @@ def _foreign_certificate(error: ssl.SSLCertVerificationError, way: Way) -> Check
     return Check(name, False, detail, fix)
 
 
-def _shown_certificate(way: Way) -> bytes:
+def shown_certificate(way: Way) -> bytes:
     """Return the certificate that the server shows, unverified, as DER."""
     context = ssl._create_unverified_context()
     with way.connect() as plain, context.wrap_socket(plain, server_hostname=way.host) as tls:
@@ -204,7 +204,7 @@ def _behind(way: Way) -> str:
 
     try:  # this certificate is not verified; only its date is read
         begins = load_der_x509_certificate(
-            _shown_certificate(way)
+            shown_certificate(way)
         ).not_valid_before_utc.timestamp()
     except (OSError, ValueError):
         return ""

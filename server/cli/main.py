@@ -41,7 +41,19 @@ from client.commands import data
 from client.commands import study as hospital_studies
 from client.commands.table import Command, Parser, add_command, option
 from client.protocol.methods import DEFAULTS
-from server.cli import deploy, federation, models, plan, relay, research, study, survey, tune
+from server.cli import (
+    backup,
+    deploy,
+    federation,
+    models,
+    operators,
+    plan,
+    relay,
+    research,
+    study,
+    survey,
+    tune,
+)
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -64,6 +76,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         *study.COMMANDS,
         *deploy.COMMANDS,
         *relay.COMMANDS,
+        *backup.COMMANDS,
+        *operators.COMMANDS,
     ),
     "the hospital": (
         *data.COMMANDS,

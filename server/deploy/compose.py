@@ -117,6 +117,8 @@ def summary(federation: Federation) -> str:
         {"name": silo.name, "data": "demo" if silo.data is None else str(silo.data)}
         for silo in federation.silos
     ]
+    if federation.operators:
+        content["operators"] = [operator.model_dump() for operator in federation.operators]
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000)
     return text.replace("$", "$$").rstrip()
 

@@ -22,6 +22,7 @@ from client.protocol.launch import flower_home, reach_without_proxy
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.common.parsed import parse_toml, read_text
+from server.deploy.access.operators import SERVICE, key_file
 
 RUNS_A_PAGE = 100
 
@@ -189,8 +190,10 @@ def _replace_entry(path: Path, name: str, new: list[str]) -> None:
 class Control:
     """Control API of one SuperLink. Every call raises ConnectionError with one line if it fails."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, service: bool = False) -> None:
+        """``service``: of the server's own processes, which have a key of their own beside the CA's certificate."""
         self.connection = connection
+        key = Path(connection.root_certificates).with_name(SERVICE) if service else key_file()
         certificates: bytes | None = None
         if connection.root_certificates:
             try:
@@ -211,6 +214,7 @@ class Control:
             connection.address,
             insecure=connection.insecure,
             certificates=certificates,
+            key=key,
         )
 
     def __enter__(self) -> "Control":

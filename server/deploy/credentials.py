@@ -14,6 +14,7 @@ import datetime
 import ipaddress
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -30,17 +31,19 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from client.link.connection import shown_certificate
+from client.link.route import Way
 from client.protocol.keys import load_key, make_signing_key, new_key, write_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from partitions.silo_file import Check
+from server.deploy.control import Connection
 
 CA_YEARS = 10
 SERVER_DAYS = 825
 RENEW_DAYS = 30
-RENEW = (
-    "renew it: docs/deployment.md, Certificates; after `silofl up`: silofl down, then silofl up"
-)
+RENEW = "renew it, between two runs or in one: silofl up; with containers: docs/deployment.md, Certificates"
+RESTART = "restart the server between two runs: silofl down, then silofl up"
 NEW_CA = "make a new CA and give it to every silo"
 
 
@@ -143,6 +146,46 @@ def dates_check(name: str, certificate: x509.Certificate, fix: str) -> Check:
     elif left <= datetime.timedelta(0):
         detail = f"expired on {ends:%Y-%m-%d}"
     return Check(f"{name} certificate's dates", ok, detail, "" if ok else fix)
+
+
+@dataclass(frozen=True)
+class Expiry:
+    """The end of a certificate, as Unix time, and the check of it: it fails from 30 days before."""
+
+    certificate: str
+    ends: float
+    check: Check
+
+
+def expiries(connection: Connection) -> list[Expiry]:
+    """Return the ends of the CA's and the server's certificate; without the server's while it does not answer.
+
+    The server's is the one that it shows, not the file: a server that did not load a renewed one is named.
+    """
+    try:
+        ca = load_certificate(path := Path(connection.root_certificates))
+    except UserError:  # a connection without TLS, or of a federation that is gone
+        return []
+    ends = [Expiry("ca", ca.not_valid_after_utc.timestamp(), dates_check("CA", ca, NEW_CA))]
+    host, _, port = connection.address.rpartition(":")
+    try:
+        shown = x509.load_der_x509_certificate(
+            shown_certificate(Way(host.strip("[]"), int(port)))
+        )
+    except (OSError, ValueError):
+        return ends
+    check = dates_check("server", shown, RENEW)
+    # In containers the host has the CA's alone
+    if (file := path.with_name("server.crt")).exists() and load_certificate(file) != shown:
+        detail = f"the server shows another certificate than {file}"
+        check = Check("server certificate", False, detail, RESTART)
+    return [*ends, Expiry("server", shown.not_valid_after_utc.timestamp(), check)]
+
+
+def warnings(connection: Connection) -> list[str]:
+    """Return a line for each certificate that wants something done."""
+    failed = [end.check for end in expiries(connection) if not end.check.ok]
+    return [f"{check.name}: {check.detail}; {check.fix}" for check in failed]
 
 
 def _is_issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:

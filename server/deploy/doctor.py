@@ -10,7 +10,7 @@ from client.protocol.launch import THIS_MACHINE
 from partitions.silo_file import Check
 from server.deploy.bundle import fleet_port
 from server.deploy.control import Control, read_connection
-from server.deploy.credentials import NEW_CA, dates_check, load_certificate
+from server.deploy.credentials import expiries
 from server.deploy.federation import Federation
 
 UP = "bring it up: silofl up, or docker compose up --wait and silofl credentials"
@@ -31,7 +31,7 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
         return checks
     checks += exposure_checks(address, int(port))
     ca = Path(connection.root_certificates)
-    checks += [dates_check("CA", load_certificate(ca), NEW_CA), *fleet_checks(federation, ca)]
+    checks += [*(end.check for end in expiries(connection)), *fleet_checks(federation, ca)]
     try:
         with Control(connection) as control:
             nodes, runs = control.nodes(), control.runs()

@@ -13,6 +13,7 @@
     agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}           # also for remote hospitals
     run: {min-silos: 9, lost-silo: go-on}                                  # default settings of every run
     runs: 1                                                                # runs at a time; the others wait
+    operators: [{name: alice, role: owner, key: "SHA256:..."}]             # who may call the server
     schema: schema.toml                                                    # or an inline schema: partitions/schema.py
 
 Read by `silofl up` and `silofl compose`, and by `silofl run` for `agreed` and `run`. Relative paths start at the file's
@@ -49,6 +50,7 @@ from partitions.common.names import SILO, nearest, unknown_name
 from partitions.common.parsed import Frozen, match_pattern, parse_values, read_text, shorten
 from partitions.common.plain_yaml import load_yaml
 from partitions.schema import NO_SCHEMA, Schema, load_schema, parse_schema
+from server.deploy.access.operators import Operator, check_operators
 
 # Maximum characters of a file
 TAKEN = ("default", "local", "supergrid")  # entries of Flower's own configuration
@@ -260,6 +262,8 @@ class Content(Frozen):
     run: Annotated[dict[str, Any], Section] = Field(default_factory=dict)
     # At a time; the others wait
     runs: Annotated[int, Field(ge=1, le=100)] = 1
+    # None: every call that reaches the control port is answered
+    operators: Annotated[tuple[Operator, ...], Field(strict=False)] = ()
     declared: Annotated[Any, PlainValidator(declared_schema)] = Field(NO_SCHEMA, alias="schema")
 
     @field_validator("run")
@@ -276,6 +280,7 @@ class Content(Frozen):
         from strategies.base.transport.data_summary import read_agreed
 
         read_agreed(self.agreed)
+        check_operators(self.operators)
         names = [silo.name for silo in self.silos]
         if self.name in TAKEN:
             raise UserError(

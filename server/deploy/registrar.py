@@ -32,7 +32,7 @@ def keep_registrations(connection: Connection, record: Path, ready: Path) -> Non
 
     Raises RunFailedError if the SuperLink does not answer within two minutes.
     """
-    with Control(connection) as control:
+    with Control(connection, service=True) as control:
         noted = restore(control, record)
         ready.touch()
         while True:

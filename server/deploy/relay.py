@@ -365,7 +365,7 @@ def relay(
     """Run a relay until SIGTERM or SIGINT. Raises OSError if the address is taken."""
 
     def list_registered() -> list[bytes]:
-        with Control(connection) as control:
+        with Control(connection, service=True) as control:
             return [node.public_key for node in control.nodes()]
 
     async def run() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partitions.common.files import write_atomically
+from server.deploy.access.operators import SERVICE, write_operators
 from server.deploy.compose import CONTROL, CONTROL_PORT
 from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
@@ -44,6 +45,9 @@ def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
         (credentials.receipt_key, "receipt.key"),
     ):
         copy(source, root / "server" / name)
+    write_operators(root / "server", credentials.directory, federation.operators)
+    if federation.operators:
+        copy(credentials.directory / SERVICE, root / "server" / SERVICE)
     write_atomically(root / "server/ready", hosts, mode=0o600)
     for silo in federation.silos:
         copy(credentials.ca_certificate, root / "volumes/site" / silo.name / "ca.crt")
@@ -57,7 +61,7 @@ def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
     connection = Connection(
         "setup", f"{CONTROL}:{CONTROL_PORT}", str(credentials.ca_certificate)
     )
-    with Control(connection) as control:
+    with Control(connection, service=True) as control:
         names = [silo.name for silo in federation.silos]
         for name in repeat_call(lambda: renew_shut_out(control, credentials, names)):
             copy(credentials.node_key(name), root / "volumes/site" / name / "node.key")

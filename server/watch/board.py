@@ -243,6 +243,7 @@ class Board:
         return {
             "now": now,
             "site": self.site,
+            "certificates": [],  # of the server, which no event tells
             "notes": [{"time": when, "text": entry} for when, entry in reversed(self.notes)],
             "runs": [self._overview(entry) for entry in self.runs.values()],
             "run": None if self.current is None else self._detail(self.current, now),

@@ -61,7 +61,7 @@ class Follower:
             self.fault = f"{self.source.folder} cannot be read: {error.strerror}"
 
     def picture(self) -> dict[str, Any]:
-        return {**self.source.board.picture(), "title": self.source.title, "fault": self.fault}
+        return {**self.source.picture(), "fault": self.fault}
 
     def picture_text(self) -> str:
         """Return the picture as text without the time, whose change alone is not sent."""
@@ -174,6 +174,7 @@ def serve_app(app: Starlette, listening: socket.socket, host: str, token: Token)
 
 STATES = ("waiting", "running", "done", "failed")
 RUN = ["strategy", "seed"]
+EXPIRY = "silofl_certificate_expiry_timestamp_seconds", "when a certificate ends, Unix time"
 OF_RUNS = {
     "round": ("silofl_run_rounds_done", "rounds that are done"),
     "rounds": ("silofl_run_rounds_planned", "rounds that are planned"),
@@ -230,6 +231,8 @@ class PictureCollector(Collector):
         runs, run = self.picture["runs"], self.picture["run"]
         readable = "silofl_source_readable", "1 while the run's progress.jsonl can be read"
         yield gauge(readable, [], [((), not self.picture["fault"])])
+        ends = (([end["certificate"]], end["ends"]) for end in self.picture["certificates"])
+        yield gauge(EXPIRY, ["certificate"], ends)
         states = (
             ([*which(each), name], each["state"] == name) for each in runs for name in STATES
         )

@@ -6,9 +6,11 @@ A run in a terminal as one plain table: once, or again after each news until Ctr
 from __future__ import annotations
 
 import glob
+import math
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from client.protocol.keys import site_root
 from client.protocol.node import Site
 from partitions.common.errors import UserError
 from partitions.common.output import columns, output_fault
-from server.deploy.control import read_connection
-from server.deploy.local.record import find_deployed
+from server.deploy.control import Connection, read_connection
+from server.deploy.credentials import Expiry, expiries
+from server.deploy.local.record import find_deployed, find_federation
 from server.rendering import fill
 from server.results.reading import Tail, run_name
 from server.watch.board import Board
@@ -28,6 +31,7 @@ RUNS = Path("runs")  # the default folder of runs
 FIRST = 512  # bytes at the beginning that identify a file
 # Maximum bytes read at once, so that the page stays responsive with a long file
 LARGEST = 1 << 22
+LOOK_SECONDS = 60.0  # between two looks at the server's certificate
 
 
 class Followed(Tail):
@@ -58,9 +62,19 @@ class WatchSource:
     site's state directory.
     """
 
-    def __init__(self, folder: Path, silo: str = "", *, expected: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        silo: str = "",
+        *,
+        expected: bool = False,
+        connection: Connection | None = None,
+    ) -> None:
         self.folder, self.silo = folder, silo
         self.expected = expected  # the folder is made by the first run
+        self.connection = connection  # whose certificates are shown
+        self.expiries: list[Expiry] = []
+        self.looked = -math.inf
         self.board = Board(silo)
         self.tails: list[Followed] = []
 
@@ -95,6 +109,13 @@ class WatchSource:
             news |= tail.position != before
         return news
 
+    def picture(self) -> dict[str, Any]:
+        """Return the board's picture, with the title and the ends of the server's certificates."""
+        if self.connection and time.monotonic() - self.looked > LOOK_SECONDS:
+            self.expiries, self.looked = expiries(self.connection), time.monotonic()
+        ends = [asdict(end) for end in self.expiries]
+        return {**self.board.picture(), "title": self.title, "certificates": ends}
+
     @property
     def title(self) -> str:
         """The name of the watched run or silo."""
@@ -123,7 +144,7 @@ def find_source(what: str) -> WatchSource:
     if path.is_dir():
         if any(path.glob("*/*/*/run-*")) or (path / "audit").is_dir():
             return _of_site(_silo_in(path), path)
-        return WatchSource(path.absolute())
+        return WatchSource(path.absolute(), connection=_running())
     return _of_connection(what)
 
 
@@ -132,13 +153,18 @@ def _default() -> WatchSource:
         site = Site.from_environment(os.environ)
         return _of_site(site.name, site.state)
     if RUNS.is_dir():
-        return WatchSource(RUNS.absolute())
+        return WatchSource(RUNS.absolute(), connection=_running())
     sites = sorted(path for path in site_root().glob("*/state") if path.is_dir())
     if len(sites) == 1:
         return _of_site(sites[0].parent.name, sites[0])
     raise UserError(
         "there is no folder runs here: name a run directory, a connection, or a silo's bundle or state"
     )
+
+
+def _running() -> Connection | None:
+    up = find_federation()
+    return up.connection if up else None
 
 
 def _of_site(name: str, state: Path) -> WatchSource:
@@ -165,12 +191,12 @@ def _silo_in(state: Path) -> str:
 def _of_connection(name: str) -> WatchSource:
     """Return the source of a connection's runs, also before the first. Raises UserError for no such connection."""
     try:
-        read_connection(name)
+        connection = read_connection(name)
     except ValueError as error:
         raise UserError(f"there is no run directory {name}; and {error}") from None
     deployed = find_deployed(name)
     folder = Path(deployed.runs) if deployed else RUNS.absolute()
-    return WatchSource(folder, expected=True)
+    return WatchSource(folder, expected=True, connection=connection)
 
 
 REFRESH_SECONDS = 0.5
@@ -182,7 +208,7 @@ def show_run(source: WatchSource, *, once: bool) -> None:
     while source.poll():  # a long file is read in parts
         pass
     while True:
-        print("\n".join(lines(source.board.picture(), source.title)), flush=True)
+        print("\n".join(lines(source.picture(), source.title)), flush=True)
         if once or output_fault():
             return
         printed = time.monotonic()

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from client.protocol.receipts import KEY as RECEIPT_KEY
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.names import SILO
 from server.deploy import processes
+from server.deploy.access.operators import FILE as OPERATORS
+from server.deploy.access.operators import LOG
 from server.deploy.control import Control, remove_connection
-from server.deploy.credentials import Credentials
+from server.deploy.credentials import Credentials, expiries
 from server.deploy.local.record import (
     SUPERLINK,
     TEMPLATE,
@@ -58,6 +61,10 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
     if part == SUPERLINK:
         variables |= {RECEIPT_KEY: str(Credentials(directory / "credentials").receipt_key)}
         variables |= {FOLDER: str(directory / "logs")}
+        variables |= {
+            OPERATORS: str(directory / "operators.json"),
+            LOG: str(directory / "actions"),
+        }
     if sharing:
         variables = silo_environment(
             flower, template_socket=directory / "warm.sock", sharing=sharing
@@ -255,6 +262,7 @@ def status(local: LocalFederation) -> dict[str, Any]:
             for name in sorted(nodes.keys() - {s.name for s in local.silos})
         ],
         "runs": runs,
+        "certificates": [asdict(end) for end in expiries(local.connection)],
         "logs": str(local.directory / "logs"),
     }
 

@@ -12,8 +12,9 @@ from client.protocol.launch import LOOPBACK, THIS_MACHINE, free_ports, template_
 from client.protocol.node import MIG
 from partitions.common.errors import UserError
 from server.deploy import processes
+from server.deploy.access.operators import write_operators
 from server.deploy.control import Connection, Control, write_connection
-from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.credentials import Credentials, ensure_credentials, warnings
 from server.deploy.federation import Federation
 from server.deploy.local.demo_data import split_demo
 from server.deploy.local.parts import (
@@ -72,7 +73,7 @@ def up(
             if not before:
                 forget(directory)
             raise
-    with Control(local.connection) as control:
+    with Control(local.connection, service=True) as control:
         if names := control.change_queue(federation.runs, resume=resume):
             went = (
                 "goes on" if resume else "was interrupted: `silofl up --resume` goes on with it"
@@ -97,6 +98,7 @@ def bring_up(
     names = [silo.name for silo in federation.silos]
     hosts = {*THIS_MACHINE, federation.server.address, federation.server.public_host}
     credentials = ensure_credentials(directory / "credentials", silos=names, hosts=hosts)
+    write_operators(directory, credentials.directory, federation.operators)
     local = plan(federation, directory, old, data, credentials)
     write_connection(local.connection)
     write_record(directory, local)
@@ -107,7 +109,7 @@ def bring_up(
         )
     if SUPERLINK not in running:
         running[SUPERLINK] = start_part(local, SUPERLINK, superlink_part(local))
-    with Control(local.connection) as control:
+    with Control(local.connection, service=True) as control:
         wait_for_superlink(local, control, running[SUPERLINK])
         register_keys(local, control)
         if old and not starts_runs(processes.find(directory)):
@@ -120,6 +122,8 @@ def bring_up(
         started = {silo.name: time.time() for silo in missing}
         running |= {silo.name: start_silo(local, silo) for silo in missing}
         wait_for_silos(local, control, running, started, echo)
+    for line in warnings(local.connection):
+        echo(line)
     return local
 
 

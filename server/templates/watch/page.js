@@ -96,6 +96,8 @@ function clock() {
 function draw() {
   const run = picture.run;
   put(at("title"), picture.title + (picture.site ? " \u2013 this site's own row" : ""));
+  const ending = picture.certificates.filter(end => !end.check.ok).map(end => end.check);
+  put(at("ends"), ending.map(c => c.name + ": " + c.detail + "; " + c.fix).join(". "));
   document.title = (run ? run.round + "/" + run.rounds + " " : "") + picture.title;
   for (const part of ["silo-part", "curve-part"]) at(part).hidden = run === null;
   at("run-part").hidden = picture.runs.length < 2;

@@ -207,7 +207,9 @@ def test_setup_ends_before_the_server_starts(tmp_path):
     first = containers("server")[0]
     set_up(environment(first, settings("server", tmp_path)), tmp_path)
     made = {path.name for path in (tmp_path / "server").iterdir()}
-    assert made == {"ca.crt", "server.crt", "server.key", "receipt.key", "ready"}
+    assert made == {
+        *("ca.crt", "server.crt", "server.key", "receipt.key", "ready", "operators.json")
+    }
 
 
 def test_a_bundle_in_a_secret_is_installed_by_the_silos_own_user(tmp_path, monkeypatch):

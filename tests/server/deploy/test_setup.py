@@ -92,7 +92,7 @@ def prepare(root, *silos):
 @pytest.fixture
 def control(monkeypatch):
     fake = FakeControl()
-    monkeypatch.setattr(setup, "Control", lambda _: fake)
+    monkeypatch.setattr(setup, "Control", lambda _, service: fake)
     monkeypatch.delenv("SILOFL_DATA", raising=False)
     return fake
 
@@ -102,7 +102,8 @@ def test_each_gets_its_own_and_nothing_else(tmp_path, control):
     assert control.names == ["north", "south"]
     server = {path.name for path in (tmp_path / "server").iterdir()}
     # Not the CA's key
-    assert server == {"ca.crt", "server.crt", "server.key", "receipt.key", "ready"}
+    files = {"ca.crt", "server.crt", "server.key", "receipt.key", "ready"}
+    assert server == files | {"operators.json"}
     assert (tmp_path / "server/ready").read_text() == "localhost superlink control"
     volumes = tmp_path / "volumes"
     for name in ("north", "south"):
@@ -219,7 +220,7 @@ def test_changes_are_noted_and_a_removed_silo_stays_out(tmp_path, monkeypatch):
     record, ready = tmp_path / "registered.json", tmp_path / "ready"
     control = FakeControl()
     control.register("north", b"KEY 1\n")
-    monkeypatch.setattr(registrar, "Control", lambda _: control)
+    monkeypatch.setattr(registrar, "Control", lambda _, service: control)
     seen = []
 
     class Done(Exception):
