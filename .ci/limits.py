@@ -34,9 +34,9 @@ TAGS = re.compile(
 # all else together, which leaves a new feature room. They are lowered as code goes, and raised only in a commit that
 # says why.
 MOST_METHOD_TOKENS = 2_500
-MOST_TOKENS = {PACKAGES: 427_000, ("tests",): 635_000}
+MOST_TOKENS = {PACKAGES: 458_000, ("tests",): 665_000}
 # Words of all documents together, as `wc -w` counts them, with 2 % of room. Cells of a table go into docs/tables/*.csv.
-MOST_WORDS = 80_000
+MOST_WORDS = 82_500
 DOCUMENTS = ("*.md", "benchmarks/*.md", "docs/**/*.md")
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

@@ -221,9 +221,6 @@ def known_dangers(study: StudyProtocol) -> list[str]:
     return dangers(study, Policy())
 
 
-# --- a hospital decides -----------------------------------------------------------------------------------------------
-
-
 def review(study: StudyProtocol, place: JoinedSilo, samples: int | None = None) -> list[str]:
     """Return the warnings for a hospital. Raises UserError if its policy refuses every run of a method."""
     lines = []

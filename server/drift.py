@@ -25,7 +25,7 @@ from client.backup.archive import file_sum
 from client.export import read_model
 from client.exporting.model_card import Card
 from client.prediction.new_samples import NewSamples, needs_recipe, read_asked
-from client.prediction.predict import answer
+from client.prediction.predict import answer_samples
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
@@ -81,7 +81,7 @@ def summary_file(model: Path) -> Path:
     return model.with_name(f"{model.name}.summary.json")
 
 
-def write_summary(model: Path, data: Path) -> TrainingSummary:
+def write_training_summary(model: Path, data: Path) -> TrainingSummary:
     """Count a data file's samples, and write the summary. Raises UserError: too few, or another model's data."""
     card, net = read_model(model)
     parts = _parts(data, card)
@@ -100,7 +100,7 @@ def write_summary(model: Path, data: Path) -> TrainingSummary:
     return summary
 
 
-def drift(model: Path, data: Path, level: float = 0.05) -> dict[str, Any]:
+def measure_drift(model: Path, data: Path, level: float = 0.05) -> dict[str, Any]:
     """Compare new samples with the summary of a model: its differences, worst first, and what drifted at ``level``.
 
     Labels are compared where an .npz file has them. Raises UserError, one line.
@@ -122,7 +122,7 @@ def drift(model: Path, data: Path, level: float = 0.05) -> dict[str, Any]:
         ]
         values = {what: np.concatenate([of[what] for of in each]) for what in each[0]}
     differences = [
-        compare(what, counts, values[what])
+        compare_counts(what, counts, values[what])
         for what, counts in summary.counts.items()
         if what in values
     ]
@@ -149,7 +149,7 @@ def count(edges: Any, values: Array) -> list[int]:
     return [int(n) for n in np.bincount(places, minlength=len(edges) + 1)]
 
 
-def compare(what: str, before: Counts, values: Array) -> Difference:
+def compare_counts(what: str, before: Counts, values: Array) -> Difference:
     """Return the difference of new values from the summary's; its p is NaN where there are too few."""
     table = np.array([before.counts, count(before.edges, values)], float)
     old, new = (table + 0.5) / (table + 0.5).sum(1, keepdims=True)
@@ -201,7 +201,7 @@ def predictions(
     card: Card, net: FlatModel, samples: NewSamples, data: Path, model: Path
 ) -> dict[str, Array]:
     """Return the model's numbers (n,) by name, without labels, sets and intervals."""
-    answers = answer(card, net, samples, str(data), str(model))
+    answers = answer_samples(card, net, samples, str(data), str(model))
     return {
         f"prediction {name}": np.array([row[i] for row in answers.rows], float)
         for i, name in enumerate(answers.columns)

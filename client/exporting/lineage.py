@@ -17,7 +17,7 @@ from client.flower.apps import build
 from client.protocol.code import content_sum
 from client.protocol.parsed import SiteError
 from client.protocol.study import parse_study
-from client.site.trust.audit import kind_of, verify
+from client.site.trust.audit import kind_of, verify_log
 from partitions.common.errors import DataError, UserError
 from partitions.silo_file import Check
 
@@ -34,7 +34,7 @@ def lineage_of(folder: Path, about: Mapping[str, Any], last: int) -> dict[str, A
     state, run = folder.parents[3], folder.parents[2].name
     if not (state / "audit").is_dir():
         return {}
-    verdict = verify(state / "audit")
+    verdict = verify_log(state / "audit")
     if verdict.faults:
         raise UserError(
             f"the audit log is not whole: {verdict.faults[0]}; silofl audit {state}"
@@ -69,7 +69,7 @@ def _line_check(known: Lineage, state: Path | None) -> Check:
     if state is None:
         return Check("audit log", True, f"{what} ({PASS.format('--state-dir')})")
     try:
-        verdict = verify(state / "audit")
+        verdict = verify_log(state / "audit")
     except (SiteError, OSError) as error:
         return Check("audit log", False, str(error), "name the silo's state directory")
     entry = next((each for each in verdict.entries if each["line"] == known.line), None)

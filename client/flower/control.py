@@ -3,7 +3,6 @@
 A person's key signs each call (`server/deploy/access`).
 """
 
-import contextlib
 import json
 from base64 import b64encode
 from pathlib import Path
@@ -19,7 +18,7 @@ FIELDS = (
     "silofl-time",
     "silofl-signature",
 )  # headers of a signed call, in base64
-REFUSAL = "silofl"  # key of the line in the answer to a call that is refused for its signature
+REFUSAL = "silofl-refusal"  # header of the answer to a call that is refused for its signature
 
 
 class Signer:
@@ -70,10 +69,9 @@ class ControlCalls:
             )
             return answer if hasattr(answer, "DESCRIPTOR") else next(iter(answer), None)
         except httpx.HTTPStatusError as error:
-            if error.response.status_code == 403:
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    line = json.loads(error.response.text)[REFUSAL]
-                    raise errors.UserError(f"{self.where} refuses: {line}") from None
+            if error.response.headers.get(REFUSAL):
+                line = json.loads(error.response.text)
+                raise errors.UserError(f"{self.where} refuses: {line}") from None
             refusal = internal("FlowerError").from_json(error.response.text)
             # Words of ours stand behind Flower's
             said = refusal and (refusal.public_details or refusal.message)

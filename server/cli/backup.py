@@ -20,14 +20,14 @@ PASSPHRASE = file_option(
 def backup(args: argparse.Namespace) -> None:
     from client.backup.archive import read_passphrase
     from client.backup.silo import back_up_silo
-    from client.studies import place_of
+    from client.studies import silo_at
     from server.deploy.local.backup import back_up_server
 
     passphrase = read_passphrase(args.passphrase_file)
     if args.silo or args.state_dir:
         if args.include:
             raise UserError("--include is of a server's backup")
-        place = place_of(args.state_dir)
+        place = silo_at(args.state_dir)
         manifest = back_up_silo(place.name, place.state, args.out, passphrase)
         print(f"the head is not in it: keep {place.state}.head/head.json apart from this file")
     else:

@@ -92,7 +92,7 @@ def drift(args: argparse.Namespace) -> None:
     from server.rendering import fill
 
     if args.summary:
-        summary = drifting.write_summary(args.model, args.summary)
+        summary = drifting.write_training_summary(args.model, args.summary)
         out = drifting.summary_file(args.model)
         print(
             f"{out}: {summary.samples} training samples; it has counts of patients, so it stays here"
@@ -100,7 +100,7 @@ def drift(args: argparse.Namespace) -> None:
         return
     if args.data is None:
         raise UserError("--data FILE is missing: the new patients; or --summary OURS.npz")
-    report = drifting.drift(args.model, args.data, args.level)
+    report = drifting.measure_drift(args.model, args.data, args.level)
     print(
         json.dumps(report, indent=1) if args.json else fill("cli/drift.txt", **report),
         end="\n" * args.json,

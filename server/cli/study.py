@@ -141,7 +141,8 @@ def show_command(args: argparse.Namespace) -> None:
 
 
 def dpia(args: argparse.Namespace) -> None:
-    from client.protocol.study import StudyLimits, signer_of
+    from client.protocol.envelope import signer_of
+    from client.protocol.study import StudyLimits
     from client.studies import known_dangers, leaves, noise_text, read_study
     from partitions.common.files import write_atomically
     from server.rendering import fill

@@ -33,7 +33,7 @@ def keep_registrations(connection: Connection, record: Path, ready: Path) -> Non
     Raises RunFailedError if the SuperLink does not answer within two minutes.
     """
     with Control(connection, service=True) as control:
-        noted = restore(control, record)
+        noted = restore_nodes(control, record)
         ready.touch()
         while True:
             time.sleep(LOOK_SECONDS)
@@ -51,7 +51,7 @@ def keep_registrations(connection: Connection, record: Path, ready: Path) -> Non
                 )
 
 
-def restore(control: Control, record: Path) -> dict[str, str]:
+def restore_nodes(control: Control, record: Path) -> dict[str, str]:
     """Wait for the SuperLink and register the missing keys of the record; return all names by key."""
     noted = read(record)
     return {**register(control, noted), **noted}

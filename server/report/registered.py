@@ -91,8 +91,8 @@ def registered(study: StudyResults) -> Registered | None:
     return Registered(
         study.registration,
         analysis,
-        compare(study, analysis, analysis.method, 1),
-        [compare(study, analysis, method, among) for method in analysis.secondary],
+        compare_registered(study, analysis, analysis.method, 1),
+        [compare_registered(study, analysis, method, among) for method in analysis.secondary],
         harm_of(study, analysis),
         list(deviations(study, study.registration, analysis)),
     )
@@ -124,7 +124,9 @@ def scores(
     return values
 
 
-def compare(study: StudyResults, analysis: Analysis, method: str, among: int) -> Comparison:
+def compare_registered(
+    study: StudyResults, analysis: Analysis, method: str, among: int
+) -> Comparison:
     """Return a registered comparison; ``among``: comparisons that share the 5 %."""
     gains = gains_of(study, analysis, method)
     if analysis.estimand == "patient":

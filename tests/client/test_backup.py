@@ -25,7 +25,7 @@ from client.backup.silo import back_up_silo
 from client.protocol.parsed import SiteError
 from client.site.budget.ledger import Ledger
 from client.site.record import FILE, Record, close_records
-from client.site.trust.audit import verify
+from client.site.trust.audit import verify_log
 from partitions.common.errors import DataError
 
 WORDS = "correct horse battery"
@@ -207,7 +207,7 @@ def test_a_restored_silo_spends_nothing_anew(tmp_path, capsys):
     assert silofl("approve", "--restored", "--by", "Dr. D", "--state-dir", elsewhere) == 0
     close_records()
     assert spent(elsewhere) == pytest.approx(after)
-    assert verify(elsewhere / "audit").entries[-1]["asked"] == "state restored"
+    assert verify_log(elsewhere / "audit").entries[-1]["asked"] == "state restored"
     reply(elsewhere, 5)
     close_records()
     assert spent(elsewhere) > after and not Ledger(elsewhere).verify().faults
@@ -236,10 +236,10 @@ def test_a_copy_is_whole_while_the_silo_answers(tmp_path):
         with open_backup(out, "", tmp_path / "beside") as (_, place):
             copy = tmp_path / f"copy-{number}" / "state"
             shutil.copytree(place / "state", copy)
-        assert not verify(copy / "audit").faults and not Ledger(copy).verify().faults
+        assert not verify_log(copy / "audit").faults and not Ledger(copy).verify().faults
         with Record(copy).reading() as db:
             replies = db.execute("SELECT replies FROM meta").fetchone()[0]
-        assert replies == len(verify(copy / "audit").entries)
+        assert replies == len(verify_log(copy / "audit").entries)
         close_records()
         done += 1
     os.waitpid(pid, 0)

@@ -14,7 +14,13 @@ from tiny import federate, json_of
 
 from client.export import export_model
 from partitions.common.errors import UserError
-from server.drift import Counts, compare, drift, summary_file, write_summary
+from server.drift import (
+    Counts,
+    compare_counts,
+    measure_drift,
+    summary_file,
+    write_training_summary,
+)
 
 COLUMNS = ("age", "sex", "crp")
 
@@ -51,7 +57,7 @@ def model(tmp_path_factory):
     files = {name: write(folder / f"{name}.npz", rng) for name in ("a", "b")}
     federate(files, directory=folder / "run", strategy="fedavg", rounds=30, learning_rate=0.5)
     export_model(folder / "run", "a", "last", folder / "m.safetensors")
-    write_summary(folder / "m.safetensors", files["a"])
+    write_training_summary(folder / "m.safetensors", files["a"])
     return folder / "m.safetensors"
 
 
@@ -59,7 +65,7 @@ def test_patients_of_the_same_kind_do_not_differ(model, tmp_path):
     """At most one false alarm in twenty reports: of forty, each with twelve tests, at most six."""
     alarms = 0
     for seed in range(40):
-        report = drift(
+        report = measure_drift(
             model, write(tmp_path / f"{seed}.npz", np.random.default_rng(100 + seed), n=300)
         )
         alarms += bool(report["drifted"])
@@ -83,7 +89,9 @@ def test_patients_of_the_same_kind_do_not_differ(model, tmp_path):
     ],
 )
 def test_what_differs_is_named(model, tmp_path, how, names, not_these):
-    report = drift(model, write(tmp_path / "new.npz", np.random.default_rng(7), n=900, **how))
+    report = measure_drift(
+        model, write(tmp_path / "new.npz", np.random.default_rng(7), n=900, **how)
+    )
     assert names <= {*report["drifted"]} and not not_these & {*report["drifted"]}
     worst = report["tests"][0]
     assert worst["p"] <= report["tests"][-1]["p"] and worst["what"] in report["drifted"]
@@ -96,7 +104,7 @@ def test_what_differs_is_named(model, tmp_path, how, names, not_these):
 def test_without_labels_inputs_and_predictions_are_compared(model, tmp_path):
     x, _ = patients(np.random.default_rng(3), 300, shift=1.0)
     np.savez(tmp_path / "new.npz", x=x, feature_names=np.array(COLUMNS))
-    report = drift(model, tmp_path / "new.npz")
+    report = measure_drift(model, tmp_path / "new.npz")
     assert {"input age", "prediction p_1"} <= {*report["drifted"]}
     assert not any(
         test["what"].startswith(("label", "error", "calibration")) for test in report["tests"]
@@ -106,7 +114,7 @@ def test_without_labels_inputs_and_predictions_are_compared(model, tmp_path):
 def test_a_patient_counts_once(model, tmp_path):
     """Twenty records of each of a few patients say no more than one of each."""
     rng = np.random.default_rng(11)
-    report = drift(model, write(tmp_path / "new.npz", rng, n=100, repeats=20))
+    report = measure_drift(model, write(tmp_path / "new.npz", rng, n=100, repeats=20))
     assert report["samples"]["new"] == 100 and not report["drifted"]
 
 
@@ -118,13 +126,13 @@ def test_the_test_is_pearsons():
     assert counts.counts == [100] * 10
     table = [counts.counts, np.histogram(new, [-np.inf, *counts.edges, np.inf])[0]]
     expected = chi2_contingency(table, correction=False).pvalue
-    assert compare("x", counts, new).p == pytest.approx(expected, rel=1e-12)
+    assert compare_counts("x", counts, new).p == pytest.approx(expected, rel=1e-12)
     binary = Counts.of(np.array([0.0] * 90 + [1.0] * 10))
     assert binary.counts == [90, 10] and binary.edges == [0.5]
-    assert compare("x", binary, np.array([0.0, 1.0] * 100)).p < 1e-6
-    assert np.isnan(compare("x", binary, np.zeros(3)).p)
+    assert compare_counts("x", binary, np.array([0.0, 1.0] * 100)).p < 1e-6
+    assert np.isnan(compare_counts("x", binary, np.zeros(3)).p)
     constant = Counts.of(np.zeros(200))
-    assert np.isnan(compare("x", constant, np.zeros(200)).p)
+    assert np.isnan(compare_counts("x", constant, np.zeros(200)).p)
 
 
 def test_the_command(model, tmp_path, capsys):
@@ -142,18 +150,22 @@ def test_mistakes_have_one_line(model, tmp_path):
     rng = np.random.default_rng(9)
     small = write(tmp_path / "small.npz", rng, n=120)
     fails(
-        UserError, "60 training and 48 test samples.*100 of each", write_summary, model, small
+        UserError,
+        "60 training and 48 test samples.*100 of each",
+        write_training_summary,
+        model,
+        small,
     )
     other = tmp_path / "other.safetensors"
     other.write_bytes(model.read_bytes())
     other.with_name("other.safetensors.json").write_bytes(
         model.with_name("m.safetensors.json").read_bytes()
     )
-    fails(UserError, "has no summary beside it: silofl drift", drift, other, small)
+    fails(UserError, "has no summary beside it: silofl drift", measure_drift, other, small)
     content = json_of(summary_file(model))
     summary_file(other).write_text(json.dumps({**content, "model": "0" * 64}))
-    fails(UserError, "is of another model", drift, other, small)
+    fails(UserError, "is of another model", measure_drift, other, small)
     summary_file(other).write_text("{}")
-    fails(ValueError, "the key model is missing; silofl drift", drift, other, small)
+    fails(ValueError, "the key model is missing; silofl drift", measure_drift, other, small)
     np.savez(tmp_path / "wide.npz", x=np.zeros((200, 5), np.float32))
-    fails(UserError, "samples of shape", drift, model, tmp_path / "wide.npz")
+    fails(UserError, "samples of shape", measure_drift, model, tmp_path / "wide.npz")

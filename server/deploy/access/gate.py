@@ -53,7 +53,7 @@ class Gate:
                 break
         headers = dict(Request(scope).headers)
         if refused := await run_in_threadpool(self.decide, scope["path"], headers, body):
-            await JSONResponse({REFUSAL: refused}, 403)(scope, receive, send)
+            await JSONResponse(refused, 403, {REFUSAL: "1"})(scope, receive, send)
             return
         rest: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

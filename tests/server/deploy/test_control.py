@@ -14,7 +14,7 @@ from server.deploy import control
 from server.deploy.control import Connection, Control
 
 
-def test_runs_come_a_page_at_a_time_and_none_is_missing(monkeypatch):
+def test_runs_come_a_page_at_a_time_and_none_is_missing(tmp_path, monkeypatch):
     """Flower gives the newest 20 without a limit; `silofl stop` looks for the older ones, too."""
     assert "request.limit if request.HasField" in inspect.getsource(control_handlers)
     monkeypatch.setattr(control, "RUNS_A_PAGE", 3)
@@ -30,7 +30,9 @@ def test_runs_come_a_page_at_a_time_and_none_is_missing(monkeypatch):
         def close(self):
             pass
 
-    calls = ControlCalls("here", "127.0.0.1:1", insecure=True, certificates=None)
+    calls = ControlCalls(
+        "here", "127.0.0.1:1", insecure=True, certificates=None, key=tmp_path / "no.key"
+    )
     calls.client = Client()
     one = Control(Connection("test", "127.0.0.1:1", insecure=True))
     monkeypatch.setattr(one, "_calls", calls)

@@ -194,9 +194,9 @@ def test_who_was_registered_is_registered_again(tmp_path, monkeypatch):
     registrar.write(record, {"KEY 1\n": "north", "KEY 2\n": "clinic"})
     fresh = FakeControl()
     fresh.silent_calls = 3  # it is still starting
-    assert registrar.restore(fresh, record) == {"KEY 1\n": "north", "KEY 2\n": "clinic"}
+    assert registrar.restore_nodes(fresh, record) == {"KEY 1\n": "north", "KEY 2\n": "clinic"}
     assert fresh.names == ["clinic", "north"]
-    registrar.restore(fresh, record)  # nobody twice
+    registrar.restore_nodes(fresh, record)  # nobody twice
     assert fresh.names == ["clinic", "north"]
 
 
@@ -247,7 +247,7 @@ def test_changes_are_noted_and_a_removed_silo_stays_out(tmp_path, monkeypatch):
 def test_a_damaged_record_is_not_taken_for_an_empty_one(tmp_path):
     (tmp_path / "registered.json").write_text('{"KEY')
     with pytest.raises(ValueError, match="is damaged"):
-        registrar.restore(FakeControl(), tmp_path / "registered.json")
+        registrar.restore_nodes(FakeControl(), tmp_path / "registered.json")
 
 
 def test_register_silos_with_real_keys(tmp_path):
