@@ -36,7 +36,7 @@ TAGS = re.compile(
 MOST_METHOD_TOKENS = 2_500
 MOST_TOKENS = {PACKAGES: 458_000, ("tests",): 665_000}
 # Words of all documents together, as `wc -w` counts them, with 2 % of room. Cells of a table go into docs/tables/*.csv.
-MOST_WORDS = 82_500
+MOST_WORDS = 80_000
 DOCUMENTS = ("*.md", "benchmarks/*.md", "docs/**/*.md")
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),

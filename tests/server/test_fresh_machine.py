@@ -55,6 +55,13 @@ FROM_NOTHING = [
     ("run --strategy local,fedavg,apple --rounds 15", 2, NO_FEDERATION),
     ("run --connection elsewhere", 2, "there is no connection 'elsewhere'"),
     ("stop", 2, NO_FEDERATION),
+    ("runs", 2, NO_FEDERATION),
+    ("backup --out server.backup", 2, NO_FILE),
+    ("restore north.backup", 2, "there is no file north.backup"),
+    ("operator add alice --role operator", 0, "operators:"),
+    ("operator log", 2, NO_FILE),
+    ("drift model.safetensors --data new.npz", 2, "there is no model model.safetensors"),
+    ("lineage model.safetensors", 2, "there is no model model.safetensors"),
     ("down", 0, "no federation is up"),
     (
         "down --federation typo",
