@@ -139,6 +139,7 @@ def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
 
 # The last result for a silo's data, with the key that it was made for: kept while the data are.
 _REORDERED: WeakKeyDictionary[SiloData, tuple[str, SiloData]] = WeakKeyDictionary()
+EMBEDDINGS = ".embeddings"  # in the state directory; a backup leaves out what begins so, as it leaves out the data
 _EMBEDDED: WeakKeyDictionary[Samples, tuple[Any, Samples]] = WeakKeyDictionary()
 _ON_DEVICE: WeakKeyDictionary[SiloData, tuple[tuple[Any, ...], OnDevice]] = WeakKeyDictionary()
 
@@ -267,7 +268,7 @@ def embedded_on(model: FlatModel, which: Any, splits: Splits, session: Any) -> S
         return splits
     accept_embeddings(model)
     state = session.context.node_config.get("state-dir")
-    folder = Path(str(state)) / "embeddings" if state else None
+    folder = Path(str(state)) / EMBEDDINGS if state else None
     each = []
     for samples in splits:
         kept = _EMBEDDED.get(samples)

@@ -22,6 +22,7 @@ from client.backup import age
 from client.backup.age import CHUNK, decrypt, encrypt
 from client.backup.archive import files_below, open_backup, write_backup
 from client.backup.silo import back_up_silo
+from client.local_data import EMBEDDINGS
 from client.protocol.parsed import SiteError
 from client.site.budget.ledger import Ledger
 from client.site.record import FILE, Record, close_records
@@ -256,3 +257,16 @@ def test_a_refused_state_is_not_copied(tmp_path):
     shutil.copy(older / FILE, state / FILE)
     fails(SiteError, "older copy", back_up_silo, "clinic", state, tmp_path / "out", "")
     assert not (tmp_path / "out").exists()
+
+
+def test_embeddings_stay_with_the_data(tmp_path):
+    """They are made of samples, and made again of them; a backup has neither."""
+    state = tmp_path / "clinic" / "state"
+    answered(state, 1)
+    (state / EMBEDDINGS).mkdir()
+    (state / EMBEDDINGS / f"{'0' * 64}.npy").write_bytes(b"embedded patients")
+    back_up_silo("clinic", state, tmp_path / "out", "")
+    close_records()
+    with open_backup(tmp_path / "out", "", tmp_path / "beside") as (manifest, _):
+        assert manifest.files and not any(EMBEDDINGS in name for name in manifest.files)
+    assert b"embedded patients" not in (tmp_path / "out").read_bytes()

@@ -94,7 +94,7 @@ def test_any_method_trains_the_same_head(strategy, tmp_path, monkeypatch):
     for _ in range(2):
         client.local_data._EMBEDDED.clear()  # as in a new process
         runs.append(federate(files, strategy, state_dir=tmp_path / "states", **RUN))
-    assert [*(tmp_path / "states").rglob("embeddings/*.npy")]
+    assert [*(tmp_path / "states").rglob(".embeddings/*.npy")]
     monkeypatch.setattr(client.local_data, "embeds", lambda *_: False)
     plain = federate(files, strategy, **RUN)
     for silo in files:

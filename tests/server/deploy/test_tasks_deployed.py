@@ -63,7 +63,7 @@ def test_embeddings_deployed(folder, tmp_path):
     files = hospital_files(folder, "multilabel")
     for out in ("one", "two"):
         compare(files, "multilabel", tmp_path / out, trainable="head", strategy="ditto")
-    assert len([*folder.rglob("embeddings/*.npy")]) >= 3
+    assert len([*folder.rglob(".embeddings/*.npy")]) >= 3
 
 
 def compare(files, task, tmp_path, **more):
