@@ -78,9 +78,15 @@ def sign_call(
     key: ec.EllipticCurvePrivateKey, method: str, body: bytes, at: float | None = None
 ) -> tuple[bytes, str, bytes]:
     """Return public key, time (None: now) and signature of a call."""
-    moment = datetime.fromtimestamp(time.time() if at is None else at, UTC).isoformat()
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return public, moment, key.sign(signed_text(method, moment, body), ec.ECDSA(SHA256()))
+    return public, *_sign(key, method, body, at)
+
+
+def _sign(
+    key: ec.EllipticCurvePrivateKey, method: str, body: bytes, at: float | None
+) -> tuple[str, bytes]:
+    moment = datetime.fromtimestamp(time.time() if at is None else at, UTC).isoformat()
+    return moment, key.sign(signed_text(method, moment, body), ec.ECDSA(SHA256()))
 
 
 class FleetCalls:
@@ -119,7 +125,9 @@ class FleetCalls:
             f"/{method.containing_service.full_name}/{name}",
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
-        headers = tuple(zip(HEADERS, sign_call(self.key, name, body, at), strict=True))
+        headers = tuple(
+            zip(HEADERS, (self.public, *_sign(self.key, name, body, at)), strict=True)
+        )
         return call(body, timeout=timeout, metadata=headers)
 
 

@@ -32,7 +32,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from .parsed import SiteError, parse_toml
+from . import parsed
+from .parsed import SiteError
 
 BUNDLE = "silofl bundle 1"
 RECEIPT = "silofl receipt 1"
@@ -165,7 +166,7 @@ def signer_of(text: str) -> str:
         return ""
     try:
         return verify(
-            add_prefix(STUDY, body_of(text)), parse_toml(text.rpartition(SIGNATURE)[2])
+            add_prefix(STUDY, body_of(text)), parsed.parse_toml(text.rpartition(SIGNATURE)[2])
         )
     except ValueError as error:
         what = error if isinstance(error, SiteError) else "its signature is damaged"

@@ -25,6 +25,7 @@ from server.deploy.compose import compose_file
 from server.deploy.federation import read_federation
 from server.deploy.following import plain_reason, round_line
 from server.deploy.local.record import read_record
+from server.deploy.room.listing import NamedRun, run_lines
 from server.rendering import fill
 from server.results.reading import read_json
 from server.results.reasons import merge_reasons
@@ -87,14 +88,19 @@ def test_a_run_has_one_short_line_in_status():
         "silos": [],
         "elsewhere": [],
         "superlink": {"running": True, "executor": True},
-        "runs": [
-            {"run_id": "1", "status": "finished:failed", "details": details},
-            {"run_id": "2", "status": "running", "details": ""},
-        ],
+        "certificates": [],
     }
-    _, failed, running = fill("cli/status.txt", **federation, reason=plain_reason).splitlines()
-    assert failed.startswith("  run 1: finished:failed UserError: round 1: 0 usable updatesxx")
-    assert len(failed) <= 112 and running == "  run 2: running"
+    runs = [
+        NamedRun(
+            "ditto", "failed", 0, "ditto", 1, 3, "eve", "runs/a", plain_reason(details), ("1",)
+        ),
+        NamedRun("apple", "running", 0, "apple", 2, 3, "eve", "runs/b", "", ("2",)),
+    ]
+    _, failed, running = fill(
+        "cli/status.txt", **federation, lines=run_lines(runs)
+    ).splitlines()
+    assert failed.startswith("  ditto") and "UserError" in failed and len(failed) <= 152
+    assert running.startswith("  apple") and "2/3" in running
 
 
 # --- what the system says -----------------------------------------------------------------------------------------
@@ -205,7 +211,7 @@ def test_one_option_names_a_federation_in_all_commands(tmp_path, monkeypatch):
     fails(UserError, "--federation clinics: none of that name is up", federation_of, "clinics")
     asked = list[str]()
 
-    def stop(name):
+    def stop(name, run):
         asked.append(name)
         return []
 

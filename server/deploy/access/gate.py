@@ -34,6 +34,10 @@ NEEDED = {
 OTHERS = ("/v1/runtime/", "/v1/fleet/", "/health")  # of Flower's own processes
 
 
+class CallRefusedError(ValueError):
+    """A call that no operator made; the text says why."""
+
+
 class Gate:
     """The middleware. ``operators``, ``log``: its file, and the folder of the log."""
 
@@ -101,9 +105,9 @@ class Gate:
     def signer(
         self, path: str, headers: Mapping[str, str], body: bytes, known: Mapping[str, Operator]
     ) -> Operator:
-        """Return the operator who signed a call. Raises ValueError."""
+        """Return the operator who signed a call. Raises CallRefusedError, and ValueError for a wrong signature."""
         if not all(name in headers for name in FIELDS):
-            raise ValueError(
+            raise CallRefusedError(
                 "this federation has operators, and the call is signed by none: `silofl operator add NAME` makes your "
                 "key, whose fingerprint belongs into federation.yaml (flwr itself cannot sign)"
             )
@@ -112,13 +116,13 @@ class Gate:
         signed = dict(zip(HEADERS, (key, moment, signature), strict=True))
         who = fingerprint(check_signature(path, body, signed, now))
         if (operator := known.get(who)) is None:
-            raise ValueError(f"{who} is no operator's key: it is not in federation.yaml")
+            raise CallRefusedError(f"{who} is no operator's key: it is not in federation.yaml")
         # Not by its signature: ECDSA has two of each
         call = who.encode() + signed_text(path, moment, body)
         with self.lock:
             self.seen = {text: until for text, until in self.seen.items() if until > now}
             if call in self.seen:
-                raise ValueError("the same call was made before")
+                raise CallRefusedError("the same call was made before")
             self.seen[call] = now + LATEST + 60
         return operator
 

@@ -94,7 +94,7 @@ def test_the_bar_shows_the_silos_of_a_long_round(monkeypatch):
 def test_a_federations_run_ends_as_a_simulation_does(tmp_path, monkeypatch, capsys):
     """``silofl run`` prints the comparison per silo, one line for each run, and last the run directory."""
     out = small_study(tmp_path / "run", "breast-cancer", rounds=1, strategy="local,fedavg")
-    monkeypatch.setattr(submit, "run", lambda values, connection: out)
+    monkeypatch.setattr(submit, "run", lambda values, connection, **_: out)
     assert silofl("run", "--strategy", "local,fedavg") == 0
     said = capsys.readouterr()
     assert silo_table(StudyResults(out)) in said.out and not said.err

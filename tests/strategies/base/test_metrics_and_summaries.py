@@ -18,6 +18,7 @@ from partitions.common.errors import DataError
 from server.run.reporter import Progress
 from strategies.base.transport.payload import array_record
 from strategies.base.transport.reporting import (
+    COLUMNS,
     SCHEMA,
     SUMMARY,
     SUMS,
@@ -285,7 +286,7 @@ def test_a_wrong_data_summary_is_refused(fault):
 
 
 def test_a_right_data_summary():
-    assert {*GOOD, WITHHELD, SCHEMA} == set(SUMMARY)
+    assert {*GOOD, WITHHELD, SCHEMA, COLUMNS} == set(SUMMARY)
     without = {key: value for key, value in GOOD.items() if key not in SUMS} | {
         WITHHELD: "its policy has sums = false"
     }
