@@ -90,7 +90,6 @@ def file_sum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
     """Write one file of an archive below a folder; anything else than a file there is refused.
 
@@ -108,6 +107,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     os.utime(path, (member.mtime, member.mtime))
 
 
+@contextmanager
 def open_backup(
     file: Path, passphrase: str, beside: Path
 ) -> Iterator[tuple[BackupManifest, Path]]:
