@@ -125,7 +125,7 @@ class Lineage(Frozen):
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Lineage:
         """Return the lineage in a line of the audit log."""
-        named = {"asked_by": entry["asked-by"], "data": entry["cohort"]}
+        named = {"asked_by": entry["asked-by"], "data": entry.get("cohort", "")}
         return cls(**named, **{key: entry[key] for key in cls.model_fields if key in entry})
 
 
