@@ -98,7 +98,7 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) ->
     parts = PurePosixPath(member.name).parts
     content = archive.extractfile(member) if member.isreg() else None
     if content is None or ".." in parts or parts[:1] == ("/",):
-        raise tarfile.TarError(f"{member.name} is no file of a backup")
+        raise tarfile.TarError(f"{member.name} is outside the destination, or no file")
     path = folder.joinpath(*parts)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with content, path.open("wb") as target:
