@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,15 @@ pytest.importorskip(
 )
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SMOKE = FORMS["smoke"]
+
+
+@pytest.fixture(autouse=True)
+def log_level():
+    """A cell of the table silences Flower's log, which other tests of this process read."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def run(folder, *options):

@@ -58,7 +58,7 @@ FROM_NOTHING = [
     ("runs", 2, NO_FEDERATION),
     ("backup --out server.backup", 2, NO_FILE),
     ("restore north.backup", 2, "there is no file north.backup"),
-    ("operator add alice --role operator", 0, "operators:"),
+    ("operator add alice --role operator", 0, "name: alice, role: operator"),
     ("operator log", 2, NO_FILE),
     ("drift model.safetensors --data new.npz", 2, "there is no model model.safetensors"),
     ("lineage model.safetensors", 2, "there is no model model.safetensors"),
