@@ -94,7 +94,7 @@ def test_a_run_has_one_short_line_in_status():
         NamedRun(
             "ditto", "failed", 0, "ditto", 1, 3, "eve", "runs/a", plain_reason(details), ("1",)
         ),
-        NamedRun("apple", "running", 0, "apple", 2, 3, "eve", "runs/b", "", ("2",)),
+        NamedRun("apple", "apple", "running", 0, 2, 3, "eve", "runs/b", "", ("2",)),
     ]
     _, failed, running = fill(
         "cli/status.txt", **federation, lines=run_lines(runs)
