@@ -92,7 +92,7 @@ def test_a_run_has_one_short_line_in_status():
     }
     runs = [
         NamedRun(
-            "ditto", "failed", 0, "ditto", 1, 3, "eve", "runs/a", plain_reason(details), ("1",)
+            "ditto", "ditto", "failed", 0, 1, 3, "eve", "runs/a", plain_reason(details), ("1",)
         ),
         NamedRun("apple", "apple", "running", 0, 2, 3, "eve", "runs/b", "", ("2",)),
     ]
