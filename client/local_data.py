@@ -140,7 +140,7 @@ def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
 # The last result for a silo's data, with the key that it was made for: kept while the data are.
 _REORDERED: WeakKeyDictionary[SiloData, tuple[str, SiloData]] = WeakKeyDictionary()
 EMBEDDINGS = ".embeddings"  # in the state directory; a backup leaves out what begins so, as it leaves out the data
-_EMBEDDED: WeakKeyDictionary[Samples, tuple[Any, Samples]] = WeakKeyDictionary()
+_EMBEDDED: WeakKeyDictionary[Samples, tuple[Any, Samples | None]] = WeakKeyDictionary()
 _ON_DEVICE: WeakKeyDictionary[SiloData, tuple[tuple[Any, ...], OnDevice]] = WeakKeyDictionary()
 
 
@@ -261,18 +261,18 @@ def embedded_on(model: FlatModel, which: Any, splits: Splits, session: Any) -> S
     samples for its own trainer; half precision.
     """
     common, inputs = session.settings.common, inputs_of(session.used_data.train.x).values()
-    if common.trainer or common.precision != "float32":
+    drawn_anew = any(isinstance(part, OwnSamples) for part in inputs)
+    if drawn_anew or common.trainer or common.precision != "float32":
         return splits
-    model.compute(Passes())  # the run before may have had another precision
-    if any(isinstance(part, OwnSamples) for part in inputs) or not embeds(model, splits[0]):
+    if any(_EMBEDDED.get(samples, (None,))[0] != which for samples in splits):
+        model.compute(Passes())  # the run before may have had another precision
+        state = session.context.node_config.get("state-dir")
+        folder = Path(str(state)) / EMBEDDINGS if state else None
+        usable = embeds(model, splits[0])
+        for samples in splits:  # the next message asks the network nothing
+            _EMBEDDED[samples] = which, embedded(model, samples, folder) if usable else None
+    train, val, test = (_EMBEDDED[samples][1] for samples in splits)
+    if train is None or val is None or test is None:
         return splits
     accept_embeddings(model)
-    state = session.context.node_config.get("state-dir")
-    folder = Path(str(state)) / EMBEDDINGS if state else None
-    each = []
-    for samples in splits:
-        kept = _EMBEDDED.get(samples)
-        if kept is None or kept[0] != which:
-            _EMBEDDED[samples] = kept = which, embedded(model, samples, folder)
-        each.append(kept[1])
-    return each[0], each[1], each[2]
+    return train, val, test

@@ -96,8 +96,24 @@ def test_any_method_trains_the_same_head(strategy, tmp_path, monkeypatch):
         runs.append(federate(files, strategy, state_dir=tmp_path / "states", **RUN))
     assert [*(tmp_path / "states").rglob(".embeddings/*.npy")]
     monkeypatch.setattr(client.local_data, "embeds", lambda *_: False)
+    client.local_data._EMBEDDED.clear()
     plain = federate(files, strategy, **RUN)
     for silo in files:
         near(runs[0].personal(silo), plain.personal(silo), 1e-5)
+    assert not any(kept for _, kept in client.local_data._EMBEDDED.values())
     first, *others = ([row for row in run.rows if "seconds" not in row.metric] for run in runs)
     assert all(rows == first for rows in others) and len({row.value for row in first}) > 20
+
+
+def test_a_network_is_asked_once_whether_it_can(tmp_path, monkeypatch):
+    """Three forward passes are more than a linear probe's epoch: not in each message."""
+    files = hospital_files(tmp_path, "multilabel")
+    asked, real = [], client.local_data.embeds
+
+    def counted(*args):
+        asked.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(client.local_data, "embeds", counted)
+    federate(files, "fedavg", **RUN)
+    assert len(asked) == len(files)
