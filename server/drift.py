@@ -21,14 +21,13 @@ import numpy as np
 from pydantic import Field
 from scipy.stats import chi2_contingency, false_discovery_control, norm
 
-from client.backup.archive import file_sum
 from client.export import read_model
 from client.exporting.model_card import Card
 from client.prediction.new_samples import NewSamples, needs_recipe, read_asked
 from client.prediction.predict import answer_samples
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
-from partitions.common.files import write_atomically
+from partitions.common.files import file_sum, write_atomically
 from partitions.common.parsed import Frozen, parse_values
 from partitions.inputs import reorder_data
 from partitions.silo_file import read_silo_file

@@ -4,7 +4,6 @@ With a passphrase the tar as a whole is encrypted (`age.py`). Nothing is put in 
 nothing is overwritten.
 """
 
-import hashlib
 import importlib.metadata
 import io
 import os
@@ -18,7 +17,7 @@ from typing import Literal
 
 from client.protocol.chain import utc_now
 from partitions.common.errors import DataError
-from partitions.common.files import file_fault, write_atomically
+from partitions.common.files import file_fault, file_sum, write_atomically
 from partitions.common.parsed import Frozen, parse_values
 
 from .age import VERSION, decrypt, encrypt
@@ -82,12 +81,6 @@ def write_backup(
 
     write_atomically(out, write, mode=0o600)
     return manifest
-
-
-def file_sum(path: Path) -> str:
-    """Return the SHA-256 of a file. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from client.backup.archive import file_sum
 from client.exporting.model_card import Lineage
 from client.flower.apps import build
 from client.protocol.code import content_sum
@@ -19,6 +18,7 @@ from client.protocol.parsed import SiteError
 from client.protocol.study import parse_study
 from client.site.trust.audit import kind_of, verify_log
 from partitions.common.errors import DataError, UserError
+from partitions.common.files import file_sum
 from partitions.silo_file import Check
 
 EXPORT = "export it again at the hospital that trained it"

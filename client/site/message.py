@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from ..flower.contents import ArraySum, array_sums, config_of
 from ..protocol.chain import write_whole
 from ..protocol.launch import flower_home
+from ..protocol.ours import files
 from ..protocol.secure import RECORD
 from .terms import Terms, read_terms
 
@@ -117,8 +117,7 @@ def data_sha256(node_config: Mapping[str, Any]) -> str:
             noted = json.loads(note.read_text(encoding="utf-8"))
             if known.items() <= noted.items():
                 return str(noted["sha256"])
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256: str = files.file_sum(path)
         note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(note, json.dumps({**known, "sha256": sha256}) + "\n")
         return sha256

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import tempfile
 import time
@@ -157,6 +158,12 @@ def file_fault(path: Path) -> str:
         return f"there is no file {path}"
     except OSError as error:
         return f"{path}: {error.strerror}"
+
+
+def file_sum(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

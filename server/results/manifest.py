@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.common.files import fresh_folder, make_folder
+from partitions.common.files import file_sum, fresh_folder, make_folder
 from partitions.labels import ONE_CLASS
 from partitions.schemes.registry import PARTITIONS, SiloIndices, partition, silo_data
 from partitions.silo_file import write_silo_file
@@ -102,9 +101,7 @@ def write_partition(
         for silo, entry in zip(indices, manifest["silos"], strict=True):
             path = temporary / f"{silo.name}.npz"
             write_silo_file(path, silo_data(dataset, silo))
-            with path.open("rb") as file:
-                entry["file"] = path.name
-                entry["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+            entry |= {"file": path.name, "sha256": file_sum(path)}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
         if out.exists():
             replaced = temporary.with_suffix(".old")
