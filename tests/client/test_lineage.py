@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import asdict
 
 import pytest
+from audit_lines import entry
 from failing import fails
 from study_text import study_text
 
@@ -16,26 +17,6 @@ from client.site.trust.audit import Log
 from partitions.common.errors import UserError
 
 ABOUT = {"silo": "clinic", "method": "apple"}
-
-
-def entry(number, **changes):
-    """A training reply's line, as `release.py` writes it."""
-    fields = {
-        "time": "2026-11-22T00:00:00Z",
-        "silo": "clinic",
-        "asked-by": "fl.example.org:9092",
-        "run-id": "7",
-        "run": "today",
-        "round": number,
-        "asked": "train",
-        "method": "apple",
-        "app": "a" * 64,
-        "settings": "b" * 64,
-        "rule": "any build",
-        "bytes": 78,
-        "sent": [{"name": "model.model/vector", "bytes": 48, "sha256": f"{number:064x}"}],
-    }
-    return fields | changes
 
 
 @pytest.fixture

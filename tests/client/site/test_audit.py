@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from audit_lines import entry
 from forks import ended, fork, in_fork
 from taken import silofl
 from tiny import json_of
@@ -29,45 +30,6 @@ from client.site.trust.audit import (
 )
 
 FIRST = chain.file_name(1, "audit")
-
-
-def entry(number, **changes):
-    """A message of a run: what `release.py` writes."""
-    sent = [
-        {
-            "name": "model.model/vector",
-            "dtype": "float32",
-            "shape": [12],
-            "bytes": 48,
-            "sha256": f"{number:064x}",
-        },
-        {
-            "name": "metrics",
-            "keys": ["personal.test.accuracy"],
-            "bytes": 30,
-            "sha256": digest(b"m%d" % number),
-        },
-    ]
-    fields: dict[str, Any] = {
-        "time": "2026-11-22T00:00:00Z",
-        "silo": "clinic",
-        "asked-by": "fl.example.org:9092",
-    }
-    fields |= {
-        "run-id": "7",
-        "run": "today",
-        "round": number,
-        "asked": "train",
-        "method": "apple",
-        "app": "a" * 64,
-    }
-    fields |= {
-        "settings": "b" * 64,
-        "rule": "allowed-apps: this build is listed",
-        "bytes": 78,
-        "sent": sent,
-    }
-    return fields | changes
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from audit_lines import entry
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from failing import fails
 from taken import silofl
@@ -26,29 +27,6 @@ from client.site.trust.receipts import KEY_FILE, known_key
 
 KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 OPTIONAL, WANTED = Policy(), parse_policy('receipts = "required"', "policy.toml")
-
-
-def entry(number):
-    """A message of a run: what `release.py` writes."""
-    fields = {
-        "time": "2026-11-22T00:00:00Z",
-        "silo": "clinic",
-        "asked-by": "fl.example.org:9092",
-    }
-    fields |= {
-        "run-id": "7",
-        "run": "today",
-        "round": number,
-        "asked": "train",
-        "method": "apple",
-        "app": "a" * 64,
-    }
-    return fields | {
-        "settings": "b" * 64,
-        "rule": "allowed-apps: this build is listed",
-        "bytes": 78,
-        "sent": [],
-    }
 
 
 @pytest.fixture
