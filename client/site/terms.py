@@ -16,8 +16,6 @@ from ..protocol.run_settings import is_secure
 from ..protocol.study import StudyProtocol
 from .study.approvals import study_for
 
-# In the node config of a message that the gate has checked, charged and counted
-
 
 @dataclass(frozen=True)
 class Terms:

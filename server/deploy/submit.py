@@ -32,6 +32,7 @@ from server.deploy.local.record import (
     find_local,
 )
 from server.deploy.room.listing import find_named_run, named_runs
+from server.deploy.room.queue import UNTRAINED
 from server.results.reading import NAME
 
 if TYPE_CHECKING:
@@ -269,10 +270,7 @@ def submit_and_follow(
     except KeyboardInterrupt:
         print("stopping the run; press Ctrl-C again to leave it to itself", file=sys.stderr)
         stop_run(control, numbers)
-        if members[0].get("strategy") in (
-            "evaluate",
-            "survey",
-        ):  # they have no rounds to resume
+        if members[0].get("strategy") in UNTRAINED:
             raise
         again = f"silofl run --config {out / 'config.toml'} --out {out} --set resume=true"
         raise KeyboardInterrupt(f"continue with {again}") from None

@@ -1,4 +1,4 @@
-"""Which methods can run with settings settings, what they send, and what the reference table has measured of them.
+"""Which methods can run with these settings, what they send, and what the reference table has measured of them.
 
 A method can run where the checks of a run's start pass: those of its settings, and of the task where they name one. In
 a study these are the checks of ``silofl study check``, with the least and the largest value of every setting. What
