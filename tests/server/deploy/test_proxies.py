@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -12,9 +11,9 @@ from pathlib import Path
 
 import grpc  # type: ignore[import-untyped]
 import pytest
-from debian import FOLDER, libraries, unpacked
+from debian import FOLDER, libraries, start, unpacked
 from relays import Running as Relayed
-from trio import RUN, bring_up, is_online, rows, start_over, text_of, wait_for
+from trio import RUN, bring_up, is_online, rows, start_over, wait_for
 
 from client.link.connection import connection_checks
 from client.link.local_end import Link
@@ -120,11 +119,8 @@ class Proxies:
         key = f"{file} {changes}"
         if key not in self.started:
             (port,) = free_ports(1)
-            self._spawn(self._command(file, port, changes or {}), file)
-            try:
-                wait_for(lambda: answers(port), 20)
-            except AssertionError:
-                pytest.fail(f"{file} does not start: {text_of(self.folder / f'{file}.log')}")
+            command, log = self._command(file, port, changes or {}), self.folder / f"{file}.log"
+            self.ended.append(start(command, port, log))
             self.started[key] = port
         return self.started[key]
 
@@ -158,19 +154,8 @@ class Proxies:
         self.configured("traefik-fleet.yaml", port, {})
         return [str(Path(sys.executable).parent / "traefik"), f"--configfile={path}"]
 
-    def _spawn(self, command, file):
-        log = (self.folder / f"{file}.log").open("ab")
-        self.ended.append(
-            processes.spawn(command, libraries(self.root), stdout=log, stderr=subprocess.STDOUT)
-        )
-
     def close(self):
         processes.end(self.ended, grace=2.0)
-
-
-def answers(port):
-    with socket.socket() as probe:
-        return probe.connect_ex((LOOPBACK, port)) == 0
 
 
 @pytest.fixture(scope="module")
